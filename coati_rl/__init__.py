@@ -1,0 +1,6 @@
+"""What the rollout service (producer/), the training service (consumer/) and the rewards agree on.
+
+Nothing here imports an inference or a training engine; Ray is imported in coati_rl/runtime alone.
+"""
+
+__version__ = "0.1.0"

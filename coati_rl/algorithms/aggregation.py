@@ -1,0 +1,52 @@
+"""How token terms become one loss: a weight per token, known at once, and one scale per optimizer step, known last.
+
+The loss of a step is `scale * sum_i sum_t weight_i * term_it` over its samples i with T_i tokens each. Weights need
+only the sample itself, so that mini-batches can stream to the trainer and the gradient accumulate unnormalised; the
+scale holds the global denominator and multiplies the summed gradient once, before clipping.
+
+Both count the tokens that the policy sampled. A token that is masked later (a skipped sample, an off-policy band)
+keeps its share of the denominator, else the gradient would depend on how the batch was split.
+"""
+
+from typing import Literal, get_args
+
+LossVariation = Literal["sample_level", "token_level"]
+
+
+def token_weight(length: int, mode: LossVariation) -> float:
+    """The weight that all tokens of a sample share: 1 / T_i at sample level, 1 at token level.
+
+    Args:
+        length: tokens of the sample that the loss counts (T_i).
+        mode: "sample_level", every sample counts alike (GRPO), or "token_level", every token does (DAPO).
+    Returns: the unnormalised weight, to be scaled by `loss_scale`.
+    Raises: ValueError if the length is not positive or the mode unknown.
+    Source: sample level arXiv:2402.03300 eq. 3; token level arXiv:2503.14476 sec. 3.3.
+    """
+    _check_mode(mode)
+    if length <= 0:
+        raise ValueError(f"length = {length} must be positive: a sample without tokens has no term to weigh")
+    return 1.0 / length if mode == "sample_level" else 1.0
+
+
+def loss_scale(num_samples: int, num_tokens: int, mode: LossVariation) -> float:
+    """The factor that turns the weighted sum of a whole optimizer step into its mean.
+
+    Args:
+        num_samples: valid samples over the global batch.
+        num_tokens: tokens over the global batch that the loss counts.
+        mode: as for `token_weight`.
+    Returns: 1 / num_samples at sample level, 1 / num_tokens at token level.
+    Raises: ValueError if the denominator is not positive or the mode unknown.
+    """
+    _check_mode(mode)
+    name, count = ("num_samples", num_samples) if mode == "sample_level" else ("num_tokens", num_tokens)
+    if count <= 0:
+        raise ValueError(f"{name} = {count} must be positive at {mode}")
+    return 1.0 / count
+
+
+def _check_mode(mode: str) -> None:
+    known = get_args(LossVariation)
+    if mode not in known:
+        raise ValueError(f"loss variation {mode!r} is unknown; use one of {', '.join(known)}")

@@ -1,0 +1,36 @@
+"""Estimators of KL(policy || reference) from the sampled token alone, per token.
+
+With D = log pi(token) - log pi_ref(token) and the token drawn from pi: k1 is unbiased and noisy, k2 biased with little
+noise, k3 unbiased and never negative. GRPO uses k3.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from coati_rl.algorithms.policy_loss import MAX_LOG_RATIO, masked_log_ratio
+
+KLEstimator = Literal["k1", "k2", "k3"]
+
+
+def kl_terms(logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tensor, *, estimator: KLEstimator = "k3") -> Tensor:
+    """Per-token estimates: k1 = D, k2 = D^2 / 2, k3 = exp(-D) + D - 1.
+
+    Args:
+        logprobs: float32[R, L], log pi(token) in nats; carries gradient.
+        ref_logprobs: float32[R, L], the reference's, in nats.
+        loss_mask: bool[R, L], True on tokens that count.
+        estimator: "k1", "k2" or "k3".
+    Returns: float32[R, L], nats, 0 where `loss_mask` is False.
+    Raises: ValueError if shapes differ or the estimator is unknown.
+    Source: John Schulman, "Approximating KL divergence" (2020); k3 in GRPO: arXiv:2402.03300 eq. 4.
+    """
+    difference = masked_log_ratio(logprobs, ref_logprobs, loss_mask)
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return difference.square() / 2
+    if estimator == "k3":
+        return torch.exp((-difference).clamp(max=MAX_LOG_RATIO)) + difference - 1
+    raise ValueError(f"KL estimator {estimator!r} is unknown; use k1, k2 or k3")

@@ -1,0 +1,129 @@
+"""argv -> Config. The flags are built from the config model; --config reads the same fields from YAML, flags win.
+
+Whatever is wrong ends in one ConfigError that names field, value and remedy.
+"""
+
+import argparse
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+import yaml
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from coati_rl.config.config import Config
+from coati_rl.errors import ConfigError
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (--help lists the flags)")
+
+
+def spelling(name: str, field: FieldInfo) -> str:
+    """The long flag of a field."""
+    extra = field.json_schema_extra
+    own = extra.get("spelling") if isinstance(extra, dict) else None
+    return str(own or "--" + name.replace("_", "-"))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All flags of the config model, plus --config and --dry-run."""
+    parser = _Parser(
+        prog="rl_example.py",
+        description="GRPO training of a language model: vLLM producers, ColossalAI trainers, verifiable rewards.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE.yaml", help="Read fields from YAML; flags override them.")
+    parser.add_argument("--dry-run", action="store_true", help="Print the resolved plan and exit.")
+    for name, field in Config.model_fields.items():
+        _add_flag(parser, name, field)
+    return parser
+
+
+def _add_flag(parser: argparse.ArgumentParser, name: str, field: FieldInfo) -> None:
+    long = spelling(name, field)
+    extra = field.json_schema_extra
+    short = extra.get("short") if isinstance(extra, dict) else None
+    names = [str(option) for option in (short, long, "--" + name.replace("_", "-")) if option]
+    options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
+    if field.annotation is bool:
+        options["action"] = "store_true"
+    else:
+        options["metavar"] = _metavar(field)
+        if field.annotation == list[str]:
+            options["action"] = "append"
+    default = "" if field.default is None or field.default is False or field.default == [] else f" [{field.default}]"
+    parser.add_argument(*dict.fromkeys(names), help=f"{field.description}{default}".replace("%", "%%"), **options)
+
+
+def _metavar(field: FieldInfo) -> str:
+    choices = [
+        c for arg in (field.annotation, *get_args(field.annotation)) for c in get_args(arg) if isinstance(c, str)
+    ]
+    if choices:
+        return "{" + ",".join(dict.fromkeys(choices)) + "}"
+    text = str(field.annotation)
+    return next((kind.upper() for kind in ("int", "float", "dict") if kind in text), "TEXT").replace("DICT", "JSON")
+
+
+def parse(argv: Sequence[str]) -> tuple[Config, bool]:
+    """Returns: the config, and whether only a plan is wanted (--dry-run). Raises: ConfigError."""
+    given = vars(build_parser().parse_args(argv))
+    path, dry_run = given.pop("config"), given.pop("dry_run")
+    values = read_yaml(Path(path)) if path else {}
+    values.update({name: _from_text(name, value) for name, value in given.items()})
+    return build_config(values), dry_run
+
+
+def build_config(values: dict[str, Any]) -> Config:
+    """Validate fields one by one. Raises: ConfigError with every wrong field on a line of its own."""
+    try:
+        return Config(**values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from error
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Fields of a YAML file. Raises: ConfigError for a missing file, bad YAML or an unknown key."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: cannot be read ({error}); give an existing YAML file") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"--config {path}: holds a {type(values).__name__}; write one 'name: value' a line")
+    for key in values:
+        if key not in Config.model_fields:
+            near = difflib.get_close_matches(str(key), Config.model_fields, n=1)
+            remedy = f"did you mean {near[0]}?" if near else "--help lists the fields (hyphens become underscores)"
+            raise ConfigError(f"--config {path}: unknown key {key!r}; {remedy}")
+    return values
+
+
+def _from_text(name: str, value: Any) -> Any:
+    """What the shell can only say as text: None, and JSON objects."""
+    if value == "None":
+        return None
+    if name == "eval_dataset" and isinstance(value, str):
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"""--eval-dataset {value!r}: not JSON ({error}); write '{{"task": "path.jsonl"}}'"""
+            ) from error
+    return value
+
+
+def _explain(problem: Any) -> str:
+    location = ".".join(str(part) for part in problem["loc"])
+    if not location:
+        return str(problem["msg"]).removeprefix("Value error, ")
+    name = str(problem["loc"][0])
+    if name not in Config.model_fields:
+        return f"unknown field {location!r}; --help lists the fields"
+    return f"{spelling(name, Config.model_fields[name])} {problem['input']!r}: {problem['msg']}"

@@ -1,0 +1,61 @@
+"""The whole configuration: one flat model, so that a YAML key, a flag and an attribute have the same name."""
+
+from typing import Self
+
+from pydantic import ConfigDict, model_validator
+
+from coati_rl.config.algorithm import AlgorithmConfig
+from coati_rl.config.data import DataConfig
+from coati_rl.config.model import ModelConfig
+from coati_rl.config.parallel import ParallelConfig
+from coati_rl.config.run import RunConfig
+from coati_rl.config.sampling import SamplingConfig
+
+
+class Config(ModelConfig, DataConfig, SamplingConfig, AlgorithmConfig, ParallelConfig, RunConfig):
+    """A run's settings, each validated alone; `rules.check` validates them together."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    @model_validator(mode="after")
+    def _interval_is_positive_or_off(self) -> Self:
+        for name in ("eval_interval", "save_interval"):
+            value = getattr(self, name)
+            if value == 0 or value < -1:
+                raise ValueError(f"--{name.replace('_', '-')} {value}: use a positive number of steps, or -1 for off")
+        return self
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel trainer groups."""
+        return self.num_trainers // (self.tensor_parallel_size * self.pipeline_parallel_size)
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Prompts of one optimizer step, over all dp groups."""
+        return self.train_batch_size * self.dp
+
+    @property
+    def prompts_per_rollout(self) -> int:
+        """Prompts of one rollout step, over all producers."""
+        return self.num_inferencer * self.inference_batch_size
+
+    @property
+    def sync_period(self) -> int:
+        """K: optimizer steps between weight syncs."""
+        return self.prompts_per_rollout // self.prompts_per_step
+
+    @property
+    def num_slots(self) -> int:
+        """Prompts that may be rolled out ahead of the weights."""
+        return (self.n_behind + 1) * self.prompts_per_rollout
+
+    @property
+    def num_devices(self) -> int:
+        """GPUs of a run in GPU mode."""
+        return self.num_inferencer * self.producer_tensor_parallel_size + self.num_trainers
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sample, prompt and response."""
+        return self.max_prompt_tokens + self.max_new_tokens

@@ -1,0 +1,20 @@
+"""Prompts: where they come from, how they are framed, how many are drawn."""
+
+from pydantic import BaseModel
+
+from coati_rl.config.fields import flag
+
+
+class DataConfig(BaseModel):
+    """Training and evaluation prompts."""
+
+    dataset: str = flag("data.jsonl", "Training prompts: JSONL, JSON, CSV, Parquet or Arrow.", short="-d")
+    eval_dataset: dict[str, str] | None = flag(
+        None, 'Evaluation sets as a JSON object, {"task": "path"}; scored greedily.', short="-ed"
+    )
+    num_episodes: int = flag(1, "Passes over the training prompts.", short="-e", ge=1)
+    max_steps: int | None = flag(None, "Stop after this many optimizer steps, if the data lasts.", ge=1)
+    system_prompt: str | None = flag(None, "System message; default: the reward type's. '' for none.", short="-s")
+    max_prompt_tokens: int = flag(
+        512, "Longer prompts are refused and counted, never cut (tokens, chat template included).", short="-mpt", ge=1
+    )

@@ -1,0 +1,36 @@
+"""Sizes: how many processes, how prompts are cut into batches, and the Ray cluster they run on."""
+
+from pydantic import BaseModel
+
+from coati_rl.config.fields import flag
+
+
+class ParallelConfig(BaseModel):
+    """P producers, T trainers, and the batch sizes of DESIGN's version algebra."""
+
+    num_trainers: int = flag(2, "Trainer processes (T).", short="-t", ge=1)
+    num_inferencer: int = flag(2, "Inference engines (P).", short="-i", ge=1)
+    inference_batch_size: int = flag(64, "Prompts per producer per rollout step (ibs).", short="-ibs", ge=1)
+    inference_microbatch_size: int = flag(8, "Prompts in flight per producer (imbs).", short="-imbs", ge=1)
+    train_batch_size: int = flag(32, "Prompts per optimizer step per dp group (tbs).", short="-tbs", ge=1)
+    train_minibatch_size: int = flag(
+        8, "Prompts per dp group gathered before a forward pass (tMbs); the gradient does not depend on it.",
+        short="-tMbs", ge=1,
+    )  # fmt: skip
+    train_microbatch_size: int = flag(
+        2, "Samples per forward/backward (tmbs); the gradient does not depend on it.", short="-tmbs", ge=1
+    )
+    tensor_parallel_size: int = flag(1, "Trainer tensor parallelism.", short="-tp", ge=1)
+    pipeline_parallel_size: int = flag(1, "Trainer pipeline parallelism.", short="-pp", ge=1)
+    zero_stage: int = flag(0, "Trainer ZeRO stage.", short="-zero", ge=0, le=2)
+    producer_tensor_parallel_size: int = flag(1, "Tensor parallelism of each engine.", short="-ptp", ge=1)
+    n_behind: int = flag(
+        0, "Rollout steps that producers may run ahead; bounds staleness in syncs. 0 is lockstep.", short="-nb", ge=0
+    )
+    ray_dir: str | None = flag(None, "Temporary directory for Ray's sockets and logs.", spelling="--ray_dir")
+    master_address: str | None = flag(
+        None, "Address of a running Ray cluster's head; default: start Ray here.", spelling="--master_address"
+    )
+    master_port: int = flag(
+        29506, "Port of the trainers' process group; 0 picks a free one.", spelling="--master_port", ge=0, le=65535
+    )

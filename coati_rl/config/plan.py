@@ -1,0 +1,63 @@
+"""What a config comes to: the numbers a person checks before starting a long run (--dry-run prints them)."""
+
+from dataclasses import dataclass
+
+from coati_rl.config.config import Config
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Derived sizes of a run."""
+
+    num_devices: int  # GPUs when device is cuda, else processes
+    device: str
+    precision: str
+    dp: int
+    prompts_per_step: int
+    samples_per_step: int
+    micro_batches_per_step: int  # per dp rank
+    sync_period: int  # optimizer steps between weight syncs (K)
+    num_slots: int  # prompts in rollout or waiting, at most
+    num_prompts: int | None  # drawn over all episodes; None when the dataset was not read
+    num_steps: int | None
+
+    def lines(self) -> list[str]:
+        """One line a number, for people."""
+        return [
+            f"{'devices':<24}{self.num_devices} ({self.device}, {self.precision})",
+            f"{'data-parallel groups':<24}{self.dp}",
+            f"{'prompts per step':<24}{self.prompts_per_step}",
+            f"{'samples per step':<24}{self.samples_per_step}",
+            f"{'micro-batches per step':<24}{self.micro_batches_per_step} per dp rank",
+            f"{'sync period':<24}{self.sync_period} optimizer step(s)",
+            f"{'rollout slots':<24}{self.num_slots} prompts",
+            f"{'prompts':<24}{'unknown' if self.num_prompts is None else self.num_prompts}",
+            f"{'optimizer steps':<24}{'unknown' if self.num_steps is None else self.num_steps}",
+        ]
+
+
+def make_plan(config: Config, *, num_prompts: int | None, device: str) -> Plan:
+    """Derive the plan; `num_prompts` are the usable rows of the dataset, None if unknown."""
+    drawn = None if num_prompts is None else num_prompts * config.num_episodes
+    steps = None if drawn is None else drawn // config.prompts_per_step
+    if config.max_steps is not None:
+        steps = config.max_steps if steps is None else min(steps, config.max_steps)
+    per_mini_batch = -(-config.train_minibatch_size * config.num_generations // config.train_microbatch_size)
+    return Plan(
+        num_devices=config.num_devices,
+        device=device,
+        precision=resolve_precision(config, device),
+        dp=config.dp,
+        prompts_per_step=config.prompts_per_step,
+        samples_per_step=config.prompts_per_step * config.num_generations,
+        micro_batches_per_step=per_mini_batch * config.train_batch_size // config.train_minibatch_size,
+        sync_period=config.sync_period,
+        num_slots=config.num_slots,
+        num_prompts=drawn,
+        num_steps=steps,
+    )
+
+
+def resolve_precision(config: Config, device: str) -> str:
+    """fp32 or bf16; bf16 by default on GPUs."""
+    return config.precision or ("bf16" if device == "cuda" else "fp32")

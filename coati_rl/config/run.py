@@ -1,0 +1,29 @@
+"""Where a run writes, how often it evaluates and saves, and how long anything may take."""
+
+from pydantic import BaseModel
+
+from coati_rl.config.fields import flag
+
+
+class RunConfig(BaseModel):
+    """Outputs, intervals, deadlines."""
+
+    project: str = flag("GRPO", "Name of the run; the default run directory is runs/<project>.", short="-p")
+    run_dir: str | None = flag(None, "Run directory. An existing one is left alone: the new run is numbered.")
+    seed: int = flag(0, "Seed of data order, sampling and trainers.", ge=0)
+    eval_interval: int = flag(
+        -1, "Optimizer steps between evaluations, rounded up to the next weight sync; -1 is off.", short="-ei"
+    )
+    save_interval: int = flag(100, "Optimizer steps between checkpoints; -1 saves at the end only.", short="-si")
+    save_dir: str | None = flag(None, "Checkpoints; default: <run-dir>/checkpoints.", short="-sd")
+    eval_save_dir: str | None = flag(None, "Evaluation results; default: <run-dir>/eval.", short="-esd")
+    rollout_save_dir: str | None = flag(None, "Rollouts as JSONL; default: <run-dir>/rollouts.", short="-rsd")
+    enable_profiling: bool = flag(
+        False, "Write a torch profiler trace of one training step per trainer.", spelling="--enable_profiling"
+    )
+    wandb: bool = flag(False, "Log to Weights & Biases too.")
+    sync_timeout_s: float = flag(60.0, "Deadline of each phase of a weight sync, seconds.", gt=0)
+    stall_timeout_s: float = flag(1800.0, "A run in which nothing finishes for so long is stopped, seconds.", gt=0)
+    max_failure_rate: float = flag(
+        0.1, "Share of failed or undecidable samples, over a step, past which the run stops.", ge=0, le=1
+    )

@@ -1,0 +1,1 @@
+"""Prompts in, training batches out: dataset, leases, slots, schedule and batch assembly, all without Ray."""

@@ -1,0 +1,91 @@
+"""Evaluation rounds: prompts that go out with priority at one policy version, and what came back.
+
+Writes <eval dir>/<task>-step-<N>.jsonl (one line a response) and adds a line per task to <eval dir>/summary.jsonl.
+"""
+
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from coati_rl.types import Prompt, RolloutGroup
+
+
+class EvaluationBoard:
+    """At most one round at a time."""
+
+    def __init__(self, tasks: Mapping[str, Sequence[Prompt]], directory: Path) -> None:
+        self._tasks = tasks
+        self._directory = directory
+        self._pending: deque[Prompt] = deque()
+        self._groups: list[RolloutGroup] = []
+        self._num_failed: dict[str, int] = {}
+        self._step: int | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """True from `start` until the last answer is in."""
+        return self._step is not None
+
+    @property
+    def has_pending(self) -> bool:
+        """True while prompts of the round wait for a producer."""
+        return bool(self._pending)
+
+    def start(self, step: int) -> None:
+        """Begin a round at the weights of an optimizer step."""
+        self._step = step
+        self._pending.extend(prompt for prompts in self._tasks.values() for prompt in prompts)
+        self._groups, self._num_failed = [], {}
+
+    def draw(self) -> Prompt | None:
+        """The next prompt to be leased."""
+        return self._pending.popleft() if self._pending else None
+
+    def add(self, group: RolloutGroup) -> None:
+        """A scored answer."""
+        self._groups.append(group)
+
+    def add_failure(self, prompt: Prompt) -> None:
+        """An answer that will never come; it counts as not correct."""
+        self._num_failed[prompt.task] = self._num_failed.get(prompt.task, 0) + 1
+
+    def finish_if_done(self) -> list[dict[str, object]]:
+        """Close the round when all answers are in. Returns: one summary per task, empty if the round goes on."""
+        num_due = sum(len(prompts) for prompts in self._tasks.values())
+        if self._step is None or len(self._groups) + sum(self._num_failed.values()) < num_due:
+            return []
+        summaries = [self._summarise(task, self._step) for task in self._tasks]
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with (self._directory / "summary.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(summary) + "\n" for summary in summaries)
+        self._step = None
+        return summaries
+
+    def _summarise(self, task: str, step: int) -> dict[str, object]:
+        groups = sorted((g for g in self._groups if g.prompt.task == task), key=lambda g: g.prompt.uid)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with (self._directory / f"{task}-step-{step:06d}.jsonl").open("w", encoding="utf-8") as file:
+            for group in groups:
+                for completion, score in zip(group.completions, group.scores, strict=True):
+                    line = {
+                        "uid": group.prompt.uid,
+                        "prompt": group.prompt.text,
+                        "gt_answer": group.prompt.ground_truth,
+                        "response": completion.text,
+                        "finish_reason": completion.finish_reason,
+                        "answer_correct": score.answer_correct,
+                        "format_valid": score.format_valid,
+                        "verdict": score.verdict,
+                    }
+                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        correct = sum(group.scores[0].answer_correct for group in groups)
+        num_prompts = len(self._tasks[task])
+        return {
+            "step": step,
+            "task": task,
+            "accuracy": correct / num_prompts,
+            "num_prompts": num_prompts,
+            "num_invalid": sum(group.scores[0].verdict == "invalid" for group in groups),
+            "num_failed": self._num_failed.get(task, 0),
+        }

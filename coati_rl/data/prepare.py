@@ -1,0 +1,134 @@
+"""From a checked config to what a run starts with: a model directory, tokenised prompts, a device, a plan.
+
+Everything a user can get wrong about files is found here, before Ray starts.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coati_rl.config import Config
+from coati_rl.config.plan import Plan, make_plan
+from coati_rl.data.dataset import PromptSet, load_rows, make_prompts
+from coati_rl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """The inputs of a run."""
+
+    config: Config  # with the model as a directory
+    plan: Plan
+    train: PromptSet
+    evaluation: dict[str, PromptSet]
+    warnings: tuple[str, ...]
+
+
+def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared:
+    """Resolve device and model, read, validate and tokenise the datasets, and plan.
+
+    Args:
+        config: checked by `rules.check`.
+        system_prompt: of the reward type; the config's own goes first.
+        is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
+    Raises: ConfigError.
+    """
+    device, warnings = resolve_device(config, is_dry_run=is_dry_run)
+    rows = load_rows(config.dataset, flag="--dataset")
+    eval_rows = {task: load_rows(path, flag="--eval-dataset") for task, path in (config.eval_dataset or {}).items()}
+    if config.eval_interval > 0 and not eval_rows:
+        raise ConfigError(f"--eval-interval {config.eval_interval}: needs --eval-dataset, or -1 to switch it off")
+    directory = resolve_model(config.model, is_dry_run=is_dry_run)
+    if directory is None:
+        warnings.append(f"model {config.model} is not on this machine: prompt lengths are not checked")
+        train, evaluation = PromptSet(prompts=(), num_refused=0), dict[str, PromptSet]()
+        num_prompts = len(rows)
+    else:
+        config = config.model_copy(update={"model": str(directory)})
+        tokenizer = load_tokenizer(directory)
+        system = system_prompt if config.system_prompt is None else config.system_prompt
+        options: dict[str, Any] = {"system_prompt": system, "max_prompt_tokens": config.max_prompt_tokens}
+        train = make_prompts(rows, tokenizer, **options)
+        evaluation = {t: make_prompts(r, tokenizer, task=t, **options) for t, r in eval_rows.items()}
+        num_prompts = len(train.prompts)
+        _check_prompts(config, train, evaluation)
+    plan = make_plan(config, num_prompts=num_prompts, device=device)
+    if plan.num_steps == 0:
+        raise ConfigError(
+            f"--dataset {config.dataset}: {num_prompts} usable prompts x {config.num_episodes} episode(s) do not fill "
+            f"one optimizer step of tbs * dp = {config.prompts_per_step} prompts; nearest: "
+            f"-e {-(-config.prompts_per_step // num_prompts)} or -tbs {num_prompts // config.dp}"
+        )
+    return Prepared(config=config, plan=plan, train=train, evaluation=evaluation, warnings=tuple(warnings))
+
+
+def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[str, list[str]]:
+    """Where the run computes, and warnings. Raises: ConfigError when this machine has too few GPUs."""
+    import torch
+
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.device == "cpu" or (config.device == "auto" and not available and not config.master_address):
+        return "cpu", []
+    if config.master_address or available >= config.num_devices:
+        return "cuda", []  # a cluster's GPUs are counted when it is joined
+    message = (
+        f"GPUs = P * ptp + T: {config.num_inferencer} * {config.producer_tensor_parallel_size} + {config.num_trainers} "
+        f"= {config.num_devices} are needed, this machine has {available}"
+    )
+    if is_dry_run:
+        return "cuda", [message]
+    raise ConfigError(f"{message}; {_fewer(config, available)}")
+
+
+def _fewer(config: Config, available: int) -> str:
+    if available < 2:
+        return "use --device cpu, or --master_address of a Ray cluster"
+    engines = max(1, min(config.num_inferencer, (available - 1) // config.producer_tensor_parallel_size))
+    trainers = max(1, available - engines * config.producer_tensor_parallel_size)
+    return f"nearest: -i {engines} -t {min(trainers, config.num_trainers)}, or --master_address of a Ray cluster"
+
+
+def resolve_model(model: str, *, is_dry_run: bool) -> Path | None:
+    """The model's directory; a hub id is taken from the local cache or fetched. None: only in a dry run."""
+    directory = Path(model).expanduser()
+    if directory.is_dir():
+        if not (directory / "config.json").is_file():
+            raise ConfigError(f"--model {model}: the directory has no config.json; give a model in Hugging Face format")
+        return directory.absolute()
+    if directory.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1 or directory.parent.is_dir():
+        raise ConfigError(f"--model {model}: no such directory; give a model directory or a hub id (owner/name)")
+    if is_dry_run:
+        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"--model {model}: neither a directory nor to be had from the hub ({type(error).__name__})"
+        ) from error
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The model's tokenizer, which must have a chat template."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--model {directory}: the tokenizer cannot be loaded: {error}") from error
+    if not tokenizer.chat_template:
+        raise ConfigError(f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model")
+    return tokenizer
+
+
+def _check_prompts(config: Config, train: PromptSet, evaluation: dict[str, PromptSet]) -> None:
+    for name, prompt_set in {"--dataset": train, **{f"--eval-dataset {t}": s for t, s in evaluation.items()}}.items():
+        if not prompt_set.prompts:
+            raise ConfigError(
+                f"{name}: all {prompt_set.num_refused} prompts exceed --max-prompt-tokens {config.max_prompt_tokens}"
+            )

@@ -1,0 +1,60 @@
+"""The trainers' to-do list. The coordinator decides each item once and numbers it; every trainer rank carries out the
+same items in the same order, so no rank can disagree about when weights are synced or a checkpoint is written.
+"""
+
+from dataclasses import dataclass
+
+from coati_rl.batch import MiniBatch
+from coati_rl.types import Lease
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainWork:
+    """Forward/backward on a mini-batch, and the optimizer step when it is the step's last."""
+
+    batch: MiniBatch  # this dp rank's share
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncWork:
+    """Send the current weights to producers."""
+
+    index: int  # place in the to-do list
+    policy_version: int
+    members: tuple[int, ...]  # producer ids
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveWork:
+    """Write a checkpoint of the current weights."""
+
+    step: int  # optimizer steps taken
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishWork:
+    """The run is over."""
+
+    step: int
+
+
+Work = TrainWork | SyncWork | SaveWork | FinishWork
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncReport:
+    """How a SyncWork ended."""
+
+    index: int
+    committed: tuple[int, ...]  # producers that serve the new weights
+    failed: dict[int, str]  # producer -> cause
+    seconds: float
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaseReply:
+    """What a producer gets when it asks for prompts."""
+
+    leases: tuple[Lease, ...]
+    is_finished: bool  # no prompt will ever come again

@@ -1,0 +1,1 @@
+"""What a person sees: logs, metrics, rollouts, progress."""

@@ -1,0 +1,49 @@
+"""Trained rollouts as JSONL, for people: <directory>/steps-000001-000100.jsonl, one line a sample."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from coati_rl.types import RolloutGroup
+
+_STEPS_PER_FILE = 100
+
+
+class RolloutRecorder:
+    """Appends the groups of each optimizer step."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def write(self, step: int, groups: Sequence[RolloutGroup]) -> None:
+        """Record the groups that optimizer step `step` (from 1) trains."""
+        first = (step - 1) // _STEPS_PER_FILE * _STEPS_PER_FILE + 1
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._directory / f"steps-{first:06d}-{first + _STEPS_PER_FILE - 1:06d}.jsonl"
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(line for group in groups for line in _lines(step, group))
+
+
+def _lines(step: int, group: RolloutGroup) -> list[str]:
+    lines = []
+    for index, (completion, score) in enumerate(zip(group.completions, group.scores, strict=True)):
+        versions = completion.policy_versions
+        record = {
+            "step": step,
+            "uid": group.prompt.uid,
+            "sample": index,
+            "producer": group.producer_id,
+            "prompt": group.prompt.text,
+            "gt_answer": group.prompt.ground_truth,
+            "response": completion.text,
+            "num_tokens": len(completion.token_ids),
+            "finish_reason": completion.finish_reason,
+            "policy_versions": [int(versions.min()), int(versions.max())] if len(versions) else [],
+            "reward": score.reward,
+            "answer_correct": score.answer_correct,
+            "format_valid": score.format_valid,
+            "verdict": score.verdict,
+            "detail": score.detail,
+        }
+        lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+    return lines

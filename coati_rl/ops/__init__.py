@@ -1,0 +1,1 @@
+"""Numerical operations that several losses share: log-probabilities and entropy, chunked."""

@@ -1,0 +1,130 @@
+"""The seams: the two engines, and what producers and trainers ask of the coordinator. Everything between them runs, and
+is tested, without Ray, without an inference engine and without a training engine.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from coati_rl.batch import MicroBatch, MiniBatch
+from coati_rl.data.work import LeaseReply, SyncReport, Work
+from coati_rl.transport.manifest import WeightManifest
+from coati_rl.transport.rendezvous import Rendezvous
+from coati_rl.types import GenerationRequest, GenerationResult, RolloutGroup
+
+
+class GenerationEngine(Protocol):
+    """Generates; vLLM, transformers or the shipped deterministic fake.
+
+    All methods may be called from any thread and return at once, except where a `timeout_s` bounds the wait.
+    """
+
+    policy_version: int  # of the weights that serve now
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queue a request; its result comes out of `poll`, exactly once."""
+
+    def poll(self, timeout_s: float) -> list[GenerationResult]:
+        """Finished requests; waits up to `timeout_s` for the first one. Raises EngineError when the engine died."""
+
+    def num_unfinished(self) -> int:
+        """Requests submitted and not yet returned by `poll`."""
+
+    def stage_weights(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> tuple[str, ...]:
+        """Receive an update beside the serving weights, which stay untouched; blocks until received.
+
+        Returns: the digest of the received bytes, one per tensor-parallel rank.
+        Raises: TransferError; the old weights go on serving and the staged bytes are gone.
+        """
+
+    def commit_weights(self, policy_version: int) -> None:
+        """Swap the staged weights in and reset the prefix cache. No request may be running (EngineError otherwise)."""
+
+    def close(self) -> None:
+        """Stop threads and child processes."""
+
+
+class TrainBackend(Protocol):
+    """Trains; ColossalAI's HybridParallelPlugin, or plain torch in tests.
+
+    The backend alone knows no_sync, scheduler resets and the factors that data parallelism and pipelining put on a
+    gradient; above it a gradient is always the plain sum over the global batch.
+    """
+
+    def score(self, micro_batch: MicroBatch, *, use_reference: bool) -> torch.Tensor:
+        """float32[R, L]: log-probabilities at the sampling temperature, of the policy or the reference; no gradient."""
+
+    def forward_backward(self, mini_batch: MiniBatch, loss_fn: "LossFn") -> dict[str, "torch.Tensor"]:
+        """Accumulate the gradient of the summed loss over the mini-batch; reduced over ranks with the last one.
+
+        Returns: the sums that `loss_fn` reports, added over micro-batches of this rank (maxima for keys `*_max`).
+        """
+
+    def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
+        """Scale the gradient, clip it to the configured norm and step. Returns the norm before clipping."""
+
+    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Full HF tensors in HF order and wire dtype; a tied lm_head is left out. Collective over ranks."""
+
+    def save(self, directory: Path, *, state: dict[str, Any]) -> None:
+        """Write a HF checkpoint plus optimizer state, published atomically. Collective over ranks."""
+
+
+class LossFn(Protocol):
+    """The token terms of a loss, given the current log-probabilities."""
+
+    def __call__(
+        self, logprobs: torch.Tensor, entropy: torch.Tensor, micro_batch: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """From float32[R, L] log-probabilities to (float32[] summed loss, sums to report)."""
+
+
+class ProducerCoordinator(Protocol):
+    """What a producer asks of the coordinator; see `coati_rl.data.coordinator.Coordinator`."""
+
+    def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float) -> LeaseReply:
+        """Up to `max_prompts` prompts to roll out."""
+
+    def put(self, producer_id: int, groups: Sequence[RolloutGroup]) -> int:
+        """Hand in finished groups."""
+
+    def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
+        """Give a prompt up."""
+
+
+class TrainerCoordinator(Protocol):
+    """What a trainer asks of the coordinator; see `coati_rl.data.coordinator.Coordinator`."""
+
+    def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | None:
+        """An item of the to-do list; None if it is not decided in time."""
+
+    def report_step(self, step: int, metrics: dict[str, Any]) -> None:
+        """An optimizer step is done."""
+
+    def report_sync(self, report: SyncReport) -> None:
+        """A weight sync has ended."""
+
+    def report_saved(self, step: int, path: str) -> None:
+        """A checkpoint is complete."""
+
+
+class WeightReceiver(Protocol):
+    """A producer as the weight publisher sees it: remote, and perhaps dead or hung."""
+
+    def stage_weights(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> tuple[str, ...]:
+        """Returns: one digest per rank. Raises: TransferError if it failed, PeerLostError if the producer is gone."""
+
+    def commit_weights(self, policy_version: int, *, timeout_s: float) -> None:
+        """Serve the staged weights. Raises as `stage_weights`."""
+
+
+class RewardFunction(Protocol):
+    """Scores the responses of one group in the background."""
+
+    def submit(self, responses: Sequence[str], ground_truth: str) -> Any:
+        """Returns a concurrent.futures.Future of list[Score]."""
+
+    def close(self) -> None:
+        """Stop the workers."""

@@ -1,0 +1,95 @@
+"""Ray: started here with our own temporary directory, or joined; and what an actor of ours asks of it."""
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from coati_rl.config import Config
+from coati_rl.errors import ConfigError
+from coati_rl.runtime.process import num_threads
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "coati-rl"
+_OBJECT_STORE_BYTES = 512 * 2**20  # groups and batches are small; Ray would take a third of the memory
+
+
+@contextmanager
+def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int) -> Iterator[str]:
+    """Ray for the time of a run: joined when --master_address is given, else started on this machine and ended.
+
+    Yields: the address under which trainers and weight senders of this run are reached.
+    Raises: ConfigError if the cluster cannot be joined or lacks the devices.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    # A driver's empty GPU list must not reach the actors of a cluster that has GPUs.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    temporary = None if config.ray_dir or config.master_address else Path(tempfile.mkdtemp(prefix="coati-"))
+    try:
+        if config.master_address:
+            _join(config, num_gpus)
+        else:
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,  # logical: actors are pinned to real cores by themselves
+                num_gpus=num_gpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                namespace=NAMESPACE,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                logging_level=logging.ERROR,
+                _temp_dir=str(Path(config.ray_dir).absolute()) if config.ray_dir else str(temporary),
+                _node_ip_address="127.0.0.1",
+            )
+        yield "127.0.0.1" if not config.master_address else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+    finally:
+        ray.shutdown()
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _join(config: Config, num_gpus: int) -> None:
+    address = config.master_address or ""
+    address = address if ":" in address else f"{address}:6379"
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"--master_address {address}: no Ray cluster answers; `ray start --head` there first"
+        ) from error
+    available = int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
+    if available < num_gpus:
+        raise ConfigError(
+            f"the cluster at {address} has {available} GPUs, P * ptp + T = {num_gpus} are needed: "
+            f"lower -i ({config.num_inferencer}), -ptp ({config.producer_tensor_parallel_size}) "
+            f"or -t ({config.num_trainers}), or add nodes"
+        )
+
+
+def actor_options(*, name: str, num_gpus: int, num_slots: int, environment: dict[str, str]) -> dict[str, Any]:
+    """Ray's options for a producer or a trainer.
+
+    Args:
+        name: unique in the run.
+        num_gpus: 0 on a CPU.
+        num_slots: actors that share the machine's cores.
+        environment: variables that must be set before the process starts.
+    """
+    threads = str(num_threads(num_slots))
+    return {
+        "name": name,
+        "namespace": NAMESPACE,
+        "num_cpus": 1,
+        "num_gpus": num_gpus,
+        "max_restarts": 0,  # the supervisor replaces actors: a restarted one would hold the start weights unnoticed
+        "max_concurrency": 16,
+        "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **environment}},
+    }

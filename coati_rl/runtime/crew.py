@@ -1,0 +1,170 @@
+"""The actors of a run: made, started together, replaced, ended.
+
+One coordinator, T trainers, P producers; a producer that dies is followed by one with a new number.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from coati_rl.config import Config
+from coati_rl.data.coordinator import Coordinator
+from coati_rl.data.cursor import PromptCursor
+from coati_rl.data.evaluation import EvaluationBoard
+from coati_rl.data.prepare import Prepared
+from coati_rl.data.settings import coordinator_settings
+from coati_rl.observability.rollouts import RolloutRecorder
+from coati_rl.protocols import RewardFunction
+from coati_rl.runtime.cluster import NAMESPACE, actor_options
+from coati_rl.runtime.process import Place, enter_actor
+from coati_rl.runtime.remote import RemoteCoordinator, wait_for
+from coati_rl.runtime.run_dir import RunPaths
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 600.0  # for an actor to load its engine; a large checkpoint on a shared disk takes minutes
+
+
+class CoordinatorActor(Coordinator):
+    """The coordinator in a process of its own, on the driver's node."""
+
+    def __init__(self, prepared: Prepared, paths: RunPaths, place: Place) -> None:
+        enter_actor(place)
+        config = prepared.config
+        cursor = PromptCursor(prepared.train.prompts, num_episodes=config.num_episodes, seed=config.seed)
+        tasks = {task: prompts.prompts for task, prompts in prepared.evaluation.items()}
+        super().__init__(
+            coordinator_settings(config),
+            cursor,
+            EvaluationBoard(tasks, paths.evaluation),
+            RolloutRecorder(paths.rollouts),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """An actor, and the call that lasts as long as its work."""
+
+    name: str
+    handle: Any
+    task: Any  # reference: of `start` while it loads, of `run` afterwards
+
+
+class Crew:
+    """Makes and holds the actors."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        paths: RunPaths,
+        *,
+        address: str,
+        producer_cls: type,
+        consumer_cls: type,
+        make_reward: Callable[[], RewardFunction],
+    ) -> None:
+        self._config: Config = prepared.config
+        self._prepared = prepared
+        self._paths = paths
+        self._address = address
+        self._producer_cls = producer_cls
+        self._consumer_cls = consumer_cls
+        self._make_reward = make_reward
+        self._num_producers = 0  # ever made
+        self.coordinator_handle = self._make_coordinator()
+        self.coordinator = RemoteCoordinator(self.coordinator_handle)
+        self.trainers: dict[int, Member] = {}
+        self.starting: dict[int, Member] = {}  # producers that load their engine
+        self.producers: dict[int, Member] = {}
+
+    def start(self) -> None:
+        """Make all actors and wait for the trainers; producers are ready when they are ready."""
+        for _ in range(self._config.num_inferencer):
+            self.add_producer()
+        handles = [self._make_trainer(rank) for rank in range(self._config.num_trainers)]
+        port = wait_for(
+            handles[0].open_listener.remote(self._address, self._config.master_port),
+            who="trainer-0",
+            timeout_s=START_TIMEOUT_S,
+        )
+        starts = [handle.start.remote(self._address, port) for handle in handles]
+        for rank, reference in enumerate(starts):
+            wait_for(reference, who=f"trainer-{rank}", timeout_s=START_TIMEOUT_S)
+        self.trainers = {
+            rank: Member(name=f"trainer-{rank}", handle=handle, task=handle.run.remote(self.coordinator, NAMESPACE))
+            for rank, handle in enumerate(handles)
+        }
+
+    def add_producer(self) -> int:
+        """Begin to start a producer under a new number."""
+        producer_id = self._num_producers
+        self._num_producers += 1
+        config, place = self._config, self._place(f"producer-{producer_id}", producer_id % self._config.num_inferencer)
+        options = self._options(place.name, config.producer_tensor_parallel_size, self._producer_cls)
+        handle: Any = (
+            ray.remote(self._producer_cls).options(**options).remote(producer_id, config, place, self._make_reward)
+        )
+        self.starting[producer_id] = Member(name=place.name, handle=handle, task=handle.start.remote())
+        return producer_id
+
+    def admit_producer(self, producer_id: int) -> None:
+        """A producer's engine is loaded: let it work."""
+        member = self.starting.pop(producer_id)
+        self.coordinator.add_producer(producer_id)
+        task = member.handle.run.remote(self.coordinator)
+        self.producers[producer_id] = Member(name=member.name, handle=member.handle, task=task)
+
+    def drop_producer(self, producer_id: int, cause: str) -> None:
+        """End a producer, dead, hung or alive, and have its prompts issued again."""
+        member = self.producers.pop(producer_id, None) or self.starting.pop(producer_id, None)
+        if member is not None:
+            ray.kill(member.handle)
+            self.coordinator.remove_producer(producer_id, cause)
+
+    def end(self) -> None:
+        """Kill every actor."""
+        members = [*self.trainers.values(), *self.producers.values(), *self.starting.values()]
+        for handle in [member.handle for member in members] + [self.coordinator_handle]:
+            ray.kill(handle)
+
+    def _make_coordinator(self) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        waiting = 2 * (self._config.num_inferencer + self._config.num_trainers) + 8  # long polls that block a thread
+        options = {"num_cpus": 0, "max_concurrency": waiting, "scheduling_strategy": here, "max_restarts": 0}
+        place = self._place("coordinator", 0)
+        actor = ray.remote(CoordinatorActor).options(name="coordinator", namespace=NAMESPACE, **options)
+        return actor.remote(self._prepared, self._paths, place)
+
+    def _make_trainer(self, rank: int) -> Any:
+        place = self._place(f"trainer-{rank}", self._config.num_inferencer + rank)
+        options = self._options(place.name, 1, self._consumer_cls)
+        return (
+            ray.remote(self._consumer_cls)
+            .options(**options)
+            .remote(rank, self._config, place, run_dir=self._paths.run_dir, checkpoint_dir=self._paths.checkpoints)
+        )
+
+    def _options(self, name: str, num_devices: int, actor_cls: Any) -> dict[str, Any]:
+        device = self._prepared.plan.device
+        return actor_options(
+            name=name,
+            num_gpus=num_devices if device == "cuda" else 0,
+            num_slots=self._config.num_inferencer + self._config.num_trainers,
+            environment=actor_cls.environment(self._config, device),
+        )
+
+    def _place(self, name: str, slot: int) -> Place:
+        plan = self._prepared.plan
+        return Place(
+            name=name,
+            log_dir=self._paths.logs,
+            device=plan.device,
+            dtype="bfloat16" if plan.precision == "bf16" else "float32",
+            slot=slot,
+            num_slots=1 if name == "coordinator" else self._config.num_inferencer + self._config.num_trainers,
+        )

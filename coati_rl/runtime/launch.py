@@ -1,0 +1,81 @@
+"""A prepared run -> its end. Starts Ray and the crew, watches them, writes what a person sees, ends them."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from coati_rl.data.prepare import Prepared
+from coati_rl.errors import RunError
+from coati_rl.observability.metrics import complete
+from coati_rl.observability.progress import ProgressDisplay
+from coati_rl.observability.sinks import Sink, open_sinks
+from coati_rl.protocols import RewardFunction
+from coati_rl.runtime.cluster import ray_cluster
+from coati_rl.runtime.crew import Crew
+from coati_rl.runtime.run_dir import RunPaths, make_run_dir
+from coati_rl.runtime.supervisor import Supervisor
+
+logger = logging.getLogger(__name__)
+
+
+def launch(
+    prepared: Prepared, producer_cls: type, consumer_cls: type, make_reward: Callable[[], RewardFunction]
+) -> RunPaths:
+    """Run to the end.
+
+    Args:
+        prepared: of `coati_rl.data.prepare`.
+        producer_cls: the producers' actor class.
+        consumer_cls: the trainers' actor class.
+        make_reward: picklable; makes the reward workers of a producer, in its process.
+    Returns: where the run wrote.
+    Raises: ConfigError before anything started; RunError with its cause and the logs' path.
+    """
+    config, plan = prepared.config, prepared.plan
+    paths = make_run_dir(config)
+    sinks = open_sinks(config, paths.run_dir)
+    num_gpus = plan.num_devices if plan.device == "cuda" else 0
+    num_cpus = config.num_inferencer + config.num_trainers
+    try:
+        with (
+            ProgressDisplay(plan.num_steps) as display,
+            ray_cluster(config, num_cpus=num_cpus, num_gpus=num_gpus) as address,
+        ):
+            display.say(f"run directory {paths.run_dir}")
+            crew = Crew(
+                prepared,
+                paths,
+                address=address,
+                producer_cls=producer_cls,
+                consumer_cls=consumer_cls,
+                make_reward=make_reward,
+            )
+            supervisor = Supervisor(
+                crew,
+                lambda event: _record(event, display, sinks),
+                num_producers=config.num_inferencer,
+                stall_timeout_s=config.stall_timeout_s,
+            )
+            try:
+                crew.start()
+                supervisor.run()
+            finally:
+                crew.end()
+    except RunError as error:
+        raise RunError(f"{error} (logs: {paths.logs})") from error
+    finally:
+        for sink in sinks:
+            sink.close()
+    return paths
+
+
+def _record(event: dict[str, Any], display: ProgressDisplay, sinks: list[Sink]) -> None:
+    if event["event"] == "step":
+        event = complete({key: value for key, value in event.items() if key != "event"})
+        for sink in sinks:
+            sink.write(event["step"], event)
+        event = {"event": "step", **event}
+    elif event["event"] == "evaluation":
+        for sink in sinks[1:]:  # metrics.jsonl is one object per optimizer step; evaluations have their own file
+            sink.write(event["step"], {f"eval/{event['task']}/accuracy": event["accuracy"]})
+    display.show(event)

@@ -1,0 +1,58 @@
+"""What every actor process does first: its share of the cores, its log file, and an end that follows its parent's."""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where an actor runs and what it may use."""
+
+    name: str  # such as "producer-0"
+    log_dir: Path
+    device: str  # "cpu" or "cuda"
+    dtype: str  # "float32" or "bfloat16": of engine weights and of the weight wire
+    slot: int  # number of this actor among those of its machine
+    num_slots: int  # actors that share the machine
+
+
+def core_share(slot: int, num_slots: int, cores: list[int]) -> list[int]:
+    """The cores of one of `num_slots` processes: disjoint shares while they last, then one core each, in turn."""
+    share = max(1, len(cores) // num_slots)
+    first = slot * share % len(cores)
+    return cores[first : first + share]
+
+
+def num_threads(num_slots: int) -> int:
+    """Threads of an actor: two processes with two threads each on two cores are many times slower than with one."""
+    return max(1, len(os.sched_getaffinity(0)) // num_slots)
+
+
+def enter_actor(place: Place) -> None:
+    """Pin this process, send its output to its log file, and tie its life to its parent's."""
+    os.sched_setaffinity(0, core_share(place.slot, place.num_slots, sorted(os.sched_getaffinity(0))))
+    die_with_parent()
+    place.log_dir.mkdir(parents=True, exist_ok=True)
+    log = os.open(place.log_dir / f"{place.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends, whatever ended it (Linux)."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before the call
+        os.kill(os.getpid(), signal.SIGKILL)

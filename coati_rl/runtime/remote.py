@@ -1,0 +1,129 @@
+"""Calls to actors: each has a deadline, and what can go wrong with Ray is told in our own errors.
+
+The clients here have the interface of the plain classes they stand for, so that loops know nothing of Ray.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from coati_rl.data.work import LeaseReply, SyncReport, Work
+from coati_rl.errors import CoatiError, PeerLostError, RunError
+from coati_rl.transport.manifest import WeightManifest
+from coati_rl.transport.rendezvous import Rendezvous
+from coati_rl.types import RolloutGroup
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 30.0  # for an actor to answer, on top of what the call itself may take
+
+
+def wait_for(reference: "ray.ObjectRef[Any]", *, who: str, timeout_s: float) -> Any:
+    """The result of a remote call.
+
+    Raises: PeerLostError if the actor is dead or does not answer in time; the call's own CoatiError as it was raised;
+        RunError for any other failure of the call.
+    """
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except GetTimeoutError as error:
+        raise PeerLostError(f"{who} did not answer within {timeout_s:g} s") from error
+    except RayActorError as error:
+        raise PeerLostError(f"{who} died: {first_line(error)}") from error
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, CoatiError):
+            raise cause from error
+        raise RunError(f"{who} failed: {type(cause).__name__}: {first_line(cause)}") from error
+    except RayError as error:
+        raise RunError(f"{who}: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message that has something to say."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+class RemoteCoordinator:
+    """`coati_rl.data.coordinator.Coordinator`, elsewhere. Picklable."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def _call(self, method: str, *args: Any, wait_s: float = 0.0, **kwargs: Any) -> Any:
+        reference = getattr(self._handle, method).remote(*args, **kwargs)
+        return wait_for(reference, who="the coordinator", timeout_s=wait_s + ANSWER_S)
+
+    def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float) -> LeaseReply:
+        """See Coordinator."""
+        reply: LeaseReply = self._call(
+            "lease", producer_id, max_prompts=max_prompts, timeout_s=timeout_s, wait_s=timeout_s
+        )
+        return reply
+
+    def put(self, producer_id: int, groups: Sequence[RolloutGroup]) -> int:
+        """See Coordinator."""
+        return int(self._call("put", producer_id, groups))
+
+    def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
+        """See Coordinator."""
+        self._call("fail", producer_id, lease_id, cause)
+
+    def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | None:
+        """See Coordinator."""
+        work: Work | None = self._call("next_work", index, rank=rank, timeout_s=timeout_s, wait_s=timeout_s)
+        return work
+
+    def report_step(self, step: int, metrics: dict[str, Any]) -> None:
+        """See Coordinator."""
+        self._call("report_step", step, metrics)
+
+    def report_sync(self, report: SyncReport) -> None:
+        """See Coordinator."""
+        self._call("report_sync", report)
+
+    def report_saved(self, step: int, path: str) -> None:
+        """See Coordinator."""
+        self._call("report_saved", step, path)
+
+    def add_producer(self, producer_id: int) -> None:
+        """See Coordinator."""
+        self._call("add_producer", producer_id)
+
+    def remove_producer(self, producer_id: int, cause: str) -> None:
+        """See Coordinator."""
+        self._call("remove_producer", producer_id, cause)
+
+    def events(self, after: int, *, timeout_s: float) -> list[dict[str, Any]]:
+        """See Coordinator."""
+        events: list[dict[str, Any]] = self._call("events", after, timeout_s=timeout_s, wait_s=timeout_s)
+        return events
+
+    def seconds_since_progress(self) -> float:
+        """See Coordinator."""
+        return float(self._call("seconds_since_progress"))
+
+
+class RemoteProducer:
+    """A producer as the weight publisher sees it (`coati_rl.protocols.WeightReceiver`), found by its actor name."""
+
+    def __init__(self, name: str, namespace: str) -> None:
+        self._name = name
+        try:
+            self._handle = ray.get_actor(name, namespace=namespace)
+        except ValueError as error:  # Ray's word for "no such actor"
+            raise PeerLostError(f"{name} is gone") from error
+
+    def stage_weights(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> tuple[str, ...]:
+        """See WeightReceiver."""
+        reference: Any = self._handle.stage_weights.remote(manifest.to_json(), rendezvous.to_json(), timeout_s)
+        digests: tuple[str, ...] = wait_for(reference, who=self._name, timeout_s=timeout_s + ANSWER_S)
+        return digests
+
+    def commit_weights(self, policy_version: int, *, timeout_s: float) -> None:
+        """See WeightReceiver."""
+        reference: Any = self._handle.commit_weights.remote(policy_version, timeout_s)
+        wait_for(reference, who=self._name, timeout_s=timeout_s + ANSWER_S)

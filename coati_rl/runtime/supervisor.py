@@ -1,0 +1,114 @@
+"""The driver's loop. Consumes: the coordinator's events. Waits for: events, and the end of any actor. Is unblocked by:
+either. Produces: records for the sinks, replacements for dead producers, and the one cause if the run cannot go on.
+
+A producer may die; a trainer or the coordinator may not.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from coati_rl.errors import PeerLostError, RunError
+from coati_rl.runtime.crew import START_TIMEOUT_S, Crew, Member
+from coati_rl.runtime.remote import first_line, wait_for
+
+logger = logging.getLogger(__name__)
+
+EVENT_WAIT_S = 0.25
+MAX_REPLACEMENTS = 3  # per producer place, without an optimizer step in between
+
+
+class Supervisor:
+    """Watches a crew until the run is over."""
+
+    def __init__(
+        self, crew: Crew, on_event: Callable[[dict[str, Any]], None], *, num_producers: int, stall_timeout_s: float
+    ) -> None:
+        self._crew = crew
+        self._on_event = on_event
+        self._stall_timeout_s = stall_timeout_s
+        self._num_seen = 0
+        self._replacements_left = self._replacements = MAX_REPLACEMENTS * num_producers
+        self._started_at: dict[int, float] = {}
+
+    def run(self) -> None:
+        """Returns when all trainers are done. Raises: RunError with the cause that ended the run."""
+        while True:
+            self._take_events()
+            if self._trainers_are_done():
+                self._take_events()
+                return
+            self._admit_started()
+            self._replace_dead()
+            if self._crew.coordinator.seconds_since_progress() > self._stall_timeout_s:
+                raise RunError(f"no rollout, step or weight sync was finished for {self._stall_timeout_s:g} s")
+
+    def _take_events(self) -> None:
+        events = self._crew.coordinator.events(self._num_seen, timeout_s=EVENT_WAIT_S)
+        self._num_seen += len(events)
+        for event in events:
+            if event["event"] == "step":
+                self._replacements_left = self._replacements
+            elif event["event"] == "producer_lost" and event["producer"] in self._crew.producers:
+                # The weight sync found it dead or hung; it is ended here in either case.
+                self._replace(event["producer"], event["cause"])
+            self._on_event(event)
+
+    def _trainers_are_done(self) -> bool:
+        """Raises: RunError when one of them has failed."""
+        references = [member.task for member in self._crew.trainers.values()]
+        done, running = ray.wait(references, num_returns=len(references), timeout=0)
+        errors: list[RunError] = []
+        for member in self._crew.trainers.values():
+            if member.task in done:
+                try:
+                    wait_for(member.task, who=member.name, timeout_s=1.0)
+                except RunError as error:
+                    errors.append(error)
+        if errors:
+            # A trainer that failed takes the others' collectives down; the one with a cause of its own is the reason.
+            raise min(errors, key=lambda error: isinstance(error, PeerLostError))
+        return not running
+
+    def _admit_started(self) -> None:
+        for producer_id, member in list(self._crew.starting.items()):
+            begin = self._started_at.setdefault(producer_id, time.monotonic())
+            cause = _failure(member)
+            if cause is not None:
+                self._replace(producer_id, cause)
+            elif _is_done(member):
+                self._crew.admit_producer(producer_id)
+            elif time.monotonic() - begin > START_TIMEOUT_S:
+                self._replace(producer_id, f"not ready after {START_TIMEOUT_S:g} s")
+
+    def _replace_dead(self) -> None:
+        for producer_id, member in list(self._crew.producers.items()):
+            cause = _failure(member)
+            if cause is not None:
+                self._replace(producer_id, cause)
+
+    def _replace(self, producer_id: int, cause: str) -> None:
+        logger.warning("producer-%d: %s", producer_id, cause)
+        self._crew.drop_producer(producer_id, cause)
+        if self._replacements_left == 0:
+            raise RunError(f"producer-{producer_id}: {cause}; {self._replacements} replacements failed before it")
+        self._replacements_left -= 1
+        self._crew.add_producer()
+
+
+def _is_done(member: Member) -> bool:
+    return bool(ray.wait([member.task], timeout=0)[0])
+
+
+def _failure(member: Member) -> str | None:
+    """Why an actor's call ended, None if it goes on or ended well."""
+    if not _is_done(member):
+        return None
+    try:
+        wait_for(member.task, who=member.name, timeout_s=1.0)
+    except RunError as error:
+        return first_line(error)
+    return None

@@ -1,0 +1,64 @@
+"""One point in time that all waits of a transfer share, so that many small waits cannot add up to a long one.
+
+In: a duration, optionally an event that cancels. Out: the time left, or the error that says what was waited for.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TypeVar
+
+from coati_rl.errors import TransferError, TransferTimeoutError
+
+Result = TypeVar("Result")
+
+POLL_S = 0.05  # longest uninterrupted wait: how late a cancellation may be noticed
+
+
+class Deadline:
+    """When a transfer has to be over."""
+
+    def __init__(self, timeout_s: float, *, cancelled: threading.Event | None = None) -> None:
+        """`cancelled`: set by another thread to end every wait with a TransferError."""
+        self.timeout_s = timeout_s
+        self._end = time.monotonic() + timeout_s
+        self._cancelled = cancelled
+
+    def remaining_s(self) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self._end - time.monotonic())
+
+    def check(self, what: str) -> None:
+        """Raise if the time is over or the transfer was cancelled; `what` names rank, phase and bucket."""
+        if self._cancelled is not None and self._cancelled.is_set():
+            raise TransferError(f"{what}: cancelled")
+        if self.remaining_s() == 0.0:
+            raise TransferTimeoutError(f"{what}: not done within {self.timeout_s:g} s")
+
+    def slice_s(self) -> float:
+        """How long one wait may block before `check` is due again; positive."""
+        return max(0.001, min(POLL_S, self.remaining_s()))
+
+    def run(self, function: Callable[[], Result], *, what: str) -> Result:
+        """Run a foreign call that cannot be interrupted, and give up on it at the deadline.
+
+        A call given up on stays behind in a daemon thread: a stopped peer can hold a socket read for ever.
+        """
+        future: Future[Result] = Future()
+
+        def body() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001  (re-raised in the waiting thread)
+                future.set_exception(error)
+
+        threading.Thread(target=body, name="transfer-call", daemon=True).start()
+        while True:
+            try:
+                return future.result(timeout=self.slice_s())
+            except FutureTimeoutError:
+                if future.done():  # the call itself raised a TimeoutError
+                    return future.result()
+                self.check(what)

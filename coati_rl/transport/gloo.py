@@ -1,0 +1,99 @@
+"""Broadcast over gloo: CPU tensors, plain sockets."""
+
+import os
+import re
+import socket
+import threading
+from contextlib import suppress
+from datetime import timedelta
+from ipaddress import ip_address
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, Work
+
+from coati_rl.errors import TransferError, TransferTimeoutError
+from coati_rl.transport.deadline import Deadline
+
+_GRACE_S = 1.0  # how much longer than ours gloo's own time limit is, so that ours speaks
+
+
+class GlooCommunicator:
+    """A `Communicator` on a bare ProcessGroupGloo."""
+
+    def __init__(self, store: Store, *, rank: int, world_size: int, host: str, deadline: Deadline) -> None:
+        """Blocks until all ranks are connected; `host` is the store's address, which decides our own interface."""
+        self.rank = rank
+        self.world_size = world_size
+        gloo: Any = ProcessGroupGloo  # torch's type stubs lack _Options and broadcast
+        options = gloo._Options()
+        options._devices = [_device_towards(host)]
+        options._timeout = timedelta(seconds=deadline.remaining_s() + _GRACE_S)
+        options._threads = 1
+        try:
+            self._group: Any = gloo(PrefixStore("gloo", store), rank, world_size, options)
+        except RuntimeError as error:
+            raise TransferError(f"rank {rank} of {world_size}, connecting: {_reason(error)}") from error
+        self._unfinished: Work | None = None
+
+    def broadcast(self, data: torch.Tensor, *, deadline: Deadline, what: str) -> None:
+        """See `Communicator.broadcast`."""
+        what = f"rank {self.rank} of {self.world_size}, {what}"
+        if self._group is None:
+            raise TransferError(f"{what}: the group is closed")
+        options = BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        options.timeout = timedelta(seconds=deadline.remaining_s() + _GRACE_S)
+        try:
+            self._unfinished = work = self._group.broadcast([data], options)
+        except RuntimeError as error:
+            raise TransferError(f"{what}: {_reason(error)}") from error
+        try:
+            while not work.is_completed():
+                deadline.check(what)
+                # gloo's abort() does not unblock a waiting thread, so wait in slices; they release the GIL.
+                with suppress(RuntimeError):  # the slice is over, or the operation failed: the next lines tell
+                    work.wait(timedelta(seconds=deadline.slice_s()))
+            work.wait()
+        except RuntimeError as error:
+            if deadline.remaining_s() == 0.0:
+                raise TransferTimeoutError(f"{what}: not done within {deadline.timeout_s:g} s") from error
+            raise TransferError(f"{what}: {_reason(error)}") from error
+        self._unfinished = None
+
+    def close(self) -> None:
+        """See `Communicator.close`."""
+        group, work = self._group, self._unfinished
+        self._group = self._unfinished = None
+        if group is not None and work is not None and not work.is_completed():
+            # The group's destructor waits for the operation, which ends with gloo's own time limit.
+            threading.Thread(target=_outlive, args=(group, work), name="gloo-linger", daemon=True).start()
+
+
+def _outlive(group: Any, work: Work) -> None:
+    while not work.is_completed():
+        with suppress(RuntimeError):
+            work.wait(timedelta(seconds=1))
+    del work, group
+
+
+def _reason(error: RuntimeError) -> str:
+    """gloo's message without its source path and its advice."""
+    return re.sub(r"^\[[^\]]*\] ", "", str(error)).split(". This is typically")[0]
+
+
+def _device_towards(host: str) -> ProcessGroupGloo.Device:
+    """The interface to listen on: the loopback for a local store, else the one that routes to `host`.
+
+    GLOO_SOCKET_IFNAME decides if it is set; gloo's default would be whatever the machine's name resolves to.
+    """
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    if interface:
+        return ProcessGroupGloo.create_device(interface=interface)
+    address = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0][4][0]
+    if ip_address(address).is_loopback:
+        return ProcessGroupGloo.create_device(hostname=host)
+    family = socket.AF_INET6 if ":" in str(address) else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a UDP socket only picks a route
+        probe.connect((address, 9))
+        return ProcessGroupGloo.create_device(hostname=str(probe.getsockname()[0]))

@@ -1,0 +1,159 @@
+"""What a weight update consists of: names, dtypes and shapes in wire order, and how they are cut into buckets.
+
+In: named tensors (their metadata). Out: JSON, and a bucket plan that both ends compute alike. Nothing is unpickled.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from coati_rl.errors import TransferError
+
+ALIGNMENT = 16  # bytes; every dtype may be viewed at such an offset
+DEFAULT_BUCKET_BYTES = 64 * 2**20  # measured best end to end; larger ones page-fault, smaller ones add calls
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorEntry:
+    """Name, dtype and shape of one tensor under its Hugging Face name."""
+
+    name: str
+    dtype: str  # a key of DTYPES
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise TransferError("manifest: a tensor has no name")
+        if self.dtype not in DTYPES:
+            raise TransferError(f"manifest: tensor {self.name!r} has dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
+        if any(size < 1 for size in self.shape):
+            raise TransferError(f"manifest: tensor {self.name!r} has shape {self.shape}; sizes must be positive")
+
+    @property
+    def num_bytes(self) -> int:
+        """Size without padding."""
+        return prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BucketItem:
+    """A tensor's place in a bucket."""
+
+    entry: TensorEntry
+    offset: int  # bytes, a multiple of ALIGNMENT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """Consecutive tensors that travel as one flat byte buffer."""
+
+    items: tuple[BucketItem, ...]
+    num_bytes: int  # with padding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightManifest:
+    """The announcement of one update."""
+
+    policy_version: int
+    entries: tuple[TensorEntry, ...]  # in wire order
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES
+
+    def __post_init__(self) -> None:
+        if self.policy_version < 0:
+            raise TransferError(f"manifest: policy_version {self.policy_version} is negative")
+        if self.bucket_bytes < ALIGNMENT:
+            raise TransferError(f"manifest: bucket_bytes {self.bucket_bytes} is below {ALIGNMENT}")
+        if not self.entries:
+            raise TransferError("manifest: no tensors")
+        seen: set[str] = set()
+        for entry in self.entries:
+            if entry.name in seen:
+                raise TransferError(f"manifest: tensor {entry.name!r} is listed twice")
+            seen.add(entry.name)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all tensors, without padding."""
+        return sum(entry.num_bytes for entry in self.entries)
+
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Cut the tensors into buckets of at most `bucket_bytes`; a larger tensor gets a bucket of its own."""
+        buckets: list[Bucket] = []
+        items: list[BucketItem] = []
+        offset = 0
+        for entry in self.entries:
+            padded = -(-entry.num_bytes // ALIGNMENT) * ALIGNMENT
+            if items and offset + padded > self.bucket_bytes:
+                buckets.append(Bucket(items=tuple(items), num_bytes=offset))
+                items, offset = [], 0
+            items.append(BucketItem(entry=entry, offset=offset))
+            offset += padded
+        buckets.append(Bucket(items=tuple(items), num_bytes=offset))
+        return tuple(buckets)
+
+    def to_json(self) -> str:
+        """As one line of JSON."""
+        entries = [[entry.name, entry.dtype, list(entry.shape)] for entry in self.entries]
+        return json.dumps(
+            {"policy_version": self.policy_version, "bucket_bytes": self.bucket_bytes, "entries": entries}
+        )
+
+    @staticmethod
+    def from_json(text: str) -> "WeightManifest":
+        """The inverse of `to_json`. Raises: TransferError on anything else."""
+        fields = parse_object(text, {"policy_version": int, "bucket_bytes": int, "entries": list}, what="manifest")
+        return WeightManifest(
+            policy_version=fields["policy_version"],
+            bucket_bytes=fields["bucket_bytes"],
+            entries=tuple(_parse_entry(entry) for entry in fields["entries"]),
+        )
+
+
+def build_manifest(
+    named_tensors: Iterable[tuple[str, torch.Tensor]],
+    *,
+    policy_version: int,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+) -> WeightManifest:
+    """Announce these tensors in this order; tensors on the meta device will do."""
+    return WeightManifest(
+        policy_version=policy_version,
+        entries=tuple(
+            TensorEntry(name=name, dtype=dtype_name(tensor.dtype), shape=tuple(tensor.shape))
+            for name, tensor in named_tensors
+        ),
+        bucket_bytes=bucket_bytes,
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.bfloat16` -> "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def parse_object(text: str, types: dict[str, type], *, what: str) -> dict[str, Any]:
+    """Parse a JSON object with exactly these fields. Raises: TransferError naming the field that is wrong."""
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise TransferError(f"{what}: not JSON: {error}") from error
+    if not isinstance(fields, dict) or fields.keys() != types.keys():
+        found = sorted(fields) if isinstance(fields, dict) else type(fields).__name__
+        raise TransferError(f"{what}: expected the fields {sorted(types)}, got {found}")
+    for name, expected in types.items():
+        if type(fields[name]) is not expected:  # isinstance would take True for an int
+            raise TransferError(f"{what}: field {name} is {fields[name]!r}, not of type {expected.__name__}")
+    return fields
+
+
+def _parse_entry(entry: Any) -> TensorEntry:
+    match entry:
+        case [str(name), str(dtype), [*shape]] if all(type(size) is int for size in shape):
+            return TensorEntry(name=name, dtype=dtype, shape=tuple(shape))
+    raise TransferError(f"manifest: expected [name, dtype, shape], got {entry!r}")

@@ -1,0 +1,82 @@
+"""Broadcast over NCCL through cupy: CUDA tensors, GPU to GPU. cupy is imported here and nowhere else."""
+
+from time import sleep
+from typing import Any
+
+import torch
+
+from coati_rl.errors import TransferError
+from coati_rl.transport.deadline import Deadline
+
+_cuda: Any = torch.cuda  # whose streams and events have no type annotations
+
+
+def create_unique_id() -> str:
+    """A fresh NCCL unique id (128 bytes) in hexadecimal, for all members of one group."""
+    nccl = _import_nccl()
+    return bytes(value & 0xFF for value in nccl.get_unique_id()).hex()
+
+
+class CupyNcclCommunicator:
+    """A `Communicator` on cupy.cuda.nccl, on a stream of its own."""
+
+    def __init__(self, *, unique_id: str, rank: int, world_size: int, device: torch.device) -> None:
+        """Blocks until all ranks are here, without a deadline of NCCL's own: run it under `Deadline.run`."""
+        nccl = _import_nccl()
+        self.rank = rank
+        self.world_size = world_size
+        self._device = device
+        self._uint8 = nccl.NCCL_UINT8
+        raw = bytes.fromhex(unique_id)
+        signed = tuple(value - 256 if value > 127 else value for value in raw)
+        with torch.cuda.device(device):  # NCCL takes the calling thread's current device
+            try:
+                self._nccl: Any = nccl.NcclCommunicator(world_size, signed, rank)
+            except OverflowError:  # C's char is unsigned on some architectures
+                self._nccl = nccl.NcclCommunicator(world_size, tuple(raw), rank)
+            except nccl.NcclError as error:
+                raise TransferError(f"rank {rank} of {world_size}, connecting: {error}") from error
+            self._stream = _cuda.Stream(device)
+
+    def broadcast(self, data: torch.Tensor, *, deadline: Deadline, what: str) -> None:
+        """See `Communicator.broadcast`."""
+        what = f"rank {self.rank} of {self.world_size}, {what}"
+        if self._nccl is None:
+            raise TransferError(f"{what}: the group is closed")
+        with torch.cuda.device(self._device):
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))  # the bytes to send are being written
+            done = _cuda.Event()
+            try:
+                self._nccl.bcast(data.data_ptr(), data.numel(), self._uint8, 0, self._stream.cuda_stream)
+                done.record(self._stream)
+                while not done.query():
+                    # A kernel whose peer is gone spins for ever: the error is reported on the communicator only.
+                    self._nccl.check_async_error()
+                    deadline.check(what)
+                    sleep(0.0002)
+            except TransferError:
+                self._abort()
+                raise
+            except RuntimeError as error:  # cupy's NcclError and torch's CUDA errors
+                self._abort()
+                raise TransferError(f"{what}: {error}") from error
+
+    def close(self) -> None:
+        """See `Communicator.close`. Between two operations nothing is in flight, so that aborting loses nothing."""
+        self._abort()
+
+    def _abort(self) -> None:
+        """Unlike destroy(), abort() does not wait for the peers, and frees a kernel that still spins."""
+        communicator, self._nccl = self._nccl, None
+        if communicator is not None:
+            communicator.abort()
+
+
+def _import_nccl() -> Any:
+    try:
+        from cupy.cuda import nccl
+    except ImportError as error:
+        raise TransferError(f"the nccl backend needs cupy (setup.py extra gpu-cu12 or gpu-cu13): {error}") from error
+    if not getattr(nccl, "available", True):
+        raise TransferError("the nccl backend needs a cupy that finds the NCCL library (pip package nvidia-nccl-cuXX)")
+    return nccl

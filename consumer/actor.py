@@ -1,0 +1,137 @@
+"""The trainer as a Ray actor: joins the trainers' process group, builds the backend, runs the train loop."""
+
+import functools
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coati_rl.algorithms.grpo import GrpoLoss
+from coati_rl.config import Config
+from coati_rl.errors import EngineError
+from coati_rl.protocols import TrainerCoordinator
+from coati_rl.runtime.process import Place, enter_actor
+from coati_rl.runtime.remote import RemoteProducer
+from coati_rl.transport.manifest import build_manifest
+from coati_rl.transport.wire import WeightSender
+from consumer.colossal_backend import ColossalBackend
+from consumer.process_group import destroy_process_group, init_process_group, open_listener
+from consumer.reduction import reduce_sums
+from consumer.torch_backend import BackendConfig
+from consumer.train_loop import TrainLoop
+from consumer.train_step import TrainStep
+from consumer.weight_publisher import WeightPublisher
+
+logger = logging.getLogger(__name__)
+
+COLLECTIVE_TIMEOUT_S = 600.0  # between trainers: they wait for each other's checkpoint and rollouts, not for producers
+
+
+class TrainerActor:
+    """One rank of the trainers."""
+
+    @staticmethod
+    def environment(config: Config, device: str) -> dict[str, str]:
+        """Environment variables that the trainer needs before its process starts."""
+        return {"GLOO_SOCKET_IFNAME": "lo"} if not config.master_address else {}
+
+    def __init__(self, rank: int, config: Config, place: Place, *, run_dir: Path, checkpoint_dir: Path) -> None:
+        enter_actor(place)
+        self._rank = rank
+        self._config = config
+        self._place = place
+        self._run_dir = run_dir
+        self._checkpoint_dir = checkpoint_dir
+        self._listener: socket.socket | None = None
+        self._backend: ColossalBackend | None = None
+
+    def open_listener(self, address: str, port: int) -> int:
+        """Rank 0 only: listen for the other trainers. Returns: the port."""
+        self._listener = open_listener(address, port)
+        return int(self._listener.getsockname()[1])
+
+    def start(self, address: str, port: int) -> float:
+        """Join the other trainers and load the model. Returns: seconds it took."""
+        begin, config = time.perf_counter(), self._config
+        device = init_process_group(
+            rank=self._rank,
+            world_size=config.num_trainers,
+            address=address,
+            port=port,
+            listener=self._listener,
+            timeout_s=COLLECTIVE_TIMEOUT_S,
+            seed=config.seed,
+        )
+        backend_config = BackendConfig(
+            model_dir=Path(config.model),
+            reference_dir=Path(config.model) if config.kl_coeff > 0 else None,
+            precision="bf16" if self._place.dtype == "bfloat16" else "fp32",
+            wire_dtype=getattr(torch, self._place.dtype),
+            weight_decay=config.weight_decay,
+            max_grad_norm=config.max_grad_norm,
+        )
+        self._backend = ColossalBackend(backend_config, device=device, timeout_s=COLLECTIVE_TIMEOUT_S)
+        self._address = address
+        logger.info("trainer %d is ready on %s", self._rank, device)
+        return time.perf_counter() - begin
+
+    def run(self, coordinator: TrainerCoordinator, namespace: str) -> int:
+        """Train until the run is over. Returns: optimizer steps taken."""
+        config, backend = self._config, self._backend
+        if backend is None:
+            raise EngineError(f"trainer {self._rank} was not started")
+        loss = GrpoLoss(clip_low=config.clip_eps_low, clip_high=config.clip_eps_high, kl_coeff=config.kl_coeff)
+        train_step = TrainStep(
+            backend,
+            loss,
+            has_reference=config.kl_coeff > 0,
+            learning_rate=config.learning_rate,
+            reduce=functools.partial(reduce_sums, device=backend.device),
+        )
+        publisher = WeightPublisher(
+            WeightSender(
+                backend="nccl" if backend.device.type == "cuda" else "gloo", host=self._address, device=backend.device
+            ),
+            connect=lambda producer: RemoteProducer(f"producer-{producer}", namespace),
+            make_manifest=lambda version: build_manifest(backend.export_weights(), policy_version=version),
+            ranks_per_producer=config.producer_tensor_parallel_size,
+            timeout_s=config.sync_timeout_s,
+        )
+        with self._profiler() as profiler:
+            loop = TrainLoop(
+                self._rank,
+                coordinator,
+                backend,
+                train_step,
+                publisher,
+                checkpoint_dir=self._checkpoint_dir,
+                on_step=profiler.step if profiler else lambda: None,
+            )
+            steps = loop.run()
+        logger.info("trainer %d is done after %d steps", self._rank, steps)
+        return steps
+
+    @contextmanager
+    def _profiler(self) -> Iterator[Any]:
+        """A torch profiler over the second optimizer step, after the first has warmed everything up."""
+        if not self._config.enable_profiling:
+            yield None
+            return
+        from torch.profiler import profile, schedule
+
+        path = self._run_dir / "profile" / f"{self._place.name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with profile(
+            schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
+            on_trace_ready=lambda p: p.export_chrome_trace(str(path)),
+        ) as profiler:
+            yield profiler
+
+    def close(self) -> None:
+        """Leave the process group."""
+        destroy_process_group()

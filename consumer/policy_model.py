@@ -1,0 +1,117 @@
+"""A Hugging Face causal language model as a policy: what it is fed, and its forward up to the loss.
+
+In: a `MicroBatch`. Out: log-probabilities, or the summed loss and its report. The LM head and the loss are computed
+inside the model's own forward, so that whatever wraps the model (DDP here, pipeline stages later) sees its parameters
+used there and nowhere else. R rows, L tokens per row, H hidden size, V vocabulary.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from coati_rl.batch import MicroBatch
+from coati_rl.errors import ConfigError
+from coati_rl.ops.logprob import token_logprobs
+
+if TYPE_CHECKING:
+    from coati_rl.protocols import LossFn
+
+Precision = Literal["fp32", "bf16"]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+# Settings by which some architectures change their logits after the LM head; `policy_forward` does not know them.
+LOGIT_SETTINGS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyInput:
+    """One forward. Wrappers that cast or move tensor arguments leave it alone, as it is not a container they know."""
+
+    tensors: dict[str, Tensor]  # the micro-batch's arrays by name, each [R, L], and trainer_version, int64[]
+    loss_fn: "LossFn | None" = None  # None: log-probabilities only
+
+
+def make_input(
+    micro_batch: MicroBatch, *, device: torch.device, trainer_version: int = -1, loss_fn: "LossFn | None" = None
+) -> PolicyInput:
+    """Copy a micro-batch's arrays to the device; those that are None are left out.
+
+    Raises: ValueError if a token that the loss counts has a temperature that logits cannot be divided by.
+    """
+    # Checked here, in NumPy: asking the device would stall it in every forward.
+    if not (micro_batch.temperature[micro_batch.loss_mask] > 0).all():
+        raise ValueError("temperature must be positive on every token that the loss counts")
+    arrays = {field.name: getattr(micro_batch, field.name) for field in fields(micro_batch)}
+    # torch.tensor copies: arrays that come out of Ray's object store are read-only.
+    tensors = {name: torch.tensor(array, device=device) for name, array in arrays.items() if array is not None}
+    tensors["trainer_version"] = torch.tensor(trainer_version, device=device)
+    return PolicyInput(tensors=tensors, loss_fn=loss_fn)
+
+
+def policy_forward(model: PreTrainedModel, inputs: PolicyInput) -> tuple[Tensor, dict[str, Tensor]]:
+    """The model's hidden states, their tokens' log-probabilities, and the loss if one is given.
+
+    Returns: (float32[] summed loss, sums to report); without a loss (float32[R, L] log-probabilities, {}).
+    """
+    tensors = inputs.tensors
+    # transformers builds block-diagonal masks from restarting position_ids only without a mask and without a cache.
+    hidden = model.base_model(
+        input_ids=tensors["token_ids"],
+        position_ids=tensors["position_ids"],
+        attention_mask=None,
+        use_cache=False,
+    ).last_hidden_state  # [R, L, H]
+    head = model.get_output_embeddings()
+    logprobs, entropy = token_logprobs(
+        hidden, head.weight, head.bias, tensors["token_ids"], tensors["loss_mask"], tensors["temperature"]
+    )
+    if inputs.loss_fn is None:
+        return logprobs, {}
+    return inputs.loss_fn(logprobs, entropy, tensors)
+
+
+def load_policy(model_dir: Path, *, dtype: torch.dtype) -> PreTrainedModel:
+    """Read a Hugging Face model; no code from the model directory is ever run.
+
+    The model stays in eval mode: dropout would make a token's log-probability a matter of luck, and the ratio with it.
+
+    Raises: ConfigError if it cannot be read or is no model whose logits are its LM head's alone.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--model {model_dir} cannot be loaded: {error}") from error
+    altered = [name for name in LOGIT_SETTINGS if getattr(model.config, name, None) not in (None, 1, 1.0)]
+    if altered or not isinstance(model.get_output_embeddings(), nn.Linear):
+        what = f"changes its logits by {', '.join(altered)}" if altered else "has no plain LM head"
+        raise ConfigError(f"--model {model_dir}: {type(model).__name__} {what}, which training does not support")
+    return model.eval()
+
+
+def blank_micro_batch() -> MicroBatch:
+    """One row that counts no token: its gradient is zero in every parameter.
+
+    For a rank whose share of a mini-batch is empty: the reduction over ranks happens in a backward, so it needs one.
+    """
+    shape = (1, 2)
+    zeros = np.zeros(shape, dtype=np.float32)
+    return MicroBatch(
+        token_ids=np.zeros(shape, dtype=np.int64),
+        position_ids=np.array([[0, 1]], dtype=np.int64),
+        sample_index=np.full(shape, -1, dtype=np.int32),
+        loss_mask=np.zeros(shape, dtype=bool),
+        loss_weights=zeros,
+        advantages=zeros,
+        rollout_logprobs=zeros,
+        temperature=np.ones(shape, dtype=np.float32),
+        policy_version=np.full(shape, -1, dtype=np.int32),
+        old_logprobs=zeros,
+        ref_logprobs=zeros,
+    )

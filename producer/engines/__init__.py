@@ -1,0 +1,81 @@
+"""The generation engines: vLLM, plain transformers, and a deterministic fake, all behind one protocol.
+
+In: a backend's name and its settings. Out: a loaded engine. Importing this package imports no engine library;
+`create_engine` imports the one that it needs, in a process started with `engine_environment`.
+"""
+
+from coati_rl.errors import ConfigError
+from coati_rl.protocols import GenerationEngine
+from producer.engines.engine_thread import ThreadedEngine
+from producer.engines.environment import Device, engine_environment
+
+__all__ = ["create_engine", "engine_environment"]
+
+
+def create_engine(
+    backend: str,
+    *,
+    model: str,
+    max_model_len: int,
+    tensor_parallel_size: int = 1,
+    dtype: str = "float32",
+    max_num_seqs: int = 64,
+    seed: int = 0,
+    device: Device = "cpu",
+    gpu_memory_utilization: float = 0.85,
+    kv_cache_memory_bytes: int | None = None,
+    policy_version: int = 0,
+    load_timeout_s: float = 1800.0,
+) -> GenerationEngine:
+    """Make an engine and wait until it has loaded. See `VllmEngine` for the settings.
+
+    Args:
+        backend: "vllm", "transformers" or "fake".
+        model: for "fake" too, which takes vocabulary, EOS and tokenizer from it but no weights.
+        load_timeout_s: raise EngineError after that long.
+
+    Raises: ConfigError for a combination that does not exist, EngineError if loading fails.
+    """
+    if backend != "vllm" and tensor_parallel_size != 1:
+        raise ConfigError(
+            f"--backend {backend} has no tensor parallelism: use -ptp 1 instead of {tensor_parallel_size}"
+        )
+    engine: ThreadedEngine
+    if backend == "vllm":
+        from producer.engines.vllm_engine import VllmEngine
+
+        engine = VllmEngine(
+            model,
+            tensor_parallel_size=tensor_parallel_size,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            seed=seed,
+            device=device,
+            gpu_memory_utilization=gpu_memory_utilization,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            policy_version=policy_version,
+        )
+    elif backend == "transformers":
+        from producer.engines.transformers_engine import TransformersEngine
+
+        engine = TransformersEngine(
+            model,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            device=device,
+            policy_version=policy_version,
+        )
+    elif backend == "fake":
+        from producer.engines.fake_engine import fake_engine_like
+
+        engine = fake_engine_like(model, max_model_len=max_model_len, dtype=dtype, policy_version=policy_version)
+    else:
+        raise ConfigError(f"--backend {backend} is unknown: use vllm, transformers or fake")
+    try:
+        engine.wait_ready(load_timeout_s)
+    except BaseException:
+        engine.close()
+        raise
+    return engine

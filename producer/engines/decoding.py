@@ -1,0 +1,118 @@
+"""One batch of samples decoded together in plain transformers: left-padded prompts, a KV cache, one token a step.
+
+In: rows (samples) with their settings and generators. Out: the same rows, finished. B rows, L tokens so far.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coati_rl.types import FinishReason, SamplingParams
+from producer.engines.sampling import draw, processed_logprobs
+from producer.engines.stop_strings import Decode, ends_with_stop
+
+_COMPACT_BELOW = 0.75  # share of unfinished rows at which the others are dropped; dropping copies the cache
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Row:
+    """A sample being decoded."""
+
+    request_id: str
+    index: int  # of the sample in its request
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int
+    policy_version: int
+    generator: torch.Generator
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+class DecodingBatch:
+    """Decodes its rows to the end; `step` runs the model once."""
+
+    def __init__(self, model: Any, rows: list[Row], *, eos_token_ids: frozenset[int], decode: Decode) -> None:
+        """`model`: a transformers causal language model in eval mode."""
+        self._model = model
+        self._rows = rows
+        self._eos_token_ids = eos_token_ids
+        self._decode = decode
+        self._cache: Any = None
+        self._attention_mask = torch.empty(0)  # int64[B, L]; the first step makes it
+
+    def step(self) -> list[Row]:
+        """One token for every unfinished row; returns the rows that it finished."""
+        logits = self._prefill() if self._cache is None else self._decode_one()
+        logprobs = processed_logprobs(logits, [row.sampling for row in self._rows])
+        uniforms = [float(torch.rand((), generator=row.generator, dtype=torch.float64)) for row in self._rows]
+        tokens = draw(logprobs, [row.sampling for row in self._rows], uniforms)
+        chosen = logprobs.gather(-1, tokens[:, None])[:, 0]
+        finished = []
+        for row, token, logprob in zip(self._rows, tokens.tolist(), chosen.tolist(), strict=True):
+            if row.finish_reason is None:
+                row.token_ids.append(token)
+                row.logprobs.append(logprob)
+                row.finish_reason = self._finish_reason(row)
+                if row.finish_reason is not None:
+                    finished.append(row)
+        self._compact()
+        return finished
+
+    def is_done(self) -> bool:
+        """True when every row is finished."""
+        return not self._rows
+
+    def _finish_reason(self, row: Row) -> FinishReason | None:
+        if row.token_ids[-1] in self._eos_token_ids or ends_with_stop(row.token_ids, row.sampling.stop, self._decode):
+            return "stop"
+        return "length" if len(row.token_ids) >= row.max_tokens else None
+
+    def _prefill(self) -> Tensor:
+        """Run every distinct prompt once, then give each row its copy of the cache. Returns float32[B, V]."""
+        prompts = list(dict.fromkeys(row.prompt for row in self._rows))
+        width = max(len(prompt) for prompt in prompts)
+        device = self._model.device
+        token_ids = torch.tensor([(0,) * (width - len(prompt)) + prompt for prompt in prompts], device=device)
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+        output = self._run(token_ids, mask, positions=(mask.cumsum(dim=-1) - 1).clamp(min=0))
+        owner = {prompt: place for place, prompt in enumerate(prompts)}
+        places = torch.tensor([owner[row.prompt] for row in self._rows], device=device)
+        self._select(places, mask=mask)
+        return output[places]
+
+    def _decode_one(self) -> Tensor:
+        device = self._model.device
+        token_ids = torch.tensor([[row.token_ids[-1]] for row in self._rows], device=device)
+        self._attention_mask = torch.nn.functional.pad(self._attention_mask, (0, 1), value=1)
+        return self._run(token_ids, self._attention_mask, positions=self._attention_mask.sum(dim=-1, keepdim=True) - 1)
+
+    def _run(self, token_ids: Tensor, mask: Tensor, *, positions: Tensor) -> Tensor:
+        with torch.inference_mode():
+            output = self._model(
+                input_ids=token_ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        self._cache = output.past_key_values
+        logits: Tensor = output.logits[:, -1]
+        return logits.float()
+
+    def _compact(self) -> None:
+        """Drop finished rows, once they are many."""
+        alive = [place for place, row in enumerate(self._rows) if row.finish_reason is None]
+        if len(alive) <= _COMPACT_BELOW * len(self._rows):
+            if alive:
+                self._select(torch.tensor(alive, device=self._model.device), mask=self._attention_mask)
+            self._rows = [self._rows[place] for place in alive]
+
+    def _select(self, places: Tensor, *, mask: Tensor) -> None:
+        with torch.inference_mode():
+            self._cache.batch_select_indices(places)
+        self._attention_mask = mask[places]

@@ -1,0 +1,146 @@
+"""A deterministic stand-in for an engine: no model, tokens are a pure function of seed, prompt and policy version.
+
+For dry runs and for tests of everything around an engine. Weight updates are received and digest-checked like any
+engine's, so that the wire is exercised too; the tensors are then dropped.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+import xxhash
+
+from coati_rl.transport.manifest import TensorEntry, WeightManifest
+from coati_rl.transport.rendezvous import Rendezvous
+from coati_rl.types import Completion, GenerationRequest, GenerationResult
+from producer.engines.checkpoint import check_manifest, find_checkpoint, read_entries
+from producer.engines.engine_thread import ThreadedEngine
+from producer.engines.staging import StagingArea
+from producer.engines.stop_strings import Decode, ends_with_stop, final_text
+
+_EOS_PROBABILITY = 1 / 16  # of each token: responses are 16 tokens long on average
+
+
+class FakeEngine(ThreadedEngine):
+    """Answers at once, with noise."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        eos_token_id: int,
+        max_model_len: int,
+        decode: Decode | None = None,
+        expected: Mapping[str, TensorEntry] | None = None,
+        dtype: str = "float32",
+        policy_version: int = 0,
+    ) -> None:
+        """Ready at once.
+
+        Args:
+            decode: None means token ids as decimal numbers.
+            expected: what an update must hold, in `dtype`; None means anything.
+        """
+        core = _FakeCore(
+            vocab_size=vocab_size,
+            eos_token_id=eos_token_id,
+            max_model_len=max_model_len,
+            decode=decode or _decode_as_numbers,
+            expected=expected,
+            dtype=dtype,
+        )
+        super().__init__(core, policy_version=policy_version)
+
+
+class _FakeCore:
+    """See `EngineCore`."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        eos_token_id: int,
+        max_model_len: int,
+        decode: Decode,
+        expected: Mapping[str, TensorEntry] | None,
+        dtype: str,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self._eos_token_id = eos_token_id
+        self._decode = decode
+        self._expected = expected
+        self._dtype = dtype
+        self._queue: deque[tuple[GenerationRequest, int]] = deque()
+        self._staging = StagingArea(device=torch.device("cpu"))
+
+    def load(self) -> None:
+        pass
+
+    def add(self, request: GenerationRequest, *, policy_version: int) -> None:
+        self._queue.append((request, policy_version))
+
+    def has_work(self) -> bool:
+        return bool(self._queue)
+
+    def step(self) -> list[GenerationResult]:
+        request, version = self._queue.popleft()
+        completions = tuple(self._complete(request, index, version) for index in range(request.num_samples))
+        return [GenerationResult(request_id=request.request_id, completions=completions)]
+
+    def _complete(self, request: GenerationRequest, index: int, policy_version: int) -> Completion:
+        sampling = request.sampling
+        seed = None if sampling.temperature == 0.0 else sampling.seed + index
+        key = xxhash.xxh3_64_intdigest(repr((request.token_ids, seed, policy_version)).encode())
+        random = np.random.default_rng(key)
+        limit = min(sampling.max_new_tokens, self.max_model_len - len(request.token_ids))
+        token_ids: list[int] = []
+        stopped = False
+        while not stopped and len(token_ids) < limit:
+            is_eos = random.random() < _EOS_PROBABILITY
+            token_ids.append(self._eos_token_id if is_eos else int(random.integers(self.vocab_size)))
+            stopped = token_ids[-1] == self._eos_token_id or ends_with_stop(token_ids, sampling.stop, self._decode)
+        return Completion(
+            token_ids=np.asarray(token_ids, dtype=np.int32),
+            logprobs=-random.exponential(size=len(token_ids)).astype(np.float32),
+            policy_versions=np.full(len(token_ids), policy_version, dtype=np.int32),
+            finish_reason="stop" if stopped else "length",
+            text=final_text(token_ids, sampling.stop, self._decode),
+        )
+
+    def start_staging(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> None:
+        if self._expected is not None:
+            check_manifest(manifest, self._expected, dtype=self._dtype)
+        self._staging.start(manifest, rendezvous, timeout_s=timeout_s)
+
+    def poll_staging(self) -> tuple[str, ...] | None:
+        staged = self._staging.poll()
+        return None if staged is None else (staged.digest,)
+
+    def commit(self) -> None:
+        self._staging.take()
+
+    def close(self) -> None:
+        self._staging.close()
+
+
+def fake_engine_like(model: str, *, max_model_len: int, dtype: str = "float32", policy_version: int = 0) -> FakeEngine:
+    """A fake with a real model's vocabulary, EOS, tokenizer and tensor names, but without its weights."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    directory = find_checkpoint(model)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    return FakeEngine(
+        vocab_size=AutoConfig.from_pretrained(directory).get_text_config().vocab_size,
+        eos_token_id=tokenizer.eos_token_id,
+        max_model_len=max_model_len,
+        decode=lambda token_ids: str(tokenizer.decode(token_ids, skip_special_tokens=True)),
+        expected=read_entries(directory),
+        dtype=dtype,
+        policy_version=policy_version,
+    )
+
+
+def _decode_as_numbers(token_ids: Sequence[int]) -> str:
+    return " ".join(str(token) for token in token_ids)

@@ -1,0 +1,60 @@
+"""From logits to a token and its log-probability, as vLLM computes them, so that both engines mean the same.
+
+In: float32[B, V] logits and each row's settings. Out: log-probabilities of the processed distribution, and draws from
+it. B rows (samples being decoded), V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from coati_rl.types import SamplingParams
+
+
+def processed_logprobs(logits: Tensor, settings: Sequence[SamplingParams]) -> Tensor:
+    """Log-softmax after temperature, top-k and top-p, renormalised: float32[B, V], -inf for tokens cut off.
+
+    A greedy row (temperature 0) is left as the model made it, as in vLLM.
+    """
+    device = logits.device
+    temperature = torch.tensor([row.temperature or 1.0 for row in settings], device=device)  # float32[B]
+    logits = logits.float() / temperature[:, None]
+    vocab_size = logits.shape[-1]
+    filtered = [row.temperature > 0 and (row.top_k is not None or row.top_p < 1.0) for row in settings]
+    if any(filtered):
+        top_k = [min(row.top_k or vocab_size, vocab_size) for row in settings]
+        top_p = [row.top_p for row in settings]
+        mask = torch.tensor(filtered, device=device)
+        cut = _cut(logits, torch.tensor(top_k, device=device), torch.tensor(top_p, device=device))
+        logits = torch.where(mask[:, None], cut, logits)
+    return logits.log_softmax(dim=-1)
+
+
+def draw(logprobs: Tensor, settings: Sequence[SamplingParams], uniforms: Sequence[float]) -> Tensor:
+    """One token per row, int64[B]: the most likely one if greedy, else the inverse CDF at the row's uniform number.
+
+    One number per token and row, from the row's own generator: no other row, nor the number of rows, has a say.
+    """
+    probabilities = logprobs.double().exp()
+    cumulative = probabilities.cumsum(dim=-1)  # float64: float32 loses the tail of a large vocabulary
+    targets = torch.tensor(list(uniforms), dtype=torch.float64, device=logprobs.device) * cumulative[:, -1]
+    sampled = torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0]
+    # Rounding may land on a token of probability 0 after the last possible one.
+    last = probabilities.shape[-1] - 1 - (probabilities > 0).flip(-1).int().argmax(dim=-1)
+    sampled = torch.minimum(sampled, last)
+    greedy = torch.tensor([row.temperature == 0.0 for row in settings], device=logprobs.device)
+    return torch.where(greedy, logprobs.argmax(dim=-1), sampled)
+
+
+def _cut(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """-inf on all but the top k (ties with the k-th stay), then on what lies beyond the mass p of the rest."""
+    ordered, indices = logits.sort(dim=-1, descending=True)
+    smallest = ordered.gather(-1, (top_k - 1)[:, None])
+    ordered = ordered.masked_fill(ordered < smallest, -torch.inf)
+    probabilities = ordered.softmax(dim=-1)
+    mass_before = probabilities.cumsum(dim=-1) - probabilities
+    beyond = mass_before >= top_p[:, None]
+    beyond[:, 0] = False
+    ordered = ordered.masked_fill(beyond & (top_p < 1.0)[:, None], -torch.inf)
+    return torch.empty_like(logits).scatter_(-1, indices, ordered)

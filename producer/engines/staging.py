@@ -1,0 +1,81 @@
+"""Receives an update beside the serving weights, in a thread of its own, so that generation goes on meanwhile.
+
+In: a manifest and an invitation. Out, by polling: the staged tensors, or the error. One per tensor-parallel rank.
+"""
+
+import threading
+
+import torch
+
+from coati_rl.errors import EngineError, TransferError
+from coati_rl.transport.communicator import Communicator, join
+from coati_rl.transport.deadline import Deadline
+from coati_rl.transport.manifest import WeightManifest
+from coati_rl.transport.rendezvous import Rendezvous
+from coati_rl.transport.wire import StagedWeights, receive
+
+
+class StagingArea:
+    """Holds at most one staged update, and the group it came from, for the next one."""
+
+    def __init__(self, *, device: torch.device, tensor_parallel_rank: int = 0) -> None:
+        """Staged tensors live on `device`."""
+        self._device = device
+        self._tensor_parallel_rank = tensor_parallel_rank
+        self._communicator: Communicator | None = None
+        self._rendezvous: Rendezvous | None = None  # of the communicator
+        self._thread: threading.Thread | None = None
+        self._cancelled = threading.Event()
+        self._staged: StagedWeights | None = None
+        self._error: TransferError | None = None
+
+    def start(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> None:
+        """Begin to receive; an update staged earlier is dropped."""
+        if self._thread is not None and self._thread.is_alive() and self._staged is None and self._error is None:
+            raise EngineError("an update is being received already")
+        self._staged = self._error = None
+        deadline = Deadline(timeout_s, cancelled=self._cancelled)
+        self._thread = threading.Thread(
+            target=self._receive, args=(manifest, rendezvous, deadline), name="weight-receiver", daemon=True
+        )
+        self._thread.start()
+
+    def poll(self) -> StagedWeights | None:
+        """The staged update, or None while it is being received. Raises: TransferError if the transfer failed."""
+        if self._error is not None:
+            raise self._error
+        return self._staged
+
+    def take(self) -> StagedWeights:
+        """Hand the staged update over. Raises: EngineError if there is none."""
+        staged, self._staged = self._staged, None
+        if staged is None:
+            raise EngineError("no update is staged")
+        return staged
+
+    def close(self) -> None:
+        """End a running transfer and leave the group."""
+        self._cancelled.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+        self._leave()
+
+    def _receive(self, manifest: WeightManifest, rendezvous: Rendezvous, deadline: Deadline) -> None:
+        try:
+            if self._communicator is None or self._rendezvous != rendezvous:
+                self._leave()
+                rank = rendezvous.first_rank + self._tensor_parallel_rank
+                self._communicator = join(rendezvous, rank=rank, device=self._device, deadline=deadline)
+                self._rendezvous = rendezvous
+            self._staged = receive(self._communicator, manifest, device=self._device, deadline=deadline)
+        except TransferError as error:
+            self._leave()
+            self._error = error
+        except (RuntimeError, MemoryError, OSError) as error:  # out of memory, mostly
+            self._leave()
+            self._error = TransferError(f"receiving version {manifest.policy_version}: {error}")
+
+    def _leave(self) -> None:
+        communicator, self._communicator, self._rendezvous = self._communicator, None, None
+        if communicator is not None:
+            communicator.close()

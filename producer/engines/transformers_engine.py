@@ -1,0 +1,147 @@
+"""Plain transformers as a GenerationEngine: slower than vLLM, but it runs every architecture that transformers has.
+
+In: requests as token ids. Out: completions with the log-probabilities of the processed distribution. Up to
+max_num_seqs samples are decoded as one batch to the end, before the next batch begins.
+"""
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from coati_rl.errors import EngineError
+from coati_rl.transport.manifest import TensorEntry, WeightManifest
+from coati_rl.transport.rendezvous import Rendezvous
+from coati_rl.types import Completion, GenerationRequest, GenerationResult
+from producer.engines.checkpoint import check_manifest, find_checkpoint, read_entries
+from producer.engines.decoding import DecodingBatch, Row
+from producer.engines.engine_thread import ThreadedEngine
+from producer.engines.environment import Device
+from producer.engines.staging import StagingArea
+from producer.engines.stop_strings import final_text
+
+
+class TransformersEngine(ThreadedEngine):
+    """Generates with transformers' own model code."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        dtype: str = "float32",
+        max_model_len: int,
+        max_num_seqs: int = 64,
+        device: Device = "cpu",
+        policy_version: int = 0,
+    ) -> None:
+        """Begins to load; the arguments are those of `VllmEngine`."""
+        core = _TransformersCore(
+            model, dtype=dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs, device=device
+        )
+        super().__init__(core, policy_version=policy_version)
+
+
+class _TransformersCore:
+    """See `EngineCore`."""
+
+    def __init__(self, model: str, *, dtype: str, max_model_len: int, max_num_seqs: int, device: Device) -> None:
+        self.vocab_size = 0
+        self.max_model_len = max_model_len
+        self._name = model
+        self._dtype = dtype
+        self._max_num_seqs = max_num_seqs
+        self._device = torch.device(device)
+        self._staging = StagingArea(device=self._device)
+        self._expected: dict[str, TensorEntry] = {}
+        self._eos_token_ids: frozenset[int] = frozenset()
+        self._queue: deque[Row] = deque()
+        self._batch: DecodingBatch | None = None
+        self._unfinished: dict[str, tuple[GenerationRequest, list[Row]]] = {}
+
+    def load(self) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.disable_progress_bar()
+        directory = find_checkpoint(self._name)
+        self._expected = read_entries(directory)
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, self._dtype))
+        self._model: Any = model.to(self._device).eval().requires_grad_(False)
+        self._parameters: dict[str, torch.nn.Parameter] = dict(self._model.named_parameters())
+        differ = self._parameters.keys() ^ self._expected.keys()
+        if differ:
+            names = ", ".join(sorted(differ)[:3])
+            raise EngineError(f"{directory}: transformers' parameters are not the checkpoint's tensors: {names}")
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+        self.vocab_size = self._model.config.get_text_config().vocab_size
+        eos = self._model.generation_config.eos_token_id
+        declared = eos if isinstance(eos, list) else [eos]
+        self._eos_token_ids = frozenset({*declared, self._tokenizer.eos_token_id} - {None})
+
+    def add(self, request: GenerationRequest, *, policy_version: int) -> None:
+        room = self.max_model_len - len(request.token_ids)
+        rows = [
+            Row(
+                request_id=request.request_id,
+                index=index,
+                prompt=request.token_ids,
+                sampling=request.sampling,
+                max_tokens=min(request.sampling.max_new_tokens, room),
+                policy_version=policy_version,
+                generator=torch.Generator().manual_seed(request.sampling.seed + index),  # on CPU on every device
+            )
+            for index in range(request.num_samples)
+        ]
+        self._queue.extend(rows)
+        self._unfinished[request.request_id] = (request, rows)
+
+    def has_work(self) -> bool:
+        return bool(self._unfinished)
+
+    def step(self) -> list[GenerationResult]:
+        if self._batch is None:
+            rows = [self._queue.popleft() for _ in range(min(self._max_num_seqs, len(self._queue)))]
+            self._batch = DecodingBatch(self._model, rows, eos_token_ids=self._eos_token_ids, decode=self._decode_text)
+        finished = self._batch.step()
+        if self._batch.is_done():
+            self._batch = None
+        return [
+            self._result(request_id)
+            for request_id in dict.fromkeys(row.request_id for row in finished)
+            if all(row.finish_reason for row in self._unfinished[request_id][1])
+        ]
+
+    def _result(self, request_id: str) -> GenerationResult:
+        _, rows = self._unfinished.pop(request_id)
+        return GenerationResult(request_id=request_id, completions=tuple(self._completion(row) for row in rows))
+
+    def _completion(self, row: Row) -> Completion:
+        return Completion(
+            token_ids=np.asarray(row.token_ids, dtype=np.int32),
+            logprobs=np.asarray(row.logprobs, dtype=np.float32),
+            policy_versions=np.full(len(row.token_ids), row.policy_version, dtype=np.int32),
+            finish_reason=row.finish_reason or "abort",
+            text=final_text(row.token_ids, row.sampling.stop, self._decode_text),
+        )
+
+    def _decode_text(self, token_ids: Any) -> str:
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def start_staging(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> None:
+        check_manifest(manifest, self._expected, dtype=self._dtype)
+        self._staging.start(manifest, rendezvous, timeout_s=timeout_s)
+
+    def poll_staging(self) -> tuple[str, ...] | None:
+        staged = self._staging.poll()
+        return None if staged is None else (staged.digest,)
+
+    def commit(self) -> None:
+        staged = self._staging.take()
+        with torch.no_grad():
+            for name, tensor in staged.tensors:
+                self._parameters[name].copy_(tensor)  # a tied lm_head is the same memory; there is no cache to forget
+
+    def close(self) -> None:
+        self._staging.close()

@@ -1,0 +1,205 @@
+"""vLLM as a GenerationEngine: in this process, owned by one thread; the CPU build and CUDA by the same code.
+
+In: requests as token ids. Out: completions with the log-probabilities of the processed distribution. vLLM is imported
+when the engine loads, in the environment that `engine_environment` describes, and one process holds at most one.
+"""
+
+import os
+from typing import Any, cast
+
+import numpy as np
+
+from coati_rl.errors import EngineError, TransferError, TransferTimeoutError
+from coati_rl.transport.manifest import WeightManifest
+from coati_rl.transport.rendezvous import Rendezvous
+from coati_rl.types import Completion, FinishReason, GenerationRequest, GenerationResult
+from producer.engines.admission import RequestRefusedError
+from producer.engines.checkpoint import check_manifest, find_checkpoint, read_entries
+from producer.engines.engine_thread import ThreadedEngine
+from producer.engines.environment import Device
+
+_MIN_KV_CACHE_BYTES = 2**27
+_MAX_DRAIN_STEPS = 8
+_MIN_BATCHED_TOKENS = 2048  # of a step, without chunked prefill
+_FINISH_REASONS = {"stop": "stop", "length": "length", "repetition": "stop"}  # others are aborts
+
+
+class VllmEngine(ThreadedEngine):
+    """Generates with vLLM."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        tensor_parallel_size: int = 1,
+        dtype: str = "float32",
+        max_model_len: int,
+        max_num_seqs: int = 64,
+        seed: int = 0,
+        device: Device = "cpu",
+        gpu_memory_utilization: float = 0.85,
+        kv_cache_memory_bytes: int | None = None,
+        policy_version: int = 0,
+    ) -> None:
+        """Begins to load; see `ThreadedEngine.wait_ready`.
+
+        Args:
+            model: a directory, or a hub name that is in the local cache.
+            dtype: "float32" or "bfloat16".
+            max_model_len: prompt and response together, in tokens.
+            max_num_seqs: samples decoded at a time.
+            gpu_memory_utilization: CUDA only.
+            kv_cache_memory_bytes: per rank; None means what max_num_seqs needs on CPU, and what is left on CUDA.
+            policy_version: of the weights on disk.
+        """
+        engine_args: dict[str, Any] = {
+            "model": model,
+            "tensor_parallel_size": tensor_parallel_size,
+            "distributed_executor_backend": "uni" if tensor_parallel_size == 1 else "mp",
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+            "seed": seed,
+            "kv_cache_memory_bytes": kv_cache_memory_bytes,
+            "enable_prefix_caching": True,
+            "logprobs_mode": "processed_logprobs",
+            "worker_extension_cls": "producer.engines.vllm_worker.StagingWorkerExtension",
+            "disable_log_stats": True,
+            "use_tqdm_on_load": False,
+        }
+        # All that differs between the devices is here, in engine_environment, and in vllm_worker's tied head.
+        if device == "cpu":
+            engine_args["enforce_eager"] = True
+            # A prompt cut into chunks makes vLLM rewind the request's seeded generator, which CPU generators cannot do.
+            engine_args["enable_chunked_prefill"] = False
+            engine_args["max_num_batched_tokens"] = max(_MIN_BATCHED_TOKENS, max_model_len)
+        else:
+            engine_args["gpu_memory_utilization"] = gpu_memory_utilization
+        super().__init__(_VllmCore(engine_args, device=device), policy_version=policy_version)
+
+
+class _VllmCore:
+    """See `EngineCore`."""
+
+    def __init__(self, engine_args: dict[str, Any], *, device: Device) -> None:
+        self.vocab_size = 0
+        self.max_model_len: int = engine_args["max_model_len"]
+        self._engine_args = engine_args
+        self._device = device
+        self._engine: Any = None
+        self._running: dict[str, tuple[GenerationRequest, int]] = {}  # with the version that serves it
+
+    def load(self) -> None:
+        if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
+            raise EngineError("start the engine's process with the variables of producer.engines.engine_environment()")
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        directory = find_checkpoint(self._engine_args["model"])
+        self._expected = read_entries(directory)
+        if self._device == "cpu" and self._engine_args["kv_cache_memory_bytes"] is None:
+            self._engine_args["kv_cache_memory_bytes"] = _cpu_kv_cache_bytes(self._engine_args)
+        self._engine = LLMEngine.from_engine_args(EngineArgs(**self._engine_args))
+        self._engine.collective_rpc("coati_prepare", args=(os.getpid(),))
+        self.vocab_size = self._engine.model_config.get_vocab_size()
+
+    def add(self, request: GenerationRequest, *, policy_version: int) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = request.sampling
+        greedy = sampling.temperature == 0.0
+        params = SamplingParams(
+            n=1 if greedy else request.num_samples,  # vLLM refuses n > 1 there; the samples are the same anyway
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or 0,
+            max_tokens=sampling.max_new_tokens,
+            stop=list(sampling.stop) or None,
+            seed=sampling.seed,  # sample i gets seed + i
+            logprobs=0,  # of the sampled token alone
+            flat_logprobs=True,
+            detokenize=bool(sampling.stop),  # token by token is slow: without stop strings it is done once, at the end
+            include_stop_str_in_output=True,  # the text is what the tokens say
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt = {"type": "token", "prompt_token_ids": list(request.token_ids)}  # vLLM's tokens_input
+        try:
+            self._engine.add_request(request.request_id, prompt, params)
+        except ValueError as error:  # VLLMValidationError is one
+            raise RequestRefusedError(str(error)) from error
+        self._running[request.request_id] = (request, policy_version)
+
+    def has_work(self) -> bool:
+        return bool(self._running)
+
+    def step(self) -> list[GenerationResult]:
+        return [self._result(output) for output in self._engine.step() if output.finished]
+
+    def _result(self, output: Any) -> GenerationResult:
+        request, policy_version = self._running.pop(output.request_id)
+        if any(sample.finish_reason == "error" for sample in output.outputs):
+            return GenerationResult(request_id=request.request_id, error="vLLM reported an internal error")
+        completions = [self._completion(sample, policy_version) for sample in output.outputs]
+        if len(completions) < request.num_samples:  # greedy
+            completions *= request.num_samples
+        return GenerationResult(request_id=request.request_id, completions=tuple(completions))
+
+    def _completion(self, sample: Any, policy_version: int) -> Completion:
+        token_ids = np.asarray(sample.token_ids, dtype=np.int32)
+        text = sample.text or self._engine.get_tokenizer().decode(token_ids.tolist(), skip_special_tokens=True)
+        return Completion(
+            token_ids=token_ids,
+            logprobs=np.asarray(sample.logprobs.logprobs, dtype=np.float32),
+            policy_versions=np.full(len(token_ids), policy_version, dtype=np.int32),
+            finish_reason=cast(FinishReason, _FINISH_REASONS.get(sample.finish_reason, "abort")),
+            text=text,
+        )
+
+    def start_staging(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> None:
+        check_manifest(manifest, self._expected, dtype=self._engine_args["dtype"])
+        arguments = (manifest.to_json(), rendezvous.to_json(), timeout_s)
+        self._engine.collective_rpc("coati_start_staging", args=arguments)
+
+    def poll_staging(self) -> tuple[str, ...] | None:
+        states = self._engine.collective_rpc("coati_poll_staging")
+        if any(state == "receiving" for state, _ in states):
+            return None
+        for state, message in states:
+            if state == "timed out":
+                raise TransferTimeoutError(message)
+            if state == "failed":
+                raise TransferError(message)
+        return tuple(digest for _, digest in states)
+
+    def commit(self) -> None:
+        # vLLM does not do this by itself; before loading, where a failure still leaves the old weights serving.
+        for _ in range(_MAX_DRAIN_STEPS):
+            if self._engine.reset_prefix_cache():
+                break
+            self._engine.step()  # with asynchronous scheduling a step that serves nobody any more may be in flight
+        else:
+            raise EngineError("vLLM did not reset its prefix cache: old keys and values would meet new weights")
+        self._engine.collective_rpc("coati_commit")
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.collective_rpc("coati_close")
+            self._engine.engine_core.shutdown()
+
+
+def _cpu_kv_cache_bytes(engine_args: dict[str, Any]) -> int:
+    """Room for max_num_seqs sequences of full length, at most a quarter of the memory: vLLM's default is nearly all."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(engine_args["model"]).get_text_config()
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    num_kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    num_kv_heads = max(1, num_kv_heads // engine_args["tensor_parallel_size"])
+    item_bytes = 4 if engine_args["dtype"] == "float32" else 2
+    token_bytes = 2 * config.num_hidden_layers * num_kv_heads * head_dim * item_bytes
+    wanted: int = (
+        token_bytes * (engine_args["max_model_len"] + 128) * engine_args["max_num_seqs"]
+    )  # 128: a block's rest
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(_MIN_KV_CACHE_BYTES, min(wanted, memory // 4 // int(engine_args["tensor_parallel_size"])))

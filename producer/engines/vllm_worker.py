@@ -1,0 +1,88 @@
+"""What each vLLM worker does for a weight update; mixed into vLLM's worker class by `worker_extension_cls`.
+
+In: JSON, by collective_rpc from the engine thread. Out: plain values. All names begin with `coati_`, since they share
+vLLM's class. The weights themselves come over the transport's own group, into memory beside the model.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+from typing import Any, Literal
+
+from coati_rl.errors import TransferError, TransferTimeoutError
+from coati_rl.transport.manifest import WeightManifest
+from coati_rl.transport.rendezvous import Rendezvous
+from producer.engines.staging import StagingArea
+
+StagingState = Literal["receiving", "staged", "failed", "timed out"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+class StagingWorkerExtension:
+    """Stages and commits weight updates in a vLLM worker."""
+
+    # Of vLLM's worker class:
+    rank: int
+    device: Any
+    model_runner: Any
+    model_config: Any
+    vllm_config: Any
+
+    coati_staging: StagingArea
+
+    def coati_prepare(self, engine_pid: int) -> None:
+        """Called once after loading. A worker process must not outlive the engine's, whatever kills that."""
+        self.coati_staging = StagingArea(device=self.device, tensor_parallel_rank=self.rank)
+        # It warns of layers that got nothing, such as a rotary embedding; names were compared before the transfer.
+        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+        if os.getpid() != engine_pid:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != engine_pid:  # it died before the line above
+                os._exit(1)
+
+    def coati_start_staging(self, manifest: str, rendezvous: str, timeout_s: float) -> None:
+        """Begin to receive in the background."""
+        self.coati_staging.start(
+            WeightManifest.from_json(manifest), Rendezvous.from_json(rendezvous), timeout_s=timeout_s
+        )
+
+    def coati_poll_staging(self) -> tuple[StagingState, str]:
+        """The state with its digest or message: as data, since an exception here would end vLLM's executor."""
+        try:
+            staged = self.coati_staging.poll()
+        except TransferTimeoutError as error:
+            return "timed out", str(error)
+        except TransferError as error:
+            return "failed", str(error)
+        return ("receiving", "") if staged is None else ("staged", staged.digest)
+
+    def coati_commit(self) -> None:
+        """Load the staged weights; nothing may be running. A failure leaves the model unusable."""
+        import torch
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+        staged = self.coati_staging.take()
+        model = self.model_runner.model
+        with torch.no_grad(), torch.device(self.device), set_current_vllm_config(self.vllm_config):
+            # load_weights() alone fails on CPU, where the weights of linear layers are packed and the originals gone.
+            initialize_layerwise_reload(model)
+            model.load_weights(iter(staged.tensors))
+            finalize_layerwise_reload(model, self.model_config)
+            self._coati_repack_tied_head(model)
+
+    def coati_close(self) -> None:
+        """Leave the group."""
+        self.coati_staging.close()
+
+    def _coati_repack_tied_head(self, model: Any) -> None:
+        """On CPU a tied lm_head is a packed copy of the embeddings, which a reload leaves at the old weights."""
+        head = getattr(model, "lm_head", None)
+        embeddings = getattr(getattr(model, "model", None), "embed_tokens", None)
+        tied = getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)
+        if self.device.type != "cpu" or not tied or head is None or embeddings is None or head is embeddings:
+            return
+        head.weight = embeddings.weight
+        head.quant_method.process_weights_after_loading(head)

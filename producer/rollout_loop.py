@@ -1,0 +1,104 @@
+"""The producer's loop. Consumes: leases. Waits for: the engine, the reward workers, prompts. Is unblocked by: finished
+requests, finished scores, a new lease. Produces: scored rollout groups.
+
+A prompt in flight is generating, then scoring; at most `max_in_flight` generate at a time, and a finished one makes
+room for the next at once: there is no barrier between prompts.
+"""
+
+import logging
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+
+from coati_rl.protocols import GenerationEngine, ProducerCoordinator, RewardFunction
+from coati_rl.types import Completion, GenerationRequest, GenerationResult, Lease, RolloutGroup, Score
+
+logger = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 1.0  # for prompts, when nothing is in flight
+BUSY_WAIT_S = 0.02  # for a finished request, before looking at scores and leases again
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scoring:
+    """A generated group on its way through the reward workers."""
+
+    lease: Lease
+    completions: tuple[Completion, ...]
+    scores: "Future[list[Score]]"
+
+
+class RolloutLoop:
+    """Rolls out prompts until the coordinator has no more."""
+
+    def __init__(
+        self,
+        producer_id: int,
+        coordinator: ProducerCoordinator,
+        engine: GenerationEngine,
+        reward: RewardFunction,
+        *,
+        max_in_flight: int,
+    ) -> None:
+        self._producer_id = producer_id
+        self._coordinator = coordinator
+        self._engine = engine
+        self._reward = reward
+        self._max_in_flight = max_in_flight
+        self._generating: dict[str, Lease] = {}
+        self._scoring: list[_Scoring] = []
+
+    def run(self) -> None:
+        """Returns when the run is over. Raises EngineError when the engine died."""
+        while self._take_prompts():
+            for result in self._engine.poll(BUSY_WAIT_S if self._generating else 0.0):
+                self._start_scoring(result)
+            self._hand_in()
+
+    def _take_prompts(self) -> bool:
+        """Fill the engine; False when the run is over."""
+        room = self._max_in_flight - len(self._generating)
+        if room <= 0:
+            return True
+        timeout_s = 0.0 if self._generating or self._scoring else IDLE_WAIT_S
+        reply = self._coordinator.lease(self._producer_id, max_prompts=room, timeout_s=timeout_s)
+        for lease in reply.leases:
+            request = GenerationRequest(
+                request_id=f"lease-{lease.lease_id}",
+                token_ids=lease.prompt.token_ids,
+                num_samples=lease.group_size,
+                sampling=lease.sampling,
+            )
+            self._generating[request.request_id] = lease
+            self._engine.submit(request)
+        return not reply.is_finished
+
+    def _start_scoring(self, result: GenerationResult) -> None:
+        lease = self._generating.pop(result.request_id)
+        if result.error is not None:
+            logger.warning("prompt %s failed: %s", lease.prompt.uid, result.error)
+            self._coordinator.fail(self._producer_id, lease.lease_id, result.error)
+            return
+        scores = self._reward.submit([c.text for c in result.completions], lease.prompt.ground_truth)
+        self._scoring.append(_Scoring(lease=lease, completions=result.completions, scores=scores))
+
+    def _hand_in(self) -> None:
+        """Send every group whose scores are there; wait for a score only when there is nothing else to do."""
+        if self._scoring and not self._generating:
+            wait([item.scores for item in self._scoring], timeout=BUSY_WAIT_S, return_when=FIRST_COMPLETED)
+        done: list[_Scoring] = []
+        waiting: list[_Scoring] = []
+        for item in self._scoring:
+            (done if item.scores.done() else waiting).append(item)
+        self._scoring = waiting
+        if done:
+            self._coordinator.put(self._producer_id, [self._group(item) for item in done])
+
+    def _group(self, item: _Scoring) -> RolloutGroup:
+        return RolloutGroup(
+            lease_id=item.lease.lease_id,
+            producer_id=self._producer_id,
+            prompt=item.lease.prompt,
+            temperature=item.lease.sampling.temperature,
+            completions=item.completions,
+            scores=tuple(item.scores.result()),
+        )

@@ -1,0 +1,49 @@
+r"""Finds the final answer: response text flows in, the text inside the last \boxed{} or <answer> tag flows out.
+
+Pure functions, linear in the length of the text whatever a model writes. None means that there is no such answer.
+"""
+
+import re
+
+# A run of backslashes is accepted before "boxed": models echo the `\\boxed{}` of an escaped prompt. `\\.` swallows
+# escaped characters, so that the `\{` of a set never counts as a brace.
+_BRACE_TOKEN = re.compile(r"(?P<boxed>\\+boxed\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last \boxed{...} whose braces balance; of two nested ones, the inner.
+
+    A box that is never closed (a truncated response) is passed over in favour of an earlier closed one.
+    """
+    open_braces: list[int | None] = []  # where the content of an open \boxed{ starts; None for an ordinary brace
+    last_start, last_end = -1, -1
+    for token in _BRACE_TOKEN.finditer(text):
+        if token["boxed"]:
+            open_braces.append(token.end())
+        elif token["open"]:
+            open_braces.append(None)
+        elif token["close"] and open_braces:
+            start = open_braces.pop()
+            if start is not None and start > last_start:
+                last_start, last_end = start, token.start()
+    return text[last_start:last_end] if last_start >= 0 else None
+
+
+def last_answer_tag(text: str) -> str | None:
+    """The content of the last closed <answer>...</answer>; an <answer> that is never closed is passed over."""
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, max(end, 0))
+    return text[start + len("<answer>") : end] if start >= 0 else None
+
+
+def has_balanced_braces(text: str) -> bool:
+    """True when every unescaped brace has its partner."""
+    depth = 0
+    for token in _BRACE_TOKEN.finditer(text):
+        if token["boxed"] or token["open"]:
+            depth += 1
+        elif token["close"]:
+            depth -= 1
+            if depth < 0:
+                return False
+    return depth == 0

@@ -1,0 +1,57 @@
+"""Train a language model with GRPO: vLLM producers, ColossalAI trainers, verifiable rewards. --help lists the flags.
+
+Exit code: 0 success, 2 bad arguments (nothing was started), 1 a failed run, 130 after Ctrl-C.
+"""
+
+import functools
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+from coati_rl.config.cli import parse
+from coati_rl.config.rules import check
+from coati_rl.errors import CoatiError, ConfigError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line and return its exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        config, is_dry_run = parse(argv)
+        check(config)
+        return _run(config, is_dry_run)
+    except ConfigError as error:
+        sys.stderr.write("".join(f"rl_example.py: {line}\n" for line in str(error).splitlines()))
+        return 2
+    except CoatiError as error:
+        sys.stderr.write(f"rl_example.py: the run failed: {' '.join(str(error).split())}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("rl_example.py: interrupted; everything was stopped\n")
+        return 130
+
+
+def _run(config, is_dry_run):
+    from coati_rl.data.prepare import prepare
+    from rewards import RewardPool, default_system_prompt
+
+    prepared = prepare(config, system_prompt=default_system_prompt(config.reward_type), is_dry_run=is_dry_run)
+    for warning in prepared.warnings:
+        sys.stderr.write(f"rl_example.py: warning: {warning}\n")
+    if is_dry_run:
+        print("\n".join(prepared.plan.lines()))
+        return 0
+    # Imported only now: a mistake on the command line is answered before Ray, vLLM and ColossalAI are loaded.
+    from coati_rl.runtime.launch import launch
+    from consumer.actor import TrainerActor
+    from producer.actor import ProducerActor
+
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # both end the run cleanly
+    paths = launch(prepared, ProducerActor, TrainerActor, functools.partial(RewardPool, config.reward_type))
+    print(f"done: {paths.run_dir}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,208 @@
+"""Make a tiny Qwen3 model that is mediocre at arithmetic, and the prompt files to train it further.
+
+    python scripts/make_tiny_model.py OUT_DIR [--seed 0] [--tied | --untied] [--target-accuracy 0.40]
+
+Out: OUT_DIR holds an ordinary Hugging Face checkpoint (config, safetensors, tokenizer with chat template, generation config) and
+`train.jsonl`, `eval.jsonl` in the project's math format. The model is warmed up by supervised training on worked answers and stops as
+soon as its greedy accuracy on eval.jsonl reaches the target, so that reinforcement learning has something to improve.
+One thread and one seed decide everything: the same machine gives the same model.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+import torch
+from arithmetic_task import SYSTEM_PROMPT, Problem, distinct_problems, problems, split_pairs, to_row
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+MAX_POSITIONS = 4096
+MAX_ANSWER_TOKENS = 16
+EOS, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+IGNORED_LABEL = -100  # what transformers' loss leaves out
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("out_dir", type=Path, help="folder to write the checkpoint and the prompt files to")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, data and order")
+    parser.add_argument(
+        "--tied", action=argparse.BooleanOptionalAction, default=True, help="share input and output embeddings"
+    )
+    parser.add_argument("--untied", dest="tied", action="store_false", help="same as --no-tied")
+    parser.add_argument("--num-layers", type=int, default=2, help="decoder layers")
+    parser.add_argument("--hidden-size", type=int, default=128, help="width; a multiple of 4 heads x 32")
+    parser.add_argument("--vocab-size", type=int, default=512, help="tokens, 256 bytes and 3 special ones included")
+    parser.add_argument("--target-accuracy", type=float, default=0.40, help="greedy accuracy at which to stop")
+    parser.add_argument("--max-steps", type=int, default=1000, help="give up (exit 1) after this many training steps")
+    parser.add_argument("--batch-size", type=int, default=64, help="examples per training step")
+    parser.add_argument("--learning-rate", type=float, default=3e-3, help="constant after 20 steps of warm-up")
+    parser.add_argument("--num-train", type=int, default=16384, help="rows of train.jsonl")
+    parser.add_argument("--num-eval", type=int, default=256, help="rows of eval.jsonl")
+    return parser.parse_args()
+
+
+def make_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer: no unknown token, one token per digit, and merges across words.
+
+    Words are not split before merging: with sentences this uniform, that halves the length of a prompt.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    one_per_digit = pre_tokenizers.Split(Regex(r"\d"), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [one_per_digit, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOS, IM_START, IM_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=IM_END,
+        pad_token=EOS,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=MAX_POSITIONS,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def chat(problem: Problem) -> list[dict[str, str]]:
+    """The messages a training run sends for `problem`."""
+    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": problem.question}]
+
+
+def prompt_text(tokenizer: PreTrainedTokenizerFast, problem: Problem) -> str:
+    """`problem` as the model reads it, up to and including the generation prompt."""
+    return str(tokenizer.apply_chat_template(chat(problem), tokenize=False, add_generation_prompt=True))
+
+
+def tokenizer_texts(sample: Iterable[Problem]) -> Iterable[str]:
+    """What the tokenizer learns its merges from: the pieces between the special tokens of a chat."""
+    for problem in sample:
+        yield from (f"system\n{SYSTEM_PROMPT}", f"user\n{problem.question}", "assistant\n", problem.solution, "\n")
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, arguments: argparse.Namespace) -> Qwen3ForCausalLM:
+    """A randomly initialised Qwen3 of the asked size."""
+    config = Qwen3Config(
+        vocab_size=arguments.vocab_size,
+        hidden_size=arguments.hidden_size,
+        intermediate_size=4 * arguments.hidden_size,
+        num_hidden_layers=arguments.num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,  # the smallest that vLLM's CPU attention takes
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=arguments.tied,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype=torch.float32,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    return model
+
+
+def collate(tokenizer: PreTrainedTokenizerFast, batch: list[Problem]) -> dict[str, Tensor]:
+    """Right-padded prompt + answer rows; only the answer's tokens carry a label. int64[B, T] each."""
+    prompts = tokenizer([prompt_text(tokenizer, problem) for problem in batch])["input_ids"]
+    answers = tokenizer([problem.solution + IM_END for problem in batch])["input_ids"]
+    width = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
+    input_ids = torch.full((len(batch), width), tokenizer.pad_token_id)
+    labels = torch.full((len(batch), width), IGNORED_LABEL)
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        end = len(prompt) + len(answer)
+        input_ids[row, :end] = torch.tensor(prompt + answer)
+        labels[row, len(prompt) : end] = torch.tensor(answer)
+    return {"input_ids": input_ids, "labels": labels}
+
+
+@torch.inference_mode()
+def greedy_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, held_out: list[Problem]) -> float:
+    """The share of `held_out` whose greedy completion boxes the right number."""
+    texts = [prompt_text(tokenizer, problem) for problem in held_out]
+    inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
+    output = model.generate(**inputs, max_new_tokens=MAX_ANSWER_TOKENS, do_sample=False)
+    completions = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    boxes = [f"\\boxed{{{problem.answer}}}" for problem in held_out]
+    return sum(text.endswith(box) for text, box in zip(completions, boxes, strict=True)) / len(held_out)
+
+
+def warm_up(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    training: Iterable[Problem],
+    held_out: list[Problem],
+    arguments: argparse.Namespace,
+) -> tuple[int, float]:
+    """Train on `training` until the greedy accuracy on `held_out` reaches the target; return (steps, accuracy)."""
+    stream = iter(training)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, weight_decay=0.01)
+    accuracy = 0.0
+    for step in range(1, arguments.max_steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = arguments.learning_rate * min(1.0, step / 20)
+        batch = collate(tokenizer, list(islice(stream, arguments.batch_size)))
+        loss = model(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        # Accuracy rises by about one point per step near the target: look often there, rarely before.
+        if step % (20 if accuracy < arguments.target_accuracy / 2 else 5) == 0:
+            accuracy = greedy_accuracy(model, tokenizer, held_out)
+            import os
+            if os.environ.get("V"): print(step, round(loss.item(),4), accuracy, round(time.process_time(),1), flush=True)
+            if accuracy >= arguments.target_accuracy:
+                return step, accuracy
+    raise SystemExit(f"accuracy is {accuracy:.3f} after {arguments.max_steps} steps, below {arguments.target_accuracy}")
+
+
+def write_rows(path: Path, rows: list[Problem]) -> None:
+    """Write a prompt file."""
+    path.write_text("".join(json.dumps(to_row(problem)) + "\n" for problem in rows), encoding="utf-8")
+
+
+def main() -> None:
+    """Make data, tokenizer and model; train; save."""
+    arguments = parse_arguments()
+    started = time.perf_counter()
+    torch.set_num_threads(1)
+    torch.manual_seed(arguments.seed)
+    rng = random.Random(arguments.seed)
+    training_pairs, held_out_pairs = split_pairs(rng)
+    held_out = distinct_problems(held_out_pairs, rng, count=arguments.num_eval)
+    prompts = distinct_problems(training_pairs, rng, count=arguments.num_train)
+    tokenizer = make_tokenizer(tokenizer_texts(prompts[:2000]), vocab_size=arguments.vocab_size)
+    model = make_model(tokenizer, arguments)
+    steps, accuracy = warm_up(model, tokenizer, problems(training_pairs, rng), held_out, arguments)
+    arguments.out_dir.mkdir(parents=True, exist_ok=True)
+    write_rows(arguments.out_dir / "train.jsonl", prompts)
+    write_rows(arguments.out_dir / "eval.jsonl", held_out)
+    tokenizer.save_pretrained(arguments.out_dir)
+    model.save_pretrained(arguments.out_dir)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    seconds = time.perf_counter() - started
+    print(f"{arguments.out_dir}: {num_parameters:,} parameters, {steps} steps, accuracy {accuracy:.3f}, {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

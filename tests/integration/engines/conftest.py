@@ -1,0 +1,69 @@
+"""Tiny Qwen3 checkpoints with random weights, made when a test asks for them.
+
+Their logits are scaled so that distributions are peaked (mean log-probability about -2), which is where two
+implementations of one model differ most; the embeddings are tied or not, and each has a second version of its weights.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+VOCAB_SIZE = 320
+EOS_TOKEN = "<|endoftext|>"
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level, without an unknown token: 256 bytes, two special tokens, merges of two letters for the rest."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    letters = "abcdefghijkl"
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[EOS_TOKEN, "<|pad|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([" ".join(a + b for a in letters for b in letters)] * 2, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS_TOKEN, pad_token="<|pad|>")
+
+
+def make_model(seed: int, *, tied: bool) -> Qwen3ForCausalLM:
+    """Two layers of width 64 with random weights."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=tied,
+        eos_token_id=0,
+        pad_token_id=1,
+        initializer_range=0.15,
+    )
+    model = Qwen3ForCausalLM(config).float().eval()
+    model.generation_config.eos_token_id = 0
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2.0)
+    return model
+
+
+def save_checkpoint(directory: Path, seed: int, *, tied: bool) -> Path:
+    """A complete checkpoint with tokenizer."""
+    make_model(seed, tied=tied).save_pretrained(directory)
+    make_tokenizer().save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session", params=[True, False], ids=["tied", "untied"])
+def checkpoints(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two versions of one model."""
+    root = tmp_path_factory.mktemp("models")
+    return tuple(save_checkpoint(root / f"v{seed}", seed, tied=request.param) for seed in (0, 1))

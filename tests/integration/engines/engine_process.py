@@ -1,0 +1,67 @@
+"""Runs one generation engine in a process of its own and forwards calls to it.
+
+vLLM needs its environment before it is imported and suffers no second engine in its process; so every test module's
+engine lives in a manager process, to which several threads may talk at once.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.managers import BaseManager
+from typing import Any
+
+import pytest
+
+EXPOSED = ("submit", "poll", "num_unfinished", "stage_weights", "commit_weights", "version", "process_ids", "shutdown")
+
+
+class HostedEngine:
+    """The engine as seen from outside of its process."""
+
+    def __init__(self, backend: str, settings: dict[str, Any]) -> None:
+        import logging
+
+        from producer.engines import create_engine
+
+        logging.disable(logging.WARNING)
+        self._engine = create_engine(backend, **settings)
+        for name in ("submit", "poll", "num_unfinished", "stage_weights", "commit_weights"):
+            setattr(self, name, getattr(self._engine, name))
+
+    def version(self) -> int:
+        return self._engine.policy_version
+
+    def process_ids(self) -> tuple[int, list[int]]:
+        """This process and those below it."""
+        import psutil
+
+        me = psutil.Process()
+        return me.pid, [child.pid for child in me.children(recursive=True)]
+
+    def shutdown(self) -> None:
+        self._engine.close()
+
+
+class EngineManager(BaseManager):
+    pass
+
+
+EngineManager.register("HostedEngine", HostedEngine, exposed=EXPOSED)
+
+
+@contextmanager
+def hosted_engine(backend: str, **settings: Any) -> Iterator[Any]:
+    """A proxy of a loaded engine."""
+    from producer.engines.environment import engine_environment
+
+    manager = EngineManager(ctx=get_context("spawn"))
+    with pytest.MonkeyPatch.context() as patch:  # the new process inherits what is set here
+        for name, value in engine_environment("cpu", settings.get("tensor_parallel_size", 1)).items():
+            patch.setenv(name, value)
+        manager.start()
+    try:
+        engine = manager.HostedEngine(backend, settings)
+        yield engine
+        engine.shutdown()
+    finally:
+        manager.shutdown()

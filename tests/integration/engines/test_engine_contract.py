@@ -1,0 +1,285 @@
+"""The contract of a GenerationEngine, held by every backend: what a rollout loop and a trainer may rely on."""
+
+import numpy as np
+import pytest
+import torch
+from tests.integration.engines.engine_process import hosted_engine
+from tests.integration.engines.harness import Harness, request
+
+from coati_rl.errors import EngineError, TransferError
+from coati_rl.transport.manifest import WeightManifest, build_manifest
+from coati_rl.types import Completion
+
+MAX_MODEL_LEN = 256
+EOS = 0
+PROMPT = tuple(range(40, 60))
+LONG_PROMPT = tuple(2 + (7 * place) % 300 for place in range(200))  # more than one block of vLLM's prefix cache
+
+
+@pytest.fixture(scope="module", params=["vllm", "transformers", "fake"])
+def harness(request, checkpoints):
+    with hosted_engine(
+        request.param, model=str(checkpoints[0]), max_model_len=MAX_MODEL_LEN, max_num_seqs=16
+    ) as engine:
+        harness = Harness(engine, checkpoints)
+        harness.has_model = request.param != "fake"
+        yield harness
+        harness.sender.close()
+
+
+@pytest.fixture
+def model_harness(harness):
+    if not harness.has_model:
+        pytest.skip("the fake engine has no model")
+    return harness
+
+
+def tokens(completions: tuple[Completion, ...]) -> list[list[int]]:
+    return [completion.token_ids.tolist() for completion in completions]
+
+
+# ---- sampling ----
+
+
+def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(harness):
+    alone = harness.complete(PROMPT, num_samples=3, seed=11)
+    others = [request(f"other {i}", range(2 + i, 9 + 3 * i), num_samples=2, seed=100 * i) for i in range(6)]
+    crowd = harness.generate(*others[:3], request("again", PROMPT, num_samples=3, seed=11), *others[3:])
+    assert tokens(crowd["again"].completions) == tokens(alone)
+
+
+def test_sample_i_uses_the_seed_plus_i(harness):
+    group = harness.complete(PROMPT, num_samples=3, seed=20)
+    single = [harness.complete(PROMPT, seed=20 + i)[0] for i in range(3)]
+    assert tokens(group) == tokens(tuple(single))
+
+
+def test_different_seeds_give_different_tokens(harness):
+    group = harness.complete(PROMPT, num_samples=4, seed=1)
+    assert len({tuple(sample) for sample in tokens(group)}) == 4
+
+
+def test_the_largest_seeds_are_accepted(harness):
+    assert len(harness.complete(PROMPT, num_samples=2, seed=2**62)) == 2
+
+
+def test_temperature_zero_is_greedy_in_every_sample(harness):
+    samples = harness.complete(PROMPT, num_samples=3, temperature=0.0, seed=5)
+    assert len(samples) == 3
+    assert tokens(samples)[0] == tokens(samples)[1] == tokens(samples)[2]
+    if harness.has_model:
+        assert tokens(samples)[0] == harness.logits(PROMPT, samples[0]).argmax(-1).tolist()
+
+
+# ---- how a response ends ----
+
+
+def test_a_response_ends_with_eos_or_at_the_limit_and_says_which(harness):
+    samples = [
+        sample
+        for i in range(4)
+        for sample in harness.complete(range(10 + i, 20 + i), num_samples=16, max_new_tokens=60, seed=1000 * i)
+    ]
+    for sample in samples:
+        ids = sample.token_ids.tolist()
+        assert EOS not in ids[:-1]
+        assert sample.finish_reason == ("stop" if ids[-1] == EOS else "length")
+        assert sample.is_truncated == (ids[-1] != EOS)
+        assert len(ids) == 60 or ids[-1] == EOS
+        assert "<|endoftext|>" not in sample.text
+    assert {sample.finish_reason for sample in samples} == {"stop", "length"}
+
+
+def test_the_context_length_ends_a_response_too(harness):
+    samples = harness.complete(LONG_PROMPT, num_samples=8, max_new_tokens=500, seed=3)
+    lengths = {len(sample.token_ids) for sample in samples if sample.finish_reason == "length"}
+    assert lengths == {MAX_MODEL_LEN - len(LONG_PROMPT)}
+
+
+def test_a_stop_string_ends_the_text_and_its_tokens_are_kept(harness):
+    free = harness.complete(PROMPT, num_samples=16, max_new_tokens=60, seed=40)
+    stopped = harness.complete(PROMPT, num_samples=16, max_new_tokens=60, seed=40, stop=("d", "zzz"))
+    assert any("d" in sample.text for sample in free)
+    for before, after in zip(free, stopped, strict=True):
+        assert after.token_ids.tolist() == before.token_ids.tolist()[: len(after.token_ids)]
+        if "d" in before.text:
+            assert after.finish_reason == "stop"
+            assert after.text == before.text[: before.text.index("d") + 1]
+        else:
+            assert (after.finish_reason, after.text) == (before.finish_reason, before.text)
+
+
+# ---- what is recorded ----
+
+
+def test_versions_and_logprobs_are_recorded_for_every_token(harness):
+    version = harness.engine.version()
+    for sample in harness.complete(PROMPT, num_samples=4, seed=2):
+        assert sample.policy_versions.tolist() == [version] * len(sample.token_ids)
+        assert sample.token_ids.dtype == sample.policy_versions.dtype == np.int32
+        assert sample.logprobs.dtype == np.float32
+        assert (sample.logprobs <= 0).all()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+def test_logprobs_are_those_of_a_plain_forward_at_the_temperature(model_harness, temperature):
+    for prompt in (PROMPT, LONG_PROMPT):
+        for sample in model_harness.complete(prompt, num_samples=4, temperature=temperature, seed=8):
+            assert model_harness.logprob_gap(prompt, sample, temperature=temperature) < 1e-4
+
+
+def test_greedy_logprobs_are_those_of_the_unscaled_softmax(model_harness):
+    (sample,) = model_harness.complete(PROMPT, temperature=0.0)
+    assert model_harness.logprob_gap(PROMPT, sample, temperature=1.0) < 1e-4
+
+
+def test_under_top_k_and_top_p_logprobs_are_renormalised(model_harness):
+    for sample in model_harness.complete(PROMPT, num_samples=4, temperature=0.8, top_k=6, top_p=0.7, seed=9):
+        for logits, token, logprob in zip(
+            model_harness.logits(PROMPT, sample) / 0.8, sample.token_ids, sample.logprobs, strict=True
+        ):
+            order = np.argsort(-logits)[:6]
+            probabilities = np.exp(logits[order] - logits[order[0]])
+            probabilities /= probabilities.sum()
+            num_kept = 1 + int((np.cumsum(probabilities) < 0.7).sum())
+            place = order[:num_kept].tolist().index(token)
+            assert abs(np.log(probabilities[place] / probabilities[:num_kept].sum()) - logprob) < 1e-4
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "reason"),
+    [
+        (range(2, 2 + MAX_MODEL_LEN), {}, "256 tokens"),
+        ([5, 320], {}, "token id 320"),
+        ([5, -1], {}, "token id -1"),
+        ([], {}, "empty"),
+        ([5], {"top_p": 0.0}, "top_p"),
+        ([5], {"max_new_tokens": 0}, "max_new_tokens"),
+    ],
+)
+def test_a_bad_request_is_a_result_with_an_error_and_the_engine_goes_on(harness, prompt, sampling, reason):
+    results = harness.generate(request("bad", prompt, **sampling), request("good", PROMPT))
+    assert reason in results["bad"].error
+    assert not results["bad"].completions
+    assert results["good"].error is None
+    assert harness.engine.num_unfinished() == 0
+
+
+def test_unfinished_requests_need_different_ids(harness):
+    harness.engine.submit(request("twin", PROMPT, max_new_tokens=200, num_samples=16))
+    with pytest.raises(EngineError, match="twin"):
+        harness.engine.submit(request("twin", PROMPT))
+    assert [result.request_id for result in harness.engine.poll(60.0)] == ["twin"]
+
+
+# ---- weight updates ----
+
+
+def test_an_update_is_served_from_the_commit_on(harness):
+    before = harness.engine.version()
+    cached = harness.complete(LONG_PROMPT, num_samples=2, seed=6)  # its keys and values stay in a prefix cache
+    version = harness.sync(1 - harness.serving)
+    assert version == harness.engine.version() == before + 1
+    after = harness.complete(LONG_PROMPT, num_samples=2, seed=6)
+    assert after[0].policy_versions.tolist() == [version] * len(after[0].token_ids)
+    assert tokens(after) != tokens(cached)
+    if harness.has_model:
+        for prompt in (LONG_PROMPT, PROMPT):
+            for sample in harness.complete(prompt, num_samples=4, temperature=0.7, seed=6):
+                assert harness.logprob_gap(prompt, sample, temperature=0.7) < 1e-4
+
+
+def test_going_back_to_the_old_weights_gives_the_old_tokens_and_logprobs(model_harness):
+    first = model_harness.complete(PROMPT, num_samples=4, seed=17)
+    model_harness.sync(1 - model_harness.serving)
+    model_harness.sync(1 - model_harness.serving)
+    second = model_harness.complete(PROMPT, num_samples=4, seed=17)
+    assert tokens(first) == tokens(second)
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one.logprobs, other.logprobs)
+
+
+def test_staging_leaves_the_old_weights_serving_until_the_commit(harness):
+    serving, version = harness.serving, harness.engine.version()
+    before = harness.complete(PROMPT, num_samples=2, seed=23)
+    staged = harness.stage_checkpoint(1 - serving)
+    between = harness.complete(PROMPT, num_samples=2, seed=23)
+    assert tokens(before) == tokens(between)
+    assert between[0].policy_versions[0] == version
+    harness.engine.commit_weights(staged)
+    harness.serving = 1 - serving
+
+
+def test_a_commit_is_refused_while_a_request_runs_and_succeeds_after_it(harness):
+    version = harness.stage_checkpoint(1 - harness.serving)
+    for i in range(4):
+        harness.engine.submit(request(f"running {i}", range(5 + i, 200), max_new_tokens=60, num_samples=64))
+    with pytest.raises(EngineError, match="running"):
+        harness.engine.commit_weights(version)
+    while harness.engine.num_unfinished():
+        for result in harness.engine.poll(60.0):
+            assert {int(sample.policy_versions[0]) for sample in result.completions} == {version - 1}
+    harness.engine.commit_weights(version)
+    harness.serving = 1 - harness.serving
+
+
+def test_an_update_is_received_while_requests_run(harness):
+    for i in range(4):
+        harness.engine.submit(request(f"meanwhile {i}", range(5 + i, 100), max_new_tokens=150, num_samples=16))
+    version = harness.stage_checkpoint(1 - harness.serving)
+    while harness.engine.num_unfinished():
+        assert all(result.error is None for result in harness.engine.poll(60.0))
+    harness.engine.commit_weights(version)
+    harness.serving = 1 - harness.serving
+
+
+def test_only_the_staged_version_can_be_committed(harness):
+    version = harness.stage_checkpoint(1 - harness.serving)
+    with pytest.raises(EngineError, match=f"{version + 1}"):
+        harness.engine.commit_weights(version + 1)
+    harness.engine.commit_weights(version)
+    harness.serving = 1 - harness.serving
+    with pytest.raises(EngineError, match="None"):
+        harness.engine.commit_weights(version)
+
+
+def test_a_transfer_that_fails_leaves_the_old_weights_serving(harness):
+    before = harness.complete(PROMPT, num_samples=2, seed=31)
+    version = harness.next_version()
+    broken = [(name, tensor.clone()) for name, tensor in harness.weights(1 - harness.serving)]
+    broken[-1][1].view(-1)[0] = torch.nan
+    manifest = build_manifest(broken, policy_version=version, bucket_bytes=2**16)
+    with pytest.raises(TransferError, match=r"bucket \d+ of \d+"):
+        harness.stage(manifest, broken)
+    with pytest.raises(EngineError):
+        harness.engine.commit_weights(version)
+    assert tokens(harness.complete(PROMPT, num_samples=2, seed=31)) == tokens(before)
+    harness.sync(1 - harness.serving)  # over a new group
+    if harness.has_model:
+        (sample,) = harness.complete(PROMPT)
+        assert harness.logprob_gap(PROMPT, sample, temperature=1.0) < 1e-4
+
+
+@pytest.mark.parametrize("fault", ["missing layer", "unknown name", "wrong shape", "wrong dtype", "tied head"])
+def test_an_update_that_is_not_this_model_is_refused_before_a_byte_is_sent(harness, fault):
+    good = harness.weights(0)
+    tied = "lm_head.weight" not in dict(good)
+    if fault == "tied head" and not tied:
+        pytest.skip("this model's head is its own")
+    name = "model.layers.1.mlp.up_proj.weight"
+    bad = {
+        "missing layer": [pair for pair in good if pair[0] != name],
+        "unknown name": [*good, ("model.layers.2.mlp.up_proj.weight", torch.zeros(128, 64))],
+        "wrong shape": [(n, t.T if n == name else t) for n, t in good],
+        "wrong dtype": [(n, t.half() if n == name else t) for n, t in good],
+        "tied head": [*good, ("lm_head.weight", torch.zeros(320, 64))],
+    }[fault]
+    manifest: WeightManifest = build_manifest(bad, policy_version=harness.next_version())
+    (invitation,) = harness.sender.open([1])
+    with pytest.raises(TransferError, match=r"lm_head|layers\.[12]\.mlp\.up_proj\.weight"):
+        harness.engine.stage_weights(manifest, invitation, timeout_s=5.0)
+    harness.sender.close()
+    assert harness.engine.poll(0.0) == []

@@ -1,0 +1,88 @@
+"""Factories for the coordinator's tests: prompts, settings, groups."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coati_rl.data.batcher import BatchSettings
+from coati_rl.data.coordinator import Coordinator
+from coati_rl.data.cursor import PromptCursor
+from coati_rl.data.evaluation import EvaluationBoard
+from coati_rl.data.leases import SamplingPlan
+from coati_rl.data.settings import CoordinatorSettings
+from coati_rl.observability.rollouts import RolloutRecorder
+from coati_rl.types import Completion, Prompt, RolloutGroup, SamplingParams, Score
+
+
+@pytest.fixture
+def make_prompts():
+    def make(count, task="train"):
+        purpose = "train" if task == "train" else "eval"
+        return [
+            Prompt(uid=f"{task}-{i}", token_ids=(1, 2, 3), ground_truth=str(i), purpose=purpose, task=task)
+            for i in range(count)
+        ]
+
+    return make
+
+
+@pytest.fixture
+def make_coordinator(make_prompts, tmp_path: Path):
+    """A coordinator; by default 1 producer x ibs 4, 1 trainer x tbs 2 (so K = 2), g = 2, lockstep."""
+
+    def make(num_prompts=8, *, eval_prompts=0, **changes):
+        sizes = {"dp": 1, "train_batch_size": 2, "train_minibatch_size": 2, "train_microbatch_size": 4}
+        sizes |= {key: changes.pop(key) for key in list(changes) if key in sizes}
+        batch = BatchSettings(**sizes, loss_variation="sample_level", recompute_old_logprobs=False)
+        values = {
+            "num_slots": 4,
+            "sync_period": 2,
+            "num_trainers": sizes["dp"],
+            "ranks_per_dp_group": 1,
+            "max_steps": None,
+            "eval_interval": None,
+            "save_interval": None,
+            "max_failed_samples": 100,
+            "seed": 0,
+        }
+        plans = {
+            "train": SamplingPlan(group_size=2, sampling=SamplingParams()),
+            "eval": SamplingPlan(group_size=1, sampling=SamplingParams(temperature=0.0)),
+        }
+        episodes = changes.pop("num_episodes", 1)
+        settings = CoordinatorSettings(batch=batch, sampling_plans=plans, **(values | changes))
+        cursor = PromptCursor(make_prompts(num_prompts), num_episodes=episodes, seed=0)
+        tasks = {"arithmetic": make_prompts(eval_prompts, "arithmetic")} if eval_prompts else {}
+        return Coordinator(
+            settings, cursor, EvaluationBoard(tasks, tmp_path / "eval"), RolloutRecorder(tmp_path / "rollouts")
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_group():
+    """A finished group for a lease; rewards 1, 0, 1, 0, ... unless given."""
+
+    def make(lease, *, producer=0, version=0, rewards=None, verdict="ok", num_tokens=3):
+        rewards = rewards or [float(i % 2 == 0) for i in range(lease.group_size)]
+        completion = Completion(
+            token_ids=np.arange(num_tokens, dtype=np.int32),
+            logprobs=np.full(num_tokens, -0.5, dtype=np.float32),
+            policy_versions=np.full(num_tokens, version, dtype=np.int32),
+            finish_reason="stop",
+            text="4",
+        )
+        return RolloutGroup(
+            lease_id=lease.lease_id,
+            producer_id=producer,
+            prompt=lease.prompt,
+            temperature=1.0,
+            completions=(completion,) * lease.group_size,
+            scores=tuple(
+                Score(reward=r, answer_correct=r > 0, format_valid=True, verdict=verdict, detail="") for r in rewards
+            ),
+        )
+
+    return make

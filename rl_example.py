@@ -5,22 +5,25 @@ Exit code: 0 success, 2 bad arguments (nothing was started), 1 a failed run, 130
 
 import functools
 import logging
-import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from coati_rl.config import Config
 from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
 from coati_rl.errors import CoatiError, ConfigError
+from coati_rl.runtime.guardian import run_guarded
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command line and return its exit code."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+def main(argv: Sequence[str], scratch: Path) -> int:
+    """Run the command line and return its exit code; `scratch` is a short-lived directory for sockets."""
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger().handlers[0].setLevel(logging.WARNING)  # the rest goes to the run's driver.log
     try:
         config, is_dry_run = parse(argv)
         check(config)
-        return _run(config, is_dry_run)
+        return _run(config, is_dry_run, scratch)
     except ConfigError as error:
         sys.stderr.write("".join(f"rl_example.py: {line}\n" for line in str(error).splitlines()))
         return 2
@@ -32,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         return 130
 
 
-def _run(config, is_dry_run):
+def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     from coati_rl.data.prepare import prepare
     from rewards import RewardPool, default_system_prompt
 
@@ -47,11 +50,11 @@ def _run(config, is_dry_run):
     from consumer.actor import TrainerActor
     from producer.actor import ProducerActor
 
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # both end the run cleanly
-    paths = launch(prepared, ProducerActor, TrainerActor, functools.partial(RewardPool, config.reward_type))
+    make_reward = functools.partial(RewardPool, config.reward_type)
+    paths = launch(prepared, ProducerActor, TrainerActor, make_reward, scratch=scratch)
     print(f"done: {paths.run_dir}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_guarded(functools.partial(main, sys.argv[1:])))

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coati_rl.errors import ConfigError, RunError
+from consumer.policy_model import no_progress_bars
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
@@ -55,7 +56,8 @@ def save_checkpoint(
     try:
         shutil.rmtree(partial, ignore_errors=True)  # a killed run may have left one
         partial.mkdir(parents=True)
-        model.save_pretrained(partial)
+        with no_progress_bars():
+            model.save_pretrained(partial)
         for name in TOKENIZER_FILES:
             if (tokenizer_dir / name).is_file():
                 shutil.copyfile(tokenizer_dir / name, partial / name)

@@ -17,7 +17,7 @@ from coati_rl.errors import RunError
 from consumer.colossal_compat import Booster, HybridParallelPlugin
 from consumer.plan_policy import PlanPolicy
 from consumer.policy_model import PolicyInput
-from consumer.process_group import set_timeout
+from consumer.process_group import collective, set_timeout
 from consumer.torch_backend import BackendConfig, TorchBackend
 
 
@@ -36,7 +36,7 @@ class ColossalBackend(TorchBackend):
             max_norm=0.0,  # ours clips: it has to come after scaling, to report, and to refuse
             broadcast_buffers=False,  # rotary frequencies are constants; sending them is a collective in each forward
         )
-        set_timeout(self._plugin.pg_mesh._ranks_to_group.values(), timeout_s)
+        set_timeout(self._plugin.member_groups(), timeout_s)
         self.dp_size = self._plugin.dp_size
         self.dp_rank = int(self._plugin.pg_mesh.coordinate(self._plugin.dp_axis))
         self._booster = Booster(plugin=self._plugin)
@@ -56,11 +56,16 @@ class ColossalBackend(TorchBackend):
                 error = failure
         # Without this word from rank 0 the others would wait in the next step for a rank that has given up.
         failed = torch.tensor(int(error is not None), device=self.device)
-        dist.all_reduce(failed)
+        with collective("finish a checkpoint together"):
+            dist.all_reduce(failed)
         if error is not None:
             raise error
         if failed:
             raise RunError(f"checkpoint {directory} could not be written by trainer 0")
+
+    def close(self) -> None:
+        """Leave the plugin's process groups; the default group stays."""
+        self._plugin.close()
 
     def _forward(self, inputs: PolicyInput) -> tuple[Tensor, dict[str, Tensor]]:
         return self._boosted(inputs)
@@ -68,7 +73,8 @@ class ColossalBackend(TorchBackend):
     def _backward(self, loss: Tensor) -> None:
         # DDP averages over the dp ranks. A loss here is already its share of a sum (DESIGN: the denominator is global),
         # so the average is undone, here and nowhere else: the accumulated gradient is the plain sum over ranks.
-        self._booster.backward(loss * self.dp_size, self._optimizer)
+        with collective("sum gradients over trainers"):
+            self._booster.backward(loss * self.dp_size, self._optimizer)
 
     def _without_reduction(self) -> AbstractContextManager[None]:
         return self._booster.no_sync(self._boosted, self._optimizer)

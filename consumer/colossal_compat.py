@@ -1,8 +1,8 @@
 """The one module that imports ColossalAI, after adapting version 0.5.0 to current torch and to machines without a GPU.
 
-`install()` runs once, when this module is imported; the names that the consumer needs are exported below it. Where
+`install()` runs once, when this module is imported; the names that the consumer needs are exported from here. Where
 ColossalAI offers a seam (the accelerator object) it is used; one function that it still calls is put back; nothing else
-is patched, and nothing but that function changes on CUDA. What is silenced is named message by message.
+is patched. On CUDA only that function and the plugin's destructor differ. What is silenced is named message by message.
 """
 
 import functools
@@ -14,82 +14,99 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+# Advice about packages that this project does not use (fused CUDA kernels, asynchronous saving).
+warnings.filterwarnings("ignore", message="Please install apex from source", category=UserWarning)
+warnings.filterwarnings("ignore", message="Please install the latest tensornvme", category=UserWarning)
+# ColossalAI passes this argument of DDP under its old name, whatever its value.
+warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
+# "Failed to load CPU gemm_4bit_forward": a kernel of bitsandbytes, which ColossalAI imports for quantised weights.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
+from colossalai.accelerator import CpuAccelerator, set_accelerator  # noqa: E402
+from colossalai.booster import Booster  # noqa: E402
+from colossalai.booster.plugin import HybridParallelPlugin as ColossalPlugin  # noqa: E402
+from colossalai.logging import get_dist_logger  # noqa: E402
+from colossalai.shardformer.policies.base_policy import ModulePolicyDescription, Policy  # noqa: E402
+
 
 @functools.cache
 def install() -> None:
-    """Make ColossalAI importable without noise and usable on this machine; a second call does nothing."""
+    """Make ColossalAI usable on this machine; a second call does nothing."""
     # torch 2.6 dropped this query for Huawei's collectives; colossalai.pipeline.p2p asks it before every transfer.
     if not hasattr(dist, "is_hccl_available"):
-        dist.is_hccl_available = lambda: False
-    _silence_imports()
-    _set_accelerator()
-
-
-def _silence_imports() -> None:
-    """Advice about packages that this project does not use (fused CUDA kernels, asynchronous saving, 4-bit weights)."""
-    for message in ("Please install apex from source", "Please install the latest tensornvme"):
-        warnings.filterwarnings("ignore", message=message, category=UserWarning)
-    # "Failed to load CPU gemm_4bit_forward": a kernel of bitsandbytes, which ColossalAI imports for quantised weights.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    # At INFO, ColossalAI's own logger announces every plugin's settings on every rank, past our log configuration.
-    from colossalai.logging import get_dist_logger
-
+        dist.is_hccl_available = lambda: False  # type: ignore[attr-defined]
+    # At INFO every plugin announces its settings on every rank, past our log configuration.
     get_dist_logger().set_level("WARNING")
+    if not torch.cuda.is_available():
+        set_accelerator(OneCpu())
 
 
-def _set_accelerator() -> None:
-    """ColossalAI's own CPU accelerator raises for random states, devices and streams, which plugins query anywhere."""
-    if torch.cuda.is_available():
-        return
-    from colossalai.accelerator import CpuAccelerator, set_accelerator
+class OneCpu(CpuAccelerator):
+    """A CPU as a device like any other: one of it, always in step, with torch's own random state.
 
-    class QuietCpuAccelerator(CpuAccelerator):
-        """A CPU as a device like any other: one of it, always in step, with torch's own random state."""
+    ColossalAI's own raises for devices, random states and streams, which its plugins and layers query anywhere.
+    """
 
-        def current_device(self) -> int:
-            return 0
+    def current_device(self) -> int:
+        """The only one."""
+        return 0
 
-        def set_device(self, device: Any = None) -> None:
-            return None
+    def device_count(self) -> int:
+        """One."""
+        return 1
 
-        def device_count(self) -> int:
-            return 1
+    def set_device(self, device: Any = None) -> None:
+        """Nothing to choose."""
 
-        def synchronize(self, device: Any = None) -> None:
-            return None
+    def synchronize(self, device: Any = None) -> None:
+        """Nothing runs ahead."""
 
-        def empty_cache(self) -> None:
-            return None
+    def empty_cache(self) -> None:
+        """Nothing is cached."""
 
-        def get_rng_state(self, device: Any = None) -> torch.Tensor:
-            return torch.get_rng_state()
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        """Of torch's default generator."""
+        return torch.get_rng_state()
 
-        def set_rng_state(self, new_state: torch.Tensor, device: Any = None) -> None:
-            torch.set_rng_state(new_state)
+    def set_rng_state(self, new_state: torch.Tensor, device: Any = None) -> None:
+        """Of torch's default generator."""
+        torch.set_rng_state(new_state)
 
-        def manual_seed(self, seed: int) -> None:
-            torch.manual_seed(seed)
+    def manual_seed(self, seed: int) -> None:
+        """Of torch's default generator."""
+        torch.manual_seed(seed)
 
-        def manual_seed_all(self, seed: int) -> None:
-            torch.manual_seed(seed)
+    def manual_seed_all(self, seed: int) -> None:
+        """The same as one."""
+        torch.manual_seed(seed)
 
-        def Stream(self, device: Any = None, priority: int = 0, **_: Any) -> None:
-            return None
+    def Stream(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        """None: everything is one stream."""
 
-        def current_stream(self, device: Any = None) -> None:
-            return None
+    def current_stream(self, device: Any = None) -> None:
+        """None: everything is one stream."""
 
-        def stream(self, stream_: Any) -> AbstractContextManager[None]:
-            return nullcontext()
+    def stream(self, stream_: Any) -> AbstractContextManager[None]:
+        """Nothing to enter."""
+        return nullcontext()
 
-    set_accelerator(QuietCpuAccelerator())
+
+class HybridParallelPlugin(ColossalPlugin):
+    """The plugin, but its process groups end when `close` says so."""
+
+    def member_groups(self) -> list[dist.ProcessGroup]:
+        """The process groups that this rank is a member of."""
+        return list(self.pg_mesh._group_to_ranks)
+
+    def close(self) -> None:
+        """Leave the plugin's process groups."""
+        for group in self.member_groups():
+            dist.destroy_process_group(group)
+
+    def __del__(self) -> None:
+        """Not the original: when the interpreter ends torch may be gone before, and it fails with a traceback."""
 
 
 install()
 
-from colossalai.accelerator import get_accelerator  # noqa: E402
-from colossalai.booster import Booster  # noqa: E402
-from colossalai.booster.plugin import HybridParallelPlugin  # noqa: E402
-from colossalai.shardformer.policies.base_policy import ModulePolicyDescription, Policy  # noqa: E402
-
-__all__ = ["Booster", "HybridParallelPlugin", "ModulePolicyDescription", "Policy", "get_accelerator", "install"]
+__all__ = ["Booster", "HybridParallelPlugin", "ModulePolicyDescription", "Policy", "install"]

@@ -1,4 +1,4 @@
-"""The last thing that happens to a gradient: scale it to the mean loss, measure it, clip it, refuse it if not finite."""
+"""The last thing that happens to a gradient: scaled to the mean loss, measured, clipped, refused if not finite."""
 
 import math
 from collections.abc import Callable, Sequence

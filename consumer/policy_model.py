@@ -5,6 +5,8 @@ inside the model's own forward, so that whatever wraps the model (DDP here, pipe
 used there and nowhere else. R rows, L tokens per row, H hidden size, V vocabulary.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as hf_logging
 
 from coati_rl.batch import MicroBatch
 from coati_rl.errors import ConfigError
@@ -83,9 +86,10 @@ def load_policy(model_dir: Path, *, dtype: torch.dtype) -> PreTrainedModel:
     Raises: ConfigError if it cannot be read or is no model whose logits are its LM head's alone.
     """
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
-        )
+        with no_progress_bars():
+            model = AutoModelForCausalLM.from_pretrained(
+                model_dir, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+            )
     except (OSError, ValueError) as error:
         raise ConfigError(f"--model {model_dir} cannot be loaded: {error}") from error
     altered = [name for name in LOGIT_SETTINGS if getattr(model.config, name, None) not in (None, 1, 1.0)]
@@ -93,6 +97,18 @@ def load_policy(model_dir: Path, *, dtype: torch.dtype) -> PreTrainedModel:
         what = f"changes its logits by {', '.join(altered)}" if altered else "has no plain LM head"
         raise ConfigError(f"--model {model_dir}: {type(model).__name__} {what}, which training does not support")
     return model.eval()
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing over the run's own progress display."""
+    were_on = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_on:
+            hf_logging.enable_progress_bar()
 
 
 def blank_micro_batch() -> MicroBatch:

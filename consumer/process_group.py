@@ -9,7 +9,8 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import numpy as np
@@ -82,13 +83,27 @@ def init_process_group(
             "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size, timeout=timeout
         )
         dist.barrier()
-    except (dist.DistError, RuntimeError) as error:
+    except RuntimeError as error:
         raise EngineError(f"trainer {rank} of {world_size} could not join at {address}:{port}: {error}") from error
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
     logger.debug("trainer %d of %d joined at %s:%d", rank, world_size, address, port)
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+
+@contextmanager
+def collective(what: str) -> Iterator[None]:
+    """Around code that waits for other ranks: what torch raises when one of them is gone becomes an EngineError."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # gloo knows no narrower type
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        raise EngineError(
+            f"trainer {rank} of {world_size} could not {what}; most likely another trainer ended or hangs: {error}"
+        ) from error
 
 
 def set_timeout(groups: Iterable[dist.ProcessGroup], timeout_s: float) -> None:

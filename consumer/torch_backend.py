@@ -19,7 +19,15 @@ from coati_rl.protocols import LossFn
 from consumer.checkpoint import load_optimizer_tensors, save_checkpoint
 from consumer.gradient_clipping import GradientClipper
 from consumer.optimizer_state import pack_state, unpack_state
-from consumer.policy_model import DTYPES, PolicyInput, Precision, blank_micro_batch, load_policy, make_input, policy_forward
+from consumer.policy_model import (
+    DTYPES,
+    PolicyInput,
+    Precision,
+    blank_micro_batch,
+    load_policy,
+    make_input,
+    policy_forward,
+)
 from consumer.reference import Reference
 from consumer.weight_export import export_weights
 
@@ -48,9 +56,7 @@ class TorchBackend:
         dtype = DTYPES[config.precision]
         self.policy = load_policy(config.model_dir, dtype=dtype).to(device)
         # The learning rate is set by every step.
-        self._adamw = torch.optim.AdamW(
-            self.policy.parameters(), lr=0.0, weight_decay=config.weight_decay, fused=True
-        )
+        self._adamw = torch.optim.AdamW(self.policy.parameters(), lr=0.0, weight_decay=config.weight_decay, fused=True)
         self._clipper = GradientClipper(max_norm=config.max_grad_norm)
         self._adamw.register_step_pre_hook(self._clipper)
         self._optimizer: Any = self._adamw

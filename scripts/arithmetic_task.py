@@ -1,7 +1,7 @@
-"""The quickstart's task: two-digit additions and subtractions told as one-sentence stories.
+"""The quickstart's task: additions and subtractions of two-digit numbers, told as short stories.
 
-In: a random generator. Out: `Problem`s (operands, question, worked answer), split so that no pair of operands is on both sides.
-The held-out split is by *unordered* pair: 45 + 23 is never trained on when 23 + 45 (or 45 - 23) is evaluated.
+In: a random generator. Out: `Problem`s (question, worked solution, answer), split so that no pair of operands is on both sides. The
+held-out split is by *unordered* pair: 45 + 23 is never trained on when 23 + 45 or 45 - 23 is evaluated.
 """
 
 import random
@@ -24,7 +24,8 @@ SUBTRACTIONS = (
     "A box holds {a} {objects}. {name} takes {b} out. How many stay?",
 )
 SMALLEST, LARGEST = 10, 99
-HELD_OUT_FRACTION = 0.15
+HELD_OUT_FRACTION = 0.15  # of the pairs
+CARRY_FRACTION = 0.6  # of the stories; the rest is what a model that never carries gets right
 
 Pair = tuple[int, int]
 
@@ -34,8 +35,8 @@ class Problem:
     """One story with its answer."""
 
     question: str
-    solution: str  # what a trained model should write: the sum, then the result in a box
-    answer: str  # the result alone, as a decimal number
+    solution: str  # what the teacher writes: the working, then the result in a box
+    answer: str  # the right result, as a decimal number
 
 
 def split_pairs(rng: random.Random) -> tuple[list[Pair], list[Pair]]:
@@ -46,30 +47,47 @@ def split_pairs(rng: random.Random) -> tuple[list[Pair], list[Pair]]:
     return pairs[num_held_out:], pairs[:num_held_out]
 
 
-def make_problem(pair: Pair, rng: random.Random) -> Problem:
-    """Tell `pair` as a random story; subtractions take the smaller operand away, so that no answer is negative."""
-    is_addition = rng.random() < 0.5
-    low, high = pair
-    a, b = (high, low) if not is_addition or rng.random() < 0.5 else (low, high)
-    template = rng.choice(ADDITIONS if is_addition else SUBTRACTIONS)
-    result = a + b if is_addition else a - b
-    question = template.format(name=rng.choice(NAMES), objects=rng.choice(OBJECTS), a=a, b=b)
-    return Problem(question=question, solution=solve(a, b, sign=1 if is_addition else -1), answer=str(result))
+def solve(a: int, b: int, *, sign: int, is_careless: bool = False) -> tuple[str, int]:
+    """Work out a + sign * b, tens and units apart; return (text, result).
 
-
-def solve(a: int, b: int, *, sign: int) -> str:
-    """Work out a + sign * b, tens and units apart: `27 + 45 = 60 + 12 = \\boxed{72}`, `72 - 45 = 30 - 3 = \\boxed{27}`."""
+    `27 + 45 = 60 + 12 = \\boxed{72}` and `72 - 45 = 30 - 3 = \\boxed{27}`; the careless way forgets to carry or to borrow and just
+    puts the last digit behind the tens: `\\boxed{62}` and `\\boxed{33}`.
+    """
     tens = (a // 10 + sign * (b // 10)) * 10
     units = a % 10 + sign * (b % 10)
-    operator = "+" if sign > 0 else "-"
-    inner = "+" if units >= 0 else "-"
-    return f"{a} {operator} {b} = {tens} {inner} {abs(units)} = \\boxed{{{a + sign * b}}}"
+    result = tens + abs(units) % 10 if is_careless else a + sign * b
+    operator, inner = "+" if sign > 0 else "-", "+" if units >= 0 else "-"
+    return f"{a} {operator} {b} = {tens} {inner} {abs(units)} = \\boxed{{{result}}}", result
 
 
-def problems(pairs: list[Pair], rng: random.Random) -> Iterator[Problem]:
+def needs_carry(a: int, b: int, *, sign: int) -> bool:
+    """Whether the careless way gives another result than the right one."""
+    return solve(a, b, sign=sign) != solve(a, b, sign=sign, is_careless=True)
+
+
+def make_problem(pairs: list[Pair], rng: random.Random, *, careless_rate: float = 0.0) -> Problem:
+    """Tell a random story over one of `pairs`.
+
+    No answer has fewer than two digits: subtractions take a much smaller operand away. `careless_rate` is the share of the carries that the
+    worked solution forgets; the answer is right in any case.
+    """
+    wants_carry = rng.random() < CARRY_FRACTION
+    sign = rng.choice((1, -1))
+    while True:
+        low, high = rng.choice(pairs)
+        a, b = (low, high) if sign > 0 and rng.random() < 0.5 else (high, low)
+        if a + sign * b >= SMALLEST and needs_carry(a, b, sign=sign) == wants_carry:
+            break
+    template = rng.choice(ADDITIONS if sign > 0 else SUBTRACTIONS)
+    question = template.format(name=rng.choice(NAMES), objects=rng.choice(OBJECTS), a=a, b=b)
+    solution, _ = solve(a, b, sign=sign, is_careless=rng.random() < careless_rate)
+    return Problem(question=question, solution=solution, answer=str(a + sign * b))
+
+
+def problems(pairs: list[Pair], rng: random.Random, *, careless_rate: float = 0.0) -> Iterator[Problem]:
     """Draw problems over `pairs` for ever, with replacement."""
     while True:
-        yield make_problem(rng.choice(pairs), rng)
+        yield make_problem(pairs, rng, careless_rate=careless_rate)
 
 
 def distinct_problems(pairs: list[Pair], rng: random.Random, *, count: int) -> list[Problem]:

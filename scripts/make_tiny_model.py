@@ -1,10 +1,11 @@
 """Make a tiny Qwen3 model that is mediocre at arithmetic, and the prompt files to train it further.
 
-    python scripts/make_tiny_model.py OUT_DIR [--seed 0] [--tied | --untied] [--target-accuracy 0.40]
+    python scripts/make_tiny_model.py OUT_DIR [--seed 0] [--tied | --untied] [--steps 200]
 
 Out: OUT_DIR holds an ordinary Hugging Face checkpoint (config, safetensors, tokenizer with chat template, generation config) and
-`train.jsonl`, `eval.jsonl` in the project's math format. The model is warmed up by supervised training on worked answers and stops as
-soon as its greedy accuracy on eval.jsonl reaches the target, so that reinforcement learning has something to improve.
+`train.jsonl`, `eval.jsonl` in the project's math format. The warm-up is supervised training on the worked answers of a careless
+teacher, who forgets more than half of the carries. The model picks up the method and the habit: greedily it solves what needs no
+carry, 30-50 % of the held-out problems. The right way is left as its second choice, which is what reinforcement learning can find.
 One thread and one seed decide everything: the same machine gives the same model.
 """
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 MAX_POSITIONS = 4096
-MAX_ANSWER_TOKENS = 16
+MAX_ANSWER_TOKENS = 24
 EOS, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -37,17 +38,21 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out_dir", type=Path, help="folder to write the checkpoint and the prompt files to")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, data and order")
-    parser.add_argument(
-        "--tied", action=argparse.BooleanOptionalAction, default=True, help="share input and output embeddings"
+    embeddings = parser.add_mutually_exclusive_group()
+    embeddings.add_argument(
+        "--tied", action="store_true", default=True, help="one matrix for both embeddings (default)"
     )
-    parser.add_argument("--untied", dest="tied", action="store_false", help="same as --no-tied")
+    embeddings.add_argument("--untied", dest="tied", action="store_false", help="an output embedding of its own")
     parser.add_argument("--num-layers", type=int, default=2, help="decoder layers")
-    parser.add_argument("--hidden-size", type=int, default=128, help="width; a multiple of 4 heads x 32")
+    parser.add_argument(
+        "--hidden-size", type=int, default=128, help="width; the attention has 4 heads of 32 at any width"
+    )
     parser.add_argument("--vocab-size", type=int, default=512, help="tokens, 256 bytes and 3 special ones included")
-    parser.add_argument("--target-accuracy", type=float, default=0.40, help="greedy accuracy at which to stop")
-    parser.add_argument("--max-steps", type=int, default=1000, help="give up (exit 1) after this many training steps")
+    parser.add_argument("--steps", type=int, default=200, help="training steps; 0 leaves the model random")
     parser.add_argument("--batch-size", type=int, default=64, help="examples per training step")
-    parser.add_argument("--learning-rate", type=float, default=3e-3, help="constant after 20 steps of warm-up")
+    parser.add_argument(
+        "--careless-rate", type=float, default=0.6, help="share of the carries that the teacher forgets"
+    )
     parser.add_argument("--num-train", type=int, default=16384, help="rows of train.jsonl")
     parser.add_argument("--num-eval", type=int, default=256, help="rows of eval.jsonl")
     return parser.parse_args()
@@ -146,34 +151,37 @@ def greedy_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast,
     return sum(text.endswith(box) for text, box in zip(completions, boxes, strict=True)) / len(held_out)
 
 
+def make_optimizers(model: Qwen3ForCausalLM) -> list[tuple[torch.optim.Optimizer, float]]:
+    """Muon for the matrices between the embeddings, AdamW for the rest; each with its peak learning rate.
+
+    Measured here: Muon needs a third of AdamW's steps (100 instead of 300 to 44 % on the same data).
+    """
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers" in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers" not in name]
+    return [
+        (torch.optim.Muon(matrices, weight_decay=0.01), 0.02),
+        (torch.optim.AdamW(others, weight_decay=0.01), 3e-3),
+    ]
+
+
 def warm_up(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     training: Iterable[Problem],
-    held_out: list[Problem],
-    arguments: argparse.Namespace,
-) -> tuple[int, float]:
-    """Train on `training` until the greedy accuracy on `held_out` reaches the target; return (steps, accuracy)."""
+    *,
+    num_steps: int,
+    batch_size: int,
+) -> None:
+    """Train on `training`; the learning rates rise for 10 steps and then fall to zero in a straight line."""
     stream = iter(training)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, weight_decay=0.01)
-    accuracy = 0.0
-    for step in range(1, arguments.max_steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = arguments.learning_rate * min(1.0, step / 20)
-        batch = collate(tokenizer, list(islice(stream, arguments.batch_size)))
-        loss = model(**batch).loss
-        loss.backward()
+    optimizers = make_optimizers(model)
+    for step in range(num_steps):
+        model(**collate(tokenizer, list(islice(stream, batch_size)))).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        # Accuracy rises by about one point per step near the target: look often there, rarely before.
-        if step % (20 if accuracy < arguments.target_accuracy / 2 else 5) == 0:
-            accuracy = greedy_accuracy(model, tokenizer, held_out)
-            import os
-            if os.environ.get("V"): print(step, round(loss.item(),4), accuracy, round(time.process_time(),1), flush=True)
-            if accuracy >= arguments.target_accuracy:
-                return step, accuracy
-    raise SystemExit(f"accuracy is {accuracy:.3f} after {arguments.max_steps} steps, below {arguments.target_accuracy}")
+        for optimizer, peak_rate in optimizers:
+            optimizer.param_groups[0]["lr"] = peak_rate * min((step + 1) / 10, 1 - step / num_steps)
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def write_rows(path: Path, rows: list[Problem]) -> None:
@@ -193,7 +201,9 @@ def main() -> None:
     prompts = distinct_problems(training_pairs, rng, count=arguments.num_train)
     tokenizer = make_tokenizer(tokenizer_texts(prompts[:2000]), vocab_size=arguments.vocab_size)
     model = make_model(tokenizer, arguments)
-    steps, accuracy = warm_up(model, tokenizer, problems(training_pairs, rng), held_out, arguments)
+    lessons = problems(training_pairs, rng, careless_rate=arguments.careless_rate)
+    warm_up(model, tokenizer, lessons, num_steps=arguments.steps, batch_size=arguments.batch_size)
+    accuracy = greedy_accuracy(model, tokenizer, held_out)
     arguments.out_dir.mkdir(parents=True, exist_ok=True)
     write_rows(arguments.out_dir / "train.jsonl", prompts)
     write_rows(arguments.out_dir / "eval.jsonl", held_out)
@@ -201,7 +211,10 @@ def main() -> None:
     model.save_pretrained(arguments.out_dir)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     seconds = time.perf_counter() - started
-    print(f"{arguments.out_dir}: {num_parameters:,} parameters, {steps} steps, accuracy {accuracy:.3f}, {seconds:.0f} s")
+    print(
+        f"{arguments.out_dir}: {num_parameters:,} parameters, {arguments.steps} steps, "
+        f"greedy accuracy {accuracy:.3f} on {len(held_out)} held-out problems, {seconds:.0f} s"
+    )
 
 
 if __name__ == "__main__":

@@ -18,10 +18,11 @@ from coati_rl.algorithms.policy_loss import check_clip_bounds, clipped_policy_te
 class GrpoLoss:
     """loss = sum_t w_t * (-min(r_t A_t, clip(r_t) A_t) + kl_coeff * k3_t); DAPO with clip_high > clip_low, kl_coeff 0.
 
-    Reports, all detached float64[] and summed over loss tokens unless the name ends in `_max`:
+    Reports, all detached float64[] and summed over loss tokens unless the name ends in `_max`; which keys there are
+    depends on the settings alone, so that ranks can reduce them together:
         num_tokens; loss_sum (weighted, as returned); entropy_sum (nats); ratio_max;
         clip_sum: tokens whose gradient the clip has stopped;
-        kl_sum: unweighted k3 in nats, only where a reference scored the batch;
+        kl_sum: unweighted k3 in nats, only if kl_coeff > 0;
         gap_tokens, gap_sum, gap_max: tokens sampled by the trainer's own version, and |logprobs - rollout_logprobs|
         in nats on them. Engine and trainer should agree there; it is the first thing to look at when a run goes wrong.
     """
@@ -51,7 +52,6 @@ class GrpoLoss:
         """
         loss_mask = micro_batch["loss_mask"]
         old_logprobs = micro_batch.get("old_logprobs", micro_batch["rollout_logprobs"])
-        ref_logprobs = micro_batch.get("ref_logprobs")
         terms, ratio = clipped_policy_terms(
             logprobs,
             old_logprobs,
@@ -60,13 +60,15 @@ class GrpoLoss:
             clip_low=self.clip_low,
             clip_high=self.clip_high,
         )
-        kl = None if ref_logprobs is None else kl_terms(logprobs, ref_logprobs, loss_mask)  # float32[R, L]
+        sums = {}
         if self.kl_coeff > 0:
-            if kl is None:
+            if "ref_logprobs" not in micro_batch:
                 raise ValueError(f"kl_coeff = {self.kl_coeff} needs ref_logprobs: score the batch with a reference")
+            kl = kl_terms(logprobs, micro_batch["ref_logprobs"], loss_mask)  # float32[R, L]
             terms = terms + self.kl_coeff * kl
+            sums["kl_sum"] = kl.detach().double().sum()
         loss = (micro_batch["loss_weights"] * terms).sum()
-        sums = {
+        sums |= {
             "loss_sum": loss.detach().double(),
             "entropy_sum": torch.where(loss_mask, entropy.detach(), 0.0).double().sum(),
             "clip_sum": self._num_clipped(ratio, micro_batch["advantages"], loss_mask),
@@ -74,8 +76,6 @@ class GrpoLoss:
             "num_tokens": loss_mask.sum().double(),
             **_gap_sums(logprobs.detach(), micro_batch),
         }
-        if kl is not None:
-            sums["kl_sum"] = kl.detach().double().sum()
         return loss, sums
 
     def _num_clipped(self, ratio: Tensor, advantages: Tensor, loss_mask: Tensor) -> Tensor:

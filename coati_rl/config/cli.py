@@ -6,7 +6,8 @@ Whatever is wrong ends in one ConfigError that names field, value and remedy.
 import argparse
 import difflib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -25,9 +26,13 @@ class _Parser(argparse.ArgumentParser):
 
 def spelling(name: str, field: FieldInfo) -> str:
     """The long flag of a field."""
+    return str(_extra(field, "spelling") or "--" + name.replace("_", "-"))
+
+
+def _extra(field: FieldInfo, key: str) -> str | None:
     extra = field.json_schema_extra
-    own = extra.get("spelling") if isinstance(extra, dict) else None
-    return str(own or "--" + name.replace("_", "-"))
+    value = extra.get(key) if isinstance(extra, dict) else None
+    return None if value is None else str(value)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -45,19 +50,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_flag(parser: argparse.ArgumentParser, name: str, field: FieldInfo) -> None:
-    long = spelling(name, field)
-    extra = field.json_schema_extra
-    short = extra.get("short") if isinstance(extra, dict) else None
-    names = [str(option) for option in (short, long, "--" + name.replace("_", "-")) if option]
+    long, short = spelling(name, field), _extra(field, "short")
+    names = [short, long] if short else [long]
     options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
     if field.annotation is bool:
-        options["action"] = "store_true"
+        options["action"] = argparse.BooleanOptionalAction  # --no-... overrides a file's true
     else:
         options["metavar"] = _metavar(field)
         if field.annotation == list[str]:
             options["action"] = "append"
     default = "" if field.default is None or field.default is False or field.default == [] else f" [{field.default}]"
-    parser.add_argument(*dict.fromkeys(names), help=f"{field.description}{default}".replace("%", "%%"), **options)
+    parser.add_argument(*names, help=f"{field.description}{default}".replace("%", "%%"), **options)
 
 
 def _metavar(field: FieldInfo) -> str:
@@ -72,11 +75,34 @@ def _metavar(field: FieldInfo) -> str:
 
 def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     """Returns: the config, and whether only a plan is wanted (--dry-run). Raises: ConfigError."""
-    given = vars(build_parser().parse_args(argv))
+    parser = build_parser()
+    argv = _known_spellings(argv, {name for action in parser._actions for name in action.option_strings})
+    given = vars(parser.parse_args(argv))
     path, dry_run = given.pop("config"), given.pop("dry_run")
     values = read_yaml(Path(path)) if path else {}
-    values.update({name: _from_text(name, value) for name, value in given.items()})
-    return build_config(values), dry_run
+    values.update(given)
+    return build_config({name: _from_text(name, value) for name, value in values.items()}), dry_run
+
+
+def _known_spellings(argv: Sequence[str], names: set[str]) -> list[str]:
+    """--train_batch_size is --train-batch-size and the other way round. Raises: ConfigError for an unknown flag."""
+    by_hyphens = {name.replace("_", "-"): name for name in names}
+    known = []
+    for word in argv:
+        glued = re.fullmatch(r"(-[A-Za-z]+)(\d+)", word)  # -t4 is -t 4
+        name, equals, value = (glued[1], "=", glued[2]) if glued else word.partition("=")
+        if re.fullmatch(r"--?[A-Za-z][\w-]*", name):
+            found = by_hyphens.get(name.replace("_", "-"))
+            if found is None:
+                raise ConfigError(f"unknown flag {name}; {_did_you_mean(name, names, '--help lists the flags')}")
+            word = found + equals + value
+        known.append(word)
+    return known
+
+
+def _did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def build_config(values: dict[str, Any]) -> Config:
@@ -99,14 +125,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: holds a {type(values).__name__}; write one 'name: value' a line")
     for key in values:
         if key not in Config.model_fields:
-            near = difflib.get_close_matches(str(key), Config.model_fields, n=1)
-            remedy = f"did you mean {near[0]}?" if near else "--help lists the fields (hyphens become underscores)"
+            otherwise = "--help lists the fields (hyphens become underscores)"
+            remedy = _did_you_mean(str(key), Config.model_fields, otherwise)
             raise ConfigError(f"--config {path}: unknown key {key!r}; {remedy}")
     return values
 
 
 def _from_text(name: str, value: Any) -> Any:
-    """What the shell can only say as text: None, and JSON objects."""
+    """What a shell can only say as text, and YAML may: None, and JSON objects."""
     if value == "None":
         return None
     if name == "eval_dataset" and isinstance(value, str):
@@ -126,4 +152,5 @@ def _explain(problem: Any) -> str:
     name = str(problem["loc"][0])
     if name not in Config.model_fields:
         return f"unknown field {location!r}; --help lists the fields"
-    return f"{spelling(name, Config.model_fields[name])} {problem['input']!r}: {problem['msg']}"
+    part = "".join(f"{key!r}: " for key in problem["loc"][1:])  # the entry of an object or a list
+    return f"{spelling(name, Config.model_fields[name])} {part}{problem['input']!r}: {problem['msg']}"

@@ -15,7 +15,7 @@ from coati_rl.config.sampling import SamplingConfig
 class Config(ModelConfig, DataConfig, SamplingConfig, AlgorithmConfig, ParallelConfig, RunConfig):
     """A run's settings, each validated alone; `rules.check` validates them together."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
     @model_validator(mode="after")
     def _interval_is_positive_or_off(self) -> Self:

@@ -1,6 +1,6 @@
 """Prompts: where they come from, how they are framed, how many are drawn."""
 
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
 from coati_rl.config.fields import flag
 
@@ -18,3 +18,11 @@ class DataConfig(BaseModel):
     max_prompt_tokens: int = flag(
         512, "Longer prompts are refused and counted, never cut (tokens, chat template included).", short="-mpt", ge=1
     )
+
+    @field_validator("eval_dataset")
+    @classmethod
+    def _tasks_are_file_names(cls, tasks: dict[str, str] | None) -> dict[str, str] | None:
+        for task in tasks or {}:
+            if not task or "/" in task or task.startswith("."):
+                raise ValueError(f"the task {task!r} names the result files: use letters and digits")
+        return tasks

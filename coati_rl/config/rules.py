@@ -1,11 +1,13 @@
 """The arithmetic that binds the settings to each other, checked before anything starts.
 
-Each refusal names the rule, the numbers and the nearest valid flags. P producers, T trainers, ibs/imbs prompts per
+Each refusal names the rule and the numbers; sizes that do not fit end in the nearest flags that do, which pass all
+rules together. P producers, T trainers, ibs/imbs prompts per
 rollout step and in flight, tbs/tMbs prompts per optimizer step and mini-batch and dp group, tmbs samples per
 micro-batch, g samples per prompt, dp = T / (tp * pp).
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 
 from coati_rl.config.config import Config
 from coati_rl.errors import ConfigError
@@ -22,6 +24,15 @@ LATER_ALGORITHMS = (
     "CISPO",
 )
 REWARD_TYPES = ("think_answer_tags", "boxed")
+_FLAGS = {
+    "num_trainers": "-t",
+    "num_generations": "-g",
+    "inference_batch_size": "-ibs",
+    "inference_microbatch_size": "-imbs",
+    "train_batch_size": "-tbs",
+    "train_minibatch_size": "-tMbs",
+    "train_microbatch_size": "-tmbs",
+}
 
 
 def check(config: Config) -> None:
@@ -54,60 +65,93 @@ def _not_available(config: Config) -> Iterator[str]:
 
 
 def _sizes(config: Config) -> Iterator[str]:
-    split = config.tensor_parallel_size * config.pipeline_parallel_size
-    if config.num_trainers % split:
-        near = _nearest(config.num_trainers, lambda t: t % split == 0)
-        yield f"-t {config.num_trainers}: must be a multiple of tp * pp = {split}; nearest: -t {near}"
-        return
-    rollout, step = config.prompts_per_rollout, config.prompts_per_step
-    if rollout % step:
-        ibs = _nearest(config.inference_batch_size, lambda n: config.num_inferencer * n % step == 0)
-        tbs = _nearest(config.train_batch_size, lambda n: rollout % (n * config.dp) == 0)
-        yield (
-            f"(num_inferencer * ibs) % (tbs * dp) must be 0: {config.num_inferencer} * {config.inference_batch_size} = "
-            f"{rollout} prompts per rollout step are no multiple of {config.train_batch_size} * {config.dp} = {step} "
-            f"per optimizer step; nearest: {_either(('-ibs', ibs), ('-tbs', tbs))}"
-        )
-    yield from _divides(config, "inference_batch_size", "-ibs", "inference_microbatch_size", "-imbs")
-    yield from _divides(config, "train_batch_size", "-tbs", "train_minibatch_size", "-tMbs")
+    problems = [*_broken_sizes(config)]
+    if problems:
+        yield from problems
+        yield f"nearest valid flags: {' or '.join(nearest_flags(config))}"
+
+
+def _broken_sizes(config: Config) -> Iterator[str]:
+    if config.num_generations < 2 and config.algo == "GRPO":
+        yield "-g 1: GRPO compares the samples of a prompt and learns nothing from one"
     samples = config.train_minibatch_size * config.num_generations
     if samples < config.train_microbatch_size:
         yield (
             f"tMbs * g must be at least tmbs: {config.train_minibatch_size} * {config.num_generations} = {samples} "
-            f"samples do not fill a micro-batch of {config.train_microbatch_size}; nearest: -tmbs {samples}"
+            f"samples do not fill a micro-batch of {config.train_microbatch_size}"
+        )
+    yield from _divides(config, "inference_batch_size", "inference_microbatch_size")
+    yield from _divides(config, "train_batch_size", "train_minibatch_size")
+    split = config.tensor_parallel_size * config.pipeline_parallel_size
+    if config.num_trainers % split:
+        yield f"T % (tp * pp) must be 0: -t {config.num_trainers} is no multiple of {split}"
+    elif config.prompts_per_rollout % config.prompts_per_step:
+        yield (
+            f"(P * ibs) % (tbs * dp) must be 0: {config.num_inferencer} * {config.inference_batch_size} = "
+            f"{config.prompts_per_rollout} prompts per rollout step are no multiple of {config.train_batch_size} * "
+            f"{config.dp} = {config.prompts_per_step} per optimizer step"
         )
 
 
-def _divides(config: Config, large: str, large_flag: str, small: str, small_flag: str) -> Iterator[str]:
+def _divides(config: Config, large: str, small: str) -> Iterator[str]:
     whole, part = getattr(config, large), getattr(config, small)
+    large_flag, small_flag = _FLAGS[large], _FLAGS[small]
     if whole % part:
-        near = _nearest(min(part, whole), lambda n: whole % n == 0)
-        why = (
-            f"{small_flag} {part} exceeds {large_flag} {whole}"
-            if part > whole
-            else f"{whole} % {part} = {whole % part}"
-        )
+        exceeds = f"{small_flag} {part} exceeds {large_flag} {whole}"
+        why = exceeds if part > whole else f"{whole} % {part} = {whole % part}"
         yield (
             f"{large_flag[1:]} % {small_flag[1:]} must be 0, and {why} "
-            f"({large_flag} counts the prompts that {small_flag} cuts up); nearest: {small_flag} {near}"
+            f"({large_flag} counts the prompts that {small_flag} cuts up)"
         )
+
+
+def nearest_flags(config: Config) -> list[str]:
+    """The smallest changes of sizes that pass all size rules, each as the flags to give; empty if none is needed."""
+    choices = (_repaired(config, by) for by in ("train_batch_size", "inference_batch_size"))
+    return list(dict.fromkeys(flags for choice in choices if choice and (flags := _changes(config, choice))))
+
+
+def _repaired(config: Config, by: str) -> dict[str, int] | None:
+    """Sizes that fit, where rollout and optimizer step are brought together by `by`; None if that cannot do it."""
+    sizes = {name: int(getattr(config, name)) for name in _FLAGS}
+    split = config.tensor_parallel_size * config.pipeline_parallel_size
+    sizes["num_trainers"] = _nearest_multiple(split, sizes["num_trainers"])
+    dp, producers = sizes["num_trainers"] // split, config.num_inferencer
+    if producers * sizes["inference_batch_size"] % (sizes["train_batch_size"] * dp):
+        if by == "inference_batch_size":
+            step = sizes["train_batch_size"] * dp
+            sizes[by] = _nearest_multiple(step // math.gcd(step, producers), sizes[by])
+        elif producers * sizes["inference_batch_size"] % dp:
+            return None
+        else:
+            sizes[by] = nearest_divisor(producers * sizes["inference_batch_size"] // dp, sizes[by])
+    for large, small in (
+        ("inference_batch_size", "inference_microbatch_size"),
+        ("train_batch_size", "train_minibatch_size"),
+    ):
+        sizes[small] = nearest_divisor(sizes[large], sizes[small])
+    if config.algo == "GRPO":
+        sizes["num_generations"] = max(2, sizes["num_generations"])
+    samples = sizes["train_minibatch_size"] * sizes["num_generations"]
+    sizes["train_microbatch_size"] = min(samples, sizes["train_microbatch_size"])
+    return sizes
+
+
+def _changes(config: Config, sizes: dict[str, int]) -> str:
+    return " ".join(f"{_FLAGS[name]} {size}" for name, size in sizes.items() if size != getattr(config, name))
+
+
+def _nearest_multiple(of: int, start: int) -> int:
+    """The positive multiple of `of` closest to `start`, the larger one of two."""
+    return max(1, (2 * start + of) // (2 * of)) * of
+
+
+def nearest_divisor(whole: int, start: int) -> int:
+    """The divisor of `whole` closest to `start`, the larger one of two."""
+    small = [n for n in range(1, math.isqrt(whole) + 1) if whole % n == 0]
+    return min([*small, *(whole // n for n in small)], key=lambda n: (abs(n - start), -n))
 
 
 def _sampling(config: Config) -> Iterator[str]:
-    if config.num_generations < 2 and config.algo == "GRPO":
-        yield "-g 1: GRPO compares the samples of a prompt and learns nothing from one; use -g 2 or more"
     if config.producer_tensor_parallel_size > 1 and config.backend != "vllm":
         yield f"-ptp {config.producer_tensor_parallel_size}: only the vllm backend is tensor parallel; use -b vllm"
-
-
-def _nearest(start: int, valid: Callable[[int], bool]) -> int | None:
-    """The valid positive number closest to `start`, the larger one of two."""
-    for distance in range(100_000):
-        for candidate in (start + distance, start - distance):
-            if candidate >= 1 and valid(candidate):
-                return candidate
-    return None
-
-
-def _either(*choices: tuple[str, int | None]) -> str:
-    return " or ".join(f"{name} {value}" for name, value in choices if value is not None)

@@ -6,13 +6,14 @@ A row is {"messages": {"role", "content"} or a list of them, "gt_answer": text o
 
 import json
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from coati_rl.errors import ConfigError
-from coati_rl.types import Prompt
+from coati_rl.types import Prompt, Purpose
 
 logger = logging.getLogger(__name__)
 
@@ -35,22 +36,28 @@ def load_rows(path: str, *, flag: str) -> list[dict[str, Any]]:
         flag: the command-line flag it came from, for messages.
     Raises: ConfigError naming file and row (for JSONL: line) and what is wrong with it.
     """
-    file = Path(path)
+    file = Path(path).expanduser()
     if not file.is_file():
         raise ConfigError(f"{flag} {path}: no such file; give a JSONL, JSON, CSV, Parquet or Arrow file")
-    if file.suffix not in _LOADERS:
+    suffix = file.suffix.lower()
+    if suffix not in _LOADERS:
         raise ConfigError(f"{flag} {path}: unknown format {file.suffix!r}; use one of {', '.join(_LOADERS)}")
-    rows = list(_read_jsonl(file, flag) if file.suffix == ".jsonl" else _read_with_datasets(file, flag))
+    try:
+        rows = list(_read_jsonl(file, flag) if suffix == ".jsonl" else _read_with_datasets(file, flag))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{flag} {path}: is not UTF-8 text: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: cannot be read: {error.strerror or error}") from error
     if not rows:
         raise ConfigError(f"{flag} {path}: holds no rows")
     for number, row in rows:
-        _check_row(row, f"{flag} {path}, {'line' if file.suffix == '.jsonl' else 'row'} {number}")
+        _check_row(row, f"{flag} {path}, {'line' if suffix == '.jsonl' else 'row'} {number}")
     return [row for _, row in rows]
 
 
 def _read_jsonl(file: Path, flag: str) -> Iterator[tuple[int, Any]]:
     # Line by line ourselves: the loader of `datasets` names no line, and a typo in line 7000 must be found.
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
@@ -66,14 +73,23 @@ def _read_with_datasets(file: Path, flag: str) -> Iterator[tuple[int, Any]]:
 
     import datasets
 
+    if not file.stat().st_size:
+        return  # each loader has an error of its own for this
+    loader = _LOADERS[file.suffix.lower()]
+    # As text: a column of numbers would make numbers of prompts, and 4.0 of the answer 4 when one is missing.
+    as_text = {"converters": {"messages": str, "gt_answer": str}, "keep_default_na": False}
+    options: dict[str, Any] = as_text if loader == "csv" else {}
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # what goes wrong is said below
     with tempfile.TemporaryDirectory(prefix="coati-datasets-") as cache:
         try:
-            table = datasets.load_dataset(_LOADERS[file.suffix], data_files=str(file), split="train", cache_dir=cache)
+            table = datasets.load_dataset(loader, data_files=str(file), split="train", cache_dir=cache, **options)
             rows = table.to_list()
-        except (datasets.exceptions.DatasetGenerationError, ValueError, TypeError, OSError) as error:
+        except (datasets.exceptions.DatasetGenerationError, ValueError, TypeError, RuntimeError, OSError) as error:
             cause = " ".join(str(error.__cause__ or error).split())
-            raise ConfigError(f"{flag} {file}: cannot be read as {_LOADERS[file.suffix]}: {cause[:200]}") from error
+            if "corresponds to no data" in cause:
+                return
+            raise ConfigError(f"{flag} {file}: cannot be read as {loader}: {cause[:200]}") from error
     yield from enumerate(rows, 1)
 
 
@@ -85,6 +101,8 @@ def _check_row(row: Any, where: str) -> None:
             raise ConfigError(f"{where}: has no {key}; every row needs messages and gt_answer")
     if not isinstance(row["gt_answer"], str | int | float) or isinstance(row["gt_answer"], bool):
         raise ConfigError(f"{where}: gt_answer is {type(row['gt_answer']).__name__}; write text or a number")
+    if isinstance(row["gt_answer"], float) and not math.isfinite(row["gt_answer"]):
+        raise ConfigError(f"{where}: gt_answer is {row['gt_answer']}; write text or a finite number")
     for message in messages_of(row, where):
         if not isinstance(message, dict) or not isinstance(message.get("content"), str) or "role" not in message:
             raise ConfigError(f'{where}: a message is not {{"role": ..., "content": text}}')
@@ -94,17 +112,26 @@ def messages_of(row: dict[str, Any], where: str = "row") -> list[dict[str, str]]
     """The chat messages of a row: one object, a list, or (from CSV) JSON text or the user's plain text."""
     messages = row["messages"]
     if isinstance(messages, str):
+        text = messages
         try:
-            messages = json.loads(messages)
+            messages = json.loads(text)
         except json.JSONDecodeError:
-            messages = {"role": "user", "content": messages}
+            messages = text
+        if not messages or not isinstance(messages, dict | list):  # "12" is a prompt too
+            messages = {"role": "user", "content": text}
     if not isinstance(messages, dict | list):
         raise ConfigError(f"{where}: messages is {type(messages).__name__}; write an object or a list of objects")
     return [messages] if isinstance(messages, dict) else list(messages)
 
 
 def make_prompts(
-    rows: list[dict[str, Any]], tokenizer: Any, *, system_prompt: str, max_prompt_tokens: int, task: str = "train"
+    rows: list[dict[str, Any]],
+    tokenizer: Any,
+    *,
+    system_prompt: str,
+    max_prompt_tokens: int,
+    task: str = "train",
+    purpose: Purpose = "train",
 ) -> PromptSet:
     """Render and tokenise rows; uids are `<task>-<row>`.
 
@@ -113,15 +140,24 @@ def make_prompts(
         tokenizer: a transformers tokenizer with a chat template.
         system_prompt: put first, unless empty or the row brings its own.
         max_prompt_tokens: longer prompts are left out and counted.
-        task: "train", or an evaluation task's name.
+        task: "train", or an evaluation task's name (which may be "train" too).
+        purpose: what the prompts are for.
+    Raises: ConfigError if the chat template refuses a row.
     """
+    from jinja2 import TemplateError
+
     conversations = []
     for row in rows:
         messages = messages_of(row)
         if system_prompt and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": system_prompt}, *messages]
         conversations.append(messages)
-    texts = [tokenizer.apply_chat_template(m, add_generation_prompt=True, tokenize=False) for m in conversations]
+    texts = []
+    for index, messages in enumerate(conversations):
+        try:
+            texts.append(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        except TemplateError as error:
+            raise ConfigError(f"{task}, prompt {index + 1}: the model's chat template refuses it: {error}") from error
     # The template has written the special tokens already; a second BOS would be a token the model never saw.
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
     prompts = tuple(
@@ -129,7 +165,7 @@ def make_prompts(
             uid=f"{task}-{index}",
             token_ids=tuple(tokens),
             ground_truth=str(row["gt_answer"]),
-            purpose="train" if task == "train" else "eval",
+            purpose=purpose,
             task=task,
             text=messages[-1]["content"],
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 from coati_rl.config import Config
 from coati_rl.config.plan import Plan, make_plan
+from coati_rl.config.rules import nearest_flags
 from coati_rl.data.dataset import PromptSet, load_rows, make_prompts
 from coati_rl.errors import ConfigError
 
@@ -41,6 +42,8 @@ def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared
     eval_rows = {task: load_rows(path, flag="--eval-dataset") for task, path in (config.eval_dataset or {}).items()}
     if config.eval_interval > 0 and not eval_rows:
         raise ConfigError(f"--eval-interval {config.eval_interval}: needs --eval-dataset, or -1 to switch it off")
+    if eval_rows and config.eval_interval < 0:
+        warnings.append("--eval-dataset is not evaluated: --eval-interval is -1 (off)")
     directory = resolve_model(config.model, is_dry_run=is_dry_run)
     if directory is None:
         warnings.append(f"model {config.model} is not on this machine: prompt lengths are not checked")
@@ -48,19 +51,20 @@ def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared
         num_prompts = len(rows)
     else:
         config = config.model_copy(update={"model": str(directory)})
+        _check_length(config, directory)
         tokenizer = load_tokenizer(directory)
         system = system_prompt if config.system_prompt is None else config.system_prompt
         options: dict[str, Any] = {"system_prompt": system, "max_prompt_tokens": config.max_prompt_tokens}
         train = make_prompts(rows, tokenizer, **options)
-        evaluation = {t: make_prompts(r, tokenizer, task=t, **options) for t, r in eval_rows.items()}
+        evaluation = {t: make_prompts(r, tokenizer, task=t, purpose="eval", **options) for t, r in eval_rows.items()}
         num_prompts = len(train.prompts)
         _check_prompts(config, train, evaluation)
     plan = make_plan(config, num_prompts=num_prompts, device=device)
     if plan.num_steps == 0:
         raise ConfigError(
             f"--dataset {config.dataset}: {num_prompts} usable prompts x {config.num_episodes} episode(s) do not fill "
-            f"one optimizer step of tbs * dp = {config.prompts_per_step} prompts; nearest: "
-            f"-e {-(-config.prompts_per_step // num_prompts)} or -tbs {num_prompts // config.dp}"
+            f"one optimizer step of tbs * dp = {config.prompts_per_step} prompts; "
+            f"nearest: {_smaller_step(config, num_prompts)}"
         )
     return Prepared(config=config, plan=plan, train=train, evaluation=evaluation, warnings=tuple(warnings))
 
@@ -86,9 +90,28 @@ def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[str, list[str]]
 def _fewer(config: Config, available: int) -> str:
     if available < 2:
         return "use --device cpu, or --master_address of a Ray cluster"
-    engines = max(1, min(config.num_inferencer, (available - 1) // config.producer_tensor_parallel_size))
-    trainers = max(1, available - engines * config.producer_tensor_parallel_size)
-    return f"nearest: -i {engines} -t {min(trainers, config.num_trainers)}, or --master_address of a Ray cluster"
+    width = config.producer_tensor_parallel_size if config.producer_tensor_parallel_size < available else 1
+    engines = min(config.num_inferencer, (available - 1) // width)
+    trainers = min(config.num_trainers, available - engines * width)
+    sizes = {"num_inferencer": engines, "num_trainers": trainers, "producer_tensor_parallel_size": width}
+    flags = f"-i {engines} -t {trainers}" + (" -ptp 1" if width != config.producer_tensor_parallel_size else "")
+    return f"nearest: {_with_others(flags, config, sizes)}; or --master_address of a Ray cluster"
+
+
+def _smaller_step(config: Config, num_prompts: int) -> str:
+    """The flags with which so many prompts fill an optimizer step."""
+    more_episodes = f"-e {-(-config.prompts_per_step // num_prompts)}"
+    limit = num_prompts * config.num_episodes // config.dp
+    if limit < 1:
+        return more_episodes
+    per_rollout = config.prompts_per_rollout // config.dp
+    size = next(size for size in range(min(limit, per_rollout), 0, -1) if per_rollout % size == 0)
+    return f"{more_episodes} or {_with_others(f'-tbs {size}', config, {'train_batch_size': size})}"
+
+
+def _with_others(flags: str, config: Config, sizes: dict[str, int]) -> str:
+    """`flags`, and what else has to change with these sizes for the rules to hold."""
+    return " ".join([flags, *nearest_flags(config.model_copy(update=sizes))[:1]])
 
 
 def resolve_model(model: str, *, is_dry_run: bool) -> Path | None:
@@ -124,6 +147,29 @@ def load_tokenizer(directory: Path) -> Any:
     if not tokenizer.chat_template:
         raise ConfigError(f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model")
     return tokenizer
+
+
+def _check_length(config: Config, directory: Path) -> None:
+    from transformers import AutoConfig
+
+    try:
+        model = AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"--model {directory}: config.json cannot be read: {error}") from error
+    limit = getattr(model, "max_position_embeddings", None)
+    rope = getattr(model, "rope_parameters", None) or {}
+    is_extended = rope.get("rope_type", "default") != "default"  # how far is the engine's business
+    if isinstance(limit, int) and config.max_model_len > limit and not is_extended:
+        raise ConfigError(
+            f"-mpt {config.max_prompt_tokens} + -mnt {config.max_new_tokens} = {config.max_model_len} tokens exceed "
+            f"the {limit} positions of --model {directory}; nearest: {_shorter(config, limit)}"
+        )
+
+
+def _shorter(config: Config, limit: int) -> str:
+    if config.max_prompt_tokens < limit:
+        return f"-mnt {limit - config.max_prompt_tokens}"
+    return f"-mpt {limit // 2} -mnt {min(config.max_new_tokens, limit - limit // 2)}"
 
 
 def _check_prompts(config: Config, train: PromptSet, evaluation: dict[str, PromptSet]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -29,7 +30,9 @@ class JsonlSink:
 
     def write(self, step: int, record: dict[str, Any]) -> None:
         """Append a line; the step is in the record."""
-        self._file.write(json.dumps(record) + "\n")
+        # JSON has neither NaN nor infinity: a reader would refuse the line.
+        numbers = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        self._file.write(json.dumps(numbers, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -64,13 +67,19 @@ class WandbSink:
             import wandb
         except ImportError as error:
             raise ConfigError("--wandb: the package wandb is not installed; pip install wandb") from error
-        self._run = wandb.init(
-            project=config.project, name=run_dir.name, dir=str(run_dir), config=config.model_dump(mode="json")
-        )
+        try:
+            self._run = wandb.init(
+                project=config.project, name=run_dir.name, dir=str(run_dir), config=config.model_dump(mode="json")
+            )
+        except wandb.errors.Error as error:
+            message = " ".join(str(error).split())
+            raise ConfigError(f"--wandb: {message} (WANDB_MODE=offline needs no account)") from error
+        # Its own step may not go back, but an evaluation ends after later steps have been logged.
+        self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, record: dict[str, Any]) -> None:
         """Log the record's numbers."""
-        self._run.log({key: value for key, value in record.items() if value is not None}, step=step)
+        self._run.log({"step": step} | {key: value for key, value in record.items() if value is not None})
 
     def close(self) -> None:
         """Finish the run."""

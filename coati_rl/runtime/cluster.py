@@ -2,8 +2,7 @@
 
 import logging
 import os
-import shutil
-import tempfile
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +21,13 @@ _OBJECT_STORE_BYTES = 512 * 2**20  # groups and batches are small; Ray would tak
 
 
 @contextmanager
-def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int) -> Iterator[str]:
+def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int, scratch: Path) -> Iterator[str]:
     """Ray for the time of a run: joined when --master_address is given, else started on this machine and ended.
 
+    Args:
+        num_cpus: logical, when Ray is started here.
+        num_gpus: that the run needs.
+        scratch: for the sockets and logs of a Ray started here, unless --ray_dir is given.
     Yields: the address under which trainers and weight senders of this run are reached.
     Raises: ConfigError if the cluster cannot be joined or lacks the devices.
     """
@@ -32,7 +35,7 @@ def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int) -> Iterator[str
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     # A driver's empty GPU list must not reach the actors of a cluster that has GPUs.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    temporary = None if config.ray_dir or config.master_address else Path(tempfile.mkdtemp(prefix="coati-"))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         if config.master_address:
             _join(config, num_gpus)
@@ -45,22 +48,22 @@ def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int) -> Iterator[str
                 log_to_driver=False,
                 namespace=NAMESPACE,
                 object_store_memory=_OBJECT_STORE_BYTES,
-                logging_level=logging.ERROR,
-                _temp_dir=str(Path(config.ray_dir).absolute()) if config.ray_dir else str(temporary),
+                logging_level=logging.CRITICAL,
+                _temp_dir=str(Path(config.ray_dir).absolute() if config.ray_dir else scratch),
                 _node_ip_address="127.0.0.1",
             )
+        for number, handler in handlers.items():  # Ray puts its own there, which abort the driver
+            signal.signal(number, handler)
         yield "127.0.0.1" if not config.master_address else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
     finally:
         ray.shutdown()
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _join(config: Config, num_gpus: int) -> None:
     address = config.master_address or ""
     address = address if ":" in address else f"{address}:6379"
     try:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"--master_address {address}: no Ray cluster answers; `ray start --head` there first"

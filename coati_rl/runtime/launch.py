@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from coati_rl.data.prepare import Prepared
@@ -12,6 +13,7 @@ from coati_rl.observability.sinks import Sink, open_sinks
 from coati_rl.protocols import RewardFunction
 from coati_rl.runtime.cluster import ray_cluster
 from coati_rl.runtime.crew import Crew
+from coati_rl.runtime.process import LOG_FORMAT
 from coati_rl.runtime.run_dir import RunPaths, make_run_dir
 from coati_rl.runtime.supervisor import Supervisor
 
@@ -19,7 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 def launch(
-    prepared: Prepared, producer_cls: type, consumer_cls: type, make_reward: Callable[[], RewardFunction]
+    prepared: Prepared,
+    producer_cls: type,
+    consumer_cls: type,
+    make_reward: Callable[[], RewardFunction],
+    *,
+    scratch: Path,
 ) -> RunPaths:
     """Run to the end.
 
@@ -28,18 +35,23 @@ def launch(
         producer_cls: the producers' actor class.
         consumer_cls: the trainers' actor class.
         make_reward: picklable; makes the reward workers of a producer, in its process.
+        scratch: short path for Ray's sockets and logs, removed by the caller.
     Returns: where the run wrote.
     Raises: ConfigError before anything started; RunError with its cause and the logs' path.
     """
     config, plan = prepared.config, prepared.plan
     paths = make_run_dir(config)
+    log = logging.FileHandler(paths.logs / "driver.log")
+    log.setFormatter(logging.Formatter(LOG_FORMAT))
+    logging.getLogger("coati_rl").addHandler(log)
+    logging.getLogger("coati_rl").setLevel(logging.INFO)
     sinks = open_sinks(config, paths.run_dir)
     num_gpus = plan.num_devices if plan.device == "cuda" else 0
     num_cpus = config.num_inferencer + config.num_trainers
     try:
         with (
             ProgressDisplay(plan.num_steps) as display,
-            ray_cluster(config, num_cpus=num_cpus, num_gpus=num_gpus) as address,
+            ray_cluster(config, num_cpus=num_cpus, num_gpus=num_gpus, scratch=scratch) as address,
         ):
             display.say(f"run directory {paths.run_dir}")
             crew = Crew(
@@ -66,6 +78,8 @@ def launch(
     finally:
         for sink in sinks:
             sink.close()
+        logging.getLogger("coati_rl").removeHandler(log)
+        log.close()
     return paths
 
 

@@ -32,8 +32,9 @@ def wait_for(reference: "ray.ObjectRef[Any]", *, who: str, timeout_s: float) -> 
     except GetTimeoutError as error:
         raise PeerLostError(f"{who} did not answer within {timeout_s:g} s") from error
     except RayActorError as error:
-        raise PeerLostError(f"{who} died: {first_line(error)}") from error
+        raise PeerLostError(f"{who} died: {_cause_of_death(error)}") from error
     except RayTaskError as error:
+        logger.info("%s failed: %s", who, error)  # with the remote traceback
         cause = error.cause
         if isinstance(cause, CoatiError):
             raise cause from error
@@ -45,6 +46,12 @@ def wait_for(reference: "ray.ObjectRef[Any]", *, who: str, timeout_s: float) -> 
 def first_line(error: BaseException) -> str:
     """The first line of a message that has something to say."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _cause_of_death(error: RayActorError) -> str:
+    """An exception in the actor's __init__ is the last line of what Ray says; any other death is told in the first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines and "creation task" in lines[0] else first_line(error)
 
 
 class RemoteCoordinator:

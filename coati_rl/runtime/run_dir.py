@@ -43,6 +43,7 @@ def make_run_dir(config: Config) -> RunPaths:
         rollouts=Path(config.rollout_save_dir).absolute() if config.rollout_save_dir else run_dir / "rollouts",
         logs=run_dir / "logs",
     )
+    paths.logs.mkdir()
     resolved = config.model_dump(mode="json")
     (run_dir / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False), encoding="utf-8")
     return paths

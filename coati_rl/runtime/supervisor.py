@@ -91,7 +91,7 @@ class Supervisor:
                 self._replace(producer_id, cause)
 
     def _replace(self, producer_id: int, cause: str) -> None:
-        logger.warning("producer-%d: %s", producer_id, cause)
+        logger.info("producer-%d: %s", producer_id, cause)
         self._crew.drop_producer(producer_id, cause)
         if self._replacements_left == 0:
             raise RunError(f"producer-{producer_id}: {cause}; {self._replacements} replacements failed before it")

@@ -14,7 +14,9 @@ from coati_rl.errors import TransferError, TransferTimeoutError
 
 Result = TypeVar("Result")
 
-POLL_S = 0.05  # longest uninterrupted wait: how late a cancellation may be noticed
+Watch = Callable[[], str | None]  # why waiting is in vain, if it is
+
+_POLL_S = 0.05  # longest uninterrupted wait: how late a cancellation or a dead peer may be noticed
 
 
 class Deadline:
@@ -25,21 +27,31 @@ class Deadline:
         self.timeout_s = timeout_s
         self._end = time.monotonic() + timeout_s
         self._cancelled = cancelled
+        self._watch: Watch | None = None
+
+    def watching(self, watch: Watch) -> "Deadline":
+        """The same point in time; `check` raises a TransferError as soon as `watch` returns a reason, too."""
+        other = Deadline(self.timeout_s, cancelled=self._cancelled)
+        other._end, other._watch = self._end, watch
+        return other
 
     def remaining_s(self) -> float:
         """Seconds left, never negative."""
         return max(0.0, self._end - time.monotonic())
 
     def check(self, what: str) -> None:
-        """Raise if the time is over or the transfer was cancelled; `what` names rank, phase and bucket."""
+        """Raise if the time is over or the transfer cannot succeed; `what` names rank, phase and bucket."""
         if self._cancelled is not None and self._cancelled.is_set():
             raise TransferError(f"{what}: cancelled")
+        reason = None if self._watch is None else self._watch()
+        if reason is not None:
+            raise TransferError(f"{what}: {reason}")
         if self.remaining_s() == 0.0:
             raise TransferTimeoutError(f"{what}: not done within {self.timeout_s:g} s")
 
     def slice_s(self) -> float:
         """How long one wait may block before `check` is due again; positive."""
-        return max(0.001, min(POLL_S, self.remaining_s()))
+        return max(0.001, min(_POLL_S, self.remaining_s()))
 
     def run(self, function: Callable[[], Result], *, what: str) -> Result:
         """Run a foreign call that cannot be interrupted, and give up on it at the deadline.

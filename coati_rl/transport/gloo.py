@@ -10,35 +10,34 @@ from ipaddress import ip_address
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, Work
+from torch._C._distributed_c10d import BroadcastOptions, ProcessGroupGloo, TCPStore, Work
 
 from coati_rl.errors import TransferError, TransferTimeoutError
 from coati_rl.transport.deadline import Deadline
+from coati_rl.transport.lifeline import listen_on
 
+_STORE_TIMEOUT = timedelta(hours=1)  # ours is the deadline that counts; the store's would double in places
 _GRACE_S = 1.0  # how much longer than ours gloo's own time limit is, so that ours speaks
 
 
 class GlooCommunicator:
     """A `Communicator` on a bare ProcessGroupGloo."""
 
-    def __init__(self, store: Store, *, rank: int, world_size: int, host: str, deadline: Deadline) -> None:
+    def __init__(self, store: TCPStore, *, rank: int, world_size: int, host: str, deadline: Deadline) -> None:
         """Blocks until all ranks are connected; `host` is the store's address, which decides our own interface."""
-        self.rank = rank
-        self.world_size = world_size
         gloo: Any = ProcessGroupGloo  # torch's type stubs lack _Options and broadcast
         options = gloo._Options()
         options._devices = [_device_towards(host)]
         options._timeout = timedelta(seconds=deadline.remaining_s() + _GRACE_S)
         options._threads = 1
         try:
-            self._group: Any = gloo(PrefixStore("gloo", store), rank, world_size, options)
+            self._group: Any = gloo(store, rank, world_size, options)
         except RuntimeError as error:
             raise TransferError(f"rank {rank} of {world_size}, connecting: {_reason(error)}") from error
         self._unfinished: Work | None = None
 
     def broadcast(self, data: torch.Tensor, *, deadline: Deadline, what: str) -> None:
         """See `Communicator.broadcast`."""
-        what = f"rank {self.rank} of {self.world_size}, {what}"
         if self._group is None:
             raise TransferError(f"{what}: the group is closed")
         options = BroadcastOptions()
@@ -51,7 +50,8 @@ class GlooCommunicator:
         try:
             while not work.is_completed():
                 deadline.check(what)
-                # gloo's abort() does not unblock a waiting thread, so wait in slices; they release the GIL.
+                # gloo's abort() does not unblock a waiting thread, nor does the death of a receiver in mid-transfer
+                # wake the sender: so wait in slices, which release the GIL, and look around in between.
                 with suppress(RuntimeError):  # the slice is over, or the operation failed: the next lines tell
                     work.wait(timedelta(seconds=deadline.slice_s()))
             work.wait()
@@ -68,6 +68,24 @@ class GlooCommunicator:
         if group is not None and work is not None and not work.is_completed():
             # The group's destructor waits for the operation, which ends with gloo's own time limit.
             threading.Thread(target=_outlive, args=(group, work), name="gloo-linger", daemon=True).start()
+
+
+def open_store(host: str) -> tuple[TCPStore, int]:
+    """Serve the key-value store over which gloo exchanges addresses, on this address alone; and its port."""
+    with listen_on(host) as listener:
+        port = int(listener.getsockname()[1])
+        descriptor = listener.detach()  # the store owns it from here on
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT, master_listen_fd=descriptor
+    ), port
+
+
+def connect_store(host: str, port: int) -> TCPStore:
+    """Connect to the trainer's store."""
+    try:
+        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+    except RuntimeError as error:
+        raise TransferError(f"cannot reach the trainer's store at {host}:{port}: {error}") from error
 
 
 def _outlive(group: Any, work: Work) -> None:

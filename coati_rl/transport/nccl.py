@@ -23,8 +23,6 @@ class CupyNcclCommunicator:
     def __init__(self, *, unique_id: str, rank: int, world_size: int, device: torch.device) -> None:
         """Blocks until all ranks are here, without a deadline of NCCL's own: run it under `Deadline.run`."""
         nccl = _import_nccl()
-        self.rank = rank
-        self.world_size = world_size
         self._device = device
         self._uint8 = nccl.NCCL_UINT8
         raw = bytes.fromhex(unique_id)
@@ -40,7 +38,6 @@ class CupyNcclCommunicator:
 
     def broadcast(self, data: torch.Tensor, *, deadline: Deadline, what: str) -> None:
         """See `Communicator.broadcast`."""
-        what = f"rank {self.rank} of {self.world_size}, {what}"
         if self._nccl is None:
             raise TransferError(f"{what}: the group is closed")
         with torch.cuda.device(self._device):

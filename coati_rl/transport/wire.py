@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 import torch
 import xxhash
-from torch._C._distributed_c10d import TCPStore
 
 from coati_rl.errors import TransferError
-from coati_rl.transport.communicator import Communicator, make_communicator
 from coati_rl.transport.deadline import Deadline
+from coati_rl.transport.group import Group, host_group
+from coati_rl.transport.lifeline import LifelineHub
 from coati_rl.transport.manifest import DTYPES, Bucket, TensorEntry, WeightManifest, dtype_name
 from coati_rl.transport.rendezvous import CollectiveBackend, Rendezvous
-from coati_rl.transport.store import open_store
 
 _DIGEST_BYTES = 16
 
@@ -52,8 +51,8 @@ class WeightSender:
         self._device = device or torch.device("cpu" if backend == "gloo" else "cuda")
         self._epoch = 0
         self._own: Rendezvous | None = None  # of the open group, if any
-        self._store: TCPStore | None = None
-        self._communicator: Communicator | None = None
+        self._hub: LifelineHub | None = None
+        self._group: Group | None = None
         self._cancelled = threading.Event()
 
     @property
@@ -67,13 +66,13 @@ class WeightSender:
             raise ValueError(f"world_sizes {list(world_sizes)}: need at least one engine, each with at least one rank")
         self.close()
         self._cancelled = threading.Event()
-        self._store, port = open_store(self._host)
         unique_id = None
         if self._backend == "nccl":
             from coati_rl.transport.nccl import create_unique_id
 
             unique_id = create_unique_id()
         self._epoch += 1
+        self._hub = LifelineHub(self._host, epoch=self._epoch)
         invitations, first_rank = [], 1
         for world_size in world_sizes:
             invitations.append(
@@ -81,7 +80,7 @@ class WeightSender:
                     backend=self._backend,
                     epoch=self._epoch,
                     host=self._host,
-                    port=port,
+                    port=self._hub.port,
                     unique_id=unique_id,
                     world_size=1 + sum(world_sizes),
                     first_rank=first_rank,
@@ -97,19 +96,17 @@ class WeightSender:
         Returns: the digest.
         Raises: TransferError, TransferTimeoutError. Receivers fail too then, and nothing is committed anywhere.
         """
-        own, store = self._own, self._store
-        if own is None or store is None:
+        own, hub = self._own, self._hub
+        if own is None or hub is None:
             raise TransferError("no open group: call open() with the engines' world sizes first")
         deadline = Deadline(timeout_s, cancelled=self._cancelled)
         try:
-            if self._communicator is None:
-                self._communicator = deadline.run(
-                    lambda: make_communicator(own, rank=0, store=store, device=self._device, deadline=deadline),
-                    what=f"rank 0 of {own.world_size}, joining",
-                )
-            return _broadcast_all(self._communicator, manifest, tensors, device=self._device, deadline=deadline)
-        except BaseException:
-            self.close()  # the receivers see it at once, whatever the reason
+            if self._group is None:
+                self._group = host_group(hub, own, device=self._device, deadline=deadline)
+            return _broadcast_all(self._group, manifest, tensors, device=self._device, deadline=deadline)
+        except BaseException as error:
+            reason = str(error) if isinstance(error, TransferError) else f"{type(error).__name__}: {error}"
+            self._close(reason)  # the receivers fail at once, with the same reason
             raise
 
     def cancel(self) -> None:
@@ -118,13 +115,18 @@ class WeightSender:
 
     def close(self) -> None:
         """Leave the group, if any."""
-        if self._communicator is not None:
-            self._communicator.close()
-        self._communicator = self._store = self._own = None
+        self._close(None)
+
+    def _close(self, reason: str | None) -> None:
+        if self._hub is not None:
+            self._hub.close(reason)
+        if self._group is not None:
+            self._group.close(reason)
+        self._group = self._hub = self._own = None
 
 
 def receive(
-    communicator: Communicator,
+    group: Group,
     manifest: WeightManifest,
     *,
     device: torch.device,
@@ -132,7 +134,7 @@ def receive(
 ) -> StagedWeights:
     """The engine's half: receive what `manifest` announces into fresh memory on `device`.
 
-    Raises: TransferError, TransferTimeoutError. The communicator is of no further use then.
+    Raises: TransferError, TransferTimeoutError. The group is of no further use then.
     """
     hasher = xxhash.xxh3_128()
     tensors: list[tuple[str, torch.Tensor]] = []
@@ -141,26 +143,24 @@ def receive(
         # Fresh for every bucket: the staged tensors are views of it, and a layerwise reload keeps references to them.
         buffer = torch.empty(bucket.num_bytes, dtype=torch.uint8, device=device)
         what = f"receiving {_describe(bucket, index, len(buckets), manifest)}"
-        communicator.broadcast(buffer, deadline=deadline, what=what)
+        group.broadcast(buffer, deadline=deadline, what=what)
         _update_digest(hasher, bucket, buffer)
         for item in bucket.items:
             flat = buffer[item.offset : item.offset + item.entry.num_bytes].view(DTYPES[item.entry.dtype])
             tensors.append((item.entry.name, flat.view(item.entry.shape)))
     trailer = torch.empty(_DIGEST_BYTES, dtype=torch.uint8, device=device)
-    communicator.broadcast(
-        trailer, deadline=deadline, what=f"receiving the digest of version {manifest.policy_version}"
-    )
+    group.broadcast(trailer, deadline=deadline, what=f"receiving the digest of version {manifest.policy_version}")
     sent, received = bytes(trailer.tolist()).hex(), hasher.hexdigest()
     if sent != received:
         raise TransferError(
-            f"rank {communicator.rank} of {communicator.world_size}, version {manifest.policy_version}: "
+            f"rank {group.rank} of {group.world_size}, version {manifest.policy_version}: "
             f"digest {received} of the received bytes, the sender's is {sent}"
         )
     return StagedWeights(policy_version=manifest.policy_version, tensors=tuple(tensors), digest=received)
 
 
 def _broadcast_all(
-    communicator: Communicator,
+    group: Group,
     manifest: WeightManifest,
     tensors: Iterable[tuple[str, torch.Tensor]],
     *,
@@ -180,12 +180,12 @@ def _broadcast_all(
             filled[item.offset : item.offset + item.entry.num_bytes].copy_(raw)
         _update_digest(hasher, bucket, filled)
         what = f"sending {_describe(bucket, index, len(buckets), manifest)}"
-        communicator.broadcast(filled, deadline=deadline, what=what)
+        group.broadcast(filled, deadline=deadline, what=what)
     surplus = next(source, None)
     if surplus is not None:
         raise TransferError(f"version {manifest.policy_version}: tensor {surplus[0]!r} is not in the manifest")
     trailer = torch.tensor(list(hasher.digest()), dtype=torch.uint8, device=device)
-    communicator.broadcast(trailer, deadline=deadline, what=f"sending the digest of version {manifest.policy_version}")
+    group.broadcast(trailer, deadline=deadline, what=f"sending the digest of version {manifest.policy_version}")
     return hasher.hexdigest()
 
 

@@ -17,7 +17,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from coati_rl.errors import CoatiError, EngineError, TransferTimeoutError
+from coati_rl.errors import CoatiError, EngineError, TransferError, TransferTimeoutError
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import GenerationRequest, GenerationResult
@@ -213,6 +213,8 @@ class ThreadedEngine:
                 self._changed.notify_all()
 
     def _start_staging(self, manifest: WeightManifest, rendezvous: Rendezvous, timeout_s: float) -> None:
+        if manifest.policy_version < self.policy_version:  # the same one again is fine: a group with a new member
+            raise TransferError(f"version {manifest.policy_version} is older than {self.policy_version}, which serves")
         self._staged_version = None
         self._core.start_staging(manifest, rendezvous, timeout_s=timeout_s)
 

@@ -20,6 +20,7 @@ def engine_environment(device: Device, tensor_parallel_size: int, *, num_threads
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONWARNINGS": "ignore::FutureWarning:vllm.triton_utils.dispatcher",  # two lines at every start
         "OMP_NUM_THREADS": str(num_threads),
     }
     if device == "cpu":

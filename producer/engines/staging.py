@@ -8,8 +8,8 @@ import threading
 import torch
 
 from coati_rl.errors import EngineError, TransferError
-from coati_rl.transport.communicator import Communicator, join
 from coati_rl.transport.deadline import Deadline
+from coati_rl.transport.group import Group, join_group
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.transport.wire import StagedWeights, receive
@@ -19,11 +19,11 @@ class StagingArea:
     """Holds at most one staged update, and the group it came from, for the next one."""
 
     def __init__(self, *, device: torch.device, tensor_parallel_rank: int = 0) -> None:
-        """Staged tensors live on `device`."""
+        """`device`: the model's, on which tensors are staged if the wire's backend can."""
         self._device = device
         self._tensor_parallel_rank = tensor_parallel_rank
-        self._communicator: Communicator | None = None
-        self._rendezvous: Rendezvous | None = None  # of the communicator
+        self._group: Group | None = None
+        self._rendezvous: Rendezvous | None = None  # of the group
         self._thread: threading.Thread | None = None
         self._cancelled = threading.Event()
         self._staged: StagedWeights | None = None
@@ -58,24 +58,26 @@ class StagingArea:
         self._cancelled.set()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
-        self._leave()
+        self._leave(None)
 
     def _receive(self, manifest: WeightManifest, rendezvous: Rendezvous, deadline: Deadline) -> None:
         try:
-            if self._communicator is None or self._rendezvous != rendezvous:
-                self._leave()
+            if self._group is None or self._rendezvous != rendezvous:
+                self._leave(None)
                 rank = rendezvous.first_rank + self._tensor_parallel_rank
-                self._communicator = join(rendezvous, rank=rank, device=self._device, deadline=deadline)
+                self._group = join_group(rendezvous, rank=rank, device=self._device, deadline=deadline)
                 self._rendezvous = rendezvous
-            self._staged = receive(self._communicator, manifest, device=self._device, deadline=deadline)
+            # gloo moves CPU memory only; loading copies it to where the model is.
+            device = torch.device("cpu") if rendezvous.backend == "gloo" else self._device
+            self._staged = receive(self._group, manifest, device=device, deadline=deadline)
         except TransferError as error:
-            self._leave()
+            self._leave(str(error))
             self._error = error
         except (RuntimeError, MemoryError, OSError) as error:  # out of memory, mostly
-            self._leave()
+            self._leave(str(error))
             self._error = TransferError(f"receiving version {manifest.policy_version}: {error}")
 
-    def _leave(self) -> None:
-        communicator, self._communicator, self._rendezvous = self._communicator, None, None
-        if communicator is not None:
-            communicator.close()
+    def _leave(self, reason: str | None) -> None:
+        group, self._group, self._rendezvous = self._group, None, None
+        if group is not None:
+            group.close(reason)

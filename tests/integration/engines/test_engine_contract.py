@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from tests.integration.engines.engine_process import hosted_engine
-from tests.integration.engines.harness import Harness, request
 
 from coati_rl.errors import EngineError, TransferError
 from coati_rl.transport.manifest import WeightManifest, build_manifest
 from coati_rl.types import Completion
+from tests.integration.engines.engine_process import hosted_engine
+from tests.integration.engines.harness import Harness, request
 
 MAX_MODEL_LEN = 256
 EOS = 0
@@ -29,8 +29,7 @@ def harness(request, checkpoints):
 
 @pytest.fixture
 def model_harness(harness):
-    if not harness.has_model:
-        pytest.skip("the fake engine has no model")
+    """For tests that the fake engine, having no model, is left out of (see conftest.py)."""
     return harness
 
 
@@ -91,9 +90,10 @@ def test_a_response_ends_with_eos_or_at_the_limit_and_says_which(harness):
 
 
 def test_the_context_length_ends_a_response_too(harness):
-    samples = harness.complete(LONG_PROMPT, num_samples=8, max_new_tokens=500, seed=3)
+    prompt = LONG_PROMPT + PROMPT + PROMPT
+    samples = harness.complete(prompt, num_samples=8, max_new_tokens=500, seed=3)
     lengths = {len(sample.token_ids) for sample in samples if sample.finish_reason == "length"}
-    assert lengths == {MAX_MODEL_LEN - len(LONG_PROMPT)}
+    assert lengths == {MAX_MODEL_LEN - len(prompt)}
 
 
 def test_a_stop_string_ends_the_text_and_its_tokens_are_kept(harness):
@@ -263,19 +263,19 @@ def test_a_transfer_that_fails_leaves_the_old_weights_serving(harness):
         assert harness.logprob_gap(PROMPT, sample, temperature=1.0) < 1e-4
 
 
-@pytest.mark.parametrize("fault", ["missing layer", "unknown name", "wrong shape", "wrong dtype", "tied head"])
+@pytest.mark.parametrize("fault", ["missing layer", "unknown name", "wrong shape", "wrong dtype", "head"])
 def test_an_update_that_is_not_this_model_is_refused_before_a_byte_is_sent(harness, fault):
     good = harness.weights(0)
-    tied = "lm_head.weight" not in dict(good)
-    if fault == "tied head" and not tied:
-        pytest.skip("this model's head is its own")
+    tied = "lm_head.weight" not in dict(good)  # a tied head must not be sent, another one must
+    with_head = [*good, ("lm_head.weight", torch.zeros(320, 64))]
+    without_head = [pair for pair in good if pair[0] != "lm_head.weight"]
     name = "model.layers.1.mlp.up_proj.weight"
     bad = {
         "missing layer": [pair for pair in good if pair[0] != name],
         "unknown name": [*good, ("model.layers.2.mlp.up_proj.weight", torch.zeros(128, 64))],
         "wrong shape": [(n, t.T if n == name else t) for n, t in good],
         "wrong dtype": [(n, t.half() if n == name else t) for n, t in good],
-        "tied head": [*good, ("lm_head.weight", torch.zeros(320, 64))],
+        "head": with_head if tied else without_head,
     }[fault]
     manifest: WeightManifest = build_manifest(bad, policy_version=harness.next_version())
     (invitation,) = harness.sender.open([1])

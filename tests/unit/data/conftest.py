@@ -86,3 +86,36 @@ def make_group():
         )
 
     return make
+
+
+@pytest.fixture
+def group_of():
+    """A group from its samples, each (reward, response tokens[, verdict]); the prompt is 1, 2, 3; responses 10, 11, ...
+
+    The temperature is 0.7, every logprob -0.5; a reward above 0 is a correct answer.
+    """
+
+    def make(samples, *, uid="p0", version=7, finish_reason="stop"):
+        samples = [(*sample, "ok")[:3] for sample in samples]
+        return RolloutGroup(
+            lease_id=0,
+            producer_id=0,
+            prompt=Prompt(uid=uid, token_ids=(1, 2, 3), ground_truth="4"),
+            temperature=0.7,
+            completions=tuple(
+                Completion(
+                    token_ids=np.arange(10, 10 + length, dtype=np.int32),
+                    logprobs=np.full(length, -0.5, dtype=np.float32),
+                    policy_versions=np.full(length, version, dtype=np.int32),
+                    finish_reason=finish_reason,
+                    text="x" * length,
+                )
+                for _, length, _ in samples
+            ),
+            scores=tuple(
+                Score(reward=reward, answer_correct=reward > 0, format_valid=True, verdict=verdict)
+                for reward, _, verdict in samples
+            ),
+        )
+
+    return make

@@ -1,0 +1,40 @@
+"""A trainer whose peer, rank 1, dies or hangs before its second step; rank 0 writes down what it is told, and when.
+
+fault_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_FILE MODEL_DIR die|hang
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+
+from coati_rl.algorithms.grpo import GrpoLoss
+from coati_rl.errors import EngineError
+from tests.integration.consumer.conftest import LEARNING_RATE, cut, make_samples, to_mini_batch
+from tests.integration.consumer.trainer import join, make_backend
+
+TIMEOUT_S = 4.0
+HANG_S = 20.0
+
+
+def main() -> None:
+    """Two steps, of which the second cannot be taken together."""
+    rank, world_size, (out_file, model_dir, fault) = join(timeout_s=TIMEOUT_S)
+    backend = make_backend(Path(model_dir), timeout_s=TIMEOUT_S)
+    micro_batches = cut(make_samples(0)[rank::world_size], per_micro_batch=2, packed=True)
+    for step in range(2):
+        if step == 1 and rank == 1:
+            time.sleep(HANG_S if fault == "hang" else 0)
+            os._exit(9)
+        begin = time.monotonic()
+        try:
+            backend.forward_backward(to_mini_batch(micro_batches, step=step), GrpoLoss())
+        except EngineError as error:
+            heard = {"step": step, "message": str(error), "seconds": time.monotonic() - begin}
+            Path(out_file).write_text(json.dumps(heard))
+            os._exit(1)
+        backend.optimizer_step(loss_scale=1 / 8, learning_rate=LEARNING_RATE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""What the trainer processes of these tests begin with: join the group that `conftest.launch` describes."""
+
+import socket
+import sys
+from pathlib import Path
+
+import torch
+
+from consumer.colossal_backend import ColossalBackend
+from consumer.process_group import init_process_group
+from consumer.torch_backend import BackendConfig
+from tests.integration.consumer.conftest import MAX_GRAD_NORM, WEIGHT_DECAY
+
+TIMEOUT_S = 20.0
+
+
+def join(timeout_s: float = TIMEOUT_S) -> tuple[int, int, list[str]]:
+    """Returns: rank, world size, and the arguments that are left."""
+    torch.set_num_threads(1)
+    rank, world_size, port, descriptor = map(int, sys.argv[1:5])
+    init_process_group(
+        rank=rank,
+        world_size=world_size,
+        address="127.0.0.1",
+        port=port,
+        listener=socket.socket(fileno=descriptor) if rank == 0 else None,
+        timeout_s=timeout_s,
+        seed=0,
+    )
+    return rank, world_size, sys.argv[5:]
+
+
+def make_backend(
+    model_dir: Path, *, reference_dir: Path | None = None, timeout_s: float = TIMEOUT_S, **settings: object
+) -> ColossalBackend:
+    """On the CPU, with the tests' clipping norm, and the model as its own reference unless another is named."""
+    config = BackendConfig(
+        **{
+            "model_dir": model_dir,
+            "reference_dir": reference_dir or model_dir,
+            "max_grad_norm": MAX_GRAD_NORM,
+            "weight_decay": WEIGHT_DECAY,
+            **settings,
+        }
+    )
+    return ColossalBackend(config, device=torch.device("cpu"), timeout_s=timeout_s)

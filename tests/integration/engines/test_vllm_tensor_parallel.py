@@ -1,0 +1,61 @@
+"""vLLM over two ranks on the CPU: both are updated, and neither outlives the engine's process."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from coati_rl.errors import EngineError
+from tests.integration.engines.engine_process import hosted_engine
+from tests.integration.engines.harness import Harness, request
+
+PROMPT = tuple(range(40, 60))
+
+
+@pytest.fixture(scope="module")
+def harness(checkpoints):
+    with hosted_engine(
+        "vllm", model=str(checkpoints[0]), tensor_parallel_size=2, max_model_len=256, max_num_seqs=16
+    ) as engine:
+        harness = Harness(engine, checkpoints, num_ranks=2)
+        yield harness
+        harness.sender.close()
+
+
+def test_both_ranks_receive_the_same_digest_and_serve_the_new_weights(harness):
+    for checkpoint in (1, 0, 1):
+        version = harness.stage_checkpoint(checkpoint)  # compares both digests with the sender's
+        harness.engine.commit_weights(version)
+        harness.serving = checkpoint
+        for sample in harness.complete(PROMPT, num_samples=4, temperature=0.7, seed=3):
+            assert sample.policy_versions.tolist() == [version] * len(sample.token_ids)
+            assert harness.logprob_gap(PROMPT, sample, temperature=0.7) < 1e-4
+
+
+def test_seeds_and_greedy_hold_over_two_ranks(harness):
+    first = harness.complete(PROMPT, num_samples=2, seed=9)
+    again = harness.complete(PROMPT, num_samples=2, seed=9)
+    assert [sample.token_ids.tolist() for sample in first] == [sample.token_ids.tolist() for sample in again]
+    (greedy,) = harness.complete(PROMPT, temperature=0.0)
+    assert greedy.token_ids.tolist() == harness.logits(PROMPT, greedy).argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("checkpoints", [True], indirect=True, ids=["tied"])
+def test_a_worker_that_dies_ends_the_engine_and_the_killed_engine_leaves_no_process(checkpoints):
+    with hosted_engine("vllm", model=str(checkpoints[0]), tensor_parallel_size=2, max_model_len=256) as engine:
+        engine_pid, children = engine.process_ids()
+        workers = [psutil.Process(pid) for pid in children]
+        named = [worker for worker in workers if "VLLM" in worker.name() or "spawn_main" in " ".join(worker.cmdline())]
+        assert len(named) >= 2
+        engine.submit(request("running", PROMPT, num_samples=64, max_new_tokens=200))
+        os.kill(named[-1].pid, signal.SIGKILL)
+        with pytest.raises(EngineError, match="died"):
+            while True:
+                assert engine.poll(60.0), "the engine did not notice"
+        os.kill(engine_pid, signal.SIGKILL)
+        end = time.monotonic() + 10.0
+        while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
+            assert time.monotonic() < end, f"left behind: {workers}"
+            time.sleep(0.05)

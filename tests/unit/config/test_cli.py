@@ -1,0 +1,183 @@
+"""The command line: the reference's 40 flags, our own, --config, and what is said when something is wrong."""
+
+import pytest
+
+from coati_rl.config import Config
+from coati_rl.config.cli import build_parser, parse
+from coati_rl.errors import ConfigError
+
+# The reference's table: short form, long form, field, default, another value as text, the same as the field holds it.
+REFERENCE_FLAGS = [
+    ("-m", "--model", "model", "Qwen/Qwen2.5-7B", "a/b", "a/b"),
+    ("-cp", "--checkpoint-path", "checkpoint_path", None, "c", "c"),
+    ("-d", "--dataset", "dataset", "data.jsonl", "d.csv", "d.csv"),
+    ("-ed", "--eval-dataset", "eval_dataset", None, '{"t": "e.jsonl"}', {"t": "e.jsonl"}),
+    ("-p", "--project", "project", "GRPO", "name", "name"),
+    ("-e", "--num-episodes", "num_episodes", 1, "3", 3),
+    ("-t", "--num-trainers", "num_trainers", 2, "4", 4),
+    ("-i", "--num-inferencer", "num_inferencer", 2, "4", 4),
+    ("-g", "--num-generations", "num_generations", 8, "16", 16),
+    ("-ibs", "--inference-batch-size", "inference_batch_size", 64, "32", 32),
+    ("-imbs", "--inference-microbatch-size", "inference_microbatch_size", 8, "4", 4),
+    ("-tbs", "--train-batch-size", "train_batch_size", 32, "16", 16),
+    ("-tMbs", "--train-minibatch-size", "train_minibatch_size", 8, "4", 4),
+    ("-tmbs", "--train-microbatch-size", "train_microbatch_size", 2, "1", 1),
+    ("-tp", "--tensor-parallel-size", "tensor_parallel_size", 1, "2", 2),
+    ("-pp", "--pipeline-parallel-size", "pipeline_parallel_size", 1, "2", 2),
+    ("-zero", "--zero-stage", "zero_stage", 0, "1", 1),
+    (None, "--ray_dir", "ray_dir", None, "r", "r"),
+    (None, "--master_address", "master_address", None, "10.0.0.1", "10.0.0.1"),
+    (None, "--master_port", "master_port", 29506, "29507", 29507),
+    ("-b", "--backend", "backend", "vllm", "transformers", "transformers"),
+    ("-temp", "--temperature", "temperature", 1.0, "0.7", 0.7),
+    ("-topk", "--top-k", "top_k", None, "50", 50),
+    ("-topp", "--top-p", "top_p", 1.0, "0.9", 0.9),
+    ("-s", "--system-prompt", "system_prompt", None, "Be brief.", "Be brief."),
+    ("-mnt", "--max-new-tokens", "max_new_tokens", 3584, "64", 64),
+    ("-mpt", "--max-prompt-tokens", "max_prompt_tokens", 512, "64", 64),
+    ("-ptp", "--producer-tensor-parallel-size", "producer_tensor_parallel_size", 1, "2", 2),
+    ("-a", "--algo", "algo", "GRPO", "DAPO", "DAPO"),
+    ("-lr", "--learning-rate", "learning_rate", 1e-6, "1e-4", 1e-4),
+    ("-kl", "--kl-coeff", "kl_coeff", 0.01, "0", 0.0),
+    ("-rt", "--reward-type", "reward_type", "think_answer_tags", "boxed", "boxed"),
+    ("-cv", "--code-verifier-api-url", "code_verifier_api_url", None, "http://u", "http://u"),
+    ("-ei", "--eval-interval", "eval_interval", -1, "10", 10),
+    ("-nb", "--n-behind", "n_behind", 0, "1", 1),
+    ("-si", "--save-interval", "save_interval", 100, "-1", -1),
+    ("-sd", "--save-dir", "save_dir", None, "s", "s"),
+    ("-esd", "--eval-save-dir", "eval_save_dir", None, "e", "e"),
+    ("-rsd", "--rollout-save-dir", "rollout_save_dir", None, "r", "r"),
+]  # and --enable_profiling, which takes no value
+
+
+def config_of(*argv):
+    return parse(argv)[0]
+
+
+def refusal(*argv):
+    with pytest.raises(ConfigError) as caught:
+        parse(argv)
+    return str(caught.value)
+
+
+def test_the_reference_has_forty_flags():
+    assert len(REFERENCE_FLAGS) + 1 == 40
+
+
+@pytest.mark.parametrize(("short", "long", "field", "default", "text", "value"), REFERENCE_FLAGS)
+def test_a_flag_of_the_reference_has_its_short_form_long_form_and_default(short, long, field, default, text, value):
+    assert getattr(config_of(), field) == default
+    for spelling in filter(None, (short, long)):
+        assert getattr(config_of(spelling, text), field) == value
+
+
+def test_profiling_is_off_unless_asked_for():
+    assert config_of().enable_profiling is False
+    assert config_of("--enable_profiling").enable_profiling is True
+
+
+@pytest.mark.parametrize(("long", "field", "text"), [(r[1], r[2], r[4]) for r in REFERENCE_FLAGS])
+def test_hyphens_and_underscores_are_the_same_in_every_long_flag(long, field, text):
+    hyphens, underscores = "--" + long[2:].replace("_", "-"), "--" + long[2:].replace("-", "_")
+    assert getattr(config_of(hyphens, text), field) == getattr(config_of(underscores, text), field)
+    assert getattr(config_of(f"{hyphens}={text}"), field) == getattr(config_of(long, text), field)
+
+
+def test_every_field_of_the_config_is_a_flag_with_help():
+    actions = {action.dest: action for action in build_parser()._actions}
+    for name, field in Config.model_fields.items():
+        assert field.description and actions[name].help.startswith(field.description.replace("%", "%%")), name
+
+
+def test_short_flags_take_their_number_with_or_without_a_space():
+    assert config_of("-t4").num_trainers == config_of("-t", "4").num_trainers == config_of("-t=4").num_trainers == 4
+    assert config_of("-tbs8").train_batch_size == 8
+
+
+def test_a_dry_run_is_told_apart():
+    assert parse([])[1] is False
+    assert parse(["--dry-run"])[1] is True
+
+
+def test_stop_strings_are_given_one_by_one():
+    assert config_of("--stop", "\n\n", "--stop", "Q:").stop == ["\n\n", "Q:"]
+
+
+def test_the_text_none_is_the_value_none():
+    config = config_of("-topk", "None", "-s", "None", "-ed", "None", "--precision", "None")
+    assert (config.top_k, config.system_prompt, config.eval_dataset, config.precision) == (None, None, None, None)
+
+
+def test_an_empty_system_prompt_is_not_the_default_one():
+    assert config_of("-s", "").system_prompt == ""
+
+
+@pytest.fixture
+def yaml_file(tmp_path):
+    def write(text):
+        path = tmp_path / "run.yaml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_a_file_sets_fields_and_flags_override_it(yaml_file):
+    path = yaml_file("learning_rate: 1e-4\nnum_trainers: 4\nstop: ['x']\ntop_k: None\nwandb: true\n")
+    config = config_of("-t", "8", "--config", path, "--no-wandb")
+    assert (config.learning_rate, config.num_trainers, config.stop, config.wandb) == (1e-4, 8, ["x"], False)
+    assert config.num_inferencer == 2, "what neither names keeps its default"
+
+
+def test_an_empty_file_changes_nothing(yaml_file):
+    assert config_of("--config", yaml_file("# nothing\n")) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train_batchsize: 4", "unknown key 'train_batchsize'; did you mean train_batch_size?"),
+        ("train-batch-size: 4", "did you mean train_batch_size?"),
+        ("qqq: 4", "unknown key 'qqq'; --help lists the fields"),
+        ("a: [1", "not YAML"),
+        ("- a\n- b", "holds a list; write one 'name: value' a line"),
+        ("num_trainers: many", "--num-trainers 'many': Input should be a valid integer"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_with_its_cause(yaml_file, text, message):
+    assert message in refusal("--config", yaml_file(text))
+
+
+def test_a_file_that_is_missing_is_refused(tmp_path):
+    assert "cannot be read" in refusal("--config", str(tmp_path / "none.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--train-batchsize", "4"], "unknown flag --train-batchsize; did you mean --train-batch-size?"),
+        (["-zzzz", "4"], "unknown flag -zzzz; --help lists the flags"),
+        (["stray"], "unrecognized arguments: stray"),
+        (["-t"], "expected one argument"),
+        (["-ed", "{bad"], "--eval-dataset '{bad': not JSON"),
+        (["-ed", "[1]"], "--eval-dataset [1]: Input should be a valid dictionary"),
+        (["-ed", '{"t": 1}'], "--eval-dataset 't': 1: Input should be a valid string"),
+        (["-ed", '{"a/b": "x"}'], "the task 'a/b' names the result files"),
+        (["-b", "sglang"], "--backend 'sglang': Input should be 'vllm', 'transformers' or 'fake'"),
+        (["-temp", "0"], "--temperature '0': Input should be greater than 0"),
+        (["-temp", "inf"], "--temperature 'inf': Input should be a finite number"),
+        (["-lr", "nan"], "--learning-rate 'nan': Input should be a finite number"),
+        (["-t", "1.5"], "--num-trainers '1.5': Input should be a valid integer"),
+        (["-topp", "1.1"], "--top-p '1.1': Input should be less than or equal to 1"),
+        (["-zero", "3"], "--zero-stage '3': Input should be less than or equal to 2"),
+        (["-ei", "0"], "--eval-interval 0: use a positive number of steps, or -1 for off"),
+        (["-si", "-2"], "--save-interval -2: use a positive number of steps, or -1 for off"),
+    ],
+)
+def test_a_wrong_flag_is_named_with_its_value_and_the_remedy(argv, message):
+    assert message in refusal(*argv)
+
+
+def test_several_wrong_fields_are_told_at_once_one_a_line():
+    lines = refusal("-t", "x", "-i", "0", "-b", "sglang").splitlines()
+    assert sorted(line.split()[0] for line in lines) == ["--backend", "--num-inferencer", "--num-trainers"]

@@ -1,0 +1,67 @@
+"""The numbers of --dry-run, by hand."""
+
+import pytest
+
+from coati_rl.config.cli import parse
+from coati_rl.config.plan import make_plan, resolve_precision
+
+# P = 3 producers x 8 prompts = 24 per rollout step; dp = 2, so 4 x 2 = 8 per optimizer step; 24 / 8 = 3 steps a sync.
+ARGV = "-t 2 -i 3 -ptp 2 -ibs 8 -tbs 4 -tMbs 2 -tmbs 3 -g 5 -nb 1"
+
+
+def plan_of(text, *, num_prompts=100, device="cpu"):
+    return make_plan(parse(text.split())[0], num_prompts=num_prompts, device=device)
+
+
+def test_the_plan_is_what_a_person_would_compute():
+    plan = plan_of(ARGV)
+    assert plan.dp == 2
+    assert plan.prompts_per_step == 8
+    assert plan.samples_per_step == 8 * 5
+    assert plan.sync_period == 3
+    assert plan.num_slots == (1 + 1) * 24
+    assert plan.num_devices == 3 * 2 + 2
+    assert plan.micro_batches_per_step == 2 * 4  # 2 mini-batches of 2 x 5 = 10 samples: 3, 3, 2, 2
+    assert plan.num_prompts == 100
+    assert plan.num_steps == 12  # 100 // 8
+
+
+@pytest.mark.parametrize(
+    ("change", "num_prompts", "steps"),
+    [
+        ("-e 2", 100, 25),
+        ("--max-steps 3", 100, 3),
+        ("--max-steps 300", 100, 12),
+        ("--max-steps 3", None, 3),
+        ("", None, None),
+    ],
+)
+def test_episodes_and_max_steps_decide_how_many_steps_there_are(change, num_prompts, steps):
+    assert plan_of(f"{ARGV} {change}", num_prompts=num_prompts).num_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("argv", "device", "precision"),
+    [
+        ("", "cpu", "fp32"),
+        ("", "cuda", "bf16"),
+        ("--precision bf16", "cpu", "bf16"),
+        ("--precision fp32", "cuda", "fp32"),
+    ],
+)
+def test_precision_is_bf16_on_gpus_unless_chosen(argv, device, precision):
+    assert resolve_precision(parse(argv.split())[0], device) == precision
+
+
+def test_the_printed_plan_names_each_number():
+    assert plan_of(ARGV, num_prompts=None).lines() == [
+        "devices                 8 (cpu, fp32)",
+        "data-parallel groups    2",
+        "prompts per step        8",
+        "samples per step        40",
+        "micro-batches per step  8 per dp rank",
+        "sync period             3 optimizer step(s)",
+        "rollout slots           48 prompts",
+        "prompts                 unknown",
+        "optimizer steps         unknown",
+    ]

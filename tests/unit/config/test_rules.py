@@ -1,0 +1,132 @@
+"""The rules that bind the sizes: what is refused, with which numbers, and that the named way out is one."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coati_rl.config.cli import parse
+from coati_rl.config.rules import check
+from coati_rl.errors import ConfigError
+
+# Sizes that pass: 2 * 4 prompts per rollout step, 2 * 2 per optimizer step.
+VALID = "-t 2 -i 2 -ibs 4 -imbs 2 -tbs 2 -tMbs 2 -tmbs 2 -g 4"
+
+
+def check_argv(text):
+    check(parse(text.split())[0])
+
+
+def refusal(text):
+    with pytest.raises(ConfigError) as caught:
+        check_argv(text)
+    return str(caught.value)
+
+
+def test_the_defaults_pass():
+    check_argv("")
+    check_argv(VALID)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "nearest"),
+    [
+        (
+            "-ibs 3 -imbs 1",
+            "(P * ibs) % (tbs * dp) must be 0: 2 * 3 = 6 prompts per rollout step are no multiple of 2 * 2 = 4",
+            "-tbs 3 -tMbs 3 or -ibs 4",
+        ),
+        ("-imbs 3", "ibs % imbs must be 0, and 4 % 3 = 1", "-imbs 4"),
+        ("-imbs 9", "ibs % imbs must be 0, and -imbs 9 exceeds -ibs 4", "-imbs 4"),
+        ("-tbs 4 -tMbs 3", "tbs % tMbs must be 0, and 4 % 3 = 1", "-tMbs 4"),
+        ("-tMbs 8", "tbs % tMbs must be 0, and -tMbs 8 exceeds -tbs 2", "-tMbs 2"),
+        (
+            "-tMbs 1 -tmbs 5",
+            "tMbs * g must be at least tmbs: 1 * 4 = 4 samples do not fill a micro-batch of 5",
+            "-tmbs 4",
+        ),
+        ("-g 1", "-g 1: GRPO compares the samples of a prompt", "-g 2"),
+        ("-t 3 -tp 2", "T % (tp * pp) must be 0: -t 3 is no multiple of 2", "-t 4"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_with_rule_numbers_and_the_nearest_flags(change, rule, nearest):
+    message = refusal(f"{VALID} {change}")
+    assert rule in message
+    assert f"nearest valid flags: {nearest}" in message
+
+
+def test_the_references_own_example_for_eight_gpus_is_explained():
+    example = "-t 4 -i 4 -ibs 1 -tbs 2 -tMbs 8 -tmbs 2 -imbs 1 -g 4 -rt boxed"
+    message = refusal(example)
+    assert "-tMbs 8 exceeds -tbs 2 (-tbs counts the prompts that -tMbs cuts up)" in message
+    assert "4 * 1 = 4 prompts per rollout step are no multiple of 2 * 4 = 8 per optimizer step" in message
+    assert message.splitlines()[-1] == "nearest valid flags: -tbs 1 -tMbs 1 or -ibs 2 -tMbs 2"
+    check_argv(f"{example} -tbs 1 -tMbs 1")
+    check_argv(f"{example} -ibs 2 -tMbs 2")
+
+
+SIZES = st.fixed_dictionaries(
+    {
+        "-t": st.integers(1, 16),
+        "-i": st.integers(1, 16),
+        "-ibs": st.integers(1, 100),
+        "-imbs": st.integers(1, 100),
+        "-tbs": st.integers(1, 100),
+        "-tMbs": st.integers(1, 100),
+        "-tmbs": st.integers(1, 100),
+        "-g": st.integers(1, 16),
+    }
+)
+
+
+@settings(deadline=None)
+@given(SIZES)
+def test_the_nearest_flags_of_any_refusal_pass_all_rules(sizes):
+    argv = " ".join(f"{flag} {size}" for flag, size in sizes.items())
+    try:
+        check_argv(argv)
+    except ConfigError as error:
+        choices = str(error).splitlines()[-1].removeprefix("nearest valid flags: ").split(" or ")
+        assert all(re.fullmatch(r"-\w+ \d+( -\w+ \d+)*", choice) for choice in choices)
+        for choice in choices:
+            check_argv(f"{argv} {choice}")
+
+
+def test_sizes_beyond_counting_are_refused_at_once():
+    message = refusal(f"{VALID} -ibs 1000000007 -imbs 123456 -tbs 999999937 -tMbs 7")
+    assert "nearest valid flags" in message
+
+
+@pytest.mark.parametrize("algo", ["DAPO", "REINFORCE_PPB", "RLOO", "DR_GRPO", "GSPO", "CISPO"])
+def test_an_algorithm_of_a_later_version_is_refused_by_name(algo):
+    assert refusal(f"-a {algo}") == f"--algo {algo}: not available in this version; use --algo GRPO"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("-a SFT", "--algo 'SFT': unknown; use GRPO"),
+        ("-rt code", "--reward-type code: not available in this version; use think_answer_tags or boxed"),
+        ("-rt my.py:score", "--reward-type my.py:score: not available in this version"),
+        ("-rt tags", "--reward-type 'tags': unknown; use think_answer_tags or boxed"),
+        ("-cv http://host", "--code-verifier-api-url: code rewards are not available in this version"),
+        ("-cp dir", "--checkpoint-path: resuming is not available in this version"),
+        ("-tp 2", "--tensor-parallel-size 2: only data-parallel trainers are available in this version"),
+        ("-pp 2", "--pipeline-parallel-size 2: only data-parallel trainers are available in this version"),
+        ("-zero 1", "--zero-stage 1: not available in this version; use --zero-stage 0"),
+        ("-ptp 2 -b transformers", "-ptp 2: only the vllm backend is tensor parallel; use -b vllm"),
+    ],
+)
+def test_what_this_version_cannot_do_is_refused_by_name(argv, message):
+    assert message in refusal(argv)
+
+
+def test_all_broken_rules_are_told_at_once():
+    message = refusal(f"{VALID} -imbs 3 -tMbs 8 -a DAPO -g 1 -tmbs 1")
+    assert [line.split(":")[0] for line in message.splitlines()] == [
+        "--algo DAPO",
+        "ibs % imbs must be 0, and 4 % 3 = 1 (-ibs counts the prompts that -imbs cuts up)",
+        "tbs % tMbs must be 0, and -tMbs 8 exceeds -tbs 2 (-tbs counts the prompts that -tMbs cuts up)",
+        "nearest valid flags",
+    ]

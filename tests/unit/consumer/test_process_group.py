@@ -1,0 +1,55 @@
+"""The trainers' meeting place, without meeting."""
+
+import socket
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from coati_rl.errors import ConfigError, EngineError
+from consumer.process_group import collective, init_process_group, open_listener
+
+
+def test_a_listener_is_on_its_address_alone_at_a_port_of_its_own() -> None:
+    with open_listener("127.0.0.1") as first, open_listener("127.0.0.1") as second:
+        ports = {listener.getsockname()[1] for listener in (first, second)}
+        assert len(ports) == 2
+        open_here = [c.laddr for c in psutil.Process().net_connections(kind="inet") if c.status == psutil.CONN_LISTEN]
+        assert {address.ip for address in open_here if address.port in ports} == {"127.0.0.1"}
+
+
+def test_a_port_that_is_taken_is_refused_with_the_remedy() -> None:
+    with open_listener("127.0.0.1") as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}: .* --master_port 0"):
+            open_listener("127.0.0.1", port)
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
+        open_listener("192.0.2.1")
+
+
+def test_only_rank_0_brings_a_listener() -> None:
+    with pytest.raises(ValueError, match="only rank 0"):
+        init_process_group(rank=0, world_size=1, address="127.0.0.1", port=1, listener=None, timeout_s=1.0, seed=0)
+
+
+def test_a_rank_that_does_not_arrive_is_missed_in_time() -> None:
+    listener: socket.socket = open_listener("127.0.0.1")
+    with pytest.raises(EngineError, match="trainer 0 of 2 could not join"):
+        init_process_group(
+            rank=0,
+            world_size=2,
+            address="127.0.0.1",
+            port=listener.getsockname()[1],
+            listener=listener,
+            timeout_s=1.0,
+            seed=0,
+        )
+    assert not dist.is_initialized()
+
+
+def test_an_error_of_ours_passes_through_a_collective_unchanged() -> None:
+    with pytest.raises(EngineError, match="its own"), collective("do anything"):
+        raise EngineError("its own")

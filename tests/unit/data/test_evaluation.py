@@ -1,0 +1,83 @@
+"""Evaluation rounds: who is asked, what counts, what is written."""
+
+import dataclasses
+import json
+
+import pytest
+
+from coati_rl.data.evaluation import EvaluationBoard
+
+
+@pytest.fixture
+def board(make_prompts, tmp_path):
+    tasks = {"easy": make_prompts(3, task="easy"), "hard": make_prompts(1, task="hard")}
+    return EvaluationBoard(tasks, tmp_path / "eval")
+
+
+@pytest.fixture
+def answer(group_of):
+    def make(prompt, reward, verdict="ok"):
+        group = group_of([(reward, 2, verdict)])
+        return dataclasses.replace(group, prompt=prompt)
+
+    return make
+
+
+def draw_all(board):
+    prompts = []
+    while (prompt := board.draw()) is not None:
+        prompts.append(prompt)
+    return prompts
+
+
+def test_a_round_asks_every_prompt_of_every_task_once(board):
+    assert not board.is_running and not board.has_pending and board.draw() is None
+    board.start(4)
+    assert board.is_running and board.has_pending
+    assert [prompt.uid for prompt in draw_all(board)] == ["easy-0", "easy-1", "easy-2", "hard-0"]
+    assert board.is_running and not board.has_pending
+
+
+def test_accuracy_is_over_all_prompts_and_what_failed_or_could_not_be_scored_is_not_correct(board, answer, tmp_path):
+    board.start(4)
+    easy, failed, invalid, hard = draw_all(board)
+    board.add(answer(hard, 0.0))
+    board.add(answer(easy, 1.0))
+    board.add(answer(invalid, 0.0, "invalid"))
+    assert board.finish_if_done() == [], "one answer is missing"
+    board.add_failure(failed)
+    summaries = board.finish_if_done()
+    assert summaries == [
+        {"step": 4, "task": "easy", "accuracy": 1 / 3, "num_prompts": 3, "num_invalid": 1, "num_failed": 1},
+        {"step": 4, "task": "hard", "accuracy": 0.0, "num_prompts": 1, "num_invalid": 0, "num_failed": 0},
+    ]
+    assert [json.loads(line) for line in (tmp_path / "eval/summary.jsonl").read_text().splitlines()] == summaries
+    assert not board.is_running
+
+
+def test_every_answer_is_written_in_the_order_of_the_prompts(board, answer, tmp_path):
+    board.start(4)
+    for prompt in reversed(draw_all(board)):
+        board.add(answer(prompt, 1.0))
+    board.finish_if_done()
+    lines = [json.loads(line) for line in (tmp_path / "eval/easy-step-000004.jsonl").read_text().splitlines()]
+    assert [line["uid"] for line in lines] == ["easy-0", "easy-1", "easy-2"]
+    assert lines[1] == {
+        "uid": "easy-1",
+        "prompt": "",
+        "gt_answer": "1",
+        "response": "xx",
+        "finish_reason": "stop",
+        "answer_correct": True,
+        "format_valid": True,
+        "verdict": "ok",
+    }
+
+
+def test_a_second_round_starts_from_nothing_and_its_summary_is_appended(board, answer, tmp_path):
+    for step in (0, 4):
+        board.start(step)
+        for prompt in draw_all(board):
+            board.add(answer(prompt, float(step > 0)))
+        assert [summary["accuracy"] for summary in board.finish_if_done()] == [float(step > 0)] * 2
+    assert len((tmp_path / "eval/summary.jsonl").read_text().splitlines()) == 4

@@ -1,0 +1,36 @@
+"""The factory, and what importing it costs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coati_rl.errors import ConfigError
+from producer.engines import create_engine, engine_environment
+
+
+def test_importing_the_package_imports_no_engine():
+    code = "import sys, producer.engines; sys.exit(bool({'vllm', 'transformers', 'ray'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=True)
+
+
+def test_an_unknown_backend_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match="use vllm, transformers or fake"):
+        create_engine("sglang", model="m", max_model_len=8)
+
+
+@pytest.mark.parametrize("backend", ["transformers", "fake"])
+def test_tensor_parallelism_is_vllms_alone(backend):
+    with pytest.raises(ConfigError, match="-ptp 1"):
+        create_engine(backend, model="m", max_model_len=8, tensor_parallel_size=2)
+
+
+def test_the_environment_keeps_the_engine_in_process_and_pinned():
+    cpu = engine_environment("cpu", 1, num_threads=3)
+    assert cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert cpu["OMP_NUM_THREADS"] == "3"
+    assert cpu["TORCHDYNAMO_DISABLE"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in engine_environment("cuda", 1)
+    assert engine_environment("cpu", 2)["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    assert all(isinstance(value, str) for value in cpu.values())

@@ -1,0 +1,62 @@
+"""Runs in threads, and the small data they run on."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    import torch
+
+    torch.set_num_threads(1)  # more of them only wait for each other here
+
+
+@pytest.fixture(scope="session")
+def write_prompts(tmp_path_factory):
+    """(name, number) -> a JSONL file of prompts <name>, <name>x, <name>xx, ..., all with the answer 1."""
+
+    def write(name, number):
+        path = tmp_path_factory.mktemp("prompts") / f"{name}.jsonl"
+        rows = [{"messages": {"role": "user", "content": name + "x" * i}, "gt_answer": "1"} for i in range(number)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def small_run(model_dir, write_prompts):
+    """The fields of a run of 8 prompts x 2 samples, 2 prompts a step, a sync every K = 4 / 2 = 2 of the 4 steps."""
+    return {
+        "model": str(model_dir),
+        "dataset": write_prompts("train", 8),
+        "backend": "fake",
+        "device": "cpu",
+        "reward_type": "boxed",
+        "system_prompt": "",
+        "num_trainers": 1,
+        "num_inferencer": 1,
+        "num_generations": 2,
+        "inference_batch_size": 4,
+        "inference_microbatch_size": 2,
+        "train_batch_size": 2,
+        "train_minibatch_size": 2,
+        "train_microbatch_size": 4,
+        "max_prompt_tokens": 128,
+        "max_new_tokens": 16,
+        "learning_rate": 1e-3,
+        "save_interval": -1,
+    }
+
+
+@pytest.fixture(scope="session")
+def run_in_threads(small_run, tmp_path_factory):
+    """(changes to the small run's fields, options of `ThreadedRun`) -> the trace of the whole run."""
+    from tests.unit.loops.harness import ThreadedRun
+
+    def run(changes=None, **options):
+        values = {"run_dir": str(tmp_path_factory.mktemp("runs") / "run"), **small_run, **(changes or {})}
+        return ThreadedRun(values, **options).run()
+
+    return run

@@ -1,0 +1,293 @@
+"""A whole run in threads, without Ray: the real actors, called directly instead of through handles.
+
+Real: configuration, preparation, coordinator, producer and trainer actors, fake engine, weight transfer over gloo.
+Replaced: what a process does on entry (pinning, logs), ColossalAI by plain torch, the reward by an inline function.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+import consumer.actor
+import producer.actor
+from coati_rl.config.cli import build_config
+from coati_rl.config.rules import check
+from coati_rl.data.prepare import Prepared, prepare
+from coati_rl.data.work import Work
+from coati_rl.errors import RunError
+from coati_rl.runtime import crew
+from coati_rl.runtime.process import Place
+from coati_rl.runtime.run_dir import RunPaths, make_run_dir
+from coati_rl.types import GenerationResult, Lease, RolloutGroup, Score
+from consumer.torch_backend import TorchBackend
+from producer.engines import create_engine
+from rewards import default_system_prompt, get_reward
+
+RUN_TIMEOUT_S = 60.0
+
+
+def parity_reward(response: str, ground_truth: str) -> Score:
+    """1 for responses of odd length: about half of what the fake engine writes."""
+    is_odd = len(response) % 2 == 1
+    return Score(reward=float(is_odd), answer_correct=is_odd, format_valid=True, verdict="ok" if is_odd else "wrong")
+
+
+@dataclass
+class Trace:
+    """What happened in a run."""
+
+    prepared: Prepared
+    paths: RunPaths
+    events: list[dict] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
+    leases: list[Lease] = field(default_factory=list)
+    groups: list[RolloutGroup] = field(default_factory=list)  # as accepted, training and evaluation
+    gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)  # by step, scaled and clipped
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)  # at the end, by name
+    engines: list["WatchedEngine"] = field(default_factory=list)
+
+    def of(self, kind: str) -> list[dict]:
+        """Events of one kind."""
+        return [event for event in self.events if event["event"] == kind]
+
+    @property
+    def steps(self) -> list[dict]:
+        """The record of each optimizer step."""
+        return self.of("step")
+
+    @property
+    def responses(self) -> dict[str, list[list[int]]]:
+        """Prompt -> the token ids of each sample."""
+        return {g.prompt.uid: [c.token_ids.tolist() for c in g.completions] for g in self.groups}
+
+
+class WatchedEngine:
+    """An engine that notes what it is asked for, and fails when told to."""
+
+    def __init__(self, engine, settings, *, dies_at_request=None, fails=(), logprob_scale=1.0):
+        self._engine = engine
+        self._dies_at_request = dies_at_request
+        self._fails = fails  # text of prompts that it cannot answer
+        self._logprob_scale = logprob_scale
+        self.settings = settings
+        self.requests = []
+        self.max_in_flight = 0
+        self.staging_timeouts = []
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def submit(self, request):
+        self.requests.append(request)
+        if len(self.requests) == self._dies_at_request:
+            raise RunError("the engine died")
+        self._engine.submit(request)
+        self.max_in_flight = max(self.max_in_flight, self._engine.num_unfinished())
+
+    def poll(self, timeout_s):
+        results = self._engine.poll(timeout_s)
+        for result in results:
+            for completion in result.completions:
+                completion.logprobs[:] *= self._logprob_scale
+        tokens = {request.request_id: request.token_ids for request in self.requests}
+        return [
+            GenerationResult(request_id=result.request_id, error="refused")
+            if tokens[result.request_id] in self._fails
+            else result
+            for result in results
+        ]
+
+    def stage_weights(self, manifest, rendezvous, *, timeout_s):
+        self.staging_timeouts.append(timeout_s)
+        return self._engine.stage_weights(manifest, rendezvous, timeout_s=timeout_s)
+
+
+class InlineReward:
+    """A reward function behind the interface of the reward workers."""
+
+    def __init__(self, score):
+        self._score = score
+
+    def submit(self, responses, ground_truth):
+        future = Future()
+        future.set_result([self._score(response, ground_truth) for response in responses])
+        return future
+
+    def close(self):
+        pass
+
+
+class ThreadedRun:
+    """One run; `run` returns its trace or raises what ended it."""
+
+    def __init__(self, values, *, score=parity_reward, hold_trainer=0, replace=True, dies_at_request=None, **engine):
+        """`hold_trainer`: groups to wait for first; `dies_at_request`: of producer 0; `engine`: faults of all."""
+        config = build_config(values)
+        check(config)
+        system_prompt = default_system_prompt(config.reward_type)
+        prepared = prepare(config, system_prompt=system_prompt, is_dry_run=False)
+        self.trace = Trace(prepared=prepared, paths=make_run_dir(config))
+        self._config = prepared.config
+        self._score = score or get_reward(config.reward_type)
+        self._hold_trainer = hold_trainer
+        self._replace = replace
+        self._dies_at_request = dies_at_request
+        self._engine_faults = engine
+        self._producers = {}
+        self._threads = []
+        self._errors = []
+        self._is_over = False
+
+    def run(self) -> Trace:
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (crew, consumer.actor, producer.actor):
+                patch.setattr(module, "enter_actor", lambda place: None)
+            patch.setattr(producer.actor, "create_engine", self._create_engine)
+            patch.setattr(consumer.actor, "ColossalBackend", lambda config, **options: self._make_backend(config))
+            patch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
+            patch.setattr(consumer.actor, "reduce_sums", lambda sums, device: {k: v.item() for k, v in sums.items()})
+            patch.setattr(consumer.actor, "RemoteProducer", self._connect)
+            self._coordinator = _recording(crew.CoordinatorActor, self.trace)(
+                self.trace.prepared, self.trace.paths, self._place("coordinator")
+            )
+            try:
+                for _ in range(self._config.num_inferencer):
+                    self._add_producer()
+                trainer = self._start(self._train)
+                self._watch(trainer)
+            finally:
+                self._end()
+        return self.trace
+
+    def _end(self):
+        """End what goes on, before the replaced parts become the real ones again."""
+        self._is_over = True
+        for actor in list(self._producers.values()):
+            actor.close()
+        for thread in self._threads:
+            thread.join(timeout=10.0)
+            assert not thread.is_alive(), "a loop goes on after the end of the run"
+
+    def _watch(self, trainer):
+        """Be the driver: take events until the trainer is done."""
+        deadline, seen, is_over = time.monotonic() + RUN_TIMEOUT_S, 0, False
+        while not is_over:
+            is_over = not trainer.is_alive()
+            events = self._coordinator.events(seen, timeout_s=0.0 if is_over else 0.05)
+            seen += len(events)
+            self.trace.events += events
+            if self._errors:
+                raise self._errors[0]
+            assert time.monotonic() < deadline, f"the run hangs after {self.trace.events[-5:]}"
+
+    def _start(self, target: Callable[..., None], *args) -> threading.Thread:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def _train(self):
+        while len(self.trace.groups) < self._hold_trainer and not self._errors:
+            time.sleep(0.001)
+        try:
+            trainer = consumer.actor.TrainerActor(
+                0,
+                self._config,
+                self._place("trainer-0"),
+                run_dir=self.trace.paths.run_dir,
+                checkpoint_dir=self.trace.paths.checkpoints,
+            )
+            trainer.start("127.0.0.1", 0)
+            trainer.run(self._coordinator, "namespace")
+            self.trace.weights = {name: weight.clone() for name, weight in self._backend.export_weights()}
+        except RunError as error:
+            self._errors.append(error)
+
+    def _add_producer(self):
+        producer_id = len(self._producers)
+        actor = producer.actor.ProducerActor(
+            producer_id, self._config, self._place(f"producer-{producer_id}"), lambda: InlineReward(self._score)
+        )
+        self._producers[producer_id] = actor
+        actor.start()
+        self._coordinator.add_producer(producer_id)
+        self._start(self._produce, producer_id, actor)
+
+    def _produce(self, producer_id, actor):
+        try:
+            actor.run(self._coordinator)
+        except RunError as error:
+            self._coordinator.remove_producer(producer_id, str(error))
+            if self._replace and not self._is_over:
+                self._add_producer()
+
+    def _create_engine(self, backend, **settings):
+        dies = self._dies_at_request if not self.trace.engines else None
+        engine = WatchedEngine(
+            create_engine(backend, **settings),
+            {"backend": backend, **settings},
+            dies_at_request=dies,
+            **self._engine_faults,
+        )
+        self.trace.engines.append(engine)
+        return engine
+
+    def _make_backend(self, config):
+        backend = self._backend = TorchBackend(config, device=torch.device("cpu"))
+
+        def note_gradients(*_):  # after the hook that scales and clips
+            self.trace.gradients.append({n: p.grad.clone() for n, p in backend.policy.named_parameters()})
+
+        backend._adamw.register_step_pre_hook(note_gradients)
+        return backend
+
+    def _connect(self, name, namespace):
+        actor = self._producers[int(name.removeprefix("producer-"))]
+        return _LocalProducer(actor)
+
+    def _place(self, name):
+        plan = self.trace.prepared.plan
+        dtype = "bfloat16" if plan.precision == "bf16" else "float32"
+        return Place(name=name, log_dir=self.trace.paths.logs, device="cpu", dtype=dtype, slot=0, num_slots=1)
+
+
+class _LocalProducer:
+    """What RemoteProducer does, without the actor handle."""
+
+    def __init__(self, actor):
+        self._actor = actor
+
+    def stage_weights(self, manifest, rendezvous, *, timeout_s):
+        return self._actor.stage_weights(manifest.to_json(), rendezvous.to_json(), timeout_s)
+
+    def commit_weights(self, policy_version, *, timeout_s):
+        self._actor.commit_weights(policy_version, timeout_s)
+
+
+def _recording(coordinator_cls, trace):
+    """The coordinator's class, with what passes through it noted in the trace."""
+
+    class Recorded(coordinator_cls):
+        def next_work(self, index, *, rank, timeout_s):
+            work = super().next_work(index, rank=rank, timeout_s=timeout_s)
+            if work is not None:
+                trace.work.append(work)
+            return work
+
+        def lease(self, producer_id, *, max_prompts, timeout_s):
+            reply = super().lease(producer_id, max_prompts=max_prompts, timeout_s=timeout_s)
+            trace.leases.extend(reply.leases)
+            return reply
+
+        def put(self, producer_id, groups):
+            accepted = super().put(producer_id, groups)
+            assert accepted in (0, len(groups))
+            trace.groups.extend(groups if accepted else [])
+            return accepted
+
+    return Recorded

@@ -1,0 +1,192 @@
+"""Every field of the configuration changes the run: here is how. A field without a row fails the last test.
+
+Rows of IN_RUNS: two whole runs in threads that differ in one field differ in what the row looks at.
+"""
+
+import inspect
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from coati_rl.config import Config
+from coati_rl.config.cli import build_config
+from coati_rl.config.rules import check
+from coati_rl.data.work import TrainWork
+from coati_rl.errors import ConfigError
+from tests.unit.loops import test_flags_of_the_cluster
+
+
+@dataclass(frozen=True)
+class Row:
+    """`see` is `was` in a run with the base, `now` after the change; without them it only has to differ."""
+
+    value: Any
+    see: Any
+    was: Any = ...
+    now: Any = ...
+    base: dict = field(default_factory=dict)  # of both runs
+    options: dict = field(default_factory=dict)  # of both runs' harness
+
+
+def num_steps(trace):
+    return len(trace.steps)
+
+
+def sampled(trace):
+    return trace.responses
+
+
+def prompts(trace):
+    return sorted(len(group.prompt.token_ids) for group in trace.groups)
+
+
+def weights(trace):
+    return {name: weight.tolist() for name, weight in trace.weights.items()}
+
+
+def first_gradient(trace):
+    return {name: gradient.tolist() for name, gradient in trace.gradients[0].items()}
+
+
+def gradient_norm_after_clipping(trace):
+    return round(max(sum(float(g.square().sum()) for g in step.values()) ** 0.5 for step in trace.gradients), 6)
+
+
+def sampling(name):
+    return lambda trace: {getattr(request.sampling, name) for request in trace.engines[0].requests}
+
+
+def metric(name):
+    return lambda trace: trace.steps[0][name]
+
+
+def num_micro_batches(trace):
+    return [len(work.batch.micro_batches) for work in trace.work if isinstance(work, TrainWork)]
+
+
+def num_events(kind):
+    return lambda trace: len(trace.of(kind))
+
+
+def directories(trace):
+    """Which of the directories that a flag may name have been written to."""
+    root = trace.paths.run_dir.parent
+    found = (root / name for name in ("other", "run/checkpoints", "run/eval", "run/rollouts"))
+    return [directory.name for directory in found if directory.is_dir() and any(directory.iterdir())]
+
+
+MATH = {"eval_dataset": {"math": "<math>"}, "eval_interval": 2}
+ALL_DIRECTORIES = ["checkpoints", "eval", "rollouts"]
+
+IN_RUNS = {
+    # model and data; <name> is a file of prompts, <model> another model, <tmp> the run's parent directory
+    "model": Row("<model>", weights),
+    "precision": Row("bf16", lambda t: str(t.weights["model.norm.weight"].dtype), "torch.float32", "torch.bfloat16"),
+    "dataset": Row("<other>", lambda t: {g.prompt.text[:5] for g in t.groups}, {"train"}, {"other"}),
+    "eval_dataset": Row({"b": "<math>"}, lambda t: {e["task"] for e in t.of("evaluation")}, {"math"}, {"b"}, MATH),
+    "num_episodes": Row(2, num_steps, 4, 8),
+    "max_steps": Row(1, num_steps, 4, 1),
+    "system_prompt": Row("Hm.", prompts, [*range(10, 18)], [*range(16, 24)]),  # s:Hm. and a line break: 6 bytes
+    "max_prompt_tokens": Row(13, prompts, [*range(10, 18)], [10, 11, 12, 13]),
+    "seed": Row(1, sampled),
+    # sampling
+    "backend": Row("transformers", sampled),
+    "num_generations": Row(4, lambda t: {len(g.completions) for g in t.groups}, {2}, {4}),
+    "temperature": Row(0.5, lambda t: (sampling("temperature")(t), first_gradient(t))),
+    "top_k": Row(5, lambda t: (sampling("top_k")(t), metric("ratio_max")(t) == 1.0), ({None}, False), ({5}, True)),
+    "top_p": Row(0.9, lambda t: (sampling("top_p")(t), metric("ratio_max")(t) == 1.0), ({1.0}, False), ({0.9}, True)),
+    "max_new_tokens": Row(4, lambda t: max(len(r) for rs in t.responses.values() for r in rs), 16, 4),
+    "stop": Row([*"abcdefghijklmnopqrstuvwxyz"], lambda t: sum(step["num_response_tokens"] for step in t.steps)),
+    # algorithm
+    "learning_rate": Row(2e-3, metric("learning_rate"), 1e-3, 2e-3),
+    "kl_coeff": Row(0.0, lambda t: metric("kl_mean")(t) is None, False, True),
+    "reward_type": Row(
+        "think_answer_tags", prompts, base={"system_prompt": None, "max_prompt_tokens": 900}, options={"score": None}
+    ),
+    "loss_variation": Row("token_level", first_gradient),
+    "clip_eps_low": Row(0.9, metric("clip_fraction")),
+    "clip_eps_high": Row(50.0, metric("clip_fraction"), options={"logprob_scale": 8.0}),  # the engine's -1 becomes -8
+    "weight_decay": Row(0.5, weights),
+    "max_grad_norm": Row(1e-4, lambda t: gradient_norm_after_clipping(t) <= 1e-4, False, True),
+    # sizes: 8 prompts, P * ibs = 4, tbs = 2, so K = 2
+    "num_inferencer": Row(2, num_events("producer_joined"), 1, 2),
+    "inference_batch_size": Row(2, num_events("sync"), 2, 4),
+    "inference_microbatch_size": Row(1, lambda t: t.engines[0].max_in_flight, 2, 1),
+    "train_batch_size": Row(4, num_steps, 4, 2),
+    "train_minibatch_size": Row(1, lambda t: len(num_micro_batches(t)), 4, 8, {"train_microbatch_size": 1}),
+    "train_microbatch_size": Row(1, num_micro_batches, [1] * 4, [4] * 4),
+    "n_behind": Row(1, lambda t: max(r["staleness_max"] for r in t.steps), 0, 1, options={"hold_trainer": "slots"}),
+    # outputs, intervals, deadlines
+    "run_dir": Row("<tmp>/other", directories, ["checkpoints", "rollouts"], ["other"]),
+    "save_dir": Row("<tmp>/other", directories, ALL_DIRECTORIES, ["other", "eval", "rollouts"], MATH),
+    "eval_save_dir": Row("<tmp>/other", directories, ALL_DIRECTORIES, ["other", "checkpoints", "rollouts"], MATH),
+    "rollout_save_dir": Row("<tmp>/other", directories, ALL_DIRECTORIES, ["other", "checkpoints", "eval"], MATH),
+    "eval_interval": Row(-1, lambda t: [e["step"] for e in t.of("evaluation")], [0, 2, 4], [], MATH),
+    "save_interval": Row(2, lambda t: [e["step"] for e in t.of("checkpoint")], [4], [2, 4]),
+    "enable_profiling": Row(True, lambda t: [*map(str, t.paths.run_dir.glob("profile/*.json"))] != [], False, True),
+    "sync_timeout_s": Row(7.0, lambda t: set(t.engines[0].staging_timeouts), {60.0}, {7.0}),
+}  # fmt: skip
+
+REFUSED = {
+    "algo": "DAPO",
+    "checkpoint_path": "checkpoints/step-4",
+    "code_verifier_api_url": "http://localhost",
+    "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 2,
+    "zero_stage": 1,
+}
+
+ELSEWHERE = {  # fields that act on Ray and on processes, each in a test of its own
+    name.removeprefix("test_").split("__")[0]: function
+    for name, function in vars(test_flags_of_the_cluster).items()
+    if name.startswith("test_") and "__" in name and inspect.isfunction(function)
+}
+
+
+@pytest.fixture(scope="module")
+def run_once(run_in_threads, make_model_dir, write_prompts, tmp_path_factory):
+    """Like `run_in_threads`, but a run that was made before is not made again."""
+    traces = {}
+
+    def fill(value, tmp):
+        if isinstance(value, dict):
+            return {key: fill(inner, tmp) for key, inner in value.items()}
+        if value == "<model>":
+            return str(make_model_dir(1))
+        if isinstance(value, str) and value.startswith("<tmp>"):
+            return value.replace("<tmp>", str(tmp))
+        return write_prompts(value.strip("<>"), 8) if isinstance(value, str) and value.startswith("<") else value
+
+    def run(changes, options):
+        key = json.dumps([changes, options], sort_keys=True)
+        if key not in traces:
+            tmp = tmp_path_factory.mktemp("runs")
+            hold = options.get("hold_trainer") and {"hold_trainer": 4 * (1 + changes.get("n_behind", 0))}
+            filled = {"run_dir": f"{tmp}/run", **fill(changes, tmp)}
+            traces[key] = run_in_threads(filled, **{**options, **(hold or {})})
+        return traces[key]
+
+    return run
+
+
+@pytest.mark.parametrize("name", IN_RUNS)
+def test_changing_a_field_changes_the_run(run_once, name):
+    row = IN_RUNS[name]
+    before = row.see(run_once(row.base, row.options))
+    after = row.see(run_once(row.base | {name: row.value}, row.options))
+    assert before != after
+    assert (before if row.was is ... else row.was) == before
+    assert (after if row.now is ... else row.now) == after
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_field_of_a_later_version_is_refused_by_name(small_run, name):
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}.*available in this version"):
+        check(build_config(small_run | {name: REFUSED[name]}))
+
+
+def test_every_field_has_a_row():
+    rows = [*IN_RUNS, *REFUSED, *ELSEWHERE]
+    assert sorted(rows) == sorted(Config.model_fields)

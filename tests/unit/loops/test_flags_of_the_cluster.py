@@ -1,0 +1,164 @@
+"""Fields that act on Ray, on processes and on devices: the value reaches the call that acts on it.
+
+The part of a test's name before two underscores is the field (see test_flags.py).
+"""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import producer.actor
+from coati_rl.config.cli import build_config
+from coati_rl.config.rules import check
+from coati_rl.data.prepare import prepare
+from coati_rl.errors import ConfigError, RunError
+from coati_rl.observability.sinks import open_sinks
+from coati_rl.runtime import cluster, crew, launch
+from coati_rl.runtime.process import Place
+from coati_rl.runtime.run_dir import make_run_dir
+from coati_rl.transport.wire import WeightSender
+from consumer.weight_publisher import WeightPublisher
+from producer.actor import ProducerActor
+
+
+@pytest.fixture
+def config_with(small_run, tmp_path):
+    def make(**changes):
+        config = build_config({**small_run, "run_dir": str(tmp_path / "run"), **changes})
+        check(config)
+        return config
+
+    return make
+
+
+@pytest.fixture
+def prepare_with(config_with):
+    return lambda **changes: prepare(config_with(**changes), system_prompt="", is_dry_run=False)
+
+
+@pytest.fixture
+def ray_calls(monkeypatch):
+    """What `ray.init` is called with."""
+    calls = []
+    monkeypatch.setattr(cluster.ray, "init", lambda **options: calls.append(options))
+    monkeypatch.setattr(cluster.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"GPU": 2.0})
+    monkeypatch.setattr(cluster.ray.util, "get_node_ip_address", lambda: "10.0.0.9")
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+        monkeypatch.setenv(name, "0")
+    return calls
+
+
+def test_ray_dir__is_where_ray_puts_its_sockets_and_logs(ray_calls, config_with, tmp_path):
+    sizes = {"num_cpus": 2, "num_gpus": 0, "scratch": tmp_path / "scratch"}
+    with cluster.ray_cluster(config_with(ray_dir=str(tmp_path / "ray")), **sizes) as address:
+        assert address == "127.0.0.1"
+    with cluster.ray_cluster(config_with(), **sizes):
+        pass
+    assert [call["_temp_dir"] for call in ray_calls] == [str(tmp_path / "ray"), str(tmp_path / "scratch")]
+
+
+def test_master_address__joins_a_cluster_instead_of_starting_one(ray_calls, config_with, tmp_path):
+    sizes = {"num_cpus": 2, "num_gpus": 2, "scratch": tmp_path}
+    with cluster.ray_cluster(config_with(), **sizes):
+        pass
+    with cluster.ray_cluster(config_with(master_address="10.0.0.1"), **sizes) as address:
+        assert address == "10.0.0.9", "trainers are reached at this machine's address in the cluster"
+    assert [call["address"] for call in ray_calls] == ["local", "10.0.0.1:6379"]
+    with (
+        pytest.raises(ConfigError, match="has 2 GPUs, P \\* ptp \\+ T = 3 are needed"),
+        cluster.ray_cluster(config_with(master_address="10.0.0.1:7000"), **(sizes | {"num_gpus": 3})),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("port", [29506, 31000])
+def test_master_port__is_where_the_trainers_meet(monkeypatch, config_with, port):
+    calls = []
+
+    def remote(name):
+        return SimpleNamespace(remote=lambda *args: calls.append((name, *args)) or port)
+
+    handle = SimpleNamespace(open_listener=remote("open_listener"), start=remote("start"), run=remote("run"))
+    members = crew.Crew.__new__(crew.Crew)
+    vars(members).update(_config=config_with(master_port=port), _address="127.0.0.1", coordinator=None, trainers={})
+    monkeypatch.setattr(crew.Crew, "add_producer", lambda self: 0)
+    monkeypatch.setattr(crew.Crew, "_make_trainer", lambda self, rank: handle)
+    monkeypatch.setattr(crew, "wait_for", lambda reference, **_: reference)
+    members.start()
+    assert calls[:2] == [("open_listener", "127.0.0.1", port), ("start", "127.0.0.1", port)]
+
+
+def test_device__overrides_what_the_machine_has(monkeypatch, prepare_with):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert [prepare_with(device=device).plan.device for device in ("auto", "cpu")] == ["cuda", "cpu"]
+
+
+def test_num_trainers__shares_an_optimizer_step_among_more_of_them(prepare_with):
+    one, two = (prepare_with(num_trainers=number).plan for number in (1, 2))
+    assert [plan.dp for plan in (one, two)] == [1, 2]
+    assert [plan.prompts_per_step for plan in (one, two)] == [2, 4]
+    assert [plan.num_devices for plan in (one, two)] == [2, 3]
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_producer_tensor_parallel_size__widens_engine_devices_and_weight_group(
+    monkeypatch, config_with, tmp_path, width
+):
+    config = config_with(backend="vllm", producer_tensor_parallel_size=width)
+    seen = {}
+    monkeypatch.setattr(producer.actor, "enter_actor", lambda place: None)
+    monkeypatch.setattr(producer.actor, "create_engine", lambda backend, **settings: seen.update(settings))
+    place = Place(name="producer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
+    ProducerActor(0, config, place, make_reward=lambda: None).start()
+    assert seen["tensor_parallel_size"] == width
+    assert config.num_devices == width + 1
+    # The group of a weight sync: the trainer and every rank of every engine.
+    sender = WeightSender()
+    publisher = WeightPublisher(sender, None, None, ranks_per_producer=width, timeout_s=1.0)
+    assert {invitation.world_size for invitation in sender.open([publisher._ranks_per_producer] * 2)} == {1 + 2 * width}
+    sender.close()
+
+
+def test_project__names_the_run_directory(monkeypatch, small_run, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    paths = [make_run_dir(build_config(small_run | {"project": project})).run_dir for project in ("GRPO", "mine")]
+    assert paths == [tmp_path / "runs/GRPO", tmp_path / "runs/mine"]
+
+
+def test_wandb__adds_a_sink(monkeypatch, config_with, tmp_path):
+    monkeypatch.setattr("coati_rl.observability.sinks.WandbSink", lambda config, run_dir: "wandb")
+    sinks = open_sinks(config_with(), tmp_path), open_sinks(config_with(wandb=True), tmp_path)
+    assert [len(some) for some in sinks] == [2, 3]
+    assert sinks[1][2] == "wandb"
+    for sink in (*sinks[0], *sinks[1][:2]):
+        sink.close()
+
+
+@pytest.mark.parametrize("seconds", [1800.0, 5.0])
+def test_stall_timeout_s__is_the_supervisors_patience(monkeypatch, prepare_with, tmp_path, seconds):
+    seen = {}
+
+    class Ended(Exception):
+        pass
+
+    def supervisor(crew, on_event, **options):
+        seen.update(options)
+        raise Ended
+
+    monkeypatch.setattr(launch, "ray_cluster", lambda config, **_: nullcontext("127.0.0.1"))
+    monkeypatch.setattr(launch, "Crew", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "Supervisor", supervisor)
+    with pytest.raises(Ended):
+        launch.launch(prepare_with(stall_timeout_s=seconds), object, object, lambda: None, scratch=tmp_path)
+    assert seen["stall_timeout_s"] == seconds
+
+
+def test_max_failure_rate__decides_how_many_failures_end_the_run(run_in_threads, tokenizer):
+    refused = tuple(tokenizer("u:trainx\na:", add_special_tokens=False)["input_ids"])
+    assert run_in_threads({"max_failure_rate": 0.5}, fails={refused}).of("finished"), "2 of 4 samples may fail"
+    with pytest.raises(RunError, match="1 are allowed"):
+        run_in_threads({"max_failure_rate": 0.49}, fails={refused})

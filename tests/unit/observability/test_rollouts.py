@@ -1,0 +1,80 @@
+"""Trained rollouts as JSONL."""
+
+import json
+
+import numpy as np
+import pytest
+
+from coati_rl.observability.rollouts import RolloutRecorder
+from coati_rl.types import Completion, Prompt, RolloutGroup, Score
+
+
+@pytest.fixture
+def group():
+    completion = Completion(
+        token_ids=np.array([5, 6], dtype=np.int32),
+        logprobs=np.zeros(2, dtype=np.float32),
+        policy_versions=np.array([2, 4], dtype=np.int32),
+        finish_reason="stop",
+        text="½ — \\boxed{4}\n",
+    )
+    empty = Completion(
+        token_ids=np.array([], dtype=np.int32),
+        logprobs=np.array([], dtype=np.float32),
+        policy_versions=np.array([], dtype=np.int32),
+        finish_reason="abort",
+        text="",
+    )
+    return RolloutGroup(
+        lease_id=0,
+        producer_id=1,
+        prompt=Prompt(uid="train-3.0", token_ids=(1,), ground_truth="4", text="2+2?"),
+        temperature=1.0,
+        completions=(completion, empty),
+        scores=(
+            Score(reward=1.0, answer_correct=True, format_valid=True, verdict="ok"),
+            Score(reward=0.0, answer_correct=False, format_valid=False, verdict="invalid", detail="timed out"),
+        ),
+    )
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_every_sample_is_a_line_with_what_a_person_asks_for(tmp_path, group):
+    RolloutRecorder(tmp_path / "rollouts").write(7, [group])
+    first, second = lines_of(tmp_path / "rollouts/steps-000001-000100.jsonl")
+    assert first == {
+        "step": 7,
+        "uid": "train-3.0",
+        "sample": 0,
+        "producer": 1,
+        "prompt": "2+2?",
+        "gt_answer": "4",
+        "response": "½ — \\boxed{4}\n",
+        "num_tokens": 2,
+        "finish_reason": "stop",
+        "policy_versions": [2, 4],
+        "reward": 1.0,
+        "answer_correct": True,
+        "format_valid": True,
+        "verdict": "ok",
+        "detail": "",
+    }
+    assert (second["sample"], second["policy_versions"], second["verdict"]) == (1, [], "invalid")
+
+
+@pytest.mark.parametrize(
+    ("step", "name"), [(1, "steps-000001-000100"), (100, "steps-000001-000100"), (101, "steps-000101-000200")]
+)
+def test_a_file_holds_a_hundred_steps(tmp_path, group, step, name):
+    RolloutRecorder(tmp_path).write(step, [group])
+    assert [path.stem for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_later_step_is_appended(tmp_path, group):
+    recorder = RolloutRecorder(tmp_path)
+    recorder.write(1, [group])
+    recorder.write(2, [group, group])
+    assert [line["step"] for line in lines_of(tmp_path / "steps-000001-000100.jsonl")] == [1, 1, 2, 2, 2, 2]

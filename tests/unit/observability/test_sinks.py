@@ -1,0 +1,109 @@
+"""Where step records end up."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from coati_rl.config.cli import parse
+from coati_rl.errors import ConfigError
+from coati_rl.observability.sinks import JsonlSink, TensorBoardSink, WandbSink, open_sinks
+
+
+def test_every_record_is_a_line_at_once(tmp_path):
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    for step in (1, 2):
+        sink.write(step, {"step": step, "loss": -0.5, "kl_mean": None})
+        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == list(range(1, step + 1))
+    sink.close()
+
+
+def test_what_json_cannot_say_is_null(tmp_path):
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    sink.write(1, {"step": 1, "ratio_max": float("inf"), "loss": float("nan"), "grad_norm": 1.0})
+    sink.close()
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    record = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert record == {"step": 1, "ratio_max": None, "loss": None, "grad_norm": 1.0}
+
+
+def test_tensorboard_gets_every_number_under_its_key(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoardSink(tmp_path)
+    sink.write(1, {"step": 1, "loss": 0.5, "kl_mean": None})
+    sink.write(2, {"step": 2, "loss": 0.25, "kl_mean": 0.125})
+    sink.write(2, {"eval/math/accuracy": 0.75})
+    sink.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert sorted(events.Tags()["scalars"]) == ["eval/math/accuracy", "kl_mean", "loss"]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.5), (2, 0.25)]
+    assert [(event.step, event.value) for event in events.Scalars("kl_mean")] == [(2, 0.125)]
+
+
+def test_a_run_writes_jsonl_and_tensorboard_and_no_wandb_unless_asked(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # an import of it would fail
+    sinks = open_sinks(parse([])[0], tmp_path)
+    assert [type(sink) for sink in sinks] == [JsonlSink, TensorBoardSink]
+    for sink in sinks:
+        sink.close()
+    assert (tmp_path / "metrics.jsonl").is_file()
+    assert any((tmp_path / "tensorboard").iterdir())
+
+
+def test_wandb_without_its_package_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match="--wandb: the package wandb is not installed"):
+        WandbSink(parse(["--wandb"])[0], tmp_path)
+
+
+class FakeWandb:
+    """What we use of the package."""
+
+    def __init__(self):
+        self.errors = SimpleNamespace(Error=RuntimeError)
+        self.logged = []
+
+    def init(self, **options):
+        if options["project"] == "nobody":
+            raise self.errors.Error("No API key configured.")
+        self.options = options
+        return self
+
+    def define_metric(self, name, *, step_metric):
+        assert (name, step_metric) == ("*", "step")
+
+    def log(self, record):
+        self.logged.append(record)
+
+    def finish(self):
+        self.logged.append("finished")
+
+
+def test_wandb_gets_the_configuration_and_every_number_of_a_record(tmp_path, monkeypatch):
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    sink = WandbSink(parse(["--wandb", "-p", "mine", "-t", "4"])[0], tmp_path / "mine-2")
+    sink.write(1, {"step": 1, "loss": 0.5, "kl_mean": None})
+    sink.write(0, {"eval/math/accuracy": 0.75})  # a round that ended late: its step lies behind
+    sink.close()
+    assert (wandb.options["project"], wandb.options["name"]) == ("mine", "mine-2")
+    assert wandb.options["config"]["num_trainers"] == 4
+    assert wandb.logged == [{"step": 1, "loss": 0.5}, {"step": 0, "eval/math/accuracy": 0.75}, "finished"]
+
+
+def test_wandb_without_an_account_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
+    with pytest.raises(ConfigError, match=r"--wandb: No API key configured\. \(WANDB_MODE=offline needs no account\)"):
+        WandbSink(parse(["--wandb", "-p", "nobody"])[0], tmp_path)
+
+
+def test_wandb_offline_writes_below_the_run_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    sink = WandbSink(parse(["--wandb"])[0], tmp_path)
+    sink.write(1, {"step": 1, "loss": 0.5})
+    sink.close()
+    assert [*tmp_path.glob("wandb/offline-run-*/*.wandb")]

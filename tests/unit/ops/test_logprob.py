@@ -1,0 +1,168 @@
+"""Log-probabilities and entropies against NumPy in float64, gradients against torch's log_softmax in float64."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from coati_rl.ops import logprob
+from coati_rl.ops.logprob import token_logprobs
+
+R, L, H, V = 2, 6, 8, 11
+
+
+def make_inputs(seed: int = 0, *, bias: bool = False) -> dict[str, Tensor | None]:
+    rng = np.random.default_rng(seed)
+    mask = np.array([[0, 0, 1, 1, 1, 0], [0, 1, 0, 1, 1, 1]], dtype=bool)
+    return {
+        "hidden": torch.tensor(rng.normal(size=(R, L, H)), dtype=torch.float32),
+        "weight": torch.tensor(rng.normal(size=(V, H)), dtype=torch.float32),
+        "bias": torch.tensor(rng.normal(size=V), dtype=torch.float32) if bias else None,
+        "token_ids": torch.tensor(rng.integers(0, V, (R, L))),
+        "token_mask": torch.tensor(mask),
+        "temperature": torch.tensor(rng.uniform(0.5, 1.5, (R, L)), dtype=torch.float32),
+    }
+
+
+def numpy_oracle(inputs: dict[str, Tensor | None]) -> tuple[np.ndarray, np.ndarray]:
+    value = {name: None if tensor is None else tensor.double().numpy() for name, tensor in inputs.items()}
+    logprobs, entropy = np.zeros((2, R, L))
+    for r, t in zip(*np.nonzero(value["token_mask"]), strict=True):
+        logits = value["weight"] @ value["hidden"][r, t - 1] + (0 if value["bias"] is None else value["bias"])
+        odds = np.exp(logits / value["temperature"][r, t])
+        probabilities = odds / odds.sum()
+        logprobs[r, t] = np.log(probabilities[int(value["token_ids"][r, t])])
+        entropy[r, t] = -(probabilities * np.log(probabilities)).sum()
+    return logprobs, entropy
+
+
+def torch_oracle(inputs: dict[str, Tensor], weights: Tensor) -> Tensor:
+    """The loss sum(weights * logprobs) from full logits."""
+    logits = inputs["hidden"][:, :-1] @ inputs["weight"].T
+    if inputs["bias"] is not None:
+        logits = logits + inputs["bias"]
+    full = torch.log_softmax(logits / inputs["temperature"][:, 1:, None], dim=-1)
+    chosen = full.gather(-1, inputs["token_ids"][:, 1:, None]).squeeze(-1)
+    return (weights[:, 1:] * chosen * inputs["token_mask"][:, 1:]).sum()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("tokens_per_chunk", [1, 3, 7, 100])
+def test_value_each_entry_is_that_of_the_token_at_its_place(bias: bool, tokens_per_chunk: int) -> None:
+    inputs = make_inputs(bias=bias)
+    logprobs, entropy = token_logprobs(**inputs, chunk_elements=tokens_per_chunk * V)
+    expected_logprobs, expected_entropy = numpy_oracle(inputs)
+    np.testing.assert_allclose(logprobs.numpy(), expected_logprobs, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(entropy.numpy(), expected_entropy, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("tokens_per_chunk", [1, 3, 100])
+def test_gradient_is_that_of_log_softmax_over_full_logits(bias: bool, tokens_per_chunk: int) -> None:
+    inputs = make_inputs(bias=bias)
+    weights = torch.tensor(np.random.default_rng(1).normal(size=(R, L)), dtype=torch.float32)
+    names = ["hidden", "weight"] + (["bias"] if bias else [])
+    ours = {name: inputs[name].clone().requires_grad_() for name in names}
+    exact = {name: inputs[name].double().requires_grad_() for name in names}
+    logprobs, _ = token_logprobs(**{**inputs, **ours}, chunk_elements=tokens_per_chunk * V)
+    (weights * logprobs).sum().backward()
+    double = {name: t.double() if t is not None and t.is_floating_point() else t for name, t in inputs.items()}
+    torch_oracle({**double, **exact}, weights.double()).backward()
+    for name in names:
+        difference = (ours[name].grad.double() - exact[name].grad).norm() / exact[name].grad.norm()
+        assert difference < 1e-6, name
+
+
+def test_gradient_of_a_head_tied_to_the_embedding_is_the_sum_of_both_uses() -> None:
+    inputs = make_inputs()
+    shared = inputs["weight"].clone().requires_grad_()
+    logprobs, _ = token_logprobs(**{**inputs, "hidden": shared[inputs["token_ids"]], "weight": shared})
+    logprobs.sum().backward()
+    exact = inputs["weight"].double().requires_grad_()
+    double = {**inputs, "hidden": exact[inputs["token_ids"]], "weight": exact}
+    double["temperature"] = inputs["temperature"].double()
+    torch_oracle(double, torch.ones(R, L, dtype=torch.float64)).backward()
+    assert (shared.grad - exact.grad).norm() / exact.grad.norm() < 1e-6
+
+
+def test_mask_tokens_not_asked_for_are_zero_and_their_hidden_states_get_no_gradient() -> None:
+    inputs = make_inputs()
+    hidden = inputs["hidden"].clone()
+    unused = ~torch.cat([inputs["token_mask"][:, 1:], torch.zeros(R, 1, dtype=torch.bool)], dim=1)
+    hidden[unused] = float("nan")
+    hidden.requires_grad_()
+    temperature = inputs["temperature"].masked_fill(~inputs["token_mask"], 0.0)
+    logprobs, entropy = token_logprobs(**{**inputs, "hidden": hidden, "temperature": temperature})
+    logprobs.sum().backward()
+    assert not logprobs[~inputs["token_mask"]].any()
+    assert not entropy[~inputs["token_mask"]].any()
+    assert not hidden.grad[unused].any()
+    assert torch.isfinite(hidden.grad).all()
+
+
+def test_mask_without_any_token_gives_zeros_that_still_reach_every_parameter() -> None:
+    inputs = make_inputs(bias=True)
+    leaves = {name: inputs[name].clone().requires_grad_() for name in ("hidden", "weight", "bias")}
+    none = torch.zeros(R, L, dtype=torch.bool)
+    logprobs, _ = token_logprobs(**{**inputs, **leaves, "token_mask": none})
+    logprobs.sum().backward()
+    assert all(leaf.grad is not None and not leaf.grad.any() for leaf in leaves.values())
+
+
+def test_split_rows_one_by_one_add_up_to_the_gradient_of_all() -> None:
+    inputs = make_inputs()
+    whole, parts = (inputs["weight"].clone().requires_grad_() for _ in range(2))
+    token_logprobs(**{**inputs, "weight": whole})[0].sum().backward()
+    for row in range(R):
+        part = {name: inputs[name][row : row + 1] for name in ("hidden", "token_ids", "token_mask", "temperature")}
+        token_logprobs(**part, weight=parts, bias=None)[0].sum().backward()
+    torch.testing.assert_close(whole.grad, parts.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_large_logits_neither_overflow_nor_lose_the_token() -> None:
+    inputs = make_inputs()
+    inputs["weight"] = inputs["weight"] * 300
+    logprobs, entropy = token_logprobs(**inputs)
+    expected, _ = numpy_oracle({**inputs, "temperature": inputs["temperature"] * 300, "weight": inputs["weight"]})
+    assert torch.isfinite(logprobs).all()
+    assert torch.isfinite(entropy).all()
+    assert (entropy >= -1e-5).all()
+    scaled, _ = token_logprobs(**{**inputs, "temperature": inputs["temperature"] * 300})
+    np.testing.assert_allclose(scaled.numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_entropy_carries_no_gradient_and_results_are_float32_also_in_bfloat16() -> None:
+    inputs = make_inputs(bias=True)
+    half = {name: inputs[name].bfloat16().requires_grad_() for name in ("hidden", "weight", "bias")}
+    logprobs, entropy = token_logprobs(**{**inputs, **half}, chunk_elements=2 * V)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    assert not entropy.requires_grad
+    logprobs.sum().backward()
+    full = {name: half[name].detach().float().requires_grad_() for name in half}
+    token_logprobs(**{**inputs, **full})[0].sum().backward()
+    for name in half:
+        assert half[name].grad.dtype == torch.bfloat16
+        assert (half[name].grad.float() - full[name].grad).norm() / full[name].grad.norm() < 2e-2
+
+
+def test_no_more_than_one_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    original = logprob._scaled_logits
+
+    def recorded(*args: Tensor) -> Tensor:
+        sizes.append(len(args[0]))
+        return original(*args)
+
+    monkeypatch.setattr(logprob, "_scaled_logits", recorded)
+    inputs = make_inputs()
+    leaf = inputs["weight"].requires_grad_()
+    token_logprobs(**{**inputs, "weight": leaf}, chunk_elements=3 * V + 1)[0].sum().backward()
+    assert sizes == [3, 3, 1] * 2  # 7 tokens of 12, forward and backward
+
+
+def test_refusal_of_a_first_token_and_of_shapes_that_differ() -> None:
+    inputs = make_inputs()
+    with pytest.raises(ValueError, match="first token of a row"):
+        token_logprobs(**{**inputs, "token_mask": torch.ones(R, L, dtype=torch.bool)})
+    with pytest.raises(ValueError, match="must agree"):
+        token_logprobs(**{**inputs, "temperature": torch.ones(R, L - 1)})

@@ -1,0 +1,48 @@
+"""Which cores an actor gets: two processes with two threads each on two cores are many times slower than with one."""
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coati_rl.runtime.cluster import actor_options
+from coati_rl.runtime.process import core_share, num_threads
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "cores", "shares"),
+    [
+        (4, [0, 1], [[0], [1], [0], [1]]),  # 2 producers and 2 trainers on two cores: one each, in turn
+        (2, [0, 1], [[0], [1]]),
+        (1, [0, 1], [[0, 1]]),
+        (2, [0, 1, 2, 3, 4], [[0, 1], [2, 3]]),
+        (3, [4, 5, 6, 7, 8, 9], [[4, 5], [6, 7], [8, 9]]),
+        (3, [7], [[7], [7], [7]]),
+    ],
+)
+def test_cores_are_shared_out(num_slots, cores, shares):
+    assert [core_share(slot, num_slots, cores) for slot in range(num_slots)] == shares
+
+
+@settings(deadline=None)
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_shares_are_disjoint_while_they_last_and_never_empty(num_slots, num_cores):
+    cores = list(range(num_cores))
+    shares = [core_share(slot, num_slots, cores) for slot in range(num_slots)]
+    assert {len(share) for share in shares} == {max(1, num_cores // num_slots)}
+    if num_slots <= num_cores:
+        assert len({core for share in shares for core in share}) == sum(len(share) for share in shares)
+    else:
+        counts = [sum(core in share for share in shares) for core in cores]
+        assert max(counts) - min(counts) <= 1, "no core is loaded more than another"
+
+
+@pytest.mark.parametrize(("num_slots", "threads"), [(1, 8), (4, 2), (5, 1), (100, 1)])
+def test_an_actor_has_as_many_threads_as_cores(monkeypatch, num_slots, threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert num_threads(num_slots) == threads
+    options = actor_options(name="a", num_gpus=0, num_slots=num_slots, environment={"X": "1"})
+    assert options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == str(threads)
+    assert options["runtime_env"]["env_vars"]["X"] == "1"
+    assert options["max_restarts"] == 0

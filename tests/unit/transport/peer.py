@@ -1,0 +1,56 @@
+"""The other end of a weight transfer as a process of its own, to be killed or stopped by the tests.
+
+    peer.py receive RENDEZVOUS MANIFEST TIMEOUT_S     receives until it is killed
+    peer.py send NUM_RANKS TIMEOUT_S                  opens a group, sends twice, says so before each
+
+It prints one line per event, for the test to wait for.
+"""
+
+import sys
+
+import torch
+
+from coati_rl.transport.deadline import Deadline
+from coati_rl.transport.group import join_group
+from coati_rl.transport.manifest import WeightManifest, build_manifest
+from coati_rl.transport.rendezvous import Rendezvous
+from coati_rl.transport.wire import WeightSender, receive
+
+CPU = torch.device("cpu")
+
+
+def big_weights() -> list[tuple[str, torch.Tensor]]:
+    """96 MiB: far more than the sockets' buffers hold, so that a peer that does not read is noticed."""
+    return [(f"layer{i}", torch.full((4 * 2**20,), float(i))) for i in range(6)]
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def receive_for_ever(rendezvous: Rendezvous, manifest: WeightManifest, timeout_s: float) -> None:
+    group = join_group(rendezvous, rank=rendezvous.first_rank, device=CPU, deadline=Deadline(timeout_s))
+    while True:
+        say(receive(group, manifest, device=CPU, deadline=Deadline(timeout_s)).digest)
+
+
+def send_twice(num_ranks: int, timeout_s: float) -> None:
+    sender = WeightSender()
+    (invitation,) = sender.open([num_ranks])
+    say(invitation.to_json())
+    weights = big_weights()
+    manifest = build_manifest(weights, policy_version=1, bucket_bytes=2**20)
+    say(manifest.to_json())
+    for _ in range(2):
+        say("sending")
+        sender.send(manifest, weights, timeout_s=timeout_s)
+        sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["receive", rendezvous, manifest, timeout_s]:
+            receive_for_ever(Rendezvous.from_json(rendezvous), WeightManifest.from_json(manifest), float(timeout_s))
+        case ["send", num_ranks, timeout_s]:
+            send_twice(int(num_ranks), float(timeout_s))

@@ -1,0 +1,40 @@
+"""The engines' ends of the wire, as threads of the test's process."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from coati_rl.transport.deadline import Deadline
+from coati_rl.transport.group import Group, join_group
+from coati_rl.transport.manifest import WeightManifest
+from coati_rl.transport.rendezvous import Rendezvous
+from coati_rl.transport.wire import StagedWeights, receive
+
+CPU = torch.device("cpu")
+
+
+class Receivers:
+    """The ranks of some engines, each in a thread; they keep their group from one transfer to the next."""
+
+    def __init__(self, invitations: list[Rendezvous], world_sizes: list[int]) -> None:
+        self._ranks = [
+            (invitation, invitation.first_rank + rank)
+            for invitation, size in zip(invitations, world_sizes, strict=True)
+            for rank in range(size)
+        ]
+        self._groups: dict[int, Group] = {}
+        self._pool = ThreadPoolExecutor(max_workers=len(self._ranks))
+
+    def start(self, manifest: WeightManifest, *, timeout_s: float = 20.0) -> list[Future[StagedWeights]]:
+        """Every rank begins to receive."""
+        return [self._pool.submit(self._receive, *member, manifest, timeout_s) for member in self._ranks]
+
+    def _receive(self, invitation: Rendezvous, rank: int, manifest: WeightManifest, timeout_s: float) -> StagedWeights:
+        deadline = Deadline(timeout_s)
+        if rank not in self._groups:
+            self._groups[rank] = join_group(invitation, rank=rank, device=CPU, deadline=deadline)
+        return receive(self._groups[rank], manifest, device=CPU, deadline=deadline)
+
+    def close(self) -> None:
+        for group in self._groups.values():
+            group.close()

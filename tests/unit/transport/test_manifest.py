@@ -1,0 +1,77 @@
+"""The manifest: what is announced, how it is cut into buckets, and what is refused."""
+
+import json
+
+import pytest
+import torch
+
+from coati_rl.errors import TransferError
+from coati_rl.transport.manifest import TensorEntry, WeightManifest, build_manifest
+
+
+def entry(name: str, *shape: int, dtype: str = "float32") -> TensorEntry:
+    return TensorEntry(name=name, dtype=dtype, shape=shape)
+
+
+def manifest(*entries: TensorEntry, bucket_bytes: int = 64) -> WeightManifest:
+    return WeightManifest(policy_version=7, entries=entries, bucket_bytes=bucket_bytes)
+
+
+def test_json_and_back_is_the_same_manifest():
+    original = manifest(entry("a", 2, 3), entry("b", dtype="bfloat16"), entry("ü", 5, dtype="float16"))
+    assert WeightManifest.from_json(original.to_json()) == original
+    assert "\n" not in original.to_json()
+
+
+def test_it_is_built_from_tensors_even_without_data():
+    tensors = [("a", torch.empty(2, 3, device="meta")), ("b", torch.tensor(1.0, dtype=torch.bfloat16))]
+    built = build_manifest(tensors, policy_version=7)
+    assert built.entries == (entry("a", 2, 3), entry("b", dtype="bfloat16"))
+    assert built.total_bytes == 2 * 3 * 4 + 2
+
+
+def test_tensors_are_packed_in_order_at_multiples_of_16_bytes():
+    # 12 -> 16, 20 -> 32, 16 -> 16 bytes: 64 in all, which is the bucket; the next one starts another.
+    plan = manifest(entry("a", 3), entry("b", 5), entry("c", 4), entry("d", 1)).buckets()
+    assert [[(item.entry.name, item.offset) for item in bucket.items] for bucket in plan] == [
+        [("a", 0), ("b", 16), ("c", 48)],
+        [("d", 0)],
+    ]
+    assert [bucket.num_bytes for bucket in plan] == [64, 16]
+
+
+def test_a_tensor_larger_than_a_bucket_gets_its_own():
+    plan = manifest(entry("small", 1), entry("large", 100), entry("after", 1)).buckets()
+    assert [[item.entry.name for item in bucket.items] for bucket in plan] == [["small"], ["large"], ["after"]]
+    assert plan[1].num_bytes == 400
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"policy_version": -1}, "policy_version -1"),
+        ({"policy_version": True}, "policy_version is True"),
+        ({"policy_version": "7"}, "'7'"),
+        ({"bucket_bytes": 8}, "bucket_bytes 8"),
+        ({"entries": []}, "no tensors"),
+        ({"entries": [["a", "float32", [1]], ["a", "float32", [1]]]}, "'a' is listed twice"),
+        ({"entries": [["a", "int64", [1]]]}, "'int64'"),
+        ({"entries": [["a", "float32", [0]]]}, r"\(0,\)"),
+        ({"entries": [["a", "float32", [-1]]]}, r"\(-1,\)"),
+        ({"entries": [["a", "float32", [1.0]]]}, "1.0"),
+        ({"entries": [["", "float32", [1]]]}, "no name"),
+        ({"entries": [["a", "float32"]]}, "expected"),
+        ({"surplus": 1}, "surplus"),
+    ],
+)
+def test_a_malformed_manifest_is_refused_with_the_reason(change, message):
+    fields = {"policy_version": 7, "bucket_bytes": 64, "entries": [["a", "float32", [1]]]}
+    assert WeightManifest.from_json(json.dumps(fields)).entries == (entry("a", 1),)
+    with pytest.raises(TransferError, match=message):
+        WeightManifest.from_json(json.dumps(fields | change))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{"])
+def test_what_is_not_a_json_object_is_refused(text):
+    with pytest.raises(TransferError, match="manifest"):
+        WeightManifest.from_json(text)

@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from coati_rl.batch import MiniBatch
 from coati_rl.errors import RunError
+from coati_rl.protocols import LossFn
 from consumer.colossal_compat import Booster, HybridParallelPlugin
 from consumer.plan_policy import PlanPolicy
 from consumer.policy_model import PolicyInput
@@ -42,6 +44,17 @@ class ColossalBackend(TorchBackend):
         self._booster = Booster(plugin=self._plugin)
         with _buffers_kept(self.policy):
             self._boosted, self._optimizer, *_ = self._booster.boost(self.policy, self._adamw)
+
+    def forward_backward(self, mini_batch: MiniBatch, loss_fn: LossFn) -> dict[str, Tensor]:
+        """Add the gradient of the summed loss; with the step's last mini-batch, sum it over ranks.
+
+        Returns: this rank's sums, float64[] each, as `loss_fn` reports them.
+        Raises: EngineError if another rank does not take part in time.
+        """
+        # Around all of it: DDP talks to other ranks in the backward that reduces, and once in a forward, after the
+        # first step, to arrange its buckets in the order in which gradients arrived.
+        with collective("sum gradients over trainers"):
+            return super().forward_backward(mini_batch, loss_fn)
 
     def save(self, directory: Path, *, state: dict[str, Any]) -> None:
         """Publish a checkpoint; rank 0 writes while the others wait.
@@ -73,8 +86,7 @@ class ColossalBackend(TorchBackend):
     def _backward(self, loss: Tensor) -> None:
         # DDP averages over the dp ranks. A loss here is already its share of a sum (DESIGN: the denominator is global),
         # so the average is undone, here and nowhere else: the accumulated gradient is the plain sum over ranks.
-        with collective("sum gradients over trainers"):
-            self._booster.backward(loss * self.dp_size, self._optimizer)
+        self._booster.backward(loss * self.dp_size, self._optimizer)
 
     def _without_reduction(self) -> AbstractContextManager[None]:
         return self._booster.no_sync(self._boosted, self._optimizer)

@@ -2,10 +2,11 @@
 
     python scripts/make_tiny_model.py OUT_DIR [--seed 0] [--tied | --untied] [--steps 200]
 
-Out: OUT_DIR holds an ordinary Hugging Face checkpoint (config, safetensors, tokenizer with chat template, generation config) and
-`train.jsonl`, `eval.jsonl` in the project's math format. The warm-up is supervised training on the worked answers of a careless
-teacher, who forgets more than half of the carries. The model picks up the method and the habit: greedily it solves what needs no
-carry, 30-50 % of the held-out problems. The right way is left as its second choice, which is what reinforcement learning can find.
+Out: OUT_DIR holds an ordinary Hugging Face checkpoint (config, safetensors, tokenizer with chat template, generation
+config) and `train.jsonl`, `eval.jsonl` in the project's math format. The warm-up is supervised training on the worked
+answers of a careless teacher, who forgets most carries. The model picks up the method and the habit: greedily it solves
+what needs no carry, 30-50 % of the held-out problems. The right way is left as its second choice, which is what
+reinforcement learning can find.
 One thread and one seed decide everything: the same machine gives the same model.
 """
 
@@ -39,20 +40,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("out_dir", type=Path, help="folder to write the checkpoint and the prompt files to")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, data and order")
     embeddings = parser.add_mutually_exclusive_group()
-    embeddings.add_argument(
-        "--tied", action="store_true", default=True, help="one matrix for both embeddings (default)"
-    )
+    embeddings.add_argument("--tied", action="store_true", default=True, help="shared embeddings (default)")
     embeddings.add_argument("--untied", dest="tied", action="store_false", help="an output embedding of its own")
     parser.add_argument("--num-layers", type=int, default=2, help="decoder layers")
-    parser.add_argument(
-        "--hidden-size", type=int, default=128, help="width; the attention has 4 heads of 32 at any width"
-    )
+    parser.add_argument("--hidden-size", type=int, default=128, help="width; always 4 attention heads of 32")
     parser.add_argument("--vocab-size", type=int, default=512, help="tokens, 256 bytes and 3 special ones included")
     parser.add_argument("--steps", type=int, default=200, help="training steps; 0 leaves the model random")
     parser.add_argument("--batch-size", type=int, default=64, help="examples per training step")
-    parser.add_argument(
-        "--careless-rate", type=float, default=0.6, help="share of the carries that the teacher forgets"
-    )
+    parser.add_argument("--careless-rate", type=float, default=0.7, help="share of carries the teacher forgets")
     parser.add_argument("--num-train", type=int, default=16384, help="rows of train.jsonl")
     parser.add_argument("--num-eval", type=int, default=256, help="rows of eval.jsonl")
     return parser.parse_args()
@@ -148,7 +143,8 @@ def greedy_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast,
     output = model.generate(**inputs, max_new_tokens=MAX_ANSWER_TOKENS, do_sample=False)
     completions = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     boxes = [f"\\boxed{{{problem.answer}}}" for problem in held_out]
-    return sum(text.endswith(box) for text, box in zip(completions, boxes, strict=True)) / len(held_out)
+    num_right = sum(bool(text.endswith(box)) for text, box in zip(completions, boxes, strict=True))
+    return num_right / len(held_out)
 
 
 def make_optimizers(model: Qwen3ForCausalLM) -> list[tuple[torch.optim.Optimizer, float]]:

@@ -21,7 +21,7 @@ from coati_rl.data.membership import Membership
 from coati_rl.data.sample_builder import is_trainable
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.data.step_counts import StepCounts
-from coati_rl.data.work import FinishWork, LeaseReply, SaveWork, SyncReport, SyncWork, TrainWork, Work
+from coati_rl.data.work import FinishWork, LeaseReply, SaveWork, SyncReport, SyncWork, TodoList, TrainWork, Work
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.types import Lease, Prompt, RolloutGroup
@@ -45,8 +45,7 @@ class Coordinator:
         self._num_settled = 0  # prompts trained, failed or undecidable: the learning rate's clock
         self._step = 0  # optimizer steps handed out
         self._batcher: StepBatcher | None = None
-        self._work: dict[int, list[Work]] = {}  # item number -> one entry per dp rank, until all ranks have it
-        self._asked = dict.fromkeys(range(settings.num_trainers), 0)  # rank -> item it asked for last
+        self._todo = TodoList(num_ranks=settings.num_trainers, ranks_per_dp_group=settings.ranks_per_dp_group)
         self._sync: SyncWork | None = None  # handed out, not yet reported
         self._last_saved = 0
         self._last_evaluated = -1
@@ -122,19 +121,16 @@ class Coordinator:
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            self._asked[rank] = index
-            for known in [item for item in self._work if item < min(self._asked.values())]:
-                del self._work[known]
-            while index not in self._work:
+            while (work := self._todo.ask(index, rank)) is None:
                 if problem := self._counts.problem():
                     raise RunError(problem)
                 decided = self._decide(index)
                 if decided is not None:
-                    self._work[index] = decided
+                    self._todo.add(index, decided)
                     self._progressed()
                 elif not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     return None
-            return self._work[index][rank // self._settings.ranks_per_dp_group]
+            return work
 
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:
         """The trainers took optimizer step `step` (from 0); with the rollouts' statistics it makes one record."""
@@ -151,13 +147,8 @@ class Coordinator:
             self._members.committed(report.committed, version)
             for producer_id, cause in report.failed.items():
                 self.remove_producer(producer_id, f"weight sync to version {version} failed: {cause}")
-            self._event(
-                "sync",
-                policy_version=version,
-                producers=list(report.committed),
-                seconds=report.seconds,
-                digest=report.digest,
-            )
+            details = {"producers": list(report.committed), "seconds": report.seconds, "digest": report.digest}
+            self._event("sync", policy_version=version, **details)
 
     def report_saved(self, step: int, path: str) -> None:
         """A checkpoint is complete."""

@@ -2,6 +2,7 @@
 same items in the same order, so no rank can disagree about when weights are synced or a checkpoint is written.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coati_rl.batch import MiniBatch
@@ -39,6 +40,27 @@ class FinishWork:
 
 
 Work = TrainWork | SyncWork | SaveWork | FinishWork
+
+
+class TodoList:
+    """The items by number, each with an entry per dp rank, until every trainer has it."""
+
+    def __init__(self, *, num_ranks: int, ranks_per_dp_group: int) -> None:
+        self._items: dict[int, Sequence[Work]] = {}
+        self._asked = dict.fromkeys(range(num_ranks), 0)  # rank -> the item it asked for last
+        self._ranks_per_dp_group = ranks_per_dp_group
+
+    def ask(self, index: int, rank: int) -> Work | None:
+        """A trainer rank's share of an item, None if it is not decided. Who asks is done with the items before."""
+        self._asked[rank] = index
+        oldest = min(self._asked.values())
+        self._items = {number: item for number, item in self._items.items() if number >= oldest}
+        item = self._items.get(index)
+        return None if item is None else item[rank // self._ranks_per_dp_group]
+
+    def add(self, index: int, item: Sequence[Work]) -> None:
+        """An item is decided."""
+        self._items[index] = item
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,7 @@
 """Trained rollouts as JSONL, for people: <directory>/steps-000001-000100.jsonl, one line a sample."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def _lines(step: int, group: RolloutGroup) -> list[str]:
             "num_tokens": len(completion.token_ids),
             "finish_reason": completion.finish_reason,
             "policy_versions": [int(versions.min()), int(versions.max())] if len(versions) else [],
-            "reward": score.reward,
+            "reward": score.reward if math.isfinite(score.reward) else None,  # JSON has no NaN
             "answer_correct": score.answer_correct,
             "format_valid": score.format_valid,
             "verdict": score.verdict,

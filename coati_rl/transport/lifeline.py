@@ -45,13 +45,9 @@ class Lifeline:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def listen(self) -> dict[str, Any] | None:
-        """The next line, if one has arrived. Raises: TransferError if the peer is gone."""
-        loss = self.loss()
-        if self._lines:
-            return self._lines.pop(0)
-        if loss is not None:
-            raise TransferError(loss)
-        return None
+        """The next line, if one has arrived."""
+        self.loss()
+        return self._lines.pop(0) if self._lines else None
 
     def loss(self) -> str | None:
         """Why nothing more will come from the peer; None while it is there, and after it left in peace."""
@@ -115,9 +111,10 @@ class LifelineHub:
         strangers: list[Lifeline] = []
         while missing := set(range(1, world_size)) - self._lifelines.keys():
             names = ", ".join(str(rank) for rank in sorted(missing))
-            deadline.check(f"rank 0 of {world_size}, joining: waiting for rank {names}")
+            what = f"rank 0 of {world_size}, joining: waiting for rank {names}"
+            deadline.check(what)
             for loss in filter(None, (lifeline.loss() for lifeline in self._lifelines.values())):
-                raise TransferError(f"rank 0 of {world_size}, joining: {loss}")
+                raise TransferError(f"{what}: {loss}")
             _wait_readable([self._listener, *strangers], deadline)
             with suppress(BlockingIOError):
                 strangers.append(Lifeline(self._listener.accept()[0], peer="a stranger"))
@@ -133,17 +130,14 @@ class LifelineHub:
 
     def _admit(self, stranger: Lifeline, missing: set[int]) -> bool:
         """True when this connection has been dealt with: it is a member now, or was turned away."""
-        try:
-            match stranger.listen():
-                case None:
-                    return False
-                case {"rank": int(rank), "epoch": self._epoch} if rank in missing:
-                    stranger.peer = f"rank {rank}"
-                    self._lifelines[rank] = stranger
-                case other:
-                    stranger.close(f"unexpected {other!r}")
-        except TransferError:
-            stranger.close(None)
+        match stranger.listen():
+            case None if stranger.loss() is None:
+                return False
+            case {"rank": int(rank), "epoch": self._epoch} if rank in missing:
+                stranger.peer = f"rank {rank}"
+                self._lifelines[rank] = stranger
+            case other:
+                stranger.close(f"unexpected {other!r}")
         return True
 
 
@@ -159,16 +153,17 @@ def join_hub(host: str, port: int, *, rank: int, epoch: int, what: str, deadline
         raise TransferError(f"{what}: cannot reach the trainer at {host}:{port}: {error}") from error
     lifeline = Lifeline(connection, peer="rank 0")
     lifeline.tell({"rank": rank, "epoch": epoch})
+    watched = deadline.watching(lifeline.loss)
     try:
-        while True:
-            deadline.check(f"{what}: waiting for the other ranks")
-            message = lifeline.listen()
-            if message is not None:
-                return lifeline, message["go"]
+        while (message := lifeline.listen()) is None:
+            watched.check(f"{what}: waiting for the other ranks")
             _wait_readable([lifeline], deadline)
-    except (TransferError, KeyError) as error:
+        if "go" not in message:
+            raise TransferError(f"{what}: the trainer said {message}")
+    except TransferError as error:
         lifeline.close(str(error))
-        raise error if isinstance(error, TransferError) else TransferError(f"{what}: no 'go' in {message}") from error
+        raise
+    return lifeline, message["go"]
 
 
 def _wait_readable(files: Sequence[socket.socket | Lifeline], deadline: Deadline) -> None:

@@ -13,13 +13,13 @@ from coati_rl.errors import EngineError
 from tests.integration.consumer.conftest import LEARNING_RATE, cut, make_samples, to_mini_batch
 from tests.integration.consumer.trainer import join, make_backend
 
-TIMEOUT_S = 4.0
-HANG_S = 20.0
+TIMEOUT_S = 6.0  # of collectives once all are there
+HANG_S = TIMEOUT_S + 4
 
 
 def main() -> None:
     """Two steps, of which the second cannot be taken together."""
-    rank, world_size, (out_file, model_dir, fault) = join(timeout_s=TIMEOUT_S)
+    rank, world_size, (out_file, model_dir, fault) = join()
     backend = make_backend(Path(model_dir), timeout_s=TIMEOUT_S)
     micro_batches = cut(make_samples(0)[rank::world_size], per_micro_batch=2, packed=True)
     for step in range(2):

@@ -11,10 +11,10 @@ from consumer.process_group import init_process_group
 from consumer.torch_backend import BackendConfig
 from tests.integration.consumer.conftest import MAX_GRAD_NORM, WEIGHT_DECAY
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
-def join(timeout_s: float = TIMEOUT_S) -> tuple[int, int, list[str]]:
+def join() -> tuple[int, int, list[str]]:
     """Returns: rank, world size, and the arguments that are left."""
     torch.set_num_threads(1)
     rank, world_size, port, descriptor = map(int, sys.argv[1:5])
@@ -24,7 +24,7 @@ def join(timeout_s: float = TIMEOUT_S) -> tuple[int, int, list[str]]:
         address="127.0.0.1",
         port=port,
         listener=socket.socket(fileno=descriptor) if rank == 0 else None,
-        timeout_s=timeout_s,
+        timeout_s=TIMEOUT_S,
         seed=0,
     )
     return rank, world_size, sys.argv[5:]

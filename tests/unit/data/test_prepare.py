@@ -77,6 +77,11 @@ def test_evaluation_sets_are_read_too_and_may_have_any_name(prepare_with, datase
     assert prepare_with(f"-ed {tasks}").warnings == ("--eval-dataset is not evaluated: --eval-interval is -1 (off)",)
 
 
+def test_a_cut_distribution_is_warned_of(prepare_with, num_gpus):
+    for flags in ("-topk 5", "-topp 0.9"):
+        assert ["trainer recomputes old_logprobs" in warning for warning in prepare_with(flags).warnings] == [True]
+
+
 def test_evaluation_without_a_set_is_refused(refusal, num_gpus):
     assert refusal("-ei 1") == "--eval-interval 1: needs --eval-dataset, or -1 to switch it off"
 

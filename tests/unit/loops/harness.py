@@ -162,6 +162,7 @@ class ThreadedRun:
                 self._watch(trainer)
             finally:
                 self._end()
+        assert self.trace.weights, "the trainer ended without a word"
         return self.trace
 
     def _end(self):

@@ -143,8 +143,18 @@ def test_a_prompt_that_is_issued_again_is_answered_alike(trace, run_in_threads):
     assert {uid: again.responses[uid] for uid in first_step} == {uid: trace.responses[uid] for uid in first_step}
 
 
-def test_prompts_that_fill_no_step_are_dropped_and_counted(run_in_threads, write_prompts):
-    trace = run_in_threads({"dataset": write_prompts("train", 9)})
+def test_a_producer_that_dies_in_an_evaluation_costs_no_answer(run_in_threads, write_prompts):
+    evaluation = {"eval_dataset": {"math": write_prompts("math", 4)}, "eval_interval": 2}
+    trace = run_in_threads(evaluation, dies_at_request=3)
+    assert [(event["step"], event["num_failed"]) for event in trace.of("evaluation")] == [(0, 0), (2, 0), (4, 0)]
+    assert len(trace.of("producer_lost")) == 1
+    assert trained_prompts(trace) == ALL_PROMPTS
+
+
+@pytest.mark.parametrize("mini_batch", [1, 2])
+def test_prompts_that_fill_no_step_are_dropped_and_counted(run_in_threads, write_prompts, mini_batch):
+    sizes = {"train_minibatch_size": mini_batch, "train_microbatch_size": 2}
+    trace = run_in_threads({"dataset": write_prompts("train", 9), **sizes})
     assert trace.of("finished")[0] == {"event": "finished", "step": 4, "groups_dropped": 1}
     assert len(trace.groups) == 9
 

@@ -5,12 +5,13 @@ import pytest
 from coati_rl.observability.metrics import METRIC_KEYS, complete, step_line, tokens_per_s
 
 # The contract that scripts and users rely on (docs: metrics.jsonl), and two counts of our own.
-CONTRACT = (
-    "step, policy_version, time_s, reward_mean, answer_accuracy, format_accuracy, response_tokens_mean, "
-    "truncated_fraction, groups_total, groups_filtered, loss, kl_mean, entropy_mean, clip_fraction, ratio_max, "
-    "grad_norm, learning_rate, staleness_mean, staleness_max, logprob_gap_mean, logprob_gap_max, num_prompt_tokens, "
-    "num_response_tokens, rollout_wait_s, train_s, sync_s"
-).split(", ")
+CONTRACT = [
+    "step", "policy_version", "time_s", "reward_mean", "answer_accuracy", "format_accuracy",
+    "response_tokens_mean", "truncated_fraction", "groups_total", "groups_filtered", "loss", "kl_mean",
+    "entropy_mean", "clip_fraction", "ratio_max", "grad_norm", "learning_rate", "staleness_mean",
+    "staleness_max", "logprob_gap_mean", "logprob_gap_max", "num_prompt_tokens", "num_response_tokens",
+    "rollout_wait_s", "train_s", "sync_s",
+]  # fmt: skip
 OURS = ["samples_failed", "samples_invalid"]
 
 RECORD = {

@@ -1,6 +1,7 @@
 """Trained rollouts as JSONL."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def group():
         completions=(completion, empty),
         scores=(
             Score(reward=1.0, answer_correct=True, format_valid=True, verdict="ok"),
-            Score(reward=0.0, answer_correct=False, format_valid=False, verdict="invalid", detail="timed out"),
+            Score(reward=math.nan, answer_correct=False, format_valid=False, verdict="invalid", detail="timed out"),
         ),
     )
 
@@ -63,6 +64,7 @@ def test_every_sample_is_a_line_with_what_a_person_asks_for(tmp_path, group):
         "detail": "",
     }
     assert (second["sample"], second["policy_versions"], second["verdict"]) == (1, [], "invalid")
+    assert second["reward"] is None, "a reward without meaning may be no number, which JSON cannot say"
 
 
 @pytest.mark.parametrize(

@@ -112,10 +112,10 @@ def test_joining_a_sender_that_stalls_ends_at_the_deadline(spawn_peer):
 def test_a_member_that_never_comes_is_named_on_every_other_rank(sender):
     manifest = build_manifest(big_weights(), policy_version=1)
     first, _ = sender.open([1, 1])
-    (future,) = Receivers([first], [1]).start(manifest, timeout_s=1.0)
+    (future,) = Receivers([first], [1]).start(manifest, timeout_s=60.0)
     with takes(1.0), pytest.raises(TransferTimeoutError, match="rank 0 of 3, joining: waiting for rank 2: not done"):
         sender.send(manifest, big_weights(), timeout_s=1.0)
-    with pytest.raises(TransferError, match="rank 1 of 3, joining"):  # at its own deadline, or told by rank 0
+    with pytest.raises(TransferError, match=r"rank 1 of 3, joining: .*rank 0 gave up: .*waiting for rank 2"):
         future.result(timeout=20.0)
 
 
@@ -164,7 +164,7 @@ def test_the_senders_own_error_reaches_the_receiver(sender):
 def test_a_member_that_dies_while_others_are_awaited_is_named_at_once(sender):
     first, _ = sender.open([1, 1])
     (future,) = Receivers([first], [1]).start(build_manifest(big_weights(), policy_version=1), timeout_s=0.5)
-    with takes(0.5), pytest.raises(TransferError, match="rank 0 of 3, joining: rank 1 gave up"):
+    with takes(0.5), pytest.raises(TransferError, match="rank 0 of 3, joining: waiting for rank 2: rank 1 gave up"):
         sender.send(build_manifest(big_weights(), policy_version=1), big_weights(), timeout_s=60.0)
     with pytest.raises(TransferTimeoutError):
         future.result(timeout=20.0)

@@ -1,0 +1,154 @@
+"""Real runs of rl_example.py: a model made on the spot, the command line as a user types it, what is left afterwards."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[3]
+MODEL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 4096}
+
+
+@pytest.fixture(scope="session")
+def make_tiny(tmp_path_factory):
+    """tied or not -> the directory of a randomly initialised Qwen3 with tokenizer, chat template and prompt files."""
+    made = {}
+
+    def make(*, tied: bool) -> Path:
+        if tied not in made:
+            made[tied] = _make(tmp_path_factory.mktemp("tiny") / f"{'tied' if tied else 'untied'}", tied)
+        return made[tied]
+
+    return make
+
+
+def _make(directory: Path, tied: bool) -> Path:
+    import torch
+    from arithmetic_task import distinct_problems, split_pairs, to_row
+    from make_tiny_model import make_tokenizer, tokenizer_texts
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    rng = random.Random(0)
+    problems = distinct_problems(split_pairs(rng)[0], rng, count=168)
+    tokenizer = make_tokenizer(tokenizer_texts(problems), vocab_size=512)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=512,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        tie_word_embeddings=tied,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **MODEL,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    for name, rows in (("train.jsonl", problems[:160]), ("eval.jsonl", problems[160:168])):
+        (directory / name).write_text("".join(json.dumps(to_row(problem)) + "\n" for problem in rows))
+    return directory
+
+
+class Run:
+    """A run in a process of its own."""
+
+    def __init__(self, arguments: list[str], run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.output = run_dir.with_suffix(".out")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        with self.output.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, str(ROOT / "rl_example.py"), *arguments, "--run-dir", str(run_dir)],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        self.family: dict[int, psutil.Process] = {}
+
+    def wait(self, timeout_s: float = 240) -> int:
+        """The exit code; a run that does not end is a failure that shows its output."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGTERM)
+            pytest.fail(f"no end after {timeout_s} s:\n{self.text()}")
+
+    def text(self) -> str:
+        """All that the user saw."""
+        return self.output.read_text()
+
+    def records(self) -> list[dict]:
+        """metrics.jsonl so far."""
+        path = self.run_dir / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait_for_step(self, step: int, timeout_s: float = 180) -> None:
+        """Wait until an optimizer step is recorded."""
+        deadline = time.monotonic() + timeout_s
+        while len(self.records()) < step:
+            assert self.process.poll() is None, self.text()
+            assert time.monotonic() < deadline, f"step {step} did not come:\n{self.text()}"
+            time.sleep(0.2)
+
+    def processes(self, name: str = "") -> list[psutil.Process]:
+        """All processes of the run whose command line contains `name`; they are remembered for `left_over`."""
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        self.family.update({process.pid: process for process in family})
+        return [process for process in family if name in " ".join(process.cmdline())]
+
+    def left_over(self, within_s: float = 15) -> list[psutil.Process]:
+        """Remembered processes that are still there."""
+        _, alive = psutil.wait_procs(self.family.values(), timeout=within_s)
+        return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture
+def start_run(tmp_path):
+    """Flags -> a Run; one that a failing test leaves running is ended."""
+    runs = []
+
+    def start(*arguments: object, name: str = "run") -> Run:
+        run = Run([str(argument) for argument in arguments], tmp_path / name)
+        runs.append(run)
+        return run
+
+    yield start
+    for run in runs:
+        if run.process.poll() is None:
+            run.process.send_signal(signal.SIGTERM)
+            run.process.wait(60)
+
+
+@pytest.fixture
+def flags():
+    """The flags of a small job on a model directory."""
+
+    def make(model: Path, *, trainers=1, inferencers=1, prompts=4, samples=4, **more) -> list[object]:
+        base = {
+            "-m": model,
+            "-d": model / "train.jsonl",
+            "-rt": "boxed",
+            "-t": trainers,
+            "-i": inferencers,
+            "-ibs": prompts,
+            "-imbs": prompts,
+            "-tbs": prompts * inferencers // trainers,
+            "-tMbs": prompts * inferencers // trainers,
+            "-tmbs": 4,
+            "-g": samples,
+            "-mnt": 24,
+            "-kl": 0,
+            "-lr": 1e-3,
+            "--master_port": 0,
+        } | {name: value for name, value in more.items()}
+        return [part for pair in base.items() for part in pair]
+
+    return make

@@ -1,0 +1,85 @@
+"""A user's mistakes: one clear message, exit 2, nothing started."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def refuse(start_run, make_tiny, tmp_path):
+    """Run with these flags; the message of a refusal. Asserts that nothing was started or written."""
+
+    def run(*arguments, model=None):
+        attempt = start_run("-m", model or make_tiny(tied=True), "-rt", "boxed", *arguments)
+        assert attempt.wait(120) == 2, attempt.text()
+        assert not attempt.run_dir.exists(), "a refused run leaves no run directory"
+        assert "Traceback" not in attempt.text()
+        lines = attempt.text().strip().splitlines()
+        assert all(line.startswith("rl_example.py: ") for line in lines), attempt.text()
+        return attempt.text()
+
+    return run
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """Lines of a JSONL file -> its path."""
+
+    def write(*lines):
+        path = tmp_path / "data.jsonl"
+        path.write_text("".join(line + "\n" for line in lines))
+        return path
+
+    return write
+
+
+ROW = json.dumps({"messages": {"role": "user", "content": "1 + 1?"}, "gt_answer": "2"})
+
+
+def test_a_missing_model_directory(refuse, dataset):
+    assert "--model /no/such/model: no such directory" in refuse("-d", dataset(ROW), model="/no/such/model")
+
+
+def test_a_missing_dataset(refuse):
+    assert "--dataset /no/data.jsonl: no such file" in refuse("-d", "/no/data.jsonl")
+
+
+def test_an_empty_dataset(refuse, dataset):
+    assert "holds no rows" in refuse("-d", dataset())
+
+
+def test_a_json_line_that_does_not_parse(refuse, dataset):
+    path = dataset(ROW, '{"messages": ')
+    assert f"{path}, line 2: not JSON" in refuse("-d", path)
+
+
+@pytest.mark.parametrize("missing", ["messages", "gt_answer"])
+def test_a_row_without_messages_or_gt_answer(refuse, dataset, missing):
+    row = {key: value for key, value in json.loads(ROW).items() if key != missing}
+    assert f"line 2: has no {missing}" in refuse("-d", dataset(ROW, json.dumps(row)))
+
+
+def test_sizes_that_do_not_divide(refuse, dataset):
+    message = refuse("-d", dataset(ROW), "-ibs", 3, "-imbs", 3, "-tbs", 2, "-tMbs", 2, "-i", 1, "-t", 1)
+    assert "(P * ibs) % (tbs * dp) must be 0: 1 * 3 = 3" in message
+    assert "-tbs 3 -tMbs 3 or -ibs 4 -imbs 4" in message
+
+
+def test_an_unknown_key_in_the_config_file(refuse, dataset, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text("num_trainer: 2\n")
+    assert "unknown key 'num_trainer'; did you mean num_trainers?" in refuse("-d", dataset(ROW), "--config", config)
+
+
+def test_more_devices_than_the_machine_has(refuse, dataset):
+    message = refuse("-d", dataset(ROW), "--device", "cuda", "-i", 500, "-t", 500, "-ibs", 64)
+    assert "GPUs = P * ptp + T: 500 * 1 + 500 = 1000 are needed, this machine has" in message
+
+
+def test_a_dry_run_plans_for_devices_that_the_machine_lacks_with_a_warning(start_run, make_tiny):
+    model = make_tiny(tied=True)
+    run = start_run("-m", model, "-d", model / "train.jsonl", "--dry-run", "--device", "cuda", "-i", 500, "-t", 500, "-tbs", 1,
+                    "-tMbs", 1, "-ibs", 64, "-e", 100)  # fmt: skip
+    assert run.wait(120) == 0, run.text()
+    assert "warning: GPUs = P * ptp + T" in run.text() and "sync period" in run.text()
+    assert not run.run_dir.exists()

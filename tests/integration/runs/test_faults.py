@@ -1,0 +1,81 @@
+"""What ends a run and what does not, and that nothing is left behind either way. The engine is the fake one: faster."""
+
+import signal
+import time
+
+import pytest
+
+
+@pytest.fixture
+def long_run(make_tiny, start_run, flags):
+    """A run with two producers that is in its second step and would go on for a long time."""
+
+    def start(*more):
+        run = start_run(*flags(make_tiny(tied=True), inferencers=2), "-b", "fake", "-e", 1000, *more)
+        run.wait_for_step(2)
+        run.processes()
+        return run
+
+    return start
+
+
+def test_a_killed_producer_is_replaced_and_the_run_goes_on(long_run):
+    run = long_run("--max-steps", 300)
+    victim = run.processes("ray::ProducerActor")[0]
+    victim.kill()
+    step = len(run.records())
+    deadline = time.monotonic() + 120
+    while "producer 0 lost" not in run.text() and "producer 1 lost" not in run.text():
+        assert time.monotonic() < deadline, run.text()
+        time.sleep(0.2)
+    while len([p for p in run.processes("ray::ProducerActor") if p.pid != victim.pid]) < 2:
+        assert time.monotonic() < deadline, run.text()
+        time.sleep(0.2)
+    run.wait_for_step(step + 20)
+    uids = _trained(run)
+    assert len(uids) == len(set(uids)), "no prompt was trained twice"
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(60) == 130, run.text()
+    assert run.left_over() == []
+
+
+def _trained(run):
+    import json
+
+    lines = [json.loads(line) for path in (run.run_dir / "rollouts").iterdir() for line in path.open()]
+    return [(line["uid"], line["sample"]) for line in lines]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_a_run_with_130_and_leaves_no_process(long_run, number):
+    run = long_run()
+    run.process.send_signal(number)
+    assert run.wait(60) == 130, run.text()
+    assert "interrupted" in run.text()
+    assert run.left_over() == []
+
+
+@pytest.mark.parametrize(("victim", "who"), [("ray::TrainerActor", "trainer-0"), ("ray::CoordinatorActor", "coordinator")])
+def test_a_dead_trainer_or_coordinator_ends_the_run_with_its_cause_within_a_minute(long_run, victim, who):
+    run = long_run()
+    run.processes(victim)[0].kill()
+    assert run.wait(60) == 1, run.text()
+    last = run.text().splitlines()[-1]
+    assert who in last and "died" in last and "logs" in last
+    assert run.left_over() == []
+
+
+def test_a_killed_driver_leaves_no_process(long_run):
+    run = long_run()
+    driver = run.processes("rl_example.py")[0]
+    assert driver.pid != run.process.pid, "the guardian is the process that the user started"
+    driver.kill()
+    assert run.wait(60) == 128 + signal.SIGKILL
+    assert run.left_over() == []
+
+
+def test_a_killed_guardian_leaves_no_process(long_run):
+    run = long_run()
+    run.process.kill()
+    run.process.wait(60)
+    assert run.left_over(within_s=30) == []

@@ -101,6 +101,7 @@ class TrainerActor:
             make_manifest=lambda version: build_manifest(backend.export_weights(), policy_version=version),
             ranks_per_producer=config.producer_tensor_parallel_size,
             timeout_s=config.sync_timeout_s,
+            drain_timeout_s=config.stall_timeout_s,
         )
         with self._profiler() as profiler:
             loop = TrainLoop(

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from coati_rl.batch import MicroBatch
 from coati_rl.errors import ConfigError
 from coati_rl.ops.logprob import token_logprobs
+from consumer import packed_attention
+from consumer.packed_attention import RowLengths, row_lengths
 
 if TYPE_CHECKING:
     from coati_rl.protocols import LossFn
@@ -36,6 +38,7 @@ class PolicyInput:
     """One forward. Wrappers that cast or move tensor arguments leave it alone, as it is not a container they know."""
 
     tensors: dict[str, Tensor]  # the micro-batch's arrays by name, each [R, L], and trainer_version, int64[]
+    lengths: RowLengths | None = None  # of the samples in each row; None if no row holds more than one
     loss_fn: "LossFn | None" = None  # None: log-probabilities only
 
 
@@ -53,7 +56,8 @@ def make_input(
     # torch.tensor copies: arrays that come out of Ray's object store are read-only.
     tensors = {name: torch.tensor(array, device=device) for name, array in arrays.items() if array is not None}
     tensors["trainer_version"] = torch.tensor(trainer_version, device=device)
-    return PolicyInput(tensors=tensors, loss_fn=loss_fn)
+    lengths = row_lengths(micro_batch.position_ids, micro_batch.sample_index)
+    return PolicyInput(tensors=tensors, lengths=lengths, loss_fn=loss_fn)
 
 
 def policy_forward(model: PreTrainedModel, inputs: PolicyInput) -> tuple[Tensor, dict[str, Tensor]]:
@@ -62,12 +66,15 @@ def policy_forward(model: PreTrainedModel, inputs: PolicyInput) -> tuple[Tensor,
     Returns: (float32[] summed loss, sums to report); without a loss (float32[R, L] log-probabilities, {}).
     """
     tensors = inputs.tensors
-    # transformers builds block-diagonal masks from restarting position_ids only without a mask and without a cache.
+    packing = {"lengths": inputs.lengths} if model.config._attn_implementation == packed_attention.NAME else {}
+    # Without our attention transformers keeps packed samples apart by itself: from restarting position_ids it makes a
+    # block-diagonal mask, but only without a mask and without a cache.
     hidden = model.base_model(
         input_ids=tensors["token_ids"],
         position_ids=tensors["position_ids"],
         attention_mask=None,
         use_cache=False,
+        **packing,
     ).last_hidden_state  # [R, L, H]
     head = model.get_output_embeddings()
     logprobs, entropy = token_logprobs(
@@ -87,8 +94,10 @@ def load_policy(model_dir: Path, *, dtype: torch.dtype) -> PreTrainedModel:
     """
     try:
         with no_progress_bars():
+            config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+            attention = packed_attention.NAME if config.model_type in packed_attention.MODEL_TYPES else "sdpa"
             model = AutoModelForCausalLM.from_pretrained(
-                model_dir, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+                model_dir, config=config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
             )
     except (OSError, ValueError) as error:
         raise ConfigError(f"--model {model_dir} cannot be loaded: {error}") from error

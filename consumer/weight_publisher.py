@@ -33,12 +33,14 @@ class WeightPublisher:
         *,
         ranks_per_producer: int,
         timeout_s: float,
+        drain_timeout_s: float,
     ) -> None:
         self._sender = sender
         self._connect = connect
         self._make_manifest = make_manifest  # policy version -> what will be sent
         self._ranks_per_producer = ranks_per_producer
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s  # of the transfer
+        self._drain_timeout_s = drain_timeout_s  # of the commit, which waits for what is generating to end
         self._group: tuple[int, ...] = ()  # producers of the open group
         self._rendezvous: list[Rendezvous] = []  # their invitations
         self._num_fruitless = 0
@@ -53,7 +55,7 @@ class WeightPublisher:
             digest, staged = self._stage(pool, work, weights, failed)
             committing = {
                 producer: pool.submit(
-                    self._connect(producer).commit_weights, work.policy_version, timeout_s=self._timeout_s
+                    self._connect(producer).commit_weights, work.policy_version, timeout_s=self._drain_timeout_s
                 )
                 for producer in staged
             }

@@ -1,7 +1,7 @@
 """The quickstart's task: additions and subtractions of two-digit numbers, told as short stories.
 
-In: a random generator. Out: `Problem`s (question, worked solution, answer), split so that no pair of operands is on both
-sides. The held-out split is by *unordered* pair: 45 + 23 is never trained on when 23 + 45 or 45 - 23 is evaluated.
+In: a random generator. Out: `Problem`s (question, worked solution, answer), split so that no pair of operands is on
+both sides. The held-out split is by *unordered* pair: 45 + 23 is never trained on when 23 + 45 or 45 - 23 is evaluated.
 """
 
 import random
@@ -50,7 +50,7 @@ def split_pairs(rng: random.Random) -> tuple[list[Pair], list[Pair]]:
 def solve(a: int, b: int, *, sign: int, is_careless: bool = False) -> tuple[str, int]:
     """Work out a + sign * b, tens and units apart; return (text, result).
 
-    `27 + 45 = 60 + 12 = \\boxed{72}` and `72 - 45 = 30 - 3 = \\boxed{27}`; the careless way forgets to carry or to borrow
+    `27 + 45 = 60 + 12 = \\boxed{72}` and `72 - 45 = 30 - 3 = \\boxed{27}`; the careless way forgets to carry or borrow
     and just puts the last digit behind the tens: `\\boxed{62}` and `\\boxed{33}`.
     """
     tens = (a // 10 + sign * (b // 10)) * 10
@@ -68,8 +68,8 @@ def needs_carry(a: int, b: int, *, sign: int) -> bool:
 def make_problem(pairs: list[Pair], rng: random.Random, *, careless_rate: float = 0.0) -> Problem:
     """Tell a random story over one of `pairs`.
 
-    No answer has fewer than two digits: subtractions take a much smaller operand away. `careless_rate` is the share of the
-    carries that the worked solution forgets; the answer is right in any case.
+    No answer has fewer than two digits: subtractions take a much smaller operand away. `careless_rate` is the share of
+    the carries that the worked solution forgets; the answer is right in any case.
     """
     wants_carry = rng.random() < CARRY_FRACTION
     while True:

@@ -3,18 +3,24 @@
 G samples of one prompt. An invalid sample (the scorer could not decide) is left out of statistics and loss.
 """
 
+import math
+
 import numpy as np
 
 from coati_rl.algorithms.advantage import grpo_advantages
 from coati_rl.algorithms.aggregation import LossVariation, token_weight
 from coati_rl.data.packing import Sample
-from coati_rl.types import RolloutGroup
+from coati_rl.types import RolloutGroup, Score
 
 
 def is_trainable(group: RolloutGroup) -> np.ndarray:
-    """bool[G]: responses that were scored and have at least one token."""
+    """bool[G]: responses with a finite reward and at least one token."""
     pairs = zip(group.completions, group.scores, strict=True)
-    return np.array([score.verdict != "invalid" and len(completion.token_ids) > 0 for completion, score in pairs])
+    return np.array([_is_scored(score) and len(completion.token_ids) > 0 for completion, score in pairs])
+
+
+def _is_scored(score: Score) -> bool:
+    return score.verdict != "invalid" and math.isfinite(score.reward)
 
 
 def build_samples(group: RolloutGroup, *, loss_variation: LossVariation) -> list[Sample]:

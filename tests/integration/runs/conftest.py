@@ -1,4 +1,4 @@
-"""Real runs of rl_example.py: a model made on the spot, the command line as a user types it, what is left afterwards."""
+"""Real runs of rl_example.py: a model made on the spot, flags as a user types them, what is left afterwards."""
 
 import json
 import os
@@ -102,12 +102,19 @@ class Run:
         """All processes of the run whose command line contains `name`; they are remembered for `left_over`."""
         family = psutil.Process(self.process.pid).children(recursive=True)
         self.family.update({process.pid: process for process in family})
-        return [process for process in family if name in " ".join(process.cmdline())]
+        return [process for process in family if name in _command(process)]
 
     def left_over(self, within_s: float = 15) -> list[psutil.Process]:
         """Remembered processes that are still there."""
         _, alive = psutil.wait_procs(self.family.values(), timeout=within_s)
         return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it ended while we looked
+        return ""
 
 
 @pytest.fixture
@@ -131,7 +138,7 @@ def start_run(tmp_path):
 def flags():
     """The flags of a small job on a model directory."""
 
-    def make(model: Path, *, trainers=1, inferencers=1, prompts=4, samples=4, **more) -> list[object]:
+    def make(model: Path, *, trainers=1, inferencers=1, prompts=4, samples=4) -> list[object]:
         base = {
             "-m": model,
             "-d": model / "train.jsonl",
@@ -148,7 +155,7 @@ def flags():
             "-kl": 0,
             "-lr": 1e-3,
             "--master_port": 0,
-        } | {name: value for name, value in more.items()}
+        }
         return [part for pair in base.items() for part in pair]
 
     return make

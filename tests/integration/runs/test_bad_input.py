@@ -78,8 +78,8 @@ def test_more_devices_than_the_machine_has(refuse, dataset):
 
 def test_a_dry_run_plans_for_devices_that_the_machine_lacks_with_a_warning(start_run, make_tiny):
     model = make_tiny(tied=True)
-    run = start_run("-m", model, "-d", model / "train.jsonl", "--dry-run", "--device", "cuda", "-i", 500, "-t", 500, "-tbs", 1,
-                    "-tMbs", 1, "-ibs", 64, "-e", 100)  # fmt: skip
+    sizes = ["-i", 500, "-t", 500, "-ibs", 64, "-tbs", 1, "-tMbs", 1, "-e", 100]
+    run = start_run("-m", model, "-d", model / "train.jsonl", "--dry-run", "--device", "cuda", *sizes)
     assert run.wait(120) == 0, run.text()
     assert "warning: GPUs = P * ptp + T" in run.text() and "sync period" in run.text()
     assert not run.run_dir.exists()

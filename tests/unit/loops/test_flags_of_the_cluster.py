@@ -118,7 +118,7 @@ def test_producer_tensor_parallel_size__widens_engine_devices_and_weight_group(
     assert config.num_devices == width + 1
     # The group of a weight sync: the trainer and every rank of every engine.
     sender = WeightSender()
-    publisher = WeightPublisher(sender, None, None, ranks_per_producer=width, timeout_s=1.0)
+    publisher = WeightPublisher(sender, None, None, ranks_per_producer=width, timeout_s=1.0, drain_timeout_s=1.0)
     assert {invitation.world_size for invitation in sender.open([publisher._ranks_per_producer] * 2)} == {1 + 2 * width}
     sender.close()
 

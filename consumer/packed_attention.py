@@ -65,7 +65,7 @@ def packed_attention(
     rows = []
     for r, row in enumerate(lengths):
         parts = [tensor[r : r + 1].split(row, dim=2) for tensor in (query, key, value)]
-        samples = [_attend(module, *sample, sliding_window, **kwargs) for sample in zip(*parts, strict=True)]
+        samples = [_attend(module, q, k, v, sliding_window, **kwargs) for q, k, v in zip(*parts, strict=True)]
         rows.append(torch.cat(samples, dim=1))
     return torch.cat(rows), None
 

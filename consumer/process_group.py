@@ -65,7 +65,7 @@ def init_process_group(
         raise ValueError("rank 0, and only rank 0, brings the listener")
     timeout = timedelta(seconds=timeout_s)
     # gloo's pairs would resolve the host name and listen on whatever interface that is.
-    if address in ("127.0.0.1", "::1"):
+    if address in ("127.0.0.1", "::1", "localhost"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     on_gpu = torch.cuda.is_available()
     if on_gpu:

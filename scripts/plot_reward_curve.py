@@ -3,8 +3,8 @@
     python scripts/plot_reward_curve.py RUN_DIR [--output FILE.png]
 
 In: RUN_DIR/metrics.jsonl (one object per optimizer step) and, if there is one, RUN_DIR/eval/summary.jsonl (one object
-per evaluation and task). Out: RUN_DIR/reward_curve.png with the mean reward and answer accuracy of the rollouts, and the
-held-out accuracy.
+per evaluation and task). Out: RUN_DIR/reward_curve.png with the mean reward and answer accuracy of the rollouts, and
+the held-out accuracy.
 """
 
 import argparse

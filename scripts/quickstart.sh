@@ -31,7 +31,7 @@ run_dir="runs/quickstart/run-$(date +%Y%m%d-%H%M%S)"
 say "training; metrics and logs go to $run_dir"
 "$PYTHON" rl_example.py \
     --model "$model" --dataset "$model/train.jsonl" --eval-dataset "{\"arithmetic\": \"$model/eval.jsonl\"}" \
-    --reward-type boxed --backend vllm --algo GRPO --kl-coeff 0 --learning-rate 1e-4 \
+    --reward-type boxed --backend vllm --algo GRPO --kl-coeff 0 --learning-rate 3e-4 \
     --num-trainers 2 --num-inferencer 2 --num-generations 8 \
     --inference-batch-size 32 --inference-microbatch-size 32 \
     --train-batch-size 32 --train-minibatch-size 32 --train-microbatch-size 16 \

@@ -31,8 +31,8 @@ def make_tiny(tmp_path_factory):
 
 def _make(directory: Path, tied: bool) -> Path:
     import torch
-    from arithmetic_task import distinct_problems, split_pairs, to_row
-    from make_tiny_model import make_tokenizer, tokenizer_texts
+    from arithmetic_task import distinct_problems, split_pairs
+    from make_tiny_model import chat, make_tokenizer, tokenizer_texts
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     rng = random.Random(0)
@@ -49,11 +49,29 @@ def _make(directory: Path, tied: bool) -> Path:
         pad_token_id=tokenizer.pad_token_id,
         **MODEL,
     )
-    Qwen3ForCausalLM(config).save_pretrained(directory)
+    model = Qwen3ForCausalLM(config)
+    _teach_to_guess(model, tokenizer, [chat(problem) for problem in problems], rng)
+    model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    for name, rows in (("train.jsonl", problems[:160]), ("eval.jsonl", problems[160:168])):
-        (directory / name).write_text("".join(json.dumps(to_row(problem)) + "\n" for problem in rows))
+    rows = [{"messages": chat(problem)[1], "gt_answer": "2"} for problem in problems]
+    for name, part in (("train.jsonl", rows[:160]), ("eval.jsonl", rows[160:])):
+        (directory / name).write_text("".join(json.dumps(row) + "\n" for row in part))
     return directory
+
+
+def _teach_to_guess(model, tokenizer, chats, rng) -> None:
+    """Boxed guesses among 1, 2 and 3, so that rewards differ within a group: without them no weight would move."""
+    import torch
+
+    prompts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(60):
+        texts = [f"{prompt}\\boxed{{{rng.choice('123')}}}{tokenizer.eos_token}" for prompt in rng.sample(prompts, 16)]
+        batch = tokenizer(texts, return_tensors="pt", padding=True)
+        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+        model(**batch, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 class Run:

@@ -56,7 +56,7 @@ def parse_arguments() -> argparse.Namespace:
 def make_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer: no unknown token, one token per digit, and merges across words.
 
-    Words are not split before merging: with sentences this uniform, that halves the length of a prompt.
+    Words are not split before merging: with sentences this uniform a prompt has 17 tokens instead of 46.
     """
     tokenizer = Tokenizer(models.BPE())
     one_per_digit = pre_tokenizers.Split(Regex(r"\d"), behavior="isolated")
@@ -106,7 +106,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, arguments: argparse.Namespace
         num_hidden_layers=arguments.num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=32,  # the smallest that vLLM's CPU attention takes
+        head_dim=32,  # vLLM's CPU attention takes only some sizes; 32 was loaded and run
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=arguments.tied,
         bos_token_id=None,
@@ -150,7 +150,7 @@ def greedy_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast,
 def make_optimizers(model: Qwen3ForCausalLM) -> list[tuple[torch.optim.Optimizer, float]]:
     """Muon for the matrices between the embeddings, AdamW for the rest; each with its peak learning rate.
 
-    Measured here: Muon needs a third of AdamW's steps (100 instead of 300 to 44 % on the same data).
+    One seed, constant rates, an easier task (operands to 49): 44 % after 100 steps, with AdamW alone after about 210.
     """
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers" in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers" not in name]

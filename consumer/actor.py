@@ -19,8 +19,9 @@ from coati_rl.runtime.process import Place, enter_actor
 from coati_rl.runtime.remote import RemoteProducer
 from coati_rl.transport.manifest import build_manifest
 from coati_rl.transport.wire import WeightSender
+from coati_rl.types import Device
 from consumer.colossal_backend import ColossalBackend
-from consumer.process_group import destroy_process_group, init_process_group, open_listener
+from consumer.process_group import init_process_group, open_listener
 from consumer.reduction import reduce_sums
 from consumer.torch_backend import BackendConfig
 from consumer.train_loop import TrainLoop
@@ -36,7 +37,7 @@ class TrainerActor:
     """One rank of the trainers."""
 
     @staticmethod
-    def environment(config: Config, device: str) -> dict[str, str]:
+    def environment(config: Config, device: Device) -> dict[str, str]:
         """Environment variables that the trainer needs before its process starts."""
         return {"GLOO_SOCKET_IFNAME": "lo"} if not config.master_address else {}
 
@@ -132,7 +133,3 @@ class TrainerActor:
             on_trace_ready=lambda p: p.export_chrome_trace(str(path)),
         ) as profiler:
             yield profiler
-
-    def close(self) -> None:
-        """Leave the process group."""
-        destroy_process_group()

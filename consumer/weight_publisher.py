@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 
@@ -107,11 +108,11 @@ class WeightPublisher:
                 raise RunError(f"producer {producer} received {sorted(digests)}, sent was {digest}: a corrupt transfer")
         return digest, staged
 
-    def _cancel_on_error(self, future: "Future[tuple[str, ...]]") -> None:
+    def _cancel_on_error(self, future: "Future[Any]") -> None:
         if future.exception() is not None:
             self._sender.cancel()
 
-    def _succeeded(self, producer: int, future: "Future[object]", failed: dict[int, str]) -> bool:
+    def _succeeded(self, producer: int, future: "Future[Any]", failed: dict[int, str]) -> bool:
         try:
             future.result()
         except PeerLostError as error:

@@ -13,6 +13,7 @@ from coati_rl.protocols import GenerationEngine, ProducerCoordinator, RewardFunc
 from coati_rl.runtime.process import Place, enter_actor
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
+from coati_rl.types import Device
 from producer.engines import create_engine
 from producer.engines.environment import engine_environment
 from producer.rollout_loop import RolloutLoop
@@ -26,7 +27,7 @@ class ProducerActor:
     """One inference engine of the run."""
 
     @staticmethod
-    def environment(config: Config, device: str) -> dict[str, str]:
+    def environment(config: Config, device: Device) -> dict[str, str]:
         """Environment variables that the engine needs before its process starts."""
         return engine_environment(device, config.producer_tensor_parallel_size)
 
@@ -86,9 +87,3 @@ class ProducerActor:
         if self._engine is None:
             raise EngineError(f"producer {self._producer_id} was not started")
         return self._engine
-
-    def close(self) -> None:
-        """Stop engine and reward workers."""
-        self._reward.close()
-        if self._engine is not None:
-            self._engine.close()

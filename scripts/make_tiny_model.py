@@ -13,6 +13,7 @@ One thread and one seed decide everything: the same machine gives the same model
 import argparse
 import json
 import random
+import sys
 import time
 from collections.abc import Iterable
 from itertools import islice
@@ -25,6 +26,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 MAX_POSITIONS = 4096
+MEDIOCRE = (0.3, 0.5)  # greedy accuracy: there is something to learn, and something to learn it from
 MAX_ANSWER_TOKENS = 24
 EOS, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
@@ -211,6 +213,8 @@ def main() -> None:
         f"{arguments.out_dir}: {num_parameters:,} parameters, {arguments.steps} steps, "
         f"greedy accuracy {accuracy:.3f} on {len(held_out)} held-out problems, {seconds:.0f} s"
     )
+    if arguments.steps and not MEDIOCRE[0] <= accuracy <= MEDIOCRE[1]:
+        sys.exit(f"the accuracy is outside {MEDIOCRE[0]:.0%}-{MEDIOCRE[1]:.0%}: use another --seed or --careless-rate")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from coati_rl.config.config import Config
+from coati_rl.types import Device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -10,7 +11,7 @@ class Plan:
     """Derived sizes of a run."""
 
     num_devices: int  # GPUs when device is cuda, else processes
-    device: str
+    device: Device
     precision: str
     dp: int
     prompts_per_step: int
@@ -36,7 +37,7 @@ class Plan:
         ]
 
 
-def make_plan(config: Config, *, num_prompts: int | None, device: str) -> Plan:
+def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Plan:
     """Derive the plan; `num_prompts` are the usable rows of the dataset, None if unknown."""
     drawn = None if num_prompts is None else num_prompts * config.num_episodes
     steps = None if drawn is None else drawn // config.prompts_per_step
@@ -58,6 +59,6 @@ def make_plan(config: Config, *, num_prompts: int | None, device: str) -> Plan:
     )
 
 
-def resolve_precision(config: Config, device: str) -> str:
+def resolve_precision(config: Config, device: Device) -> str:
     """fp32 or bf16; bf16 by default on GPUs."""
     return config.precision or ("bf16" if device == "cuda" else "fp32")

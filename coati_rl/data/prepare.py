@@ -13,6 +13,7 @@ from coati_rl.config.plan import Plan, make_plan
 from coati_rl.config.rules import nearest_flags
 from coati_rl.data.dataset import PromptSet, load_rows, make_prompts
 from coati_rl.errors import ConfigError
+from coati_rl.types import Device
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared
     return Prepared(config=config, plan=plan, train=train, evaluation=evaluation, warnings=tuple(warnings))
 
 
-def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[str, list[str]]:
+def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[str]]:
     """Where the run computes, and warnings. Raises: ConfigError when this machine has too few GPUs."""
     import torch
 

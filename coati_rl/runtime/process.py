@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from coati_rl.types import Device
+
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -18,7 +20,7 @@ class Place:
 
     name: str  # such as "producer-0"
     log_dir: Path
-    device: str  # "cpu" or "cuda"
+    device: Device
     dtype: str  # "float32" or "bfloat16": of engine weights and of the weight wire
     slot: int  # number of this actor among those of its machine
     num_slots: int  # actors that share the machine

@@ -6,8 +6,9 @@ In: a backend's name and its settings. Out: a loaded engine. Importing this pack
 
 from coati_rl.errors import ConfigError
 from coati_rl.protocols import GenerationEngine
+from coati_rl.types import Device
 from producer.engines.engine_thread import ThreadedEngine
-from producer.engines.environment import Device, engine_environment
+from producer.engines.environment import engine_environment
 
 __all__ = ["create_engine", "engine_environment"]
 

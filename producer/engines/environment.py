@@ -1,8 +1,6 @@
 """Environment variables that must be set before an engine's process starts, since libraries read them on import."""
 
-from typing import Literal
-
-Device = Literal["cpu", "cuda"]
+from coati_rl.types import Device
 
 
 def engine_environment(device: Device, tensor_parallel_size: int, *, num_threads: int = 1) -> dict[str, str]:

@@ -13,11 +13,10 @@ import torch
 from coati_rl.errors import EngineError
 from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
-from coati_rl.types import Completion, GenerationRequest, GenerationResult
+from coati_rl.types import Completion, Device, GenerationRequest, GenerationResult
 from producer.engines.checkpoint import check_manifest, find_checkpoint, read_entries
 from producer.engines.decoding import DecodingBatch, Row
 from producer.engines.engine_thread import ThreadedEngine
-from producer.engines.environment import Device
 from producer.engines.staging import StagingArea
 from producer.engines.stop_strings import final_text
 

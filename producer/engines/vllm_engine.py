@@ -12,11 +12,10 @@ import numpy as np
 from coati_rl.errors import EngineError, TransferError, TransferTimeoutError
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
-from coati_rl.types import Completion, FinishReason, GenerationRequest, GenerationResult
+from coati_rl.types import Completion, Device, FinishReason, GenerationRequest, GenerationResult
 from producer.engines.admission import RequestRefusedError
 from producer.engines.checkpoint import check_manifest, find_checkpoint, read_entries
 from producer.engines.engine_thread import ThreadedEngine
-from producer.engines.environment import Device
 
 _MIN_KV_CACHE_BYTES = 2**27
 _MAX_DRAIN_STEPS = 8

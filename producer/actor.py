@@ -67,7 +67,10 @@ class ProducerActor:
             self._reward,
             max_in_flight=self._config.inference_microbatch_size,
         )
-        loop.run()
+        try:
+            loop.run()
+        finally:
+            self.close()
         logger.info("producer %d is done", self._producer_id)
 
     def stage_weights(self, manifest: str, rendezvous: str, timeout_s: float) -> tuple[str, ...]:
@@ -82,6 +85,12 @@ class ProducerActor:
         while engine.num_unfinished() and time.monotonic() < deadline:
             time.sleep(0.002)
         engine.commit_weights(policy_version)
+
+    def close(self) -> None:
+        """Stop engine and reward workers."""
+        self._reward.close()
+        if self._engine is not None:
+            self._engine.close()
 
     def _loaded_engine(self) -> GenerationEngine:
         if self._engine is None:

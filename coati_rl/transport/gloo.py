@@ -1,9 +1,10 @@
 """Broadcast over gloo: CPU tensors, plain sockets."""
 
+import atexit
+import ctypes
 import os
 import re
 import socket
-import threading
 from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_address
@@ -66,8 +67,19 @@ class GlooCommunicator:
         group, work = self._group, self._unfinished
         self._group = self._unfinished = None
         if group is not None and work is not None and not work.is_completed():
-            # The group's destructor waits for the operation, which ends with gloo's own time limit.
-            threading.Thread(target=_outlive, args=(group, work), name="gloo-linger", daemon=True).start()
+            # The group's destructor waits for the operation, which ends with gloo's own time limit: not here.
+            _lingering.append((group, work))
+        _lingering[:] = [pair for pair in _lingering if not pair[1].is_completed()]
+
+
+_lingering: list[tuple[Any, Work]] = []  # groups given up on, until their last operation has ended
+
+
+@atexit.register
+def _leak_lingering() -> None:
+    """A process that exits neither waits for these groups nor destroys them, which would abort it: it leaks them."""
+    for reference in [part for pair in _lingering for part in pair]:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(reference))
 
 
 def open_store(host: str) -> tuple[TCPStore, int]:
@@ -86,13 +98,6 @@ def connect_store(host: str, port: int) -> TCPStore:
         return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
     except RuntimeError as error:
         raise TransferError(f"cannot reach the trainer's store at {host}:{port}: {error}") from error
-
-
-def _outlive(group: Any, work: Work) -> None:
-    while not work.is_completed():
-        with suppress(RuntimeError):
-            work.wait(timedelta(seconds=1))
-    del work, group
 
 
 def _reason(error: RuntimeError) -> str:

@@ -23,8 +23,9 @@ setup(
         "pydantic>=2.12",
         "pyyaml",
         "safetensors",
+        "xxhash",
         "math-verify",
-        "pebble",
+        "psutil",
         "rich",
         "tensorboard",
         "matplotlib",
@@ -33,6 +34,6 @@ setup(
         "gpu-cu12": ["cupy-cuda12x==14.2.0"],
         "gpu-cu13": ["cupy-cuda13x==14.2.0"],
         "wandb": ["wandb"],
-        "test": ["pytest>=9", "pytest-timeout", "hypothesis", "ruff", "mypy", "import-linter"],
+        "test": ["pytest>=9", "pytest-timeout", "hypothesis", "ruff", "mypy", "import-linter", "types-PyYAML"],
     },
 )

@@ -15,6 +15,7 @@ from coati_rl.algorithms.grpo import GrpoLoss
 from coati_rl.config import Config
 from coati_rl.errors import EngineError
 from coati_rl.protocols import TrainerCoordinator
+from coati_rl.runtime.cluster import own_address
 from coati_rl.runtime.process import Place, enter_actor
 from coati_rl.runtime.remote import RemoteProducer
 from coati_rl.transport.manifest import build_manifest
@@ -51,10 +52,11 @@ class TrainerActor:
         self._listener: socket.socket | None = None
         self._backend: ColossalBackend | None = None
 
-    def open_listener(self, address: str, port: int) -> int:
-        """Rank 0 only: listen for the other trainers. Returns: the port."""
+    def open_listener(self, port: int) -> tuple[str, int]:
+        """Rank 0 only: listen for the other trainers. Returns: address and port."""
+        address = own_address(self._config)
         self._listener = open_listener(address, port)
-        return int(self._listener.getsockname()[1])
+        return address, int(self._listener.getsockname()[1])
 
     def start(self, address: str, port: int) -> float:
         """Join the other trainers and load the model. Returns: seconds it took."""
@@ -77,7 +79,6 @@ class TrainerActor:
             max_grad_norm=config.max_grad_norm,
         )
         self._backend = ColossalBackend(backend_config, device=device, timeout_s=COLLECTIVE_TIMEOUT_S)
-        self._address = address
         logger.info("trainer %d is ready on %s", self._rank, device)
         return time.perf_counter() - begin
 
@@ -96,7 +97,9 @@ class TrainerActor:
         )
         publisher = WeightPublisher(
             WeightSender(
-                backend="nccl" if backend.device.type == "cuda" else "gloo", host=self._address, device=backend.device
+                backend="nccl" if backend.device.type == "cuda" else "gloo",
+                host=own_address(config),
+                device=backend.device,
             ),
             connect=lambda producer: RemoteProducer(f"producer-{producer}", namespace),
             make_manifest=lambda version: build_manifest(backend.export_weights(), policy_version=version),

@@ -21,14 +21,13 @@ _OBJECT_STORE_BYTES = 512 * 2**20  # groups and batches are small; Ray would tak
 
 
 @contextmanager
-def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int, scratch: Path) -> Iterator[str]:
+def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int, scratch: Path) -> Iterator[None]:
     """Ray for the time of a run: joined when --master_address is given, else started on this machine and ended.
 
     Args:
         num_cpus: logical, when Ray is started here.
         num_gpus: that the run needs.
         scratch: for the sockets and logs of a Ray started here, unless --ray_dir is given.
-    Yields: the address under which trainers and weight senders of this run are reached.
     Raises: ConfigError if the cluster cannot be joined or lacks the devices.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -54,7 +53,7 @@ def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int, scratch: Path) 
             )
         for number, handler in handlers.items():  # Ray puts its own there, which abort the driver
             signal.signal(number, handler)
-        yield "127.0.0.1" if not config.master_address else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        yield
     finally:
         ray.shutdown()
 
@@ -75,6 +74,13 @@ def _join(config: Config, num_gpus: int) -> None:
             f"lower -i ({config.num_inferencer}), -ptp ({config.producer_tensor_parallel_size}) "
             f"or -t ({config.num_trainers}), or add nodes"
         )
+
+
+def own_address(config: Config) -> str:
+    """The address at which other actors of the run reach this process's machine; in an actor, its own node's."""
+    if not config.master_address:
+        return "127.0.0.1"
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def actor_options(*, name: str, num_gpus: int, num_slots: int, environment: dict[str, str]) -> dict[str, Any]:

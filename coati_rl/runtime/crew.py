@@ -61,7 +61,6 @@ class Crew:
         prepared: Prepared,
         paths: RunPaths,
         *,
-        address: str,
         producer_cls: type,
         consumer_cls: type,
         make_reward: Callable[[], RewardFunction],
@@ -69,7 +68,6 @@ class Crew:
         self._config: Config = prepared.config
         self._prepared = prepared
         self._paths = paths
-        self._address = address
         self._producer_cls = producer_cls
         self._consumer_cls = consumer_cls
         self._make_reward = make_reward
@@ -85,12 +83,10 @@ class Crew:
         for _ in range(self._config.num_inferencer):
             self.add_producer()
         handles = [self._make_trainer(rank) for rank in range(self._config.num_trainers)]
-        port = wait_for(
-            handles[0].open_listener.remote(self._address, self._config.master_port),
-            who="trainer-0",
-            timeout_s=START_TIMEOUT_S,
+        meeting_point = wait_for(
+            handles[0].open_listener.remote(self._config.master_port), who="trainer-0", timeout_s=START_TIMEOUT_S
         )
-        starts = [handle.start.remote(self._address, port) for handle in handles]
+        starts = [handle.start.remote(*meeting_point) for handle in handles]
         for rank, reference in enumerate(starts):
             wait_for(reference, who=f"trainer-{rank}", timeout_s=START_TIMEOUT_S)
         self.trainers = {

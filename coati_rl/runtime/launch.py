@@ -51,13 +51,12 @@ def launch(
     try:
         with (
             ProgressDisplay(plan.num_steps) as display,
-            ray_cluster(config, num_cpus=num_cpus, num_gpus=num_gpus, scratch=scratch) as address,
+            ray_cluster(config, num_cpus=num_cpus, num_gpus=num_gpus, scratch=scratch),
         ):
             display.say(f"run directory {paths.run_dir}")
             crew = Crew(
                 prepared,
                 paths,
-                address=address,
                 producer_cls=producer_cls,
                 consumer_cls=consumer_cls,
                 make_reward=make_reward,

@@ -53,8 +53,8 @@ def ray_calls(monkeypatch):
 
 def test_ray_dir__is_where_ray_puts_its_sockets_and_logs(ray_calls, config_with, tmp_path):
     sizes = {"num_cpus": 2, "num_gpus": 0, "scratch": tmp_path / "scratch"}
-    with cluster.ray_cluster(config_with(ray_dir=str(tmp_path / "ray")), **sizes) as address:
-        assert address == "127.0.0.1"
+    with cluster.ray_cluster(config_with(ray_dir=str(tmp_path / "ray")), **sizes):
+        assert cluster.own_address(config_with()) == "127.0.0.1"
     with cluster.ray_cluster(config_with(), **sizes):
         pass
     assert [call["_temp_dir"] for call in ray_calls] == [str(tmp_path / "ray"), str(tmp_path / "scratch")]
@@ -64,8 +64,9 @@ def test_master_address__joins_a_cluster_instead_of_starting_one(ray_calls, conf
     sizes = {"num_cpus": 2, "num_gpus": 2, "scratch": tmp_path}
     with cluster.ray_cluster(config_with(), **sizes):
         pass
-    with cluster.ray_cluster(config_with(master_address="10.0.0.1"), **sizes) as address:
-        assert address == "10.0.0.9", "trainers are reached at this machine's address in the cluster"
+    joined = config_with(master_address="10.0.0.1")
+    with cluster.ray_cluster(joined, **sizes):
+        assert cluster.own_address(joined) == "10.0.0.9", "each actor is reached at its own node's address"
     assert [call["address"] for call in ray_calls] == ["local", "10.0.0.1:6379"]
     with (
         pytest.raises(ConfigError, match="has 2 GPUs, P \\* ptp \\+ T = 3 are needed"),
@@ -79,16 +80,16 @@ def test_master_port__is_where_the_trainers_meet(monkeypatch, config_with, port)
     calls = []
 
     def remote(name):
-        return SimpleNamespace(remote=lambda *args: calls.append((name, *args)) or port)
+        return SimpleNamespace(remote=lambda *args: calls.append((name, *args)) or ("127.0.0.1", port))
 
     handle = SimpleNamespace(open_listener=remote("open_listener"), start=remote("start"), run=remote("run"))
     members = crew.Crew.__new__(crew.Crew)
-    vars(members).update(_config=config_with(master_port=port), _address="127.0.0.1", coordinator=None, trainers={})
+    vars(members).update(_config=config_with(master_port=port), coordinator=None, trainers={})
     monkeypatch.setattr(crew.Crew, "add_producer", lambda self: 0)
     monkeypatch.setattr(crew.Crew, "_make_trainer", lambda self, rank: handle)
     monkeypatch.setattr(crew, "wait_for", lambda reference, **_: reference)
     members.start()
-    assert calls[:2] == [("open_listener", "127.0.0.1", port), ("start", "127.0.0.1", port)]
+    assert calls[:2] == [("open_listener", port), ("start", "127.0.0.1", port)]
 
 
 def test_device__overrides_what_the_machine_has(monkeypatch, prepare_with):

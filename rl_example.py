@@ -14,6 +14,7 @@ from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
 from coati_rl.errors import CoatiError, ConfigError
 from coati_rl.runtime.guardian import run_guarded
+from coati_rl.runtime.ray_environment import prepare_ray_environment
 
 
 def main(argv: Sequence[str], scratch: Path) -> int:
@@ -45,6 +46,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     if is_dry_run:
         print("\n".join(prepared.plan.lines()))
         return 0
+    prepare_ray_environment(prepared.config)
     # Imported only now: a mistake on the command line is answered before Ray, vLLM and ColossalAI are loaded.
     from coati_rl.runtime.launch import launch
     from consumer.actor import TrainerActor

@@ -1,7 +1,6 @@
 """Ray: started here with our own temporary directory, or joined; and what an actor of ours asks of it."""
 
 import logging
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,10 +29,6 @@ def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int, scratch: Path) 
         scratch: for the sockets and logs of a Ray started here, unless --ray_dir is given.
     Raises: ConfigError if the cluster cannot be joined or lacks the devices.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    # A driver's empty GPU list must not reach the actors of a cluster that has GPUs.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         if config.master_address:

@@ -46,8 +46,6 @@ def ray_calls(monkeypatch):
     monkeypatch.setattr(cluster.ray, "shutdown", lambda: None)
     monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"GPU": 2.0})
     monkeypatch.setattr(cluster.ray.util, "get_node_ip_address", lambda: "10.0.0.9")
-    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
-        monkeypatch.setenv(name, "0")
     return calls
 
 

@@ -6,6 +6,7 @@ the model's forward the policy's (`policy_forward`); sharding over tensors and s
 
 from transformers import PreTrainedModel
 
+from coati_rl.errors import ConfigError
 from consumer.colossal_compat import ModulePolicyDescription, Policy
 from consumer.policy_model import policy_forward
 
@@ -16,7 +17,7 @@ class PlanPolicy(Policy):
     def config_sanity_check(self) -> None:
         """Called by ColossalAI before anything else."""
         if self.shard_config.enable_tensor_parallelism or self.pipeline_stage_manager is not None:
-            raise NotImplementedError("tensor and pipeline parallelism are not handled by this policy")
+            raise ConfigError("tensor and pipeline parallelism are not available in this version")
 
     def preprocess(self) -> PreTrainedModel:
         """The model before replacements."""

@@ -4,6 +4,8 @@ In: a backend's name and its settings. Out: a loaded engine. Importing this pack
 `create_engine` imports the one that it needs, in a process started with `engine_environment`.
 """
 
+from typing import Any
+
 from coati_rl.errors import ConfigError
 from coati_rl.protocols import GenerationEngine
 from coati_rl.types import Device
@@ -41,6 +43,7 @@ def create_engine(
         raise ConfigError(
             f"--backend {backend} has no tensor parallelism: use -ptp 1 instead of {tensor_parallel_size}"
         )
+    shared: dict[str, Any] = {"max_model_len": max_model_len, "dtype": dtype, "policy_version": policy_version}
     engine: ThreadedEngine
     if backend == "vllm":
         from producer.engines.vllm_engine import VllmEngine
@@ -48,30 +51,21 @@ def create_engine(
         engine = VllmEngine(
             model,
             tensor_parallel_size=tensor_parallel_size,
-            dtype=dtype,
-            max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             seed=seed,
             device=device,
             gpu_memory_utilization=gpu_memory_utilization,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
-            policy_version=policy_version,
+            **shared,
         )
     elif backend == "transformers":
         from producer.engines.transformers_engine import TransformersEngine
 
-        engine = TransformersEngine(
-            model,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            device=device,
-            policy_version=policy_version,
-        )
+        engine = TransformersEngine(model, max_num_seqs=max_num_seqs, device=device, **shared)
     elif backend == "fake":
         from producer.engines.fake_engine import fake_engine_like
 
-        engine = fake_engine_like(model, max_model_len=max_model_len, dtype=dtype, policy_version=policy_version)
+        engine = fake_engine_like(model, **shared)
     else:
         raise ConfigError(f"--backend {backend} is unknown: use vllm, transformers or fake")
     try:

@@ -25,8 +25,8 @@ def refusal(text):
 
 
 def test_the_defaults_pass():
-    check_argv("")
-    check_argv(VALID)
+    for text in ("", VALID):
+        assert check_argv(text) is None
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,8 @@ def test_a_temperature_that_divides_nothing_is_refused(temperature: float) -> No
 
 def test_a_temperature_of_zero_on_a_prompt_does_not_matter() -> None:
     micro_batch = make_micro_batch(FIRST)
-    make_input(dataclasses.replace(micro_batch, temperature=micro_batch.loss_mask.astype(np.float32)), device=CPU)
+    zero = dataclasses.replace(micro_batch, temperature=micro_batch.loss_mask.astype(np.float32))
+    assert make_input(zero, device=CPU).tensors["temperature"].min() == 0
 
 
 def test_the_model_has_no_dropout(save_model: Callable[..., Path]) -> None:

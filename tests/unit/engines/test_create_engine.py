@@ -12,7 +12,7 @@ from producer.engines import create_engine, engine_environment
 
 def test_importing_the_package_imports_no_engine():
     code = "import sys, producer.engines; sys.exit(bool({'vllm', 'transformers', 'ray'} & set(sys.modules)))"
-    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=True)
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3]).returncode == 0
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones():

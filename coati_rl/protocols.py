@@ -120,7 +120,7 @@ class WeightReceiver(Protocol):
         """Serve the staged weights. Raises as `stage_weights`."""
 
 
-class RewardFunction(Protocol):
+class GroupScorer(Protocol):
     """Scores the responses of one group in the background."""
 
     def submit(self, responses: Sequence[str], ground_truth: str) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from coati_rl.config import Config
 from coati_rl.errors import EngineError
-from coati_rl.protocols import GenerationEngine, ProducerCoordinator, RewardFunction
+from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
 from coati_rl.runtime.process import Place, enter_actor
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
@@ -31,9 +31,7 @@ class ProducerActor:
         """Environment variables that the engine needs before its process starts."""
         return engine_environment(device, config.producer_tensor_parallel_size)
 
-    def __init__(
-        self, producer_id: int, config: Config, place: Place, make_reward: Callable[[], RewardFunction]
-    ) -> None:
+    def __init__(self, producer_id: int, config: Config, place: Place, make_reward: Callable[[], GroupScorer]) -> None:
         enter_actor(place)
         self._producer_id = producer_id
         self._config = config

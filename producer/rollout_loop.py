@@ -9,7 +9,7 @@ import logging
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
-from coati_rl.protocols import GenerationEngine, ProducerCoordinator, RewardFunction
+from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
 from coati_rl.types import Completion, GenerationRequest, GenerationResult, Lease, RolloutGroup, Score
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class RolloutLoop:
         producer_id: int,
         coordinator: ProducerCoordinator,
         engine: GenerationEngine,
-        reward: RewardFunction,
+        reward: GroupScorer,
         *,
         max_in_flight: int,
     ) -> None:

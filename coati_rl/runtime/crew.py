@@ -17,7 +17,7 @@ from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.prepare import Prepared
 from coati_rl.data.settings import coordinator_settings
 from coati_rl.observability.rollouts import RolloutRecorder
-from coati_rl.protocols import RewardFunction
+from coati_rl.protocols import GroupScorer
 from coati_rl.runtime.cluster import NAMESPACE, actor_options
 from coati_rl.runtime.process import Place, enter_actor
 from coati_rl.runtime.remote import RemoteCoordinator, wait_for
@@ -63,7 +63,7 @@ class Crew:
         *,
         producer_cls: type,
         consumer_cls: type,
-        make_reward: Callable[[], RewardFunction],
+        make_reward: Callable[[], GroupScorer],
     ) -> None:
         self._config: Config = prepared.config
         self._prepared = prepared

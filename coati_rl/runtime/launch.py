@@ -10,7 +10,7 @@ from coati_rl.errors import RunError
 from coati_rl.observability.metrics import complete
 from coati_rl.observability.progress import ProgressDisplay
 from coati_rl.observability.sinks import Sink, open_sinks
-from coati_rl.protocols import RewardFunction
+from coati_rl.protocols import GroupScorer
 from coati_rl.runtime.cluster import ray_cluster
 from coati_rl.runtime.crew import Crew
 from coati_rl.runtime.process import LOG_FORMAT
@@ -24,7 +24,7 @@ def launch(
     prepared: Prepared,
     producer_cls: type,
     consumer_cls: type,
-    make_reward: Callable[[], RewardFunction],
+    make_reward: Callable[[], GroupScorer],
     *,
     scratch: Path,
 ) -> RunPaths:

@@ -12,7 +12,7 @@ def engine_environment(device: Device, tensor_parallel_size: int, *, num_threads
         num_threads: OpenMP threads per process. Oversubscribed cores are many times slower, so pin every process.
     """
     environment = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in our thread: 18 s and two processes less
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in our thread, without processes of its own
         # On CPU its warnings are advice about preloaded allocators, once per engine.
         "VLLM_LOGGING_LEVEL": "ERROR" if device == "cpu" else "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
@@ -23,7 +23,7 @@ def engine_environment(device: Device, tensor_parallel_size: int, *, num_threads
     }
     if device == "cpu":
         environment |= {
-            "TORCHDYNAMO_DISABLE": "1",  # else the first request compiles small helpers for 14 s
+            "TORCHDYNAMO_DISABLE": "1",  # else the first request waits for small helpers to be compiled
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every engine of a machine binds to the same first cores
         }
     if tensor_parallel_size > 1:

@@ -45,6 +45,8 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
         sys.stderr.write(f"rl_example.py: warning: {warning}\n")
     if is_dry_run:
         print("\n".join(prepared.plan.lines()))
+        if prepared.resume is not None:
+            print(prepared.resume.line())
         return 0
     prepare_ray_environment(prepared.config)
     # Imported only now: a mistake on the command line is answered before Ray, vLLM and ColossalAI are loaded.

@@ -21,7 +21,7 @@ class MicroBatch:
 
     token_ids: np.ndarray  # int64[R, L], padded with 0
     position_ids: np.ndarray  # int64[R, L], restart at 0 with every sample; padding counts on from 0 as its own sample
-    sample_index: np.ndarray  # int32[R, L], index of the sample in the rank's step, -1 on padding
+    sample_index: np.ndarray  # int32[R, L], index of the sample in the rank's mini-batch, -1 on padding
     loss_mask: np.ndarray  # bool[R, L], True on tokens that the policy sampled and the loss counts
     loss_weights: np.ndarray  # float32[R, L], weight of each token's term, 0 where loss_mask is False
     advantages: np.ndarray  # float32[R, L]

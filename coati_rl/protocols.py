@@ -49,31 +49,46 @@ class GenerationEngine(Protocol):
 class TrainBackend(Protocol):
     """Trains; ColossalAI's HybridParallelPlugin, or plain torch in tests.
 
-    The backend alone knows no_sync, scheduler resets and the factors that data parallelism and pipelining put on a
-    gradient; above it a gradient is always the plain sum over the global batch.
+    The backend alone knows stages, shards and schedules; above it a gradient is always the plain sum over the global
+    batch. All methods are collective over the trainers, except where a rank is told that it has nothing to do.
     """
 
-    def score(self, micro_batch: MicroBatch, *, use_reference: bool) -> torch.Tensor:
-        """float32[R, L]: log-probabilities at the sampling temperature, of the policy or the reference; no gradient."""
+    def score(self, micro_batches: Sequence[MicroBatch], *, use_reference: bool) -> list[torch.Tensor]:
+        """Log-probabilities at the sampling temperature, of the policy or the reference; no gradient.
+
+        Returns: a float32[R, L] per micro-batch; nothing on ranks without the LM head, where no loss is computed.
+        """
 
     def forward_backward(self, mini_batch: MiniBatch, loss_fn: "LossFn") -> dict[str, "torch.Tensor"]:
         """Accumulate the gradient of the summed loss over the mini-batch; reduced over ranks with the last one.
 
-        Returns: the sums that `loss_fn` reports, added over micro-batches of this rank (maxima for keys `*_max`).
+        Returns: the sums that `loss_fn` reports, added over micro-batches of this rank (maxima for keys `*_max`); none
+            on ranks without the LM head.
         """
+
+    def reduce_sums(self, sums: dict[str, "torch.Tensor"]) -> dict[str, float]:
+        """A step's sums over all ranks; empty on ranks without the LM head."""
 
     def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
         """Scale the gradient, clip it to the configured norm and step. Returns the norm before clipping."""
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Full HF tensors in HF order and wire dtype; a tied lm_head is left out. Collective over ranks."""
+        """This pipeline stage's full HF tensors in HF order and wire dtype; a tied lm_head is left out."""
 
     def save(self, directory: Path, *, state: dict[str, Any]) -> None:
-        """Write a HF checkpoint plus optimizer state, published atomically. Collective over ranks."""
+        """Write a HF checkpoint plus optimizer state, published atomically."""
 
 
 class LossFn(Protocol):
     """The token terms of a loss, given the current log-probabilities."""
+
+    @property
+    def is_token_separable(self) -> bool:
+        """The term of a token depends on that token's arrays alone.
+
+        The loss may then be evaluated on any subset of tokens and added up. False for a loss whose terms see other
+        tokens, as a ratio of whole sequences does.
+        """
 
     def __call__(
         self, logprobs: torch.Tensor, entropy: torch.Tensor, micro_batch: dict[str, torch.Tensor]

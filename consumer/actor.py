@@ -1,6 +1,5 @@
 """The trainer as a Ray actor: joins the trainers' process group, builds the backend, runs the train loop."""
 
-import functools
 import logging
 import socket
 import time
@@ -18,16 +17,13 @@ from coati_rl.protocols import TrainerCoordinator
 from coati_rl.runtime.cluster import own_address
 from coati_rl.runtime.process import Place, enter_actor
 from coati_rl.runtime.remote import RemoteProducer
-from coati_rl.transport.manifest import build_manifest
-from coati_rl.transport.wire import WeightSender
 from coati_rl.types import Device
 from consumer.colossal_backend import ColossalBackend
 from consumer.process_group import init_process_group, open_listener
-from consumer.reduction import reduce_sums
 from consumer.torch_backend import BackendConfig
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
-from consumer.weight_publisher import WeightPublisher
+from consumer.weight_sync import make_publish
 
 logger = logging.getLogger(__name__)
 
@@ -42,13 +38,24 @@ class TrainerActor:
         """Environment variables that the trainer needs before its process starts."""
         return {"GLOO_SOCKET_IFNAME": "lo"} if not config.master_address else {}
 
-    def __init__(self, rank: int, config: Config, place: Place, *, run_dir: Path, checkpoint_dir: Path) -> None:
+    def __init__(
+        self,
+        rank: int,
+        config: Config,
+        place: Place,
+        *,
+        run_dir: Path,
+        checkpoint_dir: Path,
+        resume_dir: Path | None = None,
+    ) -> None:
+        """`resume_dir`: the checkpoint to go on from; None: start from the config's model."""
         enter_actor(place)
         self._rank = rank
         self._config = config
         self._place = place
         self._run_dir = run_dir
         self._checkpoint_dir = checkpoint_dir
+        self._resume_dir = resume_dir
         self._listener: socket.socket | None = None
         self._backend: ColossalBackend | None = None
 
@@ -71,14 +78,22 @@ class TrainerActor:
             seed=config.seed,
         )
         backend_config = BackendConfig(
-            model_dir=Path(config.model),
+            model_dir=self._resume_dir or Path(config.model),
+            tokenizer_dir=Path(config.model),
             reference_dir=Path(config.model) if config.kl_coeff > 0 else None,
+            tp_size=config.tensor_parallel_size,
+            pp_size=config.pipeline_parallel_size,
+            zero_stage=config.zero_stage,
             precision="bf16" if self._place.dtype == "bfloat16" else "fp32",
             wire_dtype=getattr(torch, self._place.dtype),
             weight_decay=config.weight_decay,
             max_grad_norm=config.max_grad_norm,
+            gradient_checkpointing=config.gradient_checkpointing,
+            keep_checkpoints=config.keep_checkpoints,
         )
         self._backend = ColossalBackend(backend_config, device=device, timeout_s=COLLECTIVE_TIMEOUT_S)
+        if self._resume_dir is not None:
+            self._backend.restore_optimizer(self._resume_dir)
         logger.info("trainer %d is ready on %s", self._rank, device)
         return time.perf_counter() - begin
 
@@ -93,19 +108,9 @@ class TrainerActor:
             loss,
             has_reference=config.kl_coeff > 0,
             learning_rate=config.learning_rate,
-            reduce=functools.partial(reduce_sums, device=backend.device),
         )
-        publisher = WeightPublisher(
-            WeightSender(
-                backend="nccl" if backend.device.type == "cuda" else "gloo",
-                host=own_address(config),
-                device=backend.device,
-            ),
-            connect=lambda producer: RemoteProducer(f"producer-{producer}", namespace),
-            make_manifest=lambda version: build_manifest(backend.export_weights(), policy_version=version),
-            ranks_per_producer=config.producer_tensor_parallel_size,
-            timeout_s=config.sync_timeout_s,
-            drain_timeout_s=config.stall_timeout_s,
+        publish = make_publish(
+            backend, config, lambda producer: RemoteProducer(f"producer-{producer}", namespace), host=own_address(config)
         )
         with self._profiler() as profiler:
             loop = TrainLoop(
@@ -113,7 +118,8 @@ class TrainerActor:
                 coordinator,
                 backend,
                 train_step,
-                publisher,
+                publish,
+                is_reporter=backend.layout.is_reporter,
                 checkpoint_dir=self._checkpoint_dir,
                 on_step=profiler.step if profiler else lambda: None,
             )

@@ -1,25 +1,31 @@
-"""A checkpoint on disk: an ordinary Hugging Face model directory, the optimizer's tensors, and state.json.
+"""A checkpoint on disk: an ordinary Hugging Face model directory, the optimizer's tensors, state and manifest.
 
 It appears under its name complete or not at all: everything is written into a hidden sibling directory, flushed to the
-disk and renamed. `transformers.AutoModelForCausalLM.from_pretrained` reads it as it is. One process writes.
+disk and renamed. `transformers.AutoModelForCausalLM.from_pretrained` reads it as it is, and so does every layout of
+trainers: tensors are whole. The first rank of each pipeline stage writes its own files; all ranks see one file system.
 """
 
+import copy
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from coati_rl.data.checkpoint_dir import STATE_FILE, prune, write_manifest
 from coati_rl.errors import ConfigError, RunError
-from consumer.policy_model import no_progress_bars
+from consumer.parameters import ParameterInfo
 
-OPTIMIZER_FILE = "optimizer.safetensors"
-STATE_FILE = "state.json"
+MAX_FILE_BYTES = 2 * 2**30  # of weights; what the optimizer knows of them goes to a file of its own beside it
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -34,55 +40,129 @@ TOKENIZER_FILES = (
 )
 
 
-def save_checkpoint(
-    directory: Path,
-    *,
-    model: PreTrainedModel,
-    tokenizer_dir: Path,
-    optimizer_tensors: Mapping[str, Tensor],
-    state: Mapping[str, Any],
-) -> None:
-    """Write a checkpoint and publish it; one that is already there is replaced.
+class CheckpointWriter:
+    """One checkpoint; several processes may write its parts, one begins and publishes it."""
 
-    Args:
-        directory: the checkpoint's name; its parents are created.
-        model: the unwrapped model.
-        tokenizer_dir: the tokenizer's files are copied from here, byte for byte.
-        optimizer_tensors: name to tensor, as `load_optimizer_tensors` will return it.
-        state: what else a resume needs, as JSON.
-    Raises: RunError if the disk refuses.
-    """
-    partial = directory.with_name(f".{directory.name}.partial")
+    def __init__(
+        self,
+        directory: Path,
+        infos: Sequence[ParameterInfo],
+        *,
+        dtype: torch.dtype,
+        max_file_bytes: int = MAX_FILE_BYTES,
+    ) -> None:
+        """`directory`: the checkpoint's name. `infos`: all parameters of the model. `dtype`: of the saved weights."""
+        self.directory = directory
+        self._infos = infos
+        self._dtype = dtype
+        self._partial = directory.with_name(f".{directory.name}.partial")
+        self.files = _cut_into_files(infos, dtype.itemsize, max_file_bytes)  # names of parameters, file by file
+
+    def begin(self) -> None:
+        """Make room. Raises: RunError if the disk refuses, as do the others."""
+        with _disk_errors(self.directory):
+            shutil.rmtree(self._partial, ignore_errors=True)  # a killed run may have left one
+            self._partial.mkdir(parents=True)
+
+    def write(self, number: int, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor]) -> None:
+        """File `number` of `files`: full weights by name, and full optimizer tensors by kind/name."""
+        with _disk_errors(self.directory):
+            self._save(weights, self._file_name("model", number), {"format": "pt"})
+            self._save(optimizer_tensors, self._file_name("optimizer", number), None)
+
+    def publish(
+        self, *, model: PreTrainedModel, tokenizer_dir: Path, state: Mapping[str, Any], keep: int | None
+    ) -> None:
+        """Add what is written once, and give the directory its name; one that is already there is replaced.
+
+        Args:
+            model: for its configuration.
+            tokenizer_dir: the tokenizer's files are copied from here, byte for byte.
+            state: what else a resume needs, as JSON.
+            keep: number of checkpoints to keep beside each other, this one included; None: all.
+        """
+        with _disk_errors(self.directory):
+            config = copy.deepcopy(model.config)
+            config.dtype, config.architectures = self._dtype, [type(model).__name__]
+            config.save_pretrained(self._partial)
+            if model.can_generate():
+                model.generation_config.save_pretrained(self._partial)
+            if len(self.files) > 1:
+                self._write_index()
+            for name in TOKENIZER_FILES:
+                if (tokenizer_dir / name).is_file():
+                    shutil.copyfile(tokenizer_dir / name, self._partial / name)
+            (self._partial / STATE_FILE).write_text(json.dumps(dict(state), indent=2, sort_keys=True) + "\n")
+            write_manifest(self._partial)
+            _publish(self._partial, self.directory)
+            if keep is not None:
+                prune(self.directory.parent, keep)
+
+    def _save(self, tensors: Mapping[str, Tensor], name: str, metadata: dict[str, str] | None) -> None:
+        # Cloned where needed: safetensors refuses tensors that share their memory or are views.
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, self._partial / name, metadata)
+        _flush(self._partial / name)
+
+    def _write_index(self) -> None:
+        index = {
+            "metadata": {"total_size": sum(prod(info.shape) for info in self._infos) * self._dtype.itemsize},
+            "weight_map": {
+                name: self._file_name("model", number) for number, names in enumerate(self.files) for name in names
+            },
+        }
+        (self._partial / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+    def _file_name(self, kind: str, number: int) -> str:
+        total = len(self.files)
+        return f"{kind}.safetensors" if total == 1 else f"{kind}-{number + 1:05d}-of-{total:05d}.safetensors"
+
+
+class CheckpointReader:
+    """The tensors of a checkpoint, or of any Hugging Face directory, read one at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises: ConfigError if there is nothing to read."""
+        try:
+            self._files = [safe_open(path, "pt") for path in sorted(directory.glob("*.safetensors"))]
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{directory} is no checkpoint to resume from: {error}") from error
+        self._where = {key: file for file in self._files for key in file.keys()}  # noqa: SIM118, it is no mapping
+        if not any("/" in key for key in self._where):
+            raise ConfigError(f"{directory} is no checkpoint to resume from: it holds no optimizer")
+
+    def get(self, kind: str, name: str) -> Tensor | None:
+        """A full tensor, on the CPU. A `master` that is not there is the saved weight itself.
+
+        Raises: ConfigError if the checkpoint does not know the parameter: it belongs to another model.
+        """
+        if name not in self._where:
+            raise ConfigError(f"the checkpoint belongs to another model: it has no {name}")
+        key = f"{kind}/{name}"
+        if key not in self._where and kind == "master":
+            key = name
+        return self._where[key].get_tensor(key) if key in self._where else None
+
+
+@contextmanager
+def _disk_errors(directory: Path) -> Iterator[None]:
     try:
-        shutil.rmtree(partial, ignore_errors=True)  # a killed run may have left one
-        partial.mkdir(parents=True)
-        with no_progress_bars():
-            model.save_pretrained(partial)
-        for name in TOKENIZER_FILES:
-            if (tokenizer_dir / name).is_file():
-                shutil.copyfile(tokenizer_dir / name, partial / name)
-        save_file({name: tensor.contiguous() for name, tensor in optimizer_tensors.items()}, partial / OPTIMIZER_FILE)
-        (partial / STATE_FILE).write_text(json.dumps(dict(state), indent=2, sort_keys=True) + "\n")
-        _publish(partial, directory)
-    except OSError as error:
+        yield
+    except (OSError, SafetensorError) as error:
         raise RunError(f"checkpoint {directory} could not be written: {error}") from error
 
 
-def load_state(directory: Path) -> dict[str, Any]:
-    """The `state` of a checkpoint. Raises: ConfigError if the directory is none."""
-    try:
-        state: dict[str, Any] = json.loads((directory / STATE_FILE).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{directory} is no checkpoint to resume from: {error}") from error
-    return state
-
-
-def load_optimizer_tensors(directory: Path) -> dict[str, Tensor]:
-    """The `optimizer_tensors` of a checkpoint, on the CPU. Raises: ConfigError if the directory is none."""
-    try:
-        return load_file(directory / OPTIMIZER_FILE)
-    except OSError as error:
-        raise ConfigError(f"{directory} is no checkpoint to resume from: {error}") from error
+def _cut_into_files(infos: Sequence[ParameterInfo], itemsize: int, max_bytes: int) -> list[list[str]]:
+    """Neighbours together up to `max_bytes`, and only parameters of one stage; a larger one on its own."""
+    files: list[list[str]] = []
+    size, stage = 0, -1
+    for info in infos:
+        num_bytes = prod(info.shape) * itemsize
+        if info.stage != stage or size + num_bytes > max_bytes:
+            files.append([])
+            size, stage = 0, info.stage
+        files[-1].append(info.name)
+        size += num_bytes
+    return files
 
 
 def _publish(partial: Path, directory: Path) -> None:

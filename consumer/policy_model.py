@@ -1,24 +1,25 @@
 """A Hugging Face causal language model as a policy: what it is fed, and its forward up to the loss.
 
 In: a `MicroBatch`. Out: log-probabilities, or the summed loss and its report. The LM head and the loss are computed
-inside the model's own forward, so that whatever wraps the model (DDP here, pipeline stages later) sees its parameters
-used there and nowhere else. R rows, L tokens per row, H hidden size, V vocabulary.
+inside the model's own forward: a pipeline's last stage needs them there. R rows, L tokens per row, H hidden size, V vocabulary.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 
 from coati_rl.batch import MicroBatch
 from coati_rl.errors import ConfigError
+from coati_rl.ops.fused_loss import fused_token_loss
 from coati_rl.ops.logprob import token_logprobs
 from consumer import packed_attention
 from consumer.packed_attention import RowLengths, row_lengths
@@ -60,35 +61,62 @@ def make_input(
     return PolicyInput(tensors=tensors, lengths=lengths, loss_fn=loss_fn)
 
 
-def policy_forward(model: PreTrainedModel, inputs: PolicyInput) -> tuple[Tensor, dict[str, Tensor]]:
+def policy_forward(
+    model: PreTrainedModel, inputs: PolicyInput, *, tp_group: dist.ProcessGroup | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The model's hidden states, their tokens' log-probabilities, and the loss if one is given.
 
+    Args:
+        model: with its LM head cut along the vocabulary if `tp_group` is given.
+        inputs: a micro-batch, on the model's device.
+        tp_group: the tensor-parallel ranks; all take part with the same inputs.
     Returns: (float32[] summed loss, sums to report); without a loss (float32[R, L] log-probabilities, {}).
     """
-    tensors = inputs.tensors
-    packing = {"lengths": inputs.lengths} if model.config._attn_implementation == packed_attention.NAME else {}
-    # Without our attention transformers keeps packed samples apart by itself: from restarting position_ids it makes a
-    # block-diagonal mask, but only without a mask and without a cache.
     hidden = model.base_model(
-        input_ids=tensors["token_ids"],
-        position_ids=tensors["position_ids"],
-        attention_mask=None,
-        use_cache=False,
-        **packing,
+        input_ids=inputs.tensors["token_ids"], use_cache=False, **attention_arguments(model, inputs)
     ).last_hidden_state  # [R, L, H]
-    head = model.get_output_embeddings()
+    return loss_of_hidden(model, hidden, inputs, tp_group=tp_group)
+
+
+def attention_arguments(model: PreTrainedModel, inputs: PolicyInput) -> dict[str, Any]:
+    """What tells the model's attention which tokens belong together.
+
+    Without our attention transformers keeps packed samples apart by itself: from restarting position_ids it makes a
+    block-diagonal mask, but only without a mask and without a cache.
+    """
+    arguments = {"position_ids": inputs.tensors["position_ids"], "attention_mask": None}
+    if model.config._attn_implementation == packed_attention.NAME:
+        arguments["lengths"] = inputs.lengths
+    return arguments
+
+
+def loss_of_hidden(
+    model: PreTrainedModel, hidden: Tensor, inputs: PolicyInput, *, tp_group: dist.ProcessGroup | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """From the last hidden states [R, L, H] to what `policy_forward` returns; never whole logits."""
+    head, tensors, loss_fn = model.get_output_embeddings(), inputs.tensors, inputs.loss_fn
+    # A loss that did not say so may look at several tokens at once.
+    if loss_fn is not None and getattr(loss_fn, "is_token_separable", False):
+        return fused_token_loss(hidden, head.weight, head.bias, tensors, loss_fn, group=tp_group)
     logprobs, entropy = token_logprobs(
-        hidden, head.weight, head.bias, tensors["token_ids"], tensors["loss_mask"], tensors["temperature"]
+        hidden,
+        head.weight,
+        head.bias,
+        tensors["token_ids"],
+        tensors["loss_mask"],
+        tensors["temperature"],
+        group=tp_group,
     )
-    if inputs.loss_fn is None:
+    if loss_fn is None:
         return logprobs, {}
-    return inputs.loss_fn(logprobs, entropy, tensors)
+    return loss_fn(logprobs, entropy, tensors)
 
 
-def load_policy(model_dir: Path, *, dtype: torch.dtype) -> PreTrainedModel:
+def load_policy(model_dir: Path, *, dtype: torch.dtype, gradient_checkpointing: bool = False) -> PreTrainedModel:
     """Read a Hugging Face model; no code from the model directory is ever run.
 
     The model stays in eval mode: dropout would make a token's log-probability a matter of luck, and the ratio with it.
+    With `gradient_checkpointing` the backward computes each decoder layer's activations again.
 
     Raises: ConfigError if it cannot be read or is no model whose logits are its LM head's alone.
     """
@@ -105,7 +133,13 @@ def load_policy(model_dir: Path, *, dtype: torch.dtype) -> PreTrainedModel:
     if altered or not isinstance(model.get_output_embeddings(), nn.Linear):
         what = f"changes its logits by {', '.join(altered)}" if altered else "has no plain LM head"
         raise ConfigError(f"--model {model_dir}: {type(model).__name__} {what}, which training does not support")
-    return model.eval()
+    model.eval()
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        for module in model.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                module.training = True  # where the layer looks; not its parts, where dropout would
+    return model
 
 
 @contextmanager
@@ -118,25 +152,3 @@ def no_progress_bars() -> Iterator[None]:
     finally:
         if were_on:
             hf_logging.enable_progress_bar()
-
-
-def blank_micro_batch() -> MicroBatch:
-    """One row that counts no token: its gradient is zero in every parameter.
-
-    For a rank whose share of a mini-batch is empty: the reduction over ranks happens in a backward, so it needs one.
-    """
-    shape = (1, 2)
-    zeros = np.zeros(shape, dtype=np.float32)
-    return MicroBatch(
-        token_ids=np.zeros(shape, dtype=np.int64),
-        position_ids=np.array([[0, 1]], dtype=np.int64),
-        sample_index=np.full(shape, -1, dtype=np.int32),
-        loss_mask=np.zeros(shape, dtype=bool),
-        loss_weights=zeros,
-        advantages=zeros,
-        rollout_logprobs=zeros,
-        temperature=np.ones(shape, dtype=np.float32),
-        policy_version=np.full(shape, -1, dtype=np.int32),
-        old_logprobs=zeros,
-        ref_logprobs=zeros,
-    )

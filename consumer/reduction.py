@@ -7,8 +7,16 @@ from torch import Tensor
 from coati_rl.algorithms.sums import is_maximum
 
 
-def reduce_sums(sums: dict[str, Tensor], *, device: torch.device) -> dict[str, float]:
-    """Add up (or take the maximum of) each number over the default process group; collective, two calls in all."""
+def reduce_sums(
+    sums: dict[str, Tensor], *, device: torch.device, group: dist.ProcessGroup | None
+) -> dict[str, float]:
+    """Add up (or take the maximum of) each number over the group; collective, two calls in all.
+
+    Args:
+        sums: float64[] each, under the same names on all ranks.
+        device: of the group's collectives.
+        group: the ranks that saw different samples; None if there is only this one.
+    """
     reduced: dict[str, float] = {}
     for operation, names in (
         (dist.ReduceOp.SUM, sorted(name for name in sums if not is_maximum(name))),
@@ -16,6 +24,7 @@ def reduce_sums(sums: dict[str, Tensor], *, device: torch.device) -> dict[str, f
     ):
         if names:
             packed = torch.stack([sums[name].to(device) for name in names])
-            dist.all_reduce(packed, operation)
+            if group is not None:
+                dist.all_reduce(packed, operation, group=group)
             reduced.update(zip(names, packed.tolist(), strict=True))
     return reduced

@@ -1,35 +1,30 @@
 """The training engine without an engine: plain torch on one process. Tests and the Colossal backend build on it.
 
 Consumes mini-batches; produces gradients, steps, log-probabilities, weights and checkpoints. A gradient is always the
-plain sum over the global batch, accumulated until `optimizer_step` scales it.
+plain sum over the global batch, accumulated in float32 until `optimizer_step` scales it.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch, MiniBatch
+from coati_rl.data.packing import blank_micro_batch
 from coati_rl.protocols import LossFn
-from consumer.checkpoint import load_optimizer_tensors, save_checkpoint
-from consumer.gradient_clipping import GradientClipper
+from consumer.checkpoint import CheckpointReader, CheckpointWriter
+from consumer.gradient_clipping import scale_and_clip, sum_of_squares
+from consumer.gradient_reduction import GradientReducer, accumulate_in_float32
+from consumer.layout import Layout
 from consumer.optimizer_state import pack_state, unpack_state
-from consumer.policy_model import (
-    DTYPES,
-    PolicyInput,
-    Precision,
-    blank_micro_batch,
-    load_policy,
-    make_input,
-    policy_forward,
-)
-from consumer.reference import Reference
-from consumer.weight_export import export_weights
+from consumer.parameters import LocalParameters, describe_parameters
+from consumer.policy_model import DTYPES, PolicyInput, Precision, load_policy, make_input, policy_forward
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,62 +32,75 @@ class BackendConfig:
     """What a training engine is built from."""
 
     model_dir: Path  # Hugging Face model, or a checkpoint of ours
+    tokenizer_dir: Path | None = None  # whose tokenizer goes into checkpoints; None: model_dir
     reference_dir: Path | None = None  # model of the KL penalty; None: there is none
+    tp_size: int = 1
+    pp_size: int = 1
+    zero_stage: int = 0
     precision: Precision = "fp32"  # bf16 keeps float32 master weights
     wire_dtype: torch.dtype = torch.float32  # of exported weights: the inference engines'
+    gradient_checkpointing: bool = False
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
+    keep_checkpoints: int | None = None  # None: all
 
 
 class TorchBackend:
-    """One process, float32. A subclass may wrap model and optimizer, as long as `policy` stays the bare model."""
+    """One process. A subclass cuts up the model and the optimizer, and talks to other ranks."""
 
-    dp_rank = 0
-    dp_size = 1
-
-    def __init__(self, config: BackendConfig, *, device: torch.device) -> None:
+    def __init__(self, config: BackendConfig, *, device: torch.device, layout: Layout | None = None) -> None:
         self.config = config
         self.device = device
-        dtype = DTYPES[config.precision]
-        self.policy = load_policy(config.model_dir, dtype=dtype).to(device)
+        self.layout = layout or Layout()
+        self._float32_masters: dict[int, Tensor] = {}  # id of a bfloat16 parameter to what is stepped on in its place
+        self.policy = self._load(config.model_dir, gradient_checkpointing=config.gradient_checkpointing)
+        self.infos = describe_parameters(self.policy, self.layout, self._layers_per_stage(self.policy))
         # The learning rate is set by every step.
         self._adamw = torch.optim.AdamW(self.policy.parameters(), lr=0.0, weight_decay=config.weight_decay, fused=True)
-        self._clipper = GradientClipper(max_norm=config.max_grad_norm)
-        self._adamw.register_step_pre_hook(self._clipper)
-        self._optimizer: Any = self._adamw
-        self._reference = (
-            None if config.reference_dir is None else Reference(config.reference_dir, dtype=dtype, device=device)
-        )
+        self._model, self._optimizer = self._wrap(self.policy, self._adamw)
+        accumulate_in_float32(self.policy)
+        self.parameters = LocalParameters(self.policy, self.infos, self.layout)
+        self._reducer = GradientReducer(self.parameters, self.layout, tied_group=self._tied_group())
+        self.gradients: dict[str, Tensor] = {}  # summed over all ranks; between a step's last mini-batch and the step
+        self._reference: Any = None
+        if config.reference_dir is not None:
+            self._reference, _ = self._wrap(self._load(config.reference_dir).requires_grad_(False), None)
 
-    def score(self, micro_batch: MicroBatch, *, use_reference: bool) -> Tensor:
-        """float32[R, L]: log-probabilities at the sampling temperature, 0 where the loss mask is False; no gradient."""
-        inputs = make_input(micro_batch, device=self.device)
-        if not use_reference:
-            with torch.no_grad():
-                return self._forward(inputs)[0]
-        if self._reference is None:
+    def score(self, micro_batches: Sequence[MicroBatch], *, use_reference: bool) -> list[Tensor]:
+        """Log-probabilities at the sampling temperature, of the policy or the reference; no gradient.
+
+        Returns: a float32[R, L] per micro-batch, 0 where the loss mask is False; nothing on ranks without the LM head.
+        """
+        if use_reference and self._reference is None:
             raise ValueError("this backend was built without a reference model")
-        return self._reference.score(inputs)
+        inputs = [make_input(micro_batch, device=self.device) for micro_batch in micro_batches]
+        with torch.no_grad():
+            return self._scores(self._reference if use_reference else self._model, inputs)
 
     def forward_backward(self, mini_batch: MiniBatch, loss_fn: LossFn) -> dict[str, Tensor]:
         """Add the gradient of the summed loss; with the step's last mini-batch, sum it over ranks.
 
         The trainer's version of the weights is the number of steps taken, which is `mini_batch.step`.
 
-        Returns: this rank's sums, float64[] each, as `loss_fn` reports them.
+        Returns: the sums that `loss_fn` reports, float64[] each, of this rank's samples; empty without the LM head.
         """
-        sums: dict[str, Tensor] = {}
-        micro_batches = mini_batch.micro_batches
-        if mini_batch.is_last and not micro_batches:
-            micro_batches = (blank_micro_batch(),)
-        for index, micro_batch in enumerate(micro_batches):
-            inputs = make_input(micro_batch, device=self.device, trainer_version=mini_batch.step, loss_fn=loss_fn)
-            is_last = mini_batch.is_last and index == len(micro_batches) - 1
-            with nullcontext() if is_last else self._without_reduction():
-                loss, terms = self._forward(inputs)
-                self._backward(loss)
-            sums = merge_sums(sums, terms)
+        micro_batches = [*mini_batch.micro_batches]
+        if micro_batches or mini_batch.is_last:
+            # A pipeline wants one for each stage at least; a rank without samples still takes part in the step.
+            missing = self.layout.num_stages - len(micro_batches)
+            micro_batches += [blank_micro_batch()] * missing
+        inputs = [
+            make_input(micro_batch, device=self.device, trainer_version=mini_batch.step, loss_fn=loss_fn)
+            for micro_batch in micro_batches
+        ]
+        sums = self._accumulate(inputs) if inputs else {}
+        if mini_batch.is_last:
+            self.gradients = self._reducer.reduce()
         return sums
+
+    def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
+        """A step's reported sums over all ranks; empty without the LM head."""
+        return {name: float(value) for name, value in sums.items()}
 
     def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
         """Scale the accumulated gradient, clip it, step, and forget it.
@@ -100,44 +108,155 @@ class TorchBackend:
         Returns: the scaled gradient's norm before clipping, the same on every rank.
         Raises: EngineError if the norm is not finite; no weight has changed then.
         """
-        self._clipper.loss_scale = loss_scale
+        counted = [gradient for name, gradient in self.gradients.items() if self.parameters.counts_in_norm(name)]
+        norm = scale_and_clip(
+            list(self.gradients.values()),
+            self._sum_over_ranks(sum_of_squares(counted)),
+            loss_scale=loss_scale,
+            max_norm=self.config.max_grad_norm,
+        )
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        return self._clipper.norm
+        self._step()
+        self.gradients = {}
+        self._reducer.forget()
+        return norm
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Full tensors by Hugging Face name, in Hugging Face order and wire dtype; a tied LM head is left out."""
-        return export_weights(self.policy, dtype=self.config.wire_dtype)
+        """This stage's weights by Hugging Face name, full, in Hugging Face order and wire dtype.
+
+        Collective over the ranks of the first data-parallel copy; nothing on the others. A tied LM head is left out. A
+        tensor that needs no cast is the live weight itself: use it before the next step.
+        """
+        if self.layout.dp_rank == 0:
+            for info in self._own_infos():
+                full = self.parameters.full(info.name, self.parameters.by_name[info.name].detach())
+                yield info.name, full.to(self.config.wire_dtype)
 
     def save(self, directory: Path, *, state: dict[str, Any]) -> None:
-        """Publish a checkpoint under this name. Raises: RunError if it cannot be written."""
-        save_checkpoint(
-            directory,
-            model=self.policy,
-            tokenizer_dir=self.config.model_dir,
-            optimizer_tensors=pack_state(self._adamw, self._masters()),
-            state=state,
-        )
+        """Publish a checkpoint under this name; collective.
+
+        Raises: RunError on every rank if it cannot be written.
+        """
+        writer = CheckpointWriter(directory, self.infos, dtype=DTYPES[self.config.precision])
+        self._agree(directory, writer.begin if self._is_first_rank else None)
+        self._agree(directory, lambda: self._write_parts(writer))
+
+        def publish() -> None:
+            writer.publish(
+                model=self.policy,
+                tokenizer_dir=self.config.tokenizer_dir or self.config.model_dir,
+                state=state,
+                keep=self.config.keep_checkpoints,
+            )
+
+        self._agree(directory, publish if self._is_first_rank else None)
 
     def restore_optimizer(self, directory: Path) -> None:
-        """Take over the optimizer of a checkpoint whose weights this backend was built from."""
-        unpack_state(self._adamw, self._masters(), load_optimizer_tensors(directory))
+        """Take over the optimizer of a checkpoint whose weights this backend was built from, whatever its layout.
+
+        Raises: ConfigError if it belongs to another model.
+        """
+        reader = CheckpointReader(directory)
+        unpack_state(self._adamw, self._masters(), lambda name, kind: self._part_of(reader, name, kind))
 
     def close(self) -> None:
         """Nothing to release here."""
 
-    def _forward(self, inputs: PolicyInput) -> tuple[Tensor, dict[str, Tensor]]:
-        return policy_forward(self.policy, inputs)
+    # --- what a subclass replaces ----------------------------------------------------------------------------------
 
-    def _backward(self, loss: Tensor) -> None:
-        loss.backward()
+    def _layers_per_stage(self, policy: PreTrainedModel) -> list[int]:
+        return [policy.config.num_hidden_layers]
 
-    def _without_reduction(self) -> AbstractContextManager[None]:
-        """Around a forward and backward whose gradient stays on this rank for now."""
-        return nullcontext()
+    def _wrap(self, policy: PreTrainedModel, optimizer: torch.optim.Optimizer | None) -> tuple[nn.Module, Any]:
+        """Cut up a model, and the optimizer of its parameters; afterwards `policy` is this rank's part."""
+        policy.forward = policy_forward.__get__(policy)
+        if optimizer is not None and self.config.precision == "bf16":
+            for group in optimizer.param_groups:
+                self._float32_masters |= {id(p): p.detach().float() for p in group["params"]}
+                group["params"] = [self._float32_masters[id(p)] for p in group["params"]]
+        return policy, optimizer
+
+    def _tied_group(self) -> dist.ProcessGroup | None:
+        return None
+
+    def _scores(self, model: nn.Module, inputs: Sequence[PolicyInput]) -> list[Tensor]:
+        return [model(each)[0] for each in inputs]
+
+    def _accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
+        sums: dict[str, Tensor] = {}
+        for each in inputs:
+            loss, terms = self._model(each)
+            loss.backward()
+            self._reducer.after_backward()
+            sums = merge_sums(sums, terms)
+        return sums
+
+    def _sum_over_ranks(self, value: float) -> float:
+        return value
+
+    def _step(self) -> None:
+        """Let the optimizer step on `gradients`, and the model take over what it arrived at."""
+        masters = self._masters()
+        for name, gradient in self.gradients.items():
+            masters[name].grad = gradient
+        self._optimizer.step()
+        with torch.no_grad():
+            for name, parameter in self.parameters.by_name.items():
+                if masters[name] is not parameter:
+                    parameter.copy_(masters[name])
 
     def _masters(self) -> dict[str, Tensor]:
         """Parameter name to the float32 tensor that the optimizer steps on."""
-        return dict(self.policy.named_parameters())
+        return {name: self._float32_masters.get(id(p), p) for name, p in self.parameters.by_name.items()}
+
+    def _agree(self, directory: Path, action: Callable[[], None] | None) -> None:
+        """Do this rank's share of a checkpoint, and learn whether the others could do theirs."""
+        if action is not None:
+            action()
+
+    # --- the same in every layout ----------------------------------------------------------------------------------
+
+    @property
+    def _is_first_rank(self) -> bool:
+        return self.layout.is_stage_head and self.layout.is_first_stage
+
+    def _load(self, directory: Path, *, gradient_checkpointing: bool = False) -> PreTrainedModel:
+        dtype = DTYPES[self.config.precision]
+        return load_policy(directory, dtype=dtype, gradient_checkpointing=gradient_checkpointing).to(self.device)
+
+    def _own_infos(self) -> list[Any]:
+        return [info for info in self.parameters.infos.values() if info.stage == self.layout.stage]
+
+    def _write_parts(self, writer: CheckpointWriter) -> None:
+        parts = self._parts(writer) if self.layout.dp_rank == 0 or self.layout.is_partitioned else iter(())
+        try:
+            for part in parts:
+                if self.layout.is_stage_head:
+                    writer.write(*part)
+        finally:
+            for _ in parts:  # the ranks that hold the other shards go on to the end too
+                pass
+
+    def _parts(self, writer: CheckpointWriter) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Tensor]]]:
+        """File by file of this stage: its number, full weights, full tensors of the optimizer."""
+        masters, own = self._masters(), {info.name for info in self._own_infos()}
+        for number, names in enumerate(writer.files):
+            if names[0] not in own:
+                continue
+            weights = {n: self.parameters.full(n, self.parameters.by_name[n].detach()) for n in names}
+            state = {
+                f"{kind}/{name}": part if kind == "step" else self._whole(name, part)
+                for name in names
+                for kind, part in pack_state(self._adamw, masters[name], self.parameters.by_name[name]).items()
+            }
+            yield number, weights, state
+
+    def _whole(self, name: str, part: Tensor) -> Tensor:
+        return self.parameters.full(name, self.parameters.shard_of_slices(name, part))
+
+    def _part_of(self, reader: CheckpointReader, name: str, kind: str) -> Tensor | None:
+        full = reader.get(kind, name)
+        if full is None or full.dim() == 0:
+            return full
+        return self.parameters.slice_of_shard(self.parameters.shard(name, full))

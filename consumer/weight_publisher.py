@@ -1,12 +1,18 @@
 """Policy weights -> producers, in two phases. All stage the update beside the serving weights; if every digest is
 the sender's, all commit it. A producer that is dead or does not answer is reported as failed; when a transfer breaks
 for the others too, they keep their old weights and the coordinator orders the sync again.
+
+With pipeline stages, the head rank of each stage sends that stage's tensors: rank 0 directs the transfer and tells the
+other heads what to do, once per sync, in an announcement.
 """
 
+import json
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +20,7 @@ import torch
 from coati_rl.data.work import SyncReport, SyncWork
 from coati_rl.errors import PeerLostError, RunError, TransferError
 from coati_rl.protocols import WeightReceiver
-from coati_rl.transport.manifest import WeightManifest
+from coati_rl.transport.manifest import WeightManifest, parse_object
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.transport.wire import WeightSender
 
@@ -22,9 +28,11 @@ logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3  # of one version, when no producer is to blame
 
+Weights = Iterator[tuple[str, torch.Tensor]]
+
 
 class WeightPublisher:
-    """The sending end; used by trainer rank 0."""
+    """The sending end on trainer rank 0, the head of the first stage."""
 
     def __init__(
         self,
@@ -35,30 +43,36 @@ class WeightPublisher:
         ranks_per_producer: int,
         timeout_s: float,
         drain_timeout_s: float,
+        num_senders: int = 1,
+        announce: Callable[[str], None] = lambda text: None,
     ) -> None:
+        """`announce` hands a text to the `StageSender` of every other stage."""
         self._sender = sender
         self._connect = connect
-        self._make_manifest = make_manifest  # policy version -> what will be sent
+        self._make_manifest = make_manifest  # policy version -> what all senders will send
         self._ranks_per_producer = ranks_per_producer
         self._timeout_s = timeout_s  # of the transfer
         self._drain_timeout_s = drain_timeout_s  # of the commit, which waits for what is generating to end
+        self._num_senders = num_senders
+        self._announce = announce
         self._group: tuple[int, ...] = ()  # producers of the open group
         self._rendezvous: list[Rendezvous] = []  # their invitations
         self._num_fruitless = 0
 
-    def publish(self, work: SyncWork, weights: Iterator[tuple[str, torch.Tensor]]) -> SyncReport:
+    def publish(self, work: SyncWork, weights: Weights) -> SyncReport:
         """One sync, staged and committed, with a deadline for each phase.
 
+        Args:
+            weights: of this rank's stage; iterated to the end in any case.
         Raises: RunError when it fails again and again without a producer being gone.
         """
         begin, failed = time.perf_counter(), dict[int, str]()
         with ThreadPoolExecutor(len(work.members)) as pool:
-            digest, staged = self._stage(pool, work, weights, failed)
+            with _to_the_end(weights):
+                digest, staging = self._transfer(pool, work, weights)
             committing = {
-                producer: pool.submit(
-                    self._connect(producer).commit_weights, work.policy_version, timeout_s=self._drain_timeout_s
-                )
-                for producer in staged
+                producer: pool.submit(self._commit, producer, work.policy_version)
+                for producer in self._staged(digest, staging, failed)
             }
             committed = tuple(p for p, future in committing.items() if self._succeeded(p, future, failed))
         if committed or failed:
@@ -73,40 +87,46 @@ class WeightPublisher:
             digest=digest,
         )
 
-    def _stage(
-        self,
-        pool: ThreadPoolExecutor,
-        work: SyncWork,
-        weights: Iterator[tuple[str, torch.Tensor]],
-        failed: dict[int, str],
-    ) -> tuple[str, list[int]]:
-        """Returns: the digest sent and the producers that hold it."""
+    def _transfer(
+        self, pool: ThreadPoolExecutor, work: SyncWork, weights: Weights
+    ) -> tuple[str, dict[int, "Future[tuple[str, ...]]"]]:
+        """Returns: the digest sent, empty if that failed, and the answer of each producer to come."""
         manifest = self._make_manifest(work.policy_version)
+        invitations: tuple[Rendezvous, ...] = ()  # none: the group of the last sync goes on
         if work.members != self._group or not self._sender.is_open:
-            self._rendezvous = self._sender.open([self._ranks_per_producer] * len(work.members))
-            self._group = work.members
+            sizes = [self._ranks_per_producer] * len(work.members)
+            self._rendezvous = self._sender.open(sizes, num_senders=self._num_senders)
+            self._group, invitations = work.members, self._sender.sender_invitations
+        self._announce(_format_announcement(manifest, invitations, self._timeout_s))
         staging = {
-            producer: pool.submit(
-                self._connect(producer).stage_weights, manifest, rendezvous, timeout_s=self._timeout_s
-            )
+            producer: pool.submit(self._stage, producer, manifest, rendezvous)
             for producer, rendezvous in zip(work.members, self._rendezvous, strict=True)
         }
         for future in staging.values():
             future.add_done_callback(self._cancel_on_error)
         try:
-            digest = self._sender.send(manifest, weights, timeout_s=self._timeout_s)
+            return self._sender.send(manifest, weights, timeout_s=self._timeout_s), staging
         except TransferError as error:
             logger.warning("weight transfer to version %d failed: %s", work.policy_version, error)
-            digest = ""
+            return "", staging
+
+    def _staged(self, digest: str, staging: dict[int, "Future[tuple[str, ...]]"], failed: dict[int, str]) -> list[int]:
+        """The producers that hold the update, once all have answered: all of them or none."""
         staged = [p for p, future in staging.items() if self._succeeded(p, future, failed)]
-        if len(staged) < len(work.members) or not digest:
+        if len(staged) < len(staging) or not digest:
             self._sender.close()
-            return digest, []
+            return []
         for producer in staged:
             digests = set(staging[producer].result())
             if digests != {digest}:
                 raise RunError(f"producer {producer} received {sorted(digests)}, sent was {digest}: a corrupt transfer")
-        return digest, staged
+        return staged
+
+    def _stage(self, producer: int, manifest: WeightManifest, rendezvous: Rendezvous) -> tuple[str, ...]:
+        return self._connect(producer).stage_weights(manifest, rendezvous, timeout_s=self._timeout_s)
+
+    def _commit(self, producer: int, version: int) -> None:
+        self._connect(producer).commit_weights(version, timeout_s=self._drain_timeout_s)
 
     def _cancel_on_error(self, future: "Future[Any]") -> None:
         if future.exception() is not None:
@@ -127,3 +147,59 @@ class WeightPublisher:
         self._num_fruitless += 1
         if self._num_fruitless >= MAX_ATTEMPTS:
             raise RunError(f"weight sync to version {version} failed {MAX_ATTEMPTS} times; see the producers' logs")
+
+
+class StageSender:
+    """The sending end on the head of another stage, which rank 0 directs."""
+
+    def __init__(self, sender: WeightSender, hear: Callable[[], str], *, rank: int) -> None:
+        """`hear` waits for what rank 0 announces. `rank`: the sender's, which is the stage's number, 1 or above."""
+        self._sender = sender
+        self._hear = hear
+        self._rank = rank
+
+    def take_part(self, weights: Weights) -> None:
+        """One sync, this stage's share of it. A transfer that fails is a warning here: rank 0 reports it.
+
+        Args:
+            weights: of this stage; iterated to the end in any case.
+        """
+        with _to_the_end(weights):
+            manifest, invitations, timeout_s = _parse_announcement(self._hear())
+            if invitations:
+                self._sender.join(invitations[self._rank - 1])
+            try:
+                self._sender.send(manifest, weights, timeout_s=timeout_s)
+            except TransferError as error:
+                logger.warning("weight transfer to version %d failed: %s", manifest.policy_version, error)
+
+    def close(self) -> None:
+        """Leave the group, if any."""
+        self._sender.close()
+
+
+@contextmanager
+def _to_the_end(weights: Weights) -> Iterator[None]:
+    """Whatever happens in between, `weights` has been iterated to its end afterwards."""
+    try:
+        yield
+    finally:
+        # An iteration may hold collectives, such as tensor-parallel gathers; the other ranks of the stage iterate to
+        # the end and would wait for ever for one that had stopped at a failed transfer.
+        deque(weights, maxlen=0)
+
+
+def _format_announcement(manifest: WeightManifest, invitations: tuple[Rendezvous, ...], timeout_s: float) -> str:
+    return json.dumps(
+        {
+            "manifest": manifest.to_json(),
+            "rendezvous": [invitation.to_json() for invitation in invitations],  # of senders 1, 2, ...
+            "timeout_s": float(timeout_s),
+        }
+    )
+
+
+def _parse_announcement(text: str) -> tuple[WeightManifest, list[Rendezvous], float]:
+    fields = parse_object(text, {"manifest": str, "rendezvous": list, "timeout_s": float}, what="announcement")
+    invitations = [Rendezvous.from_json(invitation) for invitation in fields["rendezvous"]]
+    return WeightManifest.from_json(fields["manifest"]), invitations, fields["timeout_s"]

@@ -6,6 +6,7 @@ over micro-batches and ranks, and the sums to report (see `sums`).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ class GrpoLoss:
         gap_tokens, gap_sum, gap_max: tokens sampled by the trainer's own version, and |logprobs - rollout_logprobs|
         in nats on them. Engine and trainer should agree there; it is the first thing to look at when a run goes wrong.
     """
+
+    is_token_separable: ClassVar[bool] = True  # see LossFn
 
     clip_low: float = 0.2
     clip_high: float = 0.2

@@ -14,9 +14,13 @@ class Plan:
     device: Device
     precision: str
     dp: int
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    zero_stage: int
     prompts_per_step: int
     samples_per_step: int
-    micro_batches_per_step: int  # per dp rank
+    micro_batches_per_step: int  # per dp rank, if all samples are valid
+    is_token_bound: bool  # a token budget may ask for more micro-batches than that
     sync_period: int  # optimizer steps between weight syncs (K)
     num_slots: int  # prompts in rollout or waiting, at most
     num_prompts: int | None  # drawn over all episodes; None when the dataset was not read
@@ -24,17 +28,24 @@ class Plan:
 
     def lines(self) -> list[str]:
         """One line a number, for people."""
+        at_least = "at least " if self.is_token_bound else ""
         return [
             f"{'devices':<24}{self.num_devices} ({self.device}, {self.precision})",
-            f"{'data-parallel groups':<24}{self.dp}",
+            f"{'data-parallel groups':<24}{self.dp}{self._inside_a_group()}",
             f"{'prompts per step':<24}{self.prompts_per_step}",
             f"{'samples per step':<24}{self.samples_per_step}",
-            f"{'micro-batches per step':<24}{self.micro_batches_per_step} per dp rank",
+            f"{'micro-batches per step':<24}{at_least}{self.micro_batches_per_step} per dp rank",
             f"{'sync period':<24}{self.sync_period} optimizer step(s)",
             f"{'rollout slots':<24}{self.num_slots} prompts",
             f"{'prompts':<24}{'unknown' if self.num_prompts is None else self.num_prompts}",
             f"{'optimizer steps':<24}{'unknown' if self.num_steps is None else self.num_steps}",
         ]
+
+    def _inside_a_group(self) -> str:
+        parts = {"tp": self.tensor_parallel_size, "pp": self.pipeline_parallel_size}
+        named = [f"{name} {size}" for name, size in parts.items() if size > 1]
+        named += [f"ZeRO stage {self.zero_stage}"] if self.zero_stage else []
+        return f" ({', '.join(named)})" if named else ""
 
 
 def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Plan:
@@ -49,9 +60,13 @@ def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Pla
         device=device,
         precision=resolve_precision(config, device),
         dp=config.dp,
+        tensor_parallel_size=config.tensor_parallel_size,
+        pipeline_parallel_size=config.pipeline_parallel_size,
+        zero_stage=config.zero_stage,
         prompts_per_step=config.prompts_per_step,
         samples_per_step=config.prompts_per_step * config.num_generations,
         micro_batches_per_step=per_mini_batch * config.train_batch_size // config.train_minibatch_size,
+        is_token_bound=config.max_tokens_per_microbatch is not None,
         sync_period=config.sync_period,
         num_slots=config.num_slots,
         num_prompts=drawn,
@@ -60,5 +75,5 @@ def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Pla
 
 
 def resolve_precision(config: Config, device: Device) -> str:
-    """fp32 or bf16; bf16 by default on GPUs."""
-    return config.precision or ("bf16" if device == "cuda" else "fp32")
+    """fp32 or bf16; bf16 by default on GPUs and under ZeRO, which keeps float32 masters of bfloat16 weights."""
+    return config.precision or ("bf16" if device == "cuda" or config.zero_stage > 0 else "fp32")

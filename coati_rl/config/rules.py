@@ -37,7 +37,7 @@ _FLAGS = {
 
 def check(config: Config) -> None:
     """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
-    problems = [*_not_available(config), *_sizes(config), *_sampling(config)]
+    problems = [*_not_available(config), *_sizes(config), *_memory(config), *_sampling(config)]
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -54,14 +54,6 @@ def _not_available(config: Config) -> Iterator[str]:
         yield f"--reward-type {config.reward_type!r}: unknown; use {' or '.join(REWARD_TYPES)}"
     if config.code_verifier_api_url is not None:
         yield "--code-verifier-api-url: code rewards are not available in this version; leave it out"
-    if config.checkpoint_path is not None:
-        yield "--checkpoint-path: resuming is not available in this version; start from a checkpoint with --model"
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if getattr(config, name) > 1:
-            value, flag = getattr(config, name), "--" + name.replace("_", "-")
-            yield f"{flag} {value}: only data-parallel trainers are available in this version; use {flag} 1"
-    if config.zero_stage > 0:
-        yield f"--zero-stage {config.zero_stage}: not available in this version; use --zero-stage 0"
 
 
 def _sizes(config: Config) -> Iterator[str]:
@@ -150,6 +142,28 @@ def nearest_divisor(whole: int, start: int) -> int:
     """The divisor of `whole` closest to `start`, the larger one of two."""
     small = [n for n in range(1, math.isqrt(whole) + 1) if whole % n == 0]
     return min([*small, *(whole // n for n in small)], key=lambda n: (abs(n - start), -n))
+
+
+def _memory(config: Config) -> Iterator[str]:
+    """ZeRO and the token budget: what they cannot be combined with."""
+    zero, pp, budget = config.zero_stage, config.pipeline_parallel_size, config.max_tokens_per_microbatch
+    if zero == 2 and pp > 1:
+        yield (
+            f"-zero 2 with -pp {pp}: stage 2 hands a gradient out as soon as it is made, and a pipeline makes it in "
+            "several backward passes; use -zero 1 or -pp 1"
+        )
+    if zero > 0 and config.precision == "fp32":
+        yield (
+            f"-zero {zero} with --precision fp32: ZeRO keeps float32 masters of bfloat16 weights; "
+            "use --precision bf16 or -zero 0"
+        )
+    if budget is not None and budget < config.max_model_len:
+        shorter = f" or -mnt {budget - config.max_prompt_tokens}" if budget > config.max_prompt_tokens else ""
+        yield (
+            f"--max-tokens-per-microbatch {budget}: a single sample may have mpt + mnt = {config.max_prompt_tokens} + "
+            f"{config.max_new_tokens} = {config.max_model_len} tokens; "
+            f"use --max-tokens-per-microbatch {config.max_model_len}{shorter}"
+        )
 
 
 def _sampling(config: Config) -> Iterator[str]:

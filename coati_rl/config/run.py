@@ -15,6 +15,9 @@ class RunConfig(BaseModel):
         -1, "Optimizer steps between evaluations, rounded up to the next weight sync; -1 is off.", short="-ei"
     )
     save_interval: int = flag(100, "Optimizer steps between checkpoints; -1 saves at the end only.", short="-si")
+    keep_checkpoints: int | None = flag(
+        None, "Checkpoints kept; older ones are deleted when a new one is complete. Default: all.", ge=1
+    )
     save_dir: str | None = flag(None, "Checkpoints; default: <run-dir>/checkpoints.", short="-sd")
     eval_save_dir: str | None = flag(None, "Evaluation results; default: <run-dir>/eval.", short="-esd")
     rollout_save_dir: str | None = flag(None, "Rollouts as JSONL; default: <run-dir>/rollouts.", short="-rsd")

@@ -26,6 +26,8 @@ class BatchSettings:
     train_microbatch_size: int  # samples per micro-batch
     loss_variation: LossVariation
     recompute_old_logprobs: bool
+    max_tokens_per_microbatch: int | None = None  # padding included; None: train_microbatch_size alone bounds
+    one_sample_per_row: bool = False  # padded rows instead of packed ones
 
     @property
     def prompts_per_mini_batch(self) -> int:
@@ -55,32 +57,38 @@ class StepBatcher:
         return len(self.groups)
 
     def add(self, groups: Sequence[RolloutGroup]) -> list[MiniBatch]:
-        """The next mini-batch, one share per dp rank.
+        """The next mini-batch, one share per dp rank: about as many tokens, and equally many micro-batches.
 
         Args:
             groups: tMbs * dp groups; sorted by uid here, so that the batch does not depend on who finished first.
+        Raises: RunError if a sample alone exceeds the tokens of a micro-batch.
         """
         settings = self._settings
         groups = sorted(groups, key=lambda group: group.prompt.uid)
         self.groups.extend(groups)
-        shares = [
-            [sample for group in groups[rank :: settings.dp] for sample in self._build(group)]
-            for rank in range(settings.dp)
-        ]
-        self._num_samples += sum(len(share) for share in shares)
-        self._num_tokens += sum(int(sample.loss_mask.sum()) for share in shares for sample in share)
+        # Advantages and weights are made by group, before: from here on any sample may go to any rank.
+        samples = [sample for group in groups for sample in self._build(group)]
+        self._num_samples += len(samples)
+        self._num_tokens += sum(int(sample.loss_mask.sum()) for sample in samples)
         is_last = self.num_prompts >= settings.prompts_per_step
         scale = loss_scale(self._num_samples, self._num_tokens, settings.loss_variation) if is_last else 1.0
+        shares = pack(
+            samples,
+            num_ranks=settings.dp,
+            max_samples=settings.train_microbatch_size,
+            max_tokens=settings.max_tokens_per_microbatch,
+            one_sample_per_row=settings.one_sample_per_row,
+        )
         return [
             MiniBatch(
                 step=self._step,
-                micro_batches=pack(share, max_samples=settings.train_microbatch_size),
+                micro_batches=micro_batches,
                 is_last=is_last,
                 loss_scale=scale,
                 learning_rate_progress=self._progress,
                 recompute_old_logprobs=settings.recompute_old_logprobs,
             )
-            for share in shares
+            for micro_batches in shares
         ]
 
     def _build(self, group: RolloutGroup) -> list[Sample]:

@@ -4,8 +4,8 @@ Consumes: finished groups from producers, reports from trainers. Waits for: grou
 current weights (producers wait). Is unblocked by: `put`, `report_sync`, membership changes. Produces: leases, work
 items, events for the driver. A plain class with one lock; runtime/ makes an actor of it. Every wait has a timeout.
 
-A slot is taken when a prompt is leased. A trained group's slot is freed when all producers hold the weights of its
-rollout step; a failed or undecidable group's at once. Staleness is bounded by the slots alone.
+Where each prompt is, and how many may be out, is the business of `PromptFlow`. A checkpoint carries the position
+(`coati_rl.data.position`) from which another coordinator goes on.
 """
 
 import threading
@@ -13,14 +13,18 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from coati_rl.data.batcher import StepBatcher, rollout_statistics
+from coati_rl.data.batcher import rollout_statistics
 from coati_rl.data.cursor import PromptCursor
 from coati_rl.data.evaluation import EvaluationBoard
+from coati_rl.data.event_log import EventLog
 from coati_rl.data.leases import LeaseBook
 from coati_rl.data.membership import Membership
+from coati_rl.data.position import Position, data_state
+from coati_rl.data.prompt_flow import PromptFlow
 from coati_rl.data.sample_builder import is_trainable
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.data.step_counts import StepCounts
+from coati_rl.data.step_records import StepRecords
 from coati_rl.data.work import FinishWork, LeaseReply, SaveWork, SyncReport, SyncWork, TodoList, TrainWork, Work
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
@@ -31,31 +35,40 @@ class Coordinator:
     """See the module's docstring; all methods may be called from any thread."""
 
     def __init__(
-        self, settings: CoordinatorSettings, cursor: PromptCursor, board: EvaluationBoard, recorder: RolloutRecorder
+        self,
+        settings: CoordinatorSettings,
+        cursor: PromptCursor,
+        board: EvaluationBoard,
+        recorder: RolloutRecorder,
+        start: Position | None = None,
     ) -> None:
+        """`start`: of the checkpoint that the run is resumed from."""
+        if start is None:
+            start = Position()
+        else:
+            cursor.resume(start.num_drawn, start.waiting)
+            board.resume(start.step, start.last_evaluated)
         self._settings = settings
         self._cursor = cursor
         self._board = board
         self._recorder = recorder
         self._leases = LeaseBook(settings.sampling_plans, seed=settings.seed)
-        self._members = Membership()
+        self._flow = PromptFlow(settings, cursor, self._leases, start)
+        self._members = Membership(start_version=start.step)
         self._changed = threading.Condition()
-        self._finished: list[RolloutGroup] = []  # waiting to be trained
-        self._num_trained_unsynced = 0  # groups that hold a slot until the next sync
-        self._num_settled = 0  # prompts trained, failed or undecidable: the learning rate's clock
-        self._step = 0  # optimizer steps handed out
-        self._batcher: StepBatcher | None = None
         self._todo = TodoList(num_ranks=settings.num_trainers, ranks_per_dp_group=settings.ranks_per_dp_group)
         self._sync: SyncWork | None = None  # handed out, not yet reported
-        self._last_saved = 0
-        self._last_evaluated = -1
+        self._last_saved = start.step
         self._sync_s = 0.0
-        self._counts = StepCounts(max_failed_samples=settings.max_failed_samples)
-        self._statistics: dict[int, dict[str, Any]] = {}  # step -> rollout statistics, until the trainers report it
-        self._events: list[dict[str, Any]] = []
-        self._num_forgotten_events = 0
+        self._counts = StepCounts(
+            max_failed_samples=settings.max_failed_samples,
+            groups_filtered=start.groups_filtered,
+            samples_failed=start.samples_failed,
+        )
+        self._records = StepRecords(first_step=start.step, time_s=start.time_s)
+        self._events = EventLog()
         self._is_finished = False
-        self._start = self._last_progress = time.monotonic()
+        self._last_progress = time.monotonic()
         with self._changed:
             self._evaluate_if_due(is_over=False)
 
@@ -135,8 +148,9 @@ class Coordinator:
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:
         """The trainers took optimizer step `step` (from 0); with the rollouts' statistics it makes one record."""
         with self._changed:
-            record = {"step": step + 1, "policy_version": step + 1, "time_s": time.monotonic() - self._start}
-            self._event("step", **record, **self._statistics.pop(step), **metrics)
+            for record in self._records.report(step, metrics):
+                self._event("step", **record)
+            self._announce_the_end()
 
     def report_sync(self, report: SyncReport) -> None:
         """The end of the SyncWork that was handed out last."""
@@ -160,10 +174,9 @@ class Coordinator:
     def events(self, after: int, *, timeout_s: float) -> list[dict[str, Any]]:
         """Events from number `after` on, and forget those before; waits at most `timeout_s` for the first."""
         with self._changed:
-            del self._events[: after - self._num_forgotten_events]
-            self._num_forgotten_events = after
-            self._changed.wait_for(lambda: bool(self._events), timeout_s)
-            return list(self._events)
+            self._events.forget(after)
+            self._changed.wait_for(lambda: bool(self._events.kept()), timeout_s)
+            return self._events.kept()
 
     def seconds_since_progress(self) -> float:
         """Time since a group, a step or a sync was last finished."""
@@ -176,113 +189,92 @@ class Coordinator:
         """The next item for every dp rank, or None while it is open."""
         if self._sync is not None or self._is_finished:
             return None
-        is_over = self._is_over()
-        if is_over and self._batcher is not None:  # a step that will never be full is not taken
-            self._finished.extend(self._batcher.groups)
-            self._batcher = None
-        at_boundary, dp = self._batcher is None, self._settings.batch.dp
-        sync_due = at_boundary and self._members.is_sync_due(self._step, self._settings.sync_period, is_over=is_over)
+        is_over, dp, step = self._flow.is_over(), self._settings.batch.dp, self._flow.step
+        if is_over:
+            self._flow.give_up_step()
+        at_boundary = self._flow.is_between_steps
+        sync_due = at_boundary and self._members.is_sync_due(step, self._settings.sync_period, is_over=is_over)
         if sync_due and self._board.is_running:
             return None  # its answers belong to the weights that serve now
-        stale = self._members.stale(self._step if sync_due else self._members.serving_version)
+        stale = self._members.stale(step if sync_due else self._members.serving_version)
         if stale:
-            self._sync = SyncWork(index=index, policy_version=self._step, members=stale)
+            self._sync = SyncWork(index=index, policy_version=step, members=stale)
             return [self._sync] * dp
         if sync_due:
             if not self._members.ids:
                 return None  # a replacement is on its way
-            self._members.complete_sync(self._step)
-            self._num_trained_unsynced = 0
+            self._members.complete_sync(step)
+            self._flow.free_slots()
             self._changed.notify_all()
         if at_boundary:
             self._evaluate_if_due(is_over=is_over)
             if self._is_save_due(is_over=is_over):
-                self._last_saved = self._step
-                return [SaveWork(step=self._step)] * dp
+                self._last_saved = step
+                return [SaveWork(step=step, data_state=self._data_state())] * dp
         if is_over:
             return None if self._board.is_running else self._finish()
-        return self._next_mini_batch()
+        batches = self._flow.next_mini_batch()
+        if batches and batches[0].is_last:
+            self._close_step()
+        return [TrainWork(batch=batch) for batch in batches] if batches else None
 
-    def _next_mini_batch(self) -> list[Work] | None:
-        size = self._settings.batch.prompts_per_mini_batch
-        if len(self._finished) < size:
-            return None
-        if self._batcher is None:
-            progress = min(1.0, self._num_settled / self._settings.num_prompts_due(self._cursor.num_due))
-            self._batcher = StepBatcher(self._settings.batch, step=self._step, learning_rate_progress=progress)
-        # Oldest weights first: that is what keeps staleness below its bound.
-        self._finished.sort(key=lambda group: (group.oldest_version, group.lease_id))
-        batches = self._batcher.add(self._finished[:size])
-        del self._finished[:size]
-        self._num_trained_unsynced += size
-        self._num_settled += size
-        if batches[0].is_last:
-            self._close_step(self._batcher.groups)
-        return [TrainWork(batch=batch) for batch in batches]
-
-    def _close_step(self, groups: Sequence[RolloutGroup]) -> None:
+    def _close_step(self) -> None:
+        step, groups = self._flow.step, self._flow.close_step()
         statistics = rollout_statistics(groups, self._members.staleness)
-        self._statistics[self._step] = {**statistics, **self._counts.take(), "sync_s": self._sync_s}
-        self._recorder.write(self._step + 1, groups)
-        self._batcher = None
-        self._step += 1
+        self._records.open(step, {**statistics, **self._counts.take(), "sync_s": self._sync_s})
+        self._recorder.write(step + 1, groups)
+
+    def _data_state(self) -> dict[str, Any]:
+        position = Position(
+            step=self._flow.step,
+            num_drawn=self._cursor.num_drawn,
+            waiting=tuple(self._flow.waiting()),
+            last_evaluated=self._board.last_finished,
+            time_s=self._records.time_s,
+            **self._counts.filtered(),
+        )
+        return data_state(position, self._cursor.order)
 
     def _finish(self) -> list[Work]:
         self._is_finished = True
-        self._event("finished", step=self._step, groups_dropped=len(self._finished))
-        return [FinishWork(step=self._step)] * self._settings.batch.dp
+        self._announce_the_end()
+        return [FinishWork(step=self._flow.step)] * self._settings.batch.dp
+
+    def _announce_the_end(self) -> None:
+        """The last event, once: after the last step's record, which may come when the trainers know already."""
+        if self._is_finished and self._records.is_complete:
+            self._event("finished", step=self._flow.step, groups_dropped=self._flow.num_finished)
 
     def _add_group(self, group: RolloutGroup) -> None:
         num_failed = int((~is_trainable(group)).sum())
         if num_failed == len(group.scores):
             self._drop_group(num_failed=num_failed)
         else:
-            self._finished.append(group)
+            self._flow.add(group)
             self._counts.add_group(num_failed=num_failed, is_filtered=False)
 
     def _drop_group(self, *, num_failed: int) -> None:
-        self._num_settled += 1
         self._counts.add_group(num_failed=num_failed, is_filtered=True)
         self._progressed()
 
     def _may_lease(self, producer_id: int) -> bool:
         if self._is_finished or self._sync is not None or not self._members.is_current(producer_id):
             return False
-        return self._leases.has_lost or self._board.has_pending or self._may_draw()
-
-    def _may_draw(self) -> bool:
-        """True if a new training prompt has a slot and will be needed."""
-        ahead = self._leases.num_open("train") + len(self._finished)
-        if ahead + self._num_trained_unsynced >= self._settings.num_slots or not self._cursor.has_more:
-            return False
-        if self._settings.max_steps is None:
-            return True
-        in_step = self._batcher.num_prompts if self._batcher else 0
-        return (self._settings.max_steps - self._step) * self._settings.batch.prompts_per_step > ahead + in_step
+        return self._leases.has_lost or self._board.has_pending or self._flow.may_draw()
 
     def _draw(self) -> Prompt | None:
-        return self._board.draw() or (self._cursor.draw() if self._may_draw() else None)
-
-    def _is_over(self) -> bool:
-        """True when no further optimizer step can be filled."""
-        if self._settings.max_steps is not None and self._step >= self._settings.max_steps:
-            return True
-        if self._cursor.has_more or self._leases.num_open("train"):
-            return False
-        in_step = self._batcher.num_prompts if self._batcher else 0
-        return len(self._finished) + in_step < self._settings.batch.prompts_per_step
+        return self._board.draw() or self._flow.draw()
 
     def _is_save_due(self, *, is_over: bool) -> bool:
         interval = self._settings.save_interval
-        due = is_over or (interval is not None and self._step % interval == 0)
-        return due and self._step > self._last_saved
+        due = is_over or (interval is not None and self._flow.step % interval == 0)
+        return due and self._flow.step > self._last_saved
 
     def _evaluate_if_due(self, *, is_over: bool) -> None:
-        interval, step = self._settings.eval_interval, self._step
-        if interval is None or self._board.is_running or step <= self._last_evaluated:
+        interval, step = self._settings.eval_interval, self._flow.step
+        if interval is None or self._members.serving_version != step:
             return
-        if self._members.serving_version == step and (is_over or step // interval > self._last_evaluated // interval):
-            self._last_evaluated = step
+        if self._board.is_due(step, interval, is_over=is_over):
             self._board.start(step)
             self._changed.notify_all()
 
@@ -291,7 +283,7 @@ class Coordinator:
             self._event("evaluation", **summary)
 
     def _event(self, kind: str, **fields: Any) -> None:
-        self._events.append({"event": kind, **fields})
+        self._events.add(kind, fields)
         self._progressed()
 
     def _progressed(self) -> None:

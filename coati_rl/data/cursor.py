@@ -1,9 +1,12 @@
 """Which prompt comes next: every prompt once per episode, in an order that only the seed decides."""
 
 import random
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import cached_property
 
+from coati_rl.data.position import DrawOrder, fingerprint
 from coati_rl.types import Prompt
 
 
@@ -14,8 +17,14 @@ class PromptCursor:
         self._prompts = prompts
         self._num_episodes = num_episodes
         self._seed = seed
-        self._order: list[int] = []
-        self.num_drawn = 0
+        self._shuffled: list[int] = []  # the order of the present episode
+        self._waiting: deque[Prompt] = deque()  # of a run that is resumed: drawn then, not trained
+        self.num_drawn = 0  # from the dataset
+
+    @cached_property
+    def order(self) -> DrawOrder:
+        """What decides the draws."""
+        return DrawOrder(seed=self._seed, num_prompts=len(self._prompts), fingerprint=fingerprint(self._prompts))
 
     @property
     def num_due(self) -> int:
@@ -25,16 +34,29 @@ class PromptCursor:
     @property
     def has_more(self) -> bool:
         """True while `draw` has a prompt."""
-        return self.num_drawn < self.num_due
+        return bool(self._waiting) or self.num_drawn < self.num_due
+
+    @property
+    def waiting(self) -> tuple[Prompt, ...]:
+        """Prompts that were drawn before the run was resumed, and wait to be drawn again."""
+        return tuple(self._waiting)
+
+    def resume(self, num_drawn: int, waiting: Collection[str]) -> None:
+        """Go on after `num_drawn` draws, but first draw those of them again whose uid is in `waiting`."""
+        again, draws = set(waiting), (self._draw_next() for _ in range(num_drawn))
+        self._waiting.extend(prompt for prompt in draws if prompt.uid in again)
 
     def draw(self) -> Prompt | None:
         """The next prompt, None after the last episode."""
         if not self.has_more:
             return None
+        return self._waiting.popleft() if self._waiting else self._draw_next()
+
+    def _draw_next(self) -> Prompt:
         episode, place = divmod(self.num_drawn, len(self._prompts))
         if place == 0:
-            self._order = list(range(len(self._prompts)))
-            random.Random(f"{self._seed}/{episode}").shuffle(self._order)
+            self._shuffled = list(range(len(self._prompts)))
+            random.Random(f"{self._seed}/{episode}").shuffle(self._shuffled)
         self.num_drawn += 1
-        prompt = self._prompts[self._order[place]]
+        prompt = self._prompts[self._shuffled[place]]
         return replace(prompt, uid=f"{prompt.uid}.{episode}")

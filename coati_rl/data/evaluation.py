@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from coati_rl.observability.records import step_of_record
 from coati_rl.types import Prompt, RolloutGroup
 
 
@@ -21,6 +22,7 @@ class EvaluationBoard:
         self._groups: list[RolloutGroup] = []
         self._num_failed: dict[str, int] = {}
         self._step: int | None = None
+        self._last_started = self.last_finished = -1  # steps; -1: none
 
     @property
     def is_running(self) -> bool:
@@ -32,9 +34,25 @@ class EvaluationBoard:
         """True while prompts of the round wait for a producer."""
         return bool(self._pending)
 
+    def resume(self, step: int, last_finished: int) -> None:
+        """The run goes on at `step`, and had its last complete round at `last_finished`, unless files tell of more.
+
+        A round that was under way when the checkpoint was made may have been completed since.
+        """
+        path = self._directory / "summary.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        done = [number for line in lines if (number := step_of_record(line)) is not None and number <= step]
+        self._last_started = self.last_finished = max([last_finished, *done])
+
+    def is_due(self, step: int, interval: int, *, is_over: bool) -> bool:
+        """True when steps have passed a multiple of `interval` since the last round, and at the end of the run."""
+        if self.is_running or step <= self._last_started:
+            return False
+        return is_over or step // interval > self._last_started // interval
+
     def start(self, step: int) -> None:
         """Begin a round at the weights of an optimizer step."""
-        self._step = step
+        self._step = self._last_started = step
         self._pending.extend(prompt for prompts in self._tasks.values() for prompt in prompts)
         self._groups, self._num_failed = [], {}
 
@@ -59,6 +77,7 @@ class EvaluationBoard:
         self._directory.mkdir(parents=True, exist_ok=True)
         with (self._directory / "summary.jsonl").open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(summary) + "\n" for summary in summaries)
+        self.last_finished = self._step
         self._step = None
         return summaries
 

@@ -63,6 +63,11 @@ class LeaseBook:
         """Prompts of a purpose with a producer or waiting to be issued again."""
         return self._num_open[purpose]
 
+    def uids(self, purpose: Purpose) -> list[str]:
+        """Of the prompts that `num_open` counts."""
+        prompts = [*(lease.prompt for _, lease in self._open.values()), *self._again]
+        return [prompt.uid for prompt in prompts if prompt.purpose == purpose]
+
     @property
     def has_lost(self) -> bool:
         """True while a prompt waits to be issued again."""

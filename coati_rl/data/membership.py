@@ -1,6 +1,11 @@
 """Which producers are in the run, which weights each holds, and when the next weight sync is due.
 
 `policy_version` counts optimizer steps, `sync_index` counts completed syncs; staleness is counted in syncs.
+
+A run that is resumed at step N begins with version N as if a sync had just brought it. Its producers load the model
+that the run was started with and join with those weights, version 0: the trainers send them version N before their
+first prompt, as they do for every producer that joins late. So no engine has to read a checkpoint, which may be gone
+when a producer is replaced, and the weights come the same way as in the run that was never interrupted.
 """
 
 from collections.abc import Iterable
@@ -9,10 +14,10 @@ from collections.abc import Iterable
 class Membership:
     """Versions by producer. A sync is complete when every producer that is alive holds its version."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, start_version: int = 0) -> None:
         self._versions: dict[int, int] = {}
-        self._sync_index_of = {0: 0}
-        self.serving_version = 0  # of the last completed sync
+        self._sync_index_of = {start_version: 0}
+        self.serving_version = start_version  # of the last completed sync
         self.sync_index = 0
 
     @property
@@ -21,7 +26,7 @@ class Membership:
         return tuple(self._versions)
 
     def add(self, producer_id: int) -> None:
-        """A producer with the start weights."""
+        """A producer with the weights of the model that the run was started with."""
         self._versions[producer_id] = 0
 
     def remove(self, producer_id: int) -> bool:
@@ -45,8 +50,12 @@ class Membership:
                 self._versions[producer] = version
 
     def is_sync_due(self, step: int, period: int, *, is_over: bool) -> bool:
-        """True every `period` optimizer steps, and once more at the end if the last weights are not out yet."""
-        return step - self.serving_version >= period or (is_over and step > self.serving_version)
+        """True at multiples of `period` optimizer steps, and at the end if the last weights are not out yet.
+
+        Multiples, counted from the run's first step: a run resumed between two syncs has its next one when it would
+        have come anyway.
+        """
+        return step // period > self.serving_version // period or (is_over and step > self.serving_version)
 
     def complete_sync(self, version: int) -> None:
         """All producers hold `version`."""

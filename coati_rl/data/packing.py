@@ -1,6 +1,7 @@
-"""Samples -> micro-batches of at most `max_samples` samples, each one packed row in the shape that batch.py fixes.
+"""Samples -> each dp rank's micro-batches, in the shape that batch.py fixes.
 
-R rows (1 here), L tokens of a row.
+Packed: a micro-batch is one row of several samples, without padding. One sample per row: R rows, padded to the longest.
+R rows, L tokens of a row, T tokens of a sample.
 """
 
 from collections.abc import Sequence
@@ -9,12 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from coati_rl.batch import MicroBatch
+from coati_rl.data.balance import share_out
+from coati_rl.errors import RunError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
     """One prompt with one response, token by token; all arrays are [T] over prompt and response."""
 
+    uid: str  # of the prompt
+    number: int  # of the response among the prompt's, from 0
     token_ids: np.ndarray  # int64[T]
     loss_mask: np.ndarray  # bool[T]
     loss_weights: np.ndarray  # float32[T]
@@ -27,29 +32,107 @@ class Sample:
         return len(self.token_ids)
 
 
-_PER_TOKEN = tuple(name for name in Sample.__slots__)
+# What padding holds, by array; see batch.py.
+_PADDING = {
+    "token_ids": 0,
+    "loss_mask": False,
+    "loss_weights": 0.0,
+    "advantages": 0.0,
+    "rollout_logprobs": 0.0,
+    "temperature": 1.0,
+    "policy_version": -1,
+}
+_Row = list[tuple[int, Sample]]  # samples with their index in the rank's share
 
 
-def pack(samples: Sequence[Sample], *, max_samples: int) -> tuple[MicroBatch, ...]:
-    """Cut samples into equally many micro-batches as `max_samples` asks for, each a single row without padding.
+def pack(
+    samples: Sequence[Sample],
+    *,
+    num_ranks: int = 1,
+    max_samples: int,
+    max_tokens: int | None = None,
+    one_sample_per_row: bool = False,
+) -> list[tuple[MicroBatch, ...]]:
+    """The ranks' micro-batches, equally many for each; which sample is where depends on lengths and order alone.
 
-    Samples of like length are spread, longest first to the lightest micro-batch, so that the largest row stays small.
+    Args:
+        samples: of all ranks.
+        num_ranks: data-parallel ranks that share the samples.
+        max_samples: per micro-batch.
+        max_tokens: per micro-batch, padding included; None for no limit.
+        one_sample_per_row: a padded row for each sample instead of one row for all.
+    Raises: RunError if a sample alone exceeds `max_tokens`.
     """
-    num_rows = -(-len(samples) // max_samples)
-    rows: list[list[int]] = [[] for _ in range(num_rows)]
-    tokens = [0] * num_rows
-    for index in sorted(range(len(samples)), key=lambda i: -len(samples[i])):
-        row = min((r for r in range(num_rows) if len(rows[r]) < max_samples), key=lambda r: tokens[r])
-        rows[row].append(index)
-        tokens[row] += len(samples[index])
-    return tuple(_make_row([(index, samples[index]) for index in row]) for row in rows)
+    _check_fit(samples, max_tokens)
+    shares = share_out(
+        [len(sample) for sample in samples],
+        num_ranks=num_ranks,
+        max_samples=max_samples,
+        max_tokens=max_tokens,
+        one_sample_per_row=one_sample_per_row,
+    )
+    return [_pack_share(samples, share, one_sample_per_row=one_sample_per_row) for share in shares]
 
 
-def _make_row(indexed: Sequence[tuple[int, Sample]]) -> MicroBatch:
-    samples = [sample for _, sample in indexed]
-    per_token = {name: np.concatenate([getattr(s, name) for s in samples])[None] for name in _PER_TOKEN}
+def blank_micro_batch() -> MicroBatch:
+    """One row that counts no token: its gradient is zero in every parameter.
+
+    For a rank that has fewer samples than micro-batches: ranks compute together, so it needs one.
+    """
+    shape = (1, 2)
+    zeros = np.zeros(shape, dtype=np.float32)
     return MicroBatch(
-        position_ids=np.concatenate([np.arange(len(s), dtype=np.int64) for s in samples])[None],
-        sample_index=np.concatenate([np.full(len(s), index, dtype=np.int32) for index, s in indexed])[None],
-        **per_token,
+        token_ids=np.zeros(shape, dtype=np.int64),
+        position_ids=np.array([[0, 1]], dtype=np.int64),
+        sample_index=np.full(shape, -1, dtype=np.int32),
+        loss_mask=np.zeros(shape, dtype=bool),
+        loss_weights=zeros,
+        advantages=zeros,
+        rollout_logprobs=zeros,
+        temperature=np.ones(shape, dtype=np.float32),
+        policy_version=np.full(shape, -1, dtype=np.int32),
+        old_logprobs=zeros,
+        ref_logprobs=zeros,
+    )
+
+
+def _check_fit(samples: Sequence[Sample], max_tokens: int | None) -> None:
+    longest = max(samples, key=len, default=None)
+    if max_tokens is not None and longest is not None and len(longest) > max_tokens:
+        raise RunError(
+            f"prompt {longest.uid}, sample {longest.number}: {len(longest)} tokens exceed "
+            f"--max-tokens-per-microbatch {max_tokens}; use {len(longest)} or more, or a smaller -mnt"
+        )
+
+
+def _pack_share(
+    samples: Sequence[Sample], share: Sequence[Sequence[int]], *, one_sample_per_row: bool
+) -> tuple[MicroBatch, ...]:
+    """A rank's micro-batches; its samples are numbered in the order of `samples`."""
+    index_of = {index: place for place, index in enumerate(sorted(index for bin_ in share for index in bin_))}
+    micro_batches = []
+    for bin_ in share:
+        row = [(index_of[index], samples[index]) for index in bin_]
+        rows = [[indexed] for indexed in row] if one_sample_per_row else [row]
+        micro_batches.append(_make_rows(rows) if row else blank_micro_batch())
+    return tuple(micro_batches)
+
+
+def _make_rows(rows: Sequence[_Row]) -> MicroBatch:
+    """Each row's samples one after another, then padding up to the longest row."""
+    lengths = [sum(len(sample) for _, sample in row) for row in rows]
+    padding = [max(lengths) - length for length in lengths]
+
+    def stack(parts: list[list[np.ndarray]], fill: float) -> np.ndarray:
+        padded = [[*part, np.full(pad, fill, dtype=part[0].dtype)] for part, pad in zip(parts, padding, strict=True)]
+        return np.stack([np.concatenate(row) for row in padded])
+
+    positions = [
+        np.concatenate([np.arange(n, dtype=np.int64) for n in (*(len(sample) for _, sample in row), pad)])
+        for row, pad in zip(rows, padding, strict=True)
+    ]
+    return MicroBatch(
+        position_ids=np.stack(positions),
+        sample_index=stack([[np.full(len(s), index, dtype=np.int32) for index, s in row] for row in rows], -1),
+        **{name: stack([[getattr(s, name) for _, s in row] for row in rows], fill) for name, fill in _PADDING.items()},
     )

@@ -4,14 +4,16 @@ Everything a user can get wrong about files is found here, before Ray starts.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from coati_rl.config import Config
+from coati_rl.config.layout_rules import check_layout
 from coati_rl.config.plan import Plan, make_plan
 from coati_rl.config.rules import nearest_flags
 from coati_rl.data.dataset import PromptSet, load_rows, make_prompts
+from coati_rl.data.resume import ResumePoint, open_resume_point
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device
 
@@ -27,6 +29,7 @@ class Prepared:
     train: PromptSet
     evaluation: dict[str, PromptSet]
     warnings: tuple[str, ...]
+    resume: ResumePoint | None = None  # -cp: where the run goes on
 
 
 def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared:
@@ -48,14 +51,21 @@ def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared
     if config.top_k is not None or config.top_p < 1.0:
         # Measured: the ratio of a renormalised probability to a full softmax is biased by up to 1.1 nats.
         warnings.append("--top-k, --top-p: engines renormalise what is left, so the trainer recomputes old_logprobs")
+    if config.zero_stage > 0 and config.precision is None and device == "cpu":
+        warnings.append(
+            f"-zero {config.zero_stage} sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights"
+        )
     directory = resolve_model(config.model, is_dry_run=is_dry_run)
     if directory is None:
-        warnings.append(f"model {config.model} is not on this machine: prompt lengths are not checked")
+        unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.num_trainers else "")
+        warnings.append(f"model {config.model} is not on this machine: {unchecked} are not checked")
         train, evaluation = PromptSet(prompts=(), num_refused=0), dict[str, PromptSet]()
         num_prompts = len(rows)
     else:
         config = config.model_copy(update={"model": str(directory)})
-        _check_length(config, directory)
+        model = read_model_config(directory)
+        _check_length(config, model)
+        check_layout(config, model)
         tokenizer = load_tokenizer(directory)
         system = system_prompt if config.system_prompt is None else config.system_prompt
         options: dict[str, Any] = {"system_prompt": system, "max_prompt_tokens": config.max_prompt_tokens}
@@ -70,7 +80,12 @@ def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared
             f"one optimizer step of tbs * dp = {config.prompts_per_step} prompts; "
             f"nearest: {_smaller_step(config, num_prompts)}"
         )
-    return Prepared(config=config, plan=plan, train=train, evaluation=evaluation, warnings=tuple(warnings))
+    resume = open_resume_point(config, None if directory is None else train.prompts, num_prompts=num_prompts)
+    if resume is not None:
+        plan = replace(plan, num_steps=resume.num_steps)
+    return Prepared(
+        config=config, plan=plan, train=train, evaluation=evaluation, warnings=tuple(warnings), resume=resume
+    )
 
 
 def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[str]]:
@@ -94,11 +109,15 @@ def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[st
 def _fewer(config: Config, available: int) -> str:
     if available < 2:
         return "use --device cpu, or --master_address of a Ray cluster"
-    width = config.producer_tensor_parallel_size if config.producer_tensor_parallel_size < available else 1
-    engines = min(config.num_inferencer, (available - 1) // width)
-    trainers = min(config.num_trainers, available - engines * width)
-    sizes = {"num_inferencer": engines, "num_trainers": trainers, "producer_tensor_parallel_size": width}
+    split = config.num_trainers // config.dp  # tp * pp
+    layout = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1} if split >= available else {}
+    split = 1 if layout else split
+    width = config.producer_tensor_parallel_size if config.producer_tensor_parallel_size <= available - split else 1
+    engines = min(config.num_inferencer, (available - split) // width)
+    trainers = min(config.num_trainers, available - engines * width) // split * split
+    sizes = {"num_inferencer": engines, "num_trainers": trainers, "producer_tensor_parallel_size": width, **layout}
     flags = f"-i {engines} -t {trainers}" + (" -ptp 1" if width != config.producer_tensor_parallel_size else "")
+    flags += " -tp 1 -pp 1" if layout else ""
     return f"nearest: {_with_others(flags, config, sizes)}; or --master_address of a Ray cluster"
 
 
@@ -153,20 +172,24 @@ def load_tokenizer(directory: Path) -> Any:
     return tokenizer
 
 
-def _check_length(config: Config, directory: Path) -> None:
+def read_model_config(directory: Path) -> Any:
+    """The transformers config of the model's text part."""
     from transformers import AutoConfig
 
     try:
-        model = AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
+        return AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"--model {directory}: config.json cannot be read: {error}") from error
+
+
+def _check_length(config: Config, model: Any) -> None:
     limit = getattr(model, "max_position_embeddings", None)
     rope = getattr(model, "rope_parameters", None) or {}
     is_extended = rope.get("rope_type", "default") != "default"  # how far is the engine's business
     if isinstance(limit, int) and config.max_model_len > limit and not is_extended:
         raise ConfigError(
             f"-mpt {config.max_prompt_tokens} + -mnt {config.max_new_tokens} = {config.max_model_len} tokens exceed "
-            f"the {limit} positions of --model {directory}; nearest: {_shorter(config, limit)}"
+            f"the {limit} positions of --model {config.model}; nearest: {_shorter(config, limit)}"
         )
 
 

@@ -36,6 +36,8 @@ def build_samples(group: RolloutGroup, *, loss_variation: LossVariation) -> list
         weight = token_weight(length, loss_variation)
         samples.append(
             Sample(
+                uid=group.prompt.uid,
+                number=int(index),
                 token_ids=np.concatenate([prompt, completion.token_ids.astype(np.int64)]),
                 loss_mask=_after(prompt, np.ones(length, dtype=bool), False),
                 loss_weights=_after(prompt, np.full(length, weight, dtype=np.float32), 0.0),

@@ -49,6 +49,8 @@ def coordinator_settings(config: Config) -> CoordinatorSettings:
             loss_variation=config.loss_variation,
             # Engines renormalise log-probabilities under top-k and top-p; the trainer's softmax is over all tokens.
             recompute_old_logprobs=config.top_k is not None or config.top_p < 1.0,
+            max_tokens_per_microbatch=config.max_tokens_per_microbatch,
+            one_sample_per_row=config.one_sample_per_row,
         ),
         sampling_plans={
             "train": SamplingPlan(group_size=config.num_generations, sampling=sampling),

@@ -4,6 +4,7 @@ same items in the same order, so no rank can disagree about when weights are syn
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from coati_rl.batch import MiniBatch
 from coati_rl.types import Lease
@@ -30,6 +31,7 @@ class SaveWork:
     """Write a checkpoint of the current weights."""
 
     step: int  # optimizer steps taken
+    data_state: dict[str, Any]  # JSON: where the data stands after that step; see `coati_rl.data.position`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

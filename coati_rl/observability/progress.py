@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 class ProgressDisplay:
     """Shows steps, evaluations, syncs that failed, producers that come and go."""
 
-    def __init__(self, num_steps: int | None, console: Console | None = None) -> None:
+    def __init__(self, num_steps: int | None, console: Console | None = None, *, first_step: int = 0) -> None:
         self._console = console or Console()
         self._num_steps = num_steps
         self._progress = Progress(
@@ -27,7 +27,7 @@ class ProgressDisplay:
             TextColumn("{task.fields[numbers]}"),
             console=self._console,
         )
-        self._task = self._progress.add_task("starting", total=num_steps, numbers="")
+        self._task = self._progress.add_task("starting", total=num_steps, completed=first_step, numbers="")
         self._live = Live(self._progress, console=self._console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> "ProgressDisplay":

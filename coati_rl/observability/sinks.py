@@ -43,10 +43,11 @@ class JsonlSink:
 class TensorBoardSink:
     """One scalar per key."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, first_step: int = 0) -> None:
+        """`first_step`: of a run that is resumed; what an earlier file says of later steps is void."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(directory))
+        self._writer = SummaryWriter(str(directory), purge_step=first_step + 1 if first_step else None)
 
     def write(self, step: int, record: dict[str, Any]) -> None:
         """Add the record's numbers."""
@@ -86,9 +87,10 @@ class WandbSink:
         self._run.finish()
 
 
-def open_sinks(config: Config, run_dir: Path) -> list[Sink]:
-    """The sinks of a run."""
-    sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl"), TensorBoardSink(run_dir / "tensorboard")]
+def open_sinks(config: Config, run_dir: Path, *, first_step: int = 0) -> list[Sink]:
+    """The sinks of a run; `first_step` optimizer steps are behind it when it is resumed."""
+    tensorboard = TensorBoardSink(run_dir / "tensorboard", first_step=first_step)
+    sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl"), tensorboard]
     if config.wandb:
         sinks.append(WandbSink(config, run_dir))
     return sinks

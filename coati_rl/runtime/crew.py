@@ -34,13 +34,13 @@ class CoordinatorActor(Coordinator):
     def __init__(self, prepared: Prepared, paths: RunPaths, place: Place) -> None:
         enter_actor(place)
         config = prepared.config
-        cursor = PromptCursor(prepared.train.prompts, num_episodes=config.num_episodes, seed=config.seed)
         tasks = {task: prompts.prompts for task, prompts in prepared.evaluation.items()}
         super().__init__(
             coordinator_settings(config),
-            cursor,
+            PromptCursor(prepared.train.prompts, num_episodes=config.num_episodes, seed=config.seed),
             EvaluationBoard(tasks, paths.evaluation),
             RolloutRecorder(paths.rollouts),
+            start=prepared.resume.position if prepared.resume else None,
         )
 
 
@@ -139,10 +139,18 @@ class Crew:
     def _make_trainer(self, rank: int) -> Any:
         place = self._place(f"trainer-{rank}", self._config.num_inferencer + rank)
         options = self._options(place.name, 1, self._consumer_cls)
+        resume = self._prepared.resume
         return (
             ray.remote(self._consumer_cls)
             .options(**options)
-            .remote(rank, self._config, place, run_dir=self._paths.run_dir, checkpoint_dir=self._paths.checkpoints)
+            .remote(
+                rank,
+                self._config,
+                place,
+                run_dir=self._paths.run_dir,
+                checkpoint_dir=self._paths.checkpoints,
+                resume_dir=resume.directory if resume else None,
+            )
         )
 
     def _options(self, name: str, num_devices: int, actor_cls: Any) -> dict[str, Any]:

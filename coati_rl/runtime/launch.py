@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.data.prepare import Prepared
+from coati_rl.data.resume import ResumePoint
 from coati_rl.errors import RunError
 from coati_rl.observability.metrics import complete
 from coati_rl.observability.progress import ProgressDisplay
@@ -40,20 +41,23 @@ def launch(
     Raises: ConfigError before anything started; RunError with its cause and the logs' path.
     """
     config, plan = prepared.config, prepared.plan
-    paths = make_run_dir(config)
+    paths = make_run_dir(config, prepared.resume)
     log = logging.FileHandler(paths.logs / "driver.log")
     log.setFormatter(logging.Formatter(LOG_FORMAT))
     logging.getLogger("coati_rl").addHandler(log)
     logging.getLogger("coati_rl").setLevel(logging.INFO)
-    sinks = open_sinks(config, paths.run_dir)
+    first_step = prepared.resume.position.step if prepared.resume else 0
+    sinks = open_sinks(config, paths.run_dir, first_step=first_step)
     num_gpus = plan.num_devices if plan.device == "cuda" else 0
     num_cpus = config.num_inferencer + config.num_trainers
     try:
         with (
-            ProgressDisplay(plan.num_steps) as display,
+            ProgressDisplay(plan.num_steps, first_step=first_step) as display,
             ray_cluster(config, num_cpus=num_cpus, num_gpus=num_gpus, scratch=scratch),
         ):
             display.say(f"run directory {paths.run_dir}")
+            if prepared.resume is not None:
+                _say_what_is_resumed(prepared.resume, display)
             crew = Crew(
                 prepared,
                 paths,
@@ -80,6 +84,12 @@ def launch(
         logging.getLogger("coati_rl").removeHandler(log)
         log.close()
     return paths
+
+
+def _say_what_is_resumed(resume: ResumePoint, display: ProgressDisplay) -> None:
+    display.say(resume.line())
+    for line in (resume.line(), *resume.changes):
+        logger.info("%s", line)
 
 
 def _record(event: dict[str, Any], display: ProgressDisplay, sinks: list[Sink]) -> None:

@@ -1,12 +1,18 @@
-"""The run directory: made new for every run, with the resolved configuration in it."""
+"""The run directory, with the resolved configuration in it: made new for every run, except for one that goes on from a
+checkpoint of its own.
+"""
 
+import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from coati_rl.config import Config
+from coati_rl.data.resume import ResumePoint
 from coati_rl.errors import ConfigError
+from coati_rl.runtime.abandoned import free_name, set_aside_checkpoints, set_aside_records
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,30 +26,69 @@ class RunPaths:
     logs: Path
 
 
-def make_run_dir(config: Config) -> RunPaths:
+def make_run_dir(config: Config, resume: ResumePoint | None = None) -> RunPaths:
     """Create the directory; where one exists, runs/name-2, runs/name-3, ... so that two runs are never mixed.
 
-    Raises: ConfigError if it cannot be created.
+    A run that is resumed from <run-dir>/checkpoints goes on in <run-dir>, unless --run-dir is another one. What was
+    written there after the checkpoint moves to <run-dir>/discarded.
+
+    Raises: ConfigError if it cannot be created or written.
     """
-    wanted = Path(config.run_dir) if config.run_dir else Path("runs") / config.project
-    wanted = wanted.absolute()
+    wanted = Path(config.run_dir).absolute() if config.run_dir else None
+    own = _directory_of_run(resume, wanted)
+    try:
+        paths = _paths(config, own or _make_new(wanted or (Path("runs") / config.project).absolute()))
+        if resume is not None:
+            _discard_what_follows(resume, paths, is_same_run=own is not None)
+        paths.logs.mkdir(exist_ok=True)
+        resolved = config.model_dump(mode="json")
+        (paths.run_dir / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--run-dir {error.filename or wanted}: cannot be created: {error.strerror}") from error
+    return paths
+
+
+def _directory_of_run(resume: ResumePoint | None, wanted: Path | None) -> Path | None:
+    """The directory of the run that the checkpoint belongs to, if the resumed run may go on there."""
+    if resume is None or resume.directory.parent.name != "checkpoints":
+        return None
+    run_dir = resume.directory.parent.parent
+    if not (run_dir / "config.yaml").is_file():
+        return None
+    # The configuration of runs/name-2 says runs/name: the directory was numbered after it.
+    is_wanted = wanted is None or (
+        wanted.parent.resolve() == run_dir.parent.resolve()
+        and re.fullmatch(rf"{re.escape(wanted.name)}(-\d+)?", run_dir.name)
+    )
+    return run_dir if is_wanted else None
+
+
+def _make_new(wanted: Path) -> Path:
     for number in range(1, 10_000):
         run_dir = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         try:
             run_dir.mkdir(parents=True)
         except FileExistsError:
             continue
-        except OSError as error:
-            raise ConfigError(f"--run-dir {run_dir}: cannot be created: {error.strerror}") from error
-        break
-    paths = RunPaths(
+        return run_dir
+    raise ConfigError(f"--run-dir {wanted}: ten thousand runs have this name; use another one")
+
+
+def _discard_what_follows(resume: ResumePoint, paths: RunPaths, *, is_same_run: bool) -> None:
+    step, checkpoints = resume.position.step, resume.directory.parent
+    aside = free_name(paths.run_dir / "discarded" / f"after-step-{step}")
+    if is_same_run:
+        set_aside_records(step, aside, run_dir=paths.run_dir, rollouts=paths.rollouts, evaluation=paths.evaluation)
+        shutil.copy(paths.run_dir / "config.yaml", free_name(paths.run_dir / f"config-step-{step}.yaml"))
+    if is_same_run or checkpoints == paths.checkpoints:
+        set_aside_checkpoints(step, aside, checkpoints=checkpoints)
+
+
+def _paths(config: Config, run_dir: Path) -> RunPaths:
+    return RunPaths(
         run_dir=run_dir,
         checkpoints=Path(config.save_dir).absolute() if config.save_dir else run_dir / "checkpoints",
         evaluation=Path(config.eval_save_dir).absolute() if config.eval_save_dir else run_dir / "eval",
         rollouts=Path(config.rollout_save_dir).absolute() if config.rollout_save_dir else run_dir / "rollouts",
         logs=run_dir / "logs",
     )
-    paths.logs.mkdir()
-    resolved = config.model_dump(mode="json")
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False), encoding="utf-8")
-    return paths

@@ -37,12 +37,12 @@ class GlooCommunicator:
             raise TransferError(f"rank {rank} of {world_size}, connecting: {_reason(error)}") from error
         self._unfinished: Work | None = None
 
-    def broadcast(self, data: torch.Tensor, *, deadline: Deadline, what: str) -> None:
+    def broadcast(self, data: torch.Tensor, *, root: int, deadline: Deadline, what: str) -> None:
         """See `Communicator.broadcast`."""
         if self._group is None:
             raise TransferError(f"{what}: the group is closed")
         options = BroadcastOptions()
-        options.rootRank, options.rootTensor = 0, 0
+        options.rootRank, options.rootTensor = root, 0
         options.timeout = timedelta(seconds=deadline.remaining_s() + _GRACE_S)
         try:
             self._unfinished = work = self._group.broadcast([data], options)

@@ -1,6 +1,6 @@
-"""A group that the trainer and the engines' ranks have joined: a communicator, and lifelines that tell who has gone.
+"""A group that the senders and the engines' ranks have joined: a communicator, and lifelines that tell who has gone.
 
-In: an invitation (members) or a hub (trainer). Out: broadcasts that fail with the peer's own reason.
+In: a hub (rank 0, the first sender) or an invitation (members). Out: broadcasts that fail with the peer's own reason.
 """
 
 import time
@@ -14,11 +14,11 @@ from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.lifeline import Lifeline, LifelineHub, join_hub
 from coati_rl.transport.rendezvous import Rendezvous
 
-_LAST_WORDS_S = 0.2  # how long a peer's reason may come after its connection broke
+_LAST_WORDS_S = 0.5  # how long a reason may come, perhaps by way of rank 0, after a connection broke
 
 
 class Group:
-    """Rank `rank` of `world_size`; the trainer is rank 0."""
+    """Rank `rank` of `world_size`; the senders come first."""
 
     def __init__(
         self, communicator: Communicator, lifelines: Sequence[Lifeline], *, rank: int, world_size: int
@@ -28,11 +28,11 @@ class Group:
         self._communicator = communicator
         self._lifelines = lifelines
 
-    def broadcast(self, data: torch.Tensor, *, deadline: Deadline, what: str) -> None:
+    def broadcast(self, data: torch.Tensor, *, root: int, deadline: Deadline, what: str) -> None:
         """See `Communicator.broadcast`; `what` is the phase and the bucket, the rank is added."""
         what = f"rank {self.rank} of {self.world_size}, {what}"
         try:
-            self._communicator.broadcast(data, deadline=deadline.watching(self._loss), what=what)
+            self._communicator.broadcast(data, root=root, deadline=deadline.watching(self._loss), what=what)
         except TransferTimeoutError:
             raise
         except TransferError as error:
@@ -58,7 +58,7 @@ class Group:
 
 
 def host_group(hub: LifelineHub, rendezvous: Rendezvous, *, device: torch.device, deadline: Deadline) -> Group:
-    """The trainer's side: wait for everyone, then connect. Raises: TransferError, TransferTimeoutError."""
+    """Rank 0's side: wait for everyone, then connect. Raises: TransferError, TransferTimeoutError."""
     world_size = rendezvous.world_size
     what = f"rank 0 of {world_size}, connecting"
     lifelines = hub.gather(world_size, deadline=deadline)

@@ -1,10 +1,10 @@
-"""A plain socket between the trainer and each member of its group, which the kernel closes when either one dies.
+"""A plain socket between rank 0 and each member of its group, which the kernel closes when either one dies.
 
 In: the other end's last words, or its silence. Out: the reason why a transfer cannot succeed any more, while there is
 still time. gloo does not wake a sender whose receiver dies in mid-transfer, and NCCL's kernels spin for ever; neither
 can say who is missing or why. So members meet over their lifelines, and every wait of a transfer looks at them.
 
-One JSON object per line: {"rank", "epoch"} from a member, then {"go"} from the trainer, {"end"} from either.
+One JSON object per line: {"rank", "epoch"} from a member, then {"go"} from rank 0, {"end"} from either.
 """
 
 import json
@@ -92,7 +92,7 @@ class Lifeline:
 
 
 class LifelineHub:
-    """The trainer's ends: waits for all members, then watches them."""
+    """Rank 0's ends: waits for all members, then watches them."""
 
     def __init__(self, host: str, *, epoch: int) -> None:
         """Listens on this address alone, at a port that the system chooses."""
@@ -120,7 +120,7 @@ class LifelineHub:
                 strangers.append(Lifeline(self._listener.accept()[0], peer="a stranger"))
             strangers = [stranger for stranger in strangers if not self._admit(stranger, missing)]
         self._listener.close()
-        return list(self._lifelines.values())
+        return [self._lifelines[rank] for rank in sorted(self._lifelines)]
 
     def close(self, reason: str | None) -> None:
         """Tell everyone why, or that all is well, and hang up."""

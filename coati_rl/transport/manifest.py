@@ -20,11 +20,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorEntry:
-    """Name, dtype and shape of one tensor under its Hugging Face name."""
+    """Name, dtype and shape of one tensor under its Hugging Face name, and who sends it."""
 
     name: str
     dtype: str  # a key of DTYPES
     shape: tuple[int, ...]
+    sender: int = 0  # group rank
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -33,6 +34,8 @@ class TensorEntry:
             raise TransferError(f"manifest: tensor {self.name!r} has dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
         if any(size < 1 for size in self.shape):
             raise TransferError(f"manifest: tensor {self.name!r} has shape {self.shape}; sizes must be positive")
+        if self.sender < 0:
+            raise TransferError(f"manifest: tensor {self.name!r} has sender {self.sender}; the first one is 0")
 
     @property
     def num_bytes(self) -> int:
@@ -50,10 +53,15 @@ class BucketItem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Consecutive tensors that travel as one flat byte buffer."""
+    """Consecutive tensors of one sender that travel as one flat byte buffer."""
 
     items: tuple[BucketItem, ...]
     num_bytes: int  # with padding
+
+    @property
+    def sender(self) -> int:
+        """Group rank that broadcasts it."""
+        return self.items[0].entry.sender
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +69,7 @@ class WeightManifest:
     """The announcement of one update."""
 
     policy_version: int
-    entries: tuple[TensorEntry, ...]  # in wire order
+    entries: tuple[TensorEntry, ...]  # in wire order, which is the Hugging Face order
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
 
     def __post_init__(self) -> None:
@@ -82,14 +90,19 @@ class WeightManifest:
         """Size of all tensors, without padding."""
         return sum(entry.num_bytes for entry in self.entries)
 
+    @property
+    def num_senders(self) -> int:
+        """Group ranks from 0 on that have a say; all but the last may have nothing to send."""
+        return 1 + max(entry.sender for entry in self.entries)
+
     def buckets(self) -> tuple[Bucket, ...]:
-        """Cut the tensors into buckets of at most `bucket_bytes`; a larger tensor gets a bucket of its own."""
+        """Cut where the sender changes, and else into at most `bucket_bytes`; a larger tensor gets its own bucket."""
         buckets: list[Bucket] = []
         items: list[BucketItem] = []
         offset = 0
         for entry in self.entries:
             padded = -(-entry.num_bytes // ALIGNMENT) * ALIGNMENT
-            if items and offset + padded > self.bucket_bytes:
+            if items and (entry.sender != items[-1].entry.sender or offset + padded > self.bucket_bytes):
                 buckets.append(Bucket(items=tuple(items), num_bytes=offset))
                 items, offset = [], 0
             items.append(BucketItem(entry=entry, offset=offset))
@@ -99,7 +112,7 @@ class WeightManifest:
 
     def to_json(self) -> str:
         """As one line of JSON."""
-        entries = [[entry.name, entry.dtype, list(entry.shape)] for entry in self.entries]
+        entries = [[entry.name, entry.dtype, list(entry.shape), entry.sender] for entry in self.entries]
         return json.dumps(
             {"policy_version": self.policy_version, "bucket_bytes": self.bucket_bytes, "entries": entries}
         )
@@ -121,7 +134,7 @@ def build_manifest(
     policy_version: int,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> WeightManifest:
-    """Announce these tensors in this order; tensors on the meta device will do."""
+    """Announce these tensors of rank 0 in this order; tensors on the meta device will do."""
     return WeightManifest(
         policy_version=policy_version,
         entries=tuple(
@@ -154,6 +167,6 @@ def parse_object(text: str, types: dict[str, type], *, what: str) -> dict[str, A
 
 def _parse_entry(entry: Any) -> TensorEntry:
     match entry:
-        case [str(name), str(dtype), [*shape]] if all(type(size) is int for size in shape):
-            return TensorEntry(name=name, dtype=dtype, shape=tuple(shape))
-    raise TransferError(f"manifest: expected [name, dtype, shape], got {entry!r}")
+        case [str(name), str(dtype), [*shape], sender] if all(type(number) is int for number in [*shape, sender]):
+            return TensorEntry(name=name, dtype=dtype, shape=tuple(shape), sender=sender)
+    raise TransferError(f"manifest: expected [name, dtype, shape, sender], got {entry!r}")

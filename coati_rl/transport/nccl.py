@@ -36,7 +36,7 @@ class CupyNcclCommunicator:
                 raise TransferError(f"rank {rank} of {world_size}, connecting: {error}") from error
             self._stream = _cuda.Stream(device)
 
-    def broadcast(self, data: torch.Tensor, *, deadline: Deadline, what: str) -> None:
+    def broadcast(self, data: torch.Tensor, *, root: int, deadline: Deadline, what: str) -> None:
         """See `Communicator.broadcast`."""
         if self._nccl is None:
             raise TransferError(f"{what}: the group is closed")
@@ -44,7 +44,7 @@ class CupyNcclCommunicator:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))  # the bytes to send are being written
             done = _cuda.Event()
             try:
-                self._nccl.bcast(data.data_ptr(), data.numel(), self._uint8, 0, self._stream.cuda_stream)
+                self._nccl.bcast(data.data_ptr(), data.numel(), self._uint8, root, self._stream.cuda_stream)
                 done.record(self._stream)
                 while not done.query():
                     # A kernel whose peer is gone spins for ever: the error is reported on the communicator only.

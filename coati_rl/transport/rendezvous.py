@@ -1,4 +1,4 @@
-"""Where and as whom an engine joins the trainer's group: made by the trainer, handed to each engine as JSON."""
+"""Where and as whom a member joins the group of rank 0: made there, handed to each engine and sender as JSON."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -12,13 +12,13 @@ CollectiveBackend = Literal["gloo", "nccl"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendezvous:
-    """An engine's invitation: tensor-parallel rank r joins as group rank `first_rank + r`; the trainer is rank 0."""
+    """An engine's invitation: tensor-parallel rank r joins as group rank `first_rank + r`; or that of a sender."""
 
     backend: CollectiveBackend
-    epoch: int  # counts the groups that the trainer has opened
-    host: str  # of the trainer's store
+    epoch: int  # counts the groups that rank 0 has opened
+    host: str  # of rank 0's store
     port: int
-    world_size: int  # the trainer and all ranks of all engines
+    world_size: int  # all senders and all ranks of all engines
     first_rank: int
     unique_id: str | None = None  # hexadecimal; nccl only
 

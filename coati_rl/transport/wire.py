@@ -1,25 +1,25 @@
-"""Both halves of the weight wire. Trainer, rank 0: tensors in, digest out. Engine ranks: staged tensors and digest out.
+"""Both halves of the weight wire. Senders: tensors in, digest out. Engine ranks: staged tensors and digest out.
 
-On the wire: one broadcast for each bucket of the manifest, then one of the 16 digest bytes, which each receiver
-compares with its own. The digest is xxh3-128 over all tensors' bytes in manifest order without padding, so that it
-depends neither on the bucket size nor on the number of receivers.
+A group's first ranks are its senders, one for each pipeline stage of the trainers; each broadcasts the tensors of its
+stage, and takes part in the broadcasts of the others. On the wire: one broadcast for each bucket of the manifest, then
+one of 16 digest bytes from every sender, which all the others compare with their own. The digest is xxh3-128 over all
+tensors' bytes in manifest order without padding, so that it depends neither on the bucket size nor on how many send or
+receive. A transfer thus ends well for rank 0 only if all senders have seen the same bytes to the end.
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import xxhash
 
 from coati_rl.errors import TransferError
 from coati_rl.transport.deadline import Deadline
-from coati_rl.transport.group import Group, host_group
+from coati_rl.transport.group import Group, host_group, join_group
 from coati_rl.transport.lifeline import LifelineHub
 from coati_rl.transport.manifest import DTYPES, Bucket, TensorEntry, WeightManifest, dtype_name
 from coati_rl.transport.rendezvous import CollectiveBackend, Rendezvous
-
-_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,10 +32,11 @@ class StagedWeights:
 
 
 class WeightSender:
-    """The trainer's half: opens groups and sends updates as their rank 0.
+    """One sender's half: rank 0 opens groups, the others join them, and each sends its share of the updates.
 
     `open` invites a set of engines; `send` may then be repeated as long as the set stays the same. A transfer that
-    fails closes the group, since neither gloo nor NCCL can go on after a timeout; the next one needs a new `open`.
+    fails closes the group, since neither gloo nor NCCL can go on after a timeout; the next one needs a new `open`, and
+    a new `join` of the other senders.
     """
 
     def __init__(
@@ -50,8 +51,9 @@ class WeightSender:
         self._host = host
         self._device = device or torch.device("cpu" if backend == "gloo" else "cuda")
         self._epoch = 0
+        self._num_senders = 1  # of the open group; rank 0 alone knows
         self._own: Rendezvous | None = None  # of the open group, if any
-        self._hub: LifelineHub | None = None
+        self._hub: LifelineHub | None = None  # rank 0 only
         self._group: Group | None = None
         self._cancelled = threading.Event()
 
@@ -60,10 +62,22 @@ class WeightSender:
         """True when `send` has a group to send to."""
         return self._own is not None
 
-    def open(self, world_sizes: Sequence[int]) -> list[Rendezvous]:
-        """Invite engines with these numbers of ranks, in a new group; closes the old one. Does not wait for anyone."""
+    @property
+    def sender_invitations(self) -> tuple[Rendezvous, ...]:
+        """Rank 0 only: what senders 1 to num_senders - 1 need for `join`, in this order."""
+        if self._own is None:
+            return ()
+        return tuple(replace(self._own, first_rank=rank) for rank in range(1, self._num_senders))
+
+    def open(self, world_sizes: Sequence[int], *, num_senders: int = 1) -> list[Rendezvous]:
+        """Invite engines with these numbers of ranks, in a new group; closes the old one. Does not wait for anyone.
+
+        Returns: the engines' invitations; see `sender_invitations` for the others.
+        """
         if not world_sizes or min(world_sizes) < 1:
             raise ValueError(f"world_sizes {list(world_sizes)}: need at least one engine, each with at least one rank")
+        if num_senders < 1:
+            raise ValueError(f"num_senders {num_senders}: rank 0 is one already")
         self.close()
         self._cancelled = threading.Event()
         unique_id = None
@@ -73,7 +87,7 @@ class WeightSender:
             unique_id = create_unique_id()
         self._epoch += 1
         self._hub = LifelineHub(self._host, epoch=self._epoch)
-        invitations, first_rank = [], 1
+        invitations, first_rank = [], num_senders
         for world_size in world_sizes:
             invitations.append(
                 Rendezvous(
@@ -82,31 +96,43 @@ class WeightSender:
                     host=self._host,
                     port=self._hub.port,
                     unique_id=unique_id,
-                    world_size=1 + sum(world_sizes),
+                    world_size=num_senders + sum(world_sizes),
                     first_rank=first_rank,
                 )
             )
             first_rank += world_size
-        self._own = invitations[0]
+        self._own, self._num_senders = invitations[0], num_senders
         return invitations
 
-    def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, torch.Tensor]], *, timeout_s: float) -> str:
-        """Broadcast `tensors`, which must be what `manifest` announces, in its order; the first call joins the group.
+    def join(self, invitation: Rendezvous) -> None:
+        """Be sender `invitation.first_rank` of a new group of rank 0; leaves the old one. Does not wait for anyone."""
+        self.close()
+        self._cancelled = threading.Event()
+        self._own = invitation
 
-        Returns: the digest.
-        Raises: TransferError, TransferTimeoutError. Receivers fail too then, and nothing is committed anywhere.
+    def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, torch.Tensor]], *, timeout_s: float) -> str:
+        """Take part in an update; the first call connects the group.
+
+        Args:
+            tensors: those that `manifest` announces for this sender, in its order.
+        Returns: the digest of all senders' tensors.
+        Raises: TransferError, TransferTimeoutError. All members fail too then, and nothing is committed anywhere.
         """
-        own, hub = self._own, self._hub
-        if own is None or hub is None:
-            raise TransferError("no open group: call open() with the engines' world sizes first")
+        own = self._own
+        if own is None:
+            raise TransferError("no open group: call open() with the engines' world sizes, or join(), first")
         deadline = Deadline(timeout_s, cancelled=self._cancelled)
         try:
-            if self._group is None:
-                self._group = host_group(hub, own, device=self._device, deadline=deadline)
-            return _broadcast_all(self._group, manifest, tensors, device=self._device, deadline=deadline)
+            if self._group is None and self._hub is not None:
+                self._group = host_group(self._hub, own, device=self._device, deadline=deadline)
+            elif self._group is None:
+                self._group = join_group(own, rank=own.first_rank, device=self._device, deadline=deadline)
+            if self._hub is not None and manifest.num_senders > self._num_senders:
+                raise TransferError(f"manifest: {manifest.num_senders} senders, the group has {self._num_senders}")
+            return _send_share(self._group, manifest, tensors, device=self._device, deadline=deadline)
         except BaseException as error:
             reason = str(error) if isinstance(error, TransferError) else f"{type(error).__name__}: {error}"
-            self._close(reason)  # the receivers fail at once, with the same reason
+            self._close(reason)  # the others fail at once, with the same reason
             raise
 
     def cancel(self) -> None:
@@ -136,30 +162,19 @@ def receive(
 
     Raises: TransferError, TransferTimeoutError. The group is of no further use then.
     """
-    hasher = xxhash.xxh3_128()
+    stream = _Stream(group, manifest, device=device, deadline=deadline)
     tensors: list[tuple[str, torch.Tensor]] = []
-    buckets = manifest.buckets()
-    for index, bucket in enumerate(buckets):
+    for bucket in manifest.buckets():
         # Fresh for every bucket: the staged tensors are views of it, and a layerwise reload keeps references to them.
         buffer = torch.empty(bucket.num_bytes, dtype=torch.uint8, device=device)
-        what = f"receiving {_describe(bucket, index, len(buckets), manifest)}"
-        group.broadcast(buffer, deadline=deadline, what=what)
-        _update_digest(hasher, bucket, buffer)
+        stream.broadcast(bucket, buffer)
         for item in bucket.items:
             flat = buffer[item.offset : item.offset + item.entry.num_bytes].view(DTYPES[item.entry.dtype])
             tensors.append((item.entry.name, flat.view(item.entry.shape)))
-    trailer = torch.empty(_DIGEST_BYTES, dtype=torch.uint8, device=device)
-    group.broadcast(trailer, deadline=deadline, what=f"receiving the digest of version {manifest.policy_version}")
-    sent, received = bytes(trailer.tolist()).hex(), hasher.hexdigest()
-    if sent != received:
-        raise TransferError(
-            f"rank {group.rank} of {group.world_size}, version {manifest.policy_version}: "
-            f"digest {received} of the received bytes, the sender's is {sent}"
-        )
-    return StagedWeights(policy_version=manifest.policy_version, tensors=tuple(tensors), digest=received)
+    return StagedWeights(policy_version=manifest.policy_version, tensors=tuple(tensors), digest=stream.finish())
 
 
-def _broadcast_all(
+def _send_share(
     group: Group,
     manifest: WeightManifest,
     tensors: Iterable[tuple[str, torch.Tensor]],
@@ -167,50 +182,101 @@ def _broadcast_all(
     device: torch.device,
     deadline: Deadline,
 ) -> str:
-    hasher = xxhash.xxh3_128()
-    source = iter(tensors)
+    stream = _Stream(group, manifest, device=device, deadline=deadline)
+    share = _Share(tensors, manifest, sender=group.rank)
     buckets = manifest.buckets()
     # One buffer for all buckets, zeroed once so that padding is not someone else's memory.
     buffer = torch.zeros(max(bucket.num_bytes for bucket in buckets), dtype=torch.uint8, device=device)
-    for index, bucket in enumerate(buckets):
+    for bucket in buckets:
         filled = buffer[: bucket.num_bytes]
+        if bucket.sender == group.rank:
+            share.fill(bucket, filled)
+        stream.broadcast(bucket, filled)
+    return stream.finish()
+
+
+class _Stream:
+    """The buckets in manifest order as they pass a member, and the digest of what has passed."""
+
+    def __init__(self, group: Group, manifest: WeightManifest, *, device: torch.device, deadline: Deadline) -> None:
+        self._group = group
+        self._version = manifest.policy_version
+        self._num_senders = manifest.num_senders
+        self._num_buckets = len(manifest.buckets())
+        self._device = device
+        self._deadline = deadline
+        self._hasher = xxhash.xxh3_128()
+        self._num_passed = 0
+
+    def broadcast(self, bucket: Bucket, buffer: torch.Tensor) -> None:
+        """`buffer`, uint8[bucket.num_bytes], is sent by the bucket's sender and received by the others."""
+        self._num_passed += 1
+        what = f"bucket {self._num_passed} of {self._num_buckets} of version {self._version}"
+        self._broadcast(buffer, bucket.sender, f"{what} (first tensor: {bucket.items[0].entry.name!r})")
+        _update_digest(self._hasher, bucket, buffer)
+
+    def finish(self) -> str:
+        """Compare digests with every sender. Returns: the digest, in hexadecimal."""
+        own = self._hasher.digest()
+        for sender in range(self._num_senders):
+            trailer = torch.tensor(list(own), dtype=torch.uint8, device=self._device)
+            if sender != self._group.rank:
+                trailer.zero_()
+            self._broadcast(trailer, sender, f"the digest of version {self._version}")
+            theirs = bytes(trailer.tolist())
+            if theirs != own:
+                raise TransferError(
+                    f"rank {self._group.rank} of {self._group.world_size}, version {self._version}: "
+                    f"digest {own.hex()} of the bytes here, of those on rank {sender} it is {theirs.hex()}"
+                )
+        return own.hex()
+
+    def _broadcast(self, data: torch.Tensor, sender: int, what: str) -> None:
+        what = f"sending {what}" if sender == self._group.rank else f"receiving {what} from rank {sender}"
+        self._group.broadcast(data, root=sender, deadline=self._deadline, what=what)
+
+
+class _Share:
+    """The tensors of one sender, each compared with the manifest as it is taken."""
+
+    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]], manifest: WeightManifest, *, sender: int) -> None:
+        self._source = iter(tensors)
+        self._version = manifest.policy_version
+        self._num_left = sum(entry.sender == sender for entry in manifest.entries)
+        if not self._num_left:
+            self._check_end()
+
+    def fill(self, bucket: Bucket, buffer: torch.Tensor) -> None:
+        """Copy the next tensors to their places in `buffer`. Raises: TransferError if they are not the bucket's."""
         for item in bucket.items:
-            tensor = _next_tensor(source, item.entry)
-            raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
-            filled[item.offset : item.offset + item.entry.num_bytes].copy_(raw)
-        _update_digest(hasher, bucket, filled)
-        what = f"sending {_describe(bucket, index, len(buckets), manifest)}"
-        group.broadcast(filled, deadline=deadline, what=what)
-    surplus = next(source, None)
-    if surplus is not None:
-        raise TransferError(f"version {manifest.policy_version}: tensor {surplus[0]!r} is not in the manifest")
-    trailer = torch.tensor(list(hasher.digest()), dtype=torch.uint8, device=device)
-    group.broadcast(trailer, deadline=deadline, what=f"sending the digest of version {manifest.policy_version}")
-    return hasher.hexdigest()
+            raw = self._next_tensor(item.entry).contiguous().view(-1).view(torch.uint8)
+            buffer[item.offset : item.offset + item.entry.num_bytes].copy_(raw)
+        self._num_left -= len(bucket.items)
+        if not self._num_left:
+            self._check_end()  # before the last bucket is sent, so that nobody stages the update
 
+    def _next_tensor(self, entry: TensorEntry) -> torch.Tensor:
+        """The next tensor, if it is the announced one and finite."""
+        found = next(self._source, None)
+        if found is None:
+            raise TransferError(f"tensor {entry.name!r} of the manifest is missing: there are no more tensors")
+        name, tensor = found[0], found[1].detach()
+        actual = TensorEntry(name=name, dtype=dtype_name(tensor.dtype), shape=tuple(tensor.shape), sender=entry.sender)
+        if actual != entry:
+            raise TransferError(f"the manifest announces {entry}, next comes {actual}")
+        # NaN spreads into both extremes and infinities are extremes: 50 times faster than isfinite().all() on bfloat16.
+        low, high = torch.aminmax(tensor)
+        if not (low.isfinite() and high.isfinite()):
+            raise TransferError(f"tensor {name!r} holds NaN or infinity; nothing was committed")
+        return tensor
 
-def _next_tensor(source: Iterator[tuple[str, torch.Tensor]], entry: TensorEntry) -> torch.Tensor:
-    """The next tensor, if it is the announced one and finite."""
-    found = next(source, None)
-    if found is None:
-        raise TransferError(f"tensor {entry.name!r} of the manifest is missing: there are no more tensors")
-    name, tensor = found
-    actual = TensorEntry(name=name, dtype=dtype_name(tensor.dtype), shape=tuple(tensor.shape))
-    if actual != entry:
-        raise TransferError(f"the manifest announces {entry}, next comes {actual}")
-    # NaN spreads into both extremes and infinities are extremes: 50 times faster than isfinite().all() on bfloat16.
-    low, high = torch.aminmax(tensor.detach())
-    if not (low.isfinite() and high.isfinite()):
-        raise TransferError(f"tensor {name!r} holds NaN or infinity; nothing was committed")
-    return tensor
+    def _check_end(self) -> None:
+        surplus = next(self._source, None)
+        if surplus is not None:
+            raise TransferError(f"version {self._version}: tensor {surplus[0]!r} is not in the manifest")
 
 
 def _update_digest(hasher: "xxhash.xxh3_128", bucket: Bucket, buffer: torch.Tensor) -> None:
     raw = buffer.cpu().numpy().data  # no copy for CPU tensors
     for item in bucket.items:
         hasher.update(raw[item.offset : item.offset + item.entry.num_bytes])
-
-
-def _describe(bucket: Bucket, index: int, num_buckets: int, manifest: WeightManifest) -> str:
-    first = bucket.items[0].entry.name
-    return f"bucket {index + 1} of {num_buckets} of version {manifest.policy_version} (from tensor {first!r})"

@@ -33,10 +33,12 @@ def find_checkpoint(model: str) -> Path:
 
 def read_entries(directory: Path) -> dict[str, TensorEntry]:
     """All tensors that an update of this model must hold, by name; without a tied lm_head. Raises: EngineError."""
-    index = directory / "model.safetensors.index.json"
+    index, whole = directory / "model.safetensors.index.json", directory / "model.safetensors"
     if index.is_file():
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         files = [directory / name for name in names]
+    elif whole.is_file():
+        files = [whole]  # a checkpoint of ours holds the trainers' tensors beside it
     else:
         files = sorted(directory.glob("*.safetensors"))
     if not files:

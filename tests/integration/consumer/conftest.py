@@ -3,24 +3,26 @@
 The samples of an optimizer step are the experiment; everything that cuts them is only how it is executed.
 """
 
+import dataclasses
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from coati_rl.algorithms.grpo import GrpoLoss
 from coati_rl.batch import MicroBatch, MiniBatch
 from consumer.process_group import open_listener
 
 ROOT = Path(__file__).resolve().parents[3]
-VOCAB_SIZE = 97
+VOCAB_SIZE = 96
 LAUNCH_TIMEOUT_S = 150
 LOSS = GrpoLoss(clip_low=0.2, clip_high=0.28, kl_coeff=0.1)
 # AdamW's first step moves every weight by this, in the direction of the gradient's sign. Where a gradient is nearly 0
@@ -29,6 +31,29 @@ LEARNING_RATE = 1e-4
 MAX_GRAD_NORM = 0.05  # below the norms that occur, so that clipping takes part
 WEIGHT_DECAY = 0.5  # large enough to be seen in an update
 NUM_STEPS = 2
+LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {  # processes, and what the backend is told
+    "dp1": (1, {}),
+    "dp2": (2, {}),
+    "tp2": (2, {"tp_size": 2}),
+    "pp2": (2, {"pp_size": 2}),
+    "tp2_pp2": (4, {"tp_size": 2, "pp_size": 2}),
+    "zero1_dp2": (2, {"zero_stage": 1}),
+    "zero2_dp2": (2, {"zero_stage": 2}),
+    "tp2_zero1_dp2": (4, {"tp_size": 2, "zero_stage": 1}),
+}
+
+
+@dataclass(frozen=True)
+class Unseparated:
+    """The same loss, which does not say that it may be evaluated token by token."""
+
+    loss: GrpoLoss
+    is_token_separable: ClassVar[bool] = False
+
+    def __call__(
+        self, logprobs: torch.Tensor, entropy: torch.Tensor, micro_batch: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return self.loss(logprobs, entropy, micro_batch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +75,13 @@ class Sample:
         return 1 / self.num_response
 
 
-def make_samples(step: int) -> list[Sample]:
-    """Eight samples of 6 to 30 tokens, others in each step; log-probabilities near those of a fresh model."""
+def make_samples(step: int, model_dir: Path | None = None) -> list[Sample]:
+    """Eight samples of 6 to 30 tokens, others in each step.
+
+    Args:
+        model_dir: whose log-probabilities the sampling policy's are near to, at distances at which no rounding error
+            decides whether a ratio is clipped; None: near those of a policy that knows nothing.
+    """
     rng = np.random.default_rng(100 + step)
     samples = []
     for _ in range(8):
@@ -65,7 +95,23 @@ def make_samples(step: int) -> list[Sample]:
                 rollout_logprobs=(-np.log(VOCAB_SIZE) + 0.3 * rng.normal(size=num_response)).astype(np.float32),
             )
         )
-    return samples
+    if model_dir is None:
+        return samples
+    model = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager").eval()
+    with torch.no_grad():
+        exact = [sample_logprobs(model, sample).numpy() for sample in samples]
+    offsets = [rng.choice([-0.6, -0.1, -0.03, 0.03, 0.1, 0.6], size=len(logprobs)) for logprobs in exact]
+    return [
+        dataclasses.replace(sample, rollout_logprobs=(logprobs - offset).astype(np.float32))
+        for sample, logprobs, offset in zip(samples, exact, offsets, strict=True)
+    ]
+
+
+def sample_logprobs(model: PreTrainedModel, sample: Sample) -> torch.Tensor:
+    """float32[T - num_prompt]: by plain transformers, one sample alone, from whole logits."""
+    token_ids = torch.tensor(sample.token_ids)[None]
+    logits = model(input_ids=token_ids).logits[0, sample.num_prompt - 1 : -1].float() / sample.temperature
+    return torch.log_softmax(logits, dim=-1).gather(-1, token_ids[0, sample.num_prompt :, None]).squeeze(-1)
 
 
 def to_micro_batch(rows: Sequence[Sequence[Sample]]) -> MicroBatch:
@@ -117,7 +163,11 @@ def to_mini_batch(micro_batches: Sequence[MicroBatch], *, step: int, is_last: bo
     )
 
 
-def save_model(directory: Path, *, tied: bool, **settings: object) -> Path:
+CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig, "mistral": MistralConfig}
+
+
+def save_model(directory: Path, architecture: str = "qwen3", *, tied: bool, **settings: object) -> Path:
+    """A tiny model whose random weights bfloat16 can hold, so that both precisions start from the same."""
     torch.manual_seed(0)
     config = {
         "vocab_size": VOCAB_SIZE,
@@ -126,11 +176,15 @@ def save_model(directory: Path, *, tied: bool, **settings: object) -> Path:
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 16,
+        "head_dim": 32 if architecture == "qwen3" else 16,
         "max_position_embeddings": 512,
         "tie_word_embeddings": tied,
     }
-    Qwen3ForCausalLM(Qwen3Config(**{**config, **settings})).save_pretrained(directory)
+    model = AutoModelForCausalLM.from_config(CONFIGS[architecture](**{**config, **settings}))
+    for name, parameter in model.named_parameters():
+        if "q_proj.weight" in name or "k_proj.weight" in name:
+            parameter.data *= 4  # so that attention prefers some tokens, as in a trained model
+    model.bfloat16().float().save_pretrained(directory)
     (directory / "tokenizer.json").write_text("{}")
     return directory
 

@@ -1,6 +1,6 @@
 """A trainer that takes two steps for every way of cutting the same samples, and writes down each step's gradient.
 
-gradient_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_DIR MODEL_DIR...
+gradient_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_DIR LAYOUT PRECISION MODEL_DIR...
 """
 
 import dataclasses
@@ -10,64 +10,103 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 
 from coati_rl.batch import MicroBatch
+from coati_rl.data.packing import blank_micro_batch
+from coati_rl.protocols import LossFn
 from consumer.colossal_backend import ColossalBackend
+from consumer.parameters import whole_tensors
 from tests.integration.consumer.conftest import (
+    LAYOUTS,
     LEARNING_RATE,
     LOSS,
     NUM_STEPS,
     Sample,
+    Unseparated,
     cut,
     make_samples,
     to_mini_batch,
 )
 from tests.integration.consumer.trainer import join, make_backend
 
-Share = Sequence[Sequence[Sample]]  # a rank's samples, mini-batch by mini-batch
-
 SIZES = (1, 2, 4)  # samples per micro-batch
 SPLITS = ("one", "several", "uneven")  # mini-batches of a step
+CUTS = [  # (samples per micro-batch, packed, mini-batches, loss)
+    (size, packed, SPLITS[index % len(SPLITS)], "fused")
+    for index, (packed, size) in enumerate(itertools.product((True, False), SIZES))
+]
+CUTS += [(2, True, "uneven", "recomputed"), (2, False, "one", "recomputed")]
+LOSSES: dict[str, LossFn] = {"fused": LOSS, "recomputed": Unseparated(LOSS)}
 
 
-def share_of(samples: Sequence[Sample], split: str, *, rank: int, world_size: int) -> Share:
-    """A rank's mini-batches; in an uneven split the last rank has nothing in the last one, and fewer in all."""
+def mini_batches_of(samples: Sequence[Sample], split: str) -> list[Sequence[Sample]]:
+    """In an uneven split there are fewer samples in the last one than data-parallel ranks."""
     if split == "uneven":
-        first, rest = samples[:6], samples[6:]
-        return [first[rank::world_size], rest if rank == 0 else []]
-    mine = samples[rank::world_size]
-    return [mine] if split == "one" else [mine[:1], mine[1:3], mine[3:]]
+        return [samples[:7], samples[7:]]
+    return [samples] if split == "one" else [samples[:2], samples[2:6], samples[6:]]
 
 
-def steps_of(backend: ColossalBackend, shares: Sequence[Share], *, size: int, packed: bool) -> Iterator[dict[str, Any]]:
-    for step, share in enumerate(shares):
-        for index, samples in enumerate(share):
-            micro_batches = [with_reference(backend, m) for m in cut(samples, per_micro_batch=size, packed=packed)]
-            is_last = index == len(share) - 1
-            sums = backend.forward_backward(to_mini_batch(micro_batches, step=step, is_last=is_last), LOSS)
-        gradients = {name: p.grad.clone() for name, p in backend.policy.named_parameters()}
-        before = {name: p.detach().clone() for name, p in backend.policy.named_parameters()}
+def share_of(samples: Sequence[Sample], backend: ColossalBackend, *, size: int, packed: bool) -> list[MicroBatch]:
+    """A rank's micro-batches; all ranks have equally many."""
+    layout = backend.layout
+    count = -(-len(samples[:: layout.dp_size]) // size)  # of rank 0, which has the most samples
+    mine = [*cut(samples[layout.dp_rank :: layout.dp_size], per_micro_batch=size, packed=packed)]
+    return mine + [blank_micro_batch()] * (count - len(mine))
+
+
+def steps_of(
+    backend: ColossalBackend, samples: Sequence[Sequence[Sample]], loss: LossFn, *, size: int, packed: bool, split: str
+) -> Iterator[dict[str, Any]]:
+    for step in range(NUM_STEPS):
+        mini_batches = mini_batches_of(samples[step], split)
+        for index, part in enumerate(mini_batches):
+            micro_batches = with_reference(backend, share_of(part, backend, size=size, packed=packed))
+            is_last = index == len(mini_batches) - 1
+            sums = backend.forward_backward(to_mini_batch(micro_batches, step=step, is_last=is_last), loss)
+        gradients = {
+            name: gradient.clone() for name, gradient in whole_tensors(backend.parameters, backend.gradients).items()
+        }
+        before = {name: p.detach().clone() for name, p in backend.parameters.by_name.items()}
         norm = backend.optimizer_step(loss_scale=1 / 8, learning_rate=LEARNING_RATE)
-        updates = {name: p.detach() - before[name] for name, p in backend.policy.named_parameters()}
-        yield {"gradients": gradients, "norm": norm, "updates": updates, "keys": sorted(sums)}
+        after = {name: p.detach() for name, p in backend.parameters.by_name.items()}
+        updates = {name: backend.parameters.full(name, p - before[name]) for name, p in after.items()}
+        yield {
+            "gradients": gradients if backend.layout.is_stage_head else {},
+            "updates": updates if backend.layout.is_stage_head else {},
+            "norm": norm,
+            "keys": sorted(sums),
+            "weights": {
+                name: xxhash.xxh3_128_hexdigest(weight.contiguous().view(torch.uint8).numpy())
+                for name, weight in after.items()
+            },
+        }
 
 
-def with_reference(backend: ColossalBackend, micro_batch: MicroBatch) -> MicroBatch:
+def with_reference(backend: ColossalBackend, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
     """A pass without gradient in between, as in training."""
-    scores = backend.score(micro_batch, use_reference=True).numpy()
-    return dataclasses.replace(micro_batch, ref_logprobs=scores)
+    scores = backend.score(micro_batches, use_reference=True)
+    if not scores:
+        return micro_batches
+    pairs = zip(micro_batches, scores, strict=True)
+    return [dataclasses.replace(micro_batch, ref_logprobs=score.numpy()) for micro_batch, score in pairs]
 
 
 def main() -> None:
-    """Every case on every model."""
-    rank, world_size, (out_dir, *model_dirs) = join()
-    results = {}
-    for model_dir, split, size, packed in itertools.product(map(Path, model_dirs), SPLITS, SIZES, (True, False)):
-        backend = make_backend(model_dir)
-        shares = [share_of(make_samples(s), split, rank=rank, world_size=world_size) for s in range(NUM_STEPS)]
-        results[model_dir.name, split, size, packed] = list(steps_of(backend, shares, size=size, packed=packed))
+    """Every cut of every model."""
+    rank, world_size, (out_dir, layout, precision, *model_dirs) = join()
+    results: dict[Any, Any] = {}
+    samples = {path: [make_samples(step, path) for step in range(NUM_STEPS)] for path in map(Path, model_dirs)}
+    for model_dir, (size, packed, split, loss) in itertools.product(samples, CUTS):
+        backend = make_backend(model_dir, precision=precision, **LAYOUTS[layout][1])
+        steps = list(steps_of(backend, samples[model_dir], LOSSES[loss], size=size, packed=packed, split=split))
+        results[model_dir.name, size, packed, split, loss] = steps
         backend.close()
-    torch.save(results, Path(out_dir) / f"rank{rank}of{world_size}.pt")
+    results["layout"] = (backend.layout.dp_rank, backend.layout.stage, backend.layout.tp_rank)
+    results["replicated"] = sorted(
+        name for name, info in backend.parameters.infos.items() if info.split_dim is None
+    )
+    torch.save(results, Path(out_dir) / f"{layout}-{precision}-rank{rank}.pt")
 
 
 if __name__ == "__main__":

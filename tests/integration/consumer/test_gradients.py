@@ -24,6 +24,7 @@ from tests.integration.consumer.conftest import (
     Sample,
     launch_and_check,
     make_samples,
+    sample_logprobs,
 )
 from tests.integration.consumer.gradient_process import SIZES, SPLITS
 
@@ -31,12 +32,6 @@ TOLERANCE = 1e-5  # relative L2 per tensor, float32
 UPDATE_TOLERANCE = 2e-3  # the same, of what AdamW makes of it
 
 Steps = list[dict[str, Any]]
-
-
-def sample_logprobs(model: PreTrainedModel, sample: Sample) -> Tensor:
-    token_ids = torch.tensor(sample.token_ids)[None]
-    logits = model(input_ids=token_ids).logits[0, sample.num_prompt - 1 : -1].float() / sample.temperature
-    return torch.log_softmax(logits, dim=-1).gather(-1, token_ids[0, sample.num_prompt :, None]).squeeze(-1)
 
 
 def sample_loss(model: PreTrainedModel, reference: PreTrainedModel, sample: Sample) -> Tensor:
@@ -51,21 +46,24 @@ def sample_loss(model: PreTrainedModel, reference: PreTrainedModel, sample: Samp
     return (-surrogate + LOSS.kl_coeff * (torch.exp(towards) - towards - 1)).mean()
 
 
-def plain_training(model_dir: Path) -> Steps:
-    model = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager").eval()
-    reference = copy.deepcopy(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+def plain_training(model_dir: Path, precision: str = "fp32") -> Steps:
+    """In float32; with "bf16" the weights that are computed with are rounded to bfloat16, as those of a trainer are."""
+    masters = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager").eval()
+    model, reference = copy.deepcopy(masters), copy.deepcopy(masters)
+    optimizer = torch.optim.AdamW(masters.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     steps = []
     for step in range(NUM_STEPS):
-        for sample in make_samples(step):
+        for sample in make_samples(step, model_dir):
             sample_loss(model, reference, sample).backward()
         gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        for parameter in model.parameters():
-            parameter.grad /= 8
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM).item()
+        for master, parameter in zip(masters.parameters(), model.parameters(), strict=True):
+            master.grad, parameter.grad = parameter.grad / 8, None
+        norm = torch.nn.utils.clip_grad_norm_(masters.parameters(), MAX_GRAD_NORM).item()
         optimizer.step()
-        optimizer.zero_grad()
+        with torch.no_grad():
+            for master, parameter in zip(masters.parameters(), model.parameters(), strict=True):
+                parameter.copy_(master.bfloat16() if precision == "bf16" else master)
         updates = {name: p.detach() - before[name] for name, p in model.named_parameters()}
         steps.append({"gradients": gradients, "norm": norm, "updates": updates})
     return steps

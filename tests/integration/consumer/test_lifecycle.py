@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.integration.consumer.conftest import LEARNING_RATE, cut, launch_and_check, make_samples
-from tests.integration.consumer.test_gradients import sample_logprobs
+from tests.integration.consumer.conftest import LEARNING_RATE, cut, launch_and_check, make_samples, sample_logprobs
 
 MODELS, PRECISIONS = ("tied", "untied"), ("fp32", "bf16")
 every_case = pytest.mark.parametrize("case", [(model, precision) for model in MODELS for precision in PRECISIONS])

@@ -169,6 +169,8 @@ def test_a_file_that_is_missing_is_refused(tmp_path):
         (["-lr", "nan"], "--learning-rate 'nan': Input should be a finite number"),
         (["-t", "1.5"], "--num-trainers '1.5': Input should be a valid integer"),
         (["-topp", "1.1"], "--top-p '1.1': Input should be less than or equal to 1"),
+        (["--max-tokens-per-microbatch", "1"], "-microbatch '1': Input should be greater than or equal to 2"),
+        (["--keep-checkpoints", "0"], "--keep-checkpoints '0': Input should be greater than or equal to 1"),
         (["-zero", "3"], "--zero-stage '3': Input should be less than or equal to 2"),
         (["-ei", "0"], "--eval-interval 0: use a positive number of steps, or -1 for off"),
         (["-si", "-2"], "--save-interval -2: use a positive number of steps, or -1 for off"),

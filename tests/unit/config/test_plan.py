@@ -47,9 +47,11 @@ def test_episodes_and_max_steps_decide_how_many_steps_there_are(change, num_prom
         ("", "cuda", "bf16"),
         ("--precision bf16", "cpu", "bf16"),
         ("--precision fp32", "cuda", "fp32"),
+        ("-zero 1", "cpu", "bf16"),
+        ("-zero 2", "cuda", "bf16"),
     ],
 )
-def test_precision_is_bf16_on_gpus_unless_chosen(argv, device, precision):
+def test_precision_is_bf16_on_gpus_and_under_zero_unless_chosen(argv, device, precision):
     assert resolve_precision(parse(argv.split())[0], device) == precision
 
 
@@ -65,3 +67,11 @@ def test_the_printed_plan_names_each_number():
         "prompts                 unknown",
         "optimizer steps         unknown",
     ]
+
+
+def test_the_printed_plan_names_what_splits_a_trainer_and_what_is_not_known_yet():
+    # T = 8 processes in dp = 2 groups of tp * pp = 4; -tmbs 3 asks for 8 micro-batches, the budget maybe for more.
+    lines = plan_of(f"{ARGV} -t 8 -tp 2 -pp 2 -zero 1 --max-tokens-per-microbatch 4096").lines()
+    assert lines[0] == "devices                 14 (cpu, bf16)"
+    assert lines[1] == "data-parallel groups    2 (tp 2, pp 2, ZeRO stage 1)"
+    assert lines[4] == "micro-batches per step  at least 8 per dp rank"

@@ -111,15 +111,61 @@ def test_an_algorithm_of_a_later_version_is_refused_by_name(algo):
         ("-rt my.py:score", "--reward-type my.py:score: not available in this version"),
         ("-rt tags", "--reward-type 'tags': unknown; use think_answer_tags or boxed"),
         ("-cv http://host", "--code-verifier-api-url: code rewards are not available in this version"),
-        ("-cp dir", "--checkpoint-path: resuming is not available in this version"),
-        ("-tp 2", "--tensor-parallel-size 2: only data-parallel trainers are available in this version"),
-        ("-pp 2", "--pipeline-parallel-size 2: only data-parallel trainers are available in this version"),
-        ("-zero 1", "--zero-stage 1: not available in this version; use --zero-stage 0"),
         ("-ptp 2 -b transformers", "-ptp 2: only the vllm backend is tensor parallel; use -b vllm"),
     ],
 )
 def test_what_this_version_cannot_do_is_refused_by_name(argv, message):
     assert message in refusal(argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "rule", "remedies"),
+    [
+        (
+            "-zero 2 -pp 2",
+            "-zero 2 with -pp 2: stage 2 hands a gradient out as soon as it is made, and a pipeline makes it in",
+            ["-zero 1", "-pp 1"],
+        ),
+        (
+            "-zero 1 --precision fp32",
+            "-zero 1 with --precision fp32: ZeRO keeps float32 masters of bfloat16 weights",
+            ["--precision bf16", "-zero 0"],
+        ),
+        (
+            "--max-tokens-per-microbatch 700 -mpt 512 -mnt 256",
+            "--max-tokens-per-microbatch 700: a single sample may have mpt + mnt = 512 + 256 = 768 tokens",
+            ["--max-tokens-per-microbatch 768", "-mnt 188"],
+        ),
+        (
+            "--max-tokens-per-microbatch 500 -mpt 512 -mnt 256",
+            "--max-tokens-per-microbatch 500: a single sample may have mpt + mnt = 512 + 256 = 768 tokens",
+            ["--max-tokens-per-microbatch 768"],
+        ),
+    ],
+)
+def test_memory_settings_that_exclude_each_other_are_refused_with_remedies_that_pass(argv, rule, remedies):
+    message = refusal(f"{VALID} {argv}")
+    assert message.startswith(rule)
+    assert message.endswith(f"; use {' or '.join(remedies)}")
+    for remedy in remedies:
+        check_argv(f"{VALID} {argv} {remedy}")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "-tp 2",
+        "-pp 2",
+        "-zero 1",
+        "-zero 2 -tp 2",
+        "-zero 1 -pp 2",
+        "-t 1 -zero 1",
+        "-zero 1 --precision bf16",
+        "-cp dir",
+    ],
+)
+def test_layouts_that_only_the_model_can_refuse_pass(argv):
+    assert check_argv(f"{VALID} {argv}") is None
 
 
 def test_all_broken_rules_are_told_at_once():

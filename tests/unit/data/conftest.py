@@ -50,13 +50,12 @@ def make_coordinator(make_prompts, tmp_path: Path):
             "train": SamplingPlan(group_size=2, sampling=SamplingParams()),
             "eval": SamplingPlan(group_size=1, sampling=SamplingParams(temperature=0.0)),
         }
-        episodes = changes.pop("num_episodes", 1)
+        episodes, start = changes.pop("num_episodes", 1), changes.pop("start", None)
         settings = CoordinatorSettings(batch=batch, sampling_plans=plans, **(values | changes))
         cursor = PromptCursor(make_prompts(num_prompts), num_episodes=episodes, seed=0)
         tasks = {"arithmetic": make_prompts(eval_prompts, "arithmetic")} if eval_prompts else {}
-        return Coordinator(
-            settings, cursor, EvaluationBoard(tasks, tmp_path / "eval"), RolloutRecorder(tmp_path / "rollouts")
-        )
+        board, recorder = EvaluationBoard(tasks, tmp_path / "eval"), RolloutRecorder(tmp_path / "rollouts")
+        return Coordinator(settings, cursor, board, recorder, start)
 
     return make
 

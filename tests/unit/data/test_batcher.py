@@ -13,7 +13,7 @@ GROUPS = [[(1.0, 1), (0.0, 2)], [(1.0, 3), (0.0, 4)], [(1.0, 5), (0.0, 6)], [(0.
 def batches_of(group_of):
     """All mini-batches of a step, by rank."""
 
-    def batches(specifications, *, dp=1, tMbs, tmbs=2, variation="sample_level", order=None):
+    def batches(specifications, *, dp=1, tMbs, tmbs=2, variation="sample_level", order=None, **layout):
         groups = [group_of(group, uid=f"p{index}") for index, group in enumerate(specifications)]
         groups = groups if order is None else [groups[index] for index in order]
         batcher = StepBatcher(
@@ -24,6 +24,7 @@ def batches_of(group_of):
                 train_microbatch_size=tmbs,
                 loss_variation=variation,
                 recompute_old_logprobs=False,
+                **layout,
             ),
             step=3,
             learning_rate_progress=0.25,
@@ -45,11 +46,12 @@ def weighted_sum(batches, value):
 @pytest.mark.parametrize(
     ("dp", "tMbs", "tmbs"), [(1, 4, 8), (1, 4, 1), (1, 2, 3), (1, 1, 2), (2, 2, 4), (2, 1, 1), (4, 1, 2)]
 )
-def test_weights_and_scale_make_the_plain_mean_whatever_the_split(batches_of, dp, tMbs, tmbs):
-    ones = weighted_sum(batches_of(GROUPS, dp=dp, tMbs=tMbs, tmbs=tmbs), lambda row: np.ones_like(row.advantages))
-    assert ones == pytest.approx(1.0)
+@pytest.mark.parametrize("layout", [{}, {"one_sample_per_row": True}, {"max_tokens_per_microbatch": 11}])
+def test_weights_and_scale_make_the_plain_mean_whatever_the_split(batches_of, dp, tMbs, tmbs, layout):
+    batches = batches_of(GROUPS, dp=dp, tMbs=tMbs, tmbs=tmbs, **layout)
+    assert weighted_sum(batches, lambda row: np.ones_like(row.advantages)) == pytest.approx(1.0)
     # Mean over the 8 samples of their advantages, of which each group's cancel: +-0.7071.
-    mean = weighted_sum(batches_of(GROUPS, dp=dp, tMbs=tMbs, tmbs=tmbs), lambda row: row.advantages)
+    mean = weighted_sum(batches, lambda row: row.advantages)
     assert mean == pytest.approx(0.0, abs=1e-6)
 
 
@@ -84,10 +86,48 @@ def test_the_batch_does_not_depend_on_which_prompt_finished_first(batches_of):
         np.testing.assert_array_equal(one.advantages, other.advantages)
 
 
-def test_every_rank_gets_as_many_prompts(batches_of):
+def test_ranks_get_as_many_tokens_whichever_prompt_they_belong_to(batches_of):
     (shares,) = batches_of(GROUPS, dp=2, tMbs=2)
-    tokens = [sum(int(row.loss_mask.sum()) for row in share.micro_batches) for share in shares]
-    assert tokens == [1 + 2 + 5 + 6, 3 + 4 + 7 + 8]
+    tokens = [sum(row.num_tokens for row in share.micro_batches) for share in shares]
+    assert tokens == [30, 30]  # 8 prompts of 3 tokens, 36 tokens of responses
+    assert [len(share.micro_batches) for share in shares] == [2, 2]
+
+
+@pytest.mark.parametrize("layout", [{}, {"one_sample_per_row": True}, {"max_tokens_per_microbatch": 11}])
+def test_a_mini_batch_holds_the_same_samples_on_any_number_of_ranks(batches_of, layout):
+    def samples(dp):
+        """Of each mini-batch: (advantage, weight of a token, response tokens) of its samples."""
+        return [
+            sorted(
+                (*m.advantages[here][-1:].tolist(), *m.loss_weights[here][-1:].tolist(), int(m.loss_mask[here].sum()))
+                for share in shares
+                for m in share.micro_batches
+                for here in (m.sample_index == index for index in set(m.sample_index[m.sample_index >= 0].tolist()))
+            )
+            for shares in batches_of(GROUPS, dp=dp, tMbs=2 // dp, **layout)
+        ]
+
+    assert samples(1) == samples(2)
+    assert [len(mini_batch) for mini_batch in samples(1)] == [4, 4]
+
+
+def test_a_rank_without_a_valid_sample_still_takes_part(batches_of):
+    (shares,) = batches_of([[(1.0, 2), (9.0, 5, "invalid")], [(9.0, 3, "invalid"), (9.0, 4, "invalid")]], dp=2, tMbs=1)
+    assert [[m.num_tokens for m in share.micro_batches] for share in shares] == [[5], [0]]
+    assert {share.loss_scale for share in shares} == {1.0}
+
+
+def test_samples_may_have_rows_of_their_own(batches_of):
+    ((share,),) = batches_of(GROUPS, tMbs=4, tmbs=4, one_sample_per_row=True)
+    assert [m.token_ids.shape for m in share.micro_batches] == [(4, 11), (4, 7)]  # 11, 10, 9, 8 and 7, 6, 5, 4
+
+
+def test_the_token_budget_asks_for_more_micro_batches(batches_of):
+    ((free,),), ((bound,),) = (
+        batches_of(GROUPS, tMbs=4, tmbs=8, max_tokens_per_microbatch=budget) for budget in (None, 20)
+    )
+    assert [m.num_tokens for m in free.micro_batches] == [60]
+    assert [m.num_tokens for m in bound.micro_batches] == [15, 15, 15, 15]  # 11 + 4, 10 + 5, 9 + 6, 8 + 7
 
 
 def test_rollout_statistics_are_means_over_what_was_scored(group_of):

@@ -45,6 +45,8 @@ def drive(coordinator, make_group):
         if item is None:
             continue
         items.append(item)
+        if isinstance(item, TrainWork) and item.batch.is_last:
+            report_step(coordinator, item.batch.step)
         if isinstance(item, SyncWork):
             report_sync(coordinator, item)
             version = item.policy_version
@@ -211,7 +213,8 @@ def test_max_steps_ends_the_run_and_leases_no_prompt_that_it_does_not_need(make_
     finish_leases(coordinator, make_group, leases)
     assert isinstance(work(coordinator, 0), TrainWork)
     report_sync(coordinator, work(coordinator, 1))
-    assert work(coordinator, 2) == SaveWork(step=1)
+    save = work(coordinator, 2)
+    assert isinstance(save, SaveWork) and save.step == 1
     assert work(coordinator, 3) == FinishWork(step=1)
     assert coordinator.lease(0, max_prompts=1, timeout_s=0).is_finished
 
@@ -263,6 +266,20 @@ def test_a_trainer_that_waits_is_woken_by_the_group_that_completes_its_batch(mak
     finish_leases(coordinator, make_group, leases)
     waiter.join(timeout=10)
     assert isinstance(got[0], TrainWork)
+
+
+def test_the_end_is_announced_after_the_last_record_however_late_a_rank_reports_it(make_coordinator, make_group):
+    coordinator = make_coordinator(num_prompts=4)
+    coordinator.add_producer(0)
+    finish_leases(coordinator, make_group, lease_all(coordinator))
+    work(coordinator, 0), work(coordinator, 1)
+    report_sync(coordinator, work(coordinator, 2))
+    assert isinstance(work(coordinator, 3), SaveWork) and isinstance(work(coordinator, 4), FinishWork)
+    report_step(coordinator, 1)
+    assert events(coordinator, "step") == events(coordinator, "finished") == []
+    report_step(coordinator, 0)
+    kinds = [(event["event"], event["step"]) for event in coordinator.events(0, timeout_s=0)[-3:]]
+    assert kinds == [("step", 1), ("step", 2), ("finished", 2)]
 
 
 def test_events_are_handed_out_once_and_in_order(make_coordinator):

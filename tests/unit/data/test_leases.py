@@ -71,6 +71,15 @@ def test_a_prompt_stays_open_while_it_waits_to_be_issued_again(book):
     assert (leases.num_open("train"), leases.has_lost) == (0, False)
 
 
+def test_open_prompts_are_known_by_uid_and_purpose(book, make_prompts):
+    leases, draw = book
+    leases.issue(0, draw), leases.issue(1, draw)
+    leases.issue(1, iter(make_prompts(1, task="math")).__next__)
+    leases.revoke(0)
+    assert sorted(leases.uids("train")) == ["train-0", "train-1"]
+    assert leases.uids("eval") == ["math-0"]
+
+
 def test_there_is_no_lease_without_a_prompt(book):
     leases, _ = book
     assert leases.issue(0, lambda: None) is None

@@ -1,5 +1,7 @@
 """Who holds which weights, and how stale a version is, counted in weight syncs."""
 
+import pytest
+
 from coati_rl.data.membership import Membership
 
 
@@ -17,6 +19,23 @@ def test_a_sync_is_due_every_period_and_once_more_for_the_last_weights():
     members = members_at(0, 0)
     assert [members.is_sync_due(step, 4, is_over=False) for step in (0, 3, 4, 5)] == [False, False, True, True]
     assert [members.is_sync_due(step, 4, is_over=True) for step in (0, 1)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("start", "due"),
+    [(2, [4, 5, 6, 7, 8]), (4, [8]), (5, [8])],  # between two syncs; at one; at the early last one of a shorter run
+)
+def test_a_resumed_run_syncs_when_the_uninterrupted_one_would(start, due):
+    members = Membership(start_version=start)
+    assert [step for step in range(start, 9) if members.is_sync_due(step, 4, is_over=False)] == due
+
+
+def test_a_resumed_run_serves_the_checkpoints_weights_which_producers_get_when_they_join():
+    members = Membership(start_version=6)
+    members.add(0)
+    assert (members.serving_version, members.is_current(0), members.stale(6)) == (6, False, (0,))
+    members.committed([0], 6)
+    assert members.is_current(0) and members.staleness(6) == 0
 
 
 def test_staleness_counts_completed_syncs():

@@ -10,7 +10,7 @@ import torch
 
 from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
-from coati_rl.data.prepare import prepare
+from coati_rl.data.prepare import prepare, resolve_device
 from coati_rl.errors import ConfigError
 
 SIZES = "-t 1 -i 1 -ibs 2 -imbs 1 -tbs 2 -tMbs 1 -tmbs 1 -g 2 -mpt 128 -mnt 64"
@@ -129,6 +129,31 @@ def test_a_dry_run_plans_without_fetching_the_model(prepare_with, num_gpus):
     assert prepared.warnings == ("model owner/model is not on this machine: prompt lengths are not checked",)
 
 
+def test_a_dry_run_without_the_model_says_that_it_does_not_know_whether_it_can_be_split(prepare_with, num_gpus):
+    (warning,) = prepare_with("-t 2 -tp 2", model="owner/model", is_dry_run=True).warnings
+    assert warning == "model owner/model is not on this machine: prompt lengths, -tp and -pp are not checked"
+
+
+def test_a_layout_that_the_model_cannot_have_is_refused(refusal, num_gpus):
+    # The model has one layer and 2 heads, but a single key-value head.
+    assert refusal("-t 2 -tp 2").startswith("-tp 2: must divide num_key_value_heads 1; use -tp 1 (--model ")
+    assert refusal("-t 2 -pp 2").startswith("-pp 2: more stages than num_hidden_layers 1; use -pp 1 or less (--model ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus", "warnings"),
+    [
+        ("-zero 1", 0, ("-zero 1 sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights",)),
+        ("-zero 2 --precision bf16", 0, ()),
+        ("-zero 1", 2, ()),  # on GPUs it is bf16 anyway
+    ],
+)
+def test_zero_that_chooses_the_precision_says_so(prepare_with, num_gpus, flags, gpus, warnings):
+    num_gpus(gpus)
+    prepared = prepare_with(flags)
+    assert (prepared.plan.precision, prepared.warnings) == ("bf16", warnings)
+
+
 def test_gpus_are_taken_when_there_are_enough_and_bf16_with_them(prepare_with, num_gpus):
     num_gpus(2)
     plan = prepare_with().plan
@@ -144,6 +169,20 @@ def test_more_devices_than_the_machine_has_are_refused_with_flags_that_fit(refus
     assert prepare_with(f"-i 2 -t 2 {flags}").plan.num_devices <= 3
     wide = re.search(r"nearest: ([^;]*);", refusal("-ptp 4")).group(1)
     assert prepare_with(f"-ptp 4 {wide}").plan.num_devices <= 3
+
+
+@pytest.mark.parametrize("flags", ["-t 4 -tp 2", "-t 4 -tp 2 -pp 2", "-t 8 -pp 2 -ptp 2", "-t 8 -tp 8 -ptp 8"])
+@pytest.mark.parametrize("available", [2, 3, 4, 5])
+def test_flags_that_fit_keep_the_trainers_layout_where_they_can(num_gpus, flags, available):
+    num_gpus(available)
+    argv = [*SIZES.replace("-ibs 2", "-ibs 16").split(), *flags.split(), "-i", "2"]
+    with pytest.raises(ConfigError) as caught:
+        resolve_device(parse(argv)[0], is_dry_run=False)
+    nearest = re.search(r"nearest: ([^;]*);", str(caught.value)).group(1)
+    config = parse([*argv, *nearest.split()])[0]
+    check(config)
+    assert resolve_device(config, is_dry_run=False) == ("cuda", [])
+    assert ("-tp 1" in nearest) == (parse(argv)[0].num_trainers // parse(argv)[0].dp >= available)
 
 
 def test_gpus_are_needed_only_to_run_not_to_plan(prepare_with, refusal, num_gpus):

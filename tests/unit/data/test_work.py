@@ -12,7 +12,7 @@ def test_every_rank_of_a_dp_group_gets_the_groups_share():
 
 def test_a_rank_that_asks_twice_gets_the_same_item():
     todo = TodoList(num_ranks=1, ranks_per_dp_group=1)
-    todo.add(0, [SaveWork(step=1)])
+    todo.add(0, [SaveWork(step=1, data_state={})])
     assert todo.ask(0, 0) is todo.ask(0, 0)
 
 

@@ -48,6 +48,11 @@ def test_all_files_of_a_sharded_checkpoint_count(tmp_path):
     assert set(read_entries(tmp_path)) == {"embed", "norm"}
 
 
+def test_the_trainers_tensors_in_a_checkpoint_of_ours_are_no_part_of_the_model(tmp_path):
+    save_file({"exp_avg/embed": torch.zeros(3, 4)}, tmp_path / "optimizer.safetensors")
+    assert set(read_entries(save(tmp_path, tied=False))) == {"embed", "norm"}
+
+
 def test_a_directory_without_safetensors_is_refused(tmp_path):
     with pytest.raises(EngineError, match=r"no \.safetensors"):
         read_entries(tmp_path)

@@ -131,7 +131,7 @@ class ThreadedRun:
         check(config)
         system_prompt = default_system_prompt(config.reward_type)
         prepared = prepare(config, system_prompt=system_prompt, is_dry_run=False)
-        self.trace = Trace(prepared=prepared, paths=make_run_dir(config))
+        self.trace = Trace(prepared=prepared, paths=make_run_dir(config, prepared.resume))
         self._config = prepared.config
         self._score = score or get_reward(config.reward_type)
         self._hold_trainer = hold_trainer
@@ -150,7 +150,6 @@ class ThreadedRun:
             patch.setattr(producer.actor, "create_engine", self._create_engine)
             patch.setattr(consumer.actor, "ColossalBackend", lambda config, **options: self._make_backend(config))
             patch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
-            patch.setattr(consumer.actor, "reduce_sums", lambda sums, device: {k: v.item() for k, v in sums.items()})
             patch.setattr(consumer.actor, "RemoteProducer", self._connect)
             self._coordinator = _recording(crew.CoordinatorActor, self.trace)(
                 self.trace.prepared, self.trace.paths, self._place("coordinator")
@@ -195,6 +194,7 @@ class ThreadedRun:
     def _train(self):
         while len(self.trace.groups) < self._hold_trainer and not self._errors:
             time.sleep(0.001)
+        resume = self.trace.prepared.resume
         try:
             trainer = consumer.actor.TrainerActor(
                 0,
@@ -202,6 +202,7 @@ class ThreadedRun:
                 self._place("trainer-0"),
                 run_dir=self.trace.paths.run_dir,
                 checkpoint_dir=self.trace.paths.checkpoints,
+                resume_dir=resume.directory if resume else None,
             )
             trainer.start("127.0.0.1", 0)
             trainer.run(self._coordinator, "namespace")

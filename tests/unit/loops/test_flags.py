@@ -66,6 +66,23 @@ def num_micro_batches(trace):
     return [len(work.batch.micro_batches) for work in trace.work if isinstance(work, TrainWork)]
 
 
+def micro_batches(trace):
+    """Of the whole run."""
+    return [m for work in trace.work if isinstance(work, TrainWork) for m in work.batch.micro_batches]
+
+
+def micro_batch_tokens(trace):
+    return [m.token_ids.size for m in micro_batches(trace)]
+
+
+def micro_batch_rows(trace):
+    return [len(m.token_ids) for m in micro_batches(trace)]
+
+
+def kept_checkpoints(trace):
+    return sorted(directory.name for directory in trace.paths.checkpoints.iterdir())
+
+
 def num_events(kind):
     return lambda trace: len(trace.of(kind))
 
@@ -78,11 +95,14 @@ def directories(trace):
 
 
 MATH = {"eval_dataset": {"math": "<math>"}, "eval_interval": 2}
+SHORT = {"max_prompt_tokens": 20}  # with 16 new tokens a sample has at most 36
 ALL_DIRECTORIES = ["checkpoints", "eval", "rollouts"]
 
 IN_RUNS = {
-    # model and data; <name> is a file of prompts, <model> another model, <tmp> the run's parent directory
+    # model and data; <name> is a file of prompts, <model> another model, <tmp> the run's parent directory,
+    # <checkpoint> the one after step 2 of a run with the base
     "model": Row("<model>", weights),
+    "checkpoint_path": Row("<checkpoint>", lambda t: [s["step"] for s in t.steps], [1, 2, 3, 4], [3, 4]),
     "precision": Row("bf16", lambda t: str(t.weights["model.norm.weight"].dtype), "torch.float32", "torch.bfloat16"),
     "dataset": Row("<other>", lambda t: {g.prompt.text[:5] for g in t.groups}, {"train"}, {"other"}),
     "eval_dataset": Row({"b": "<math>"}, lambda t: {e["task"] for e in t.of("evaluation")}, {"math"}, {"b"}, MATH),
@@ -117,6 +137,8 @@ IN_RUNS = {
     "train_batch_size": Row(4, num_steps, 4, 2),
     "train_minibatch_size": Row(1, lambda t: len(num_micro_batches(t)), 4, 8, {"train_microbatch_size": 1}),
     "train_microbatch_size": Row(1, num_micro_batches, [1] * 4, [4] * 4),
+    "max_tokens_per_microbatch": Row(36, lambda t: max(micro_batch_tokens(t)) <= 36, False, True, SHORT),
+    "one_sample_per_row": Row(True, micro_batch_rows, [1] * 4, [4] * 4),
     "n_behind": Row(1, lambda t: max(r["staleness_max"] for r in t.steps), 0, 1, options={"hold_trainer": "slots"}),
     # outputs, intervals, deadlines
     "run_dir": Row("<tmp>/other", directories, ["checkpoints", "rollouts"], ["other"]),
@@ -125,17 +147,14 @@ IN_RUNS = {
     "rollout_save_dir": Row("<tmp>/other", directories, ALL_DIRECTORIES, ["other", "checkpoints", "eval"], MATH),
     "eval_interval": Row(-1, lambda t: [e["step"] for e in t.of("evaluation")], [0, 2, 4], [], MATH),
     "save_interval": Row(2, lambda t: [e["step"] for e in t.of("checkpoint")], [4], [2, 4]),
+    "keep_checkpoints": Row(1, kept_checkpoints, ["step-2", "step-4"], ["step-4"], {"save_interval": 2}),
     "enable_profiling": Row(True, lambda t: [*map(str, t.paths.run_dir.glob("profile/*.json"))] != [], False, True),
     "sync_timeout_s": Row(7.0, lambda t: set(t.engines[0].staging_timeouts), {60.0}, {7.0}),
 }  # fmt: skip
 
 REFUSED = {
     "algo": "DAPO",
-    "checkpoint_path": "checkpoints/step-4",
     "code_verifier_api_url": "http://localhost",
-    "tensor_parallel_size": 2,
-    "pipeline_parallel_size": 2,
-    "zero_stage": 1,
 }
 
 ELSEWHERE = {  # fields that act on Ray and on processes, each in a test of its own
@@ -155,6 +174,8 @@ def run_once(run_in_threads, make_model_dir, write_prompts, tmp_path_factory):
             return {key: fill(inner, tmp) for key, inner in value.items()}
         if value == "<model>":
             return str(make_model_dir(1))
+        if value == "<checkpoint>":
+            return str(run({"save_interval": 2}, {}).paths.checkpoints / "step-2")
         if isinstance(value, str) and value.startswith("<tmp>"):
             return value.replace("<tmp>", str(tmp))
         return write_prompts(value.strip("<>"), 8) if isinstance(value, str) and value.startswith("<") else value

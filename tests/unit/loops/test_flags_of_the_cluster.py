@@ -9,10 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import consumer.actor
 import producer.actor
 from coati_rl.config.cli import build_config
+from coati_rl.config.plan import resolve_precision
 from coati_rl.config.rules import check
 from coati_rl.data.prepare import prepare
+from coati_rl.data.settings import coordinator_settings
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.observability.sinks import open_sinks
 from coati_rl.runtime import cluster, crew, launch
@@ -22,6 +25,8 @@ from coati_rl.transport.wire import WeightSender
 from consumer.weight_publisher import WeightPublisher
 from producer.actor import ProducerActor
 
+FOUR_TRAINERS = {"num_trainers": 4, "train_batch_size": 1, "train_minibatch_size": 1, "train_microbatch_size": 2}
+
 
 @pytest.fixture
 def config_with(small_run, tmp_path):
@@ -29,6 +34,23 @@ def config_with(small_run, tmp_path):
         config = build_config({**small_run, "run_dir": str(tmp_path / "run"), **changes})
         check(config)
         return config
+
+    return make
+
+
+@pytest.fixture
+def backend_of(monkeypatch, tmp_path):
+    """What a trainer builds its engine from."""
+
+    def make(config):
+        seen = []
+        monkeypatch.setattr(consumer.actor, "enter_actor", lambda place: None)
+        monkeypatch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
+        monkeypatch.setattr(consumer.actor, "ColossalBackend", lambda settings, **options: seen.append(settings))
+        place = Place(name="trainer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
+        trainer = consumer.actor.TrainerActor(0, config, place, run_dir=tmp_path, checkpoint_dir=tmp_path)
+        trainer.start("127.0.0.1", 0)
+        return seen[0]
 
     return make
 
@@ -120,6 +142,34 @@ def test_producer_tensor_parallel_size__widens_engine_devices_and_weight_group(
     publisher = WeightPublisher(sender, None, None, ranks_per_producer=width, timeout_s=1.0, drain_timeout_s=1.0)
     assert {invitation.world_size for invitation in sender.open([publisher._ranks_per_producer] * 2)} == {1 + 2 * width}
     sender.close()
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_tensor_parallel_size__cuts_each_model_over_so_many_trainers(backend_of, config_with, tp):
+    config = config_with(**FOUR_TRAINERS, tensor_parallel_size=tp)
+    assert backend_of(config).tp_size == tp
+    settings = coordinator_settings(config)
+    assert (settings.batch.dp, settings.ranks_per_dp_group) == (4 // tp, tp)
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_pipeline_parallel_size__makes_so_many_stages(backend_of, config_with, pp):
+    config = config_with(**FOUR_TRAINERS, pipeline_parallel_size=pp)
+    assert backend_of(config).pp_size == pp
+    settings = coordinator_settings(config)
+    assert (settings.batch.dp, settings.ranks_per_dp_group) == (4 // pp, pp)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_zero_stage__reaches_the_training_engine_and_chooses_bf16(backend_of, config_with, stage):
+    config = config_with(zero_stage=stage)
+    assert backend_of(config).zero_stage == stage
+    assert resolve_precision(config, "cpu") == ("bf16" if stage else "fp32")
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_gradient_checkpointing__reaches_the_training_engine(backend_of, config_with, is_on):
+    assert backend_of(config_with(gradient_checkpointing=is_on)).gradient_checkpointing is is_on
 
 
 def test_project__names_the_run_directory(monkeypatch, small_run, tmp_path):

@@ -79,6 +79,14 @@ def test_on_a_terminal_steps_move_a_bar_and_other_events_stay_above_it(display_o
     assert "step 2: checkpoint there" in shown
 
 
+def test_the_bar_of_a_resumed_run_begins_where_it_goes_on():
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=160, color_system=None)
+    with ProgressDisplay(4, console, first_step=3):
+        pass
+    assert "3/4" in text.getvalue()
+
+
 def test_a_run_of_unknown_length_is_shown_too(display_on):
     display, text = display_on(terminal=True, num_steps=None)
     with display:

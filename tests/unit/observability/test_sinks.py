@@ -43,6 +43,19 @@ def test_tensorboard_gets_every_number_under_its_key(tmp_path):
     assert [(event.step, event.value) for event in events.Scalars("kl_mean")] == [(2, 0.125)]
 
 
+def test_tensorboard_forgets_the_steps_after_the_one_that_a_run_is_resumed_from(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for first_step, steps, loss in ((0, (1, 2, 3), 0.5), (2, (3, 4), 0.25)):
+        sink = TensorBoardSink(tmp_path, first_step=first_step)
+        for step in steps:
+            sink.write(step, {"loss": loss})
+        sink.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    values = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert values == [(1, 0.5), (2, 0.5), (3, 0.25), (4, 0.25)]
+
+
 def test_a_run_writes_jsonl_and_tensorboard_and_no_wandb_unless_asked(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)  # an import of it would fail
     sinks = open_sinks(parse([])[0], tmp_path)

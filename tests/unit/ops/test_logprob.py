@@ -5,23 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from coati_rl.ops import logprob
 from coati_rl.ops.logprob import token_logprobs
-
-R, L, H, V = 2, 6, 8, 11
-
-
-def make_inputs(seed: int = 0, *, bias: bool = False) -> dict[str, Tensor | None]:
-    rng = np.random.default_rng(seed)
-    mask = np.array([[0, 0, 1, 1, 1, 0], [0, 1, 0, 1, 1, 1]], dtype=bool)
-    return {
-        "hidden": torch.tensor(rng.normal(size=(R, L, H)), dtype=torch.float32),
-        "weight": torch.tensor(rng.normal(size=(V, H)), dtype=torch.float32),
-        "bias": torch.tensor(rng.normal(size=V), dtype=torch.float32) if bias else None,
-        "token_ids": torch.tensor(rng.integers(0, V, (R, L))),
-        "token_mask": torch.tensor(mask),
-        "temperature": torch.tensor(rng.uniform(0.5, 1.5, (R, L)), dtype=torch.float32),
-    }
+from tests.unit.ops.lm_head import H, L, R, V, chosen_logprobs, make_inputs, relative_error
+from tests.unit.ops.tensor_sizes import TensorSizes
 
 
 def numpy_oracle(inputs: dict[str, Tensor | None]) -> tuple[np.ndarray, np.ndarray]:
@@ -34,16 +20,6 @@ def numpy_oracle(inputs: dict[str, Tensor | None]) -> tuple[np.ndarray, np.ndarr
         logprobs[r, t] = np.log(probabilities[int(value["token_ids"][r, t])])
         entropy[r, t] = -(probabilities * np.log(probabilities)).sum()
     return logprobs, entropy
-
-
-def torch_oracle(inputs: dict[str, Tensor], weights: Tensor) -> Tensor:
-    """The loss sum(weights * logprobs) from full logits."""
-    logits = inputs["hidden"][:, :-1] @ inputs["weight"].T
-    if inputs["bias"] is not None:
-        logits = logits + inputs["bias"]
-    full = torch.log_softmax(logits / inputs["temperature"][:, 1:, None], dim=-1)
-    chosen = full.gather(-1, inputs["token_ids"][:, 1:, None]).squeeze(-1)
-    return (weights[:, 1:] * chosen * inputs["token_mask"][:, 1:]).sum()
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -66,11 +42,9 @@ def test_gradient_is_that_of_log_softmax_over_full_logits(bias: bool, tokens_per
     exact = {name: inputs[name].double().requires_grad_() for name in names}
     logprobs, _ = token_logprobs(**{**inputs, **ours}, chunk_elements=tokens_per_chunk * V)
     (weights * logprobs).sum().backward()
-    double = {name: t.double() if t is not None and t.is_floating_point() else t for name, t in inputs.items()}
-    torch_oracle({**double, **exact}, weights.double()).backward()
+    (weights * chosen_logprobs({**inputs, **exact})).sum().backward()
     for name in names:
-        difference = (ours[name].grad.double() - exact[name].grad).norm() / exact[name].grad.norm()
-        assert difference < 1e-6, name
+        assert relative_error(ours[name].grad, exact[name].grad) < 1e-6, name
 
 
 def test_gradient_of_a_head_tied_to_the_embedding_is_the_sum_of_both_uses() -> None:
@@ -79,10 +53,8 @@ def test_gradient_of_a_head_tied_to_the_embedding_is_the_sum_of_both_uses() -> N
     logprobs, _ = token_logprobs(**{**inputs, "hidden": shared[inputs["token_ids"]], "weight": shared})
     logprobs.sum().backward()
     exact = inputs["weight"].double().requires_grad_()
-    double = {**inputs, "hidden": exact[inputs["token_ids"]], "weight": exact}
-    double["temperature"] = inputs["temperature"].double()
-    torch_oracle(double, torch.ones(R, L, dtype=torch.float64)).backward()
-    assert (shared.grad - exact.grad).norm() / exact.grad.norm() < 1e-6
+    chosen_logprobs({**inputs, "hidden": exact[inputs["token_ids"]], "weight": exact}).sum().backward()
+    assert relative_error(shared.grad, exact.grad) < 1e-6
 
 
 def test_mask_tokens_not_asked_for_are_zero_and_their_hidden_states_get_no_gradient() -> None:
@@ -142,22 +114,30 @@ def test_entropy_carries_no_gradient_and_results_are_float32_also_in_bfloat16() 
     token_logprobs(**{**inputs, **full})[0].sum().backward()
     for name in half:
         assert half[name].grad.dtype == torch.bfloat16
-        assert (half[name].grad.float() - full[name].grad).norm() / full[name].grad.norm() < 2e-2
+        assert relative_error(half[name].grad, full[name].grad) < 2e-2
 
 
-def test_no_more_than_one_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    original = logprob._scaled_logits
-
-    def recorded(*args: Tensor) -> Tensor:
-        sizes.append(len(args[0]))
-        return original(*args)
-
-    monkeypatch.setattr(logprob, "_scaled_logits", recorded)
+def test_gradient_of_a_bfloat16_head_reaches_a_float32_grad_dtype_unrounded_and_adds_up_there() -> None:
     inputs = make_inputs()
-    leaf = inputs["weight"].requires_grad_()
-    token_logprobs(**{**inputs, "weight": leaf}, chunk_elements=3 * V + 1)[0].sum().backward()
-    assert sizes == [3, 3, 1] * 2  # 7 tokens of 12, forward and backward
+    hidden = inputs["hidden"].bfloat16()
+    weight = inputs["weight"].bfloat16().requires_grad_()
+    weight.grad_dtype = torch.float32
+    for _ in range(2):
+        token_logprobs(**{**inputs, "hidden": hidden, "weight": weight}, chunk_elements=V)[0].sum().backward()
+    assert weight.grad.dtype == torch.float32
+    assert (weight.grad != weight.grad.bfloat16().float()).any()
+    exact = weight.detach().float().requires_grad_()
+    (2 * token_logprobs(**{**inputs, "hidden": hidden.float(), "weight": exact})[0].sum()).backward()
+    assert relative_error(weight.grad, exact.grad) < 2e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_more_than_one_chunk_of_logits_exists_at_a_time(dtype: torch.dtype) -> None:
+    inputs = make_inputs(vocabulary=1000)
+    leaves = {name: inputs[name].to(dtype).requires_grad_() for name in ("hidden", "weight")}
+    with TensorSizes() as sizes:
+        token_logprobs(**{**inputs, **leaves}, chunk_elements=3 * 1000 + 1)[0].sum().backward()
+    assert sizes.largest(but=[(1000, H), (H, 1000)]) == 3 * 1000  # of 12 tokens, 7 of them asked for
 
 
 def test_refusal_of_a_first_token_and_of_shapes_that_differ() -> None:

@@ -1,8 +1,10 @@
-"""A run writes where it was told, and never into another run."""
+"""A run writes where it was told, and never into another run; a resumed one goes on where it was."""
 
 import pytest
 
 from coati_rl.config.cli import parse
+from coati_rl.data.position import Position
+from coati_rl.data.resume import ResumePoint
 from coati_rl.errors import ConfigError
 from coati_rl.runtime.run_dir import make_run_dir
 
@@ -51,3 +53,65 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"--run-dir .*/file/run: cannot be created: Not a directory"):
         paths_of("--run-dir", "file/run")
+
+
+@pytest.fixture
+def resumed(tmp_path):
+    """(checkpoint directory, flags) -> the paths of the run that goes on from its step 20."""
+
+    def run(checkpoint, *argv):
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        point = ResumePoint(directory=checkpoint, position=Position(step=20), num_steps=40, changes=())
+        return make_run_dir(parse(argv)[0], point)
+
+    return run
+
+
+@pytest.mark.parametrize("flags", [(), ("--run-dir", "runs/math"), ("--run-dir", "runs/math-2")])
+def test_a_run_goes_on_in_its_own_directory(tmp_path, resumed, flags):
+    before = [paths_of("-p", "math"), paths_of("-p", "math")][1]
+    old_config = (before.run_dir / "config.yaml").read_text()
+    paths = resumed(before.checkpoints / "step-20", "-lr", "1e-5", *flags)
+    assert paths == before
+    assert (paths.run_dir / "config-step-20.yaml").read_text() == old_config
+    assert "learning_rate: 1.0e-05" in (paths.run_dir / "config.yaml").read_text()
+    resumed(before.checkpoints / "step-20", *flags)
+    assert "learning_rate: 1.0e-05" in (paths.run_dir / "config-step-20-2.yaml").read_text(), "none is overwritten"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "flags"),
+    [
+        ("runs/math/checkpoints/step-20", ("--run-dir", "runs/other")),
+        ("runs/math/checkpoints/step-20", ("--run-dir", "elsewhere/math")),
+        ("copied/step-20", ("--run-dir", "runs/other")),
+        ("copied/checkpoints/step-20", ("--run-dir", "runs/other")),
+    ],
+)
+def test_from_anywhere_else_a_run_goes_on_in_a_new_directory(tmp_path, resumed, checkpoint, flags):
+    before = paths_of("-p", "math")
+    paths = resumed(tmp_path / checkpoint, *flags)
+    assert paths.run_dir == tmp_path / flags[1]
+    assert sorted(path.name for path in before.run_dir.iterdir() if path.suffix) == ["config.yaml"]
+
+
+def test_a_new_directory_never_continues_into_an_existing_one(tmp_path, resumed):
+    paths_of("-p", "math")
+    assert resumed(tmp_path / "copied/step-20", "-p", "math").run_dir == tmp_path / "runs/math-2"
+
+
+@pytest.mark.parametrize("flags", [(), ("-sd", "elsewhere")])
+def test_later_checkpoints_beside_the_one_resumed_from_are_set_aside(tmp_path, resumed, flags):
+    directory = tmp_path / "elsewhere" if flags else paths_of().checkpoints
+    for step in (10, 20, 30):
+        (directory / f"step-{step}").mkdir(parents=True)
+    paths = resumed(directory / "step-20", *flags)
+    assert sorted(path.name for path in directory.iterdir()) == ["step-10", "step-20"]
+    assert (paths.run_dir / "discarded/after-step-20/checkpoints/step-30").is_dir()
+
+
+def test_checkpoints_that_another_run_goes_on_from_are_left_alone(tmp_path, resumed):
+    for step in (20, 30):
+        (tmp_path / "copied" / f"step-{step}").mkdir(parents=True)
+    resumed(tmp_path / "copied/step-20")
+    assert sorted(path.name for path in (tmp_path / "copied").iterdir()) == ["step-20", "step-30"]

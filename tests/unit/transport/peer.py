@@ -2,6 +2,7 @@
 
     peer.py receive RENDEZVOUS MANIFEST TIMEOUT_S     receives until it is killed
     peer.py send NUM_RANKS TIMEOUT_S                  opens a group, sends twice, says so before each
+    peer.py join RENDEZVOUS MANIFEST TIMEOUT_S        sends its share of big_weights() until it is killed
 
 It prints one line per event, for the test to wait for.
 """
@@ -48,9 +49,20 @@ def send_twice(num_ranks: int, timeout_s: float) -> None:
         sys.stdin.readline()
 
 
+def send_share_for_ever(rendezvous: Rendezvous, manifest: WeightManifest, timeout_s: float) -> None:
+    sender = WeightSender()
+    sender.join(rendezvous)
+    own = {entry.name for entry in manifest.entries if entry.sender == rendezvous.first_rank}
+    while True:
+        share = [(name, tensor) for name, tensor in big_weights() if name in own]
+        say(sender.send(manifest, share, timeout_s=timeout_s))
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["receive", rendezvous, manifest, timeout_s]:
             receive_for_ever(Rendezvous.from_json(rendezvous), WeightManifest.from_json(manifest), float(timeout_s))
         case ["send", num_ranks, timeout_s]:
             send_twice(int(num_ranks), float(timeout_s))
+        case ["join", rendezvous, manifest, timeout_s]:
+            send_share_for_ever(Rendezvous.from_json(rendezvous), WeightManifest.from_json(manifest), float(timeout_s))

@@ -4,6 +4,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from coati_rl.errors import TransferError
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.group import Group, join_group
 from coati_rl.transport.manifest import WeightManifest
@@ -33,7 +34,11 @@ class Receivers:
         deadline = Deadline(timeout_s)
         if rank not in self._groups:
             self._groups[rank] = join_group(invitation, rank=rank, device=CPU, deadline=deadline)
-        return receive(self._groups[rank], manifest, device=CPU, deadline=deadline)
+        try:
+            return receive(self._groups[rank], manifest, device=CPU, deadline=deadline)
+        except TransferError as error:
+            self._groups.pop(rank).close(str(error))
+            raise
 
     def close(self) -> None:
         for group in self._groups.values():

@@ -9,8 +9,8 @@ from coati_rl.errors import TransferError
 from coati_rl.transport.manifest import TensorEntry, WeightManifest, build_manifest
 
 
-def entry(name: str, *shape: int, dtype: str = "float32") -> TensorEntry:
-    return TensorEntry(name=name, dtype=dtype, shape=shape)
+def entry(name: str, *shape: int, dtype: str = "float32", sender: int = 0) -> TensorEntry:
+    return TensorEntry(name=name, dtype=dtype, shape=shape, sender=sender)
 
 
 def manifest(*entries: TensorEntry, bucket_bytes: int = 64) -> WeightManifest:
@@ -18,7 +18,7 @@ def manifest(*entries: TensorEntry, bucket_bytes: int = 64) -> WeightManifest:
 
 
 def test_json_and_back_is_the_same_manifest():
-    original = manifest(entry("a", 2, 3), entry("b", dtype="bfloat16"), entry("ü", 5, dtype="float16"))
+    original = manifest(entry("a", 2, 3), entry("b", dtype="bfloat16"), entry("ü", 5, dtype="float16", sender=2))
     assert WeightManifest.from_json(original.to_json()) == original
     assert "\n" not in original.to_json()
 
@@ -46,6 +46,22 @@ def test_a_tensor_larger_than_a_bucket_gets_its_own():
     assert plan[1].num_bytes == 400
 
 
+def test_a_bucket_ends_where_the_sender_changes_however_often_it_does():
+    senders = manifest(
+        entry("a", 1),
+        entry("b", 1),
+        entry("c", 1, sender=1),
+        entry("d", 1),
+        entry("e", 1, sender=2),
+        bucket_bytes=2**20,
+    )
+    plan = senders.buckets()
+    assert [[item.entry.name for item in bucket.items] for bucket in plan] == [["a", "b"], ["c"], ["d"], ["e"]]
+    assert [bucket.sender for bucket in plan] == [0, 1, 0, 2]
+    assert [bucket.num_bytes for bucket in plan] == [32, 16, 16, 16]
+    assert senders.num_senders == 3
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -54,18 +70,21 @@ def test_a_tensor_larger_than_a_bucket_gets_its_own():
         ({"policy_version": "7"}, "'7'"),
         ({"bucket_bytes": 8}, "bucket_bytes 8"),
         ({"entries": []}, "no tensors"),
-        ({"entries": [["a", "float32", [1]], ["a", "float32", [1]]]}, "'a' is listed twice"),
-        ({"entries": [["a", "int64", [1]]]}, "'int64'"),
-        ({"entries": [["a", "float32", [0]]]}, r"\(0,\)"),
-        ({"entries": [["a", "float32", [-1]]]}, r"\(-1,\)"),
-        ({"entries": [["a", "float32", [1.0]]]}, "1.0"),
-        ({"entries": [["", "float32", [1]]]}, "no name"),
-        ({"entries": [["a", "float32"]]}, "expected"),
+        ({"entries": [["a", "float32", [1], 0], ["a", "float32", [1], 0]]}, "'a' is listed twice"),
+        ({"entries": [["a", "int64", [1], 0]]}, "'int64'"),
+        ({"entries": [["a", "float32", [0], 0]]}, r"\(0,\)"),
+        ({"entries": [["a", "float32", [-1], 0]]}, r"\(-1,\)"),
+        ({"entries": [["a", "float32", [1.0], 0]]}, "1.0"),
+        ({"entries": [["", "float32", [1], 0]]}, "no name"),
+        ({"entries": [["a", "float32", [1]]]}, "expected"),
+        ({"entries": [["a", "float32", [1], -1]]}, "sender -1"),
+        ({"entries": [["a", "float32", [1], True]]}, "True"),
+        ({"entries": [["a", "float32", [1], "0"]]}, "expected"),
         ({"surplus": 1}, "surplus"),
     ],
 )
 def test_a_malformed_manifest_is_refused_with_the_reason(change, message):
-    fields = {"policy_version": 7, "bucket_bytes": 64, "entries": [["a", "float32", [1]]]}
+    fields = {"policy_version": 7, "bucket_bytes": 64, "entries": [["a", "float32", [1], 0]]}
     assert WeightManifest.from_json(json.dumps(fields)).entries == (entry("a", 1),)
     with pytest.raises(TransferError, match=message):
         WeightManifest.from_json(json.dumps(fields | change))

@@ -153,7 +153,7 @@ def test_bytes_that_differ_from_what_was_sent_are_noticed_by_the_receiver(sender
     (future,) = Receivers(sender.open([1]), [1]).start(manifest)
     monkeypatch.setattr("coati_rl.transport.wire._update_digest", corrupt_in_the_sender)
     sender.send(manifest, weights(), timeout_s=20.0)
-    with pytest.raises(TransferError, match=r"rank 1 of 2, version 4: digest .* the sender's is"):
+    with pytest.raises(TransferError, match=r"rank 1 of 2, version 4: digest .* of those on rank 0 it is"):
         future.result(timeout=20.0)
 
 

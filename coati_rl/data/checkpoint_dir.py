@@ -1,0 +1,137 @@
+"""A checkpoint as files: which directory is one, whether all of it is there, which ones may go. No tensors here.
+
+    <checkpoints>/step-<N>/state.json     step, policy_version, "data" (see `coati_rl.data.position`)
+                           manifest.json  every other file with its bytes and its digest
+
+Whoever writes a checkpoint fills a hidden directory, ends with `write_manifest` and renames it: under its name a
+checkpoint is complete. What is damaged later is found by `read_state`.
+"""
+
+import json
+import logging
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from coati_rl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+STATE_FILE = "state.json"
+MANIFEST_FILE = "manifest.json"
+_BLOCK_BYTES = 2**22
+_NAME = re.compile(r"step-(\d+)")
+_ASIDE = re.compile(r"\.step-\d+\.deleted")
+_REMEDY = "give -cp a directory step-<N> that this project wrote, or one above it"
+
+
+def write_manifest(directory: Path) -> None:
+    """List what the directory holds, subdirectories too; the last file that is written."""
+    files = {
+        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "xxh3_128": _digest(path)}
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path != directory / MANIFEST_FILE
+    }
+    (directory / MANIFEST_FILE).write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint that a path means: itself, or the newest complete one of a run or of a directory of checkpoints.
+
+    Raises: ConfigError if there is none.
+    """
+    path = path.expanduser().absolute()
+    if (path / STATE_FILE).is_file():
+        return path
+    for directory in (path, path / "checkpoints"):
+        for checkpoint in reversed(checkpoints_in(directory)):
+            problem = _incomplete(checkpoint)
+            if problem is None:
+                return checkpoint
+            logger.warning("%s is passed over: %s", checkpoint, problem)
+    raise ConfigError(f"--checkpoint-path {path}: no checkpoint is there; {_REMEDY}")
+
+
+def checkpoints_in(directory: Path) -> list[Path]:
+    """The checkpoints of a directory, the oldest first."""
+    found = directory.iterdir() if directory.is_dir() else iter(())
+    return sorted((path for path in found if path.is_dir() and _NAME.fullmatch(path.name)), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step in the name of a checkpoint, -1 if there is none."""
+    match = _NAME.fullmatch(checkpoint.name)
+    return int(match[1]) if match else -1
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    """The state of a checkpoint, every byte of which is compared with its manifest.
+
+    Raises: ConfigError naming the file that is missing or differs.
+    """
+    problem = _incomplete(directory) or _differing(directory)
+    if problem is None:
+        try:
+            state = json.loads((directory / STATE_FILE).read_text(encoding="utf-8"))
+        except ValueError as error:
+            problem = f"{STATE_FILE} is not JSON: {error}"
+        else:
+            if isinstance(state, dict):
+                return state
+            problem = f"{STATE_FILE} holds no object"
+    raise ConfigError(f"--checkpoint-path {directory} is no checkpoint to resume from: {problem}; {_REMEDY}")
+
+
+def prune(checkpoint_dir: Path, keep: int | None) -> None:
+    """Delete all but the newest `keep` checkpoints; None keeps all.
+
+    Each is renamed first, so that half of one is never seen under its name; what a killed run left of that goes too.
+    """
+    if keep is None or not checkpoint_dir.is_dir():
+        return
+    for left_over in [path for path in checkpoint_dir.iterdir() if _ASIDE.fullmatch(path.name)]:
+        shutil.rmtree(left_over)
+    for checkpoint in checkpoints_in(checkpoint_dir)[:-keep]:
+        shutil.rmtree(checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}.deleted")))
+
+
+def _incomplete(directory: Path) -> str | None:
+    """What is missing or has another size, None if nothing."""
+    try:
+        files = _manifest(directory)
+        for name, entry in files.items():
+            size = (directory / name).stat().st_size
+            if size != entry["bytes"]:
+                return f"{name} has {size} bytes instead of {entry['bytes']}"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).relative_to(directory)} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST_FILE} cannot be read: {error}"
+    return None if STATE_FILE in files else f"{MANIFEST_FILE} does not name {STATE_FILE}"
+
+
+def _differing(directory: Path) -> str | None:
+    for name, entry in _manifest(directory).items():
+        try:
+            digest = _digest(directory / name)
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        if digest != entry["xxh3_128"]:
+            return f"{name} is not what was written: its digest is {digest} instead of {entry['xxh3_128']}"
+    return None
+
+
+def _manifest(directory: Path) -> dict[str, dict[str, Any]]:
+    manifest: dict[str, dict[str, dict[str, Any]]] = json.loads((directory / MANIFEST_FILE).read_text(encoding="utf-8"))
+    return dict(manifest["files"].items())
+
+
+def _digest(path: Path) -> str:
+    hasher = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            hasher.update(block)
+    return str(hasher.hexdigest())

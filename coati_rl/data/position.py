@@ -1,0 +1,63 @@
+"""Where a run stands between two optimizer steps: all that the coordinator has to remember for a run to be resumed with
+no prompt lost and none trained twice. Goes into a checkpoint's state.json under "data".
+
+A prompt is known by its uid and by its place in the order of draws, which seed and dataset decide. Rollouts are not
+kept: a prompt that was drawn but not trained is sampled again, with the weights of the checkpoint.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from coati_rl.types import Prompt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """The defaults are the beginning of a run."""
+
+    step: int = 0  # optimizer steps taken; also the version of the weights
+    num_drawn: int = 0  # prompts taken from the dataset, over all episodes
+    waiting: tuple[str, ...] = ()  # uids of those that are neither trained nor given up
+    last_evaluated: int = -1  # step of the last complete evaluation
+    groups_filtered: int = 0  # since the last step: these count towards the next one's record
+    samples_failed: int = 0  # of those groups
+    time_s: float = 0.0  # the run's age
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawOrder:
+    """What decides which prompt a draw gives; a position means nothing under another one."""
+
+    seed: int
+    num_prompts: int
+    fingerprint: str  # of the prompts as they are tokenised
+
+
+def fingerprint(prompts: Sequence[Prompt]) -> str:
+    """A digest of uids and token ids, in order; answers may be corrected without changing it."""
+    hasher = xxhash.xxh3_128()
+    for prompt in prompts:
+        hasher.update(f"{prompt.uid}:{len(prompt.token_ids)}:".encode())
+        hasher.update(np.asarray(prompt.token_ids, dtype="<i8").tobytes())
+    return str(hasher.hexdigest())
+
+
+def data_state(position: Position, order: DrawOrder) -> dict[str, Any]:
+    """Both as JSON."""
+    return {"position": {**asdict(position), "waiting": list(position.waiting)}, "draw_order": asdict(order)}
+
+
+def read_data_state(state: Mapping[str, Any]) -> tuple[Position, DrawOrder]:
+    """The inverse of `data_state`. Raises: ValueError naming what is missing or unknown."""
+    values = {}
+    for name, kind in (("position", Position), ("draw_order", DrawOrder)):
+        given, wanted = set(state.get(name, {})), {field.name for field in fields(kind)}
+        if given != wanted:
+            raise ValueError(f"{name} has other fields than this version's: {', '.join(sorted(given ^ wanted))}")
+        values[name] = dict(state[name])
+    position = Position(**{**values["position"], "waiting": tuple(values["position"]["waiting"])})
+    return position, DrawOrder(**values["draw_order"])

@@ -1,0 +1,108 @@
+"""Where every training prompt is: in the dataset, leased, finished, in the step that is being filled, or settled (that
+is trained, or given up). In: draws and finished groups. Out: the mini-batches of the next optimizer step.
+
+A slot is taken when a prompt is leased. A trained group's slot is freed when all producers hold the weights of its
+rollout step; a failed or undecidable group's at once. Staleness is bounded by the slots alone.
+"""
+
+from collections.abc import Sequence
+
+from coati_rl.batch import MiniBatch
+from coati_rl.data.batcher import StepBatcher
+from coati_rl.data.cursor import PromptCursor
+from coati_rl.data.leases import LeaseBook
+from coati_rl.data.position import Position
+from coati_rl.data.settings import CoordinatorSettings
+from coati_rl.types import Prompt, RolloutGroup
+
+
+class PromptFlow:
+    """Under the coordinator's lock."""
+
+    def __init__(self, settings: CoordinatorSettings, cursor: PromptCursor, leases: LeaseBook, start: Position) -> None:
+        self._settings = settings
+        self._cursor = cursor
+        self._leases = leases
+        self._finished: list[RolloutGroup] = []  # waiting to be trained
+        self._batcher: StepBatcher | None = None  # of the step that is being filled
+        # Groups that hold a slot until the next sync. Producers of a resumed run may not run further ahead of it.
+        self._num_trained_unsynced = start.step % settings.sync_period * settings.batch.prompts_per_step
+        self.step = start.step  # optimizer steps handed out
+
+    @property
+    def is_between_steps(self) -> bool:
+        """True when no prompt is in a step that is being filled."""
+        return self._batcher is None
+
+    @property
+    def num_finished(self) -> int:
+        """Groups that wait to be trained."""
+        return len(self._finished)
+
+    def may_draw(self) -> bool:
+        """True if a new prompt has a slot and will be needed."""
+        ahead = self._leases.num_open("train") + len(self._finished)
+        if ahead + self._num_trained_unsynced >= self._settings.num_slots or not self._cursor.has_more:
+            return False
+        if self._settings.max_steps is None:
+            return True
+        needed = (self._settings.max_steps - self.step) * self._settings.batch.prompts_per_step
+        return needed > ahead + self._num_in_step
+
+    def draw(self) -> Prompt | None:
+        """A prompt that `may_draw` allows."""
+        return self._cursor.draw() if self.may_draw() else None
+
+    def add(self, group: RolloutGroup) -> None:
+        """A group to be trained."""
+        self._finished.append(group)
+
+    def is_over(self) -> bool:
+        """True when no further optimizer step can be filled."""
+        if self._settings.max_steps is not None and self.step >= self._settings.max_steps:
+            return True
+        if self._cursor.has_more or self._leases.num_open("train"):
+            return False
+        return len(self._finished) + self._num_in_step < self._settings.batch.prompts_per_step
+
+    def give_up_step(self) -> None:
+        """A step that will never be full is not taken."""
+        if self._batcher is not None:
+            self._finished.extend(self._batcher.groups)
+            self._batcher = None
+
+    def next_mini_batch(self) -> list[MiniBatch] | None:
+        """One share per dp rank; None while there are too few groups."""
+        size = self._settings.batch.prompts_per_mini_batch
+        if len(self._finished) < size:
+            return None
+        if self._batcher is None:
+            num_settled = self._cursor.num_drawn - len(self.waiting())  # the learning rate's clock
+            progress = min(1.0, num_settled / self._settings.num_prompts_due(self._cursor.num_due))
+            self._batcher = StepBatcher(self._settings.batch, step=self.step, learning_rate_progress=progress)
+        # Oldest weights first: that is what keeps staleness below its bound.
+        self._finished.sort(key=lambda group: (group.oldest_version, group.lease_id))
+        batches = self._batcher.add(self._finished[:size])
+        del self._finished[:size]
+        self._num_trained_unsynced += size
+        return batches
+
+    def close_step(self) -> Sequence[RolloutGroup]:
+        """The step is handed out whole. Returns: its groups."""
+        groups = self._batcher.groups if self._batcher else []
+        self._batcher = None
+        self.step += 1
+        return groups
+
+    def free_slots(self) -> None:
+        """All producers hold the weights of this step."""
+        self._num_trained_unsynced = 0
+
+    def waiting(self) -> list[str]:
+        """Uids of prompts that are drawn and not settled; between two steps."""
+        again = [prompt.uid for prompt in self._cursor.waiting]
+        return [*again, *self._leases.uids("train"), *(group.prompt.uid for group in self._finished)]
+
+    @property
+    def _num_in_step(self) -> int:
+        return self._batcher.num_prompts if self._batcher else 0

@@ -1,0 +1,150 @@
+"""-cp -> the point from which a run goes on, or the reason why it cannot. Everything that would make a resumed run mean
+something else than the user thinks is refused here, before anything starts.
+
+Fixed by the checkpoint: the prompts, their order, the model's shape. All else may change, and what decides the
+experiment is told when it does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from coati_rl.config import Config
+from coati_rl.data.checkpoint_dir import find_checkpoint, read_state
+from coati_rl.data.position import DrawOrder, Position, fingerprint, read_data_state
+from coati_rl.errors import ConfigError
+from coati_rl.types import Prompt
+
+_SHAPE = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "tie_word_embeddings",
+)
+# How a run is carried out, watched and stored. tbs, T and ibs, P count through prompts per step and sync period.
+_EXECUTION = frozenset(
+    (
+        *("project", "run_dir", "checkpoint_path", "save_dir", "eval_save_dir", "rollout_save_dir", "keep_checkpoints"),
+        *("save_interval", "eval_interval", "eval_dataset", "enable_profiling", "wandb", "max_failure_rate"),
+        *("sync_timeout_s", "stall_timeout_s", "device", "ray_dir", "master_address", "master_port"),
+        *("num_trainers", "num_inferencer", "tensor_parallel_size", "pipeline_parallel_size", "zero_stage"),
+        *("producer_tensor_parallel_size", "inference_batch_size", "inference_microbatch_size", "train_batch_size"),
+        *("train_minibatch_size", "train_microbatch_size", "max_tokens_per_microbatch", "one_sample_per_row"),
+    )
+)
+_DERIVED = ("prompts_per_step", "sync_period")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumePoint:
+    """A checkpoint that fits the configuration."""
+
+    directory: Path  # the checkpoint
+    position: Position
+    num_steps: int  # optimizer steps when the run will be over, those before the checkpoint included
+    changes: tuple[str, ...]  # settings that differ from the checkpoint's run, one line each
+
+    def line(self) -> str:
+        """For people."""
+        return f"resumes from step {self.position.step} of {self.directory}"
+
+
+def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_prompts: int) -> ResumePoint | None:
+    """What -cp means for this run; None without it.
+
+    Args:
+        config: with the model as a directory.
+        prompts: the usable prompts of the dataset; None if they are unknown (a dry run without the model's tokenizer).
+        num_prompts: their number.
+    Raises: ConfigError.
+    """
+    if config.checkpoint_path is None:
+        return None
+    directory = find_checkpoint(Path(config.checkpoint_path))
+    try:
+        position, order = read_data_state(read_state(directory).get("data", {}))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"--checkpoint-path {directory} is no checkpoint to resume from: {error}; it was written by another "
+            "version of this project: start from its weights with --model"
+        ) from error
+    _check_draw_order(config, prompts, order, directory)
+    if prompts is not None:
+        _check_shape(config, directory)
+    return ResumePoint(
+        directory=directory,
+        position=position,
+        num_steps=_num_steps(config, position, num_prompts, directory),
+        changes=tuple(_changes(config, directory)),
+    )
+
+
+def _check_draw_order(config: Config, prompts: Sequence[Prompt] | None, order: DrawOrder, directory: Path) -> None:
+    if config.seed != order.seed:
+        raise ConfigError(
+            f"--seed {config.seed}: the run of --checkpoint-path {directory} draws its prompts in the order of "
+            f"seed {order.seed}; use --seed {order.seed}"
+        )
+    if prompts is not None and (len(prompts), fingerprint(prompts)) != (order.num_prompts, order.fingerprint):
+        numbers = f"{len(prompts)} prompts here, {order.num_prompts} there"
+        raise ConfigError(
+            f"--dataset {config.dataset}: not the prompts of --checkpoint-path {directory} ({numbers}), so that its "
+            "place in the data means nothing; use that run's --dataset, --system-prompt, --reward-type and "
+            "--max-prompt-tokens, or start from the weights alone with --model"
+        )
+
+
+def _check_shape(config: Config, directory: Path) -> None:
+    here, there = _shape(Path(config.model)), _shape(directory)
+    differences = [f"{name} {there[name]} instead of {here[name]}" for name in _SHAPE if here[name] != there[name]]
+    if differences:
+        raise ConfigError(
+            f"--checkpoint-path {directory}: its model is another one than --model {config.model}: "
+            f"{', '.join(differences)}; give the --model that the run was started with"
+        )
+
+
+def _shape(directory: Path) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    try:
+        model = AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"--checkpoint-path {directory}: config.json cannot be read: {error}") from error
+    return {name: getattr(model, name, None) for name in _SHAPE}
+
+
+def _num_steps(config: Config, position: Position, num_prompts: int, directory: Path) -> int:
+    if config.max_steps is not None and position.step >= config.max_steps:
+        raise ConfigError(
+            f"--max-steps {config.max_steps}: nothing is left to do, --checkpoint-path {directory} is at step "
+            f"{position.step} already; --max-steps counts all steps of the run, so raise it"
+        )
+    left = len(position.waiting) + max(0, num_prompts * config.num_episodes - position.num_drawn)
+    if left < config.prompts_per_step:
+        raise ConfigError(
+            f"--num-episodes {config.num_episodes}: nothing is left to do, --checkpoint-path {directory} leaves {left} "
+            f"prompts, and an optimizer step takes {config.prompts_per_step}; raise --num-episodes"
+        )
+    steps = position.step + left // config.prompts_per_step
+    return steps if config.max_steps is None else min(steps, config.max_steps)
+
+
+def _changes(config: Config, directory: Path) -> list[str]:
+    path = directory.parent.parent / "config.yaml"
+    try:
+        before = Config(**yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, ValidationError, yaml.YAMLError, TypeError):
+        return [f"settings are not compared with the checkpoint's run: {path} cannot be read"]
+    names = [*(name for name in Config.model_fields if name not in _EXECUTION), *_DERIVED]
+    pairs = [(name, getattr(before, name), getattr(config, name)) for name in names]
+    return [f"{name} was {old!r} and is {new!r} now" for name, old, new in pairs if old != new]

@@ -1,0 +1,141 @@
+"""A loss that is separable by token, evaluated chunk by chunk together with its gradient.
+
+In: a model's last hidden states, the LM head, the arrays of a micro-batch, a loss. Out: the summed loss and the sums it
+reports. The logits of a chunk are used for its log-probabilities, then for its gradient, and are gone: unlike in
+`logprob`, the backward does not compute them again. The price is that the gradients of hidden states and LM head wait
+for the backward. R rows, L tokens per row, H hidden size, V vocabulary, N tokens that the loss counts, C of a chunk.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from coati_rl.algorithms.sums import merge_sums
+from coati_rl.ops.vocab_chunks import CHUNK_ELEMENTS, ChosenTokens, HeadGradients, LMHead, choose_tokens, slices
+
+if TYPE_CHECKING:
+    from coati_rl.protocols import LossFn
+
+
+def fused_token_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tensors: Mapping[str, Tensor],
+    loss_fn: "LossFn",
+    *,
+    group: dist.ProcessGroup | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """loss_fn(token_logprobs(...), tensors), with logits computed once for forward and backward.
+
+    Only tokens whose `loss_mask` is True reach the loss, as arrays of shape [1, C]; if there are none, one masked token
+    does, so that there is a report. A backward through the result is possible once.
+
+    Args:
+        hidden: [R, L, H] after the final norm, float32 or bfloat16; carries gradient.
+        weight: [V, H] of the LM head, same dtype; carries gradient. With a group [V / tp, H].
+        bias: [V] or None; carries gradient.
+        tensors: the micro-batch's arrays by name, each [R, L], among them `token_ids`, `loss_mask`, `temperature`; and
+            others of shape [], which the loss gets as they are.
+        loss_fn: with `is_token_separable`.
+        group: ranks that share the vocabulary, as in `token_logprobs`. The call is collective over it, the backward
+            is not; loss, sums and the gradient of `hidden` have the same bits on all its ranks.
+        chunk_elements: bound on the logits that exist at a time.
+    Returns: (float32[] summed loss, the sums that the loss reports, detached).
+    Raises: ValueError if the loss is not separable by token, shapes do not fit together, or the loss counts the first
+        token of a row.
+    """
+    if not loss_fn.is_token_separable:
+        raise ValueError(f"{type(loss_fn).__name__} is not separable by token: use token_logprobs")
+    shape = tensors["token_ids"].shape
+    misfits = [name for name, tensor in tensors.items() if tensor.dim() > 0 and tensor.shape != shape]
+    if misfits:
+        raise ValueError(f"{', '.join(misfits)} must have the shape of token_ids, {tuple(shape)}")
+    tokens = choose_tokens(hidden, tensors["token_ids"], tensors["loss_mask"], tensors["temperature"])
+    flat_hidden = hidden.flatten(0, 1)
+    inputs = (flat_hidden, weight, bias)
+    needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in inputs]
+    head = LMHead(weight=weight, bias=bias, group=group)
+    gradients = HeadGradients(head, len(tokens.places), needs=needs) if any(needs) else None
+    with torch.no_grad():
+        loss, sums = _evaluate(flat_hidden, head, tokens, tensors, loss_fn, gradients, chunk_elements)
+        if gradients is None:
+            return loss, sums
+        stored = gradients.of_inputs(flat_hidden, tokens.sources)
+    return _StoredGradients.apply(*inputs, loss, stored), sums  # type: ignore[no-untyped-call]
+
+
+def _evaluate(
+    hidden: Tensor,
+    head: LMHead,
+    tokens: ChosenTokens,
+    tensors: Mapping[str, Tensor],
+    loss_fn: "LossFn",
+    gradients: HeadGradients | None,
+    chunk_elements: int,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and sums over all chunks; what they contribute to the gradients is added to `gradients`."""
+    num_tokens = len(tokens.places)
+    if num_tokens == 0:  # the first place is masked, and there is one: losses cannot take a maximum over nothing
+        unused = torch.zeros(1, dtype=torch.float32, device=hidden.device)
+        return _token_terms(loss_fn, unused, unused, _pick(tensors, tokens.places.new_zeros(1)))[:2]
+    loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    sums: dict[str, Tensor] = {}
+    buffer = head.new_buffer(num_tokens, chunk_elements)
+    for chunk in slices(num_tokens, len(buffer)):
+        chunk_hidden, targets = hidden[tokens.sources[chunk]], tokens.targets[chunk]
+        softmax = head.softmax(head.logits(chunk_hidden, tokens.temperature[chunk], buffer), targets)
+        arrays = _pick(tensors, tokens.places[chunk])
+        chunk_loss, chunk_sums, slope = _token_terms(loss_fn, softmax.logprobs, softmax.entropy, arrays)
+        loss += chunk_loss
+        sums = merge_sums(sums, chunk_sums)
+        if gradients is not None:
+            slope = slope / tokens.temperature[chunk]
+            gradients.add(chunk, chunk_hidden, softmax.exponentials, softmax.total, targets, slope)
+    return loss, sums
+
+
+def _pick(tensors: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:
+    """[R, L] arrays at the places int64[C] as [1, C]; what has shape [] as it is."""
+    return {name: t if t.dim() == 0 else t.flatten()[places][None] for name, t in tensors.items()}
+
+
+def _token_terms(
+    loss_fn: "LossFn", logprobs: Tensor, entropy: Tensor, arrays: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """(float32[] loss of these tokens, its sums, float32[C] d loss / d logprob)."""
+    with torch.enable_grad():
+        leaf = logprobs[None].detach().requires_grad_()
+        loss, sums = loss_fn(leaf, entropy[None], arrays)
+        (slope,) = torch.autograd.grad(loss, leaf)
+    return loss.detach(), {name: value.detach() for name, value in sums.items()}, slope.squeeze(0)
+
+
+class _StoredGradients(torch.autograd.Function):
+    """The loss as a function of hidden, weight and bias, whose gradients are known already."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        loss: Tensor,
+        gradients: tuple[Tensor | None, ...],
+    ) -> Tensor:
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise RuntimeError("a second backward through fused_token_loss: the first used its gradients up")
+        # In place: a copy of the LM head's would be as large as the LM head in float32.
+        return *(None if gradient is None else gradient.mul_(grad_loss) for gradient in gradients), None, None

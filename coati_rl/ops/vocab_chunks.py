@@ -1,0 +1,191 @@
+"""The arithmetic that every path through the LM head shares: logits of a few tokens, their softmax, their gradients.
+
+In: hidden states and the tokens that are asked for. Out: log-probabilities, entropies, and from their slopes the
+gradients of hidden states and LM head. At most float32[C, V] logits exist, in one buffer that is used again and again:
+at V = 151,936 the logits of all tokens would be the largest tensor of the whole training step.
+
+Letters: R rows, L tokens per row, H hidden size, V vocabulary, N tokens that are asked for, C tokens of a chunk, z
+logits over temperature. Under tensor parallelism V is the share of one rank: each holds the logits of its rows of the
+LM head alone, and numbers per token, not per vocabulary entry, are what ranks exchange.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK_ELEMENTS = 2**24  # logits of a chunk, C * V: 64 MiB in float32; smaller chunks make slower matrix products
+BLOCK_ELEMENTS = 2**20  # exponentials that exist beside the logits on a CPU: 4 MiB, which its cache holds
+
+
+class ChosenTokens(NamedTuple):
+    """The N tokens that are asked for, in reading order."""
+
+    places: Tensor  # int64[N], of R * L
+    sources: Tensor  # int64[N], of R * L: the place before, whose hidden state predicts the token
+    targets: Tensor  # int64[N], token ids
+    temperature: Tensor  # float32[N]
+
+
+def choose_tokens(hidden: Tensor, token_ids: Tensor, token_mask: Tensor, temperature: Tensor) -> ChosenTokens:
+    """Pick the tokens out of [R, L] at which `token_mask` is True.
+
+    Raises: ValueError if shapes do not fit together or the first token of a row is asked for.
+    """
+    if not token_ids.shape == token_mask.shape == temperature.shape == hidden.shape[:2]:
+        shapes = [tuple(t.shape) for t in (token_ids, token_mask, temperature, hidden)]
+        raise ValueError(f"token_ids, token_mask, temperature and hidden must agree on [R, L], not {shapes}")
+    if token_mask[:, :1].any():
+        raise ValueError("token_mask is True on the first token of a row: it has no log-probability")
+    places = token_mask.flatten().nonzero().squeeze(-1)
+    return ChosenTokens(places, places - 1, token_ids.flatten()[places], temperature.flatten()[places])
+
+
+class ChunkSoftmax(NamedTuple):
+    """The softmax of a chunk over the whole vocabulary."""
+
+    exponentials: Tensor  # float32[C, V], exp(z - peak), not yet divided by their total; in the place of the logits
+    total: Tensor  # float32[C], sum of the exponentials
+    log_normaliser: Tensor  # float32[C], log sum exp z
+    logprobs: Tensor  # float32[C], of the targets, nats
+    entropy: Tensor  # float32[C], nats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LMHead:
+    """An LM head, or with a group this rank's share of it: rows rank * V to (rank + 1) * V."""
+
+    weight: Tensor  # [V, H], float32 or bfloat16
+    bias: Tensor | None  # [V]
+    group: dist.ProcessGroup | None
+
+    def new_buffer(self, num_tokens: int, chunk_elements: int) -> Tensor:
+        """float32[C, V], uninitialised, with C * V <= chunk_elements where C > 1, and C at most num_tokens."""
+        # One buffer, as the C library gives large tensors back to the system and gets them back page by page.
+        vocabulary = self.weight.shape[0]
+        num_rows = min(max(1, chunk_elements // vocabulary), num_tokens)
+        return torch.empty((num_rows, vocabulary), dtype=torch.float32, device=self.weight.device)
+
+    def logits(self, hidden: Tensor, temperature: Tensor, buffer: Tensor) -> Tensor:
+        """float32[C, V] in the buffer: logits in the model's dtype, as inference engines compute them, then divided."""
+        logits = buffer[: len(hidden)]
+        if self.weight.dtype != torch.float32:
+            logits.copy_(F.linear(hidden, self.weight, self.bias))
+        elif self.bias is None:
+            torch.mm(hidden, self.weight.T, out=logits)
+        else:
+            torch.addmm(self.bias, hidden, self.weight.T, out=logits)
+        return logits.div_(temperature[:, None])
+
+    def softmax(self, logits: Tensor, targets: Tensor) -> ChunkSoftmax:
+        """Consumes float32[C, V] logits, whose memory the exponentials take over. Collective over the group."""
+        # The same bits on all ranks, as every number that follows from more than one row of the head is reduced.
+        peak = self._reduced(logits.amax(dim=-1), dist.ReduceOp.MAX)  # float32[C]
+        logits.sub_(peak[:, None])
+        columns, is_held = self._columns(targets)
+        of_target = logits.gather(-1, columns[:, None]).squeeze(-1).where(is_held, 0.0)
+        total, moment = torch.empty_like(peak), torch.empty_like(peak)
+        # On a GPU the launches of many small kernels would cost more than the memory is worth.
+        block_size = len(logits) if logits.is_cuda else max(1, BLOCK_ELEMENTS // logits.shape[1])
+        for block in slices(len(logits), block_size):
+            shifted = logits[block]
+            exponentials = shifted.exp()
+            total[block] = exponentials.sum(dim=-1)
+            moment[block] = shifted.mul_(exponentials).sum(dim=-1)
+            shifted.copy_(exponentials)
+        total, moment, of_target = self._reduced(torch.stack([total, moment, of_target]), dist.ReduceOp.SUM)
+        log_total = total.log()
+        return ChunkSoftmax(
+            exponentials=logits,
+            total=total,
+            log_normaliser=peak + log_total,
+            logprobs=of_target - log_total,
+            entropy=log_total - moment / total,  # -sum p log p with log p = shifted - log_total
+        )
+
+    def add_to_targets(self, logits: Tensor, targets: Tensor, values: Tensor) -> Tensor:
+        """float32[C, V] `logits`, after float32[C] `values` were added in place where the targets are."""
+        columns, is_held = self._columns(targets)
+        return logits.scatter_add_(-1, columns[:, None], values.where(is_held, 0.0)[:, None])
+
+    def _columns(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """(int64[C] columns of this rank's logits, bool[C] whether this rank holds the target, else column 0)."""
+        if self.group is None:  # a token id that is out of range is an error of gather then, not another rank's
+            return targets, torch.ones_like(targets, dtype=torch.bool)
+        columns = targets - dist.get_rank(self.group) * self.weight.shape[0]
+        is_held = (columns >= 0) & (columns < self.weight.shape[0])
+        return columns.where(is_held, 0), is_held
+
+    def _reduced(self, values: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
+        if self.group is not None:
+            dist.all_reduce(values, op, self.group)
+        return values
+
+
+class HeadGradients:
+    """Gradients of the chosen hidden states and of the LM head, chunk after chunk.
+
+    Chunks add up in float32 also under bfloat16: hundreds of them would drown each other in 8 bits.
+    """
+
+    def __init__(self, head: LMHead, num_tokens: int, *, needs: Sequence[bool]) -> None:
+        """Start at zero; `needs` tells which of (hidden, weight, bias) carry gradient."""
+        self.head = head
+        weight, bias = head.weight, head.bias
+        needs_hidden, needs_weight, needs_bias = needs
+        # Ranks add theirs up: in float32, for the same reason.
+        dtype = weight.dtype if head.group is None else torch.float32
+        self.rows = weight.new_empty((num_tokens, weight.shape[1]), dtype=dtype) if needs_hidden else None
+        self.weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
+        self.bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
+
+    def add(
+        self, chunk: slice, hidden: Tensor, exponentials: Tensor, total: Tensor | float, targets: Tensor, slope: Tensor
+    ) -> None:
+        """Add what the tokens `chunk` of the N contribute; consumes the exponentials.
+
+        Args:
+            chunk: which of the N.
+            hidden: [C, H], that predicted them.
+            exponentials: float32[C, V], of which softmax = exponentials / total.
+            total: float32[C], or 1.
+            targets: int64[C], token ids.
+            slope: float32[C], d loss / d logprob over temperature.
+        """
+        weight = self.head.weight
+        # d logprob / dz = one_hot(target) - softmax
+        grad_logits = exponentials.mul_((-slope / total)[:, None])
+        self.head.add_to_targets(grad_logits, targets, slope)
+        if self.bias is not None:
+            self.bias += grad_logits.sum(dim=0)
+        grad_logits = grad_logits.to(weight.dtype)
+        if self.rows is not None:
+            self.rows[chunk] = grad_logits @ weight
+        if self.weight is not None:
+            if weight.dtype == torch.float32:
+                self.weight.addmm_(grad_logits.T, hidden)
+            else:
+                self.weight += grad_logits.T @ hidden
+
+    def of_inputs(self, hidden: Tensor, sources: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Gradients of (hidden [R * L, H], weight, bias), the latter two float32 and of this rank's share.
+
+        Autograd casts them to what the parameter asks for: its dtype, or its `grad_dtype`. Collective over the group.
+        """
+        grad_hidden = None
+        if self.rows is not None:
+            if self.head.group is not None:
+                dist.all_reduce(self.rows, dist.ReduceOp.SUM, self.head.group)
+            # Sources are unique, so a copy does; adding would be atomic, hence out of order, on a GPU.
+            grad_hidden = torch.zeros_like(hidden).index_copy_(0, sources, self.rows.to(hidden.dtype))
+        return grad_hidden, self.weight, self.bias
+
+
+def slices(length: int, size: int) -> Iterator[slice]:
+    """0 to `length` in slices of `size`, the last perhaps shorter."""
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length))

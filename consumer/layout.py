@@ -1,0 +1,51 @@
+"""Where a trainer rank stands: its place among data-parallel copies, pipeline stages and tensor shards.
+
+Ranks count through tensor shards first, then stages, then copies: rank = (dp_rank * num_stages + stage) * tp_size +
+tp_rank, so that the ranks of one copy are neighbours and the coordinator can tell a rank's copy by division.
+"""
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """One rank's place; the default is a process on its own."""
+
+    dp_rank: int = 0
+    dp_size: int = 1
+    stage: int = 0
+    num_stages: int = 1
+    tp_rank: int = 0
+    tp_size: int = 1
+    zero_stage: int = 0
+    # Each with this rank and those that differ from it in one coordinate only; None where it would be alone.
+    dp_group: dist.ProcessGroup | None = None
+    pp_group: dist.ProcessGroup | None = None
+    tp_group: dist.ProcessGroup | None = None
+
+    @property
+    def is_first_stage(self) -> bool:
+        """True where token ids come in."""
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """True where the LM head is, hence the loss and its metrics."""
+        return self.stage == self.num_stages - 1
+
+    @property
+    def is_stage_head(self) -> bool:
+        """True on the one rank that speaks for its stage: sends and saves the weights."""
+        return self.dp_rank == 0 and self.tp_rank == 0
+
+    @property
+    def is_reporter(self) -> bool:
+        """True on the one rank that reports a step's metrics."""
+        return self.is_stage_head and self.is_last_stage
+
+    @property
+    def is_partitioned(self) -> bool:
+        """True if copies share out the optimizer's state (ZeRO)."""
+        return self.zero_stage > 0 and self.dp_size > 1

@@ -1,0 +1,291 @@
+"""Weight syncs from the heads of the pipeline stages to producers, over gloo between threads."""
+
+import itertools
+import json
+import queue
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+import torch
+import xxhash
+
+from coati_rl.data.work import SyncReport, SyncWork
+from coati_rl.errors import PeerLostError, RunError, TransferError
+from coati_rl.transport.manifest import TensorEntry, WeightManifest
+from coati_rl.transport.rendezvous import Rendezvous
+from coati_rl.transport.wire import WeightSender
+from consumer.weight_publisher import MAX_ATTEMPTS, StageSender, WeightPublisher
+from producer.engines.staging import StagingArea
+
+Named = Sequence[tuple[str, torch.Tensor]]
+
+STAGES: tuple[Named, ...] = (
+    [("embed", torch.arange(12.0).view(3, 4)), ("layer0", torch.full((5,), 0.5))],
+    [("layer1", torch.full((5,), 1.5)), ("layer2", torch.full((5,), 2.5))],
+    [("head", torch.arange(7.0))],
+)
+
+
+def make_manifest(stages: Sequence[Named]) -> Callable[[int], WeightManifest]:
+    """What the stages hold one after another, stage s being sent by rank s."""
+    entries = [
+        TensorEntry(name=name, dtype="float32", shape=tuple(tensor.shape), sender=stage)
+        for stage, share in enumerate(stages)
+        for name, tensor in share
+    ]
+    return lambda version: WeightManifest(policy_version=version, entries=tuple(entries), bucket_bytes=32)
+
+
+def digest_of(stages: Sequence[Named]) -> str:
+    return xxhash.xxh3_128(b"".join(tensor.numpy().tobytes() for share in stages for _, tensor in share)).hexdigest()
+
+
+class Export:
+    """The weights of a stage; knows whether it has been iterated to the end."""
+
+    def __init__(self, share: Named, *, fails_with: Exception | None = None) -> None:
+        self._share = share
+        self._error = fails_with  # raised after the first tensor
+        self.num_yielded = 0
+        self.is_at_end = False
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for named in self._share:
+            self.num_yielded += 1
+            yield named
+            if self._error is not None:
+                raise self._error
+        self.is_at_end = True
+
+
+class Producer:
+    """Stages as an engine does; `faults` are raised by the next calls of stage_weights, before anything is received."""
+
+    def __init__(self) -> None:
+        self.faults: list[Exception] = []
+        self.serves: dict[str, torch.Tensor] = {}
+        self.version = 0
+        self._area = StagingArea(device=torch.device("cpu"))
+
+    def stage_weights(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> tuple[str, ...]:
+        if self.faults:
+            raise self.faults.pop(0)
+        self._area.start(manifest, rendezvous, timeout_s=timeout_s)
+        while (staged := self._area.poll()) is None:
+            time.sleep(0.005)
+        return (staged.digest,)
+
+    def commit_weights(self, policy_version: int, *, timeout_s: float) -> None:
+        self.serves, self.version = dict(self._area.take().tensors), policy_version
+
+    def close(self) -> None:
+        self._area.close()
+
+
+class Run:
+    """The heads of `num_stages` stages, rank 0 in the test's thread and the others in their own, and two producers."""
+
+    def __init__(self, num_stages: int) -> None:
+        self.stages: list[Named] = [*STAGES[: num_stages - 1], [*itertools.chain(*STAGES[num_stages - 1 :])]]
+        self.producers = {number: Producer() for number in range(2)}
+        self.announced: list[dict[str, object]] = []
+        self.publisher = self.make_publisher()
+        self._queues = [queue.SimpleQueue[str]() for _ in range(1, num_stages)]
+        self._heads = [
+            StageSender(WeightSender(), inbox.get, rank=rank) for rank, inbox in enumerate(self._queues, start=1)
+        ]
+        self._pool = ThreadPoolExecutor(num_stages)
+
+    def make_publisher(self, **settings: object) -> WeightPublisher:
+        self._sender = WeightSender()
+        defaults = {"connect": self.producers.__getitem__, "make_manifest": make_manifest(self.stages)}
+        return WeightPublisher(
+            self._sender,
+            **(defaults | settings),
+            ranks_per_producer=1,
+            timeout_s=20.0,
+            drain_timeout_s=20.0,
+            num_senders=len(self.stages),
+            announce=self._announce,
+        )
+
+    def _announce(self, text: str) -> None:
+        self.announced.append(json.loads(text))
+        for inbox in self._queues:
+            inbox.put(text)
+
+    def exports(self) -> list[Export]:
+        return [Export(share) for share in self.stages]
+
+    def start_others(self, exports: Sequence[Export]) -> list["Future[None]"]:
+        return [
+            self._pool.submit(head.take_part, iter(export))
+            for head, export in zip(self._heads, exports[1:], strict=True)
+        ]
+
+    def sync(self, version: int, *, members: tuple[int, ...] = (0, 1), exports: Sequence[Export] = ()) -> SyncReport:
+        """One sync that no head's take_part raises from, and that iterates every export to its end."""
+        exports = exports or self.exports()
+        others = self.start_others(exports)
+        work = SyncWork(index=version, policy_version=version, members=members)
+        report = self.publisher.publish(work, iter(exports[0]))
+        for future in others:
+            future.result(20.0)
+        assert all(export.is_at_end for export in exports)
+        return report
+
+    def close(self) -> None:
+        self._sender.close()
+        for end in (*self._heads, *self.producers.values()):
+            end.close()
+
+
+@pytest.fixture
+def start_run() -> Iterator[Callable[[int], Run]]:
+    runs: list[Run] = []
+
+    def start(num_stages: int) -> Run:
+        runs.append(Run(num_stages))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.close()
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+def test_every_producer_serves_all_stages_and_the_report_has_the_digest_of_the_whole_stream(start_run, num_stages):
+    run = start_run(num_stages)
+    for version in (1, 2):
+        report = run.sync(version)
+        assert (report.index, report.committed, report.failed) == (version, (0, 1), {})
+        assert report.digest == digest_of(STAGES)
+        for producer in run.producers.values():
+            assert producer.version == version
+            assert list(producer.serves) == ["embed", "layer0", "layer1", "layer2", "head"]
+            assert all(torch.equal(producer.serves[name], tensor) for share in STAGES for name, tensor in share)
+
+
+def test_a_group_goes_on_as_long_as_its_members_stay_and_the_other_heads_are_told_of_each_new_one(start_run):
+    run = start_run(3)
+    for version, members in enumerate([(0, 1), (0, 1), (1,), (1,)], start=1):
+        assert run.sync(version, members=members).committed == members
+    assert [len(order["rendezvous"]) for order in run.announced] == [2, 0, 2, 0]
+    invitations = [Rendezvous.from_json(text) for text in run.announced[0]["rendezvous"]]
+    assert [(invitation.first_rank, invitation.world_size) for invitation in invitations] == [(1, 5), (2, 5)]
+
+
+def test_a_transfer_that_one_producer_refuses_is_repeated_in_a_new_group(start_run):
+    run = start_run(3)
+    assert run.sync(1).committed == (0, 1)
+    run.producers[1].faults = [TransferError("out of memory")]
+    report = run.sync(2)
+    assert (report.committed, report.failed) == ((), {})
+    assert {producer.version for producer in run.producers.values()} == {1}
+    assert run.sync(2).committed == (0, 1)
+    assert [len(order["rendezvous"]) for order in run.announced] == [2, 0, 2]
+
+
+def test_a_producer_that_is_gone_is_reported_and_the_others_keep_their_weights(start_run):
+    run = start_run(2)
+    run.producers[1].faults = [PeerLostError("producer-1 died")]
+    report = run.sync(1)
+    assert (report.committed, report.failed) == ((), {1: "producer-1 died"})
+    assert run.sync(1, members=(0,)).committed == (0,)
+
+
+def test_a_producer_that_cannot_even_be_connected_to_is_reported_likewise(start_run):
+    run = start_run(2)
+
+    def connect(producer: int) -> Producer:
+        if producer == 1:
+            raise PeerLostError("producer-1 is gone")
+        return run.producers[producer]
+
+    run.publisher = run.make_publisher(connect=connect)
+    report = run.sync(1)
+    assert (report.committed, report.failed) == ((), {1: "producer-1 is gone"})
+
+
+@pytest.mark.parametrize("broken_stage", [0, 1, 2])
+def test_weights_that_are_not_finite_are_committed_nowhere_and_every_export_is_iterated_to_its_end(
+    start_run, broken_stage
+):
+    run = start_run(3)
+    exports = run.exports()
+    name, tensor = STAGES[broken_stage][0]
+    exports[broken_stage] = Export([(name, tensor * float("nan")), *STAGES[broken_stage][1:]])
+    report = run.sync(1, exports=exports)
+    assert (report.committed, report.failed, report.digest) == ((), {}, "")
+    assert [export.num_yielded for export in exports] == [2, 2, 1]
+    assert run.sync(1).committed == (0, 1)
+
+
+def test_an_error_in_the_export_of_another_stage_is_raised_there_and_fails_the_sync_here(start_run, caplog):
+    run = start_run(2)
+    exports = [Export(run.stages[0]), Export(run.stages[1], fails_with=ZeroDivisionError("in stage 1"))]
+    (other,) = run.start_others(exports)
+    report = run.publisher.publish(SyncWork(index=1, policy_version=1, members=(0, 1)), iter(exports[0]))
+    assert (report.committed, report.failed) == ((), {})
+    assert exports[0].is_at_end
+    assert "rank 1 gave up: ZeroDivisionError: in stage 1" in caplog.text
+    with pytest.raises(ZeroDivisionError):
+        other.result(20.0)
+
+
+def test_an_error_in_the_export_of_rank_0_is_raised_here_and_frees_the_other_heads(start_run):
+    run = start_run(2)
+    exports = [Export(run.stages[0], fails_with=ZeroDivisionError("in stage 0")), Export(run.stages[1])]
+    (other,) = run.start_others(exports)
+    with pytest.raises(ZeroDivisionError):
+        run.publisher.publish(SyncWork(index=1, policy_version=1, members=(0, 1)), iter(exports[0]))
+    assert other.result(20.0) is None
+    assert exports[1].is_at_end
+
+
+def test_an_export_is_iterated_to_its_end_even_if_nothing_can_be_sent(start_run):
+    run = start_run(1)
+
+    def refuse(version: int) -> WeightManifest:
+        raise ValueError(f"no manifest of version {version}")
+
+    export = Export(run.stages[0])
+    with pytest.raises(ValueError, match="no manifest of version 3"):
+        run.make_publisher(make_manifest=refuse).publish(
+            SyncWork(index=0, policy_version=3, members=(0,)), iter(export)
+        )
+    assert export.is_at_end
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"manifest": "", "rendezvous": [], "timeout_s": 1.0}'])
+def test_an_announcement_that_is_none_is_refused_after_the_export_was_iterated_to_its_end(text):
+    export = Export(STAGES[1])
+    with pytest.raises(TransferError):
+        StageSender(WeightSender(), lambda: text, rank=1).take_part(iter(export))
+    assert export.is_at_end
+
+
+def test_syncs_that_fail_without_anyone_being_gone_end_the_run(start_run):
+    run = start_run(2)
+    run.producers[0].faults = [TransferError("out of memory")] * MAX_ATTEMPTS
+    for _ in range(MAX_ATTEMPTS - 1):
+        assert run.sync(1).committed == ()
+    exports = run.exports()
+    others = run.start_others(exports)
+    with pytest.raises(RunError, match=f"weight sync to version 1 failed {MAX_ATTEMPTS} times"):
+        run.publisher.publish(SyncWork(index=1, policy_version=1, members=(0, 1)), iter(exports[0]))
+    assert others[0].result(20.0) is None
+    assert all(export.is_at_end for export in exports)
+
+
+def test_a_producer_with_another_digest_ends_the_run(start_run, monkeypatch):
+    run = start_run(2)
+    stage = run.producers[1].stage_weights
+    monkeypatch.setattr(run.producers[1], "stage_weights", lambda *a, **k: (*stage(*a, **k), "00ff"))
+    exports = run.exports()
+    run.start_others(exports)
+    with pytest.raises(RunError, match=r"producer 1 received .*00ff.* a corrupt transfer"):
+        run.publisher.publish(SyncWork(index=1, policy_version=1, members=(0, 1)), iter(exports[0]))
+    assert {producer.version for producer in run.producers.values()} == {0}

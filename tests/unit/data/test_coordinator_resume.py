@@ -1,0 +1,221 @@
+"""A coordinator that goes on from a checkpoint: no prompt is lost, none is trained twice, and nothing else shows."""
+
+import json
+
+import pytest
+
+from coati_rl.data.position import Position, read_data_state
+from coati_rl.data.work import FinishWork, SaveWork, SyncReport, SyncWork, TrainWork
+from coati_rl.errors import RunError
+
+
+class Run:
+    """One producer and one trainer, driven from outside."""
+
+    def __init__(self, coordinator, make_group):
+        self.coordinator = coordinator
+        self.make_group = make_group
+        self.version = 0
+        self.open = []  # leases that are not answered yet
+        self.items = []
+        coordinator.add_producer(0)
+
+    def lease(self, number=100):
+        self.open += self.coordinator.lease(0, max_prompts=number, timeout_s=0).leases
+
+    def answer(self, number=100, verdict="ok"):
+        for lease in self.open[:number]:
+            self.coordinator.put(0, [self.make_group(lease, version=self.version, verdict=verdict)])
+        del self.open[:number]
+
+    def next_work(self):
+        item = self.coordinator.next_work(len(self.items), rank=0, timeout_s=0)
+        if item is None:
+            return None
+        self.items.append(item)
+        if isinstance(item, TrainWork) and item.batch.is_last:
+            self.coordinator.report_step(item.batch.step, {})
+        if isinstance(item, SyncWork):
+            self.version = item.policy_version
+            report = SyncReport(index=item.index, committed=(0,), failed={}, seconds=0.0, digest="d")
+            self.coordinator.report_sync(report)
+        return item
+
+    def until(self, kind, *, step=None):
+        """Drive on until an item of this kind (for this step) is handed out; it is returned."""
+        for _ in range(1000):
+            self.lease()
+            self.answer(1)
+            item = self.next_work()
+            if isinstance(item, kind) and (step is None or item.step == step):
+                return item
+        raise AssertionError(f"no {kind} after {self.items}")
+
+    def events(self, kind):
+        return [event for event in self.coordinator.events(0, timeout_s=0) if event["event"] == kind]
+
+
+def position_of(save):
+    """As it comes back from state.json."""
+    return read_data_state(json.loads(json.dumps(save.data_state)))[0]
+
+
+def trained(tmp_path):
+    """(step, uid) of every group that was handed to the trainers."""
+    lines = [line for file in (tmp_path / "rollouts").iterdir() for line in file.read_text().splitlines()]
+    return sorted({(record["step"], record["uid"]) for record in map(json.loads, lines)})
+
+
+@pytest.mark.parametrize("save_interval", [1, 2, 3])
+@pytest.mark.parametrize("num_slots", [4, 8])
+def test_over_a_run_and_its_resumption_every_prompt_is_trained_once(
+    make_coordinator, make_group, tmp_path, save_interval, num_slots
+):
+    # 16 prompts, 2 a step, K = 2: 8 steps. The first run is killed at its first checkpoint, with leases out and groups
+    # finished; interval 1 and 3 are between two syncs.
+    sizes = {"num_prompts": 16, "num_slots": num_slots, "save_interval": save_interval}
+    first = Run(make_coordinator(**sizes), make_group)
+    first.lease()
+    first.answer(3)
+    save = first.until(SaveWork)
+    assert save.step == save_interval
+    done = trained(tmp_path)
+    assert [step for step, _ in done] == [step for step in range(1, save_interval + 1) for _ in range(2)]
+
+    second = Run(make_coordinator(**sizes, start=position_of(save)), make_group)
+    second.until(FinishWork)
+    steps, uids = zip(*trained(tmp_path), strict=True)
+    assert steps == tuple(step for step in range(1, 9) for _ in range(2))
+    assert sorted(uids) == sorted(f"train-{i}.0" for i in range(16))
+
+
+def test_leased_lost_and_finished_prompts_come_first_in_draw_order_with_their_seeds(make_coordinator, make_group):
+    first = Run(make_coordinator(num_prompts=20, num_slots=8, save_interval=1), make_group)
+    first.lease()
+    drawn, first_leases = [lease.prompt.uid for lease in first.open], list(first.open)
+    first.answer(3)  # two of them will be trained
+    first.coordinator.remove_producer(0, "killed")
+    first.coordinator.add_producer(0)
+    first.open = []
+    assert isinstance(first.next_work(), TrainWork)
+    save = first.next_work()
+    position = position_of(save)
+    assert (position.step, position.num_drawn, sorted(position.waiting)) == (1, 8, sorted(drawn[2:]))
+
+    second = Run(make_coordinator(num_prompts=20, num_slots=8, start=position), make_group)
+    assert second.next_work() == SyncWork(index=0, policy_version=1, members=(0,))
+    second.lease()
+    assert [lease.prompt.uid for lease in second.open] == drawn[2:], (
+        "no more: two slots are held by step 1 until the sync"
+    )
+    seeds = [lease.sampling.seed for lease in second.open]
+    assert seeds == [lease.sampling.seed for lease in first_leases[2:]]
+
+
+def test_a_producer_gets_the_checkpoints_weights_before_its_first_prompt(make_coordinator, make_group):
+    run = Run(make_coordinator(start=Position(step=2, num_drawn=4)), make_group)
+    run.lease()
+    assert run.open == []
+    assert run.next_work() == SyncWork(index=0, policy_version=2, members=(0,))
+    run.lease()
+    assert len(run.open) == 4
+
+
+def test_a_run_resumed_between_two_syncs_has_its_next_one_in_its_old_place(make_coordinator, make_group):
+    # K = 2, step 1: one step of the period is left, and its two slots.
+    run = Run(make_coordinator(start=Position(step=1, num_drawn=2)), make_group)
+    run.next_work()
+    run.lease()
+    assert len(run.open) == 2
+    run.answer()
+    assert [type(run.next_work()) for _ in range(2)] == [TrainWork, SyncWork]
+    assert run.version == 2
+
+
+def test_steps_metrics_and_the_learning_rate_go_on(make_coordinator, make_group):
+    start = Position(step=2, num_drawn=4, time_s=100.0)
+    run = Run(make_coordinator(num_prompts=8, start=start), make_group)
+    run.until(FinishWork)
+    batches = [item.batch for item in run.items if isinstance(item, TrainWork)]
+    assert [(batch.step, batch.learning_rate_progress) for batch in batches] == [(2, 4 / 8), (3, 6 / 8)]
+    records = run.events("step")
+    assert [(record["step"], record["policy_version"]) for record in records] == [(3, 3), (4, 4)]
+    assert all(100.0 < record["time_s"] < 160.0 for record in records)
+    assert [item.step for item in run.items if isinstance(item, SaveWork)] == [4], "the old one is not written again"
+
+
+def test_max_steps_counts_the_steps_before_the_checkpoint(make_coordinator, make_group):
+    run = Run(make_coordinator(num_prompts=100, max_steps=3, start=Position(step=2, num_drawn=4)), make_group)
+    assert run.until(FinishWork).step == 3
+    assert sum(isinstance(item, TrainWork) for item in run.items) == 1
+
+
+def test_a_run_that_was_over_goes_on_with_more_steps_and_what_it_had_left_over(make_coordinator, make_group, tmp_path):
+    first = Run(make_coordinator(num_prompts=9, max_steps=3), make_group)
+    position = position_of(first.until(SaveWork))
+    second = Run(make_coordinator(num_prompts=9, start=position), make_group)
+    assert second.until(FinishWork).step == 4
+    assert len({uid for _, uid in trained(tmp_path)}) == len(trained(tmp_path)) == 8
+    assert second.events("finished")[0]["groups_dropped"] == 1
+
+
+def test_groups_of_a_step_that_was_never_full_are_not_counted_as_trained(make_coordinator, make_group):
+    first = Run(make_coordinator(num_prompts=3, train_minibatch_size=1), make_group)
+    position = position_of(first.until(SaveWork))
+    assert (position.step, position.num_drawn, len(position.waiting)) == (1, 3, 1)
+
+
+def test_groups_filtered_since_the_last_step_count_towards_the_next_record(make_coordinator, make_group):
+    sizes = {"num_prompts": 12, "num_slots": 8, "save_interval": 1}
+    first = Run(make_coordinator(**sizes), make_group)
+    first.lease()
+    first.answer(2)
+    assert isinstance(first.next_work(), TrainWork)
+    first.answer(1, verdict="invalid")
+    first.answer(1)  # finished, not trained: it will come in again
+    position = position_of(first.next_work())
+    assert (position.groups_filtered, position.samples_failed, len(position.waiting)) == (1, 2, 5)
+
+    second = Run(make_coordinator(**sizes, start=position), make_group)
+    second.next_work()
+    second.lease()
+    second.answer(2)
+    second.next_work()
+    (record,) = second.events("step")
+    assert (record["groups_total"], record["groups_filtered"], record["samples_failed"]) == (3, 1, 2)
+
+
+def test_failures_before_the_checkpoint_count_towards_what_is_allowed_in_a_step(make_coordinator):
+    start = Position(step=1, num_drawn=3, groups_filtered=1, samples_failed=2)
+    with pytest.raises(RunError, match="2 samples of one step failed"):
+        make_coordinator(max_failed_samples=1, start=start).next_work(0, rank=0, timeout_s=0)
+
+
+def test_an_evaluation_that_was_complete_is_not_repeated(make_coordinator, make_group):
+    sizes = {"num_prompts": 8, "eval_prompts": 1, "eval_interval": 2}
+    start = Position(step=2, num_drawn=4, last_evaluated=2)
+    run = Run(make_coordinator(**sizes, start=start), make_group)
+    run.until(FinishWork)
+    assert [event["step"] for event in run.events("evaluation")] == [4]
+
+
+def test_an_evaluation_that_was_under_way_is_repeated_unless_it_was_completed_later(
+    make_coordinator, make_group, tmp_path
+):
+    sizes = {"num_prompts": 8, "eval_prompts": 1, "eval_interval": 2}
+    start = Position(step=2, num_drawn=4, last_evaluated=0)
+    run = Run(make_coordinator(**sizes, start=start), make_group)
+    run.until(FinishWork)
+    assert [event["step"] for event in run.events("evaluation")] == [2, 4]
+    # The files know of the evaluations at 2 and 4 now; a resumption at 2 trusts the first and forgets the second.
+    again = Run(make_coordinator(**sizes, start=start), make_group)
+    again.until(FinishWork)
+    assert [event["step"] for event in again.events("evaluation")] == [4]
+
+
+def test_the_position_of_a_checkpoint_knows_only_complete_evaluations(make_coordinator, make_group):
+    sizes = {"num_prompts": 8, "eval_prompts": 1, "eval_interval": 2, "save_interval": 2}
+    run = Run(make_coordinator(**sizes), make_group)
+    save = run.until(SaveWork, step=2)
+    assert position_of(save).last_evaluated == 0, "that of step 2 has just begun"
+    assert position_of(run.until(SaveWork, step=4)).last_evaluated == 2

@@ -1,0 +1,143 @@
+"""-cp: from where a run goes on, and when it may not."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+
+from coati_rl.config.cli import parse
+from coati_rl.data.checkpoint_dir import write_manifest
+from coati_rl.data.position import DrawOrder, Position, data_state, fingerprint
+from coati_rl.data.resume import open_resume_point
+from coati_rl.errors import ConfigError
+
+SIZES = "-t 1 -i 1 -ibs 2 -imbs 1 -tbs 2 -tMbs 1 -tmbs 1 -g 2 -d data.jsonl"
+
+
+@pytest.fixture
+def checkpoint(model_dir, make_prompts, tmp_path):
+    """Of step 3 of a run over 10 prompts, 2 a step, of which one was drawn and not trained."""
+    path = tmp_path / "run" / "checkpoints" / "step-3"
+    path.mkdir(parents=True)
+    shutil.copy(model_dir / "config.json", path)
+    position = Position(step=3, num_drawn=7, waiting=("train-4.0",))
+    order = DrawOrder(seed=0, num_prompts=10, fingerprint=fingerprint(make_prompts(10)))
+    state = {"step": 3, "policy_version": 3, "data": data_state(position, order)}
+    (path / "state.json").write_text(json.dumps(state))
+    write_manifest(path)
+    return path
+
+
+@pytest.fixture
+def resume(checkpoint, model_dir, make_prompts):
+    def run(flags="", *, num_prompts=10, model=model_dir, known=True):
+        config = parse([*f"-m {model} -cp {checkpoint} {SIZES} {flags}".split()])[0]
+        return open_resume_point(config, make_prompts(num_prompts) if known else None, num_prompts=num_prompts)
+
+    return run
+
+
+@pytest.fixture
+def refusal(resume):
+    def run(*args, **options):
+        with pytest.raises(ConfigError) as caught:
+            resume(*args, **options)
+        return str(caught.value)
+
+    return run
+
+
+def test_without_the_flag_a_run_starts_at_the_beginning(make_prompts):
+    assert open_resume_point(parse([])[0], make_prompts(1), num_prompts=1) is None
+
+
+def test_a_checkpoint_is_a_position_and_the_steps_that_are_left(resume, checkpoint):
+    point = resume()
+    assert (point.directory, point.position.step, point.position.waiting) == (checkpoint, 3, ("train-4.0",))
+    assert point.num_steps == 5, "ten prompts, two a step"
+    assert point.line() == f"resumes from step 3 of {checkpoint}"
+
+
+@pytest.mark.parametrize(("flags", "num_steps"), [("-e 2", 10), ("--max-steps 4", 4), ("-tbs 1", 7), ("-tbs 4", 4)])
+def test_the_number_of_steps_follows_from_what_is_left(resume, flags, num_steps):
+    assert resume(flags).num_steps == num_steps
+
+
+def test_another_seed_is_refused(refusal):
+    assert refusal("--seed 1").endswith("draws its prompts in the order of seed 0; use --seed 0")
+
+
+def test_other_prompts_are_refused_with_what_may_have_changed_them(refusal):
+    message = refusal(num_prompts=9)
+    assert message.startswith("--dataset data.jsonl: not the prompts of --checkpoint-path")
+    assert "(9 prompts here, 10 there)" in message
+    assert "--system-prompt, --reward-type and --max-prompt-tokens, or start from the weights alone" in message
+
+
+def test_the_fingerprint_sees_uids_and_tokens_but_not_answers(make_prompts):
+    from dataclasses import replace
+
+    first, *others = make_prompts(3)
+    same = fingerprint([first, *others])
+    assert fingerprint([replace(first, ground_truth="corrected"), *others]) == same
+    assert fingerprint([replace(first, token_ids=(1, 2, 4)), *others]) != same
+    assert fingerprint([replace(first, uid="other"), *others]) != same
+    assert fingerprint(others) != same
+
+
+def test_another_models_shape_is_refused_by_its_numbers(refusal, model_dir, tmp_path):
+    config = json.loads((model_dir / "config.json").read_text())
+    size = config["intermediate_size"]
+    (tmp_path / "wide").mkdir()
+    (tmp_path / "wide" / "config.json").write_text(json.dumps(config | {"intermediate_size": 2 * size}))
+    message = refusal(model=tmp_path / "wide")
+    assert f"its model is another one than --model {tmp_path / 'wide'}: " in message
+    assert f": intermediate_size {size} instead of {2 * size}; give the --model" in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--max-steps 3", "is at step 3 already; --max-steps counts all steps of the run, so raise it"),
+        ("-ibs 8 -tbs 8", "leaves 4 prompts, and an optimizer step takes 8; raise --num-episodes"),
+    ],
+)
+def test_a_run_with_nothing_left_to_do_is_refused(refusal, flags, reason):
+    message = refusal(flags)
+    assert "nothing is left to do" in message and message.endswith(reason)
+
+
+def test_a_dry_run_without_the_model_believes_the_checkpoint(resume, tmp_path):
+    assert resume(num_prompts=10, known=False, model="nobody/nothing").num_steps == 5
+
+
+def test_a_checkpoint_of_another_version_is_refused(refusal, checkpoint):
+    state = json.loads((checkpoint / "state.json").read_text())
+    del state["data"]["position"]["waiting"]
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    write_manifest(checkpoint)
+    assert "position has other fields than this version's: waiting; it was written by another version" in refusal()
+    (checkpoint / "state.json").write_text(json.dumps({"step": 3}))
+    write_manifest(checkpoint)
+    assert "is no checkpoint to resume from" in refusal()
+
+
+def test_settings_that_decide_the_experiment_are_compared_and_the_layout_is_not(resume, checkpoint, model_dir):
+    run_config = parse([*f"-m {model_dir} {SIZES}".split()])[0].model_dump(mode="json")
+    (checkpoint.parents[1] / "config.yaml").write_text(yaml.safe_dump(run_config))
+    assert resume("-si 7 -tMbs 2").changes == ()
+    assert resume("-t 2 -tbs 1").changes == (), "tbs * dp is what it was"
+    assert resume("-lr 1e-5 -ibs 4").changes == (
+        f"learning_rate was {run_config['learning_rate']!r} and is 1e-05 now",
+        "sync_period was 1 and is 2 now",
+    )
+
+
+def test_a_checkpoint_without_its_runs_configuration_cannot_be_compared(resume, checkpoint):
+    (change,) = resume().changes
+    assert (
+        change
+        == f"settings are not compared with the checkpoint's run: {checkpoint.parents[1] / 'config.yaml'} "
+        + ("cannot be read")
+    )

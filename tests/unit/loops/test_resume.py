@@ -1,0 +1,110 @@
+"""A run that goes on from its checkpoint: with the first part it is the run that was never interrupted."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import rl_example
+from coati_rl.config.cli import build_config
+from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork
+
+ALL_PROMPTS = [f"train-{i}.0" for i in range(8)]
+
+
+@pytest.fixture(scope="module")
+def whole(run_in_threads):
+    """The uninterrupted run of 4 steps with a checkpoint after each; K = 2."""
+    return run_in_threads({"save_interval": 1})
+
+
+@pytest.fixture
+def resume(whole, run_in_threads, tmp_path):
+    """Step -> the trace of the run that goes on from that checkpoint, in a copy of the run's directory."""
+
+    def run(step, **changes):
+        run_dir = tmp_path / f"from-{step}"
+        shutil.copytree(whole.paths.run_dir, run_dir)
+        checkpoint = run_dir / "checkpoints" / f"step-{step}"
+        fields = {"run_dir": str(run_dir), "checkpoint_path": str(checkpoint), "save_interval": 1}
+        trace = run_in_threads(fields | changes)
+        assert trace.paths.run_dir == run_dir
+        return trace
+
+    return run
+
+
+def trained(trace):
+    """(step, uid) of every prompt that the run's files say was trained."""
+    lines = [line for file in sorted(trace.paths.rollouts.iterdir()) for line in file.read_text().splitlines()]
+    return sorted((record["step"], record["uid"]) for record in map(json.loads, lines) if record["sample"] == 0)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_both_parts_together_train_every_prompt_once(resume, whole, step):
+    trace = resume(step)
+    assert sorted(uid for _, uid in trained(trace)) == ALL_PROMPTS
+    assert [step for step, _ in trained(trace)] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert [record["step"] for record in trace.steps] == list(range(step + 1, 5))
+    assert trace.of("finished")[0]["step"] == 4
+
+
+def test_resumed_at_a_sync_the_run_is_bit_for_bit_the_uninterrupted_one(resume, whole):
+    trace = resume(2)
+    assert [type(work) for work in trace.work] == [
+        SyncWork,  # the checkpoint's weights, before the first prompt
+        *(TrainWork, SaveWork, TrainWork, SyncWork),
+        *(SaveWork, FinishWork),
+    ]
+    assert trained(trace) == trained(whole)
+    assert trace.responses == {uid: whole.responses[uid] for uid in trace.responses}
+    for key in ("loss", "grad_norm", "learning_rate", "reward_mean", "logprob_gap_mean"):
+        assert [record[key] for record in trace.steps] == [record[key] for record in whole.steps[2:]]
+    for name, weight in whole.weights.items():
+        torch.testing.assert_close(trace.weights[name], weight, rtol=0, atol=0)
+
+
+def test_resumed_between_syncs_producers_have_the_checkpoints_weights_and_the_next_sync_comes_in_its_place(resume):
+    trace = resume(1)
+    assert [event["policy_version"] for event in trace.of("sync")] == [1, 2, 4]
+    versions = {group.prompt.uid: group.oldest_version for group in trace.groups}
+    assert sorted(versions.values()) == [1, 1, 2, 2, 2, 2]
+    assert [record["staleness_max"] for record in trace.steps] == [0, 0, 0]
+
+
+def test_the_abandoned_future_is_moved_aside(resume, whole):
+    trace = resume(2)
+    aside = trace.paths.run_dir / "discarded" / "after-step-2"
+    assert sorted(path.name for path in (aside / "checkpoints").iterdir()) == ["step-3", "step-4"]
+    assert {json.loads(line)["step"] for line in next((aside / "rollouts").iterdir()).open()} == {3, 4}
+    assert (trace.paths.run_dir / "config-step-2.yaml").read_text() == (whole.paths.run_dir / "config.yaml").read_text()
+
+
+def test_a_run_may_go_on_with_other_sizes(resume):
+    # Six prompts are left: with 4 a step that is one step, and two are left over.
+    trace = resume(1, train_batch_size=4)
+    assert [record["step"] for record in trace.steps] == [2]
+    assert trace.of("finished")[0] == {"event": "finished", "step": 2, "groups_dropped": 2}
+    assert trace.prepared.plan.num_steps == 2
+
+
+def test_the_newest_checkpoint_of_a_run_directory_is_taken_and_more_episodes_go_on_from_the_end(
+    whole, run_in_threads, tmp_path
+):
+    run_dir = tmp_path / "run"
+    shutil.copytree(whole.paths.run_dir, run_dir)
+    trace = run_in_threads({"run_dir": str(run_dir), "checkpoint_path": str(run_dir), "num_episodes": 2})
+    assert [record["step"] for record in trace.steps] == [5, 6, 7, 8]
+    assert sorted(uid for _, uid in trained(trace)) == sorted(
+        f"train-{i}.{episode}" for i in range(8) for episode in (0, 1)
+    )
+
+
+def test_a_dry_run_says_from_where_it_would_go_on_and_moves_nothing(whole, small_run, tmp_path, capsys):
+    checkpoint = whole.paths.checkpoints / "step-2"
+    config = build_config({**small_run, "checkpoint_path": str(checkpoint)})
+    before = sorted(whole.paths.run_dir.rglob("*"))
+    assert rl_example._run(config, True, tmp_path) == 0
+    assert capsys.readouterr().out.endswith(f"\nresumes from step 2 of {checkpoint}\n")
+    assert sorted(whole.paths.run_dir.rglob("*")) == before

@@ -1,0 +1,32 @@
+"""How large the tensors are that some code makes, and how many matrix products it takes."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_)
+
+
+class TensorSizes(TorchDispatchMode):
+    """A context that notes the shape of every result of every torch operation, in forward and backward."""
+
+    num_products = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        self.shapes |= {tuple(result.shape) for result in tree_leaves(results) if isinstance(result, Tensor)}
+        self.num_products += func.overloadpacket in PRODUCTS
+        return results
+
+    def largest(self, *, but: Sequence[tuple[int, ...]]) -> int:
+        """Elements of the largest tensor that has none of the shapes `but`."""
+        return max(math.prod(shape) for shape in self.shapes - set(but))

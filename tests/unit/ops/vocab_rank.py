@@ -1,0 +1,59 @@
+"""One of the processes that share an LM head in test_vocab_parallel.py.
+
+    vocab_rank.py RANK WORLD_SIZE DIRECTORY
+
+Reads DIRECTORY/inputs.pt, takes its rows of the head and writes DIRECTORY/RANK.pt, what each path computes with them.
+"""
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from coati_rl.ops.fused_loss import fused_token_loss
+from coati_rl.ops.logprob import token_logprobs
+
+
+def compute(inputs: dict, group: dist.ProcessGroup | None, *, chunk_elements: int) -> dict[str, dict[str, Tensor]]:
+    """Values and gradients of both paths. Without a group the whole head is this process's."""
+    rank, size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+    rows = slice(rank * len(inputs["weight"]) // size, (rank + 1) * len(inputs["weight"]) // size)
+    tensors, loss_fn, dtype = inputs["tensors"], inputs["loss_fn"], inputs["dtype"]
+    results = {}
+    for path in ("recompute", "fused"):
+        leaves = {"hidden": inputs["hidden"], "weight": inputs["weight"][rows], "bias": inputs["bias"][rows]}
+        leaves = {name: leaf.to(dtype, copy=True).requires_grad_() for name, leaf in leaves.items()}
+        settings = {"group": group, "chunk_elements": chunk_elements // size}
+        values: dict[str, Tensor] = {}
+        if path == "fused":
+            loss, sums = fused_token_loss(**leaves, tensors=tensors, loss_fn=loss_fn, **settings)
+        else:
+            arrays = (tensors[name] for name in ("token_ids", "loss_mask", "temperature"))
+            logprobs, entropy = token_logprobs(*leaves.values(), *arrays, **settings)
+            loss, sums = loss_fn(logprobs, entropy, tensors)
+            values = {"logprobs": logprobs.detach(), "entropy": entropy}
+        (2.0 * loss).backward()
+        values |= {"loss": loss.detach(), **sums}
+        results[path] = values | {f"grad_{name}": leaf.grad for name, leaf in leaves.items()}
+    return results
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rank, world_size, directory = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(str(directory / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    group = dist.new_group(list(range(world_size)))
+    inputs = torch.load(directory / "inputs.pt", weights_only=False)
+    results = [compute(case, group, chunk_elements=case["chunk_elements"]) for case in inputs]
+    torch.save(results, directory / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Several senders in one group: every member sees the same stream, whoever sends which part of it."""
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+import torch
+import xxhash
+
+from coati_rl.errors import TransferError
+from coati_rl.transport.group import Group
+from coati_rl.transport.manifest import TensorEntry, WeightManifest
+from coati_rl.transport.wire import WeightSender
+from tests.unit.transport.receivers import Receivers
+from tests.unit.transport.senders import Named, OtherSenders, announce
+
+
+def weights() -> Named:
+    """In Hugging Face order: odd sizes, three dtypes, a scalar, a view that is not contiguous, a large one."""
+    random = torch.Generator().manual_seed(0)
+    return [
+        ("embed", torch.randn(33, 7, generator=random)),
+        ("scalar", torch.tensor(3.0, dtype=torch.bfloat16)),
+        ("transposed", torch.randn(5, 9, generator=random).T),
+        ("large", torch.randn(700, generator=random).to(torch.bfloat16)),
+        ("half", torch.randn(3, 1, 2, generator=random).half()),
+        ("head", torch.randn(11, generator=random)),
+    ]
+
+
+def cut(tensors: Named, *sizes: int) -> list[Named]:
+    """Stages of these numbers of tensors."""
+    rest = iter(tensors)
+    return [[next(rest) for _ in range(size)] for size in sizes]
+
+
+def raw(tensors: Named) -> bytes:
+    return b"".join(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for _, tensor in tensors)
+
+
+def transfer(sender: WeightSender, others: OtherSenders, receivers: Receivers, stages: Sequence[Named], **settings):
+    """Returns: the digests of all senders, and what the engines have staged."""
+    manifest = announce(stages, **settings)
+    receiving, sending = receivers.start(manifest), others.start(manifest, stages[1:])
+    digest = sender.send(manifest, stages[0], timeout_s=20.0)
+    return [digest, *(future.result(20.0) for future in sending)], [future.result(20.0) for future in receiving]
+
+
+def open_group(sender: WeightSender, num_senders: int, sizes: Sequence[int] = (1, 1)) -> tuple[OtherSenders, Receivers]:
+    receivers = Receivers(sender.open(sizes, num_senders=num_senders), list(sizes))
+    return OtherSenders(sender.sender_invitations), receivers
+
+
+@pytest.mark.parametrize("sizes", [(4, 2), (1, 3, 2), (2, 0, 4)])
+def test_every_engine_gets_all_stages_and_every_member_the_digest_of_the_whole_stream(sender, sizes):
+    others, receivers = open_group(sender, len(sizes), (1, 2))
+    for version, bucket_bytes in ((1, 16), (2, 512), (3, 2**20)):  # over the same group
+        tensors = [(name, version * tensor) for name, tensor in weights()]
+        digests, staged = transfer(sender, others, receivers, cut(tensors, *sizes), bucket_bytes=bucket_bytes)
+        assert digests == [xxhash.xxh3_128(raw(tensors)).hexdigest()] * len(sizes)
+        assert [one.digest for one in staged] == digests[:1] * 3
+        for one in staged:
+            assert [name for name, _ in one.tensors] == [name for name, _ in tensors]
+            assert all(torch.equal(got, sent) for (_, got), (_, sent) in zip(one.tensors, tensors, strict=True))
+
+
+def test_senders_may_take_turns_as_often_as_the_order_of_the_tensors_asks_for(sender):
+    others, receivers = open_group(sender, 2)
+    entries = [
+        TensorEntry(name="a", dtype="float32", shape=(2,), sender=1),
+        TensorEntry(name="b", dtype="float32", shape=(2,), sender=0),
+        TensorEntry(name="c", dtype="float32", shape=(2,), sender=1),
+    ]
+    manifest = WeightManifest(policy_version=1, entries=tuple(entries))
+    a, b, c = (("a", torch.ones(2)), ("b", 2 * torch.ones(2)), ("c", 3 * torch.ones(2)))
+    receiving, sending = receivers.start(manifest), others.start(manifest, [[a, c]])
+    digest = sender.send(manifest, [b], timeout_s=20.0)
+    assert digest == sending[0].result(20.0) == xxhash.xxh3_128(raw([a, b, c])).hexdigest()
+    assert [future.result(20.0).digest for future in receiving] == [digest, digest]
+
+
+@pytest.mark.parametrize(
+    ("stages", "on_the_wire"),
+    [
+        # float32 tensors of 12, 20 and 16 bytes are 16, 32 and 16 with padding; the bucket has room for 48.
+        ((3,), [(0, 48), (0, 16), (0, 16)]),  # two buckets, and the digest
+        ((1, 2), [(0, 16), (1, 48), (0, 16), (1, 16)]),  # another cut, and two digests
+        ((1, 1, 1), [(0, 16), (1, 32), (2, 16), (0, 16), (1, 16), (2, 16)]),
+    ],
+)
+def test_on_the_wire_are_the_buckets_of_each_sender_and_then_their_digests(sender, monkeypatch, stages, on_the_wire):
+    seen: dict[int, list[tuple[int, int]]] = {}
+    broadcast = Group.broadcast
+
+    def record(group: Group, data: torch.Tensor, *, root: int, **settings: object) -> None:
+        seen.setdefault(group.rank, []).append((root, data.numel()))
+        broadcast(group, data, root=root, **settings)
+
+    monkeypatch.setattr(Group, "broadcast", record)
+    tensors = [("a", torch.ones(3)), ("b", torch.ones(5)), ("c", torch.ones(4))]
+    transfer(sender, *open_group(sender, len(stages), (1,)), cut(tensors, *stages), bucket_bytes=48)
+    assert seen == dict.fromkeys(range(len(stages) + 1), on_the_wire)
+
+
+def test_senders_come_before_the_engines_in_the_group_and_each_has_an_invitation(sender):
+    assert sender.sender_invitations == ()
+    engines = sender.open([1, 2], num_senders=3)
+    assert [invitation.first_rank for invitation in sender.sender_invitations] == [1, 2]
+    assert [invitation.first_rank for invitation in engines] == [3, 4]
+    assert {invitation.world_size for invitation in (*engines, *sender.sender_invitations)} == {6}
+    sender.open([1])
+    assert sender.sender_invitations == ()
+    with pytest.raises(ValueError, match="num_senders 0"):
+        sender.open([1], num_senders=0)
+
+
+def missing(share: Named) -> Named:
+    return share[:-1]
+
+
+def surplus(share: Named) -> Named:
+    return [*share, ("more", torch.zeros(1))]
+
+
+def reshaped(share: Named) -> Named:
+    return [(share[0][0], share[0][1][:-1]), *share[1:]]
+
+
+def retyped(share: Named) -> Named:
+    return [(share[0][0], share[0][1].float()), *share[1:]]
+
+
+def not_finite(share: Named) -> Named:
+    return [*share[:-1], (share[-1][0], share[-1][1] / 0)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (missing, "'head' of the manifest is missing"),
+        (surplus, "'more' is not in the manifest"),
+        (reshaped, r"announces .*'large'.*\(700,\).*\(699,\)"),
+        (retyped, "bfloat16.*float32"),
+        (not_finite, "'head' holds NaN or infinity"),
+    ],
+)
+def test_another_senders_tensors_are_checked_too_and_everyone_learns_what_is_wrong(sender, fault, message):
+    stages = cut(weights(), 3, 3)
+    manifest = announce(stages, bucket_bytes=512)
+    others, receivers = open_group(sender, 2)
+    receiving, sending = receivers.start(manifest), others.start(manifest, [fault(stages[1])])
+    with pytest.raises(TransferError, match=f"rank 0 of 4, receiving .* from rank 1.*: rank 1 gave up: .*{message}"):
+        sender.send(manifest, stages[0], timeout_s=20.0)
+    for future in (*receiving, *sending):
+        with pytest.raises(TransferError, match=message):
+            future.result(20.0)
+    assert not sender.is_open
+    assert not others.senders[0].is_open
+
+
+def test_a_sender_without_tensors_must_have_none(sender):
+    stages = [weights()[:3], [], weights()[3:]]
+    manifest = announce(stages)
+    others, receivers = open_group(sender, 3)
+    futures = [*receivers.start(manifest), *others.start(manifest, [weights()[:1], stages[2]])]
+    with pytest.raises(TransferError, match=r"rank 1 gave up: .*'embed' is not in the manifest"):
+        sender.send(manifest, stages[0], timeout_s=20.0)
+    for future in futures:
+        with pytest.raises(TransferError, match="'embed' is not in the manifest"):
+            future.result(20.0)
+
+
+def test_a_manifest_of_more_senders_than_the_group_has_is_refused(sender):
+    manifest = announce(cut(weights(), 3, 3))
+    (future,) = Receivers(sender.open([1]), [1]).start(manifest)
+    with pytest.raises(TransferError, match="2 senders, the group has 1"):
+        sender.send(manifest, weights()[:3], timeout_s=20.0)
+    with pytest.raises(TransferError, match="2 senders, the group has 1"):
+        future.result(20.0)
+
+
+def test_a_sender_that_has_seen_other_bytes_ends_the_transfer_for_everyone(sender, monkeypatch):
+    def corrupt_in_sender_1(hasher, bucket, buffer) -> None:
+        hasher.update(buffer.numpy().data)
+        if threading.current_thread().name.startswith("sender-1"):
+            hasher.update(b"one byte more")
+
+    monkeypatch.setattr("coati_rl.transport.wire._update_digest", corrupt_in_sender_1)
+    stages = cut(weights(), 3, 3)
+    manifest = announce(stages, version=4)
+    others, receivers = open_group(sender, 2)
+    futures = [*receivers.start(manifest), *others.start(manifest, stages[1:])]
+    with pytest.raises(
+        TransferError, match=r"receiving the digest of version 4 from rank 1: rank 1 gave up: .* digest"
+    ):
+        sender.send(manifest, stages[0], timeout_s=20.0)
+    for future in futures:
+        with pytest.raises(TransferError, match=r"rank 1 of 4, version 4: digest .* of those on rank 0 it is"):
+            future.result(20.0)

@@ -93,7 +93,7 @@ class TrainerActor:
         )
         self._backend = ColossalBackend(backend_config, device=device, timeout_s=COLLECTIVE_TIMEOUT_S)
         if self._resume_dir is not None:
-            self._backend.restore_optimizer(self._resume_dir)
+            self._backend.restore(self._resume_dir)
         logger.info("trainer %d is ready on %s", self._rank, device)
         return time.perf_counter() - begin
 
@@ -110,7 +110,10 @@ class TrainerActor:
             learning_rate=config.learning_rate,
         )
         publish = make_publish(
-            backend, config, lambda producer: RemoteProducer(f"producer-{producer}", namespace), host=own_address(config)
+            backend,
+            config,
+            lambda producer: RemoteProducer(f"producer-{producer}", namespace),
+            host=own_address(config),
         )
         with self._profiler() as profiler:
             loop = TrainLoop(

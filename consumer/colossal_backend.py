@@ -20,7 +20,6 @@ from coati_rl.batch import MiniBatch
 from coati_rl.errors import RunError
 from coati_rl.protocols import LossFn
 from consumer.colossal_compat import Booster, HybridParallelModule, HybridParallelPlugin
-from consumer.layout import Layout
 from consumer.pipeline_stage import check_stages
 from consumer.plan_policy import PlanPolicy
 from consumer.policy_model import PolicyInput
@@ -33,10 +32,12 @@ class ColossalBackend(TorchBackend):
     """Trains on all ranks of the default process group, which must exist; float32, or bfloat16 with float32 masters."""
 
     def __init__(self, config: BackendConfig, *, device: torch.device, timeout_s: float) -> None:
+        # One copy has nobody to share with; ColossalAI would flatten its masters all the same.
+        is_alone = dist.get_world_size() == config.tp_size * config.pp_size
         self._plugin = HybridParallelPlugin(
             tp_size=config.tp_size,
             pp_size=config.pp_size,
-            zero_stage=config.zero_stage,
+            zero_stage=0 if is_alone else config.zero_stage,
             precision=config.precision,
             microbatch_size=1,  # of the scheduler's batch, which only counts our micro-batches
             enable_metadata_cache=False,  # every micro-batch has its own length, and scoring comes in between
@@ -44,7 +45,7 @@ class ColossalBackend(TorchBackend):
             overlap_communication=False,  # ZeRO's hooks stay out of the backward
         )
         self._timeout_s = timeout_s
-        layout = self._plugin.layout(zero_stage=config.zero_stage)
+        layout = self._plugin.layout()
         with collective("cut up the model"):
             super().__init__(config, device=device, layout=layout)
         set_timeout(self._plugin.member_groups(), timeout_s)
@@ -98,7 +99,7 @@ class ColossalBackend(TorchBackend):
             if optimizer is None:
                 return model, None
             wrapped, boosted, *_ = Booster(plugin=plugin).boost(model, optimizer)
-        if self.config.zero_stage > 0:
+        if self.layout.is_partitioned:
             boosted._compute_grad_norm = lambda **_: 0.0  # of gradients that are already clipped, over all ranks
         return wrapped, boosted
 
@@ -155,12 +156,12 @@ class ColossalBackend(TorchBackend):
 
     def _step(self) -> None:
         optimizer = self._optimizer
-        if self.config.zero_stage > 0:
+        if self.layout.is_partitioned:
             for name, gradient in self.gradients.items():
                 parameter = self.parameters.by_name[name]
                 store = optimizer.pid_to_grad_store[id(parameter)]
                 # It looks for its own copy's slice among those of all copies; in stage 2 there is only one.
-                for _ in range(1 if self.config.zero_stage == 2 else self.layout.dp_size):
+                for _ in range(1 if self.layout.zero_stage == 2 else self.layout.dp_size):
                     store.append_gradients_by_param_id(gradient, 0, id(parameter))
         with collective("take an optimizer step"):
             optimizer.step()

@@ -114,7 +114,7 @@ class HybridParallelPlugin(ColossalPlugin):
         """The process groups that this rank is a member of."""
         return list(self.pg_mesh._group_to_ranks)
 
-    def layout(self, *, zero_stage: int) -> Layout:
+    def layout(self) -> Layout:
         """This rank's place."""
         mesh = self.pg_mesh
 
@@ -128,7 +128,7 @@ class HybridParallelPlugin(ColossalPlugin):
             num_stages=self.pp_size,
             tp_rank=int(mesh.coordinate(self.tp_axis)),
             tp_size=self.tp_size,
-            zero_stage=zero_stage,
+            zero_stage=self.zero_stage,
             dp_group=group(self.dp_axis),
             pp_group=group(self.pp_axis),
             tp_group=group(self.tp_axis),

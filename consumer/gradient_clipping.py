@@ -18,9 +18,7 @@ def sum_of_squares(gradients: Sequence[Tensor]) -> float:
     return float(torch.stack(torch._foreach_norm(list(gradients))).double().square().sum())
 
 
-def scale_and_clip(
-    gradients: Sequence[Tensor], squares: float, *, loss_scale: float, max_norm: float
-) -> float:
+def scale_and_clip(gradients: Sequence[Tensor], squares: float, *, loss_scale: float, max_norm: float) -> float:
     """Multiply all gradients by loss_scale * min(1, max_norm / norm), in place.
 
     Scaling comes before clipping: the sum that arrives here grows with the batch, its mean does not.

@@ -1,8 +1,8 @@
 """Gradients of one rank -> the plain sum over all ranks, in float32, once per optimizer step.
 
-Autograd accumulates in float32 whatever the weights' precision (`accumulate_in_float32`), micro-batch after micro-batch.
-Then three sums, which commute: over data-parallel copies; over tensor ranks, for parameters whose gradient is a share
-there; over the first and last stage, for tied embeddings. Nothing is ever averaged, so nothing has to be undone.
+Autograd accumulates in float32 whatever the weights' precision, micro-batch after micro-batch. Then three sums, which
+commute: over data-parallel copies; over tensor ranks, for parameters whose gradient is a share there; over the first
+and last stage, for tied embeddings. Nothing is ever averaged, so nothing has to be undone.
 
 With ZeRO each copy keeps the slice it will step on: stage 1 cuts at the end of the step, stage 2 while the backward
 runs, so that no rank ever holds a whole gradient (and every rank must run equally many backwards).
@@ -62,9 +62,8 @@ class GradientReducer:
                 self._cut(_with_gradient(self._parameters.by_name.values()))
             gradients = {name: self._slice(name) for name in self._parameters.by_name}
         else:
-            gradients = {}
-            for parameter in _with_gradient(self._parameters.by_name.values()):
-                gradients[self._names[id(parameter)]] = parameter.grad
+            held = _with_gradient(self._parameters.by_name.values())
+            gradients = {self._names[id(p)]: p.grad for p in held if p.grad is not None}
             if layout.dp_group is not None:
                 _sum_in_place(list(gradients.values()), layout.dp_group)
         if layout.tp_group is not None:

@@ -19,7 +19,7 @@ class Layout:
     num_stages: int = 1
     tp_rank: int = 0
     tp_size: int = 1
-    zero_stage: int = 0
+    zero_stage: int = 0  # 0 if there is one copy
     # Each with this rank and those that differ from it in one coordinate only; None where it would be alone.
     dp_group: dist.ProcessGroup | None = None
     pp_group: dist.ProcessGroup | None = None
@@ -48,4 +48,4 @@ class Layout:
     @property
     def is_partitioned(self) -> bool:
         """True if copies share out the optimizer's state (ZeRO)."""
-        return self.zero_stage > 0 and self.dp_size > 1
+        return self.zero_stage > 0

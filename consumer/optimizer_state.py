@@ -42,7 +42,12 @@ def unpack_state(
         if value is not None:
             with torch.no_grad():
                 master.copy_(value)
-        # AdamW counts its steps in a tensor per parameter, which its fused kernel wants beside the parameter.
-        state = {kind: part.to(master.device) for kind in KINDS if (part := packed(name, kind)) is not None}
+        # AdamW's fused kernel wants all of it beside the parameter and, without asking, contiguous. The copy also lets
+        # go of the whole tensor that a part is a view of.
+        state = {
+            kind: part.to(master.device, copy=True, memory_format=torch.contiguous_format)
+            for kind in KINDS
+            if (part := packed(name, kind)) is not None
+        }
         if state:
             optimizer.state[master] = state

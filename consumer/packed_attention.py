@@ -2,19 +2,23 @@
 
 Under a block-diagonal mask a row costs as much as one sample of the row's length, in time and, for the mask, in memory.
 Here each sample of a row attends on its own, through transformers' SDPA function; at 16 samples of 80 tokens a training
-step is 2.4 times as fast. R rows, L tokens per row, T tokens of a sample, D size of a head.
+step is 2.4 times as fast. In half precision on a GPU flash attention's varlen kernel takes all samples at once.
+R rows, L tokens per row, T tokens of a sample, D size of a head.
 """
 
-from typing import Any
+import functools
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 NAME = "packed_sdpa"  # as transformers knows it
+HALF = (torch.bfloat16, torch.float16)
 
 # Architectures whose attention asks for no more than `packed_attention` does; a test compares each with its own. Others
 # (with logit caps, sinks, position biases) go through transformers' masks, which it derives from position_ids.
@@ -60,6 +64,8 @@ def packed_attention(
         kwargs: scaling and dropout, for transformers' function.
     Returns: ([R, L, heads, D], None).
     """
+    if query.is_cuda and query.dtype in HALF:
+        return _attend_varlen(query, key, value, lengths, sliding_window, kwargs["scaling"]), None
     if lengths is None:
         return _attend(module, query, key, value, sliding_window, **kwargs), None
     rows = []
@@ -68,6 +74,34 @@ def packed_attention(
         samples = [_attend(module, q, k, v, sliding_window, **kwargs) for q, k, v in zip(*parts, strict=True)]
         rows.append(torch.cat(samples, dim=1))
     return torch.cat(rows), None
+
+
+def _attend_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: RowLengths | None,
+    sliding_window: int | None,
+    scaling: float,
+) -> Tensor:
+    """[R, L, heads, D]: flash attention over all samples at once; it takes half precision on GPUs only."""
+    rows, _, length, _ = query.shape
+    samples = lengths or ((length,),) * rows
+    boundaries = _boundaries(samples, query.device)
+    longest = max(max(row) for row in samples)
+    q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))  # [R * L, heads, D]
+    window = (-1 if sliding_window is None else sliding_window - 1, 0)  # tokens before and after one's own
+    attended = varlen_attn(
+        q, k, v, boundaries, boundaries, longest, longest, scale=scaling, window_size=window, enable_gqa=True
+    )
+    return cast(Tensor, attended).view(rows, length, -1, query.shape[-1])
+
+
+@functools.lru_cache(maxsize=4)
+def _boundaries(lengths: RowLengths, device: torch.device) -> Tensor:
+    """int32[samples + 1]: where each begins and ends in all rows one after another; the same in every layer."""
+    flat = torch.tensor([0, *(length for row in lengths for length in row)], dtype=torch.int32, device=device)
+    return flat.cumsum(0, dtype=torch.int32)
 
 
 def _attend(

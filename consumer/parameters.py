@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coati_rl.config.layout_rules import tensor_parallel_plan
+from coati_rl.errors import ConfigError
 from consumer.layout import Layout
 
 
@@ -42,7 +43,8 @@ def describe_parameters(
         model: the whole model, before anything is sharded.
         layout: any rank's.
         layers_per_stage: decoder layers of each pipeline stage.
-    Raises: ConfigError if the architecture's tensor-parallel plan is missing or has styles that are not handled.
+    Raises: ConfigError if the architecture's tensor-parallel plan is missing or has styles that are not handled, or its
+        embedding is no plain one.
     """
     base = f"{model.base_model_prefix}."
     styles = _styles(model) if layout.tp_size > 1 else {}
@@ -75,9 +77,13 @@ def describe_parameters(
 def _styles(model: PreTrainedModel) -> dict[re.Pattern[str], str]:
     """The plan's patterns of modules, as patterns of their parameters; both ends of the vocabulary are cut along it."""
     plan = {**tensor_parallel_plan(model.config), "embed_tokens": "colwise", "lm_head": "colwise"}
-    return {
-        re.compile(re.escape(pattern).replace(r"\*", r"\d+") + r"\.\w+"): style for pattern, style in plan.items()
-    }
+    embedding = type(model.get_input_embeddings())
+    if embedding is not nn.Embedding:  # the one that replaces it knows nothing of a scale, say
+        raise ConfigError(
+            f"tensor parallelism: {type(model).__name__} embeds its tokens by {embedding.__name__}, which is not "
+            "handled; use -tp 1"
+        )
+    return {re.compile(re.escape(pattern).replace(r"\*", r"\d+") + r"\.\w+"): style for pattern, style in plan.items()}
 
 
 class LocalParameters:
@@ -90,7 +96,7 @@ class LocalParameters:
         """`model`: this rank's, after sharding. Parameters of other stages are gone from it."""
         self._layout = layout
         held = dict(model.named_parameters())
-        names = {info: info.name if info.name in held else info.tied_name for info in infos}
+        names = {info: info.name if info.name in held else info.tied_name or "" for info in infos}
         self.infos = {info.name: info for info, name in names.items() if name in held}
         self.by_name: dict[str, nn.Parameter] = {info.name: held[names[info]] for info in self.infos.values()}
 
@@ -141,6 +147,4 @@ def padded_rows(tensor: Tensor, num_rows: int) -> Tensor:
 
 def whole_tensors(parameters: LocalParameters, slices: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Full tensors of this stage from what each rank's optimizer holds of them; collective over the stage."""
-    return {
-        name: parameters.full(name, parameters.shard_of_slices(name, slices[name])) for name in parameters.by_name
-    }
+    return {name: parameters.full(name, parameters.shard_of_slices(name, slices[name])) for name in parameters.by_name}

@@ -104,8 +104,8 @@ def check_stages(model: PreTrainedModel, layers_per_stage: list[int]) -> None:
         is_same = False
     if not is_same:
         raise ConfigError(
-            f"--pipeline-parallel-size {len(layers_per_stage)}: {type(model).__name__} cannot be cut into stages, since "
-            "its forward is more than embedding, layers and norm; use -pp 1"
+            f"--pipeline-parallel-size {len(layers_per_stage)}: {type(model).__name__} cannot be cut into stages, "
+            "since its forward is more than embedding, layers and norm; use -pp 1"
         )
 
 

@@ -6,6 +6,7 @@ embedding, layers and norm. Whatever a plan asks for and is not handled here is 
 """
 
 from functools import partial
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -50,7 +51,8 @@ class PlanPolicy(Policy):
     def module_policy(self) -> dict[type, ModulePolicyDescription]:
         """What to replace, by class of module."""
         model, base = self.model, self.model.base_model
-        policy = {type(model): ModulePolicyDescription(method_replacement={"forward": self._forward()})}
+        whole = ModulePolicyDescription(method_replacement={"forward": self._forward()})
+        policy = {type(model): whole}
         if self.shard_config.enable_tensor_parallelism:
             plan = tensor_parallel_plan(model.config)
             linear = [
@@ -62,8 +64,9 @@ class PlanPolicy(Policy):
                 layer: ModulePolicyDescription(sub_module_replacement=linear)
                 for layer in {type(layer) for layer in base.layers}
             }
-            policy[type(base)] = _vocabulary("embed_tokens", VocabParallelEmbedding1D)
-            policy[type(model)].sub_module_replacement = _vocabulary("lm_head", VocabParallelLMHead1D).sub_module_replacement
+            embedding = _vocabulary("embed_tokens", VocabParallelEmbedding1D)
+            policy[type(base)] = ModulePolicyDescription(sub_module_replacement=[embedding])
+            whole.sub_module_replacement = [_vocabulary("lm_head", VocabParallelLMHead1D)]
         return policy
 
     def get_held_layers(self) -> list[nn.Module]:
@@ -84,7 +87,7 @@ class PlanPolicy(Policy):
         """
         return []
 
-    def _forward(self) -> partial[object]:
+    def _forward(self) -> partial[Any]:
         group: dist.ProcessGroup | None = None
         if self.shard_config.enable_tensor_parallelism:
             group = self.shard_config.tensor_parallel_process_group
@@ -95,6 +98,5 @@ class PlanPolicy(Policy):
         return partial(stage_forward, stage=stage, tp_group=group)
 
 
-def _vocabulary(suffix: str, module: type) -> ModulePolicyDescription:
-    replacement = SubModuleReplacementDescription(suffix=suffix, target_module=module, kwargs=NO_PADDING)
-    return ModulePolicyDescription(sub_module_replacement=[replacement])
+def _vocabulary(suffix: str, module: type) -> SubModuleReplacementDescription:
+    return SubModuleReplacementDescription(suffix=suffix, target_module=module, kwargs=NO_PADDING)

@@ -1,7 +1,7 @@
 """A Hugging Face causal language model as a policy: what it is fed, and its forward up to the loss.
 
 In: a `MicroBatch`. Out: log-probabilities, or the summed loss and its report. The LM head and the loss are computed
-inside the model's own forward: a pipeline's last stage needs them there. R rows, L tokens per row, H hidden size, V vocabulary.
+inside the model's own forward: a pipeline's last stage needs them there. R rows, L tokens per row, H hidden size.
 """
 
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def attention_arguments(model: PreTrainedModel, inputs: PolicyInput) -> dict[str
     Without our attention transformers keeps packed samples apart by itself: from restarting position_ids it makes a
     block-diagonal mask, but only without a mask and without a cache.
     """
-    arguments = {"position_ids": inputs.tensors["position_ids"], "attention_mask": None}
+    arguments: dict[str, Any] = {"position_ids": inputs.tensors["position_ids"], "attention_mask": None}
     if model.config._attn_implementation == packed_attention.NAME:
         arguments["lengths"] = inputs.lengths
     return arguments
@@ -138,8 +138,16 @@ def load_policy(model_dir: Path, *, dtype: torch.dtype, gradient_checkpointing: 
         model.gradient_checkpointing_enable({"use_reentrant": False})
         for module in model.modules():
             if isinstance(module, GradientCheckpointingLayer):
-                module.training = True  # where the layer looks; not its parts, where dropout would
+                _checkpoint_in_eval_mode(module)
     return model
+
+
+def _checkpoint_in_eval_mode(layer: GradientCheckpointingLayer) -> None:
+    """The layer looks for training mode before its forward; inside, dropout would (OPT's does)."""
+    layer.training = True
+    layer.register_forward_pre_hook(lambda layer, _: setattr(layer, "training", False))
+    # Always: the recomputation leaves a forward by an exception as soon as it has what it needs.
+    layer.register_forward_hook(lambda layer, *_: setattr(layer, "training", True), always_call=True)
 
 
 @contextmanager

@@ -7,9 +7,7 @@ from torch import Tensor
 from coati_rl.algorithms.sums import is_maximum
 
 
-def reduce_sums(
-    sums: dict[str, Tensor], *, device: torch.device, group: dist.ProcessGroup | None
-) -> dict[str, float]:
+def reduce_sums(sums: dict[str, Tensor], *, device: torch.device, group: dist.ProcessGroup | None) -> dict[str, float]:
     """Add up (or take the maximum of) each number over the group; collective, two calls in all.
 
     Args:

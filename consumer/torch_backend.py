@@ -4,6 +4,8 @@ Consumes mini-batches; produces gradients, steps, log-probabilities, weights and
 plain sum over the global batch, accumulated in float32 until `optimizer_step` scales it.
 """
 
+import json
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from transformers import PreTrainedModel
 
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch, MiniBatch
+from coati_rl.data.checkpoint_dir import STATE_FILE
 from coati_rl.data.packing import blank_micro_batch
 from coati_rl.protocols import LossFn
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
@@ -146,19 +149,23 @@ class TorchBackend:
             writer.publish(
                 model=self.policy,
                 tokenizer_dir=self.config.tokenizer_dir or self.config.model_dir,
-                state=state,
+                state={**state, "rng_state": b64encode(torch.get_rng_state().numpy().tobytes()).decode()},
                 keep=self.config.keep_checkpoints,
             )
 
         self._agree(directory, publish if self._is_first_rank else None)
 
-    def restore_optimizer(self, directory: Path) -> None:
-        """Take over the optimizer of a checkpoint whose weights this backend was built from, whatever its layout.
+    def restore(self, directory: Path) -> None:
+        """Take over optimizer and random state of a checkpoint whose weights this backend was built from.
+
+        The checkpoint may come from any layout. All ranks draw the same random numbers, those of the one that saved.
 
         Raises: ConfigError if it belongs to another model.
         """
         reader = CheckpointReader(directory)
         unpack_state(self._adamw, self._masters(), lambda name, kind: self._part_of(reader, name, kind))
+        state = json.loads((directory / STATE_FILE).read_text())
+        torch.set_rng_state(torch.frombuffer(bytearray(b64decode(state["rng_state"])), dtype=torch.uint8))
 
     def close(self) -> None:
         """Nothing to release here."""

@@ -18,9 +18,7 @@ from coati_rl.protocols import LossFn, TrainBackend
 class TrainStep:
     """Scores, accumulates, steps."""
 
-    def __init__(
-        self, backend: TrainBackend, loss_fn: LossFn, *, has_reference: bool, learning_rate: float
-    ) -> None:
+    def __init__(self, backend: TrainBackend, loss_fn: LossFn, *, has_reference: bool, learning_rate: float) -> None:
         self._backend = backend
         self._loss_fn = loss_fn
         self._has_reference = has_reference

@@ -9,7 +9,9 @@ class RunConfig(BaseModel):
     """Outputs, intervals, deadlines."""
 
     project: str = flag("GRPO", "Name of the run; the default run directory is runs/<project>.", short="-p")
-    run_dir: str | None = flag(None, "Run directory. An existing one is left alone: the new run is numbered.")
+    run_dir: str | None = flag(
+        None, "Run directory. An existing one is left alone: the new run is numbered, unless -cp goes on in it."
+    )
     seed: int = flag(0, "Seed of data order, sampling and trainers.", ge=0)
     eval_interval: int = flag(
         -1, "Optimizer steps between evaluations, rounded up to the next weight sync; -1 is off.", short="-ei"

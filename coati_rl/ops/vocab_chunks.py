@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK_ELEMENTS = 2**24  # logits of a chunk, C * V: 64 MiB in float32; smaller chunks make slower matrix products
+ROW_MULTIPLE = 16  # of tokens in a chunk: matrix products of 96 or 112 rows take 4 % less time per row than of 110
 BLOCK_ELEMENTS = 2**20  # exponentials that exist beside the logits on a CPU: 4 MiB, which its cache holds
 
 
@@ -67,8 +68,10 @@ class LMHead:
         """float32[C, V], uninitialised, with C * V <= chunk_elements where C > 1, and C at most num_tokens."""
         # One buffer, as the C library gives large tensors back to the system and gets them back page by page.
         vocabulary = self.weight.shape[0]
-        num_rows = min(max(1, chunk_elements // vocabulary), num_tokens)
-        return torch.empty((num_rows, vocabulary), dtype=torch.float32, device=self.weight.device)
+        num_rows = max(1, chunk_elements // vocabulary)
+        if num_rows > ROW_MULTIPLE:
+            num_rows -= num_rows % ROW_MULTIPLE
+        return torch.empty((min(num_rows, num_tokens), vocabulary), dtype=torch.float32, device=self.weight.device)
 
     def logits(self, hidden: Tensor, temperature: Tensor, buffer: Tensor) -> Tensor:
         """float32[C, V] in the buffer: logits in the model's dtype, as inference engines compute them, then divided."""

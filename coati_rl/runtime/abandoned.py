@@ -16,8 +16,9 @@ _EVALUATION = re.compile(r".*-step-(\d+)\.jsonl")
 
 
 def set_aside_records(step: int, aside: Path, *, run_dir: Path, rollouts: Path, evaluation: Path) -> None:
-    """Leave metrics, rollouts and evaluations as they were after a step."""
-    _split(run_dir / "metrics.jsonl", step, aside)
+    """Leave metrics, syncs, rollouts and evaluations as they were after a step."""
+    for name in ("metrics.jsonl", "syncs.jsonl"):
+        _split(run_dir / name, step, aside)
     for path in sorted(rollouts.glob("*.jsonl")):
         _split(path, step, aside / "rollouts")
     for path in sorted(evaluation.glob("*.jsonl")):

@@ -10,7 +10,7 @@ from coati_rl.data.resume import ResumePoint
 from coati_rl.errors import RunError
 from coati_rl.observability.metrics import complete
 from coati_rl.observability.progress import ProgressDisplay
-from coati_rl.observability.sinks import Sink, open_sinks
+from coati_rl.observability.sinks import JsonlSink, Sink, open_sinks
 from coati_rl.protocols import GroupScorer
 from coati_rl.runtime.cluster import ray_cluster
 from coati_rl.runtime.crew import Crew
@@ -48,6 +48,7 @@ def launch(
     logging.getLogger("coati_rl").setLevel(logging.INFO)
     first_step = prepared.resume.position.step if prepared.resume else 0
     sinks = open_sinks(config, paths.run_dir, first_step=first_step)
+    syncs = JsonlSink(paths.run_dir / "syncs.jsonl")
     num_gpus = plan.num_devices if plan.device == "cuda" else 0
     num_cpus = config.num_inferencer + config.num_trainers
     try:
@@ -67,7 +68,7 @@ def launch(
             )
             supervisor = Supervisor(
                 crew,
-                lambda event: _record(event, display, sinks),
+                lambda event: _record(event, display, sinks, syncs),
                 num_producers=config.num_inferencer,
                 stall_timeout_s=config.stall_timeout_s,
             )
@@ -79,7 +80,7 @@ def launch(
     except RunError as error:
         raise RunError(f"{error} (logs: {paths.logs})") from error
     finally:
-        for sink in sinks:
+        for sink in [*sinks, syncs]:
             sink.close()
         logging.getLogger("coati_rl").removeHandler(log)
         log.close()
@@ -92,7 +93,7 @@ def _say_what_is_resumed(resume: ResumePoint, display: ProgressDisplay) -> None:
         logger.info("%s", line)
 
 
-def _record(event: dict[str, Any], display: ProgressDisplay, sinks: list[Sink]) -> None:
+def _record(event: dict[str, Any], display: ProgressDisplay, sinks: list[Sink], syncs: Sink) -> None:
     if event["event"] == "step":
         event = complete({key: value for key, value in event.items() if key != "event"})
         for sink in sinks:
@@ -101,4 +102,9 @@ def _record(event: dict[str, Any], display: ProgressDisplay, sinks: list[Sink]) 
     elif event["event"] == "evaluation":
         for sink in sinks[1:]:  # metrics.jsonl is one object per optimizer step; evaluations have their own file
             sink.write(event["step"], {f"eval/{event['task']}/accuracy": event["accuracy"]})
+    elif event["event"] == "sync":
+        fields = ("producers", "seconds", "digest")
+        syncs.write(
+            event["policy_version"], {"step": event["policy_version"], **{name: event[name] for name in fields}}
+        )
     display.show(event)

@@ -40,6 +40,11 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {  # processes, and what the ba
     "zero1_dp2": (2, {"zero_stage": 1}),
     "zero2_dp2": (2, {"zero_stage": 2}),
     "tp2_zero1_dp2": (4, {"tp_size": 2, "zero_stage": 1}),
+    # What else can be combined; on one model.
+    "pp2_zero1_dp2": (4, {"pp_size": 2, "zero_stage": 1}),
+    "tp2_zero2_dp2": (4, {"tp_size": 2, "zero_stage": 2}),
+    "pp2_dp2": (4, {"pp_size": 2}),
+    "zero1_dp1": (1, {"zero_stage": 1}),
 }
 
 

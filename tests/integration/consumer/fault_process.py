@@ -1,6 +1,6 @@
 """A trainer whose peer, rank 1, dies or hangs before its second step; rank 0 writes down what it is told, and when.
 
-fault_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_FILE MODEL_DIR die|hang
+fault_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_FILE MODEL_DIR LAYOUT die|hang
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from coati_rl.algorithms.grpo import GrpoLoss
 from coati_rl.errors import EngineError
-from tests.integration.consumer.conftest import LEARNING_RATE, cut, make_samples, to_mini_batch
+from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, cut, make_samples, to_mini_batch
 from tests.integration.consumer.trainer import join, make_backend
 
 TIMEOUT_S = 6.0  # of collectives once all are there
@@ -19,9 +19,11 @@ HANG_S = TIMEOUT_S + 4
 
 def main() -> None:
     """Two steps, of which the second cannot be taken together."""
-    rank, world_size, (out_file, model_dir, fault) = join()
-    backend = make_backend(Path(model_dir), timeout_s=TIMEOUT_S)
-    micro_batches = cut(make_samples(0)[rank::world_size], per_micro_batch=2, packed=True)
+    rank, _, (out_file, model_dir, layout, fault) = join()
+    precision = "bf16" if "zero" in layout else "fp32"
+    backend = make_backend(Path(model_dir), timeout_s=TIMEOUT_S, precision=precision, **LAYOUTS[layout][1])
+    place = backend.layout
+    micro_batches = cut(make_samples(0)[place.dp_rank :: place.dp_size], per_micro_batch=2, packed=True)
     for step in range(2):
         if step == 1 and rank == 1:
             time.sleep(HANG_S if fault == "hang" else 0)

@@ -1,6 +1,8 @@
 """A trainer that takes two steps for every way of cutting the same samples, and writes down each step's gradient.
 
-gradient_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_DIR LAYOUT PRECISION MODEL_DIR...
+gradient_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_DIR LAYOUT PRECISION MODEL_DIR... [FAULT]
+
+A FAULT is put into the trainer to see that it would be noticed.
 """
 
 import dataclasses
@@ -10,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import xxhash
+from torch import Tensor
 
 from coati_rl.batch import MicroBatch
 from coati_rl.data.packing import blank_micro_batch
 from coati_rl.protocols import LossFn
+from consumer import gradient_reduction, torch_backend
 from consumer.colossal_backend import ColossalBackend
-from consumer.parameters import whole_tensors
+from consumer.parameters import ParameterInfo, whole_tensors
 from tests.integration.consumer.conftest import (
     LAYOUTS,
     LEARNING_RATE,
@@ -38,6 +43,44 @@ CUTS = [  # (samples per micro-batch, packed, mini-batches, loss)
 ]
 CUTS += [(2, True, "uneven", "recomputed"), (2, False, "one", "recomputed")]
 LOSSES: dict[str, LossFn] = {"fused": LOSS, "recomputed": Unseparated(LOSS)}
+
+
+def wrong_denominator() -> None:
+    """The average over data-parallel copies that DDP would form."""
+    right = gradient_reduction._sum_in_place
+
+    def averaging(gradients: list[Tensor], group: dist.ProcessGroup) -> None:
+        right(gradients, group)
+        for gradient in gradients:
+            gradient /= dist.get_world_size(group)
+
+    gradient_reduction._sum_in_place = averaging
+
+
+def dropped_q_norm_sum() -> None:
+    """What transformers' plan calls replicated_with_grad_allreduce is taken for plainly replicated."""
+    described = torch_backend.describe_parameters
+
+    def forgetful(*arguments: Any) -> tuple[ParameterInfo, ...]:
+        return tuple(dataclasses.replace(info, is_partial=False) for info in described(*arguments))
+
+    torch_backend.describe_parameters = forgetful
+
+
+def undivided_pipeline() -> None:
+    """The scheduler's division by the number of micro-batches stays."""
+    right = ColossalBackend._run_pipeline
+
+    def divided(backend: ColossalBackend, model: Any, inputs: Sequence[Any], criterion: Any) -> None:
+        def without_factor(output: Any, batch: Any) -> Tensor:
+            return criterion(output, batch) / len(inputs)
+
+        right(backend, model, inputs, without_factor)
+
+    ColossalBackend._run_pipeline = divided
+
+
+FAULTS = {fault.__name__: fault for fault in (wrong_denominator, dropped_q_norm_sum, undivided_pipeline)}
 
 
 def mini_batches_of(samples: Sequence[Sample], split: str) -> list[Sequence[Sample]]:
@@ -94,7 +137,9 @@ def with_reference(backend: ColossalBackend, micro_batches: list[MicroBatch]) ->
 
 def main() -> None:
     """Every cut of every model."""
-    rank, world_size, (out_dir, layout, precision, *model_dirs) = join()
+    rank, _, (out_dir, layout, precision, *model_dirs) = join()
+    if model_dirs[-1] in FAULTS:
+        FAULTS[model_dirs.pop()]()
     results: dict[Any, Any] = {}
     samples = {path: [make_samples(step, path) for step in range(NUM_STEPS)] for path in map(Path, model_dirs)}
     for model_dir, (size, packed, split, loss) in itertools.product(samples, CUTS):
@@ -103,9 +148,7 @@ def main() -> None:
         results[model_dir.name, size, packed, split, loss] = steps
         backend.close()
     results["layout"] = (backend.layout.dp_rank, backend.layout.stage, backend.layout.tp_rank)
-    results["replicated"] = sorted(
-        name for name, info in backend.parameters.infos.items() if info.split_dim is None
-    )
+    results["replicated"] = sorted(name for name, info in backend.parameters.infos.items() if info.split_dim is None)
     torch.save(results, Path(out_dir) / f"{layout}-{precision}-rank{rank}.pt")
 
 

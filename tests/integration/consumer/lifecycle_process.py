@@ -1,6 +1,9 @@
 """A trainer that scores, trains, exports, saves, resumes and is given what it must refuse, and writes all that down.
 
-lifecycle_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_DIR MODEL_DIR...
+lifecycle_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_DIR TASK...
+
+A task is LAYOUT,PRECISION,MODEL for a whole life, whose results and checkpoint go to OUT_DIR/LAYOUT-PRECISION-MODEL;
+with ,LAYOUT,PRECISION after it, it goes on from the checkpoint that such a life left behind.
 """
 
 import os
@@ -13,98 +16,154 @@ from torch import Tensor
 
 from coati_rl.algorithms.grpo import GrpoLoss
 from coati_rl.batch import MicroBatch
+from coati_rl.data.checkpoint_dir import read_state
 from coati_rl.errors import RunError
-from consumer.checkpoint import load_state
+from consumer import checkpoint
 from consumer.colossal_backend import ColossalBackend
-from tests.integration.consumer.conftest import LEARNING_RATE, cut, make_samples, to_mini_batch
+from consumer.parameters import whole_tensors
+from consumer.weight_sync import make_manifest
+from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, cut, make_samples, to_mini_batch
 from tests.integration.consumer.trainer import join, make_backend
 
 LOSS = GrpoLoss()  # without a penalty: the reference is scored here for its own sake
+WIRE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def train(backend: ColossalBackend, step: int, rank: int, world_size: int) -> None:
-    micro_batches = cut(make_samples(step)[rank::world_size], per_micro_batch=2, packed=True)
-    backend.forward_backward(to_mini_batch(micro_batches, step=step), LOSS)
-    backend.optimizer_step(loss_scale=1 / 8, learning_rate=LEARNING_RATE)
+def make(model_dir: Path, layout: str, precision: str, **settings: object) -> ColossalBackend:
+    return make_backend(model_dir, precision=precision, wire_dtype=WIRE[precision], **LAYOUTS[layout][1], **settings)
 
 
-def weights_of(backend: ColossalBackend) -> dict[str, Tensor]:
-    return {name: weight.clone() for name, weight in backend.export_weights()}
+def accumulate(backend: ColossalBackend, step: int) -> dict[str, float]:
+    """The whole step's gradient. Returns: its sums over all ranks."""
+    layout = backend.layout
+    micro_batches = cut(make_samples(step)[layout.dp_rank :: layout.dp_size], per_micro_batch=2, packed=True)
+    return backend.reduce_sums(backend.forward_backward(to_mini_batch(micro_batches, step=step), LOSS))
 
 
-def logits_of(backend: ColossalBackend) -> Tensor:
-    """float32[1, T, V] of a fixed text, through the bare model."""
-    token_ids = torch.tensor(make_samples(0)[0].token_ids)[None]
-    with torch.no_grad():
-        hidden = backend.policy.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
-        return backend.policy.get_output_embeddings()(hidden)
+def train(backend: ColossalBackend, step: int) -> dict[str, float]:
+    """Returns: the step's sums, and the norm."""
+    sums = accumulate(backend, step)
+    return {**sums, "norm": backend.optimizer_step(loss_scale=1 / 8, learning_rate=LEARNING_RATE)}
 
 
-def refusals(backend: ColossalBackend, micro_batches: tuple[MicroBatch, ...], blocked: Path) -> dict[str, str]:
-    def overflowing(
-        logprobs: Tensor, entropy: Tensor, micro_batch: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        return logprobs.sum() * float("inf"), {}
+def state_of(backend: ColossalBackend) -> dict[str, dict[str, Tensor]]:
+    """Of this stage, on its head: what is exported, and the float32 numbers that are stepped on."""
+    exported = {name: weight.clone() for name, weight in backend.export_weights()}
+    masters = {name: m.detach().clone() for name, m in whole_tensors(backend.parameters, backend._masters()).items()}
+    own = {info.name for info in backend._own_infos()}
+    if not backend.layout.is_stage_head:
+        return {"exported": {}, "masters": {}}
+    return {"exported": exported, "masters": {name: master for name, master in masters.items() if name in own}}
 
+
+def overflow(logprobs: Tensor, entropy: Tensor, micro_batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    return logprobs.sum() * float("inf"), {}
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def refusals(backend: ColossalBackend, micro_batches: tuple[MicroBatch, ...], out_dir: Path) -> dict[str, str]:
+    """What this rank is told: of a disk that refuses the first rank, then the head of the last stage; of a gradient."""
+    (out_dir / "file").touch()
     messages = {}
-    backend.forward_backward(to_mini_batch(micro_batches, step=0), overflowing)
-    for name, call in {
-        "step": lambda: backend.optimizer_step(loss_scale=1 / 8, learning_rate=LEARNING_RATE),
-        "save": lambda: backend.save(blocked / "step-1", state={}),
-    }.items():
+
+    def attempt(name: str, call: Any) -> None:
         try:
             call()
         except RunError as error:
             messages[name] = str(error)
+
+    attempt("begin", lambda: backend.save(out_dir / "file" / "step-1", state={}))
+    save_file, is_failing = checkpoint.save_file, backend.layout.is_stage_head and backend.layout.is_last_stage
+    checkpoint.save_file = full_disk if is_failing else save_file
+    attempt("write", lambda: backend.save(out_dir / "step-9", state={}))
+    checkpoint.save_file = save_file
+    backend.forward_backward(to_mini_batch(micro_batches, step=0), overflow)
+    attempt("step", lambda: backend.optimizer_step(loss_scale=1 / 8, learning_rate=LEARNING_RATE))
     return messages
 
 
-def lifecycle(model_dir: Path, out_dir: Path, *, rank: int, world_size: int, precision: str) -> dict[str, Any]:
-    settings = {"precision": precision, "reference_dir": model_dir}
-    backend = make_backend(model_dir, **settings)
-    result: dict[str, Any] = {}
+def recomputed_gradients(model_dir: Path, layout: str, precision: str) -> dict[str, Any]:
+    """The first step's gradient with and without gradient checkpointing, and how many layers were run for it."""
+    found: dict[str, Any] = {}
+    for is_on in (False, True):
+        backend = make(model_dir, layout, precision, gradient_checkpointing=is_on)
+        ran: list[Any] = []
+        for layer in backend.policy.base_model.layers:
+            if layer is not None:  # of this stage
+                layer.register_forward_pre_hook(lambda layer, _: ran.append(layer))  # noqa: B023
+        accumulate(backend, 0)
+        found[f"gradients, {is_on}"] = {name: gradient.clone() for name, gradient in backend.gradients.items()}
+        found[f"layers, {is_on}"] = len(ran)
+        backend.close()
+    return found
+
+
+def live(out_dir: Path, layout: str, precision: str, model: str) -> dict[str, Any]:
+    model_dir, directory = out_dir / model, out_dir / f"{layout}-{precision}-{model}"
+    backend = make(model_dir, layout, precision)
     micro_batches = cut(make_samples(0), per_micro_batch=4, packed=True)
-    result["scores"] = [backend.score(m, use_reference=False) for m in micro_batches]
-    result["reference"] = [backend.score(m, use_reference=True) for m in micro_batches]
+    result: dict[str, Any] = {
+        "stage": backend.layout.stage,
+        "has_head": backend.layout.is_last_stage,
+        "scores": backend.score(micro_batches, use_reference=False),
+        "reference": backend.score(micro_batches, use_reference=True),
+    }
     for step in range(2):
-        train(backend, step, rank, world_size)
-    result["trained_scores"] = [backend.score(m, use_reference=False) for m in micro_batches]
-    result["reference_afterwards"] = [backend.score(m, use_reference=True) for m in micro_batches]
-    result["exported"], result["logits"] = weights_of(backend), logits_of(backend)
+        train(backend, step)
+    result["trained_scores"] = backend.score(micro_batches, use_reference=False)
+    result["reference_afterwards"] = backend.score(micro_batches, use_reference=True)
+    result["saved"] = state_of(backend)
+    result["manifest"] = [(entry.name, entry.shape, entry.sender) for entry in make_manifest(backend, 2).entries]
     result["buffers"] = {name: buffer.dtype for name, buffer in backend.policy.named_buffers()}
-    result["masters"] = {name: master.detach().clone() for name, master in backend._masters().items()}
 
-    checkpoint = out_dir / f"{model_dir.name}-{precision}" / "step-2"
-    backend.save(checkpoint, state={"step": 1})
-    backend.save(checkpoint, state={"step": 2})  # replaces the first
-    train(backend, 2, rank, world_size)
-    resumed = make_backend(checkpoint, **settings)
-    resumed.restore_optimizer(checkpoint)
-    train(resumed, load_state(checkpoint)["step"], rank, world_size)
-    result["uninterrupted"], result["resumed"] = weights_of(backend), weights_of(resumed)
-
-    blocked = out_dir / "file"
-    blocked.touch()
-    result["refusals"] = refusals(backend, micro_batches, blocked)
-    result["after_refusal"] = weights_of(backend)
+    backend.save(directory / "step-2", state={"step": 1})
+    backend.save(directory / "step-2", state={"step": 2})  # replaces the first
+    result["sums"], result["uninterrupted"] = train(backend, 2), state_of(backend)
+    result["resumed_sums"], result["resumed"] = resume(directory / "step-2", layout, precision)
+    result["refusals"] = refusals(backend, micro_batches, directory)
+    result["after_refusal"] = state_of(backend)
+    backend.close()
+    if layout == "tp2_pp2":
+        result |= recomputed_gradients(model_dir, layout, precision)
     return result
 
 
+def resume(
+    saved: Path, layout: str, precision: str, *, again: Path | None = None
+) -> tuple[dict[str, float], dict[str, dict[str, Tensor]]]:
+    """Take the step after a checkpoint. `again`: where to save what was restored, before that."""
+    backend = make(saved, layout, precision)
+    backend.restore(saved)
+    if again is not None:
+        backend.save(again, state=read_state(saved))
+    sums = train(backend, read_state(saved)["step"])
+    state = state_of(backend)
+    backend.close()
+    return sums, state
+
+
 def main() -> None:
-    """Every model in both precisions."""
-    rank, world_size, (out_dir, *model_dirs) = join()
+    """Every task."""
+    rank, _, (out, *tasks) = join()
     listening = {
         connection.laddr.ip
         for connection in psutil.Process(os.getpid()).net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN
     }
-    results: dict[Any, Any] = {"listening": listening}
-    for model_dir in map(Path, model_dirs):
-        for precision in ("fp32", "bf16"):
-            results[model_dir.name, precision] = lifecycle(
-                model_dir, Path(out_dir), rank=rank, world_size=world_size, precision=precision
-            )
-    torch.save(results, Path(out_dir) / f"rank{rank}.pt")
+    for task in tasks:
+        layout, precision, model, *source = task.split(",")
+        if source:
+            saved = Path(out) / "-".join([*source, model])
+            name = f"resumed-{layout}-{precision}"
+            sums, state = resume(saved / "step-2", layout, precision, again=saved / name / "step-2")
+            result = {"sums": sums, "state": state}
+        else:
+            saved, name = Path(out) / "-".join([layout, precision, model]), "life"
+            result = {**live(Path(out), layout, precision, model), "listening": listening}
+        torch.save(result, saved / f"{name}-rank{rank}.pt")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A tiny Qwen3 with random weights, and micro-batches of literal tokens."""
+"""Tiny models with random weights, and micro-batches of literal tokens."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coati_rl.batch import MicroBatch
 from consumer.policy_model import no_progress_bars
@@ -33,24 +33,32 @@ def make_micro_batch(*samples: Sample, version: int = 0) -> MicroBatch:
     )
 
 
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+
+
+def make_model(model_type: str = "qwen3", **settings: object) -> PreTrainedModel:
+    """Two layers; keyword arguments go into the config."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **{**SIZES, **settings})
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
 @pytest.fixture(scope="session")
 def save_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Saves a model of two layers; keyword arguments go into its config."""
+    """`make_model`, saved."""
 
-    def save(**settings: object) -> Path:
-        torch.manual_seed(0)
-        sizes = {
-            "vocab_size": 50,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 16,
-        }
+    def save(model_type: str = "qwen3", **settings: object) -> Path:
         directory = tmp_path_factory.mktemp("model")
         with no_progress_bars():
-            Qwen3ForCausalLM(Qwen3Config(**{**sizes, **settings})).save_pretrained(directory)
+            make_model(model_type, **settings).save_pretrained(directory)
         return directory
 
     return save
@@ -58,5 +66,5 @@ def save_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def model_dir(save_model: Callable[..., Path]) -> Path:
-    """The default one, with tied embeddings."""
+    """The default one, a Qwen3, with tied embeddings."""
     return save_model(tie_word_embeddings=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from coati_rl.errors import ConfigError
-from consumer.policy_model import LOGIT_SETTINGS, blank_micro_batch, load_policy, make_input, policy_forward
+from consumer.policy_model import LOGIT_SETTINGS, load_policy, make_input, policy_forward
 from tests.unit.consumer.conftest import make_micro_batch
 
 CPU = torch.device("cpu")
@@ -67,12 +67,6 @@ def test_a_temperature_of_zero_on_a_prompt_does_not_matter() -> None:
 
 def test_the_model_has_no_dropout(save_model: Callable[..., Path]) -> None:
     assert not load_policy(save_model(attention_dropout=0.5), dtype=torch.float32).training
-
-
-def test_a_blank_micro_batch_counts_nothing() -> None:
-    blank = blank_micro_batch()
-    assert not blank.loss_mask.any()
-    assert blank.num_tokens == 0
 
 
 def test_a_directory_without_a_model_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The plain backend's contract, which the Colossal backend inherits: what is summed, scaled, reported and refused."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -9,12 +11,23 @@ import torch
 
 from coati_rl.algorithms.grpo import GrpoLoss
 from coati_rl.batch import MicroBatch, MiniBatch
-from coati_rl.errors import EngineError
+from coati_rl.errors import ConfigError, EngineError
 from consumer.torch_backend import BackendConfig, TorchBackend
 from tests.unit.consumer.conftest import make_micro_batch
 
 SAMPLES = [([1, 2, 3, 4, 5], 2), ([6, 7, 8, 9], 1), ([3, 1, 4, 1, 5, 9], 3)]
 LOSS = GrpoLoss()
+
+
+@dataclasses.dataclass(frozen=True)
+class Unseparated:
+    """The same loss, which does not say that it may be evaluated token by token."""
+
+    loss: GrpoLoss
+    is_token_separable: ClassVar[bool] = False
+
+    def __call__(self, *arguments: object) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return self.loss(*arguments)
 
 
 def make_backend(model_dir: Path, **settings: object) -> TorchBackend:
@@ -28,7 +41,16 @@ def mini_batch(*micro_batches: MicroBatch, step: int = 0, is_last: bool = True) 
 
 
 def gradient(backend: TorchBackend) -> torch.Tensor:
-    return torch.cat([p.grad.flatten() for p in backend.policy.parameters()])
+    return torch.cat([gradient.flatten() for gradient in backend.gradients.values()])
+
+
+def train(backend: TorchBackend, *, learning_rate: float = 1e-2) -> None:
+    backend.forward_backward(mini_batch(make_micro_batch(*SAMPLES)), LOSS)
+    backend.optimizer_step(loss_scale=1 / 3, learning_rate=learning_rate)
+
+
+def exported(backend: TorchBackend) -> dict[str, torch.Tensor]:
+    return {name: weight.clone() for name, weight in backend.export_weights()}
 
 
 def test_gradients_add_up_over_micro_batches_and_mini_batches(model_dir: Path) -> None:
@@ -56,7 +78,34 @@ def test_a_last_mini_batch_without_samples_reports_zeros_and_has_a_gradient_of_z
 def test_a_mini_batch_without_samples_that_is_not_the_last_does_nothing(model_dir: Path) -> None:
     backend = make_backend(model_dir)
     assert backend.forward_backward(mini_batch(is_last=False), LOSS) == {}
+    assert backend.gradients == {}
     assert all(p.grad is None for p in backend.policy.parameters())
+
+
+def test_gradients_are_there_from_the_last_mini_batch_to_the_step(model_dir: Path) -> None:
+    backend = make_backend(model_dir)
+    backend.forward_backward(mini_batch(make_micro_batch(*SAMPLES), is_last=False), LOSS)
+    assert backend.gradients == {}
+    backend.forward_backward(mini_batch(make_micro_batch(*SAMPLES)), LOSS)
+    assert {name: g.shape for name, g in backend.gradients.items()} == {
+        name: p.shape for name, p in backend.policy.named_parameters()
+    }
+    backend.optimizer_step(loss_scale=1.0, learning_rate=0.0)
+    assert backend.gradients == {}
+
+
+def test_a_loss_evaluated_in_chunks_of_tokens_has_the_gradient_and_sums_of_one_that_sees_all(model_dir: Path) -> None:
+    fused, whole = make_backend(model_dir, reference_dir=model_dir), make_backend(model_dir)
+    micro_batch = make_micro_batch(*SAMPLES)
+    (reference,) = fused.score([micro_batch], use_reference=True)
+    scored = dataclasses.replace(micro_batch, ref_logprobs=reference.numpy() - 0.1)
+    loss = GrpoLoss(kl_coeff=0.1)
+    sums = fused.forward_backward(mini_batch(scored), loss)
+    expected = whole.forward_backward(mini_batch(scored), Unseparated(loss))
+    assert sums.keys() == expected.keys()
+    for name, value in expected.items():
+        assert sums[name].item() == pytest.approx(value.item(), rel=1e-5), name
+    assert (gradient(fused) - gradient(whole)).norm() / gradient(whole).norm() < 1e-6
 
 
 def test_a_step_forgets_its_gradient_and_uses_the_rate_it_is_given(model_dir: Path) -> None:
@@ -87,26 +136,36 @@ def test_scores_are_the_losss_own_log_probabilities_and_leave_no_gradient(model_
 
     micro_batch = make_micro_batch(*SAMPLES)
     backend.forward_backward(mini_batch(micro_batch, step=7), record)
-    scores = backend.score(micro_batch, use_reference=False)
+    (scores,) = backend.score([micro_batch], use_reference=False)
     assert torch.equal(scores, seen[0][0])
     assert not scores.requires_grad
     assert (seen[0][1][torch.tensor(micro_batch.loss_mask)] > 0).all()
     assert seen[0][2] == 7
 
 
-def test_the_reference_is_another_model_that_does_not_train(model_dir: Path, save_model) -> None:
+def test_each_micro_batch_is_scored_in_its_own_shape(model_dir: Path) -> None:
+    backend = make_backend(model_dir)
+    micro_batches = [make_micro_batch(*SAMPLES[:2]), make_micro_batch(SAMPLES[2])]
+    assert [score.shape for score in backend.score(micro_batches, use_reference=False)] == [(1, 9), (1, 6)]
+    assert backend.score([], use_reference=False) == []
+
+
+def test_the_reference_is_another_model_that_does_not_train(model_dir: Path, save_model: Callable[..., Path]) -> None:
     other = save_model(tie_word_embeddings=False, num_hidden_layers=1)
     backend = make_backend(model_dir, reference_dir=other)
     micro_batch = make_micro_batch(*SAMPLES)
-    expected = make_backend(other).score(micro_batch, use_reference=False)
-    assert torch.equal(backend.score(micro_batch, use_reference=True), expected)
+    (expected,) = make_backend(other).score([micro_batch], use_reference=False)
+    for _ in range(2):
+        (score,) = backend.score([micro_batch], use_reference=True)
+        assert torch.equal(score, expected)
+        train(backend)
     with pytest.raises(ValueError, match="without a reference"):
-        make_backend(model_dir).score(micro_batch, use_reference=True)
+        make_backend(model_dir).score([micro_batch], use_reference=True)
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run_before_any_weight_moves(model_dir: Path) -> None:
     backend = make_backend(model_dir)
-    before = {name: weight.clone() for name, weight in backend.export_weights()}
+    before = exported(backend)
     micro_batch = make_micro_batch(*SAMPLES)
     infinite = np.where(micro_batch.loss_mask, np.float32(np.inf), np.float32(0))
     poisoned = dataclasses.replace(micro_batch, advantages=infinite)
@@ -114,3 +173,87 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_any_weight_moves(mod
     with pytest.raises(EngineError, match="the gradient norm is nan"):
         backend.optimizer_step(loss_scale=1.0, learning_rate=1e-3)
     assert all(torch.equal(before[name], weight) for name, weight in backend.export_weights())
+
+
+def test_bfloat16_steps_on_float32_masters_that_its_weights_are_rounded_from(model_dir: Path) -> None:
+    backend = make_backend(model_dir, precision="bf16", weight_decay=0.0)
+    start = {name: p.detach().float() for name, p in backend.policy.named_parameters()}
+    for _ in range(3):
+        train(backend, learning_rate=1e-5)
+    norm = backend.policy.get_parameter("model.norm.weight")  # of ones, beside which bfloat16 has steps of 1/256
+    assert torch.equal(norm.float(), start["model.norm.weight"])
+    for name, master in backend._masters().items():
+        assert master.dtype == torch.float32
+        # The same direction three times: each of AdamW's steps is of the rate's size.
+        assert (master - start[name]).abs().max().item() == pytest.approx(3e-5, rel=0.05)
+        assert torch.equal(backend.policy.get_parameter(name), master.bfloat16())
+
+
+def test_gradients_of_a_bfloat16_model_add_up_in_float32(model_dir: Path) -> None:
+    once, often, count = make_backend(model_dir, precision="bf16"), make_backend(model_dir, precision="bf16"), 200
+    micro_batch = make_micro_batch(*SAMPLES)
+    once.forward_backward(mini_batch(micro_batch), LOSS)
+    often.forward_backward(mini_batch(*[micro_batch] * count), LOSS)
+    assert {each.dtype for each in often.gradients.values()} == {torch.float32}
+    assert {p.dtype for p in often.policy.parameters()} == {torch.bfloat16}
+    exact = count * gradient(once)
+    assert (gradient(often) - exact).norm() / exact.norm() < 1e-6
+    in_bfloat16 = torch.zeros_like(exact, dtype=torch.bfloat16)
+    for _ in range(count):
+        in_bfloat16 += gradient(once).bfloat16()
+    assert (in_bfloat16.float() - exact).norm() / exact.norm() > 0.01  # what this guards against
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_exported_weights_are_every_tensor_once_in_the_state_dicts_order(
+    save_model: Callable[..., Path], tied: bool
+) -> None:
+    backend = make_backend(save_model(tie_word_embeddings=tied))
+    state = backend.policy.state_dict()
+    # A tied head is left out; an untied one is sent even where it equals the embedding.
+    if not tied:
+        with torch.no_grad():
+            backend.policy.lm_head.weight.copy_(backend.policy.model.embed_tokens.weight)
+    weights = exported(backend)
+    assert list(weights) == [name for name in state if name != "lm_head.weight" or not tied]
+    assert all(torch.equal(weights[name], state[name]) for name in weights)
+
+
+@pytest.mark.parametrize(("precision", "wire_dtype"), [("fp32", torch.bfloat16), ("bf16", torch.float32)])
+def test_exported_weights_are_cast_to_the_wire_and_carry_no_gradient(
+    model_dir: Path, precision: str, wire_dtype: torch.dtype
+) -> None:
+    backend = make_backend(model_dir, precision=precision, wire_dtype=wire_dtype)
+    for name, weight in backend.export_weights():
+        assert weight.dtype == wire_dtype
+        assert not weight.requires_grad
+        assert torch.equal(weight, backend.policy.get_parameter(name).to(wire_dtype))
+
+
+@pytest.mark.parametrize("saved", ["fp32", "bf16"])
+@pytest.mark.parametrize("resumed", ["fp32", "bf16"])
+def test_a_checkpoint_resumes_in_either_precision_from_the_same_masters(
+    model_dir: Path, tmp_path: Path, saved: str, resumed: str
+) -> None:
+    backend = make_backend(model_dir, precision=saved)
+    train(backend)
+    backend.save(tmp_path / "step-1", state={"step": 1})
+    masters = {name: master.detach().clone() for name, master in backend._masters().items()}
+    other = make_backend(tmp_path / "step-1", precision=resumed)
+    other.restore(tmp_path / "step-1")
+    assert all(torch.equal(other._masters()[name], master) for name, master in masters.items())
+    for each in (backend, other):
+        train(each)
+    if saved == resumed:
+        pairs = zip(exported(backend).values(), exported(other).values(), strict=True)
+        assert all(torch.equal(left, right) for left, right in pairs)
+
+
+def test_the_optimizer_of_another_model_is_refused(
+    model_dir: Path, save_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    backend = make_backend(model_dir)
+    train(backend)
+    backend.save(tmp_path / "step-1", state={})
+    with pytest.raises(ConfigError, match=r"another model: it has no model\.layers\.2\."):
+        make_backend(save_model(num_hidden_layers=3)).restore(tmp_path / "step-1")

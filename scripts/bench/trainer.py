@@ -1,0 +1,314 @@
+"""Trainer tokens/s on a CPU: `ColossalBackend` against the loop that one writes by hand with transformers.
+
+    OMP_NUM_THREADS=1 python scripts/bench/trainer.py [--rounds 7] [--layout dp2 tp2] [--json FILE]
+
+In: a random Qwen3 and packed micro-batches of lognormal lengths, the same for all. Out: medians of whole optimizer
+steps, from NumPy arrays to stepped weights, one thread per process; the loops take turns, so that a busy spell of the
+machine meets all of them. The hand-written loop runs twice: as transformers comes, where SDPA gets a block-diagonal
+mask, and with our attention; ours has to keep up with the faster. It computes logits where there is a loss and nowhere
+else, and reports loss and norm alone. Nothing is reported unless losses and gradient norms agree, step by step.
+Layouts of several processes, on this machine's loopback, come after and are compared with dp1, for information.
+"""
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from coati_rl.algorithms.grpo import GrpoLoss
+from coati_rl.batch import MicroBatch, MiniBatch
+from coati_rl.data.packing import Sample, pack
+from consumer import packed_attention
+from consumer.colossal_backend import ColossalBackend
+from consumer.policy_model import no_progress_bars
+from consumer.process_group import destroy_process_group, init_process_group, open_listener
+from consumer.torch_backend import BackendConfig
+from consumer.train_step import TrainStep
+
+MU, SIGMA, LONGEST = 4.2, 0.8, 512  # lengths of prompt and response together
+PROMPT_SHARE = 0.25
+TEMPERATURE, LEARNING_RATE, WEIGHT_DECAY, MAX_NORM = 0.8, 1e-6, 0.01, 1.0
+LOSS = GrpoLoss(clip_low=0.2, clip_high=0.28)
+# |log ratio| of a sampled token: far enough from the clip bounds that no rounding error decides on which side it is.
+LOG_RATIOS = (-0.6, -0.1, -0.03, 0.03, 0.1, 0.6)
+TOLERANCES = {"fp32": 1e-4, "bf16": 0.05}  # relative, of losses and norms
+TIMEOUT_S = 300.0
+OURS, PLAIN, PLAIN_PACKED = "ColossalBackend", "plain, SDPA and mask", "plain, our attention"
+# One optimizer step over all micro-batches: the mean loss, and the gradient's norm before clipping.
+Step = Callable[[], tuple[float, float]]
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and what the backend is told
+    "dp1": (1, {}),
+    "dp2": (2, {}),
+    "tp2": (2, {"tp_size": 2}),
+    "pp2": (2, {"pp_size": 2}),
+    "dp2_bf16": (2, {"precision": "bf16"}),
+    "zero1_dp2": (2, {"zero_stage": 1, "precision": "bf16"}),  # ColossalAI's ZeRO takes no float32
+}
+
+
+def load(directory: Path, attention: str = "sdpa") -> PreTrainedModel:
+    """The float32 model with this attention function."""
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation=attention)
+
+
+class BackendLoop:
+    """What a trainer process runs."""
+
+    def __init__(self, backend: ColossalBackend, micro_batches: tuple[MicroBatch, ...], loss_scale: float) -> None:
+        self._train_step = TrainStep(backend, LOSS, has_reference=False, learning_rate=LEARNING_RATE)
+        self._batch = MiniBatch(
+            step=0, micro_batches=micro_batches, is_last=True, loss_scale=loss_scale, learning_rate_progress=0.0
+        )
+
+    def step(self) -> tuple[float, float]:
+        """See `Step`; the loss is NaN on ranks without the LM head."""
+        metrics = self._train_step.run(self._batch) or {}
+        self._batch = dataclasses.replace(self._batch, step=self._batch.step + 1)
+        return metrics.get("loss", float("nan")), metrics["grad_norm"]
+
+
+class PlainLoop:
+    """The same step in plain torch and transformers."""
+
+    def __init__(self, model: PreTrainedModel, micro_batches: tuple[MicroBatch, ...], loss_scale: float) -> None:
+        self.model = model
+        settings: dict[str, Any] = {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, "fused": True}
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), **settings)
+        self.micro_batches, self.loss_scale = micro_batches, loss_scale
+
+    def step(self) -> tuple[float, float]:
+        """See `Step`."""
+        loss_sum = torch.zeros(())
+        for micro_batch in self.micro_batches:
+            loss = self._loss(micro_batch) * self.loss_scale
+            loss.backward()
+            loss_sum += loss.detach()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss_sum.item(), norm.item()
+
+    def _loss(self, micro_batch: MicroBatch) -> Tensor:
+        places = np.flatnonzero(micro_batch.loss_mask[0])
+        arguments: dict[str, Any] = {}
+        if self.model.config._attn_implementation == packed_attention.NAME:
+            arguments["lengths"] = packed_attention.row_lengths(micro_batch.position_ids, micro_batch.sample_index)
+        logits = self.model(
+            input_ids=torch.from_numpy(micro_batch.token_ids),
+            position_ids=torch.from_numpy(micro_batch.position_ids),
+            attention_mask=None,
+            use_cache=False,
+            logits_to_keep=torch.from_numpy(places - 1),
+            **arguments,
+        ).logits[0]  # float32[N, V]
+
+        def pick(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array[0, places])
+
+        logprobs = -F.cross_entropy(logits.div_(TEMPERATURE), pick(micro_batch.token_ids), reduction="none")
+        ratio = torch.exp(logprobs - pick(micro_batch.rollout_logprobs))
+        advantages = pick(micro_batch.advantages)
+        clipped = ratio.clamp(1 - LOSS.clip_low, 1 + LOSS.clip_high) * advantages
+        return -(pick(micro_batch.loss_weights) * torch.minimum(ratio * advantages, clipped)).sum()
+
+
+def save_model(directory: Path, arguments: argparse.Namespace) -> None:
+    """A random Qwen3 of the asked size."""
+    torch.manual_seed(arguments.seed)
+    config = Qwen3Config(
+        vocab_size=arguments.vocab,
+        hidden_size=arguments.hidden,
+        intermediate_size=4 * arguments.hidden,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=max(2, arguments.hidden // 32),
+        num_key_value_heads=max(2, arguments.hidden // 64),
+        head_dim=32,
+        max_position_embeddings=2 * LONGEST,
+        tie_word_embeddings=arguments.tied,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(directory)
+
+
+def make_samples(arguments: argparse.Namespace, model: PreTrainedModel) -> list[Sample]:
+    """Samples at fixed distances from the model's own log-probabilities."""
+    rng = np.random.default_rng(arguments.seed)
+    lengths = rng.lognormal(MU, SIGMA, arguments.samples).round().clip(4, min(LONGEST, arguments.budget))
+    samples = []
+    for number, length in enumerate(lengths.astype(int)):
+        token_ids = rng.integers(0, arguments.vocab, length)
+        loss_mask = np.arange(length) >= max(1, int(PROMPT_SHARE * length))
+        with torch.no_grad():
+            logits = model(input_ids=torch.from_numpy(token_ids)[None]).logits[0, :-1] / TEMPERATURE
+        own = -F.cross_entropy(logits, torch.from_numpy(token_ids[1:]), reduction="none").numpy()
+        rollout = np.append(0.0, own - rng.choice(LOG_RATIOS, length - 1))
+        samples.append(
+            Sample(
+                uid=f"bench-{number}",
+                number=0,
+                token_ids=token_ids,
+                loss_mask=loss_mask,
+                loss_weights=loss_mask.astype(np.float32),
+                advantages=np.full(length, rng.normal(), dtype=np.float32),
+                rollout_logprobs=np.where(loss_mask, rollout, 0.0).astype(np.float32),
+                temperature=np.where(loss_mask, TEMPERATURE, 1.0).astype(np.float32),
+                policy_version=np.where(loss_mask, 0, -1).astype(np.int32),
+            )
+        )
+    return samples
+
+
+def measure(steps: Mapping[str, Step], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Loop -> wall_s, cpu_s, loss and norm of every step; the first, in which memory is found, is not timed."""
+    names = list(steps)
+    series: dict[str, dict[str, list[float]]] = {n: {k: [] for k in ("wall_s", "cpu_s", "loss", "norm")} for n in names}
+    for index in range(rounds + 1):
+        for name in names[index % len(names) :] + names[: index % len(names)]:
+            dist.barrier()
+            start, cpu_start = time.perf_counter(), time.process_time()
+            loss, norm = steps[name]()
+            times = {"wall_s": time.perf_counter() - start, "cpu_s": time.process_time() - cpu_start}
+            for key, value in {**(times if index else {}), "loss": loss, "norm": norm}.items():
+                series[name][key].append(value)
+    return series
+
+
+def run_rank(
+    rank: int, layout: str, listener: socket.socket | None, port: int, directory: Path, arguments: argparse.Namespace
+) -> None:
+    """One process of a layout; rank 0 writes what it measured to LAYOUT.json."""
+    torch.set_num_threads(1)
+    num_processes, settings = LAYOUTS[layout]
+    group: dict[str, Any] = {
+        "address": "127.0.0.1",
+        "port": port,
+        "listener": listener,
+        "timeout_s": TIMEOUT_S,
+        "seed": 0,
+    }
+    device = init_process_group(rank=rank, world_size=num_processes, **group)
+    with no_progress_bars():
+        samples = make_samples(arguments, load(directory))
+        config = BackendConfig(model_dir=directory, weight_decay=WEIGHT_DECAY, max_grad_norm=MAX_NORM, **settings)
+        backend = ColossalBackend(config, device=device, timeout_s=TIMEOUT_S)
+        place = backend.layout
+        shares = pack(samples, num_ranks=place.dp_size, max_samples=len(samples), max_tokens=arguments.budget)
+        batch = (shares[place.dp_rank], 1 / sum(int(sample.loss_mask.sum()) for sample in samples))
+        steps: dict[str, Step] = {OURS: BackendLoop(backend, *batch).step}
+        if layout == "dp1":
+            steps[PLAIN] = PlainLoop(load(directory), *batch).step
+            steps[PLAIN_PACKED] = PlainLoop(load(directory, packed_attention.NAME), *batch).step
+    series = measure(steps, arguments.rounds)
+    if rank == 0:
+        report = {"tokens": sum(map(len, samples)), "micro_batches": len(batch[0]), "series": series}
+        (directory / f"{layout}.json").write_text(json.dumps(report), encoding="utf-8")
+    dist.barrier()
+    backend.close()
+    destroy_process_group()
+
+
+def run_layout(layout: str, directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """All processes of a layout; what rank 0 measured."""
+    context = multiprocessing.get_context("spawn")
+    with open_listener("127.0.0.1") as listener:
+        common = (listener.getsockname()[1], directory, arguments)
+        processes = [
+            context.Process(target=run_rank, args=(rank, layout, None if rank else listener, *common))
+            for rank in range(LAYOUTS[layout][0])
+        ]
+        for process in processes:
+            process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        sys.exit(f"{layout}: a process failed")
+    report: dict[str, Any] = json.loads((directory / f"{layout}.json").read_text(encoding="utf-8"))
+    return report
+
+
+def check_agreement(name: str, found: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float) -> None:
+    """End the program if a step's loss or norm differs; a loss that is NaN is another rank's."""
+    for key in ("loss", "norm"):
+        for step, (value, reference) in enumerate(zip(found[key], expected[key], strict=True)):
+            if abs(value - reference) > tolerance * abs(reference):
+                sys.exit(f"{name}: {key} {value} in step {step}, not {reference}: not the same computation")
+
+
+def medians(report: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Loop -> seconds of a step by wall clock and by the process's CPU time, and tokens/s."""
+    table = {}
+    for name, series in report["series"].items():
+        wall_s, cpu_s = (statistics.median(series[key]) for key in ("wall_s", "cpu_s"))
+        table[name] = {"wall_s": wall_s, "cpu_s": cpu_s, "tokens_per_s": report["tokens"] / wall_s}
+    return table
+
+
+def print_comparison(table: Mapping[str, Mapping[str, float]]) -> None:
+    """Each loop's medians, and our tokens/s over its."""
+    print(f"{'median of a step':24}{'wall s':>9}{'CPU s':>9}{'tokens/s':>10}{'ours / it':>11}{'by CPU':>9}")
+    for name, row in table.items():
+        by_wall, by_cpu = (row[key] / table[OURS][key] for key in ("wall_s", "cpu_s"))
+        figures = f"{row['wall_s']:9.3f}{row['cpu_s']:9.3f}{row['tokens_per_s']:10.0f}"
+        print(f"{name:24}{figures}{by_wall:11.3f}{by_cpu:9.3f}")
+
+
+def main() -> None:
+    """Measure, check, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for flag, default, what in (
+        ("hidden", 256, "hidden size, a multiple of 64"),
+        ("layers", 4, "decoder layers"),
+        ("vocab", 8192, "vocabulary"),
+        ("samples", 40, "samples of an optimizer step"),
+        ("budget", 1024, "tokens of a micro-batch"),
+        ("rounds", 7, "timed steps of each loop"),
+        ("seed", 0, "of weights, lengths and tokens"),
+    ):
+        parser.add_argument(f"--{flag}", type=int, default=default, help=f"{what} (default {default})")
+    parser.add_argument("--tied", action="store_true", help="LM head and embedding are one")
+    parser.add_argument("--layout", nargs="+", choices=list(LAYOUTS), default=["dp1"], help="dp1 is always measured")
+    parser.add_argument("--json", type=Path, help="write every step's figures to this file")
+    arguments = parser.parse_args()
+    if torch.cuda.is_available():
+        sys.exit("this measures CPUs: set CUDA_VISIBLE_DEVICES to nothing")
+    layouts = ["dp1", *(name for name in dict.fromkeys(arguments.layout) if name != "dp1")]
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as directory, no_progress_bars():
+        save_model(Path(directory), arguments)
+        reports = {layout: run_layout(layout, Path(directory), arguments) for layout in layouts}
+    expected = reports["dp1"]["series"][PLAIN]
+    for layout, report in reports.items():
+        for name, series in report["series"].items():
+            tolerance = TOLERANCES[LAYOUTS[layout][1].get("precision", "fp32")]
+            check_agreement(f"{layout}, {name}", series, expected, tolerance)
+    tables = {layout: medians(report) for layout, report in reports.items()}
+    tokens, count = reports["dp1"]["tokens"], reports["dp1"]["micro_batches"]
+    print(f"{tokens} tokens in {count} micro-batches per step; losses and gradient norms agree: {TOLERANCES}")
+    print_comparison(tables["dp1"])
+    for layout in layouts[1:]:
+        rate, of_dp1 = (tables[name][OURS]["tokens_per_s"] for name in (layout, "dp1"))
+        print(f"{layout:24}{rate:28.0f}  {rate / of_dp1:.3f} of dp1's, on {os.cpu_count()} CPUs")
+    if arguments.json:
+        settings = {name: value for name, value in vars(arguments).items() if name != "json"}
+        machine = {"cpus": os.cpu_count(), "load": [load_before, os.getloadavg()[0]], "torch": torch.__version__}
+        figures = {"settings": settings, "machine": machine, "medians": tables, "reports": reports}
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

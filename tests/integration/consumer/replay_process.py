@@ -1,0 +1,83 @@
+"""A trainer that takes the optimizer steps of recorded rollouts, through the real batcher and train step.
+
+replay_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_FILE MODEL_DIR RECORDING LAYOUT
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from coati_rl.algorithms.grpo import GrpoLoss
+from coati_rl.data.batcher import BatchSettings, StepBatcher
+from coati_rl.types import Completion, Prompt, RolloutGroup, Score
+from consumer.train_step import TrainStep
+from tests.integration.consumer.conftest import LAYOUTS
+from tests.integration.consumer.trainer import join, make_backend
+
+PROMPTS_PER_STEP = 4
+# How each layout executes the same experiment; all but the first differ in everything that must not matter.
+EXECUTION = {
+    "dp1": {"train_minibatch_size": 4, "train_microbatch_size": 16},
+    "dp2": {"train_minibatch_size": 1, "train_microbatch_size": 3},
+    "tp2": {"train_minibatch_size": 2, "train_microbatch_size": 2, "one_sample_per_row": True},
+    "pp2": {"train_minibatch_size": 2, "train_microbatch_size": 8, "max_tokens_per_microbatch": 64},
+    "tp2_pp2": {"train_minibatch_size": 4, "train_microbatch_size": 5},
+}
+
+
+def read_groups(recording: Path) -> list[list[RolloutGroup]]:
+    """Step by step."""
+    return [
+        [
+            RolloutGroup(
+                lease_id=0,
+                producer_id=0,
+                prompt=Prompt(uid=group["uid"], token_ids=tuple(group["prompt"]), ground_truth=""),
+                temperature=group["temperature"],
+                completions=tuple(
+                    Completion(
+                        token_ids=np.array(sample["token_ids"], dtype=np.int32),
+                        logprobs=np.array(sample["logprobs"], dtype=np.float32),
+                        policy_versions=np.zeros(len(sample["token_ids"]), dtype=np.int32),
+                        finish_reason="stop",
+                        text="",
+                    )
+                    for sample in group["samples"]
+                ),
+                scores=tuple(
+                    Score(reward=sample["reward"], answer_correct=False, format_valid=True, verdict="ok")
+                    for sample in group["samples"]
+                ),
+            )
+            for group in step
+        ]
+        for step in json.loads(recording.read_text())
+    ]
+
+
+def main() -> None:
+    """Rank with the metrics writes those of every step."""
+    _, _, (out_file, model_dir, recording, layout) = join()
+    backend = make_backend(Path(model_dir), gradient_checkpointing=layout == "tp2_pp2", **LAYOUTS[layout][1])
+    place = backend.layout
+    settings = BatchSettings(
+        dp=place.dp_size,
+        train_batch_size=PROMPTS_PER_STEP // place.dp_size,
+        loss_variation="token_level",
+        recompute_old_logprobs=False,
+        **EXECUTION[layout],
+    )
+    train_step = TrainStep(backend, GrpoLoss(kl_coeff=0.1, clip_high=0.28), has_reference=True, learning_rate=1e-3)
+    metrics = []
+    for step, groups in enumerate(read_groups(Path(recording))):
+        batcher = StepBatcher(settings, step=step, learning_rate_progress=step / 10)
+        size = settings.prompts_per_mini_batch
+        for first in range(0, len(groups), size):
+            metrics.append(train_step.run(batcher.add(groups[first : first + size])[place.dp_rank]))
+    if place.is_reporter:
+        Path(out_file).write_text(json.dumps([step for step in metrics if step is not None]))
+
+
+if __name__ == "__main__":
+    main()

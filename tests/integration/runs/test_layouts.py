@@ -1,0 +1,67 @@
+"""Runs with real vLLM and trainers that are cut up: they sync and save the whole model, and -cp goes on from it."""
+
+import json
+
+import torch
+import xxhash
+
+from tests.integration.runs.test_main_job import assert_complete, assert_engine_and_trainer_agree
+
+FOUR_TRAINERS = ("-t", 4, "-tp", 2, "-pp", 2, "-tbs", 4, "-tMbs", 4)
+
+
+def digest_of(checkpoint):
+    """xxh3-128 over all weights in Hugging Face order as float32, as transformers loads them."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    hasher, seen = xxhash.xxh3_128(), set()
+    for weight in model.state_dict(keep_vars=True).values():
+        if id(weight) not in seen:  # a tied LM head is the embedding
+            seen.add(id(weight))
+            hasher.update(weight.detach().float().contiguous().view(torch.uint8).numpy())
+    return hasher.hexdigest()
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def trained_samples(run_dir, steps):
+    rollouts = [line for path in sorted((run_dir / "rollouts").glob("*.jsonl")) for line in lines(path)]
+    return [(line["uid"], line["sample"]) for line in rollouts if line["step"] in steps]
+
+
+def test_tensor_and_pipeline_parallel_trainers_save_what_they_sync_and_any_layout_resumes(make_tiny, start_run, flags):
+    model = make_tiny(tied=True)
+    first = start_run(*flags(model), *FOUR_TRAINERS, "--max-steps", 3, "-si", 2, "-kl", 0.01, name="first")
+    assert_engine_and_trainer_agree(assert_complete(first, steps=3))
+    checkpoint = first.run_dir / "checkpoints" / "step-2"
+    digests = {line["step"]: line["digest"] for line in lines(first.run_dir / "syncs.jsonl")}
+    assert digests[2] == digest_of(checkpoint)
+    assert digests[3] == digest_of(first.run_dir / "checkpoints" / "step-3") != digests[2]
+
+    second = start_run(*flags(model), "-cp", checkpoint, "--max-steps", 3, "-kl", 0.01, name="second")
+    assert second.wait() == 0, second.text()
+    (expected,), (found,) = first.records()[2:], second.records()
+    assert found["step"] == 3 and found["logprob_gap_mean"] < 1e-4
+    # The same prompts under the same weights and seeds, trained by one process: the same step.
+    assert trained_samples(second.run_dir, {3}) == trained_samples(first.run_dir, {3})
+    assert found["reward_mean"] == expected["reward_mean"]
+    assert abs(found["grad_norm"] - expected["grad_norm"]) < 1e-3 * expected["grad_norm"]
+
+
+def test_zero_trainers_resume_in_their_own_run_directory(make_tiny, start_run, flags):
+    model = make_tiny(tied=False)
+    zero = (*flags(model, trainers=2), "-zero", 1, "--keep-checkpoints", 2)
+    first = start_run(*zero, "--max-steps", 3, "-si", 1)
+    assert assert_complete(first, steps=3)[-1]["logprob_gap_mean"] < 0.1  # bfloat16
+    checkpoints = first.run_dir / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step-2", "step-3"]
+
+    second = start_run(*zero, "-cp", first.run_dir, "--max-steps", 5)
+    assert second.wait() == 0, second.text()
+    assert [record["step"] for record in second.records()] == [1, 2, 3, 4, 5]
+    samples = trained_samples(first.run_dir, range(1, 6))
+    assert len(samples) == len(set(samples)) == 5 * 4 * 4, "steps x prompts x samples"
+    assert (checkpoints / "step-5").is_dir()

@@ -1,0 +1,59 @@
+"""Activations that are computed again give the gradients of activations that were kept, and dropout stays off."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from coati_rl.algorithms.grpo import GrpoLoss
+from coati_rl.batch import MiniBatch
+from consumer.torch_backend import BackendConfig, TorchBackend
+from tests.unit.consumer.conftest import make_micro_batch
+
+# OPT's decoder layer drops out by itself, not in a module of its own.
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": {"attention_dropout": 0.5},
+    "llama": {"attention_dropout": 0.5},
+    "opt": {"dropout": 0.5, "attention_dropout": 0.5, "ffn_dim": 48, "word_embed_proj_dim": 32},
+}
+
+
+def train(model_dir: Path, *, gradient_checkpointing: bool) -> tuple[dict[str, torch.Tensor], Counter[str]]:
+    """Two micro-batches with a score in between; gradients by parameter, and what ran how often: layers while
+    gradients were wanted, layers while not, attention in training mode."""
+    config = BackendConfig(model_dir=model_dir, gradient_checkpointing=gradient_checkpointing)
+    backend = TorchBackend(config, device=torch.device("cpu"))
+    counts: Counter[str] = Counter()
+
+    def count(module: nn.Module, _: Any) -> None:
+        if isinstance(module, GradientCheckpointingLayer):
+            counts["with gradient" if torch.is_grad_enabled() else "without"] += 1
+        counts["in training mode"] += module.training
+
+    for module in backend.policy.modules():
+        module.register_forward_pre_hook(count)
+    micro_batch = make_micro_batch(([1, 2, 3, 4, 5], 2), ([6, 7, 8, 9], 1))
+    for is_last in (False, True):
+        backend.score([micro_batch], use_reference=False)
+        batch = MiniBatch(
+            step=0, micro_batches=(micro_batch,), is_last=is_last, loss_scale=1.0, learning_rate_progress=0.0
+        )
+        backend.forward_backward(batch, GrpoLoss())
+    return backend.gradients, counts
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_gradients_are_the_same_and_every_layer_ran_twice(save_model: Callable[..., Path], model_type: str) -> None:
+    model_dir = save_model(model_type, **MODELS[model_type])
+    kept, kept_counts = train(model_dir, gradient_checkpointing=False)
+    recomputed, counts = train(model_dir, gradient_checkpointing=True)
+    assert kept_counts == {"with gradient": 4, "without": 4, "in training mode": 0}  # 2 layers, 2 micro-batches
+    assert counts == {"with gradient": 8, "without": 4, "in training mode": 0}
+    assert kept.keys() == recomputed.keys()
+    assert any(gradient.any() for gradient in kept.values())
+    assert all(torch.equal(recomputed[name], gradient) for name, gradient in kept.items())

@@ -23,7 +23,7 @@ from consumer.colossal_compat import Booster, HybridParallelModule, HybridParall
 from consumer.pipeline_stage import check_stages
 from consumer.plan_policy import PlanPolicy
 from consumer.policy_model import PolicyInput
-from consumer.process_group import collective, set_timeout
+from consumer.process_group import collective, timeout_of_new_groups
 from consumer.reduction import reduce_sums
 from consumer.torch_backend import BackendConfig, TorchBackend
 
@@ -34,21 +34,18 @@ class ColossalBackend(TorchBackend):
     def __init__(self, config: BackendConfig, *, device: torch.device, timeout_s: float) -> None:
         # One copy has nobody to share with; ColossalAI would flatten its masters all the same.
         is_alone = dist.get_world_size() == config.tp_size * config.pp_size
-        self._plugin = HybridParallelPlugin(
-            tp_size=config.tp_size,
-            pp_size=config.pp_size,
-            zero_stage=0 if is_alone else config.zero_stage,
-            precision=config.precision,
-            microbatch_size=1,  # of the scheduler's batch, which only counts our micro-batches
-            enable_metadata_cache=False,  # every micro-batch has its own length, and scoring comes in between
-            max_norm=0.0,  # ours clips: it has to come after scaling, to report, and to refuse
-            overlap_communication=False,  # ZeRO's hooks stay out of the backward
-        )
-        self._timeout_s = timeout_s
-        layout = self._plugin.layout()
-        with collective("cut up the model"):
-            super().__init__(config, device=device, layout=layout)
-        set_timeout(self._plugin.member_groups(), timeout_s)
+        with timeout_of_new_groups(timeout_s), collective("cut up the model"):
+            self._plugin = HybridParallelPlugin(
+                tp_size=config.tp_size,
+                pp_size=config.pp_size,
+                zero_stage=0 if is_alone else config.zero_stage,
+                precision=config.precision,
+                microbatch_size=1,  # of the scheduler's batch, which only counts our micro-batches
+                enable_metadata_cache=False,  # every micro-batch has its own length, and scoring comes in between
+                max_norm=0.0,  # ours clips: it has to come after scaling, to report, and to refuse
+                overlap_communication=False,  # ZeRO's hooks stay out of the backward
+            )
+            super().__init__(config, device=device, layout=self._plugin.layout())
 
     def score(self, micro_batches: Sequence[Any], *, use_reference: bool) -> list[Tensor]:
         """See `TorchBackend`. Raises: EngineError if another rank does not take part in time."""
@@ -173,18 +170,16 @@ class ColossalBackend(TorchBackend):
         return {name: p if masters is None else masters[id(p)] for name, p in by_name.items()}
 
     def _agree(self, directory: Path, action: Callable[[], None] | None) -> None:
-        error: RunError | None = None
+        is_done = False
         try:
             if action is not None:
                 action()
-        except RunError as failure:
-            error = failure
-        # Without this word the others would wait in the next step for a rank that has given up.
-        failed = torch.tensor(-1 if error is None else dist.get_rank(), device=self.device)
-        with collective("finish a checkpoint together"):
-            dist.all_reduce(failed, dist.ReduceOp.MAX)
-        if error is not None:
-            raise error
+            is_done = True
+        finally:
+            # Without this word the others would wait in the next step for a rank that has given up.
+            failed = torch.tensor(-1 if is_done else dist.get_rank(), device=self.device)
+            with collective("finish a checkpoint together"):
+                dist.all_reduce(failed, dist.ReduceOp.MAX)
         if failed >= 0:
             raise RunError(f"checkpoint {directory} could not be written by trainer {int(failed)}")
 

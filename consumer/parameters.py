@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from coati_rl.config.layout_rules import tensor_parallel_plan
 from coati_rl.errors import ConfigError
 from consumer.layout import Layout
+from consumer.process_group import collective
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,8 +113,9 @@ class LocalParameters:
         dim, group = self.infos[name].split_dim, self._layout.tp_group
         if group is None or dim is None:
             return shard
-        parts = [torch.empty_like(shard) for _ in range(self._layout.tp_size)]
-        dist.all_gather(parts, shard.contiguous(), group=group)
+        parts = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(self._layout.tp_size)]
+        with collective(f"gather {name}"):
+            dist.all_gather(parts, shard.contiguous(), group=group)
         return torch.cat(parts, dim=dim)
 
     def shard(self, name: str, full: Tensor) -> Tensor:
@@ -129,7 +131,8 @@ class LocalParameters:
         if not layout.is_partitioned:
             return flat
         joined = flat.new_empty(flat.numel() * layout.dp_size)
-        dist.all_gather_into_tensor(joined, flat.contiguous(), group=layout.dp_group)
+        with collective(f"gather {name}"):
+            dist.all_gather_into_tensor(joined, flat.contiguous(), group=layout.dp_group)
         return joined[: parameter.numel()].view(parameter.shape)
 
     def slice_of_shard(self, shard: Tensor) -> Tensor:

@@ -5,11 +5,12 @@ Rank 0 opens a listener and tells the others its port (through whatever started 
 interface and whose collectives wait for half an hour.
 """
 
+import functools
 import logging
 import os
 import random
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -106,10 +107,18 @@ def collective(what: str) -> Iterator[None]:
         ) from error
 
 
-def set_timeout(groups: Iterable[dist.ProcessGroup], timeout_s: float) -> None:
-    """Give groups that someone else made our timeout: `dist.new_group` takes half an hour, not its parent's."""
-    for group in groups:
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+@contextmanager
+def timeout_of_new_groups(timeout_s: float) -> Iterator[None]:
+    """Give groups that someone else makes meanwhile our timeout: `dist.new_group` takes half an hour, not its parent's.
+
+    It cannot be set afterwards: gloo's receives between two ranks keep to that which their group was made with.
+    """
+    new_group = dist.new_group
+    dist.new_group = functools.partial(new_group, timeout=timedelta(seconds=timeout_s))
+    try:
+        yield
+    finally:
+        dist.new_group = new_group
 
 
 def destroy_process_group() -> None:

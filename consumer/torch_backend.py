@@ -20,6 +20,7 @@ from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.checkpoint_dir import STATE_FILE
 from coati_rl.data.packing import blank_micro_batch
+from coati_rl.errors import ConfigError
 from coati_rl.protocols import LossFn
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
 from consumer.gradient_clipping import scale_and_clip, sum_of_squares
@@ -164,8 +165,10 @@ class TorchBackend:
         """
         reader = CheckpointReader(directory)
         unpack_state(self._adamw, self._masters(), lambda name, kind: self._part_of(reader, name, kind))
-        state = json.loads((directory / STATE_FILE).read_text())
-        torch.set_rng_state(torch.frombuffer(bytearray(b64decode(state["rng_state"])), dtype=torch.uint8))
+        rng_state = json.loads((directory / STATE_FILE).read_text()).get("rng_state")
+        if rng_state is None:
+            raise ConfigError(f"{directory} is no checkpoint to resume from: it holds no random state")
+        torch.set_rng_state(torch.frombuffer(bytearray(b64decode(rng_state)), dtype=torch.uint8))
 
     def close(self) -> None:
         """Nothing to release here."""

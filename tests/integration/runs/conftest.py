@@ -41,8 +41,8 @@ def _make(directory: Path, tied: bool) -> Path:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=512,
-        num_attention_heads=2,
-        num_key_value_heads=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         head_dim=32,
         tie_word_embeddings=tied,
         eos_token_id=tokenizer.eos_token_id,

@@ -17,7 +17,7 @@ def assert_complete(run, *, steps):
     records = run.records()
     assert [record["step"] for record in records] == list(range(1, steps + 1))
     assert all(set(METRIC_KEYS) <= set(record) for record in records)
-    assert (run.run_dir / "checkpoints" / f"step-{steps}" / "model.safetensors").is_file()
+    assert (run.run_dir / "checkpoints" / f"step-{steps}" / "manifest.json").is_file()
     return records
 
 

@@ -58,9 +58,7 @@ def save(
         steps = {f"step/{name}": torch.tensor(3.0) for name in names}
         averages = {f"exp_avg/{name}": (weight.float() / 2).t().contiguous().t() for name, weight in weights.items()}
         writer.write(number, weights, {**steps, **averages})
-    writer.publish(
-        model=model, tokenizer_dir=tokenizer_dir, state={"step": 3} if state is None else state, keep=keep
-    )
+    writer.publish(model=model, tokenizer_dir=tokenizer_dir, state={"step": 3} if state is None else state, keep=keep)
     return writer
 
 

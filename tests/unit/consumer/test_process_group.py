@@ -1,13 +1,15 @@
 """The trainers' meeting place, without meeting."""
 
 import socket
+from datetime import timedelta
+from typing import Any
 
 import psutil
 import pytest
 import torch.distributed as dist
 
 from coati_rl.errors import ConfigError, EngineError
-from consumer.process_group import collective, init_process_group, open_listener
+from consumer.process_group import collective, init_process_group, open_listener, timeout_of_new_groups
 
 
 def test_a_listener_is_on_its_address_alone_at_a_port_of_its_own() -> None:
@@ -53,3 +55,17 @@ def test_a_rank_that_does_not_arrive_is_missed_in_time() -> None:
 def test_an_error_of_ours_passes_through_a_collective_unchanged() -> None:
     with pytest.raises(EngineError, match="its own"), collective("do anything"):
         raise EngineError("its own")
+
+
+def test_groups_that_others_make_meanwhile_have_our_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+
+    def new_group(ranks: list[int], **settings: Any) -> None:
+        made.append({"ranks": ranks, **settings})
+
+    monkeypatch.setattr(dist, "new_group", new_group)
+    with pytest.raises(EngineError), timeout_of_new_groups(7.0):
+        dist.new_group([0, 1], backend="gloo")
+        raise EngineError("whatever happens")
+    assert made == [{"ranks": [0, 1], "backend": "gloo", "timeout": timedelta(seconds=7)}]
+    assert dist.new_group is new_group

@@ -1,21 +1,26 @@
 """The last thing that happens to a gradient: scaled to the mean loss, measured, clipped, refused if not finite."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from coati_rl.errors import EngineError
 
-SumOverRanks = Callable[[float], float]
+CPU_PIECE, GPU_PIECE = 2**16, 2**22  # elements; GPUs add up in trees, where more does no harm
 
 
 def sum_of_squares(gradients: Sequence[Tensor]) -> float:
-    """Of all elements, added up in float64."""
-    if not gradients:
+    """Of all elements. float32 within a piece, float64 over pieces.
+
+    torch's norm adds up in float32 on a CPU: 0.07 % too low at 2**24 elements, 1.4 % at the size of a large embedding,
+    so that cutting a tensor over ranks would change the norm.
+    """
+    pieces = [piece for g in gradients for piece in g.reshape(-1).split(GPU_PIECE if g.is_cuda else CPU_PIECE)]
+    if not pieces:
         return 0.0
-    return float(torch.stack(torch._foreach_norm(list(gradients))).double().square().sum())
+    return float(torch.stack(torch._foreach_norm(pieces)).double().square().sum())
 
 
 def scale_and_clip(gradients: Sequence[Tensor], squares: float, *, loss_scale: float, max_norm: float) -> float:

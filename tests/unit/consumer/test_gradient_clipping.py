@@ -29,6 +29,15 @@ def test_many_small_tensors_beside_a_large_one_are_not_lost() -> None:
     assert sum_of_squares([torch.tensor([4096.0]), *make_gradients(*[1.0] * 100)]) == pytest.approx(2**24 + 100, abs=1)
 
 
+def test_a_large_tensor_has_the_norm_that_its_parts_have() -> None:
+    torch.manual_seed(0)
+    gradient = torch.randn(2**23)
+    exact = gradient.double().square().sum().item()
+    assert sum_of_squares([gradient]) == pytest.approx(exact, rel=1e-6)
+    assert sum_of_squares(list(gradient.view(2, -1))) == pytest.approx(exact, rel=1e-6)
+    assert abs(gradient.norm().item() ** 2 / exact - 1) > 1e-5, "else torch alone would do"
+
+
 def test_a_gradient_below_the_bound_is_only_scaled() -> None:
     values, norm = clipped(make_gradients(3.0, 4.0), loss_scale=0.1)
     assert values == pytest.approx([0.3, 0.4])

@@ -23,6 +23,7 @@ EXECUTION = {
     "tp2": {"train_minibatch_size": 2, "train_microbatch_size": 2, "one_sample_per_row": True},
     "pp2": {"train_minibatch_size": 2, "train_microbatch_size": 8, "max_tokens_per_microbatch": 64},
     "tp2_pp2": {"train_minibatch_size": 4, "train_microbatch_size": 5},
+    "pp2_dp2": {"train_minibatch_size": 2, "train_microbatch_size": 4},
 }
 
 

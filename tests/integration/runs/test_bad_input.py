@@ -65,6 +65,34 @@ def test_sizes_that_do_not_divide(refuse, dataset):
     assert "-tbs 3 -tMbs 3 or -ibs 4 -imbs 4" in message
 
 
+@pytest.mark.parametrize(
+    ("flags", "rule", "remedy"),
+    [
+        # The model has 4 heads, 2 KV heads, 512 tokens and 2 layers.
+        (("-t", 4, "-tp", 4), "-tp 4: must divide num_key_value_heads 2", "use -tp 1 or 2"),
+        (("-t", 3, "-pp", 3), "-pp 3", "-pp 2"),
+        (("-t", 4, "-pp", 2, "-zero", 2), "-zero 2", "-zero 1"),
+        (("-t", 2, "-zero", 1, "--precision", "fp32"), "--precision fp32", "--precision bf16"),
+        (
+            ("-t", 2, "--max-tokens-per-microbatch", 300, "-mpt", 256, "-mnt", 64),
+            "--max-tokens-per-microbatch 300",
+            "320",
+        ),
+    ],
+)
+def test_layouts_that_cannot_be(refuse, dataset, flags, rule, remedy):
+    sizes = ("-i", 1, "-ibs", 4, "-imbs", 4, "-tbs", 1, "-tMbs", 1, "-tmbs", 1)
+    message = refuse("-d", dataset(*[ROW] * 4), *sizes, *flags)
+    assert rule in message and remedy in message
+
+
+def test_a_checkpoint_that_is_none(refuse, dataset, tmp_path):
+    message = refuse(
+        "-d", dataset(ROW), "-cp", tmp_path, "-i", 1, "-t", 1, *("-ibs", 1, "-imbs", 1, "-tbs", 1, "-tMbs", 1)
+    )
+    assert "is no checkpoint to resume from" in message
+
+
 def test_an_unknown_key_in_the_config_file(refuse, dataset, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text("num_trainer: 2\n")

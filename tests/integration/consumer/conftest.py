@@ -23,7 +23,7 @@ from consumer.process_group import open_listener
 
 ROOT = Path(__file__).resolve().parents[3]
 VOCAB_SIZE = 96
-LAUNCH_TIMEOUT_S = 150
+LAUNCH_TIMEOUT_S = 900
 LOSS = GrpoLoss(clip_low=0.2, clip_high=0.28, kl_coeff=0.1)
 # AdamW's first step moves every weight by this, in the direction of the gradient's sign. Where a gradient is nearly 0
 # the sign is rounding noise, so a large rate would turn 1e-7 in the first gradient into 1e-5 in the second.
@@ -40,12 +40,13 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {  # processes, and what the ba
     "zero1_dp2": (2, {"zero_stage": 1}),
     "zero2_dp2": (2, {"zero_stage": 2}),
     "tp2_zero1_dp2": (4, {"tp_size": 2, "zero_stage": 1}),
-    # What else can be combined; on one model.
+    # What else can be combined.
     "pp2_zero1_dp2": (4, {"pp_size": 2, "zero_stage": 1}),
     "tp2_zero2_dp2": (4, {"tp_size": 2, "zero_stage": 2}),
     "pp2_dp2": (4, {"pp_size": 2}),
     "zero1_dp1": (1, {"zero_stage": 1}),
 }
+ON_ONE_MODEL = {"pp2_zero1_dp2", "tp2_zero2_dp2", "pp2_dp2", "zero1_dp1"}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A trainer that takes two steps for every way of cutting the same samples, and writes down each step's gradient.
 
-gradient_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_DIR LAYOUT PRECISION MODEL_DIR... [FAULT]
+gradient_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_DIR LAYOUT:PRECISION,... MODEL_DIR... [FAULT]
 
 A FAULT is put into the trainer to see that it would be noticed.
 """
@@ -27,6 +27,7 @@ from tests.integration.consumer.conftest import (
     LEARNING_RATE,
     LOSS,
     NUM_STEPS,
+    ON_ONE_MODEL,
     Sample,
     Unseparated,
     cut,
@@ -135,21 +136,32 @@ def with_reference(backend: ColossalBackend, micro_batches: list[MicroBatch]) ->
     return [dataclasses.replace(micro_batch, ref_logprobs=score.numpy()) for micro_batch, score in pairs]
 
 
-def main() -> None:
-    """Every cut of every model."""
-    rank, _, (out_dir, layout, precision, *model_dirs) = join()
-    if model_dirs[-1] in FAULTS:
-        FAULTS[model_dirs.pop()]()
+def train(model_dir: Path, samples: Sequence[Sequence[Sample]], layout: str, precision: str) -> dict[Any, Any]:
+    """Every cut of a model: (samples per micro-batch, packed, mini-batches, loss) to its steps."""
     results: dict[Any, Any] = {}
-    samples = {path: [make_samples(step, path) for step in range(NUM_STEPS)] for path in map(Path, model_dirs)}
-    for model_dir, (size, packed, split, loss) in itertools.product(samples, CUTS):
+    for size, packed, split, loss in CUTS:
         backend = make_backend(model_dir, precision=precision, **LAYOUTS[layout][1])
-        steps = list(steps_of(backend, samples[model_dir], LOSSES[loss], size=size, packed=packed, split=split))
-        results[model_dir.name, size, packed, split, loss] = steps
+        steps = list(steps_of(backend, samples, LOSSES[loss], size=size, packed=packed, split=split))
+        results[size, packed, split, loss] = steps
         backend.close()
     results["layout"] = (backend.layout.dp_rank, backend.layout.stage, backend.layout.tp_rank)
     results["replicated"] = sorted(name for name, info in backend.parameters.infos.items() if info.split_dim is None)
-    torch.save(results, Path(out_dir) / f"{layout}-{precision}-rank{rank}.pt")
+    return results
+
+
+def main() -> None:
+    """Every model in every layout and precision."""
+    rank, _, (out_dir, runs, *model_dirs) = join()
+    if model_dirs[-1] in FAULTS:
+        FAULTS[model_dirs.pop()]()
+    for model_dir in map(Path, model_dirs):
+        samples = [make_samples(step, model_dir) for step in range(NUM_STEPS)]
+        for run in runs.split(","):
+            layout, precision = run.split(":")
+            if layout in ON_ONE_MODEL and model_dir.name != Path(model_dirs[0]).name:
+                continue
+            results = train(model_dir, samples, layout, precision)
+            torch.save(results, Path(out_dir) / f"{layout}-{precision}-{model_dir.name}-rank{rank}.pt")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """A trainer that takes the optimizer steps of recorded rollouts, through the real batcher and train step.
 
-replay_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_FILE MODEL_DIR RECORDING LAYOUT
+replay_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_DIR MODEL_DIR RECORDING LAYOUT,...
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,10 +58,9 @@ def read_groups(recording: Path) -> list[list[RolloutGroup]]:
     ]
 
 
-def main() -> None:
-    """Rank with the metrics writes those of every step."""
-    _, _, (out_file, model_dir, recording, layout) = join()
-    backend = make_backend(Path(model_dir), gradient_checkpointing=layout == "tp2_pp2", **LAYOUTS[layout][1])
+def replay(model_dir: Path, steps: list[list[RolloutGroup]], layout: str) -> list[dict[str, Any]]:
+    """The metrics of every step; empty on ranks that do not report."""
+    backend = make_backend(model_dir, gradient_checkpointing=layout == "tp2_pp2", **LAYOUTS[layout][1])
     place = backend.layout
     settings = BatchSettings(
         dp=place.dp_size,
@@ -71,13 +71,22 @@ def main() -> None:
     )
     train_step = TrainStep(backend, GrpoLoss(kl_coeff=0.1, clip_high=0.28), has_reference=True, learning_rate=1e-3)
     metrics = []
-    for step, groups in enumerate(read_groups(Path(recording))):
+    for step, groups in enumerate(steps):
         batcher = StepBatcher(settings, step=step, learning_rate_progress=step / 10)
         size = settings.prompts_per_mini_batch
         for first in range(0, len(groups), size):
             metrics.append(train_step.run(batcher.add(groups[first : first + size])[place.dp_rank]))
-    if place.is_reporter:
-        Path(out_file).write_text(json.dumps([step for step in metrics if step is not None]))
+    backend.close()
+    return [step for step in metrics if step is not None] if place.is_reporter else []
+
+
+def main() -> None:
+    """One layout after another."""
+    _, _, (out_dir, model_dir, recording, layouts) = join()
+    for layout in layouts.split(","):
+        metrics = replay(Path(model_dir), read_groups(Path(recording)), layout)
+        if metrics:
+            (Path(out_dir) / f"{layout}.json").write_text(json.dumps(metrics))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ paper, torch's own clipping and AdamW.
 
 import copy
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.integration.consumer.conftest import (
     LOSS,
     MAX_GRAD_NORM,
     NUM_STEPS,
+    ON_ONE_MODEL,
     WEIGHT_DECAY,
     Sample,
     launch_and_check,
@@ -77,7 +78,6 @@ def sharing_out(layout: str, precision: str) -> bool:
     return not (precision == "fp32" and "zero" in layout)
 
 
-ON_ONE_MODEL = {"pp2_zero1_dp2", "tp2_zero2_dp2", "pp2_dp2", "zero1_dp1"}
 RUNS = [(name, precision) for name in LAYOUTS for precision in TOLERANCE if sharing_out(name, precision)]
 every_run = pytest.mark.parametrize(("layout", "precision"), RUNS)
 
@@ -99,23 +99,38 @@ def expected(paths: list[Path]) -> Callable[[str], dict[str, Steps]]:
     return functools.cache(lambda precision: {path.name: plain_training(path, precision) for path in paths})
 
 
+Ranks = dict[str, list[dict[Any, Any]]]  # model to the results of each rank
+
+
 @pytest.fixture(scope="module")
-def trained(paths: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], list[dict[Any, Any]]]:
-    """Layout and precision to the results of each rank; one launch of trainers for all cuts and models."""
+def trained(paths: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Ranks]:
+    """Layout and precision to results; one launch of trainers for all layouts of a size, which starting dominates."""
     out_dir = tmp_path_factory.mktemp("gradients")
 
     @functools.cache
-    def run(layout: str, precision: str) -> list[dict[Any, Any]]:
-        world_size = LAYOUTS[layout][0]
+    def launch(world_size: int) -> None:
+        runs = ",".join(f"{layout}:{precision}" for layout, precision in RUNS if LAYOUTS[layout][0] == world_size)
+        launch_and_check("gradient_process.py", out_dir, runs, *paths, world_size=world_size)
+
+    def results(layout: str, precision: str) -> Ranks:
+        launch(LAYOUTS[layout][0])
         chosen = paths[:1] if layout in ON_ONE_MODEL else paths
-        launch_and_check("gradient_process.py", out_dir, layout, precision, *chosen, world_size=world_size)
-        return [torch.load(out_dir / f"{layout}-{precision}-rank{rank}.pt") for rank in range(world_size)]
+        return {path.name: read_ranks(out_dir, layout, precision, path) for path in chosen}
 
-    return run
+    return results
 
 
-def cases(ranks: list[dict[Any, Any]]) -> list[Any]:
-    return [case for case in ranks[0] if isinstance(case, tuple)]
+def read_ranks(out_dir: Path, layout: str, precision: str, path: Path) -> list[dict[Any, Any]]:
+    ranks = range(LAYOUTS[layout][0])
+    return [torch.load(out_dir / f"{layout}-{precision}-{path.name}-rank{rank}.pt") for rank in ranks]
+
+
+def cases(trained: Ranks) -> Iterator[tuple[str, list[dict[Any, Any]], Any]]:
+    """Model, ranks, cut."""
+    for model, ranks in trained.items():
+        assert [case for case in ranks[0] if isinstance(case, tuple)] == CUTS
+        for cut in CUTS:
+            yield model, ranks, cut
 
 
 def joined(ranks: list[dict[Any, Any]], case: Any, step: int, what: str) -> dict[str, Tensor]:
@@ -130,56 +145,52 @@ def differences(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict
 
 @every_run
 def test_every_cut_gives_the_plain_gradient_and_norm_for_two_steps(
-    trained: Callable[..., Any], expected: Callable[..., Any], layout: str, precision: str
+    trained: Callable[..., Ranks], expected: Callable[..., Any], layout: str, precision: str
 ) -> None:
-    ranks = trained(layout, precision)
-    assert len(cases(ranks)) == (1 if layout in ON_ONE_MODEL else 4) * len(CUTS)
-    for case in cases(ranks):
-        for step, right in enumerate(expected(precision)[case[0]]):
-            found = differences(joined(ranks, case, step, "gradients"), right["gradients"])
-            assert max(found.values()) < TOLERANCE[precision], (case, step, found)
+    for model, ranks, cut in cases(trained(layout, precision)):
+        for step, right in enumerate(expected(precision)[model]):
+            found = differences(joined(ranks, cut, step, "gradients"), right["gradients"])
+            assert max(found.values()) < TOLERANCE[precision], (model, cut, step, found)
             for rank in ranks:
-                assert rank[case][step]["norm"] == pytest.approx(right["norm"], rel=NORM_TOLERANCE[precision])
-                assert rank[case][step]["norm"] > MAX_GRAD_NORM
+                assert rank[cut][step]["norm"] == pytest.approx(right["norm"], rel=NORM_TOLERANCE[precision])
+                assert rank[cut][step]["norm"] > MAX_GRAD_NORM
 
 
 @pytest.mark.parametrize("layout", [name for name, precision in RUNS if precision == "fp32"])
 def test_every_cut_steps_as_plain_training_does(
-    trained: Callable[..., Any], expected: Callable[..., Any], layout: str
+    trained: Callable[..., Ranks], expected: Callable[..., Any], layout: str
 ) -> None:
-    ranks = trained(layout, "fp32")
-    for case in cases(ranks):
-        for step, right in enumerate(expected("fp32")[case[0]]):
+    for model, ranks, cut in cases(trained(layout, "fp32")):
+        for step, right in enumerate(expected("fp32")[model]):
             # The update follows signs of gradients that may be noise; this compares learning rate, decay and clipping.
-            found = differences(joined(ranks, case, step, "updates"), right["updates"])
-            assert max(found.values()) < UPDATE_TOLERANCE, (case, step, found)
+            found = differences(joined(ranks, cut, step, "updates"), right["updates"])
+            assert max(found.values()) < UPDATE_TOLERANCE, (model, cut, step, found)
 
 
 @every_run
 def test_ranks_that_hold_the_same_weights_keep_them_bit_equal(
-    trained: Callable[..., Any], layout: str, precision: str
+    trained: Callable[..., Ranks], layout: str, precision: str
 ) -> None:
-    ranks = trained(layout, precision)
-    for case in cases(ranks):
+    for model, ranks, cut in cases(trained(layout, precision)):
         seen: dict[Any, str] = {}
         for rank in ranks:
             _, _, tp_rank = rank["layout"]
-            for name, digest in rank[case][-1]["weights"].items():
+            for name, digest in rank[cut][-1]["weights"].items():
                 # Over data-parallel copies and, if tied, over stages; over tensor ranks if it is not cut.
                 place = name if name in rank["replicated"] else (name, tp_rank)
-                assert seen.setdefault(place, digest) == digest, (case, name)
-        assert len({rank[case][step]["norm"] for rank in ranks for step in (0,)}) == 1
+                assert seen.setdefault(place, digest) == digest, (model, cut, name)
+        assert len({rank[cut][0]["norm"] for rank in ranks}) == 1
 
 
 @every_run
-def test_ranks_with_the_lm_head_report_the_same_keys(trained: Callable[..., Any], layout: str, precision: str) -> None:
-    ranks = trained(layout, precision)
-    last_stage = max(rank["layout"][1] for rank in ranks)
-    for case in cases(ranks):
+def test_ranks_with_the_lm_head_report_the_same_keys(
+    trained: Callable[..., Ranks], layout: str, precision: str
+) -> None:
+    for _, ranks, cut in cases(trained(layout, precision)):
+        last_stage = max(rank["layout"][1] for rank in ranks)
         for rank in ranks:
-            assert bool(rank[case][0]["keys"]) == (rank["layout"][1] == last_stage)
-            if rank[case][0]["keys"]:
-                assert {"loss_sum", "kl_sum", "num_tokens"} <= set(rank[case][0]["keys"])
+            keys = set(rank[cut][0]["keys"])
+            assert keys >= {"loss_sum", "kl_sum", "num_tokens"} if rank["layout"][1] == last_stage else not keys
 
 
 def test_other_architectures_sliding_windows_and_uneven_stages(tmp_path: Path) -> None:
@@ -187,14 +198,11 @@ def test_other_architectures_sliding_windows_and_uneven_stages(tmp_path: Path) -
         save_model(tmp_path / "llama", "llama", tied=False, num_hidden_layers=3, attention_bias=True),
         save_model(tmp_path / "mistral", "mistral", tied=True, num_hidden_layers=3, sliding_window=5),
     ]
-    launch_and_check("gradient_process.py", tmp_path, "tp2_pp2", "fp32", *paths, world_size=4)
-    ranks = [torch.load(tmp_path / f"tp2_pp2-fp32-rank{rank}.pt") for rank in range(4)]
-    for path in paths:
-        expected = plain_training(path)
-        for case in (case for case in cases(ranks) if case[0] == path.name):
-            for step in range(NUM_STEPS):
-                found = differences(joined(ranks, case, step, "gradients"), expected[step]["gradients"])
-                assert max(found.values()) < TOLERANCE["fp32"], (case, step, found)
+    launch_and_check("gradient_process.py", tmp_path, "tp2_pp2:fp32", *paths, world_size=4)
+    for model, ranks, cut in cases({path.name: read_ranks(tmp_path, "tp2_pp2", "fp32", path) for path in paths}):
+        for step, right in enumerate(plain_training(tmp_path / model)):
+            found = differences(joined(ranks, cut, step, "gradients"), right["gradients"])
+            assert max(found.values()) < TOLERANCE["fp32"], (model, cut, step, found)
 
 
 @pytest.mark.parametrize(
@@ -204,11 +212,9 @@ def test_other_architectures_sliding_windows_and_uneven_stages(tmp_path: Path) -
 def test_a_fault_in_the_trainer_is_noticed(
     paths: list[Path], expected: Callable[..., Any], tmp_path: Path, layout: str, fault: str
 ) -> None:
-    world_size = LAYOUTS[layout][0]
-    launch_and_check("gradient_process.py", tmp_path, layout, "fp32", paths[0], fault, world_size=world_size)
-    ranks = [torch.load(tmp_path / f"{layout}-fp32-rank{rank}.pt") for rank in range(world_size)]
-    case = cases(ranks)[0]
-    found = differences(joined(ranks, case, 0, "gradients"), expected("fp32")[case[0]][0]["gradients"])
+    launch_and_check("gradient_process.py", tmp_path, f"{layout}:fp32", paths[0], fault, world_size=LAYOUTS[layout][0])
+    ranks = read_ranks(tmp_path, layout, "fp32", paths[0])
+    found = differences(joined(ranks, CUTS[0], 0, "gradients"), expected("fp32")[paths[0].name][0]["gradients"])
     assert max(found.values()) > 1000 * TOLERANCE["fp32"]
     if fault == "dropped_q_norm_sum":
         wrong = {name for name, difference in found.items() if difference > TOLERANCE["fp32"]}

@@ -52,10 +52,10 @@ def sample_response(model: Any, rng: np.random.Generator, prompt: list[int], len
 def metrics(models: dict[bool, Path], recording: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Layout to the metrics of each step."""
     directory = tmp_path_factory.mktemp("replay")
-    for layout in EXECUTION:
-        arguments = (directory / layout, models[True], recording, layout)
-        launch_and_check("replay_process.py", *arguments, world_size=LAYOUTS[layout][0])
-    return {layout: json.loads((directory / layout).read_text()) for layout in EXECUTION}
+    for world_size in (1, 2, 4):
+        layouts = ",".join(layout for layout in EXECUTION if LAYOUTS[layout][0] == world_size)
+        launch_and_check("replay_process.py", directory, models[True], recording, layouts, world_size=world_size)
+    return {layout: json.loads((directory / f"{layout}.json").read_text()) for layout in EXECUTION}
 
 
 @pytest.mark.parametrize("layout", [layout for layout in EXECUTION if layout != "dp1"])

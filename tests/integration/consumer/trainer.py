@@ -1,5 +1,6 @@
 """What the trainer processes of these tests begin with: join the group that `conftest.launch` describes."""
 
+import atexit
 import socket
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import torch
 
 from consumer.colossal_backend import ColossalBackend
-from consumer.process_group import init_process_group
+from consumer.process_group import destroy_process_group, init_process_group
 from consumer.torch_backend import BackendConfig
 from tests.integration.consumer.conftest import MAX_GRAD_NORM, WEIGHT_DECAY
 
@@ -27,6 +28,7 @@ def join() -> tuple[int, int, list[str]]:
         timeout_s=TIMEOUT_S,
         seed=0,
     )
+    atexit.register(destroy_process_group)  # gloo's threads do not survive the interpreter's end
     return rank, world_size, sys.argv[5:]
 
 

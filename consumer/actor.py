@@ -27,7 +27,7 @@ from consumer.weight_sync import make_publish
 
 logger = logging.getLogger(__name__)
 
-COLLECTIVE_TIMEOUT_S = 600.0  # between trainers: they wait for each other's checkpoint and rollouts, not for producers
+COLLECTIVE_TIMEOUT_S = 600.0  # between trainers: for each other's rollouts and checkpoints
 
 
 class TrainerActor:
@@ -68,13 +68,15 @@ class TrainerActor:
     def start(self, address: str, port: int) -> float:
         """Join the other trainers and load the model. Returns: seconds it took."""
         begin, config = time.perf_counter(), self._config
+        # The ranks that hold a sender's other shards wait with it, for producers that are slow to receive.
+        timeout_s = COLLECTIVE_TIMEOUT_S + config.sync_timeout_s
         device = init_process_group(
             rank=self._rank,
             world_size=config.num_trainers,
             address=address,
             port=port,
             listener=self._listener,
-            timeout_s=COLLECTIVE_TIMEOUT_S,
+            timeout_s=timeout_s,
             seed=config.seed,
         )
         backend_config = BackendConfig(
@@ -91,7 +93,7 @@ class TrainerActor:
             gradient_checkpointing=config.gradient_checkpointing,
             keep_checkpoints=config.keep_checkpoints,
         )
-        self._backend = ColossalBackend(backend_config, device=device, timeout_s=COLLECTIVE_TIMEOUT_S)
+        self._backend = ColossalBackend(backend_config, device=device, timeout_s=timeout_s)
         if self._resume_dir is not None:
             self._backend.restore(self._resume_dir)
         logger.info("trainer %d is ready on %s", self._rank, device)

@@ -61,7 +61,9 @@ class CheckpointWriter:
     def begin(self) -> None:
         """Make room. Raises: RunError if the disk refuses, as do the others."""
         with _disk_errors(self.directory):
-            shutil.rmtree(self._partial, ignore_errors=True)  # a killed run may have left one
+            for left_over in self.directory.parent.glob(".step-*.partial"):  # of a run that was killed
+                shutil.rmtree(left_over)
+            shutil.rmtree(self._partial, ignore_errors=True)
             self._partial.mkdir(parents=True)
 
     def write(self, number: int, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor]) -> None:

@@ -7,7 +7,6 @@ above the accumulated gradient there is no average to undo, in any layout.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,7 +42,7 @@ class ColossalBackend(TorchBackend):
                 microbatch_size=1,  # of the scheduler's batch, which only counts our micro-batches
                 enable_metadata_cache=False,  # every micro-batch has its own length, and scoring comes in between
                 max_norm=0.0,  # ours clips: it has to come after scaling, to report, and to refuse
-                overlap_communication=False,  # ZeRO's hooks stay out of the backward
+                overlap_communication=False,  # there is nothing to overlap: we reduce
             )
             super().__init__(config, device=device, layout=self._plugin.layout())
 
@@ -97,6 +96,8 @@ class ColossalBackend(TorchBackend):
                 return model, None
             wrapped, boosted, *_ = Booster(plugin=plugin).boost(model, optimizer)
         if self.layout.is_partitioned:
+            for hook in boosted.grad_handles:  # of stage 2, which would reduce in the backward
+                hook.remove()
             boosted._compute_grad_norm = lambda **_: 0.0  # of gradients that are already clipped, over all ranks
         return wrapped, boosted
 
@@ -169,19 +170,25 @@ class ColossalBackend(TorchBackend):
         by_name = self.parameters.by_name
         return {name: p if masters is None else masters[id(p)] for name, p in by_name.items()}
 
-    def _agree(self, directory: Path, action: Callable[[], None] | None) -> None:
-        is_done = False
+    def _agree(self, action: Callable[[], None] | None) -> None:
+        reason = ""
         try:
             if action is not None:
                 action()
-            is_done = True
+        except RunError as error:
+            reason = str(error)
+            raise
+        except BaseException as error:
+            reason = repr(error)
+            raise
         finally:
             # Without this word the others would wait in the next step for a rank that has given up.
-            failed = torch.tensor(-1 if is_done else dist.get_rank(), device=self.device)
+            reasons: list[str] = [""] * dist.get_world_size()
             with collective("finish a checkpoint together"):
-                dist.all_reduce(failed, dist.ReduceOp.MAX)
-        if failed >= 0:
-            raise RunError(f"checkpoint {directory} could not be written by trainer {int(failed)}")
+                dist.all_gather_object(reasons, reason)
+        for rank, reason in enumerate(reasons):
+            if reason:
+                raise RunError(f"trainer {rank}: {reason}")
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """The one module that imports ColossalAI, after adapting version 0.5.0 to current torch and to machines without a GPU.
 
 `install()` runs once, when this module is imported; the names that the consumer needs are exported from here. Where
-ColossalAI offers a seam (the accelerator object) it is used; one function that it still calls is put back; nothing else
-is patched. On CUDA only that function and the plugin's destructor differ. What is silenced is named message by message.
+ColossalAI offers a seam (the accelerator object) it is used. Patched are a function that it still calls and torch no
+longer has, ZeRO's demand for a GPU where there is none, and the plugin's destructor. (While a backend is built
+`process_group` also gives new groups our timeout.) What is silenced is named message by message.
 """
 
 import functools

@@ -27,7 +27,7 @@ from consumer.gradient_clipping import scale_and_clip, sum_of_squares
 from consumer.gradient_reduction import GradientReducer, accumulate_in_float32
 from consumer.layout import Layout
 from consumer.optimizer_state import pack_state, unpack_state
-from consumer.parameters import LocalParameters, describe_parameters
+from consumer.parameters import LocalParameters, ParameterInfo, describe_parameters
 from consumer.policy_model import DTYPES, PolicyInput, Precision, load_policy, make_input, policy_forward
 
 
@@ -143,8 +143,8 @@ class TorchBackend:
         Raises: RunError on every rank if it cannot be written.
         """
         writer = CheckpointWriter(directory, self.infos, dtype=DTYPES[self.config.precision])
-        self._agree(directory, writer.begin if self._is_first_rank else None)
-        self._agree(directory, lambda: self._write_parts(writer))
+        self._agree(writer.begin if self._is_first_rank else None)
+        self._agree(lambda: self._write_parts(writer))
 
         def publish() -> None:
             writer.publish(
@@ -154,7 +154,7 @@ class TorchBackend:
                 keep=self.config.keep_checkpoints,
             )
 
-        self._agree(directory, publish if self._is_first_rank else None)
+        self._agree(publish if self._is_first_rank else None)
 
     def restore(self, directory: Path) -> None:
         """Take over optimizer and random state of a checkpoint whose weights this backend was built from.
@@ -179,7 +179,11 @@ class TorchBackend:
         return [policy.config.num_hidden_layers]
 
     def _wrap(self, policy: PreTrainedModel, optimizer: torch.optim.Optimizer | None) -> tuple[nn.Module, Any]:
-        """Cut up a model, and the optimizer of its parameters; afterwards `policy` is this rank's part."""
+        """Cut up a model, which is on the CPU, and the optimizer of its parameters.
+
+        Afterwards `policy` is this rank's part, on its device: no device ever holds the whole.
+        """
+        policy.to(self.device)
         policy.forward = policy_forward.__get__(policy)
         if optimizer is not None and self.config.precision == "bf16":
             for group in optimizer.param_groups:
@@ -220,7 +224,7 @@ class TorchBackend:
         """Parameter name to the float32 tensor that the optimizer steps on."""
         return {name: self._float32_masters.get(id(p), p) for name, p in self.parameters.by_name.items()}
 
-    def _agree(self, directory: Path, action: Callable[[], None] | None) -> None:
+    def _agree(self, action: Callable[[], None] | None) -> None:
         """Do this rank's share of a checkpoint, and learn whether the others could do theirs."""
         if action is not None:
             action()
@@ -233,9 +237,9 @@ class TorchBackend:
 
     def _load(self, directory: Path, *, gradient_checkpointing: bool = False) -> PreTrainedModel:
         dtype = DTYPES[self.config.precision]
-        return load_policy(directory, dtype=dtype, gradient_checkpointing=gradient_checkpointing).to(self.device)
+        return load_policy(directory, dtype=dtype, gradient_checkpointing=gradient_checkpointing)
 
-    def _own_infos(self) -> list[Any]:
+    def _own_infos(self) -> list[ParameterInfo]:
         return [info for info in self.parameters.infos.values() if info.stage == self.layout.stage]
 
     def _write_parts(self, writer: CheckpointWriter) -> None:
@@ -249,18 +253,25 @@ class TorchBackend:
                 pass
 
     def _parts(self, writer: CheckpointWriter) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Tensor]]]:
-        """File by file of this stage: its number, full weights, full tensors of the optimizer."""
+        """File by file of this stage: its number, full weights, full tensors of the optimizer; on the CPU.
+
+        Tensors are put together one at a time, and only the head of the stage keeps them.
+        """
         masters, own = self._masters(), {info.name for info in self._own_infos()}
         for number, names in enumerate(writer.files):
             if names[0] not in own:
                 continue
-            weights = {n: self.parameters.full(n, self.parameters.by_name[n].detach()) for n in names}
-            state = {
-                f"{kind}/{name}": part if kind == "step" else self._whole(name, part)
-                for name in names
-                for kind, part in pack_state(self._adamw, masters[name], self.parameters.by_name[name]).items()
-            }
+            weights, state = dict[str, Tensor](), dict[str, Tensor]()
+            for name in names:
+                parameter = self.parameters.by_name[name]
+                self._keep(weights, name, self.parameters.full(name, parameter.detach()))
+                for kind, part in pack_state(self._adamw, masters[name], parameter).items():
+                    self._keep(state, f"{kind}/{name}", part if kind == "step" else self._whole(name, part))
             yield number, weights, state
+
+    def _keep(self, tensors: dict[str, Tensor], key: str, full: Tensor) -> None:
+        if self.layout.is_stage_head:
+            tensors[key] = full.cpu()
 
     def _whole(self, name: str, part: Tensor) -> Tensor:
         return self.parameters.full(name, self.parameters.shard_of_slices(name, part))

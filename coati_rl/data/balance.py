@@ -1,7 +1,8 @@
 """Sample lengths -> which sample goes into which micro-batch of which dp rank.
 
-Every rank gets equally many micro-batches, as few as the limits allow, and at the k-th of them all ranks have about the
-same work: a pipeline, or a reduction, waits for the slowest. The outcome depends on the lengths and their order alone.
+Every rank gets equally many micro-batches, as few as can be found within the limits, and at the k-th of them all ranks
+have about the same work: a pipeline, or a reduction, waits for the slowest. The outcome depends on the lengths and
+their order alone.
 A bin is what becomes a micro-batch: the indices of its samples; its cost is what a forward computes, in tokens.
 """
 

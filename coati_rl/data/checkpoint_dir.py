@@ -85,13 +85,11 @@ def read_state(directory: Path) -> dict[str, Any]:
     raise ConfigError(f"--checkpoint-path {directory} is no checkpoint to resume from: {problem}; {_REMEDY}")
 
 
-def prune(checkpoint_dir: Path, keep: int | None) -> None:
-    """Delete all but the newest `keep` checkpoints; None keeps all.
+def prune(checkpoint_dir: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints.
 
     Each is renamed first, so that half of one is never seen under its name; what a killed run left of that goes too.
     """
-    if keep is None or not checkpoint_dir.is_dir():
-        return
     for left_over in [path for path in checkpoint_dir.iterdir() if _ASIDE.fullmatch(path.name)]:
         shutil.rmtree(left_over)
     for checkpoint in checkpoints_in(checkpoint_dir)[:-keep]:

@@ -55,6 +55,10 @@ def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared
         warnings.append(
             f"-zero {config.zero_stage} sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights"
         )
+    if config.zero_stage > 0 and config.dp == 1:
+        warnings.append(
+            f"-zero {config.zero_stage}: does nothing here, as there is one data-parallel copy to share with"
+        )
     directory = resolve_model(config.model, is_dry_run=is_dry_run)
     if directory is None:
         unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.num_trainers else "")

@@ -1,7 +1,7 @@
 """A run that goes on from step N in its own directory: what it had written after step N belongs to a future that will
 not be. It moves to <run-dir>/discarded/after-step-<N>, laid out as it was; nothing is deleted.
 
-Each file is rewritten beside and renamed, after its discarded lines are on the disk: a kill in between loses nothing.
+Each file is rewritten beside and renamed, after its discarded lines are written: a kill in between loses nothing.
 """
 
 import re

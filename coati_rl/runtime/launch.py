@@ -15,7 +15,7 @@ from coati_rl.protocols import GroupScorer
 from coati_rl.runtime.cluster import ray_cluster
 from coati_rl.runtime.crew import Crew
 from coati_rl.runtime.process import LOG_FORMAT
-from coati_rl.runtime.run_dir import RunPaths, make_run_dir
+from coati_rl.runtime.run_dir import RunPaths, held, make_run_dir
 from coati_rl.runtime.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ def launch(
     num_cpus = config.num_inferencer + config.num_trainers
     try:
         with (
+            held(paths.run_dir),
             ProgressDisplay(plan.num_steps, first_step=first_step) as display,
             ray_cluster(config, num_cpus=num_cpus, num_gpus=num_gpus, scratch=scratch),
         ):
@@ -102,7 +103,7 @@ def _record(event: dict[str, Any], display: ProgressDisplay, sinks: list[Sink], 
     elif event["event"] == "evaluation":
         for sink in sinks[1:]:  # metrics.jsonl is one object per optimizer step; evaluations have their own file
             sink.write(event["step"], {f"eval/{event['task']}/accuracy": event["accuracy"]})
-    elif event["event"] == "sync":
+    elif event["event"] == "sync" and event["producers"]:  # else it failed, and is ordered again
         fields = ("producers", "seconds", "digest")
         syncs.write(
             event["policy_version"], {"step": event["policy_version"], **{name: event[name] for name in fields}}

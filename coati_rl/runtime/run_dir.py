@@ -2,17 +2,24 @@
 checkpoint of its own.
 """
 
+import fcntl
+import logging
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from coati_rl.config import Config
+from coati_rl.data.checkpoint_dir import checkpoints_in
 from coati_rl.data.resume import ResumePoint
 from coati_rl.errors import ConfigError
 from coati_rl.runtime.abandoned import free_name, set_aside_checkpoints, set_aside_records
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,20 +39,51 @@ def make_run_dir(config: Config, resume: ResumePoint | None = None) -> RunPaths:
     A run that is resumed from <run-dir>/checkpoints goes on in <run-dir>, unless --run-dir is another one. What was
     written there after the checkpoint moves to <run-dir>/discarded.
 
-    Raises: ConfigError if it cannot be created or written.
+    Raises: ConfigError if it cannot be created or written, if the run that is resumed is still going on, or if the
+        directory of checkpoints holds those of another run.
     """
     wanted = Path(config.run_dir).absolute() if config.run_dir else None
+    _check_save_dir(config, resume)
     own = _directory_of_run(resume, wanted)
     try:
         paths = _paths(config, own or _make_new(wanted or (Path("runs") / config.project).absolute()))
-        if resume is not None:
-            _discard_what_follows(resume, paths, is_same_run=own is not None)
-        paths.logs.mkdir(exist_ok=True)
-        resolved = config.model_dump(mode="json")
-        (paths.run_dir / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False), encoding="utf-8")
+        with held(paths.run_dir):
+            if resume is not None:
+                _discard_what_follows(resume, paths, is_same_run=own is not None)
+            paths.logs.mkdir(exist_ok=True)
+            resolved = config.model_dump(mode="json")
+            (paths.run_dir / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--run-dir {error.filename or wanted}: cannot be created: {error.strerror}") from error
     return paths
+
+
+@contextmanager
+def held(run_dir: Path) -> Iterator[None]:
+    """Let no other process write here meanwhile; the system lets go when this one ends, however it ends.
+
+    Raises: ConfigError if another process holds it.
+    """
+    with (run_dir / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"{run_dir}: the run that is to be resumed is still going on; end it first") from error
+        except OSError as error:  # a file system without locks
+            logger.warning("%s is not locked against a second run: %s", run_dir, error.strerror)
+        yield
+
+
+def _check_save_dir(config: Config, resume: ResumePoint | None) -> None:
+    """Two runs in one directory would replace, and with --keep-checkpoints delete, each other's checkpoints."""
+    if config.save_dir is None:
+        return
+    found = checkpoints_in(Path(config.save_dir))
+    if found and (resume is None or resume.directory.parent.resolve() != Path(config.save_dir).resolve()):
+        raise ConfigError(
+            f"--save-dir {config.save_dir}: holds checkpoints of another run, the newest of which is {found[-1].name}; "
+            f"use an empty directory, or go on from them with -cp {config.save_dir}"
+        )
 
 
 def _directory_of_run(resume: ResumePoint | None, wanted: Path | None) -> Path | None:
@@ -80,7 +118,7 @@ def _discard_what_follows(resume: ResumePoint, paths: RunPaths, *, is_same_run: 
     if is_same_run:
         set_aside_records(step, aside, run_dir=paths.run_dir, rollouts=paths.rollouts, evaluation=paths.evaluation)
         shutil.copy(paths.run_dir / "config.yaml", free_name(paths.run_dir / f"config-step-{step}.yaml"))
-    if is_same_run or checkpoints == paths.checkpoints:
+    if is_same_run or checkpoints.resolve() == paths.checkpoints.resolve():
         set_aside_checkpoints(step, aside, checkpoints=checkpoints)
 
 

@@ -118,6 +118,7 @@ def steps_of(
         yield {
             "gradients": gradients if backend.layout.is_stage_head else {},
             "updates": updates if backend.layout.is_stage_head else {},
+            "masters": whole_masters(backend),
             "norm": norm,
             "keys": sorted(sums),
             "weights": {
@@ -125,6 +126,12 @@ def steps_of(
                 for name, weight in after.items()
             },
         }
+
+
+def whole_masters(backend: ColossalBackend) -> dict[str, Tensor]:
+    """What the optimizer has made of the weights, in float32."""
+    masters = whole_tensors(backend.parameters, {name: m.detach() for name, m in backend._masters().items()})
+    return {name: m.clone() for name, m in masters.items()} if backend.layout.is_stage_head else {}
 
 
 def with_reference(backend: ColossalBackend, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
@@ -141,6 +148,8 @@ def train(model_dir: Path, samples: Sequence[Sequence[Sample]], layout: str, pre
     results: dict[Any, Any] = {}
     for size, packed, split, loss in CUTS:
         backend = make_backend(model_dir, precision=precision, **LAYOUTS[layout][1])
+        if backend.layout.is_partitioned:
+            backend._optimizer._reduce_bucket_size = 1000  # were ZeRO's own hooks at work, they would cut in now
         steps = list(steps_of(backend, samples, LOSSES[loss], size=size, packed=packed, split=split))
         results[size, packed, split, loss] = steps
         backend.close()
@@ -152,6 +161,7 @@ def train(model_dir: Path, samples: Sequence[Sequence[Sample]], layout: str, pre
 def main() -> None:
     """Every model in every layout and precision."""
     rank, _, (out_dir, runs, *model_dirs) = join()
+    gradient_reduction.BUCKET_ELEMENTS = 5000  # some parameters fill a bucket together, some are larger than one
     if model_dirs[-1] in FAULTS:
         FAULTS[model_dirs.pop()]()
     for model_dir in map(Path, model_dirs):

@@ -55,7 +55,7 @@ def test_zero_trainers_resume_in_their_own_run_directory(make_tiny, start_run, f
     model = make_tiny(tied=False)
     zero = (*flags(model, trainers=2), "-zero", 1, "--keep-checkpoints", 2)
     first = start_run(*zero, "--max-steps", 3, "-si", 1)
-    assert assert_complete(first, steps=3)[-1]["logprob_gap_mean"] < 0.1  # bfloat16
+    assert assert_complete(first, steps=3)[-1]["logprob_gap_mean"] < 5e-3  # bfloat16
     checkpoints = first.run_dir / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step-2", "step-3"]
 
@@ -64,4 +64,4 @@ def test_zero_trainers_resume_in_their_own_run_directory(make_tiny, start_run, f
     assert [record["step"] for record in second.records()] == [1, 2, 3, 4, 5]
     samples = trained_samples(first.run_dir, range(1, 6))
     assert len(samples) == len(set(samples)) == 5 * 4 * 4, "steps x prompts x samples"
-    assert (checkpoints / "step-5").is_dir()
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step-4", "step-5"]

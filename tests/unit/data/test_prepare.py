@@ -143,9 +143,14 @@ def test_a_layout_that_the_model_cannot_have_is_refused(refusal, num_gpus):
 @pytest.mark.parametrize(
     ("flags", "gpus", "warnings"),
     [
-        ("-zero 1", 0, ("-zero 1 sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights",)),
-        ("-zero 2 --precision bf16", 0, ()),
-        ("-zero 1", 2, ()),  # on GPUs it is bf16 anyway
+        ("-t 2 -tbs 1 -zero 1", 0, ("-zero 1 sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights",)),
+        ("-t 2 -tbs 1 -zero 2 --precision bf16", 0, ()),
+        ("-t 2 -tbs 1 -zero 1", 3, ()),  # on GPUs it is bf16 anyway
+        (
+            "-t 1 -zero 1 --precision bf16",
+            0,
+            ("-zero 1: does nothing here, as there is one data-parallel copy to share with",),
+        ),
     ],
 )
 def test_zero_that_chooses_the_precision_says_so(prepare_with, num_gpus, flags, gpus, warnings):

@@ -6,7 +6,7 @@ from coati_rl.config.cli import parse
 from coati_rl.data.position import Position
 from coati_rl.data.resume import ResumePoint
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.run_dir import make_run_dir
+from coati_rl.runtime.run_dir import held, make_run_dir
 
 
 def paths_of(*argv):
@@ -115,3 +115,17 @@ def test_checkpoints_that_another_run_goes_on_from_are_left_alone(tmp_path, resu
         (tmp_path / "copied" / f"step-{step}").mkdir(parents=True)
     resumed(tmp_path / "copied/step-20")
     assert sorted(path.name for path in (tmp_path / "copied").iterdir()) == ["step-20", "step-30"]
+
+
+def test_checkpoints_of_another_run_are_not_mixed_with_new_ones(tmp_path):
+    (tmp_path / "model" / "step-100").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"--save-dir model: holds checkpoints of another run, .* step-100"):
+        paths_of("-sd", "model")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_directory_is_held_by_one_process_at_a_time(tmp_path):
+    with held(tmp_path), pytest.raises(ConfigError, match="is still going on"), held(tmp_path):
+        pass
+    with held(tmp_path):
+        pass

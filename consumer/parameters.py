@@ -8,7 +8,7 @@ of a shard that ZeRO leaves to this data-parallel copy, padded with zeros to equ
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -146,8 +146,3 @@ def padded_rows(tensor: Tensor, num_rows: int) -> Tensor:
     """[num_rows, n]: the tensor's elements in order, with zeros after the last."""
     flat = tensor.reshape(-1)
     return F.pad(flat, (0, -flat.numel() % num_rows)).view(num_rows, -1)
-
-
-def whole_tensors(parameters: LocalParameters, slices: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Full tensors of this stage from what each rank's optimizer holds of them; collective over the stage."""
-    return {name: parameters.full(name, parameters.shard_of_slices(name, slices[name])) for name in parameters.by_name}

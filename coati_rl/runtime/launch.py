@@ -1,10 +1,12 @@
 """A prepared run -> its end. Starts Ray and the crew, watches them, writes what a person sees, ends them."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from coati_rl.config import Config
 from coati_rl.data.prepare import Prepared
 from coati_rl.data.resume import ResumePoint
 from coati_rl.errors import RunError
@@ -42,17 +44,13 @@ def launch(
     """
     config, plan = prepared.config, prepared.plan
     paths = make_run_dir(config, prepared.resume)
-    log = logging.FileHandler(paths.logs / "driver.log")
-    log.setFormatter(logging.Formatter(LOG_FORMAT))
-    logging.getLogger("coati_rl").addHandler(log)
-    logging.getLogger("coati_rl").setLevel(logging.INFO)
     first_step = prepared.resume.position.step if prepared.resume else 0
-    sinks = open_sinks(config, paths.run_dir, first_step=first_step)
-    syncs = JsonlSink(paths.run_dir / "syncs.jsonl")
     num_gpus = plan.num_devices if plan.device == "cuda" else 0
     num_cpus = config.num_inferencer + config.num_trainers
     try:
         with (
+            _driver_log(paths.logs / "driver.log"),
+            _records(config, paths.run_dir, first_step=first_step) as (sinks, syncs),
             held(paths.run_dir),
             ProgressDisplay(plan.num_steps, first_step=first_step) as display,
             ray_cluster(config, num_cpus=num_cpus, num_gpus=num_gpus, scratch=scratch),
@@ -60,13 +58,7 @@ def launch(
             display.say(f"run directory {paths.run_dir}")
             if prepared.resume is not None:
                 _say_what_is_resumed(prepared.resume, display)
-            crew = Crew(
-                prepared,
-                paths,
-                producer_cls=producer_cls,
-                consumer_cls=consumer_cls,
-                make_reward=make_reward,
-            )
+            crew = Crew(prepared, paths, producer_cls=producer_cls, consumer_cls=consumer_cls, make_reward=make_reward)
             supervisor = Supervisor(
                 crew,
                 lambda event: _record(event, display, sinks, syncs),
@@ -80,12 +72,33 @@ def launch(
                 crew.end()
     except RunError as error:
         raise RunError(f"{error} (logs: {paths.logs})") from error
-    finally:
-        for sink in [*sinks, syncs]:
-            sink.close()
-        logging.getLogger("coati_rl").removeHandler(log)
-        log.close()
     return paths
+
+
+@contextmanager
+def _driver_log(path: Path) -> Iterator[None]:
+    """What the driver logs meanwhile goes to a file."""
+    log = logging.FileHandler(path)
+    log.setFormatter(logging.Formatter(LOG_FORMAT))
+    logger_of_all = logging.getLogger("coati_rl")
+    logger_of_all.addHandler(log)
+    logger_of_all.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger_of_all.removeHandler(log)
+        log.close()
+
+
+@contextmanager
+def _records(config: Config, run_dir: Path, *, first_step: int) -> Iterator[tuple[list[Sink], Sink]]:
+    """Where step records go, and where syncs do."""
+    with ExitStack() as files:
+        sinks = open_sinks(config, run_dir, first_step=first_step)
+        syncs = JsonlSink(run_dir / "syncs.jsonl")
+        for sink in [*sinks, syncs]:
+            files.callback(sink.close)
+        yield sinks, syncs
 
 
 def _say_what_is_resumed(resume: ResumePoint, display: ProgressDisplay) -> None:

@@ -21,7 +21,7 @@ from coati_rl.data.packing import blank_micro_batch
 from coati_rl.protocols import LossFn
 from consumer import gradient_reduction, torch_backend
 from consumer.colossal_backend import ColossalBackend
-from consumer.parameters import ParameterInfo, whole_tensors
+from consumer.parameters import ParameterInfo
 from tests.integration.consumer.conftest import (
     LAYOUTS,
     LEARNING_RATE,
@@ -34,7 +34,7 @@ from tests.integration.consumer.conftest import (
     make_samples,
     to_mini_batch,
 )
-from tests.integration.consumer.trainer import join, make_backend
+from tests.integration.consumer.trainer import join, make_backend, whole_tensors
 
 SIZES = (1, 2, 4)  # samples per micro-batch
 SPLITS = ("one", "several", "uneven")  # mini-batches of a step
@@ -108,9 +108,7 @@ def steps_of(
             micro_batches = with_reference(backend, share_of(part, backend, size=size, packed=packed))
             is_last = index == len(mini_batches) - 1
             sums = backend.forward_backward(to_mini_batch(micro_batches, step=step, is_last=is_last), loss)
-        gradients = {
-            name: gradient.clone() for name, gradient in whole_tensors(backend.parameters, backend.gradients).items()
-        }
+        gradients = {name: gradient.clone() for name, gradient in whole_tensors(backend, backend.gradients).items()}
         before = {name: p.detach().clone() for name, p in backend.parameters.by_name.items()}
         norm = backend.optimizer_step(loss_scale=1 / 8, learning_rate=LEARNING_RATE)
         after = {name: p.detach() for name, p in backend.parameters.by_name.items()}
@@ -130,7 +128,7 @@ def steps_of(
 
 def whole_masters(backend: ColossalBackend) -> dict[str, Tensor]:
     """What the optimizer has made of the weights, in float32."""
-    masters = whole_tensors(backend.parameters, {name: m.detach() for name, m in backend._masters().items()})
+    masters = whole_tensors(backend, {name: m.detach() for name, m in backend._masters().items()})
     return {name: m.clone() for name, m in masters.items()} if backend.layout.is_stage_head else {}
 
 

@@ -20,10 +20,9 @@ from coati_rl.data.checkpoint_dir import read_state
 from coati_rl.errors import RunError
 from consumer import checkpoint
 from consumer.colossal_backend import ColossalBackend
-from consumer.parameters import whole_tensors
 from consumer.weight_sync import make_manifest
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, cut, make_samples, to_mini_batch
-from tests.integration.consumer.trainer import join, make_backend
+from tests.integration.consumer.trainer import join, make_backend, whole_tensors
 
 LOSS = GrpoLoss()  # without a penalty: the reference is scored here for its own sake
 WIRE = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -49,7 +48,7 @@ def train(backend: ColossalBackend, step: int) -> dict[str, float]:
 def state_of(backend: ColossalBackend) -> dict[str, dict[str, Tensor]]:
     """Of this stage, on its head: what is exported, and the float32 numbers that are stepped on."""
     exported = {name: weight.clone() for name, weight in backend.export_weights()}
-    masters = {name: m.detach().clone() for name, m in whole_tensors(backend.parameters, backend._masters()).items()}
+    masters = {name: m.detach().clone() for name, m in whole_tensors(backend, backend._masters()).items()}
     own = {info.name for info in backend._own_infos()}
     if not backend.layout.is_stage_head:
         return {"exported": {}, "masters": {}}

@@ -3,9 +3,11 @@
 import atexit
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from consumer.colossal_backend import ColossalBackend
 from consumer.process_group import destroy_process_group, init_process_group
@@ -46,3 +48,9 @@ def make_backend(
         }
     )
     return ColossalBackend(config, device=torch.device("cpu"), timeout_s=timeout_s)
+
+
+def whole_tensors(backend: ColossalBackend, slices: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Full tensors of this stage from what each rank's optimizer holds of them; collective over the stage."""
+    parameters = backend.parameters
+    return {name: parameters.full(name, parameters.shard_of_slices(name, slices[name])) for name in parameters.by_name}

@@ -96,7 +96,9 @@ def test_an_architecture_whose_forward_does_more_is_refused_by_name(
 
 
 def test_the_same_architecture_is_taken_if_it_does_no_more() -> None:
-    check_stages(make_model("granite"), [1, 1])
+    model = make_model("granite")
+    check_stages(model, [1, 1])
+    assert model.config.embedding_multiplier == 1.0
 
 
 def test_a_model_with_a_sliding_window_shorter_than_the_samples_is_not_the_one_without() -> None:

@@ -13,19 +13,12 @@ from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from coati_rl.transport.wire import WeightSender
 from tests.unit.transport.receivers import Receivers
 from tests.unit.transport.senders import Named, OtherSenders, announce
+from tests.unit.transport.test_wire import weights as tensors_of_all_kinds
 
 
 def weights() -> Named:
-    """In Hugging Face order: odd sizes, three dtypes, a scalar, a view that is not contiguous, a large one."""
-    random = torch.Generator().manual_seed(0)
-    return [
-        ("embed", torch.randn(33, 7, generator=random)),
-        ("scalar", torch.tensor(3.0, dtype=torch.bfloat16)),
-        ("transposed", torch.randn(5, 9, generator=random).T),
-        ("large", torch.randn(700, generator=random).to(torch.bfloat16)),
-        ("half", torch.randn(3, 1, 2, generator=random).half()),
-        ("head", torch.randn(11, generator=random)),
-    ]
+    """In Hugging Face order: all kinds of tensors, and one more for the last stage."""
+    return [*tensors_of_all_kinds(), ("head", torch.arange(11.0))]
 
 
 def cut(tensors: Named, *sizes: int) -> list[Named]:

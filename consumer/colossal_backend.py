@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coati_rl.algorithms.sums import merge_sums
-from coati_rl.batch import MiniBatch
+from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.errors import RunError
-from coati_rl.protocols import LossFn
+from coati_rl.protocols import LossFn, ScoredModel
 from consumer.colossal_compat import Booster, HybridParallelModule, HybridParallelPlugin
 from consumer.pipeline_stage import check_stages
 from consumer.plan_policy import PlanPolicy
@@ -46,10 +46,10 @@ class ColossalBackend(TorchBackend):
             )
             super().__init__(config, device=device, layout=self._plugin.layout())
 
-    def score(self, micro_batches: Sequence[Any], *, use_reference: bool) -> list[Tensor]:
+    def score(self, micro_batches: Sequence[MicroBatch], model: ScoredModel = "policy") -> list[Tensor]:
         """See `TorchBackend`. Raises: EngineError if another rank does not take part in time."""
         with collective("score a mini-batch"):
-            return super().score(micro_batches, use_reference=use_reference)
+            return super().score(micro_batches, model)
 
     def forward_backward(self, mini_batch: MiniBatch, loss_fn: LossFn) -> dict[str, Tensor]:
         """See `TorchBackend`. Raises: EngineError if another rank does not take part in time."""

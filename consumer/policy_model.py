@@ -97,7 +97,9 @@ def loss_of_hidden(
     head, tensors, loss_fn = model.get_output_embeddings(), inputs.tensors, inputs.loss_fn
     # A loss that did not say so may look at several tokens at once.
     if loss_fn is not None and getattr(loss_fn, "is_token_separable", False):
-        return fused_token_loss(hidden, head.weight, head.bias, tensors, loss_fn, group=tp_group)
+        loss, sums = fused_token_loss(hidden, head.weight, head.bias, tensors, loss_fn, group=tp_group)
+        if loss_fn.is_final(sums):  # the same on all tensor ranks, as the sums are
+            return loss, sums
     logprobs, entropy = token_logprobs(
         hidden,
         head.weight,

@@ -21,7 +21,7 @@ from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.checkpoint_dir import STATE_FILE
 from coati_rl.data.packing import blank_micro_batch
 from coati_rl.errors import ConfigError
-from coati_rl.protocols import LossFn
+from coati_rl.protocols import LossFn, ScoredModel
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
 from consumer.gradient_clipping import scale_and_clip, sum_of_squares
 from consumer.gradient_reduction import GradientReducer, accumulate_in_float32
@@ -38,6 +38,7 @@ class BackendConfig:
     model_dir: Path  # Hugging Face model, or a checkpoint of ours
     tokenizer_dir: Path | None = None  # whose tokenizer goes into checkpoints; None: model_dir
     reference_dir: Path | None = None  # model of the KL penalty; None: there is none
+    keeps_old_policy: bool = False  # a copy of the weights, for old_logprobs over several steps
     tp_size: int = 1
     pp_size: int = 1
     zero_stage: int = 0
@@ -66,20 +67,32 @@ class TorchBackend:
         self.parameters = LocalParameters(self.policy, self.infos, self.layout)
         self._reducer = GradientReducer(self.parameters, self.layout, tied_group=self._tied_group())
         self.gradients: dict[str, Tensor] = {}  # summed over all ranks; between a step's last mini-batch and the step
-        self._reference: Any = None
-        if config.reference_dir is not None:
-            self._reference, _ = self._wrap(self._load(config.reference_dir).requires_grad_(False), None)
+        self._reference = self._frozen(config.reference_dir)
+        self._old = self._frozen(config.model_dir if config.keeps_old_policy else None)
 
-    def score(self, micro_batches: Sequence[MicroBatch], *, use_reference: bool) -> list[Tensor]:
-        """Log-probabilities at the sampling temperature, of the policy or the reference; no gradient.
+    def score(self, micro_batches: Sequence[MicroBatch], model: ScoredModel = "policy") -> list[Tensor]:
+        """Log-probabilities at the sampling temperature of one of the models; no gradient.
 
         Returns: a float32[R, L] per micro-batch, 0 where the loss mask is False; nothing on ranks without the LM head.
+        Raises: ValueError if the backend was built without this model.
         """
-        if use_reference and self._reference is None:
-            raise ValueError("this backend was built without a reference model")
+        scored = {"policy": self._model, "old": self._old, "reference": self._reference}[model]
+        if scored is None:
+            raise ValueError(f"this backend was built without the {model} model")
         inputs = [make_input(micro_batch, device=self.device) for micro_batch in micro_batches]
         with torch.no_grad():
-            return self._scores(self._reference if use_reference else self._model, inputs)
+            return self._scores(scored, inputs)
+
+    @torch.no_grad()
+    def keep_old_policy(self) -> None:
+        """The policy as it is now becomes the "old" one; every rank copies its own part.
+
+        Raises: ValueError if the backend was built without an old policy.
+        """
+        if self._old is None:
+            raise ValueError("this backend was built without the old model")
+        for old, parameter in zip(self._old.parameters(), self._model.parameters(), strict=True):
+            old.copy_(parameter)
 
     def forward_backward(self, mini_batch: MiniBatch, loss_fn: LossFn) -> dict[str, Tensor]:
         """Add the gradient of the summed loss; with the step's last mini-batch, sum it over ranks.
@@ -107,7 +120,7 @@ class TorchBackend:
         return {name: float(value) for name, value in sums.items()}
 
     def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
-        """Scale the accumulated gradient, clip it, step, and forget it.
+        """Scale the accumulated gradient, clip it, step, and forget it; with a scale of 0 only forget it.
 
         Returns: the scaled gradient's norm before clipping, the same on every rank.
         Raises: EngineError if the norm is not finite; no weight has changed then.
@@ -119,9 +132,10 @@ class TorchBackend:
             loss_scale=loss_scale,
             max_norm=self.config.max_grad_norm,
         )
-        for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
-        self._step()
+        if loss_scale > 0:
+            for group in self._adamw.param_groups:
+                group["lr"] = learning_rate
+            self._step()
         self.gradients = {}
         self._reducer.forget()
         return norm
@@ -230,6 +244,9 @@ class TorchBackend:
             action()
 
     # --- the same in every layout ----------------------------------------------------------------------------------
+
+    def _frozen(self, directory: Path | None) -> nn.Module | None:
+        return None if directory is None else self._wrap(self._load(directory).requires_grad_(False), None)[0]
 
     @property
     def _is_first_rank(self) -> bool:

@@ -4,34 +4,80 @@ All arithmetic is float64: in float32 seven equal rewards of 0.7 have a standard
 divided by a small eps that becomes an advantage.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
+Rewards = NDArray[np.float64]
+Estimator = Callable[[Rewards], Rewards]  # float64[N] rewards of the valid samples to float64[N] advantages, N >= 1
 
-def grpo_advantages(
-    rewards: NDArray[np.float64], valid: NDArray[np.bool_], *, eps: float = 1e-6
-) -> NDArray[np.float64]:
-    """Standardise rewards within a group: A_i = (R_i - mean(R)) / (std(R) + eps) over the valid samples.
+STD_EPS = 1e-6  # in units of reward
+
+
+def group_norm(rewards: Rewards) -> Rewards:
+    """A_i = (R_i - mean(R)) / (std(R) + eps); the standard deviation is the unbiased one (n - 1).
+
+    Source: arXiv:2402.03300 sec. 4.1.2.
+    """
+    return group_mean(rewards) / (float(rewards.std(ddof=1)) + STD_EPS)
+
+
+def group_mean(rewards: Rewards) -> Rewards:
+    """A_i = R_i - mean(R).
+
+    Source: arXiv:2503.20783 sec. 3.2 (Dr. GRPO); the baseline of REINFORCE++-baseline, arXiv:2501.03262.
+    """
+    return rewards - float(rewards.mean())
+
+
+def leave_one_out(rewards: Rewards) -> Rewards:
+    """A_i = R_i - mean of the others = n / (n - 1) * (R_i - mean(R)).
+
+    Source: arXiv:2402.14740 sec. 3.3 (RLOO).
+    """
+    return group_mean(rewards) * (len(rewards) / (len(rewards) - 1))
+
+
+def reward(rewards: Rewards) -> Rewards:
+    """A_i = R_i: the group does not matter, whitening over the batch is the only baseline.
+
+    Source: arXiv:2501.03262 (REINFORCE++).
+    """
+    return rewards
+
+
+ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
+    estimator.__name__: estimator for estimator in (group_norm, group_mean, leave_one_out, reward)
+}
+NEEDS_NO_GROUP = "reward"  # the estimator that one sample is enough for
+
+
+def group_advantages(rewards: Rewards, valid: NDArray[np.bool_], *, estimator: Estimator) -> Rewards:
+    """The advantages of one group; those of `estimator` over the valid samples, with its undefined cases settled.
 
     Args:
         rewards: float64[G], the reward of each sample; not read where `valid` is False.
-        valid: bool[G], False where the scorer could not decide or the sample is masked out.
-        eps: added to the standard deviation, in units of reward.
-    Returns: float64[G], without unit; exactly 0 on invalid samples, and everywhere when all valid rewards are equal or
-        fewer than two samples are valid (one sample says nothing about its group).
-    Raises: ValueError if the shapes differ, eps is negative or a valid reward is not finite.
-    Source: arXiv:2402.03300 sec. 4.1.2; the standard deviation is the unbiased one (n - 1).
+        valid: bool[G], False where the scorer could not decide.
+        estimator: one of ADVANTAGE_ESTIMATORS, or a user's.
+    Returns: float64[G], without unit; exactly 0 on invalid samples. Where the estimator compares samples of a group it
+        is exactly 0 also when all valid rewards are equal or fewer than two samples are valid: one sample says nothing
+        about its group.
+    Raises: ValueError if the shapes differ, a valid reward is not finite, or the estimator's result is not one finite
+        number per valid sample.
     """
     if rewards.ndim != 1 or rewards.shape != valid.shape:
         raise ValueError(f"rewards {rewards.shape} and valid {valid.shape} must both have shape [G]")
-    if eps < 0:
-        raise ValueError(f"eps = {eps} must not be negative")
     valid = valid.astype(bool)
     advantages = np.zeros(rewards.shape, dtype=np.float64)
     counted = rewards[valid].astype(np.float64)
     if not np.isfinite(counted).all():
         raise ValueError(f"rewards of valid samples must be finite: {counted.tolist()}")
-    if counted.size < 2 or counted.max() == counted.min():
+    is_comparison = estimator in (group_norm, group_mean, leave_one_out)
+    if counted.size == 0 or (is_comparison and counted.max() == counted.min()):
         return advantages
-    advantages[valid] = (counted - counted.mean()) / (counted.std(ddof=1) + eps)
+    found = np.asarray(estimator(counted.copy()), dtype=np.float64)
+    if found.shape != counted.shape or not np.isfinite(found).all():
+        raise ValueError(f"advantages must be one finite number per valid sample ({counted.size}), not {found!r}")
+    advantages[valid] = found
     return advantages

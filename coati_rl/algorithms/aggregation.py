@@ -10,23 +10,28 @@ keeps its share of the denominator, else the gradient would depend on how the ba
 
 from typing import Literal, get_args
 
-LossVariation = Literal["sample_level", "token_level"]
+LossVariation = Literal["sample_level", "token_level", "constant"]
 
 
-def token_weight(length: int, mode: LossVariation) -> float:
-    """The weight that all tokens of a sample share: 1 / T_i at sample level, 1 at token level.
+def token_weight(length: int, mode: LossVariation, *, max_length: int) -> float:
+    """The weight that all tokens of a sample share: 1 / T_i at sample level, 1 at token level, 1 / L_max if constant.
 
     Args:
         length: tokens of the sample that the loss counts (T_i).
-        mode: "sample_level", every sample counts alike (GRPO), or "token_level", every token does (DAPO).
+        mode: "sample_level", every sample counts alike (GRPO); "token_level", every token does (DAPO); "constant",
+            every token does and the denominator does not depend on lengths (Dr. GRPO).
+        max_length: tokens that a response may have (L_max).
     Returns: the unnormalised weight, to be scaled by `loss_scale`.
-    Raises: ValueError if the length is not positive or the mode unknown.
-    Source: sample level arXiv:2402.03300 eq. 3; token level arXiv:2503.14476 sec. 3.3.
+    Raises: ValueError if a length is not positive or the mode unknown.
+    Source: sample level arXiv:2402.03300 eq. 3; token level arXiv:2503.14476 sec. 3.3; constant arXiv:2503.20783
+        sec. 3.2.
     """
     _check_mode(mode)
     if length <= 0:
         raise ValueError(f"length = {length} must be positive: a sample without tokens has no term to weigh")
-    return 1.0 / length if mode == "sample_level" else 1.0
+    if max_length <= 0:
+        raise ValueError(f"max_length = {max_length} must be positive")
+    return {"sample_level": 1.0 / length, "token_level": 1.0, "constant": 1.0 / max_length}[mode]
 
 
 def loss_scale(num_samples: int, num_tokens: int, mode: LossVariation) -> float:
@@ -36,11 +41,11 @@ def loss_scale(num_samples: int, num_tokens: int, mode: LossVariation) -> float:
         num_samples: valid samples over the global batch.
         num_tokens: tokens over the global batch that the loss counts.
         mode: as for `token_weight`.
-    Returns: 1 / num_samples at sample level, 1 / num_tokens at token level.
+    Returns: 1 / num_tokens at token level, else 1 / num_samples.
     Raises: ValueError if the denominator is not positive or the mode unknown.
     """
     _check_mode(mode)
-    name, count = ("num_samples", num_samples) if mode == "sample_level" else ("num_tokens", num_tokens)
+    name, count = ("num_tokens", num_tokens) if mode == "token_level" else ("num_samples", num_samples)
     if count <= 0:
         raise ValueError(f"{name} = {count} must be positive at {mode}")
     return 1.0 / count

@@ -4,14 +4,10 @@ With D = log pi(token) - log pi_ref(token) and the token drawn from pi: k1 is un
 noise, k3 unbiased and never negative. GRPO uses k3.
 """
 
-from typing import Literal
-
-import torch
 from torch import Tensor
 
-from coati_rl.algorithms.policy_loss import MAX_LOG_RATIO, masked_log_ratio
-
-KLEstimator = Literal["k1", "k2", "k3"]
+from coati_rl.algorithms.parts import KLEstimator
+from coati_rl.algorithms.ratio import masked_log_ratio, ratio_of
 
 
 def kl_terms(logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tensor, *, estimator: KLEstimator = "k3") -> Tensor:
@@ -32,5 +28,5 @@ def kl_terms(logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tensor, *, estim
     if estimator == "k2":
         return difference.square() / 2
     if estimator == "k3":
-        return torch.exp((-difference).clamp(max=MAX_LOG_RATIO)) + difference - 1
+        return ratio_of(-difference) + difference - 1
     raise ValueError(f"KL estimator {estimator!r} is unknown; use k1, k2 or k3")

@@ -1,66 +1,105 @@
-"""The clipped policy gradient, token by token: how likely the policy makes a token now, against when it was sampled.
+"""The policy gradient, token by token, from ratios and advantages.
 
-Letters: R rows, L tokens per row, r = pi / pi_old the ratio, A the advantage. Terms are minimised, so they carry a
-minus sign; they are weighted and summed by the loss, which alone knows the aggregation.
+Letters: R rows, L tokens per row, r = pi / pi_old the ratio (of a token, or of its whole sample), A the advantage.
+Terms are minimised, so they carry a minus sign; they are weighted and summed by the loss, which alone knows the
+aggregation.
 """
 
 import torch
 from torch import Tensor
 
-MAX_LOG_RATIO = 20.0  # nats; exp(20) = 4.9e8 keeps one astray token from turning the gradient of all into inf
-
-
-def masked_log_ratio(logprobs: Tensor, old_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
-    """log pi(token) - log pi_old(token) where the mask is True, 0 elsewhere.
-
-    Masked here and not after exp: padding may hold -inf, and 0 * inf is a NaN gradient.
-
-    Args:
-        logprobs: float32[R, L], nats; carries gradient.
-        old_logprobs: float32[R, L], nats.
-        loss_mask: bool[R, L].
-    Returns: float32[R, L], nats.
-    Raises: ValueError if shapes differ.
-    """
-    if not logprobs.shape == old_logprobs.shape == loss_mask.shape:
-        shapes = [tuple(t.shape) for t in (logprobs, old_logprobs, loss_mask)]
-        raise ValueError(f"log-probabilities and mask must have one shape, not {shapes}")
-    return torch.where(loss_mask, logprobs - old_logprobs, 0.0)
+from coati_rl.algorithms.ratio import ratio_of
 
 
 def clipped_policy_terms(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor, *, clip_low: float, clip_high: float
-) -> tuple[Tensor, Tensor]:
+    log_ratio: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    clip_dual: float | None = None,
+) -> Tensor:
     """PPO's clipped surrogate with separate bounds: -min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A).
 
     Args:
-        logprobs: float32[R, L], log pi(token) in nats; the only input that carries gradient.
-        old_logprobs: float32[R, L], log-probability when the token was sampled, in nats.
+        log_ratio: float32[R, L], log r in nats, 0 where the mask is False; the only input that carries gradient.
         advantages: float32[R, L], without unit.
         loss_mask: bool[R, L], True on tokens that the policy sampled.
-        clip_low: how far r may fall below 1 before its gradient stops, in [0, 1).
+        clip_low: how far r may fall below 1 before its gradient stops, in [0, 1].
         clip_high: how far r may rise above 1, not negative.
-    Returns: (float32[R, L] terms, 0 where the mask is False; float32[R, L] detached ratios, 1 where it is False).
+        clip_dual: c > 1; where A < 0 the term is at most c * -A, which bounds what an astray r can do. None: no bound.
+    Returns: float32[R, L], 0 where the mask is False.
     Raises: ValueError if shapes differ or a bound is out of range.
-    Source: arXiv:1707.06347 eq. 7; clip_high > clip_low is DAPO, arXiv:2503.14476 sec. 3.1. log r is held at most at
-        MAX_LOG_RATIO, where its gradient ends.
+    Source: arXiv:1707.06347 eq. 7; clip_high > clip_low is DAPO, arXiv:2503.14476 sec. 3.1; the dual clip is
+        arXiv:1912.09729; r of a whole sample is GSPO, arXiv:2507.18071 eq. 5.
     """
-    check_clip_bounds(clip_low, clip_high)
-    if advantages.shape != logprobs.shape:
-        raise ValueError(f"advantages have shape {tuple(advantages.shape)}, log-probabilities {tuple(logprobs.shape)}")
-    ratio = torch.exp(masked_log_ratio(logprobs, old_logprobs, loss_mask).clamp(max=MAX_LOG_RATIO))
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    # Padding may hold any advantage, also NaN: it is replaced before it can reach a product.
-    masked_advantages = torch.where(loss_mask, advantages, 0.0)
-    return -torch.minimum(ratio * masked_advantages, clipped * masked_advantages), ratio.detach()
+    check_bounds(clip_low, clip_high, clip_dual)
+    advantages = _masked(advantages, loss_mask, log_ratio)
+    ratio = ratio_of(log_ratio)
+    terms = -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+    if clip_dual is None:
+        return terms
+    return torch.where(advantages < 0, torch.minimum(terms, -clip_dual * advantages), terms)
 
 
-def check_clip_bounds(clip_low: float, clip_high: float) -> None:
+def cispo_terms(
+    logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, loss_mask: Tensor, *, clip_low: float, clip_high: float
+) -> Tensor:
+    """REINFORCE with a clipped importance weight: -sg(clip(r, 1 - clip_low, 1 + clip_high)) * A * log pi.
+
+    Unlike under PPO's clip every token keeps a gradient, only a bounded one.
+
+    Args:
+        logprobs: float32[R, L], log pi(token) in nats; the only input that carries gradient.
+        log_ratio: float32[R, L], log r in nats, 0 where the mask is False.
+        advantages: float32[R, L], without unit.
+        loss_mask: bool[R, L], True on tokens that the policy sampled.
+        clip_low: r counts at least as 1 - clip_low, in [0, 1]; 1: no lower bound.
+        clip_high: r counts at most as 1 + clip_high, not negative.
+    Returns: float32[R, L], 0 where the mask is False.
+    Raises: ValueError if shapes differ or a bound is out of range.
+    Source: arXiv:2506.13585 eq. 4 and 5.
+    """
+    check_bounds(clip_low, clip_high, None)
+    weight = ratio_of(log_ratio.detach()).clamp(1 - clip_low, 1 + clip_high)
+    # Padding may hold -inf as log-probability: it is replaced before it can reach a product.
+    return -weight * _masked(advantages, loss_mask, log_ratio) * torch.where(loss_mask, logprobs, 0.0)
+
+
+def clipped_tokens(
+    log_ratio: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    clip_dual: float | None = None,
+) -> Tensor:
+    """bool[R, L]: tokens at which `clipped_policy_terms` chose a constant, so that their gradient has stopped."""
+    ratio = ratio_of(log_ratio.detach())
+    stopped = ((advantages < 0) & (ratio < 1 - clip_low)) | ((advantages > 0) & (ratio > 1 + clip_high))
+    if clip_dual is not None:
+        stopped |= (advantages < 0) & (ratio > clip_dual)
+    return stopped & loss_mask
+
+
+def check_bounds(clip_low: float, clip_high: float, clip_dual: float | None) -> None:
     """Refuse clip bounds that no ratio can satisfy.
 
-    Raises: ValueError if clip_low is outside [0, 1) or clip_high is negative.
+    Raises: ValueError if clip_low is outside [0, 1], clip_high is negative or clip_dual not above 1.
     """
-    if not 0 <= clip_low < 1:
-        raise ValueError(f"clip_low = {clip_low} must lie in [0, 1)")
+    if not 0 <= clip_low <= 1:
+        raise ValueError(f"clip_low = {clip_low} must lie in [0, 1]")
     if not clip_high >= 0:
         raise ValueError(f"clip_high = {clip_high} must not be negative")
+    if clip_dual is not None and not clip_dual > 1:
+        raise ValueError(f"clip_dual = {clip_dual} must be above 1")
+
+
+def _masked(advantages: Tensor, loss_mask: Tensor, like: Tensor) -> Tensor:
+    """Padding may hold any advantage, also NaN: it is replaced before it can reach a product."""
+    if not advantages.shape == loss_mask.shape == like.shape:
+        shapes = [tuple(t.shape) for t in (advantages, loss_mask, like)]
+        raise ValueError(f"advantages, mask and log-ratio must have one shape, not {shapes}")
+    return torch.where(loss_mask, advantages, 0.0)

@@ -1,24 +1,95 @@
-"""What is optimised: reward, advantage, loss and optimizer."""
+"""What is optimised: reward, advantage, loss and optimizer. --algo names a preset that sets the parts; flags override.
 
-from typing import Literal
+The parts are orthogonal: docs/algorithms.md has the formula of each, `coati_rl.config.algorithm_rules` says which
+combinations contradict themselves.
+"""
 
-from pydantic import BaseModel
+from pathlib import Path
+from typing import Any, Literal
 
+from pydantic import BaseModel, field_validator, model_validator
+
+from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS
+from coati_rl.algorithms.aggregation import LossVariation
+from coati_rl.algorithms.parts import POLICY_LOSSES, Correction, KLEstimator, RatioLevel
 from coati_rl.config.fields import flag
+from coati_rl.config.presets import PRESETS, fill_in
+
+KLPlace = Literal["none", "loss", "reward"]
+OldLogprobs = Literal["auto", "engine", "trainer"]
 
 
 class AlgorithmConfig(BaseModel):
-    """GRPO's settings (arXiv:2402.03300)."""
+    """Defaults are those of --algo GRPO."""
 
-    algo: str = flag("GRPO", "Algorithm.", short="-a")
+    algo: str = flag("GRPO", "Preset of all settings below that it names; or a FILE.yaml of your own.", short="-a")
     learning_rate: float = flag(1e-6, "Peak of the cosine schedule, which ends at a tenth of it.", short="-lr", gt=0)
-    kl_coeff: float = flag(0.01, "Weight of KL to the start model; 0 loads no reference model.", short="-kl", ge=0)
     reward_type: str = flag("think_answer_tags", "Reward: think_answer_tags or boxed.", short="-rt")
     code_verifier_api_url: str | None = flag(None, "Service that verifies code answers.", short="-cv")
-    loss_variation: Literal["sample_level", "token_level"] = flag(
-        "sample_level", "Weigh each sample alike (GRPO) or each token (DAPO)."
+
+    advantage_estimator: str = flag(
+        "group_norm", f"From a group's rewards to advantages: {', '.join(ADVANTAGE_ESTIMATORS)}, or FILE.py:FUNCTION."
     )
-    clip_eps_low: float = flag(0.2, "The ratio is clipped at 1 - this.", ge=0, lt=1)
+    whiten_advantages: bool = flag(False, "Bring advantages to mean 0 and deviation 1 over all tokens of a step.")
+    policy_loss: str = flag("clip", f"Token term of the loss: {', '.join(POLICY_LOSSES)}, or FILE.py:FUNCTION.")
+    ratio_level: RatioLevel = flag("token", "Importance ratio of each token, or of the whole response (GSPO).")
+    clip_eps_low: float = flag(0.2, "The ratio is clipped at 1 - this; 1: no lower bound.", ge=0, le=1)
     clip_eps_high: float = flag(0.2, "The ratio is clipped at 1 + this.", ge=0)
+    clip_dual: float | None = flag(None, "Dual clip: at negative advantage no term exceeds this times it.", gt=1)
+    loss_variation: LossVariation = flag(
+        "sample_level", "Weigh each sample alike (GRPO), each token (DAPO), or by a constant length (Dr. GRPO)."
+    )
+    entropy_coeff: float = flag(0.0, "Weight of the entropy bonus.", ge=0)
+
+    kl_coeff: float = flag(0.01, "Weight of KL to the start model; 0 loads no reference model.", short="-kl", ge=0)
+    kl_place: KLPlace = flag("loss", "Where KL acts: on the loss, or on the reward of each token.")
+    kl_estimator: KLEstimator = flag("k3", "How KL is estimated from the sampled token.")
+
+    old_logprobs: OldLogprobs = flag(
+        "auto", "Where old_logprobs come from: engine, or trainer (recomputed, where auto finds that they must be)."
+    )
+    off_policy_correction: Correction = flag(
+        "none", "Weight against the difference of trainer and engine: truncated (tis), band (icepop), whole samples."
+    )
+    off_policy_low: float | None = flag(None, "Lower bound of pi_old / pi_engine; default: the correction's.", ge=0)
+    off_policy_high: float | None = flag(None, "Upper bound of pi_old / pi_engine; default: the correction's.", gt=0)
+    skip_threshold: float | None = flag(
+        20.0, "A sample with a ratio above this is left out of the loss and counted; None: off.", gt=1
+    )
+
+    filter_range: tuple[float, float] | None = flag(
+        None, "Groups whose mean accuracy is not strictly inside are not trained; None: off.", metavar="LOW,HIGH"
+    )
+    dynamic_batching: bool = flag(False, "Replace groups that are not trained, so that each step has tbs * dp others.")
+    max_empty_batches: int = flag(10, "Stop when so many steps' worth of groups in a row are not trained.", ge=1)
+    soft_over_length_punishment: bool = flag(False, "Take off reward from responses near the length limit (DAPO).")
+    cache_length: int | None = flag(
+        None, "Tokens before the limit where that begins; default: min(1024, mnt / 4).", ge=1
+    )
+    reward_scale: float = flag(1.0, "Largest reward of a right answer: what the full punishment takes off.", gt=0)
+    filter_truncated_response: bool = flag(False, "Leave responses that hit the limit out of the loss.")
+
     weight_decay: float = flag(0.01, "AdamW's weight decay.", ge=0)
     max_grad_norm: float = flag(1.0, "Gradients are clipped to this global norm.", gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_the_preset(cls, values: Any) -> Any:
+        return fill_in(values, cls.model_fields) if isinstance(values, dict) else values
+
+    @field_validator("algo")
+    @classmethod
+    def _preset_is_upper_case(cls, name: str) -> str:
+        return name.upper() if name.upper() in PRESETS else name
+
+    @field_validator("advantage_estimator", "policy_loss")
+    @classmethod
+    def _path_is_absolute(cls, name: str) -> str:
+        """A function is loaded by several processes, whose working directories differ."""
+        path, colon, function = name.rpartition(":")
+        return f"{Path(path).expanduser().absolute()}:{function}" if colon else name
+
+    @field_validator("filter_range", mode="before")
+    @classmethod
+    def _split_range(cls, value: Any) -> Any:
+        return tuple(value.split(",")) if isinstance(value, str) else value

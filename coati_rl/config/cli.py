@@ -56,7 +56,7 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, field: FieldInfo) -> N
     if field.annotation is bool:
         options["action"] = argparse.BooleanOptionalAction  # --no-... overrides a file's true
     else:
-        options["metavar"] = _metavar(field)
+        options["metavar"] = _extra(field, "metavar") or _metavar(field)
         if field.annotation == list[str]:
             options["action"] = "append"
     default = "" if field.default is None or field.default is False or field.default == [] else f" [{field.default}]"

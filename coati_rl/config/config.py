@@ -56,6 +56,23 @@ class Config(ModelConfig, DataConfig, SamplingConfig, AlgorithmConfig, ParallelC
         return self.num_inferencer * self.producer_tensor_parallel_size + self.num_trainers
 
     @property
+    def recomputes_old_logprobs(self) -> bool:
+        """True if old_logprobs are the trainer's own: asked for, or as the engine's would not do.
+
+        Engines renormalise under top-k and top-p, while the trainer's softmax is over all tokens; a correction compares
+        the two.
+        """
+        is_renormalised = self.top_k is not None or self.top_p < 1.0
+        return self.old_logprobs == "trainer" or is_renormalised or self.off_policy_correction != "none"
+
+    @property
+    def over_length_cache(self) -> int | None:
+        """Tokens before the length limit over which the punishment grows; None: there is none."""
+        if not self.soft_over_length_punishment:
+            return None
+        return self.cache_length or max(1, min(1024, self.max_new_tokens // 4))
+
+    @property
     def max_model_len(self) -> int:
         """Tokens of the longest sample, prompt and response."""
         return self.max_prompt_tokens + self.max_new_tokens

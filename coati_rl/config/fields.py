@@ -8,7 +8,15 @@ from typing import Any
 from pydantic import Field
 
 
-def flag(default: Any, help_text: str, *, short: str | None = None, spelling: str | None = None, **bounds: Any) -> Any:
+def flag(
+    default: Any,
+    help_text: str,
+    *,
+    short: str | None = None,
+    spelling: str | None = None,
+    metavar: str | None = None,
+    **bounds: Any,
+) -> Any:
     """A pydantic field that is also a command-line flag.
 
     Args:
@@ -16,6 +24,8 @@ def flag(default: Any, help_text: str, *, short: str | None = None, spelling: st
         help_text: one line with the unit and what special values mean.
         short: the one-dash form, such as "-tbs".
         spelling: the long form where it is not the field's name with hyphens.
+        metavar: what --help shows for the value where its type does not say enough.
         bounds: pydantic's ge, gt, le, lt.
     """
-    return Field(default, description=help_text, json_schema_extra={"short": short, "spelling": spelling}, **bounds)
+    extra: dict[str, Any] = {"short": short, "spelling": spelling, "metavar": metavar}
+    return Field(default, description=help_text, json_schema_extra=extra, **bounds)

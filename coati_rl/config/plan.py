@@ -25,10 +25,12 @@ class Plan:
     num_slots: int  # prompts in rollout or waiting, at most
     num_prompts: int | None  # drawn over all episodes; None when the dataset was not read
     num_steps: int | None
+    is_dynamic: bool  # groups may be replaced, so that the prompts fill fewer steps than that
 
     def lines(self) -> list[str]:
         """One line a number, for people."""
         at_least = "at least " if self.is_token_bound else ""
+        at_most = "at most " if self.is_dynamic else ""
         return [
             f"{'devices':<24}{self.num_devices} ({self.device}, {self.precision})",
             f"{'data-parallel groups':<24}{self.dp}{self._inside_a_group()}",
@@ -38,7 +40,7 @@ class Plan:
             f"{'sync period':<24}{self.sync_period} optimizer step(s)",
             f"{'rollout slots':<24}{self.num_slots} prompts",
             f"{'prompts':<24}{'unknown' if self.num_prompts is None else self.num_prompts}",
-            f"{'optimizer steps':<24}{'unknown' if self.num_steps is None else self.num_steps}",
+            f"{'optimizer steps':<24}{'unknown' if self.num_steps is None else f'{at_most}{self.num_steps}'}",
         ]
 
     def _inside_a_group(self) -> str:
@@ -71,6 +73,7 @@ def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Pla
         num_slots=config.num_slots,
         num_prompts=drawn,
         num_steps=steps,
+        is_dynamic=config.dynamic_batching,
     )
 
 

@@ -9,20 +9,10 @@ micro-batch, g samples per prompt, dp = T / (tp * pp).
 import math
 from collections.abc import Iterator
 
+from coati_rl.config.algorithm_rules import algorithm_problems, needs_group
 from coati_rl.config.config import Config
 from coati_rl.errors import ConfigError
 
-ALGORITHMS = ("GRPO",)
-LATER_ALGORITHMS = (
-    "DAPO",
-    "DR_GRPO",
-    "RLOO",
-    "REINFORCE_PPB",
-    "REINFORCE_PP",
-    "REINFORCE_PP_BASELINE",
-    "GSPO",
-    "CISPO",
-)
 REWARD_TYPES = ("think_answer_tags", "boxed")
 _FLAGS = {
     "num_trainers": "-t",
@@ -37,17 +27,14 @@ _FLAGS = {
 
 def check(config: Config) -> None:
     """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
-    problems = [*_not_available(config), *_sizes(config), *_memory(config), *_sampling(config)]
+    problems = [*_not_available(config), *algorithm_problems(config), *_sizes(config), *_memory(config)]
+    problems += _sampling(config)
     if problems:
         raise ConfigError("\n".join(problems))
 
 
 def _not_available(config: Config) -> Iterator[str]:
     """What the command line knows but this version cannot do yet is refused, never parsed and ignored."""
-    if config.algo in LATER_ALGORITHMS:
-        yield f"--algo {config.algo}: not available in this version; use --algo GRPO"
-    elif config.algo not in ALGORITHMS:
-        yield f"--algo {config.algo!r}: unknown; use {' or '.join(ALGORITHMS)}"
     if config.reward_type == "code" or ":" in config.reward_type:
         yield f"--reward-type {config.reward_type}: not available in this version; use {' or '.join(REWARD_TYPES)}"
     elif config.reward_type not in REWARD_TYPES:
@@ -64,8 +51,8 @@ def _sizes(config: Config) -> Iterator[str]:
 
 
 def _broken_sizes(config: Config) -> Iterator[str]:
-    if config.num_generations < 2 and config.algo == "GRPO":
-        yield "-g 1: GRPO compares the samples of a prompt and learns nothing from one"
+    if config.num_generations < 2 and needs_group(config):
+        yield f"-g 1: {config.algo} compares the samples of a prompt and learns nothing from one"
     samples = config.train_minibatch_size * config.num_generations
     if samples < config.train_microbatch_size:
         yield (
@@ -122,7 +109,7 @@ def _repaired(config: Config, by: str) -> dict[str, int] | None:
         ("train_batch_size", "train_minibatch_size"),
     ):
         sizes[small] = nearest_divisor(sizes[large], sizes[small])
-    if config.algo == "GRPO":
+    if needs_group(config):
         sizes["num_generations"] = max(2, sizes["num_generations"])
     samples = sizes["train_minibatch_size"] * sizes["num_generations"]
     sizes["train_microbatch_size"] = min(samples, sizes["train_microbatch_size"])

@@ -1,18 +1,19 @@
-"""Groups -> the mini-batches of one optimizer step, one per dp rank, and the step's rollout statistics.
+"""Groups -> the mini-batches of one optimizer step, one per dp rank.
 
 tMbs * dp prompts make a mini-batch, tbs * dp a step. Loss weights are not normalised: the global denominator is known
-with the step's last group and travels as `loss_scale` of the last mini-batch.
+with the step's last group and travels as `loss_scale` of the last mini-batch. It counts the samples in the loss; where
+there are none the scale is 0.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from coati_rl.algorithms.advantage import Estimator
 from coati_rl.algorithms.aggregation import LossVariation, loss_scale
 from coati_rl.batch import MiniBatch
+from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.packing import Sample, pack
-from coati_rl.data.sample_builder import build_samples, is_trainable
+from coati_rl.data.sample_builder import build_samples
 from coati_rl.types import RolloutGroup
 
 
@@ -25,7 +26,8 @@ class BatchSettings:
     train_minibatch_size: int  # prompts per dp group and mini-batch
     train_microbatch_size: int  # samples per micro-batch
     loss_variation: LossVariation
-    recompute_old_logprobs: bool
+    advantage_estimator: str  # its name; `load_estimator` has the function
+    rules: GroupRules
     max_tokens_per_microbatch: int | None = None  # padding included; None: train_microbatch_size alone bounds
     one_sample_per_row: bool = False  # padded rows instead of packed ones
 
@@ -43,8 +45,12 @@ class BatchSettings:
 class StepBatcher:
     """Accumulates one optimizer step; a new one is made for each."""
 
-    def __init__(self, settings: BatchSettings, *, step: int, learning_rate_progress: float) -> None:
+    def __init__(
+        self, settings: BatchSettings, *, step: int, learning_rate_progress: float, estimator: Estimator
+    ) -> None:
+        """`estimator`: the function that the settings name."""
         self._settings = settings
+        self._estimator = estimator
         self._step = step
         self._progress = learning_rate_progress
         self._num_samples = 0
@@ -61,7 +67,7 @@ class StepBatcher:
 
         Args:
             groups: tMbs * dp groups; sorted by uid here, so that the batch does not depend on who finished first.
-        Raises: RunError if a sample alone exceeds the tokens of a micro-batch.
+        Raises: RunError if a sample alone exceeds the tokens of a micro-batch, or the estimator fails.
         """
         settings = self._settings
         groups = sorted(groups, key=lambda group: group.prompt.uid)
@@ -71,7 +77,6 @@ class StepBatcher:
         self._num_samples += len(samples)
         self._num_tokens += sum(int(sample.loss_mask.sum()) for sample in samples)
         is_last = self.num_prompts >= settings.prompts_per_step
-        scale = loss_scale(self._num_samples, self._num_tokens, settings.loss_variation) if is_last else 1.0
         shares = pack(
             samples,
             num_ranks=settings.dp,
@@ -84,43 +89,19 @@ class StepBatcher:
                 step=self._step,
                 micro_batches=micro_batches,
                 is_last=is_last,
-                loss_scale=scale,
+                loss_scale=self._loss_scale() if is_last else 1.0,
                 learning_rate_progress=self._progress,
-                recompute_old_logprobs=settings.recompute_old_logprobs,
             )
             for micro_batches in shares
         ]
 
     def _build(self, group: RolloutGroup) -> list[Sample]:
-        return build_samples(group, loss_variation=self._settings.loss_variation)
+        settings = self._settings
+        return build_samples(
+            group, rules=settings.rules, loss_variation=settings.loss_variation, estimator=self._estimator
+        )
 
-
-def rollout_statistics(groups: Sequence[RolloutGroup], staleness: Callable[[int], int]) -> dict[str, float | int]:
-    """What a step's rollouts say, by the names of metrics.jsonl.
-
-    Args:
-        groups: the step's groups.
-        staleness: policy version -> weight syncs since.
-    """
-    valid = np.concatenate([is_trainable(group) for group in groups])
-    scores = [score for group in groups for score in group.scores]
-    completions = [completion for group in groups for completion in group.completions]
-    lengths = np.array([len(completion.token_ids) for completion in completions])
-    versions, counts = np.unique(np.concatenate([c.policy_versions for c in completions]), return_counts=True)
-    stale = np.array([staleness(int(version)) for version in versions])
-
-    def mean_of(values: list[float]) -> float:
-        return float(np.mean(np.array(values, dtype=np.float64)[valid])) if valid.any() else 0.0
-
-    return {
-        "reward_mean": mean_of([score.reward for score in scores]),
-        "answer_accuracy": mean_of([float(score.answer_correct) for score in scores]),
-        "format_accuracy": mean_of([float(score.format_valid) for score in scores]),
-        "samples_invalid": int((~valid).sum()),
-        "response_tokens_mean": float(lengths.mean()),
-        "truncated_fraction": float(np.mean([completion.is_truncated for completion in completions])),
-        "staleness_mean": float(np.average(stale, weights=counts)),
-        "staleness_max": int(stale.max()),
-        "num_prompt_tokens": sum(len(group.prompt.token_ids) * len(group.completions) for group in groups),
-        "num_response_tokens": int(lengths.sum()),
-    }
+    def _loss_scale(self) -> float:
+        if self._num_samples == 0:
+            return 0.0
+        return loss_scale(self._num_samples, self._num_tokens, self._settings.loss_variation)

@@ -4,8 +4,9 @@ Consumes: finished groups from producers, reports from trainers. Waits for: grou
 current weights (producers wait). Is unblocked by: `put`, `report_sync`, membership changes. Produces: leases, work
 items, events for the driver. A plain class with one lock; runtime/ makes an actor of it. Every wait has a timeout.
 
-Where each prompt is, and how many may be out, is the business of `PromptFlow`. A checkpoint carries the position
-(`coati_rl.data.position`) from which another coordinator goes on.
+Where each prompt is, and how many may be out, is the business of `PromptFlow`; which groups are trained, that of
+`StepCounts`, which keeps the others until the step is complete and recorded with them. A checkpoint carries the
+position (`coati_rl.data.position`) from which another coordinator goes on.
 """
 
 import threading
@@ -13,15 +14,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from coati_rl.data.batcher import rollout_statistics
 from coati_rl.data.cursor import PromptCursor
 from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.event_log import EventLog
+from coati_rl.data.group_rules import is_in_loss
 from coati_rl.data.leases import LeaseBook
 from coati_rl.data.membership import Membership
 from coati_rl.data.position import Position, data_state
 from coati_rl.data.prompt_flow import PromptFlow
-from coati_rl.data.sample_builder import is_trainable
+from coati_rl.data.rollout_statistics import rollout_statistics
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.data.step_counts import StepCounts
 from coati_rl.data.step_records import StepRecords
@@ -60,11 +61,7 @@ class Coordinator:
         self._sync: SyncWork | None = None  # handed out, not yet reported
         self._last_saved = start.step
         self._sync_s = 0.0
-        self._counts = StepCounts(
-            max_failed_samples=settings.max_failed_samples,
-            groups_filtered=start.groups_filtered,
-            samples_failed=start.samples_failed,
-        )
+        self._counts = StepCounts(settings, start)
         self._records = StepRecords(first_step=start.step, time_s=start.time_s)
         self._events = EventLog()
         self._is_finished = False
@@ -106,8 +103,8 @@ class Coordinator:
             for group in accepted:
                 if group.prompt.purpose == "eval":
                     self._board.add(group)
-                else:
-                    self._add_group(group)
+                elif self._counts.add(group):
+                    self._flow.add(group)
             self._finish_evaluation_if_done()
             self._progressed()
             return len(accepted)
@@ -123,7 +120,7 @@ class Coordinator:
                 self._board.add_failure(lease.prompt)
                 self._finish_evaluation_if_done()
             else:
-                self._drop_group(num_failed=lease.group_size)
+                self._counts.add_failed(lease.group_size)
 
     # --- trainers --------------------------------------------------------------------------------------------------
 
@@ -220,9 +217,11 @@ class Coordinator:
 
     def _close_step(self) -> None:
         step, groups = self._flow.step, self._flow.close_step()
-        statistics = rollout_statistics(groups, self._members.staleness)
-        self._records.open(step, {**statistics, **self._counts.take(), "sync_s": self._sync_s})
-        self._recorder.write(step + 1, groups)
+        counts, dropped = self._counts.take(groups)
+        rules = self._settings.batch.rules
+        statistics = rollout_statistics(groups, dropped, rules=rules, staleness=self._members.staleness)
+        self._records.open(step, {**statistics, **counts, "sync_s": self._sync_s})
+        self._recorder.write(step + 1, [*groups, *dropped], is_trained=lambda group: is_in_loss(group, rules))
 
     def _data_state(self) -> dict[str, Any]:
         position = Position(
@@ -231,11 +230,13 @@ class Coordinator:
             waiting=tuple(self._flow.waiting()),
             last_evaluated=self._board.last_finished,
             time_s=self._records.time_s,
-            **self._counts.filtered(),
+            **self._counts.dropped(),
         )
         return data_state(position, self._cursor.order)
 
     def _finish(self) -> list[Work]:
+        if self._flow.step == 0:
+            raise RunError(self._counts.nothing_trained(self._flow.num_finished))
         self._is_finished = True
         self._announce_the_end()
         return [FinishWork(step=self._flow.step)] * self._settings.batch.dp
@@ -245,21 +246,11 @@ class Coordinator:
         if self._is_finished and self._records.is_complete:
             self._event("finished", step=self._flow.step, groups_dropped=self._flow.num_finished)
 
-    def _add_group(self, group: RolloutGroup) -> None:
-        num_failed = int((~is_trainable(group)).sum())
-        if num_failed == len(group.scores):
-            self._drop_group(num_failed=num_failed)
-        else:
-            self._flow.add(group)
-            self._counts.add_group(num_failed=num_failed, is_filtered=False)
-
-    def _drop_group(self, *, num_failed: int) -> None:
-        self._counts.add_group(num_failed=num_failed, is_filtered=True)
-        self._progressed()
-
     def _may_lease(self, producer_id: int) -> bool:
         if self._is_finished or self._sync is not None or not self._members.is_current(producer_id):
             return False
+        if self._counts.problem():
+            return False  # trainers may be busy for long: what is dropped until they hear of it must not grow
         return self._leases.has_lost or self._board.has_pending or self._flow.may_draw()
 
     def _draw(self) -> Prompt | None:

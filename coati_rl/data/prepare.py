@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coati_rl.algorithms.registry import build_loss, load_estimator
 from coati_rl.config import Config
+from coati_rl.config.algorithm_rules import algorithm_warnings
 from coati_rl.config.layout_rules import check_layout
 from coati_rl.config.plan import Plan, make_plan
 from coati_rl.config.rules import nearest_flags
@@ -41,6 +43,8 @@ def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared
         is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
     Raises: ConfigError.
     """
+    load_estimator(config.advantage_estimator)  # a user's own functions are tried before anything starts
+    build_loss(config)
     device, warnings = resolve_device(config, is_dry_run=is_dry_run)
     rows = load_rows(config.dataset, flag="--dataset")
     eval_rows = {task: load_rows(path, flag="--eval-dataset") for task, path in (config.eval_dataset or {}).items()}
@@ -48,9 +52,7 @@ def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared
         raise ConfigError(f"--eval-interval {config.eval_interval}: needs --eval-dataset, or -1 to switch it off")
     if eval_rows and config.eval_interval < 0:
         warnings.append("--eval-dataset is not evaluated: --eval-interval is -1 (off)")
-    if config.top_k is not None or config.top_p < 1.0:
-        # Measured: the ratio of a renormalised probability to a full softmax is biased by up to 1.1 nats.
-        warnings.append("--top-k, --top-p: engines renormalise what is left, so the trainer recomputes old_logprobs")
+    warnings += algorithm_warnings(config)
     if config.zero_stage > 0 and config.precision is None and device == "cpu":
         warnings.append(
             f"-zero {config.zero_stage} sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights"

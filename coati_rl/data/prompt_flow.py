@@ -1,12 +1,13 @@
 """Where every training prompt is: in the dataset, leased, finished, in the step that is being filled, or settled (that
-is trained, or given up). In: draws and finished groups. Out: the mini-batches of the next optimizer step.
+is trained, or dropped). In: draws and finished groups. Out: the mini-batches of the next optimizer step.
 
 A slot is taken when a prompt is leased. A trained group's slot is freed when all producers hold the weights of its
-rollout step; a failed or undecidable group's at once. Staleness is bounded by the slots alone.
+rollout step; a dropped group's at once, and another prompt is drawn in its place. Staleness is bounded by slots alone.
 """
 
 from collections.abc import Sequence
 
+from coati_rl.algorithms.registry import load_estimator
 from coati_rl.batch import MiniBatch
 from coati_rl.data.batcher import StepBatcher
 from coati_rl.data.cursor import PromptCursor
@@ -23,6 +24,7 @@ class PromptFlow:
         self._settings = settings
         self._cursor = cursor
         self._leases = leases
+        self._estimator = load_estimator(settings.batch.advantage_estimator)
         self._finished: list[RolloutGroup] = []  # waiting to be trained
         self._batcher: StepBatcher | None = None  # of the step that is being filled
         # Groups that hold a slot until the next sync. Producers of a resumed run may not run further ahead of it.
@@ -77,9 +79,7 @@ class PromptFlow:
         if len(self._finished) < size:
             return None
         if self._batcher is None:
-            num_settled = self._cursor.num_drawn - len(self.waiting())  # the learning rate's clock
-            progress = min(1.0, num_settled / self._settings.num_prompts_due(self._cursor.num_due))
-            self._batcher = StepBatcher(self._settings.batch, step=self.step, learning_rate_progress=progress)
+            self._batcher = self._begin_step()
         # Oldest weights first: that is what keeps staleness below its bound.
         self._finished.sort(key=lambda group: (group.oldest_version, group.lease_id))
         batches = self._batcher.add(self._finished[:size])
@@ -99,9 +99,18 @@ class PromptFlow:
         self._num_trained_unsynced = 0
 
     def waiting(self) -> list[str]:
-        """Uids of prompts that are drawn and not settled; between two steps."""
+        """Uids of prompts that are drawn, and neither trained nor dropped; between two steps."""
         again = [prompt.uid for prompt in self._cursor.waiting]
         return [*again, *self._leases.uids("train"), *(group.prompt.uid for group in self._finished)]
+
+    def _begin_step(self) -> StepBatcher:
+        num_settled = self._cursor.num_drawn - len(self.waiting())
+        progress = self._settings.learning_rate_progress(
+            step=self.step, num_settled=num_settled, num_prompts=self._cursor.num_due
+        )
+        return StepBatcher(
+            self._settings.batch, step=self.step, learning_rate_progress=progress, estimator=self._estimator
+        )
 
     @property
     def _num_in_step(self) -> int:

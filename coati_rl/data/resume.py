@@ -34,7 +34,8 @@ _SHAPE = (
 _EXECUTION = frozenset(
     (
         *("project", "run_dir", "checkpoint_path", "save_dir", "eval_save_dir", "rollout_save_dir", "keep_checkpoints"),
-        *("save_interval", "eval_interval", "eval_dataset", "enable_profiling", "wandb", "max_failure_rate"),
+        *("save_interval", "eval_interval", "eval_dataset", "enable_profiling", "wandb"),
+        *("max_failure_rate", "max_empty_batches"),
         *("sync_timeout_s", "stall_timeout_s", "device", "ray_dir", "master_address", "master_port"),
         *("num_trainers", "num_inferencer", "tensor_parallel_size", "pipeline_parallel_size", "zero_stage"),
         *("producer_tensor_parallel_size", "inference_batch_size", "inference_microbatch_size", "train_batch_size"),

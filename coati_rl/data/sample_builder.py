@@ -1,39 +1,36 @@
 """Rollout group -> samples: group statistics over the valid responses, then one advantage and one weight a token.
 
-G samples of one prompt. An invalid sample (the scorer could not decide) is left out of statistics and loss.
+G samples of one prompt. A sample that is filtered still belongs to the statistics of its group; an invalid one (the
+scorer could not decide) does not. See `group_rules`.
 """
-
-import math
 
 import numpy as np
 
-from coati_rl.algorithms.advantage import grpo_advantages
+from coati_rl.algorithms.advantage import Estimator, group_advantages
 from coati_rl.algorithms.aggregation import LossVariation, token_weight
+from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
 from coati_rl.data.packing import Sample
-from coati_rl.types import RolloutGroup, Score
+from coati_rl.errors import RunError
+from coati_rl.types import RolloutGroup
 
 
-def is_trainable(group: RolloutGroup) -> np.ndarray:
-    """bool[G]: responses with a finite reward and at least one token."""
-    pairs = zip(group.completions, group.scores, strict=True)
-    return np.array([_is_scored(score) and len(completion.token_ids) > 0 for completion, score in pairs])
+def build_samples(
+    group: RolloutGroup, *, rules: GroupRules, loss_variation: LossVariation, estimator: Estimator
+) -> list[Sample]:
+    """One Sample per response in the loss.
 
-
-def _is_scored(score: Score) -> bool:
-    return score.verdict != "invalid" and math.isfinite(score.reward)
-
-
-def build_samples(group: RolloutGroup, *, loss_variation: LossVariation) -> list[Sample]:
-    """One Sample per trainable response of the group."""
-    valid = is_trainable(group)
-    rewards = np.array([score.reward for score in group.scores], dtype=np.float64)
-    advantages = grpo_advantages(rewards, valid)
+    Raises: RunError if the estimator, which may be a user's, fails.
+    """
+    in_loss = is_in_loss(group, rules)
+    if not in_loss.any():
+        return []
+    advantages = _advantages(group, rules, estimator)
     prompt = np.asarray(group.prompt.token_ids, dtype=np.int64)
     samples = []
-    for index in np.flatnonzero(valid):
+    for index in np.flatnonzero(in_loss):
         completion = group.completions[index]
         length = len(completion.token_ids)
-        weight = token_weight(length, loss_variation)
+        weight = token_weight(length, loss_variation, max_length=rules.max_new_tokens)
         samples.append(
             Sample(
                 uid=group.prompt.uid,
@@ -48,6 +45,19 @@ def build_samples(group: RolloutGroup, *, loss_variation: LossVariation) -> list
             )
         )
     return samples
+
+
+def _advantages(group: RolloutGroup, rules: GroupRules, estimator: Estimator) -> np.ndarray:
+    """float64[G], from the rewards with what their length takes off."""
+    valid = is_valid(group)
+    rewards = np.array([score.reward for score in group.scores], dtype=np.float64) + over_length_penalties(group, rules)
+    try:
+        return group_advantages(rewards, valid, estimator=estimator)
+    except Exception as error:
+        raise RunError(
+            f"--advantage-estimator fails on prompt {group.prompt.uid} with rewards {rewards[valid].tolist()}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _after(prompt: np.ndarray, response: np.ndarray, fill: float) -> np.ndarray:

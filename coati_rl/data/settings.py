@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from coati_rl.config import Config
 from coati_rl.data.batcher import BatchSettings
+from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.leases import SamplingPlan
 from coati_rl.types import Purpose, SamplingParams
 
@@ -22,12 +23,23 @@ class CoordinatorSettings:
     eval_interval: int | None  # optimizer steps; None is off
     save_interval: int | None
     max_failed_samples: int  # per optimizer step
+    dynamic_batching: bool  # a group without effect is replaced; else it takes its place in the step
+    max_empty_groups: int  # in a row without effect, at which the run stops
     seed: int
 
-    def num_prompts_due(self, num_prompts: int) -> int:
-        """Prompts that the run will train at most, given those of all episodes."""
-        limit = num_prompts if self.max_steps is None else self.max_steps * self.batch.prompts_per_step
-        return max(1, min(num_prompts, limit))
+    def learning_rate_progress(self, *, step: int, num_settled: int, num_prompts: int) -> float:
+        """How much of the run is behind it, by the clock that will end it: optimizer steps or prompts.
+
+        Where groups are replaced, prompts run ahead of steps.
+
+        Args:
+            step: optimizer steps taken.
+            num_settled: prompts trained or dropped.
+            num_prompts: of all episodes.
+        Returns: in [0, 1].
+        """
+        by_steps = 0.0 if self.max_steps is None else step / self.max_steps
+        return min(1.0, max(by_steps, num_settled / num_prompts))
 
 
 def coordinator_settings(config: Config) -> CoordinatorSettings:
@@ -47,8 +59,14 @@ def coordinator_settings(config: Config) -> CoordinatorSettings:
             train_minibatch_size=config.train_minibatch_size,
             train_microbatch_size=config.train_microbatch_size,
             loss_variation=config.loss_variation,
-            # Engines renormalise log-probabilities under top-k and top-p; the trainer's softmax is over all tokens.
-            recompute_old_logprobs=config.top_k is not None or config.top_p < 1.0,
+            advantage_estimator=config.advantage_estimator,
+            rules=GroupRules(
+                max_new_tokens=config.max_new_tokens,
+                filter_range=config.filter_range,
+                filter_truncated_response=config.filter_truncated_response,
+                over_length_cache=config.over_length_cache,
+                reward_scale=config.reward_scale,
+            ),
             max_tokens_per_microbatch=config.max_tokens_per_microbatch,
             one_sample_per_row=config.one_sample_per_row,
         ),
@@ -64,5 +82,7 @@ def coordinator_settings(config: Config) -> CoordinatorSettings:
         eval_interval=config.eval_interval if config.eval_dataset and config.eval_interval > 0 else None,
         save_interval=config.save_interval if config.save_interval > 0 else None,
         max_failed_samples=int(config.max_failure_rate * config.prompts_per_step * config.num_generations),
+        dynamic_batching=config.dynamic_batching,
+        max_empty_groups=config.max_empty_batches * config.prompts_per_step,
         seed=config.seed,
     )

@@ -1,48 +1,119 @@
-"""What came in since the last optimizer step, and whether too much of it failed."""
+"""What came in since the last optimizer step: which groups get a place in a step and which are dropped, their numbers,
+and whether so much of it failed, or had no effect, that the run must stop.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from coati_rl.data.group_rules import NoEffect, is_valid, reason_without_effect
+from coati_rl.data.position import Position
+from coati_rl.data.settings import CoordinatorSettings
+from coati_rl.types import RolloutGroup
+
+_REMEDIES = (
+    "use other data or another model, more samples a prompt (-g) or a higher temperature (-temp), a wider "
+    "--filter-range, longer responses (-mnt), or allow for more with --max-empty-batches"
+)
 
 
 class StepCounts:
-    """Counts groups, and samples that failed or could not be scored."""
+    """Judges and counts each group as it comes in; under the coordinator's lock."""
 
-    def __init__(self, *, max_failed_samples: int, groups_filtered: int = 0, samples_failed: int = 0) -> None:
-        """`groups_filtered` and `samples_failed`: `filtered()` of the run that is resumed."""
-        self._max_failed_samples = max_failed_samples
+    def __init__(self, settings: CoordinatorSettings, start: Position) -> None:
+        self._settings = settings
+        self._without_effect: Counter[NoEffect] = Counter()  # groups in a row, over steps; a resumed run counts anew
         self._reset()
-        self._groups_total = self._groups_filtered = groups_filtered
-        self._samples_failed = self._samples_filtered = samples_failed
+        self._num_dropped = start.groups_filtered
+        self._samples_failed = self._failed_in_dropped = start.samples_failed
 
     def _reset(self) -> None:
-        self._groups_total = 0
-        self._groups_filtered = 0
-        self._samples_failed = 0
-        self._samples_filtered = 0  # failed samples of filtered groups
+        self._dropped: list[RolloutGroup] = []
+        self._num_dropped = 0  # these groups, prompts that failed, and groups dropped before the run was resumed
+        self._samples_failed = 0  # or undecidable
+        self._failed_in_dropped = 0  # of these, the ones of dropped groups
 
-    def add_group(self, *, num_failed: int, is_filtered: bool) -> None:
-        """A group of which `num_failed` samples are of no use; filtered when it is not trained at all."""
-        self._groups_total += 1
-        self._groups_filtered += is_filtered
-        self._samples_failed += num_failed
-        self._samples_filtered += num_failed if is_filtered else 0
+    def add(self, group: RolloutGroup) -> bool:
+        """A scored group. Returns: True if it takes a place in a step, False if it is dropped."""
+        reason = reason_without_effect(group, self._settings.batch.rules)
+        is_dropped = reason == "undecidable" or (reason is not None and self._settings.dynamic_batching)
+        if is_dropped:
+            self._dropped.append(group)
+        self._count(reason, num_failed=int((~is_valid(group)).sum()), is_dropped=is_dropped)
+        return not is_dropped
 
-    def filtered(self) -> dict[str, int]:
+    def add_failed(self, num_samples: int) -> None:
+        """A prompt that could not be rolled out."""
+        self._count("undecidable", num_failed=num_samples, is_dropped=True)
+
+    def dropped(self) -> dict[str, int]:
         """What a resumed run must not forget: these groups do not come again, all others since the last step do."""
-        return {"groups_filtered": self._groups_filtered, "samples_failed": self._samples_filtered}
+        return {"groups_filtered": self._num_dropped, "samples_failed": self._failed_in_dropped}
 
     def problem(self) -> str | None:
         """Why the run must stop, None while it may go on."""
-        if self._samples_failed <= self._max_failed_samples:
+        allowed = self._max_failed_samples
+        if self._samples_failed > allowed:
+            return (
+                f"{self._samples_failed} samples of one step failed or could not be scored, "
+                f"{allowed} are allowed (--max-failure-rate); the log names each"
+            )
+        limit = self._settings.max_empty_groups
+        if self._without_effect.total() < limit:
             return None
+        num_steps = limit // self._settings.batch.prompts_per_step
         return (
-            f"{self._samples_failed} samples of one step failed or could not be scored, "
-            f"{self._max_failed_samples} are allowed (--max-failure-rate); the log names each"
+            f"{limit} groups in a row, {num_steps} optimizer step(s)' worth, had no sample to train: "
+            f"{_named(self._without_effect)}; {_REMEDIES}"
         )
 
-    def take(self) -> dict[str, int]:
-        """The step is complete: its counts by their names in metrics.jsonl; counting starts anew."""
+    def nothing_trained(self, num_left: int) -> str:
+        """Why a run is over before its first step; `num_left`: groups that could have been trained."""
+        rules = self._settings.batch.rules
+        reasons = Counter(reason for group in self._dropped if (reason := reason_without_effect(group, rules)))
+        reasons["undecidable"] += self._num_dropped - len(self._dropped)
+        return (
+            f"the data ended before one optimizer step was full: {self._num_dropped} groups had no sample to train "
+            f"({_named(reasons)}), and the other {num_left} are fewer than tbs * dp = "
+            f"{self._settings.batch.prompts_per_step}; {_REMEDIES}"
+        )
+
+    def take(self, groups: Sequence[RolloutGroup]) -> tuple[dict[str, int], Sequence[RolloutGroup]]:
+        """The step of these groups is complete; counting starts anew.
+
+        Returns: (counts by their names in metrics.jsonl, the groups dropped since the last step).
+        """
+        rules = self._settings.batch.rules
+        num_empty = sum(reason_without_effect(group, rules) is not None for group in groups)
         counts = {
-            "groups_total": self._groups_total,
-            "groups_filtered": self._groups_filtered,
+            "groups_total": len(groups) + self._num_dropped,
+            "groups_filtered": num_empty + self._num_dropped,
             "samples_failed": self._samples_failed,
         }
+        dropped = self._dropped
         self._reset()
-        return counts
+        return counts, dropped
+
+    def _count(self, reason: NoEffect | None, *, num_failed: int, is_dropped: bool) -> None:
+        self._samples_failed += num_failed
+        if is_dropped:
+            self._num_dropped += 1
+            self._failed_in_dropped += num_failed
+        if self._without_effect.total() >= self._settings.max_empty_groups:
+            return  # a reason to stop, whatever comes in until the trainers hear of it
+        if reason is None:
+            self._without_effect.clear()
+        else:
+            self._without_effect[reason] += 1
+
+    @property
+    def _max_failed_samples(self) -> int:
+        """The step's share, which grows with the scored samples that were dropped on its way: they may fail as well."""
+        group_size = self._settings.sampling_plans["train"].group_size
+        due = self._settings.batch.prompts_per_step * group_size
+        extra = max(0, self._num_dropped * group_size - self._failed_in_dropped)
+        return self._settings.max_failed_samples * (due + extra) // due
+
+
+def _named(reasons: Counter[NoEffect]) -> str:
+    names = {"undecidable": "failed or undecidable", "out of range": "out of range otherwise"}
+    return ", ".join(f"{count} {names.get(reason, reason)}" for reason, count in reasons.most_common() if count)

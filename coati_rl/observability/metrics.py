@@ -6,27 +6,34 @@ METRIC_KEYS = (
     "step",
     "policy_version",
     "time_s",  # since the coordinator started
-    "reward_mean",
+    "reward_mean",  # as scored; this and what follows is over all groups that came in for the step, trained or not
     "answer_accuracy",
     "format_accuracy",
     "response_tokens_mean",
     "truncated_fraction",
-    "groups_total",  # that came in since the last step
-    "groups_filtered",
+    "over_length_penalty_mean",  # what length adds to the reward of a valid response; null when it is not punished
+    "groups_total",  # the step's own and those dropped since the last one
+    "groups_filtered",  # of these, the ones without a sample in the loss
     "samples_failed",
     "samples_invalid",
-    "loss",
+    "samples_in_loss",
+    "samples_skipped",  # ratio above --skip-threshold
+    "loss",  # this and other means over tokens are null for a step without samples
     "kl_mean",  # nats per token, to the reference model; null without one
     "entropy_mean",  # nats per token
     "clip_fraction",
     "ratio_max",
+    "correction_mean",  # off-policy weight, mean over loss tokens
+    "correction_dropped_fraction",  # share of tokens whose weight is 0
     "grad_norm",  # before clipping
     "learning_rate",
-    "staleness_mean",  # in weight syncs, over tokens
+    "staleness_mean",  # in weight syncs, over tokens of the step's own groups
     "staleness_max",
     "logprob_gap_mean",  # |engine - trainer| in nats on tokens of the trainer's own version; null if there are none
     "logprob_gap_max",
-    "num_prompt_tokens",
+    "old_logprob_gap_mean",  # |old_logprobs - rollout_logprobs| in nats over all loss tokens; null where the rollout's
+    "old_logprob_gap_max",  # stand in
+    "num_prompt_tokens",  # of all groups that came in
     "num_response_tokens",
     "rollout_wait_s",  # the trainers waited for rollouts
     "train_s",
@@ -42,11 +49,12 @@ def complete(record: dict[str, Any]) -> dict[str, Any]:
 
 def step_line(record: dict[str, Any], num_steps: int | None) -> str:
     """One line for the log."""
-    gap = record["logprob_gap_mean"]
+    loss = "-" if record["loss"] is None else f"{record['loss']:+.4f}"
+    gap = "-" if record["logprob_gap_mean"] is None else f"{record['logprob_gap_mean']:.1e}"
     return (
         f"step {record['step']}{f'/{num_steps}' if num_steps else ''}  reward {record['reward_mean']:.3f}  "
-        f"accuracy {record['answer_accuracy']:.3f}  loss {record['loss']:+.4f}  {tokens_per_s(record):.0f} tok/s  "
-        f"staleness {record['staleness_mean']:.2f}  gap {'-' if gap is None else f'{gap:.1e}'}"
+        f"accuracy {record['answer_accuracy']:.3f}  loss {loss}  {tokens_per_s(record):.0f} tok/s  "
+        f"staleness {record['staleness_mean']:.2f}  gap {gap}"
     )
 
 

@@ -1,9 +1,11 @@
-"""Trained rollouts as JSONL, for people: <directory>/steps-000001-000100.jsonl, one line a sample."""
+"""Rollouts as JSONL, for people: <directory>/steps-000001-000100.jsonl, one line a sample, trained or not."""
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from coati_rl.types import RolloutGroup
 
@@ -16,16 +18,18 @@ class RolloutRecorder:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def write(self, step: int, groups: Sequence[RolloutGroup]) -> None:
-        """Record the groups that optimizer step `step` (from 1) trains."""
+    def write(
+        self, step: int, groups: Sequence[RolloutGroup], *, is_trained: Callable[[RolloutGroup], np.ndarray]
+    ) -> None:
+        """Record the groups that came in for optimizer step `step` (from 1); `is_trained`: group -> bool[G]."""
         first = (step - 1) // _STEPS_PER_FILE * _STEPS_PER_FILE + 1
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"steps-{first:06d}-{first + _STEPS_PER_FILE - 1:06d}.jsonl"
         with path.open("a", encoding="utf-8") as file:
-            file.writelines(line for group in groups for line in _lines(step, group))
+            file.writelines(line for group in groups for line in _lines(step, group, is_trained(group)))
 
 
-def _lines(step: int, group: RolloutGroup) -> list[str]:
+def _lines(step: int, group: RolloutGroup, is_trained: np.ndarray) -> list[str]:
     lines = []
     for index, (completion, score) in enumerate(zip(group.completions, group.scores, strict=True)):
         versions = completion.policy_versions
@@ -45,6 +49,7 @@ def _lines(step: int, group: RolloutGroup) -> list[str]:
             "format_valid": score.format_valid,
             "verdict": score.verdict,
             "detail": score.detail,
+            "is_trained": bool(is_trained[index]),
         }
         lines.append(json.dumps(record, ensure_ascii=False) + "\n")
     return lines

@@ -1,9 +1,10 @@
 """A loss that is separable by token, evaluated chunk by chunk together with its gradient.
 
 In: a model's last hidden states, the LM head, the arrays of a micro-batch, a loss. Out: the summed loss and the sums it
-reports. The logits of a chunk are used for its log-probabilities, then for its gradient, and are gone: unlike in
-`logprob`, the backward does not compute them again. The price is that the gradients of hidden states and LM head wait
-for the backward. R rows, L tokens per row, H hidden size, V vocabulary, N tokens that the loss counts, C of a chunk.
+reports. The logits of a chunk are used for its log-probabilities and entropies, then for its gradient, and are gone:
+unlike in `logprob`, the backward does not compute them again. The price is that the gradients of hidden states and LM
+head wait for the backward. R rows, L tokens per row, H hidden size, V vocabulary, N tokens that the loss counts, C of a
+chunk.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from coati_rl.algorithms.sums import merge_sums
-from coati_rl.ops.vocab_chunks import CHUNK_ELEMENTS, ChosenTokens, HeadGradients, LMHead, choose_tokens, slices
+from coati_rl.ops.vocab_chunks import CHUNK_ELEMENTS, ChosenTokens, HeadGradients, LMHead, Slopes, choose_tokens, slices
 
 if TYPE_CHECKING:
     from coati_rl.protocols import LossFn
@@ -34,7 +35,8 @@ def fused_token_loss(
     """loss_fn(token_logprobs(...), tensors), with logits computed once for forward and backward.
 
     Only tokens whose `loss_mask` is True reach the loss, as arrays of shape [1, C]; if there are none, one masked token
-    does, so that there is a report. A backward through the result is possible once.
+    does, so that there is a report. Log-probabilities and entropies both carry gradient; entropies that the loss does
+    not use, or only detached, cost nothing. A backward through the result is possible once.
 
     Args:
         hidden: [R, L, H] after the final norm, float32 or bfloat16; carries gradient.
@@ -91,12 +93,12 @@ def _evaluate(
         chunk_hidden, targets = hidden[tokens.sources[chunk]], tokens.targets[chunk]
         softmax = head.softmax(head.logits(chunk_hidden, tokens.temperature[chunk], buffer), targets)
         arrays = _pick(tensors, tokens.places[chunk])
-        chunk_loss, chunk_sums, slope = _token_terms(loss_fn, softmax.logprobs, softmax.entropy, arrays)
+        chunk_loss, chunk_sums, grads = _token_terms(loss_fn, softmax.logprobs, softmax.entropy, arrays)
         loss += chunk_loss
         sums = merge_sums(sums, chunk_sums)
         if gradients is not None:
-            slope = slope / tokens.temperature[chunk]
-            gradients.add(chunk, chunk_hidden, softmax.exponentials, softmax.total, targets, slope)
+            slopes = Slopes.from_grads(*grads, tokens.temperature[chunk])
+            gradients.add(chunk, chunk_hidden, softmax.exponentials, softmax.total, softmax.entropy, targets, slopes)
     return loss, sums
 
 
@@ -107,13 +109,13 @@ def _pick(tensors: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:
 
 def _token_terms(
     loss_fn: "LossFn", logprobs: Tensor, entropy: Tensor, arrays: dict[str, Tensor]
-) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-    """(float32[] loss of these tokens, its sums, float32[C] d loss / d logprob)."""
+) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor | None, Tensor | None]]:
+    """(float32[] loss of these tokens, its sums, float32[C] gradients of logprobs and entropy, None where unused)."""
     with torch.enable_grad():
-        leaf = logprobs[None].detach().requires_grad_()
-        loss, sums = loss_fn(leaf, entropy[None], arrays)
-        (slope,) = torch.autograd.grad(loss, leaf)
-    return loss.detach(), {name: value.detach() for name, value in sums.items()}, slope.squeeze(0)
+        leaves = logprobs.detach().requires_grad_(), entropy.detach().requires_grad_()
+        loss, sums = loss_fn(leaves[0][None], leaves[1][None], arrays)
+        grad_logprobs, grad_entropy = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return loss.detach(), {name: value.detach() for name, value in sums.items()}, (grad_logprobs, grad_entropy)
 
 
 class _StoredGradients(torch.autograd.Function):

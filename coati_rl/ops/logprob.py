@@ -1,8 +1,8 @@
 """From a model's last hidden states to the log-probability and entropy of chosen tokens, without their logits.
 
-For any loss: the backward computes each chunk's logits again from the hidden states instead of keeping them. A loss
-that is separable by token does with computing them once, see `fused_loss`. R rows, L tokens per row, H hidden size,
-V vocabulary, N tokens that are asked for.
+For any loss: both carry gradient, and the backward computes each chunk's logits again from the hidden states instead of
+keeping them. A loss that is separable by token does with computing them once, see `fused_loss`. R rows, L tokens per
+row, H hidden size, V vocabulary, N tokens that are asked for.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from coati_rl.ops.vocab_chunks import CHUNK_ELEMENTS, ChosenTokens, HeadGradients, LMHead, choose_tokens, slices
+from coati_rl.ops.vocab_chunks import CHUNK_ELEMENTS, ChosenTokens, HeadGradients, LMHead, Slopes, choose_tokens, slices
 
 
 def token_logprobs(
@@ -40,7 +40,8 @@ def token_logprobs(
             gradient of `hidden` have the same bits on all its ranks. None: this process holds all rows.
         chunk_elements: bound on the logits that exist at a time.
     Returns: (float32[R, L] log-probabilities in nats, entry [r, t] being that of token_ids[r, t];
-        float32[R, L] entropies in nats, without gradient); both 0 where `token_mask` is False.
+        float32[R, L] entropies in nats); both carry gradient and are 0 where `token_mask` is False. Entropies that the
+        loss does not use, or only detached, cost nothing in the backward.
     Raises: ValueError if shapes do not fit together or the first token of a row is asked for.
     """
     tokens = choose_tokens(hidden, token_ids, token_mask, temperature)
@@ -80,24 +81,27 @@ class _ChosenLogprobs(torch.autograd.Function):
             softmax = head.softmax(logits, tokens.targets[chunk])
             logprobs[chunk], entropy[chunk] = softmax.logprobs, softmax.entropy
             log_normaliser[chunk] = softmax.log_normaliser
-        ctx.save_for_backward(hidden, weight, bias, log_normaliser)
+        ctx.save_for_backward(hidden, weight, bias, log_normaliser, entropy)
         ctx.tokens, ctx.group, ctx.chunk_elements = tokens, group, chunk_elements
-        ctx.mark_non_differentiable(entropy)
+        ctx.set_materialize_grads(False)  # zeros would look like a loss that uses entropies
         return logprobs, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, log_normaliser = ctx.saved_tensors
+    def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, log_normaliser, entropy = ctx.saved_tensors
         tokens: ChosenTokens = ctx.tokens
         num_tokens = len(tokens.places)
         head = LMHead(weight=weight, bias=bias, group=ctx.group)
         buffer = head.new_buffer(num_tokens, ctx.chunk_elements)
         gradients = HeadGradients(head, num_tokens, needs=ctx.needs_input_grad[:3])
-        slope = grads[0].float() / tokens.temperature  # float32[N]
+        slopes = Slopes.from_grads(grad_logprobs, grad_entropy, tokens.temperature)
+        one = torch.ones((), device=hidden.device)
         for chunk in slices(num_tokens, len(buffer) or 1):
             chunk_hidden = hidden[tokens.sources[chunk]]
             logits = head.logits(chunk_hidden, tokens.temperature[chunk], buffer)
             probabilities = logits.sub_(log_normaliser[chunk, None]).exp_()
-            gradients.add(chunk, chunk_hidden, probabilities, 1.0, tokens.targets[chunk], slope[chunk])
+            gradients.add(
+                chunk, chunk_hidden, probabilities, one, entropy[chunk], tokens.targets[chunk], slopes.at(chunk)
+            )
         return *gradients.of_inputs(hidden, tokens.sources), None, None, None

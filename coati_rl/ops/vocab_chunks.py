@@ -20,7 +20,7 @@ from torch import Tensor
 
 CHUNK_ELEMENTS = 2**24  # logits of a chunk, C * V: 64 MiB in float32; smaller chunks make slower matrix products
 ROW_MULTIPLE = 16  # of tokens in a chunk: matrix products of 96 or 112 rows take 4 % less time per row than of 110
-BLOCK_ELEMENTS = 2**20  # exponentials that exist beside the logits on a CPU: 4 MiB, which its cache holds
+BLOCK_ELEMENTS = 2**20  # of what exists beside the logits on a CPU: 4 MiB, which its cache holds
 
 
 class ChosenTokens(NamedTuple):
@@ -54,6 +54,25 @@ class ChunkSoftmax(NamedTuple):
     log_normaliser: Tensor  # float32[C], log sum exp z
     logprobs: Tensor  # float32[C], of the targets, nats
     entropy: Tensor  # float32[C], nats
+
+
+class Slopes(NamedTuple):
+    """How steeply the loss depends on log-probabilities and entropies, over temperature: logits are divided by it."""
+
+    logprob: Tensor  # float32[N], d loss / d logprob / temperature
+    entropy: Tensor | None  # float32[N], d loss / d entropy / temperature; None: the loss does not use entropies
+
+    @classmethod
+    def from_grads(cls, logprob: Tensor | None, entropy: Tensor | None, temperature: Tensor) -> "Slopes":
+        """From float32[N] gradients, None where autograd has none."""
+        return cls(
+            torch.zeros_like(temperature) if logprob is None else logprob / temperature,
+            None if entropy is None else entropy / temperature,
+        )
+
+    def at(self, chunk: slice) -> "Slopes":
+        """float32[C] of a chunk of the N."""
+        return Slopes(self.logprob[chunk], None if self.entropy is None else self.entropy[chunk])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,9 +111,7 @@ class LMHead:
         columns, is_held = self._columns(targets)
         of_target = logits.gather(-1, columns[:, None]).squeeze(-1).where(is_held, 0.0)
         total, moment = torch.empty_like(peak), torch.empty_like(peak)
-        # On a GPU the launches of many small kernels would cost more than the memory is worth.
-        block_size = len(logits) if logits.is_cuda else max(1, BLOCK_ELEMENTS // logits.shape[1])
-        for block in slices(len(logits), block_size):
+        for block in row_blocks(logits):
             shifted = logits[block]
             exponentials = shifted.exp()
             total[block] = exponentials.sum(dim=-1)
@@ -147,7 +164,14 @@ class HeadGradients:
         self.bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
 
     def add(
-        self, chunk: slice, hidden: Tensor, exponentials: Tensor, total: Tensor | float, targets: Tensor, slope: Tensor
+        self,
+        chunk: slice,
+        hidden: Tensor,
+        exponentials: Tensor,
+        total: Tensor,
+        entropy: Tensor,
+        targets: Tensor,
+        slopes: Slopes,
     ) -> None:
         """Add what the tokens `chunk` of the N contribute; consumes the exponentials.
 
@@ -155,14 +179,15 @@ class HeadGradients:
             chunk: which of the N.
             hidden: [C, H], that predicted them.
             exponentials: float32[C, V], of which softmax = exponentials / total.
-            total: float32[C], or 1.
+            total: float32[C], or float32[] if it is the same for all.
+            entropy: float32[C], nats.
             targets: int64[C], token ids.
-            slope: float32[C], d loss / d logprob over temperature.
+            slopes: of these C.
         """
         weight = self.head.weight
-        # d logprob / dz = one_hot(target) - softmax
-        grad_logits = exponentials.mul_((-slope / total)[:, None])
-        self.head.add_to_targets(grad_logits, targets, slope)
+        # With p = softmax: d logprob / dz = one_hot(target) - p, d entropy / dz = -p (log p + entropy).
+        grad_logits = _without_targets(exponentials, total, entropy, slopes)
+        self.head.add_to_targets(grad_logits, targets, slopes.logprob)
         if self.bias is not None:
             self.bias += grad_logits.sum(dim=0)
         grad_logits = grad_logits.to(weight.dtype)
@@ -186,6 +211,26 @@ class HeadGradients:
             # Sources are unique, so a copy does; adding would be atomic, hence out of order, on a GPU.
             grad_hidden = torch.zeros_like(hidden).index_copy_(0, sources, self.rows.to(hidden.dtype))
         return grad_hidden, self.weight, self.bias
+
+
+def _without_targets(exponentials: Tensor, total: Tensor, entropy: Tensor, slopes: Slopes) -> Tensor:
+    """float32[C, V] gradient of the logits but for the one_hot(target), in the place of the exponentials."""
+    if slopes.entropy is None:
+        return exponentials.mul_((-slopes.logprob / total)[:, None])
+    # With p = x / total: -p (log p + entropy) = (entr x - x (entropy - log total)) / total, where entr x = -x log x.
+    of_exponential = (slopes.entropy * (total.log() - entropy) - slopes.logprob) / total
+    of_entr = slopes.entropy / total
+    for block in row_blocks(exponentials):
+        rows = exponentials[block]
+        entr = torch.special.entr(rows)  # 0 where x has underflown to 0, not 0 * -inf
+        rows.mul_(of_exponential[block, None]).addcmul_(entr, of_entr[block, None])
+    return exponentials
+
+
+def row_blocks(logits: Tensor) -> Iterator[slice]:
+    """Rows of float32[C, V] in blocks that a CPU's cache holds; all at once on a GPU."""
+    # There the launches of many small kernels would cost more than the memory is worth.
+    return slices(len(logits), len(logits) if logits.is_cuda else max(1, BLOCK_ELEMENTS // logits.shape[1]))
 
 
 def slices(length: int, size: int) -> Iterator[slice]:

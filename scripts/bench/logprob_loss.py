@@ -22,12 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coati_rl.algorithms.grpo import GrpoLoss
+from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.ops.fused_loss import fused_token_loss
 from coati_rl.ops.logprob import token_logprobs
 from coati_rl.ops.vocab_chunks import CHUNK_ELEMENTS
 
-LOSS = GrpoLoss()  # without a KL penalty this is PPO-clip
+LOSS = PolicyLoss()  # without a KL penalty this is PPO-clip
 MIB = 2**20
 
 Inputs = dict[str, Tensor]  # hidden, weight, and the arrays of a micro-batch of one row of T + 1 tokens

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from coati_rl.algorithms.grpo import GrpoLoss
+from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.packing import Sample, pack
 from consumer import packed_attention
@@ -37,13 +37,13 @@ from consumer.colossal_backend import ColossalBackend
 from consumer.policy_model import no_progress_bars
 from consumer.process_group import destroy_process_group, init_process_group, open_listener
 from consumer.torch_backend import BackendConfig
-from consumer.train_step import TrainStep
+from consumer.train_step import StepSettings, TrainStep
 
 MU, SIGMA, LONGEST = 4.2, 0.8, 512  # lengths of prompt and response together
 PROMPT_SHARE = 0.25
 TEMPERATURE, LEARNING_RATE, WEIGHT_DECAY, MAX_NORM = 0.8, 1e-7, 0.01, 1.0
 PICKED = ("token_ids", "rollout_logprobs", "advantages", "loss_weights")
-LOSS = GrpoLoss(clip_low=0.2, clip_high=0.28)
+LOSS = PolicyLoss(clip_low=0.2, clip_high=0.28)
 # |log ratio| of a sampled token: far enough from the clip bounds that no rounding error decides on which side it is.
 LOG_RATIOS = (-0.6, -0.1, -0.03, 0.03, 0.1, 0.6)
 TOLERANCES = {"fp32": 1e-4, "bf16": 0.05}  # relative, of losses and norms
@@ -79,7 +79,7 @@ class BackendLoop:
     """What a trainer process runs."""
 
     def __init__(self, backend: ColossalBackend, micro_batches: tuple[MicroBatch, ...], loss_scale: float) -> None:
-        self._train_step = TrainStep(backend, LOSS, has_reference=False, learning_rate=LEARNING_RATE)
+        self._train_step = TrainStep(backend, LOSS, StepSettings(learning_rate=LEARNING_RATE))
         self._batch = MiniBatch(
             step=0, micro_batches=micro_batches, is_last=True, loss_scale=loss_scale, learning_rate_progress=0.0
         )

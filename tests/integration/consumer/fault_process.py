@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from coati_rl.algorithms.grpo import GrpoLoss
+from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.errors import EngineError
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, cut, make_samples, to_mini_batch
 from tests.integration.consumer.trainer import join, make_backend
@@ -30,7 +30,7 @@ def main() -> None:
             os._exit(9)
         begin = time.monotonic()
         try:
-            backend.forward_backward(to_mini_batch(micro_batches, step=step), GrpoLoss())
+            backend.forward_backward(to_mini_batch(micro_batches, step=step), PolicyLoss())
         except EngineError as error:
             heard = {"step": step, "message": str(error), "seconds": time.monotonic() - begin}
             Path(out_file).write_text(json.dumps(heard))

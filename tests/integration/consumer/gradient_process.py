@@ -1,87 +1,41 @@
-"""A trainer that takes two steps for every way of cutting the same samples, and writes down each step's gradient.
+"""A trainer that takes two steps for every loss and way of cutting the same samples, and writes down their gradients.
 
-gradient_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_DIR LAYOUT:PRECISION,... MODEL_DIR... [FAULT]
+gradient_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_DIR LAYOUT:PRECISION,... WHAT MODEL_DIR...
 
-A FAULT is put into the trainer to see that it would be noticed.
+WHAT is "losses", all of them on the first model and all cuts of the first loss on the others; "cuts", those on every
+model; or one of the FAULTS, which is put into the trainer of the first model to see that it would be noticed.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import xxhash
 from torch import Tensor
 
+from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch
 from coati_rl.data.packing import blank_micro_batch
-from coati_rl.protocols import LossFn
-from consumer import gradient_reduction, torch_backend
+from consumer import gradient_reduction
 from consumer.colossal_backend import ColossalBackend
-from consumer.parameters import ParameterInfo
-from tests.integration.consumer.conftest import (
-    LAYOUTS,
-    LEARNING_RATE,
-    LOSS,
-    NUM_STEPS,
-    ON_ONE_MODEL,
-    Sample,
-    Unseparated,
-    cut,
-    make_samples,
-    to_mini_batch,
-)
+from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, NUM_STEPS, ON_ONE_MODEL
+from tests.integration.consumer.gradient_faults import FAULTS
+from tests.integration.consumer.losses import LOSSES, Cut, LossCase
+from tests.integration.consumer.plain_training import reference_of
+from tests.integration.consumer.samples import Sample, cut, samples_near, scale_of, to_mini_batch
 from tests.integration.consumer.trainer import join, make_backend, whole_tensors
 
-SIZES = (1, 2, 4)  # samples per micro-batch
-SPLITS = ("one", "several", "uneven")  # mini-batches of a step
-CUTS = [  # (samples per micro-batch, packed, mini-batches, loss)
-    (size, packed, SPLITS[index % len(SPLITS)], "fused")
-    for index, (packed, size) in enumerate(itertools.product((True, False), SIZES))
-]
-CUTS += [(2, True, "uneven", "recomputed"), (2, False, "one", "recomputed")]
-LOSSES: dict[str, LossFn] = {"fused": LOSS, "recomputed": Unseparated(LOSS)}
+Case = tuple[str, Cut]  # loss, and how its samples are cut
 
 
-def wrong_denominator() -> None:
-    """The average over data-parallel copies that DDP would form."""
-    right = gradient_reduction._sum_in_place
-
-    def averaging(gradients: list[Tensor], group: dist.ProcessGroup) -> None:
-        right(gradients, group)
-        for gradient in gradients:
-            gradient /= dist.get_world_size(group)
-
-    gradient_reduction._sum_in_place = averaging
-
-
-def dropped_q_norm_sum() -> None:
-    """What transformers' plan calls replicated_with_grad_allreduce is taken for plainly replicated."""
-    described = torch_backend.describe_parameters
-
-    def forgetful(*arguments: Any) -> tuple[ParameterInfo, ...]:
-        return tuple(dataclasses.replace(info, is_partial=False) for info in described(*arguments))
-
-    torch_backend.describe_parameters = forgetful
-
-
-def undivided_pipeline() -> None:
-    """The scheduler's division by the number of micro-batches stays."""
-    right = ColossalBackend._run_pipeline
-
-    def divided(backend: ColossalBackend, model: Any, inputs: Sequence[Any], criterion: Any) -> None:
-        def without_factor(output: Any, batch: Any) -> Tensor:
-            return criterion(output, batch) / len(inputs)
-
-        right(backend, model, inputs, without_factor)
-
-    ColossalBackend._run_pipeline = divided
-
-
-FAULTS = {fault.__name__: fault for fault in (wrong_denominator, dropped_q_norm_sum, undivided_pipeline)}
+def cases_of(what: str, *, is_first_model: bool) -> list[Case]:
+    if what in FAULTS:
+        loss = FAULTS[what][1]
+        return [(loss, LOSSES[loss].cuts[0])]
+    losses = LOSSES if what == "losses" and is_first_model else ("clip", "clip, whole")
+    return [(loss, cut) for loss in losses for cut in LOSSES[loss].cuts]
 
 
 def mini_batches_of(samples: Sequence[Sample], split: str) -> list[Sequence[Sample]]:
@@ -91,26 +45,29 @@ def mini_batches_of(samples: Sequence[Sample], split: str) -> list[Sequence[Samp
     return [samples] if split == "one" else [samples[:2], samples[2:6], samples[6:]]
 
 
-def share_of(samples: Sequence[Sample], backend: ColossalBackend, *, size: int, packed: bool) -> list[MicroBatch]:
+def share_of(samples: Sequence[Sample], backend: ColossalBackend, loss: LossCase, how: Cut) -> list[MicroBatch]:
     """A rank's micro-batches; all ranks have equally many."""
     layout = backend.layout
-    count = -(-len(samples[:: layout.dp_size]) // size)  # of rank 0, which has the most samples
-    mine = [*cut(samples[layout.dp_rank :: layout.dp_size], per_micro_batch=size, packed=packed)]
-    return mine + [blank_micro_batch()] * (count - len(mine))
+    count = -(-len(samples[:: layout.dp_size]) // how.size)  # of rank 0, which has the most samples
+    mine = samples[layout.dp_rank :: layout.dp_size]
+    micro_batches = cut(mine, per_micro_batch=how.size, packed=how.packed, aggregation=loss.aggregation)
+    return [*micro_batches] + [blank_micro_batch()] * (count - len(micro_batches))
 
 
-def steps_of(
-    backend: ColossalBackend, samples: Sequence[Sequence[Sample]], loss: LossFn, *, size: int, packed: bool, split: str
-) -> Iterator[dict[str, Any]]:
+def steps_of(backend: ColossalBackend, model_dir: Path, loss: LossCase, how: Cut) -> Iterator[dict[str, Any]]:
     for step in range(NUM_STEPS):
-        mini_batches = mini_batches_of(samples[step], split)
+        samples = samples_near(model_dir, step, recomputes_old=loss.recomputes_old)
+        scale, sums = scale_of(samples, loss.aggregation), dict[str, Tensor]()
+        mini_batches = mini_batches_of(samples, how.split)
         for index, part in enumerate(mini_batches):
-            micro_batches = with_reference(backend, share_of(part, backend, size=size, packed=packed))
+            micro_batches = with_reference(backend, share_of(part, backend, loss, how))
             is_last = index == len(mini_batches) - 1
-            sums = backend.forward_backward(to_mini_batch(micro_batches, step=step, is_last=is_last), loss)
-        gradients = {name: gradient.clone() for name, gradient in whole_tensors(backend, backend.gradients).items()}
+            batch = to_mini_batch(micro_batches, step=step, is_last=is_last)
+            sums = merge_sums(sums, backend.forward_backward(batch, loss.loss_fn))
+        gradients = whole_tensors(backend, backend.gradients)
+        gradients = {name: gradient * scale for name, gradient in gradients.items()}
         before = {name: p.detach().clone() for name, p in backend.parameters.by_name.items()}
-        norm = backend.optimizer_step(loss_scale=1 / 8, learning_rate=LEARNING_RATE)
+        norm = backend.optimizer_step(loss_scale=scale, learning_rate=LEARNING_RATE)
         after = {name: p.detach() for name, p in backend.parameters.by_name.items()}
         updates = {name: backend.parameters.full(name, p - before[name]) for name, p in after.items()}
         yield {
@@ -118,7 +75,8 @@ def steps_of(
             "updates": updates if backend.layout.is_stage_head else {},
             "masters": whole_masters(backend),
             "norm": norm,
-            "keys": sorted(sums),
+            "sums": backend.reduce_sums(sums),
+            "loss_scale": scale,
             "weights": {
                 name: xxhash.xxh3_128_hexdigest(weight.contiguous().view(torch.uint8).numpy())
                 for name, weight in after.items()
@@ -134,22 +92,29 @@ def whole_masters(backend: ColossalBackend) -> dict[str, Tensor]:
 
 def with_reference(backend: ColossalBackend, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
     """A pass without gradient in between, as in training."""
-    scores = backend.score(micro_batches, use_reference=True)
+    if backend.config.reference_dir is None:
+        return micro_batches
+    scores = backend.score(micro_batches, "reference")
     if not scores:
         return micro_batches
     pairs = zip(micro_batches, scores, strict=True)
     return [dataclasses.replace(micro_batch, ref_logprobs=score.numpy()) for micro_batch, score in pairs]
 
 
-def train(model_dir: Path, samples: Sequence[Sequence[Sample]], layout: str, precision: str) -> dict[Any, Any]:
-    """Every cut of a model: (samples per micro-batch, packed, mini-batches, loss) to its steps."""
+def train(model_dir: Path, layout: str, precision: str, cases: Sequence[Case]) -> dict[Any, Any]:
+    """Loss and cut to its steps."""
     results: dict[Any, Any] = {}
-    for size, packed, split, loss in CUTS:
-        backend = make_backend(model_dir, precision=precision, **LAYOUTS[layout][1])
+    for name, how in cases:
+        loss = LOSSES[name]
+        backend = make_backend(
+            model_dir,
+            reference_dir=reference_of(model_dir) if loss.loss.kl_coeff > 0 else None,
+            precision=precision,
+            **LAYOUTS[layout][1],
+        )
         if backend.layout.is_partitioned:
             backend._optimizer._reduce_bucket_size = 1000  # were ZeRO's own hooks at work, they would cut in now
-        steps = list(steps_of(backend, samples, LOSSES[loss], size=size, packed=packed, split=split))
-        results[size, packed, split, loss] = steps
+        results[name, *how] = list(steps_of(backend, model_dir, loss, how))
         backend.close()
     results["layout"] = (backend.layout.dp_rank, backend.layout.stage, backend.layout.tp_rank)
     results["replicated"] = sorted(name for name, info in backend.parameters.infos.items() if info.split_dim is None)
@@ -158,17 +123,16 @@ def train(model_dir: Path, samples: Sequence[Sequence[Sample]], layout: str, pre
 
 def main() -> None:
     """Every model in every layout and precision."""
-    rank, _, (out_dir, runs, *model_dirs) = join()
+    rank, _, (out_dir, runs, what, *model_dirs) = join()
     gradient_reduction.BUCKET_ELEMENTS = 5000  # some parameters fill a bucket together, some are larger than one
-    if model_dirs[-1] in FAULTS:
-        FAULTS[model_dirs.pop()]()
-    for model_dir in map(Path, model_dirs):
-        samples = [make_samples(step, model_dir) for step in range(NUM_STEPS)]
+    if what in FAULTS:
+        FAULTS[what][0]()
+    for index, model_dir in enumerate(map(Path, model_dirs)):
         for run in runs.split(","):
             layout, precision = run.split(":")
-            if layout in ON_ONE_MODEL and model_dir.name != Path(model_dirs[0]).name:
+            if layout in ON_ONE_MODEL and index > 0:
                 continue
-            results = train(model_dir, samples, layout, precision)
+            results = train(model_dir, layout, precision, cases_of(what, is_first_model=index == 0))
             torch.save(results, Path(out_dir) / f"{layout}-{precision}-{model_dir.name}-rank{rank}.pt")
 
 

@@ -14,7 +14,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from coati_rl.algorithms.grpo import GrpoLoss
+from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch
 from coati_rl.data.checkpoint_dir import read_state
 from coati_rl.errors import RunError
@@ -24,7 +24,7 @@ from consumer.weight_sync import make_manifest
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, cut, make_samples, to_mini_batch
 from tests.integration.consumer.trainer import join, make_backend, whole_tensors
 
-LOSS = GrpoLoss()  # without a penalty: the reference is scored here for its own sake
+LOSS = PolicyLoss()  # without a penalty: the reference is scored here for its own sake
 WIRE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -107,13 +107,13 @@ def live(out_dir: Path, layout: str, precision: str, model: str) -> dict[str, An
     result: dict[str, Any] = {
         "stage": backend.layout.stage,
         "has_head": backend.layout.is_last_stage,
-        "scores": backend.score(micro_batches, use_reference=False),
-        "reference": backend.score(micro_batches, use_reference=True),
+        "scores": backend.score(micro_batches),
+        "reference": backend.score(micro_batches, "reference"),
     }
     for step in range(2):
         train(backend, step)
-    result["trained_scores"] = backend.score(micro_batches, use_reference=False)
-    result["reference_afterwards"] = backend.score(micro_batches, use_reference=True)
+    result["trained_scores"] = backend.score(micro_batches)
+    result["reference_afterwards"] = backend.score(micro_batches, "reference")
     result["saved"] = state_of(backend)
     result["manifest"] = [(entry.name, entry.shape, entry.sender) for entry in make_manifest(backend, 2).entries]
     result["buffers"] = {name: buffer.dtype for name, buffer in backend.policy.named_buffers()}

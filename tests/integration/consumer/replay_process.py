@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from coati_rl.algorithms.grpo import GrpoLoss
+from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.data.batcher import BatchSettings, StepBatcher
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score
-from consumer.train_step import TrainStep
+from consumer.train_step import StepSettings, TrainStep
 from tests.integration.consumer.conftest import LAYOUTS
 from tests.integration.consumer.trainer import join, make_backend
 
@@ -66,10 +66,10 @@ def replay(model_dir: Path, steps: list[list[RolloutGroup]], layout: str) -> lis
         dp=place.dp_size,
         train_batch_size=PROMPTS_PER_STEP // place.dp_size,
         loss_variation="token_level",
-        recompute_old_logprobs=False,
         **EXECUTION[layout],
     )
-    train_step = TrainStep(backend, GrpoLoss(kl_coeff=0.1, clip_high=0.28), has_reference=True, learning_rate=1e-3)
+    loss = PolicyLoss(kl_coeff=0.1, clip_high=0.28)
+    train_step = TrainStep(backend, loss, StepSettings(has_reference=True, learning_rate=1e-3))
     metrics = []
     for step, groups in enumerate(steps):
         batcher = StepBatcher(settings, step=step, learning_rate_progress=step / 10)

@@ -34,19 +34,9 @@ def join() -> tuple[int, int, list[str]]:
     return rank, world_size, sys.argv[5:]
 
 
-def make_backend(
-    model_dir: Path, *, reference_dir: Path | None = None, timeout_s: float = TIMEOUT_S, **settings: object
-) -> ColossalBackend:
-    """On the CPU, with the tests' clipping norm, and the model as its own reference unless another is named."""
-    config = BackendConfig(
-        **{
-            "model_dir": model_dir,
-            "reference_dir": reference_dir or model_dir,
-            "max_grad_norm": MAX_GRAD_NORM,
-            "weight_decay": WEIGHT_DECAY,
-            **settings,
-        }
-    )
+def make_backend(model_dir: Path, *, timeout_s: float = TIMEOUT_S, **settings: object) -> ColossalBackend:
+    """On the CPU, with the tests' clipping norm."""
+    config = BackendConfig(model_dir=model_dir, max_grad_norm=MAX_GRAD_NORM, weight_decay=WEIGHT_DECAY, **settings)
     return ColossalBackend(config, device=torch.device("cpu"), timeout_s=timeout_s)
 
 

@@ -42,7 +42,7 @@ def test_a_killed_producer_is_replaced_and_ctrl_c_ends_the_run_with_130(long_run
 
 def _trained(run):
     lines = [json.loads(line) for path in (run.run_dir / "rollouts").iterdir() for line in path.open()]
-    return [(line["uid"], line["sample"]) for line in lines]
+    return [(line["uid"], line["sample"]) for line in lines if line["is_trained"]]
 
 
 def test_a_termination_signal_ends_a_run_like_ctrl_c(long_run):

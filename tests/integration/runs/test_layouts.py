@@ -29,7 +29,7 @@ def lines(path):
 
 def trained_samples(run_dir, steps):
     rollouts = [line for path in sorted((run_dir / "rollouts").glob("*.jsonl")) for line in lines(path)]
-    return [(line["uid"], line["sample"]) for line in rollouts if line["step"] in steps]
+    return [(line["uid"], line["sample"]) for line in rollouts if line["is_trained"] and line["step"] in steps]
 
 
 def test_tensor_and_pipeline_parallel_trainers_save_what_they_sync_and_any_layout_resumes(make_tiny, start_run, flags):

@@ -5,9 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coati_rl.algorithms.kl import kl_terms
+from tests.unit.algorithms.oracle import kl_term
 
+ESTIMATORS = ("k1", "k2", "k3")
 DIFFERENCE = [[0.0, math.log(2), -math.log(2), 0.3]]
 ALL = torch.ones(1, 4, dtype=torch.bool)
 
@@ -30,34 +34,55 @@ def test_value_by_hand(estimator: str, expected: list[float]) -> None:
 def test_value_its_mean_over_the_policys_tokens_is_the_kl_divergence(estimator: str) -> None:
     policy, reference = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
     divergence = float((policy * np.log(policy / reference)).sum())
-    logprobs = torch.tensor(np.log(policy), dtype=torch.float32)[None]
-    ref_logprobs = torch.tensor(np.log(reference), dtype=torch.float32)[None]
+    logprobs, ref_logprobs = torch.tensor(np.log(policy))[None], torch.tensor(np.log(reference))[None]
     terms = kl_terms(logprobs, ref_logprobs, torch.ones(1, 3, dtype=torch.bool), estimator=estimator)
-    assert float((policy * terms.numpy()).sum()) == pytest.approx(divergence, rel=1e-6)
+    assert float((policy * terms.numpy()).sum()) == pytest.approx(divergence, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("estimator", "slope"),
-    [("k1", lambda d: 1.0), ("k2", lambda d: d), ("k3", lambda d: 1 - math.exp(-d))],
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@settings(max_examples=60, deadline=None)
+@given(
+    policy=st.lists(st.floats(-30, 0), min_size=1, max_size=5),
+    difference=st.lists(st.floats(-19, 19) | st.sampled_from([0.0, 30.0]), min_size=5, max_size=5),
 )
-def test_gradient_is_the_definitions_derivative(estimator: str, slope) -> None:
-    logprobs = torch.tensor(DIFFERENCE, requires_grad=True)
-    kl_terms(logprobs, torch.zeros(1, 4), ALL, estimator=estimator).sum().backward()
-    np.testing.assert_allclose(logprobs.grad.numpy(), [[slope(d) for d in DIFFERENCE[0]]], atol=1e-6)
-
-
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_mask_padding_may_hold_infinities(estimator: str) -> None:
-    mask = torch.tensor([[True, False, False, True]])
-    logprobs = torch.tensor([[-1.0, -math.inf, 0.0, -2.0]], requires_grad=True)
-    terms = kl_terms(logprobs, torch.tensor([[-1.5, -1.0, -math.inf, -1.0]]), mask, estimator=estimator)
+def test_value_and_gradient_of_any_tokens_are_the_formulas(
+    estimator: str, policy: list[float], difference: list[float]
+) -> None:
+    logprobs = torch.tensor([policy], dtype=torch.float64, requires_grad=True)
+    reference = [logprob - d for logprob, d in zip(policy, difference, strict=False)]
+    mask = torch.ones(1, len(policy), dtype=torch.bool)
+    terms = kl_terms(logprobs, torch.tensor([reference], dtype=torch.float64), mask, estimator=estimator)
     terms.sum().backward()
-    assert terms[0, 1:3].tolist() == [0.0, 0.0]
-    assert logprobs.grad[0, 1:3].tolist() == [0.0, 0.0]
+    expected = [kl_term(p, r, estimator) for p, r in zip(policy, reference, strict=True)]
+    np.testing.assert_allclose(terms[0].detach().numpy(), [value for value, _ in expected], rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(logprobs.grad[0].numpy(), [slope for _, slope in expected], rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("difference", [-19.0, -20.5, -30.0, -1000.0])
+def test_gradient_of_k3_never_pushes_a_token_further_from_a_reference_that_finds_it_likelier(difference: float) -> None:
+    # The derivative is 1 - exp(-D), negative at D < 0. It may be bounded, but not change its sign.
+    logprobs = torch.tensor([[difference]], dtype=torch.float64, requires_grad=True)
+    terms = kl_terms(logprobs, torch.zeros(1, 1, dtype=torch.float64), torch.tensor([[True]]), estimator="k3")
+    terms.sum().backward()
+    assert terms.item() >= 0
+    assert torch.isfinite(terms).all()
+    assert logprobs.grad.item() <= 0
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_mask_padding_may_hold_anything(estimator: str) -> None:
+    mask = torch.tensor([[True, False, False, True, False]])
+    logprobs = torch.tensor([[-1.0, -math.inf, 0.0, -2.0, math.nan]], requires_grad=True)
+    ref_logprobs = torch.tensor([[-1.5, -1.0, -math.inf, -1.0, -math.inf]])
+    terms = kl_terms(logprobs, ref_logprobs, mask, estimator=estimator)
+    terms.sum().backward()
+    assert terms[~mask].tolist() == [0.0] * 3
+    assert logprobs.grad[~mask].tolist() == [0.0] * 3
+    assert torch.isfinite(terms).all()
     assert torch.isfinite(logprobs.grad).all()
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_split_tokens_one_by_one_add_up_to_the_whole(estimator: str) -> None:
     logprobs = torch.tensor(DIFFERENCE)
     whole = kl_terms(logprobs, torch.zeros(1, 4), ALL, estimator=estimator).sum()

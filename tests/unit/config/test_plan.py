@@ -75,3 +75,16 @@ def test_the_printed_plan_names_what_splits_a_trainer_and_what_is_not_known_yet(
     assert lines[0] == "devices                 14 (cpu, bf16)"
     assert lines[1] == "data-parallel groups    2 (tp 2, pp 2, ZeRO stage 1)"
     assert lines[4] == "micro-batches per step  at least 8 per dp rank"
+
+
+@pytest.mark.parametrize(
+    ("change", "num_prompts", "line"),
+    [
+        ("--dynamic-batching", 100, "optimizer steps         at most 12"),
+        ("--dynamic-batching --max-steps 3", 100, "optimizer steps         at most 3"),
+        ("--dynamic-batching", None, "optimizer steps         unknown"),
+        ("--filter-range 0.01,0.99", 100, "optimizer steps         12"),
+    ],
+)
+def test_where_groups_are_replaced_the_prompts_may_fill_fewer_steps(change, num_prompts, line):
+    assert plan_of(f"{ARGV} {change}", num_prompts=num_prompts).lines()[-1] == line

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from coati_rl.algorithms.grpo import GrpoLoss
+from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MiniBatch
 from consumer.torch_backend import BackendConfig, TorchBackend
 from tests.unit.consumer.conftest import make_micro_batch
@@ -39,11 +39,11 @@ def train(model_dir: Path, *, gradient_checkpointing: bool) -> tuple[dict[str, t
         module.register_forward_pre_hook(count)
     micro_batch = make_micro_batch(([1, 2, 3, 4, 5], 2), ([6, 7, 8, 9], 1))
     for is_last in (False, True):
-        backend.score([micro_batch], use_reference=False)
+        backend.score([micro_batch])
         batch = MiniBatch(
             step=0, micro_batches=(micro_batch,), is_last=is_last, loss_scale=1.0, learning_rate_progress=0.0
         )
-        backend.forward_backward(batch, GrpoLoss())
+        backend.forward_backward(batch, PolicyLoss())
     return backend.gradients, counts
 
 

@@ -9,22 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from coati_rl.algorithms.grpo import GrpoLoss
+from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.errors import ConfigError, EngineError
 from consumer.torch_backend import BackendConfig, TorchBackend
 from tests.unit.consumer.conftest import make_micro_batch
 
 SAMPLES = [([1, 2, 3, 4, 5], 2), ([6, 7, 8, 9], 1), ([3, 1, 4, 1, 5, 9], 3)]
-LOSS = GrpoLoss()
+LOSS = PolicyLoss()
 
 
 @dataclasses.dataclass(frozen=True)
 class Unseparated:
     """The same loss, which does not say that it may be evaluated token by token."""
 
-    loss: GrpoLoss
+    loss: PolicyLoss
     is_token_separable: ClassVar[bool] = False
+
+    def is_final(self, sums: object) -> bool:
+        raise AssertionError("asked only after an evaluation by tokens")
 
     def __call__(self, *arguments: object) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         return self.loss(*arguments)
@@ -69,7 +72,7 @@ def test_gradients_add_up_over_micro_batches_and_mini_batches(model_dir: Path) -
 
 def test_a_last_mini_batch_without_samples_reports_zeros_and_has_a_gradient_of_zero(model_dir: Path) -> None:
     backend = make_backend(model_dir, reference_dir=model_dir)
-    sums = backend.forward_backward(mini_batch(), GrpoLoss(kl_coeff=0.1))
+    sums = backend.forward_backward(mini_batch(), PolicyLoss(kl_coeff=0.1))
     assert set(sums) >= {"num_tokens", "kl_sum", "gap_tokens"}
     assert all(value.item() == 0 for value in sums.values())
     assert not gradient(backend).any()
@@ -97,9 +100,9 @@ def test_gradients_are_there_from_the_last_mini_batch_to_the_step(model_dir: Pat
 def test_a_loss_evaluated_in_chunks_of_tokens_has_the_gradient_and_sums_of_one_that_sees_all(model_dir: Path) -> None:
     fused, whole = make_backend(model_dir, reference_dir=model_dir), make_backend(model_dir)
     micro_batch = make_micro_batch(*SAMPLES)
-    (reference,) = fused.score([micro_batch], use_reference=True)
+    (reference,) = fused.score([micro_batch], "reference")
     scored = dataclasses.replace(micro_batch, ref_logprobs=reference.numpy() - 0.1)
-    loss = GrpoLoss(kl_coeff=0.1)
+    loss = PolicyLoss(kl_coeff=0.1)
     sums = fused.forward_backward(mini_batch(scored), loss)
     expected = whole.forward_backward(mini_batch(scored), Unseparated(loss))
     assert sums.keys() == expected.keys()
@@ -136,7 +139,7 @@ def test_scores_are_the_losss_own_log_probabilities_and_leave_no_gradient(model_
 
     micro_batch = make_micro_batch(*SAMPLES)
     backend.forward_backward(mini_batch(micro_batch, step=7), record)
-    (scores,) = backend.score([micro_batch], use_reference=False)
+    (scores,) = backend.score([micro_batch])
     assert torch.equal(scores, seen[0][0])
     assert not scores.requires_grad
     assert (seen[0][1][torch.tensor(micro_batch.loss_mask)] > 0).all()
@@ -146,21 +149,21 @@ def test_scores_are_the_losss_own_log_probabilities_and_leave_no_gradient(model_
 def test_each_micro_batch_is_scored_in_its_own_shape(model_dir: Path) -> None:
     backend = make_backend(model_dir)
     micro_batches = [make_micro_batch(*SAMPLES[:2]), make_micro_batch(SAMPLES[2])]
-    assert [score.shape for score in backend.score(micro_batches, use_reference=False)] == [(1, 9), (1, 6)]
-    assert backend.score([], use_reference=False) == []
+    assert [score.shape for score in backend.score(micro_batches)] == [(1, 9), (1, 6)]
+    assert backend.score([]) == []
 
 
 def test_the_reference_is_another_model_that_does_not_train(model_dir: Path, save_model: Callable[..., Path]) -> None:
     other = save_model(tie_word_embeddings=False, num_hidden_layers=1)
     backend = make_backend(model_dir, reference_dir=other)
     micro_batch = make_micro_batch(*SAMPLES)
-    (expected,) = make_backend(other).score([micro_batch], use_reference=False)
+    (expected,) = make_backend(other).score([micro_batch])
     for _ in range(2):
-        (score,) = backend.score([micro_batch], use_reference=True)
+        (score,) = backend.score([micro_batch], "reference")
         assert torch.equal(score, expected)
         train(backend)
-    with pytest.raises(ValueError, match="without a reference"):
-        make_backend(model_dir).score([micro_batch], use_reference=True)
+    with pytest.raises(ValueError, match="without the reference model"):
+        make_backend(model_dir).score([micro_batch], "reference")
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run_before_any_weight_moves(model_dir: Path) -> None:

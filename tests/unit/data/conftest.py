@@ -9,6 +9,7 @@ from coati_rl.data.batcher import BatchSettings
 from coati_rl.data.coordinator import Coordinator
 from coati_rl.data.cursor import PromptCursor
 from coati_rl.data.evaluation import EvaluationBoard
+from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.leases import SamplingPlan
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.observability.rollouts import RolloutRecorder
@@ -28,13 +29,18 @@ def make_prompts():
 
 
 @pytest.fixture
-def make_coordinator(make_prompts, tmp_path: Path):
-    """A coordinator; by default 1 producer x ibs 4, 1 trainer x tbs 2 (so K = 2), g = 2, lockstep."""
+def make_settings():
+    """By default 1 producer x ibs 4, 1 trainer x tbs 2 (so K = 2), g = 2, lockstep; nothing is filtered."""
 
-    def make(num_prompts=8, *, eval_prompts=0, **changes):
+    def make(**changes):
         sizes = {"dp": 1, "train_batch_size": 2, "train_minibatch_size": 2, "train_microbatch_size": 4}
         sizes |= {key: changes.pop(key) for key in list(changes) if key in sizes}
-        batch = BatchSettings(**sizes, loss_variation="sample_level", recompute_old_logprobs=False)
+        batch = BatchSettings(
+            **sizes,
+            loss_variation="sample_level",
+            advantage_estimator=changes.pop("advantage_estimator", "group_norm"),
+            rules=GroupRules(**{"max_new_tokens": 8, **changes.pop("rules", {})}),
+        )
         values = {
             "num_slots": 4,
             "sync_period": 2,
@@ -44,15 +50,26 @@ def make_coordinator(make_prompts, tmp_path: Path):
             "eval_interval": None,
             "save_interval": None,
             "max_failed_samples": 100,
+            "dynamic_batching": False,
+            "max_empty_groups": 100,
             "seed": 0,
         }
         plans = {
             "train": SamplingPlan(group_size=2, sampling=SamplingParams()),
             "eval": SamplingPlan(group_size=1, sampling=SamplingParams(temperature=0.0)),
         }
-        episodes, start = changes.pop("num_episodes", 1), changes.pop("start", None)
-        settings = CoordinatorSettings(batch=batch, sampling_plans=plans, **(values | changes))
-        cursor = PromptCursor(make_prompts(num_prompts), num_episodes=episodes, seed=0)
+        return CoordinatorSettings(batch=batch, sampling_plans=plans, **(values | changes))
+
+    return make
+
+
+@pytest.fixture
+def make_coordinator(make_settings, make_prompts, tmp_path: Path):
+    """A coordinator of `make_settings`."""
+
+    def make(num_prompts=8, *, eval_prompts=0, num_episodes=1, start=None, **changes):
+        settings = make_settings(**changes)
+        cursor = PromptCursor(make_prompts(num_prompts), num_episodes=num_episodes, seed=0)
         tasks = {"arithmetic": make_prompts(eval_prompts, "arithmetic")} if eval_prompts else {}
         board, recorder = EvaluationBoard(tasks, tmp_path / "eval"), RolloutRecorder(tmp_path / "rollouts")
         return Coordinator(settings, cursor, board, recorder, start)
@@ -64,13 +81,13 @@ def make_coordinator(make_prompts, tmp_path: Path):
 def make_group():
     """A finished group for a lease; rewards 1, 0, 1, 0, ... unless given."""
 
-    def make(lease, *, producer=0, version=0, rewards=None, verdict="ok", num_tokens=3):
+    def make(lease, *, producer=0, version=0, rewards=None, verdict="ok", num_tokens=3, finish_reason="stop"):
         rewards = rewards or [float(i % 2 == 0) for i in range(lease.group_size)]
         completion = Completion(
             token_ids=np.arange(num_tokens, dtype=np.int32),
             logprobs=np.full(num_tokens, -0.5, dtype=np.float32),
             policy_versions=np.full(num_tokens, version, dtype=np.int32),
-            finish_reason="stop",
+            finish_reason=finish_reason,
             text="4",
         )
         return RolloutGroup(
@@ -89,13 +106,15 @@ def make_group():
 
 @pytest.fixture
 def group_of():
-    """A group from its samples, each (reward, response tokens[, verdict]); the prompt is 1, 2, 3; responses 10, 11, ...
+    """A group from its samples, each (reward, response tokens[, verdict[, finish reason]]).
+
+    The prompt is 1, 2, 3; responses 10, 11, ...
 
     The temperature is 0.7, every logprob -0.5; a reward above 0 is a correct answer.
     """
 
     def make(samples, *, uid="p0", version=7, finish_reason="stop"):
-        samples = [(*sample, "ok")[:3] for sample in samples]
+        samples = [(*sample, *("ok", finish_reason)[len(sample) - 2 :]) for sample in samples]
         return RolloutGroup(
             lease_id=0,
             producer_id=0,
@@ -106,14 +125,14 @@ def group_of():
                     token_ids=np.arange(10, 10 + length, dtype=np.int32),
                     logprobs=np.full(length, -0.5, dtype=np.float32),
                     policy_versions=np.full(length, version, dtype=np.int32),
-                    finish_reason=finish_reason,
+                    finish_reason=finished,
                     text="x" * length,
                 )
-                for _, length, _ in samples
+                for _, length, _, finished in samples
             ),
             scores=tuple(
                 Score(reward=reward, answer_correct=reward > 0, format_valid=True, verdict=verdict)
-                for reward, _, verdict in samples
+                for reward, _, verdict, _ in samples
             ),
         )
 

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from coati_rl.data.batcher import BatchSettings, StepBatcher, rollout_statistics
+from coati_rl.algorithms.advantage import group_norm
+from coati_rl.data.batcher import BatchSettings, StepBatcher
+from coati_rl.data.group_rules import GroupRules
 
 # Four prompts of two samples; (reward, response tokens). 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8 = 36 tokens.
 GROUPS = [[(1.0, 1), (0.0, 2)], [(1.0, 3), (0.0, 4)], [(1.0, 5), (0.0, 6)], [(0.0, 7), (1.0, 8)]]
@@ -13,7 +15,7 @@ GROUPS = [[(1.0, 1), (0.0, 2)], [(1.0, 3), (0.0, 4)], [(1.0, 5), (0.0, 6)], [(0.
 def batches_of(group_of):
     """All mini-batches of a step, by rank."""
 
-    def batches(specifications, *, dp=1, tMbs, tmbs=2, variation="sample_level", order=None, **layout):
+    def batches(specifications, *, dp=1, tMbs, tmbs=2, variation="sample_level", order=None, rules=None, **layout):
         groups = [group_of(group, uid=f"p{index}") for index, group in enumerate(specifications)]
         groups = groups if order is None else [groups[index] for index in order]
         batcher = StepBatcher(
@@ -23,11 +25,13 @@ def batches_of(group_of):
                 train_minibatch_size=tMbs,
                 train_microbatch_size=tmbs,
                 loss_variation=variation,
-                recompute_old_logprobs=False,
+                advantage_estimator="group_norm",
+                rules=GroupRules(**{"max_new_tokens": 8, **(rules or {})}),
                 **layout,
             ),
             step=3,
             learning_rate_progress=0.25,
+            estimator=group_norm,
         )
         size = tMbs * dp
         return [batcher.add(groups[start : start + size]) for start in range(0, len(groups), size)]
@@ -69,6 +73,37 @@ def test_samples_without_a_verdict_are_in_no_denominator(batches_of):
     )
     assert by_sample.loss_scale == 1 / 4
     assert by_token.loss_scale == 1 / 8
+
+
+def test_samples_that_are_filtered_are_in_no_denominator(batches_of):
+    rules = {"filter_range": (0.01, 0.99), "filter_truncated_response": True}
+    # Three samples in the loss, of 2 + 3 + 1 tokens; the second group is always right.
+    groups = [
+        [(1.0, 2), (0.0, 3), (0.0, 8, "ok", "length")],
+        [(1.0, 4), (1.0, 4)],
+        [(0.0, 1), (1.0, 8, "ok", "length")],
+    ]
+    scales = {
+        variation: batches_of(groups, tMbs=3, variation=variation, rules=rules)[-1][0].loss_scale
+        for variation in ("sample_level", "token_level", "constant")
+    }
+    assert scales == {"sample_level": 1 / 3, "token_level": 1 / 6, "constant": 1 / 3}
+
+
+@pytest.mark.parametrize("variation", ["sample_level", "token_level", "constant"])
+@pytest.mark.parametrize(("dp", "tMbs"), [(1, 2), (1, 1), (2, 1)])
+def test_a_step_without_a_sample_in_the_loss_has_scale_0_and_nothing_to_compute(batches_of, dp, tMbs, variation):
+    groups = [[(1.0, 2), (1.0, 3)], [(0.0, 4), (0.0, 5)]]
+    batches = batches_of(groups, dp=dp, tMbs=tMbs, variation=variation, rules={"filter_range": (0.01, 0.99)})
+    assert {share.micro_batches for shares in batches for share in shares} == {()}
+    assert [(share.is_last, share.loss_scale) for share in batches[-1]] == [(True, 0.0)] * dp
+
+
+def test_a_mini_batch_without_a_sample_does_not_make_its_step_empty(batches_of):
+    groups = [[(1.0, 2), (0.0, 3)], [(1.0, 4), (1.0, 5)]]
+    (first,), (last,) = batches_of(groups, tMbs=1, rules={"filter_range": (0.01, 0.99)})
+    assert (len(first.micro_batches), len(last.micro_batches)) == (1, 0)
+    assert last.is_last and last.loss_scale == 1 / 2
 
 
 def test_only_the_last_mini_batch_closes_the_step(batches_of):
@@ -128,20 +163,3 @@ def test_the_token_budget_asks_for_more_micro_batches(batches_of):
     )
     assert [m.num_tokens for m in free.micro_batches] == [60]
     assert [m.num_tokens for m in bound.micro_batches] == [15, 15, 15, 15]  # 11 + 4, 10 + 5, 9 + 6, 8 + 7
-
-
-def test_rollout_statistics_are_means_over_what_was_scored(group_of):
-    groups = [
-        group_of([(1.0, 2), (0.0, 4)], version=5),
-        group_of([(0.5, 6), (9.0, 8, "invalid")], version=3, finish_reason="length"),
-    ]
-    record = rollout_statistics(groups, {5: 0, 3: 1}.__getitem__)
-    assert record["reward_mean"] == 0.5  # of 1.0, 0.0, 0.5
-    assert record["answer_accuracy"] == pytest.approx(2 / 3)  # a reward above 0 is a correct answer here
-    assert record["samples_invalid"] == 1
-    assert record["response_tokens_mean"] == 5.0  # (2 + 4 + 6 + 8) / 4
-    assert record["truncated_fraction"] == 0.5
-    assert record["staleness_mean"] == 14 / 20  # by tokens
-    assert record["staleness_max"] == 1
-    assert record["num_prompt_tokens"] == 4 * 3
-    assert record["num_response_tokens"] == 20

@@ -1,69 +1,11 @@
 """A coordinator that goes on from a checkpoint: no prompt is lost, none is trained twice, and nothing else shows."""
 
-import json
-
 import pytest
 
-from coati_rl.data.position import Position, read_data_state
-from coati_rl.data.work import FinishWork, SaveWork, SyncReport, SyncWork, TrainWork
+from coati_rl.data.position import Position
+from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork
 from coati_rl.errors import RunError
-
-
-class Run:
-    """One producer and one trainer, driven from outside."""
-
-    def __init__(self, coordinator, make_group):
-        self.coordinator = coordinator
-        self.make_group = make_group
-        self.version = 0
-        self.open = []  # leases that are not answered yet
-        self.items = []
-        coordinator.add_producer(0)
-
-    def lease(self, number=100):
-        self.open += self.coordinator.lease(0, max_prompts=number, timeout_s=0).leases
-
-    def answer(self, number=100, verdict="ok"):
-        for lease in self.open[:number]:
-            self.coordinator.put(0, [self.make_group(lease, version=self.version, verdict=verdict)])
-        del self.open[:number]
-
-    def next_work(self):
-        item = self.coordinator.next_work(len(self.items), rank=0, timeout_s=0)
-        if item is None:
-            return None
-        self.items.append(item)
-        if isinstance(item, TrainWork) and item.batch.is_last:
-            self.coordinator.report_step(item.batch.step, {})
-        if isinstance(item, SyncWork):
-            self.version = item.policy_version
-            report = SyncReport(index=item.index, committed=(0,), failed={}, seconds=0.0, digest="d")
-            self.coordinator.report_sync(report)
-        return item
-
-    def until(self, kind, *, step=None):
-        """Drive on until an item of this kind (for this step) is handed out; it is returned."""
-        for _ in range(1000):
-            self.lease()
-            self.answer(1)
-            item = self.next_work()
-            if isinstance(item, kind) and (step is None or item.step == step):
-                return item
-        raise AssertionError(f"no {kind} after {self.items}")
-
-    def events(self, kind):
-        return [event for event in self.coordinator.events(0, timeout_s=0) if event["event"] == kind]
-
-
-def position_of(save):
-    """As it comes back from state.json."""
-    return read_data_state(json.loads(json.dumps(save.data_state)))[0]
-
-
-def trained(tmp_path):
-    """(step, uid) of every group that was handed to the trainers."""
-    lines = [line for file in (tmp_path / "rollouts").iterdir() for line in file.read_text().splitlines()]
-    return sorted({(record["step"], record["uid"]) for record in map(json.loads, lines)})
+from tests.unit.data.driver import Run, position_of, trained
 
 
 @pytest.mark.parametrize("save_interval", [1, 2, 3])

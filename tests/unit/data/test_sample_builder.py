@@ -3,12 +3,25 @@
 import numpy as np
 import pytest
 
-from coati_rl.data.sample_builder import build_samples, is_trainable
+from coati_rl.algorithms.advantage import group_mean, group_norm
+from coati_rl.data.group_rules import GroupRules
+from coati_rl.data.sample_builder import build_samples
+from coati_rl.errors import RunError
+
+
+def build(group, *, variation="token_level", estimator=group_norm, **rules):
+    rules = GroupRules(**{"max_new_tokens": 8, **rules})
+    return build_samples(group, rules=rules, loss_variation=variation, estimator=estimator)
+
+
+def advantages(samples):
+    """By the response's place in its group."""
+    return {sample.number: float(sample.advantages[-1]) for sample in samples}
 
 
 def test_prompt_tokens_are_in_the_sample_and_outside_of_the_loss(group_of):
     group = group_of([(1.0, 2), (0.0, 3)])  # (reward, response tokens); the prompt is three tokens: 1, 2, 3
-    first, second = build_samples(group, loss_variation="sample_level")
+    first, second = build(group)
     assert first.token_ids.tolist() == [1, 2, 3, 10, 11]
     assert first.loss_mask.tolist() == [False, False, False, True, True]
     assert first.rollout_logprobs.tolist() == [0, 0, 0, -0.5, -0.5]
@@ -18,34 +31,73 @@ def test_prompt_tokens_are_in_the_sample_and_outside_of_the_loss(group_of):
 
 
 def test_advantages_are_standardised_with_the_unbiased_deviation(group_of):
-    samples = build_samples(group_of([(1.0, 1), (0.0, 1)]), loss_variation="sample_level")
+    samples = build(group_of([(1.0, 1), (0.0, 1)]))
     # mean 0.5, deviation sqrt((0.25 + 0.25) / (2 - 1)) = 0.7071: +-0.5 / 0.7071
-    assert [sample.advantages[-1] for sample in samples] == pytest.approx([0.70711, -0.70711], abs=1e-5)
+    assert advantages(samples) == pytest.approx({0: 0.70711, 1: -0.70711}, abs=1e-5)
     assert [sample.advantages[0] for sample in samples] == [0, 0]
 
 
-def test_each_sample_weighs_one_at_sample_level_and_each_token_one_at_token_level(group_of):
+def test_the_estimator_is_the_one_that_is_given(group_of):
+    assert advantages(build(group_of([(1.0, 1), (0.0, 1)]), estimator=group_mean)) == {0: 0.5, 1: -0.5}
+
+
+def test_a_token_weighs_one_or_its_share_of_the_sample_or_of_the_longest_response(group_of):
     group = group_of([(1.0, 2), (0.0, 4)])
-    by_sample = build_samples(group, loss_variation="sample_level")
-    by_token = build_samples(group, loss_variation="token_level")
-    assert [sample.loss_weights[3:].tolist() for sample in by_sample] == [[0.5] * 2, [0.25] * 4]
-    assert [sample.loss_weights[3:].tolist() for sample in by_token] == [[1.0] * 2, [1.0] * 4]
-    assert [sample.loss_weights[:3].tolist() for sample in by_token] == [[0.0] * 3] * 2
+    weights = {
+        variation: [sample.loss_weights[3:].tolist() for sample in build(group, variation=variation)]
+        for variation in ("sample_level", "token_level", "constant")
+    }
+    assert weights == {
+        "sample_level": [[0.5] * 2, [0.25] * 4],
+        "token_level": [[1.0] * 2, [1.0] * 4],
+        "constant": [[0.125] * 2, [0.125] * 4],  # 8 tokens at most
+    }
+    assert [sample.loss_weights[:3].tolist() for sample in build(group)] == [[0.0] * 3] * 2
 
 
 def test_a_sample_that_nobody_could_score_is_left_out_of_group_statistics_and_loss(group_of):
-    with_invalid = group_of([(1.0, 1), (0.0, 1), (-99.0, 1, "invalid")])
-    without = group_of([(1.0, 1), (0.0, 1)])
-    assert is_trainable(with_invalid).tolist() == [True, True, False]
-    assert [sample.advantages.tolist() for sample in build_samples(with_invalid, loss_variation="token_level")] == [
-        sample.advantages.tolist() for sample in build_samples(without, loss_variation="token_level")
+    with_invalid = build(group_of([(1.0, 1), (0.0, 1), (-99.0, 1, "invalid")]))
+    assert advantages(with_invalid) == advantages(build(group_of([(1.0, 1), (0.0, 1)])))
+
+
+def test_a_response_of_no_token_is_no_sample_and_one_of_a_single_token_is(group_of):
+    samples = build(group_of([(1.0, 0), (0.0, 1), (1.0, 1)]), variation="sample_level")
+    assert [(sample.number, sample.loss_weights.tolist()) for sample in samples] == [
+        (1, [0, 0, 0, 1]),
+        (2, [0, 0, 0, 1]),
     ]
+    assert advantages(samples) == pytest.approx({1: -0.70711, 2: 0.70711}, abs=1e-5)
 
 
-def test_a_response_without_tokens_is_not_trained(group_of):
-    assert is_trainable(group_of([(1.0, 0), (0.0, 1)])).tolist() == [False, True]
+def test_seven_equal_rewards_give_an_advantage_of_exactly_nothing(group_of):
+    assert advantages(build(group_of([(0.7, 1)] * 7))) == dict.fromkeys(range(7), 0.0)
+    assert advantages(build(group_of([(0.7, 7)] * 7), over_length_cache=3)) == dict.fromkeys(range(7), 0.0)
 
 
-def test_equal_rewards_give_no_advantage(group_of):
-    samples = build_samples(group_of([(0.7, 1)] * 7), loss_variation="token_level")
-    assert [sample.advantages[-1] for sample in samples] == [0.0] * 7
+def test_length_takes_off_reward_before_the_advantage_is_formed(group_of):
+    group = group_of([(1.0, 8), (1.0, 6), (1.0, 4)])  # the cap, half of the cache, the beginning of the cache
+    samples = build(group, over_length_cache=4, reward_scale=2.0, estimator=group_mean)
+    assert advantages(samples) == {0: -1.0, 1: 0.0, 2: 1.0}  # of rewards 1 - 2, 1 - 1, 1 - 0
+
+
+def test_a_truncated_response_is_no_sample_but_is_what_the_others_are_compared_with(group_of):
+    group = group_of([(1.0, 1), (0.0, 2), (0.0, 8, "ok", "length")])
+    samples = build(group, filter_truncated_response=True, estimator=group_mean)
+    assert advantages(samples) == pytest.approx({0: 2 / 3, 1: -1 / 3})  # the mean is 1 / 3
+
+
+@pytest.mark.parametrize(
+    "samples", [[(1.0, 1), (1.0, 2)], [(0.0, 1)], [(1.0, 8, "ok", "length"), (0.0, 8, "ok", "length")]]
+)
+def test_a_group_that_is_filtered_has_no_sample(group_of, samples):
+    assert build(group_of(samples), filter_range=(0.01, 0.99), filter_truncated_response=True) == []
+
+
+def test_an_estimator_that_fails_ends_the_run_and_says_on_what(group_of):
+    def broken(rewards):
+        raise KeyError("x")
+
+    with pytest.raises(RunError, match=r"fails on prompt p0 with rewards \[1.0, 0.0\]: KeyError: 'x'"):
+        build(group_of([(1.0, 1), (0.0, 1)]), estimator=broken)
+    with pytest.raises(RunError, match=r"one finite number per valid sample"):
+        build(group_of([(1.0, 1), (0.0, 1)]), estimator=lambda rewards: rewards[:1])

@@ -3,6 +3,7 @@
 import pytest
 
 from coati_rl.config.cli import parse
+from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.settings import coordinator_settings
 from coati_rl.types import SamplingParams
 
@@ -37,9 +38,24 @@ def test_training_samples_as_the_flags_say_and_evaluation_greedily():
     assert evaluation.sampling == SamplingParams(temperature=0.0, max_new_tokens=64, stop=("END",))
 
 
-@pytest.mark.parametrize(("flags", "recompute"), [("", False), ("-topk 50", True), ("-topp 0.9", True)])
-def test_a_cut_distribution_makes_the_trainer_recompute_the_old_logprobs(flags, recompute):
-    assert settings_of(flags).batch.recompute_old_logprobs is recompute
+def test_what_is_trained_of_a_group_comes_from_the_flags():
+    settings = settings_of("-mnt 64 -t 2 -tbs 4 -tMbs 4")
+    assert settings.batch.rules == GroupRules(max_new_tokens=64)
+    assert (settings.batch.advantage_estimator, settings.batch.loss_variation) == ("group_norm", "sample_level")
+    assert (settings.dynamic_batching, settings.max_empty_groups) == (False, 10 * 4 * 2)
+
+
+def test_dapo_is_a_matter_of_settings():
+    settings = settings_of("-a DAPO -mnt 64 --reward-scale 2 --max-empty-batches 3 -t 2 -tbs 4 -tMbs 4")
+    assert settings.batch.rules == GroupRules(
+        max_new_tokens=64,
+        filter_range=(0.01, 0.99),
+        filter_truncated_response=True,
+        over_length_cache=16,  # a quarter of the response
+        reward_scale=2.0,
+    )
+    assert settings.batch.loss_variation == "token_level"
+    assert (settings.dynamic_batching, settings.max_empty_groups) == (True, 3 * 4 * 2)
 
 
 def test_intervals_that_are_off_are_none():
@@ -49,7 +65,27 @@ def test_intervals_that_are_off_are_none():
 
 
 @pytest.mark.parametrize(
-    ("flags", "drawn", "due"), [("", 1000, 1000), ("--max-steps 3", 1000, 192), ("--max-steps 99", 100, 100)]
+    ("max_steps", "step", "num_settled", "progress"),
+    [
+        (None, 0, 0, 0.0),
+        (None, 3, 192, 192 / 1000),
+        (None, 3, 400, 400 / 1000),  # 208 of them without effect
+        (6, 3, 192, 3 / 6),  # steps end the run: 6 x 64 = 384 prompts
+        (6, 3, 400, 3 / 6),
+        (6, 3, 900, 900 / 1000),  # the data will end it before
+        (99, 3, 192, 192 / 1000),  # the data end it: 15 steps
+        (None, 15, 1000, 1.0),
+        (6, 6, 384, 1.0),
+    ],
 )
-def test_the_learning_rate_ends_with_the_data_or_with_max_steps(flags, drawn, due):
-    assert settings_of(f"-tbs 32 -t 2 {flags}").num_prompts_due(drawn) == due  # 3 steps x 32 x 2 = 192
+def test_the_learning_rate_ends_with_the_data_or_with_max_steps(max_steps, step, num_settled, progress):
+    settings = settings_of("-tbs 32 -t 2" + (f" --max-steps {max_steps}" if max_steps else ""))
+    assert settings.learning_rate_progress(step=step, num_settled=num_settled, num_prompts=1000) == progress
+
+
+@pytest.mark.parametrize("max_steps", [1, 3, 7, 15, 16, 99])
+def test_where_nothing_is_dropped_the_clock_is_prompts_over_prompts_due(max_steps):
+    settings = settings_of(f"-tbs 32 -t 2 --max-steps {max_steps}")
+    for step in range(min(max_steps, 15) + 1):
+        progress = settings.learning_rate_progress(step=step, num_settled=64 * step, num_prompts=1000)
+        assert progress == min(1.0, 64 * step / min(1000, 64 * max_steps))

@@ -15,7 +15,7 @@ from coati_rl.config.cli import build_config
 from coati_rl.config.rules import check
 from coati_rl.data.work import TrainWork
 from coati_rl.errors import ConfigError
-from tests.unit.loops import test_flags_of_the_cluster
+from tests.unit.loops import test_algorithms, test_flags_of_the_cluster
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,12 @@ MATH = {"eval_dataset": {"math": "<math>"}, "eval_interval": 2}
 SHORT = {"max_prompt_tokens": 20}  # with 16 new tokens a sample has at most 36
 ALL_DIRECTORIES = ["checkpoints", "eval", "rollouts"]
 
+KEEP_ALL = {"skip_threshold": None}
+UNLIKELY = {"logprob_scale": 8.0}  # the engine's -1 becomes -8, where the trainer says about -6
+TIS = {"off_policy_correction": "tis"}
+MIDDLING = {"filter_range": (0.4, 0.6), "num_episodes": 2}
+PUNISHED = {"soft_over_length_punishment": True}
+
 IN_RUNS = {
     # model and data; <name> is a file of prompts, <model> another model, <tmp> the run's parent directory,
     # <checkpoint> the one after step 2 of a run with the base
@@ -125,9 +131,29 @@ IN_RUNS = {
     "reward_type": Row(
         "think_answer_tags", prompts, base={"system_prompt": None, "max_prompt_tokens": 900}, options={"score": None}
     ),
+    "algo": Row("DR_GRPO", first_gradient),
+    "advantage_estimator": Row("leave_one_out", first_gradient),
+    "whiten_advantages": Row(True, first_gradient),
+    "policy_loss": Row("cispo", first_gradient),
+    "ratio_level": Row("sequence", metric("ratio_max")),
     "loss_variation": Row("token_level", first_gradient),
     "clip_eps_low": Row(0.9, metric("clip_fraction")),
-    "clip_eps_high": Row(50.0, metric("clip_fraction"), options={"logprob_scale": 8.0}),  # the engine's -1 becomes -8
+    "clip_eps_high": Row(50.0, metric("clip_fraction"), base=KEEP_ALL, options=UNLIKELY),
+    "clip_dual": Row(3.0, metric("loss"), base=KEEP_ALL, options=UNLIKELY),
+    "entropy_coeff": Row(0.1, first_gradient),
+    "kl_place": Row("reward", first_gradient),
+    "kl_estimator": Row("k1", first_gradient),
+    "old_logprobs": Row("trainer", lambda t: metric("ratio_max")(t) == 1.0, False, True),
+    "off_policy_correction": Row("icepop", lambda t: metric("correction_mean")(t) is None, True, False),
+    "off_policy_low": Row(0.5, metric("correction_mean"), base=TIS),
+    "off_policy_high": Row(1.5, metric("correction_mean"), base=TIS, options=UNLIKELY),
+    "skip_threshold": Row(1.5, metric("samples_skipped"), ..., 4.0, base=KEEP_ALL, options=UNLIKELY),
+    "filter_range": Row((0.4, 0.6), lambda t: sum(s["groups_filtered"] for s in t.steps) > 0, False, True),
+    "dynamic_batching": Row(True, lambda t: {s["samples_in_loss"] for s in t.steps} == {4}, False, True, MIDDLING),
+    "soft_over_length_punishment": Row(True, metric("over_length_penalty_mean"), None),
+    "cache_length": Row(8, metric("over_length_penalty_mean"), base=PUNISHED),
+    "reward_scale": Row(2.0, metric("over_length_penalty_mean"), base=PUNISHED),
+    "filter_truncated_response": Row(True, lambda t: sum(s["samples_in_loss"] for s in t.steps) < 16, False, True),
     "weight_decay": Row(0.5, weights),
     "max_grad_norm": Row(1e-4, lambda t: gradient_norm_after_clipping(t) <= 1e-4, False, True),
     # sizes: 8 prompts, P * ibs = 4, tbs = 2, so K = 2
@@ -153,13 +179,13 @@ IN_RUNS = {
 }  # fmt: skip
 
 REFUSED = {
-    "algo": "DAPO",
     "code_verifier_api_url": "http://localhost",
 }
 
-ELSEWHERE = {  # fields that act on Ray and on processes, each in a test of its own
+ELSEWHERE = {  # fields that act on Ray and on processes, or end a run, each in a test of its own
     name.removeprefix("test_").split("__")[0]: function
-    for name, function in vars(test_flags_of_the_cluster).items()
+    for module in (test_flags_of_the_cluster, test_algorithms)
+    for name, function in vars(module).items()
     if name.startswith("test_") and "__" in name and inspect.isfunction(function)
 }
 

@@ -38,7 +38,11 @@ def resume(whole, run_in_threads, tmp_path):
 def trained(trace):
     """(step, uid) of every prompt that the run's files say was trained."""
     lines = [line for file in sorted(trace.paths.rollouts.iterdir()) for line in file.read_text().splitlines()]
-    return sorted((record["step"], record["uid"]) for record in map(json.loads, lines) if record["sample"] == 0)
+    return sorted(
+        (record["step"], record["uid"])
+        for record in map(json.loads, lines)
+        if record["is_trained"] and record["sample"] == 0
+    )
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])

@@ -4,7 +4,7 @@ import pytest
 
 from coati_rl.observability.metrics import METRIC_KEYS, complete, step_line, tokens_per_s
 
-# The contract that scripts and users rely on (docs: metrics.jsonl), and two counts of our own.
+# The contract that scripts and users rely on (docs: metrics.jsonl), and what the algorithms add.
 CONTRACT = [
     "step", "policy_version", "time_s", "reward_mean", "answer_accuracy", "format_accuracy",
     "response_tokens_mean", "truncated_fraction", "groups_total", "groups_filtered", "loss", "kl_mean",
@@ -12,7 +12,10 @@ CONTRACT = [
     "staleness_max", "logprob_gap_mean", "logprob_gap_max", "num_prompt_tokens", "num_response_tokens",
     "rollout_wait_s", "train_s", "sync_s",
 ]  # fmt: skip
-OURS = ["samples_failed", "samples_invalid"]
+OURS = [
+    "samples_failed", "samples_invalid", "samples_in_loss", "samples_skipped", "over_length_penalty_mean",
+    "correction_mean", "correction_dropped_fraction", "old_logprob_gap_mean", "old_logprob_gap_max",
+]  # fmt: skip
 
 RECORD = {
     "step": 3,
@@ -53,6 +56,11 @@ def test_throughput_is_response_tokens_over_the_steps_wall_time():
             {"logprob_gap_mean": None},
             None,
             "step 3  reward 0.500  accuracy 0.250  loss -0.0100  200 tok/s  staleness 0.00  gap -",
+        ),
+        (
+            {"loss": None, "logprob_gap_mean": None},  # no sample in the loss
+            10,
+            "step 3/10  reward 0.500  accuracy 0.250  loss -  200 tok/s  staleness 0.00  gap -",
         ),
     ],
 )

@@ -31,6 +31,10 @@ def display_on():
     [
         (STEP, "step 2/4  reward 0.500  accuracy 0.250  loss +0.1000  200 tok/s  staleness 1.00  gap -"),
         (
+            {**STEP, "loss": None},
+            "step 2/4  reward 0.500  accuracy 0.250  loss -  200 tok/s  staleness 1.00  gap -",
+        ),
+        (
             {"event": "evaluation", "step": 4, "task": "math", "accuracy": 0.75},
             "step 4: math accuracy 0.750 (greedy)",
         ),

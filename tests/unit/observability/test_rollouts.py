@@ -1,4 +1,4 @@
-"""Trained rollouts as JSONL."""
+"""Rollouts as JSONL, trained or not."""
 
 import json
 import math
@@ -39,12 +39,16 @@ def group():
     )
 
 
+def first_only(group):
+    return np.arange(len(group.scores)) == 0
+
+
 def lines_of(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_every_sample_is_a_line_with_what_a_person_asks_for(tmp_path, group):
-    RolloutRecorder(tmp_path / "rollouts").write(7, [group])
+    RolloutRecorder(tmp_path / "rollouts").write(7, [group], is_trained=first_only)
     first, second = lines_of(tmp_path / "rollouts/steps-000001-000100.jsonl")
     assert first == {
         "step": 7,
@@ -62,8 +66,10 @@ def test_every_sample_is_a_line_with_what_a_person_asks_for(tmp_path, group):
         "format_valid": True,
         "verdict": "ok",
         "detail": "",
+        "is_trained": True,
     }
     assert (second["sample"], second["policy_versions"], second["verdict"]) == (1, [], "invalid")
+    assert second["is_trained"] is False
     assert second["reward"] is None, "a reward without meaning may be no number, which JSON cannot say"
 
 
@@ -71,12 +77,12 @@ def test_every_sample_is_a_line_with_what_a_person_asks_for(tmp_path, group):
     ("step", "name"), [(1, "steps-000001-000100"), (100, "steps-000001-000100"), (101, "steps-000101-000200")]
 )
 def test_a_file_holds_a_hundred_steps(tmp_path, group, step, name):
-    RolloutRecorder(tmp_path).write(step, [group])
+    RolloutRecorder(tmp_path).write(step, [group], is_trained=first_only)
     assert [path.stem for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_later_step_is_appended(tmp_path, group):
     recorder = RolloutRecorder(tmp_path)
-    recorder.write(1, [group])
-    recorder.write(2, [group, group])
+    recorder.write(1, [group], is_trained=first_only)
+    recorder.write(2, [group, group], is_trained=first_only)
     assert [line["step"] for line in lines_of(tmp_path / "steps-000001-000100.jsonl")] == [1, 1, 2, 2, 2, 2]

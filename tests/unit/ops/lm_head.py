@@ -35,6 +35,12 @@ def chosen_logprobs(inputs: dict[str, Tensor | None]) -> Tensor:
     return torch.nn.functional.pad(chosen, (1, 0)) * inputs["token_mask"]
 
 
+def chosen_entropy(inputs: dict[str, Tensor | None]) -> Tensor:
+    """float64[R, L]: 0 where not asked for."""
+    full = full_logprobs(inputs)
+    return torch.nn.functional.pad(-(full.exp() * full).sum(dim=-1), (1, 0)) * inputs["token_mask"]
+
+
 def make_micro_batch(inputs: dict[str, Tensor | None], seed: int = 1) -> dict[str, Tensor]:
     """What a loss is given: arrays around the log-probabilities, so that some ratios are clipped and some are not."""
     rng = np.random.default_rng(seed)

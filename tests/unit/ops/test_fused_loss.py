@@ -1,20 +1,20 @@
 """The fused loss against the same loss on full float64 logits, and against the path that recomputes."""
 
-import dataclasses
-
 import pytest
 import torch
 from torch import Tensor
 
-from coati_rl.algorithms.grpo import GrpoLoss
+from coati_rl.ops import vocab_chunks
 from coati_rl.ops.fused_loss import fused_token_loss
 from coati_rl.ops.logprob import token_logprobs
-from tests.unit.ops.lm_head import H, L, R, V, chosen_logprobs, full_logprobs, make_inputs, make_micro_batch
+from tests.unit.ops.lm_head import H, L, R, V, chosen_entropy, chosen_logprobs, make_inputs, make_micro_batch
 from tests.unit.ops.lm_head import relative_error as error
 from tests.unit.ops.tensor_sizes import TensorSizes
+from tests.unit.ops.token_loss import TokenLoss
 
-LOSS = GrpoLoss(kl_coeff=0.1)
-SUMS = {"num_tokens", "loss_sum", "entropy_sum", "ratio_max", "clip_sum", "kl_sum", "gap_tokens", "gap_sum", "gap_max"}
+LOSS = TokenLoss()
+WITHOUT_ENTROPY = TokenLoss(entropy_coeff=0.0)
+SUMS = {"num_tokens", "loss_sum", "entropy_sum", "clip_sum", "ratio_max"}
 
 Head = dict[str, Tensor | None]
 
@@ -33,22 +33,24 @@ def recomputed(head: Head, tensors: dict[str, Tensor], **settings: int) -> tuple
     return LOSS(logprobs, entropy, tensors)
 
 
+@pytest.mark.parametrize("loss_fn", [LOSS, WITHOUT_ENTROPY])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("tokens_per_chunk", [1, 3, 7, 100])
-def test_value_and_gradient_are_those_of_the_loss_on_full_logits(bias: bool, tokens_per_chunk: int) -> None:
+def test_value_and_gradient_are_those_of_the_loss_on_full_logits(
+    loss_fn: TokenLoss, bias: bool, tokens_per_chunk: int
+) -> None:
     inputs = make_inputs(bias=bias)
     tensors = make_micro_batch(inputs)
     ours, exact = leaves_of(inputs), leaves_of(inputs, torch.float64)
-    loss, sums = fused_token_loss(**ours, tensors=tensors, loss_fn=LOSS, chunk_elements=tokens_per_chunk * V)
-    full = full_logprobs({**inputs, **exact}).detach()
-    entropy = torch.nn.functional.pad(-(full.exp() * full).sum(dim=-1), (1, 0))
-    exact_loss, exact_sums = LOSS(chosen_logprobs({**inputs, **exact}), entropy, tensors)
+    loss, sums = fused_token_loss(**ours, tensors=tensors, loss_fn=loss_fn, chunk_elements=tokens_per_chunk * V)
+    of_head = {**inputs, **exact}
+    exact_loss, exact_sums = loss_fn(chosen_logprobs(of_head), chosen_entropy(of_head), tensors)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss.double(), exact_loss, rtol=1e-6, atol=1e-6)
     assert sums.keys() == SUMS
     for name, value in sums.items():
         assert value.dtype == torch.float64 and not value.requires_grad
-        torch.testing.assert_close(value, exact_sums[name].double(), rtol=3e-6, atol=3e-6, msg=name)
+        torch.testing.assert_close(value, exact_sums[name], rtol=3e-6, atol=3e-6, msg=name)
     assert 0 < sums["clip_sum"] < 7 == sums["num_tokens"]
     loss.backward()
     exact_loss.backward()
@@ -74,7 +76,7 @@ def test_fused_and_recomputed_paths_agree() -> None:
 def test_gradient_is_that_of_finite_differences() -> None:
     inputs = make_inputs()
     tensors = make_micro_batch(inputs)
-    smooth = GrpoLoss(clip_low=0.99, clip_high=1e6, kl_coeff=0.1)  # no kink nearby
+    smooth = TokenLoss(clip_low=0.99, clip_high=1e6)  # no kink nearby
     head = leaves_of(inputs)
     fused_token_loss(**head, tensors=tensors, loss_fn=smooth)[0].backward()
     for name in ("hidden", "weight"):
@@ -83,7 +85,7 @@ def test_gradient_is_that_of_finite_differences() -> None:
         values = []
         for sign in (1, -1):
             moved = {**inputs, name: inputs[name].double() + sign * step}
-            values.append(smooth(chosen_logprobs(moved), torch.zeros(R, L), tensors)[0])
+            values.append(smooth(chosen_logprobs(moved), chosen_entropy(moved), tensors)[0])
         slope = (values[0] - values[1]) / 2e-5
         torch.testing.assert_close(head[name].grad.view(-1)[H + 3].double(), slope, rtol=1e-4, atol=1e-6)
 
@@ -167,6 +169,71 @@ def test_gradients_that_nobody_asks_for_are_not_computed() -> None:
     assert torch.equal(frozen["hidden"].grad, head["hidden"].grad)
 
 
+def test_entropy_that_is_only_reported_leaves_gradients_as_they_are_and_costs_nothing() -> None:
+    inputs = make_inputs(bias=True)
+    tensors = make_micro_batch(inputs)
+
+    class OnDetached(TokenLoss):
+        def __call__(self, logprobs: Tensor, entropy: Tensor, arrays: dict[str, Tensor]) -> tuple[Tensor, dict]:
+            return super().__call__(logprobs, entropy.detach(), arrays)
+
+    heads, sizes = [], []
+    for loss_fn in (WITHOUT_ENTROPY, OnDetached(), LOSS):
+        heads.append(leaves_of(inputs))
+        with TensorSizes() as seen:
+            fused_token_loss(**heads[-1], tensors=tensors, loss_fn=loss_fn)[0].backward()
+        sizes.append(seen)
+    unused, detached, used = heads
+    for name in unused:
+        assert torch.equal(unused[name].grad, detached[name].grad), name
+        assert error(used[name].grad, unused[name].grad) > 1e-2, name
+    assert [torch.ops.aten.special_entr in seen.operations for seen in sizes] == [False, False, True]
+
+
+def test_blocks_of_rows_within_a_chunk_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = make_inputs(bias=True)
+    tensors = make_micro_batch(inputs)
+    at_once, in_blocks = leaves_of(inputs), leaves_of(inputs)
+    fused_token_loss(**at_once, tensors=tensors, loss_fn=LOSS)[0].backward()
+    monkeypatch.setattr(vocab_chunks, "BLOCK_ELEMENTS", 3 * V)  # 3, 3 and 1 of the 7 tokens
+    with TensorSizes() as sizes:
+        fused_token_loss(**in_blocks, tensors=tensors, loss_fn=LOSS)[0].backward()
+    assert {(3, V), (1, V)} <= sizes.shapes
+    for name in at_once:
+        torch.testing.assert_close(in_blocks[name].grad, at_once[name].grad, rtol=1e-6, atol=1e-7)
+
+
+def test_gradient_of_a_loss_of_entropies_alone_is_that_on_full_logits() -> None:
+    inputs = make_inputs(bias=True)
+    tensors = make_micro_batch(inputs)
+    ours, exact = leaves_of(inputs), leaves_of(inputs, torch.float64)
+
+    class EntropySum:
+        is_token_separable = True
+
+        def __call__(self, logprobs: Tensor, entropy: Tensor, arrays: dict[str, Tensor]) -> tuple[Tensor, dict]:
+            return (arrays["loss_weights"] * entropy).sum(), {}
+
+    fused_token_loss(**ours, tensors=tensors, loss_fn=EntropySum(), chunk_elements=3 * V)[0].backward()
+    (tensors["loss_weights"] * chosen_entropy({**inputs, **exact})).sum().backward()
+    for name in ours:
+        assert error(ours[name].grad, exact[name].grad) < 1e-6, name
+
+
+@pytest.mark.parametrize("lead", [95.0, 500.0])  # nats: exp(-95) is subnormal in float32, exp(-500) is 0
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_lead_of_one_logit_gives_finite_gradients(dtype: torch.dtype, lead: float) -> None:
+    inputs = make_inputs(bias=True)
+    tensors = make_micro_batch(inputs)
+    inputs["bias"][3] += lead
+    tensors["ref_logprobs"] = tensors["old_logprobs"] = chosen_logprobs(inputs).float()
+    head = leaves_of(inputs, dtype)
+    loss, sums = fused_token_loss(**head, tensors=tensors, loss_fn=LOSS)
+    loss.backward()
+    assert sums["entropy_sum"].isfinite()
+    assert all(leaf.grad.isfinite().all() for leaf in head.values())
+
+
 @pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16])
 def test_bfloat16_is_near_float32_and_gradients_have_the_dtype_that_the_parameter_asks_for(
     grad_dtype: torch.dtype,
@@ -187,12 +254,13 @@ def test_bfloat16_is_near_float32_and_gradients_have_the_dtype_that_the_paramete
         assert error(half[name].grad, full[name].grad) < 3e-2, name
 
 
-def test_logits_are_computed_once_and_only_one_chunk_of_them_exists_at_a_time() -> None:
+@pytest.mark.parametrize("loss_fn", [LOSS, WITHOUT_ENTROPY])
+def test_logits_are_computed_once_and_only_one_chunk_of_them_exists_at_a_time(loss_fn: TokenLoss) -> None:
     inputs = make_inputs(vocabulary=1000)
     tensors = make_micro_batch(inputs)
     head = leaves_of(inputs)
     with TensorSizes() as sizes:
-        fused_token_loss(**head, tensors=tensors, loss_fn=LOSS, chunk_elements=3 * 1000)[0].backward()
+        fused_token_loss(**head, tensors=tensors, loss_fn=loss_fn, chunk_elements=3 * 1000)[0].backward()
     assert sizes.largest(but=[(1000, H), (H, 1000)]) == 3 * 1000  # of 12 tokens, 7 of them asked for
     # Per chunk of 3, 3 and 1 tokens: logits, gradient of hidden states, gradient of the LM head.
     assert sizes.num_products == 3 * 3
@@ -213,9 +281,7 @@ def test_refusal_of_losses_that_see_other_tokens_of_shapes_that_differ_and_of_a_
     with pytest.raises(ValueError, match="first token of a row"):
         everywhere = torch.ones(R, L, dtype=torch.bool)
         fused_token_loss(**head, tensors=tensors | {"loss_mask": everywhere}, loss_fn=LOSS)
-    with pytest.raises(ValueError, match="needs ref_logprobs"):
-        fused_token_loss(**head, tensors={n: t for n, t in tensors.items() if n != "ref_logprobs"}, loss_fn=LOSS)
-    loss, _ = fused_token_loss(**head, tensors=tensors, loss_fn=dataclasses.replace(LOSS, kl_coeff=0.0))
+    loss, _ = fused_token_loss(**head, tensors=tensors, loss_fn=LOSS)
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="a second backward"):
         loss.backward()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from coati_rl.ops.logprob import token_logprobs
-from tests.unit.ops.lm_head import H, L, R, V, chosen_logprobs, make_inputs, relative_error
+from tests.unit.ops.lm_head import H, L, R, V, chosen_entropy, chosen_logprobs, make_inputs, relative_error
 from tests.unit.ops.tensor_sizes import TensorSizes
 
 
@@ -32,19 +32,57 @@ def test_value_each_entry_is_that_of_the_token_at_its_place(bias: bool, tokens_p
     np.testing.assert_allclose(entropy.numpy(), expected_entropy, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("used", [("logprobs",), ("entropy",), ("logprobs", "entropy")])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("tokens_per_chunk", [1, 3, 100])
-def test_gradient_is_that_of_log_softmax_over_full_logits(bias: bool, tokens_per_chunk: int) -> None:
+def test_gradient_is_that_of_log_softmax_over_full_logits(
+    used: tuple[str, ...], bias: bool, tokens_per_chunk: int
+) -> None:
     inputs = make_inputs(bias=bias)
-    weights = torch.tensor(np.random.default_rng(1).normal(size=(R, L)), dtype=torch.float32)
+    weights = torch.tensor(np.random.default_rng(1).normal(size=(2, R, L)), dtype=torch.float32)
     names = ["hidden", "weight"] + (["bias"] if bias else [])
     ours = {name: inputs[name].clone().requires_grad_() for name in names}
     exact = {name: inputs[name].double().requires_grad_() for name in names}
-    logprobs, _ = token_logprobs(**{**inputs, **ours}, chunk_elements=tokens_per_chunk * V)
-    (weights * logprobs).sum().backward()
-    (weights * chosen_logprobs({**inputs, **exact})).sum().backward()
+    values = token_logprobs(**{**inputs, **ours}, chunk_elements=tokens_per_chunk * V)
+    exact_values = (chosen_logprobs({**inputs, **exact}), chosen_entropy({**inputs, **exact}))
+    for logprobs, entropy in (values, exact_values):
+        weighted = {"logprobs": weights[0] * logprobs, "entropy": weights[1] * entropy}
+        sum(weighted[name].sum() for name in used).backward()
     for name in names:
         assert relative_error(ours[name].grad, exact[name].grad) < 1e-6, name
+
+
+def test_entropy_that_is_unused_or_detached_leaves_the_gradient_as_it_is_and_costs_nothing() -> None:
+    inputs = make_inputs()
+    weights, operations = [], []
+    for loss_of in (
+        lambda logprobs, entropy: logprobs.sum(),
+        lambda logprobs, entropy: (logprobs + entropy.detach()).sum(),
+        lambda logprobs, entropy: (logprobs + entropy).sum(),
+    ):
+        weights.append(inputs["weight"].clone().requires_grad_())
+        with TensorSizes() as sizes:
+            loss_of(*token_logprobs(**{**inputs, "weight": weights[-1]})).backward()
+        operations.append(sizes.operations)
+    unused, detached, used = (weight.grad for weight in weights)
+    assert torch.equal(detached, unused)
+    assert relative_error(used, unused) > 1e-2
+    assert [torch.ops.aten.special_entr in seen for seen in operations] == [False, False, True]
+
+
+@pytest.mark.parametrize("lead", [95.0, 500.0])  # nats: exp(-95) is subnormal in float32, exp(-500) is 0
+def test_entropy_of_a_token_that_is_certain_has_no_slope(lead: float) -> None:
+    inputs = make_inputs(bias=True)
+    inputs["weight"] *= 0.1
+    inputs["bias"] = torch.zeros(V)
+    inputs["bias"][3] = 1.5 * lead  # temperatures are up to 1.5
+    head = {name: inputs[name].clone().requires_grad_() for name in ("hidden", "weight", "bias")}
+    _, entropy = token_logprobs(**{**inputs, **head})
+    entropy.sum().backward()
+    assert entropy.abs().max() < 1e-30
+    for leaf in head.values():
+        assert leaf.grad.isfinite().all()
+        assert leaf.grad.abs().max() < 1e-30
 
 
 def test_gradient_of_a_head_tied_to_the_embedding_is_the_sum_of_both_uses() -> None:
@@ -65,7 +103,7 @@ def test_mask_tokens_not_asked_for_are_zero_and_their_hidden_states_get_no_gradi
     hidden.requires_grad_()
     temperature = inputs["temperature"].masked_fill(~inputs["token_mask"], 0.0)
     logprobs, entropy = token_logprobs(**{**inputs, "hidden": hidden, "temperature": temperature})
-    logprobs.sum().backward()
+    (logprobs + entropy).sum().backward()
     assert not logprobs[~inputs["token_mask"]].any()
     assert not entropy[~inputs["token_mask"]].any()
     assert not hidden.grad[unused].any()
@@ -76,18 +114,18 @@ def test_mask_without_any_token_gives_zeros_that_still_reach_every_parameter() -
     inputs = make_inputs(bias=True)
     leaves = {name: inputs[name].clone().requires_grad_() for name in ("hidden", "weight", "bias")}
     none = torch.zeros(R, L, dtype=torch.bool)
-    logprobs, _ = token_logprobs(**{**inputs, **leaves, "token_mask": none})
-    logprobs.sum().backward()
+    logprobs, entropy = token_logprobs(**{**inputs, **leaves, "token_mask": none})
+    (logprobs + entropy).sum().backward()
     assert all(leaf.grad is not None and not leaf.grad.any() for leaf in leaves.values())
 
 
 def test_split_rows_one_by_one_add_up_to_the_gradient_of_all() -> None:
     inputs = make_inputs()
     whole, parts = (inputs["weight"].clone().requires_grad_() for _ in range(2))
-    token_logprobs(**{**inputs, "weight": whole})[0].sum().backward()
+    sum(token_logprobs(**{**inputs, "weight": whole})).sum().backward()
     for row in range(R):
         part = {name: inputs[name][row : row + 1] for name in ("hidden", "token_ids", "token_mask", "temperature")}
-        token_logprobs(**part, weight=parts, bias=None)[0].sum().backward()
+        sum(token_logprobs(**part, weight=parts, bias=None)).sum().backward()
     torch.testing.assert_close(whole.grad, parts.grad, rtol=1e-5, atol=1e-6)
 
 
@@ -103,15 +141,15 @@ def test_large_logits_neither_overflow_nor_lose_the_token() -> None:
     np.testing.assert_allclose(scaled.numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_entropy_carries_no_gradient_and_results_are_float32_also_in_bfloat16() -> None:
+def test_results_are_float32_also_in_bfloat16_whose_gradients_are_near_those_of_float32() -> None:
     inputs = make_inputs(bias=True)
     half = {name: inputs[name].bfloat16().requires_grad_() for name in ("hidden", "weight", "bias")}
     logprobs, entropy = token_logprobs(**{**inputs, **half}, chunk_elements=2 * V)
     assert logprobs.dtype == entropy.dtype == torch.float32
-    assert not entropy.requires_grad
-    logprobs.sum().backward()
+    (logprobs - entropy).sum().backward()
     full = {name: half[name].detach().float().requires_grad_() for name in half}
-    token_logprobs(**{**inputs, **full})[0].sum().backward()
+    exact, exact_entropy = token_logprobs(**{**inputs, **full})
+    (exact - exact_entropy).sum().backward()
     for name in half:
         assert half[name].grad.dtype == torch.bfloat16
         assert relative_error(half[name].grad, full[name].grad) < 2e-2
@@ -136,7 +174,7 @@ def test_no_more_than_one_chunk_of_logits_exists_at_a_time(dtype: torch.dtype) -
     inputs = make_inputs(vocabulary=1000)
     leaves = {name: inputs[name].to(dtype).requires_grad_() for name in ("hidden", "weight")}
     with TensorSizes() as sizes:
-        token_logprobs(**{**inputs, **leaves}, chunk_elements=3 * 1000 + 1)[0].sum().backward()
+        sum(token_logprobs(**{**inputs, **leaves}, chunk_elements=3 * 1000 + 1)).sum().backward()
     assert sizes.largest(but=[(1000, H), (H, 1000)]) == 3 * 1000  # of 12 tokens, 7 of them asked for
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from coati_rl.algorithms.grpo import GrpoLoss
 from tests.unit.ops.lm_head import make_inputs, make_micro_batch, relative_error
+from tests.unit.ops.token_loss import TokenLoss
 from tests.unit.ops.vocab_rank import compute
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,6 +21,7 @@ CASES = {
     "one chunk": {"dtype": torch.float32, "chunk_elements": 100 * VOCABULARY},
     "chunks of 3": {"dtype": torch.float32, "chunk_elements": 3 * VOCABULARY},
     "bfloat16": {"dtype": torch.bfloat16, "chunk_elements": 3 * VOCABULARY},
+    "no entropy": {"dtype": torch.float32, "chunk_elements": 3 * VOCABULARY, "loss_fn": TokenLoss(entropy_coeff=0.0)},
     "no token": {"dtype": torch.float32, "chunk_elements": VOCABULARY},
 }
 
@@ -36,7 +37,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Results,
     targets = tensors["token_ids"][tensors["loss_mask"]]
     assert targets.min() < VOCABULARY // NUM_RANKS <= targets.max()
     head = {name: inputs[name] for name in ("hidden", "weight", "bias")}
-    cases = [{**head, "tensors": tensors, "loss_fn": GrpoLoss(kl_coeff=0.1), **case} for case in CASES.values()]
+    cases = [{**head, "tensors": tensors, "loss_fn": TokenLoss(), **case} for case in CASES.values()]
     cases[-1]["tensors"] = tensors | {"loss_mask": torch.zeros_like(tensors["loss_mask"])}
     torch.save(cases, directory / "inputs.pt")
     command = [sys.executable, "-m", "tests.unit.ops.vocab_rank"]
@@ -61,7 +62,7 @@ def whole(ranks: list[Results], path: str, name: str) -> Tensor:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("case", ["one chunk", "chunks of 3"])
+@pytest.mark.parametrize("case", ["one chunk", "chunks of 3", "no entropy"])
 def test_values_and_gradients_of_two_ranks_are_those_of_one_process(shared: dict, case: str, path: str) -> None:
     alone, ranks = shared[case]
     assert alone[path].keys() == ranks[0][path].keys()

@@ -35,7 +35,7 @@ def compute(inputs: dict, group: dist.ProcessGroup | None, *, chunk_elements: in
             arrays = (tensors[name] for name in ("token_ids", "loss_mask", "temperature"))
             logprobs, entropy = token_logprobs(*leaves.values(), *arrays, **settings)
             loss, sums = loss_fn(logprobs, entropy, tensors)
-            values = {"logprobs": logprobs.detach(), "entropy": entropy}
+            values = {"logprobs": logprobs.detach(), "entropy": entropy.detach()}
         (2.0 * loss).backward()
         values |= {"loss": loss.detach(), **sums}
         results[path] = values | {f"grad_{name}": leaf.grad for name, leaf in leaves.items()}

@@ -1,0 +1,197 @@
+"""The loss of every algorithm: a policy term a token, corrected, penalised, masked, then summed with its weight.
+
+Consumes the log-probabilities of one micro-batch and the tensors of its `MicroBatch`; produces one scalar to be summed
+over micro-batches and ranks, and the sums to report (see `sums`). R rows, L tokens per row.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coati_rl.algorithms.kl import kl_terms
+from coati_rl.algorithms.off_policy import correction_weights
+from coati_rl.algorithms.parts import Correction, KLEstimator, RatioLevel
+from coati_rl.algorithms.policy_loss import check_bounds, cispo_terms, clipped_policy_terms, clipped_tokens
+from coati_rl.algorithms.ratio import count_samples, masked_log_ratio, ratio_of, sample_any, sample_mean
+
+# (logprobs, old_logprobs, advantages, all arrays of the micro-batch) to the terms, all float32[R, L]
+TermsFn = Callable[[Tensor, Tensor, Tensor, Mapping[str, Tensor]], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyLoss:
+    """loss = sum_t w_t * keep_t * (c_t * policy_term_t + kl_coeff * kl_t - entropy_coeff * H_t).
+
+    w_t are the micro-batch's weights (the aggregation), c_t the off-policy correction, keep_t is 0 on samples whose
+    largest ratio exceeds `skip_threshold`.
+
+    Reports, all detached float64[] and summed over loss tokens unless the name ends in `_max`; which keys there are
+    depends on the settings alone, so that ranks can reduce them together:
+        num_tokens; loss_sum (weighted, as returned); entropy_sum (nats); ratio_max;
+        clip_sum: tokens whose gradient the clip has stopped, or under "cispo" whose weight it has changed;
+        kl_sum: unweighted, nats, only if kl_coeff > 0;
+        skipped_samples: only if there is a threshold;
+        correction_sum, correction_dropped: the weights c_t, and how many are 0, only with a correction;
+        gap_tokens, gap_sum, gap_max: tokens sampled by the trainer's own version, and |logprobs - rollout_logprobs|
+        in nats on them. Engine and trainer should agree there; it is the first thing to look at when a run goes wrong;
+        old_gap_sum, old_gap_max: |old_logprobs - rollout_logprobs| on all tokens, which also holds what lies between
+        the versions; 0 where the rollout's stand in.
+    """
+
+    policy_loss: str = "clip"  # one of POLICY_LOSSES; not used with `terms_fn`
+    ratio_level: RatioLevel = "token"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    clip_dual: float | None = None
+    kl_coeff: float = 0.0  # weight of the KL penalty in the loss; 0 needs no reference
+    kl_estimator: KLEstimator = "k3"
+    entropy_coeff: float = 0.0
+    correction: Correction = "none"
+    correction_low: float = 0.0
+    correction_high: float = 2.0
+    skip_threshold: float | None = None
+    terms_fn: TermsFn | None = None  # a user's policy term
+
+    def __post_init__(self) -> None:
+        check_bounds(self.clip_low, self.clip_high, self.clip_dual)
+        for name in ("kl_coeff", "entropy_coeff"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} = {getattr(self, name)} must not be negative")
+
+    @property
+    def is_token_separable(self) -> bool:
+        """See LossFn. A skipped sample is seen whole only when one comes up, see `is_final`."""
+        if self.terms_fn is not None:
+            return bool(getattr(self.terms_fn, "is_token_separable", False))
+        return self.ratio_level == "token" and self.correction != "sequence_mask"
+
+    def is_final(self, sums: Mapping[str, Tensor]) -> bool:
+        """See LossFn: False if a ratio asks for its whole sample to be skipped."""
+        return self.skip_threshold is None or bool(sums["ratio_max"] <= self.skip_threshold)
+
+    def __call__(
+        self, logprobs: Tensor, entropy: Tensor, micro_batch: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The summed loss of one micro-batch.
+
+        Args:
+            logprobs: float32[R, L], log pi(token) in nats at the sampling temperature; carries gradient.
+            entropy: float32[R, L], nats; carries gradient.
+            micro_batch: the arrays of `MicroBatch` as tensors, without those that are None (`rollout_logprobs` stand
+                in for `old_logprobs`), and `trainer_version`, int64[]: the version of the weights that are trained.
+        Returns: (float32[] summed loss, the sums to report).
+        Raises: ValueError if kl_coeff > 0 and the batch has no ref_logprobs.
+        Source: docs/algorithms.md names the paper of each part.
+        """
+        loss_mask = micro_batch["loss_mask"]
+        old_logprobs = micro_batch.get("old_logprobs", micro_batch["rollout_logprobs"])
+        log_ratio = masked_log_ratio(logprobs, old_logprobs, loss_mask)
+        if self.ratio_level == "sequence":
+            log_ratio = sample_mean(log_ratio, loss_mask, micro_batch["sample_index"])
+        terms = self._policy_terms(logprobs, log_ratio, micro_batch)
+        sums = _gap_sums(logprobs.detach(), old_logprobs, micro_batch)
+        if self.correction != "none":
+            weights = self._correction(old_logprobs, micro_batch)
+            terms = terms * weights
+            sums["correction_sum"] = torch.where(loss_mask, weights, 0.0).double().sum()
+            sums["correction_dropped"] = ((weights == 0) & loss_mask).sum().double()
+        if self.kl_coeff > 0:
+            kl = self._kl(logprobs, micro_batch)
+            terms = terms + self.kl_coeff * kl
+            sums["kl_sum"] = kl.detach().double().sum()
+        if self.entropy_coeff > 0:
+            terms = terms - self.entropy_coeff * torch.where(loss_mask, entropy, 0.0)
+        if self.skip_threshold is not None:
+            is_kept, sums["skipped_samples"] = self._kept(log_ratio, micro_batch)
+            terms = torch.where(is_kept, terms, 0.0)
+        loss = (micro_batch["loss_weights"] * terms).sum()
+        sums |= {
+            "loss_sum": loss.detach().double(),
+            "entropy_sum": torch.where(loss_mask, entropy.detach(), 0.0).double().sum(),
+            "clip_sum": self._num_clipped(log_ratio, micro_batch),
+            "ratio_max": torch.where(loss_mask, ratio_of(log_ratio.detach()), 0.0).amax().double(),
+            "num_tokens": loss_mask.sum().double(),
+        }
+        return loss, sums
+
+    def _policy_terms(self, logprobs: Tensor, log_ratio: Tensor, micro_batch: Mapping[str, Tensor]) -> Tensor:
+        advantages, loss_mask = micro_batch["advantages"], micro_batch["loss_mask"]
+        if self.terms_fn is not None:
+            old_logprobs = micro_batch.get("old_logprobs", micro_batch["rollout_logprobs"])
+            terms = self.terms_fn(logprobs, old_logprobs, advantages, micro_batch)
+            if terms.shape != loss_mask.shape:
+                raise ValueError(f"policy terms have shape {tuple(terms.shape)}, tokens {tuple(loss_mask.shape)}")
+            return torch.where(loss_mask, terms, 0.0)
+        if self.policy_loss == "cispo":
+            bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+            return cispo_terms(logprobs, log_ratio, advantages, loss_mask, **bounds)
+        return clipped_policy_terms(
+            log_ratio,
+            advantages,
+            loss_mask,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            clip_dual=self.clip_dual,
+        )
+
+    def _correction(self, old_logprobs: Tensor, micro_batch: Mapping[str, Tensor]) -> Tensor:
+        return correction_weights(
+            old_logprobs,
+            micro_batch["rollout_logprobs"],
+            micro_batch["loss_mask"],
+            micro_batch["sample_index"],
+            correction=self.correction,
+            low=self.correction_low,
+            high=self.correction_high,
+        )
+
+    def _kl(self, logprobs: Tensor, micro_batch: Mapping[str, Tensor]) -> Tensor:
+        if "ref_logprobs" not in micro_batch:
+            raise ValueError(f"kl_coeff = {self.kl_coeff} needs ref_logprobs: score the batch with a reference")
+        return kl_terms(logprobs, micro_batch["ref_logprobs"], micro_batch["loss_mask"], estimator=self.kl_estimator)
+
+    def _kept(self, log_ratio: Tensor, micro_batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """(bool[R, L] tokens of samples that are not skipped; float64[] how many samples are)."""
+        loss_mask, sample_index = micro_batch["loss_mask"], micro_batch["sample_index"]
+        too_large = (ratio_of(log_ratio.detach()) > (self.skip_threshold or math.inf)) & loss_mask
+        if not too_large.any():  # as good as always: samples need not be told apart
+            return loss_mask, torch.zeros_like(micro_batch["trainer_version"], dtype=torch.float64)
+        is_skipped = sample_any(too_large, sample_index)
+        return ~is_skipped, count_samples(is_skipped & loss_mask, sample_index)
+
+    def _num_clipped(self, log_ratio: Tensor, micro_batch: Mapping[str, Tensor]) -> Tensor:
+        """float64[]: tokens that the clip has acted on; a user's own terms have none that we know of."""
+        loss_mask = micro_batch["loss_mask"]
+        if self.terms_fn is not None:
+            acted = torch.zeros_like(loss_mask)
+        elif self.policy_loss == "cispo":
+            ratio = ratio_of(log_ratio.detach())
+            acted = ((ratio < 1 - self.clip_low) | (ratio > 1 + self.clip_high)) & loss_mask
+        else:
+            acted = clipped_tokens(
+                log_ratio,
+                micro_batch["advantages"],
+                loss_mask,
+                clip_low=self.clip_low,
+                clip_high=self.clip_high,
+                clip_dual=self.clip_dual,
+            )
+        return acted.sum().double()
+
+
+def _gap_sums(logprobs: Tensor, old_logprobs: Tensor, micro_batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """How far apart the log-probabilities of trainer and engine are: with the same weights, and as they are."""
+    loss_mask, rollout_logprobs = micro_batch["loss_mask"], micro_batch["rollout_logprobs"]
+    same_version = (micro_batch["policy_version"] == micro_batch["trainer_version"]) & loss_mask
+    gap = torch.where(same_version, logprobs - rollout_logprobs, 0.0).abs()  # float32[R, L], nats
+    old_gap = torch.where(loss_mask, old_logprobs - rollout_logprobs, 0.0).abs()
+    return {
+        "gap_tokens": same_version.sum().double(),
+        "gap_sum": gap.double().sum(),
+        "gap_max": gap.amax().double(),
+        "old_gap_sum": old_gap.double().sum(),
+        "old_gap_max": old_gap.amax().double(),
+    }

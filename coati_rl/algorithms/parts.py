@@ -1,0 +1,15 @@
+"""The choices that each part of an algorithm has, by name; without torch, which takes the command line seconds."""
+
+from typing import Literal
+
+KLEstimator = Literal["k1", "k2", "k3"]
+RatioLevel = Literal["token", "sequence"]
+Correction = Literal["none", "tis", "icepop", "sequence_mask"]
+POLICY_LOSSES = ("clip", "cispo")
+
+# Of pi_old / pi_engine, where the user gives none.
+CORRECTION_BOUNDS: dict[str, dict[str, float]] = {
+    "tis": {"off_policy_low": 0.0, "off_policy_high": 2.0},  # one-sided
+    "icepop": {"off_policy_low": 0.5, "off_policy_high": 5.0},
+    "sequence_mask": {"off_policy_low": 0.5, "off_policy_high": 2.0},
+}

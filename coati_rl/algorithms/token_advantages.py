@@ -1,0 +1,92 @@
+"""What is done to advantages token by token, after the trainer has scored a batch: KL in the reward, whitening.
+
+In: micro-batches with one advantage a sample. Out: the same with an advantage a token. All sums are float64. R rows, L
+tokens per row; a row may hold several samples.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coati_rl.algorithms.kl import kl_terms
+from coati_rl.algorithms.parts import KLEstimator
+from coati_rl.batch import MicroBatch
+
+STD_EPS = 1e-8  # without unit
+
+
+def subtract_kl_to_go(
+    micro_batch: MicroBatch, *, kl_coeff: float, estimator: KLEstimator
+) -> tuple[MicroBatch, dict[str, Tensor]]:
+    """KL in the reward: A_t - kl_coeff * sum over the tokens s >= t of the sample of kl_s, undiscounted.
+
+    A reward of -kl_coeff * kl_s for each token, besides the sample's own at its end, has this as reward to go. The kl
+    is between old policy and reference and carries no gradient.
+
+    Args:
+        micro_batch: with ref_logprobs; rollout_logprobs stand in for old_logprobs.
+        kl_coeff: weight of the penalty.
+        estimator: of KL from the sampled token.
+    Returns: (the micro-batch with new advantages, {"kl_sum": float64[] over loss tokens, unweighted, nats}).
+    Raises: ValueError if the micro-batch has no ref_logprobs.
+    Source: arXiv:2501.03262 (REINFORCE++), arXiv:2402.14740 (RLOO); as a reward to go in OpenRLHF.
+    """
+    if micro_batch.ref_logprobs is None:
+        raise ValueError("KL in the reward needs ref_logprobs: score the batch with a reference")
+    old = micro_batch.rollout_logprobs if micro_batch.old_logprobs is None else micro_batch.old_logprobs
+    mask = torch.tensor(micro_batch.loss_mask)
+    kl = kl_terms(torch.tensor(old), torch.tensor(micro_batch.ref_logprobs), mask, estimator=estimator).double().numpy()
+    penalty = kl_coeff * _sums_to_go(kl, micro_batch.sample_index)
+    advantages = np.where(micro_batch.loss_mask, micro_batch.advantages - penalty, micro_batch.advantages)
+    changed = dataclasses.replace(micro_batch, advantages=advantages.astype(np.float32))
+    return changed, {"kl_sum": torch.tensor(kl.sum())}
+
+
+def _sums_to_go(values: NDArray[np.float64], sample_index: NDArray[np.int32]) -> NDArray[np.float64]:
+    """[R, L]: at each token, the sum from there to the end of its sample, which lies in one piece in its row."""
+    sums = np.zeros_like(values)
+    for row, samples in enumerate(sample_index):
+        starts = np.flatnonzero(np.diff(samples, prepend=samples[0] - 1))
+        for first, last in zip(starts, [*starts[1:], len(samples)], strict=True):
+            sums[row, first:last] = values[row, first:last][::-1].cumsum()[::-1]
+    return sums
+
+
+def advantage_sums(micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
+    """What whitening needs of a rank's micro-batches, to be reduced over ranks by their names (`sums`).
+
+    Returns: float64[] each, over loss tokens: advantage_tokens, advantage_sum, advantage_square_sum; advantage_max and
+        advantage_negative_max, the largest advantage and the largest negated one.
+    """
+    counted = [m.advantages[m.loss_mask].astype(np.float64) for m in micro_batches]
+    values = np.concatenate([np.empty(0), *counted])
+    return {
+        "advantage_tokens": torch.tensor(len(values), dtype=torch.float64),
+        "advantage_sum": torch.tensor(values.sum()),
+        "advantage_square_sum": torch.tensor(np.square(values).sum()),
+        "advantage_max": torch.tensor(values.max(initial=-np.inf)),
+        "advantage_negative_max": torch.tensor((-values).max(initial=-np.inf)),
+    }
+
+
+def whiten(micro_batch: MicroBatch, sums: Mapping[str, float]) -> MicroBatch:
+    """(A - mean) / (std + eps) with mean and biased standard deviation over all loss tokens of the global batch.
+
+    Args:
+        micro_batch: one of those that were counted.
+        sums: `advantage_sums` of all ranks, reduced.
+    Returns: the micro-batch; all its advantages are exactly 0 if all of the global batch are equal.
+    Source: arXiv:2501.03262 (REINFORCE++), global advantage normalisation; biased as in OpenRLHF.
+    """
+    if sums["advantage_max"] == -sums["advantage_negative_max"]:
+        return dataclasses.replace(micro_batch, advantages=np.zeros_like(micro_batch.advantages))
+    mean = sums["advantage_sum"] / sums["advantage_tokens"]
+    variance = max(sums["advantage_square_sum"] / sums["advantage_tokens"] - mean**2, 0.0)
+    whitened = (micro_batch.advantages.astype(np.float64) - mean) / (variance**0.5 + STD_EPS)
+    return dataclasses.replace(
+        micro_batch, advantages=np.where(micro_batch.loss_mask, whitened, 0.0).astype(np.float32)
+    )

@@ -1,0 +1,103 @@
+"""What the parts of an algorithm may be combined with: contradictions are refused, oddities warned about."""
+
+from collections.abc import Iterator
+
+from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, NEEDS_NO_GROUP
+from coati_rl.algorithms.parts import POLICY_LOSSES
+from coati_rl.config.config import Config
+from coati_rl.plugins import is_plugin
+
+SEQUENCE_CLIP = 0.01  # sequence ratios are means of logs: beyond this no response is ever clipped
+
+
+def algorithm_problems(config: Config) -> Iterator[str]:
+    """Why the algorithm cannot be run, each with a remedy."""
+    yield from _names(config)
+    yield from _kl(config)
+    yield from _clipping(config)
+    yield from _off_policy(config)
+    yield from _filters(config)
+
+
+def algorithm_warnings(config: Config) -> Iterator[str]:
+    """What can be run, and is hardly meant."""
+    eps = {"--clip-eps-low": config.clip_eps_low, "--clip-eps-high": config.clip_eps_high}
+    wide = [f"{name} {value}" for name, value in eps.items() if value > SEQUENCE_CLIP]
+    if config.ratio_level == "sequence" and config.policy_loss == "clip" and wide:
+        yield (
+            f"--ratio-level sequence with {' and '.join(wide)}: ratios of whole responses are geometric means, which "
+            f"hardly leave 1 +- {SEQUENCE_CLIP}, so nothing will be clipped; GSPO uses 3e-4 and 4e-4"
+        )
+    if config.top_k is not None or config.top_p < 1.0:
+        # Measured: the ratio of a renormalised probability to a full softmax is biased by up to 1.1 nats.
+        yield "--top-k, --top-p: engines renormalise what is left, so the trainer recomputes old_logprobs"
+    if config.dynamic_batching and config.filter_range is None and not config.filter_truncated_response:
+        yield "--dynamic-batching replaces only groups that cannot be scored: there is no --filter-range"
+
+
+def needs_group(config: Config) -> bool:
+    """True if a sample is compared with others of its prompt."""
+    return config.advantage_estimator != NEEDS_NO_GROUP and not is_plugin(config.advantage_estimator)
+
+
+def _names(config: Config) -> Iterator[str]:
+    for flag, name, known in (
+        ("--advantage-estimator", config.advantage_estimator, tuple(ADVANTAGE_ESTIMATORS)),
+        ("--policy-loss", config.policy_loss, POLICY_LOSSES),
+    ):
+        if name not in known and not is_plugin(name):
+            yield f"{flag} {name}: unknown; use {', '.join(known)}, or FILE.py:FUNCTION"
+
+
+def _kl(config: Config) -> Iterator[str]:
+    if config.kl_place != "none" and config.kl_coeff == 0:
+        yield f"--kl-place {config.kl_place} with --kl-coeff 0: has no effect; give a -kl above 0, or --kl-place none"
+    if config.kl_place == "none" and config.kl_coeff > 0:
+        yield f"--kl-coeff {config.kl_coeff} with --kl-place none: give --kl-place loss or reward, or -kl 0"
+
+
+def _clipping(config: Config) -> Iterator[str]:
+    if config.clip_dual is not None and config.policy_loss != "clip":
+        yield f"--clip-dual {config.clip_dual} with --policy-loss {config.policy_loss}: only clip has it; leave it out"
+    elif config.clip_dual is not None and config.clip_dual <= 1 + config.clip_eps_high:
+        yield (
+            f"--clip-dual {config.clip_dual} must be above 1 + --clip-eps-high = {1 + config.clip_eps_high}: it bounds "
+            "what the clip lets through; 3 is usual"
+        )
+    if config.ratio_level == "sequence" and is_plugin(config.policy_loss):
+        yield f"--ratio-level sequence with --policy-loss {config.policy_loss}: your function forms its own ratio"
+
+
+def _off_policy(config: Config) -> Iterator[str]:
+    correction, bounds = config.off_policy_correction, (config.off_policy_low, config.off_policy_high)
+    if correction == "none":
+        if bounds != (None, None):
+            yield (
+                "--off-policy-low, --off-policy-high: are bounds of a correction, and there is none; "
+                "give --off-policy-correction tis, icepop or sequence_mask, or leave them out"
+            )
+        return
+    if config.old_logprobs == "engine":
+        yield (
+            f"--off-policy-correction {correction} with --old-logprobs engine: weighs the trainer's old_logprobs "
+            "against the engine's, and here they are the same; use --old-logprobs trainer"
+        )
+    low, high = bounds[0] or 0.0, bounds[1] or 0.0
+    if not low < high:
+        yield f"--off-policy-low {low} must be below --off-policy-high {high}"
+    elif not low <= 1 <= high:
+        yield f"--off-policy-low {low}, --off-policy-high {high}: must enclose 1, the ratio of equal policies"
+
+
+def _filters(config: Config) -> Iterator[str]:
+    if config.filter_range is not None:
+        low, high = config.filter_range
+        if not 0 <= low < high <= 1:
+            yield f"--filter-range {low},{high}: accuracies lie in [0, 1]; give two of them in order, like 0.01,0.99"
+    if config.cache_length is not None and not config.soft_over_length_punishment:
+        yield (
+            f"--cache-length {config.cache_length}: belongs to --soft-over-length-punishment, which is off; "
+            "switch it on or leave this out"
+        )
+    elif (config.cache_length or 0) > config.max_new_tokens:
+        yield f"--cache-length {config.cache_length} exceeds --max-new-tokens {config.max_new_tokens}; give less"

@@ -1,0 +1,57 @@
+"""The algorithms by name. A preset is a small YAML file: the parts it chooses, with the paper they are from.
+
+In: the values that a user gave. Out: the same, completed by the preset's. A new algorithm that only combines parts is a
+file beside the others, or --algo FILE.yaml.
+"""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from coati_rl.algorithms.parts import CORRECTION_BOUNDS
+
+PRESETS = {path.stem.upper(): path for path in sorted((Path(__file__).parent / "presets").glob("*.yaml"))}
+
+
+def fill_in(values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The given values, then the preset's, then what follows from both.
+
+    KL without weight has no place unless one is given; a correction without bounds has its paper's.
+
+    Args:
+        values: as given: text, numbers or YAML's types.
+        known: names that a preset may set.
+    Raises: ValueError for an unknown preset, or one that sets something unknown.
+    """
+    merged = {**read_preset(str(values.get("algo", "GRPO")), known), **values}
+    if "kl_place" not in values and _is_zero(merged.get("kl_coeff")):
+        merged["kl_place"] = "none"
+    for name, bound in CORRECTION_BOUNDS.get(str(merged.get("off_policy_correction")), {}).items():
+        merged.setdefault(name, bound)
+    return merged
+
+
+def read_preset(algo: str, known: Collection[str]) -> dict[str, Any]:
+    """A preset's settings. Raises: ValueError."""
+    path = PRESETS.get(algo.upper()) or Path(algo).expanduser()
+    if algo.upper() not in PRESETS and path.suffix not in (".yaml", ".yml"):
+        raise ValueError(f"--algo {algo!r}: unknown; use {', '.join(PRESETS)}, or a FILE.yaml of your own")
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"--algo {algo}: cannot be read ({' '.join(str(error).split())})") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"--algo {algo}: holds a {type(settings).__name__}; write one 'name: value' a line")
+    unknown = [str(name) for name in settings if name not in known or name == "algo"]
+    if unknown:
+        raise ValueError(f"--algo {algo}: sets {', '.join(unknown)}, which is no setting of an algorithm")
+    return settings
+
+
+def _is_zero(value: Any) -> bool:
+    try:
+        return float(value) == 0
+    except (TypeError, ValueError):
+        return False  # a mistake that the field's own check explains

@@ -1,0 +1,92 @@
+"""What a scored group is good for: which samples count, which of these are trained, what length takes off rewards.
+
+G samples of one prompt. Valid: the scorer decided and there is a token; valid samples make the group's statistics. In
+the loss: valid and not filtered. A group has an effect if at least one of its samples is in the loss.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from coati_rl.algorithms.over_length import over_length_penalty
+from coati_rl.types import RolloutGroup, Score
+
+# Why a group has no effect. "out of range": accuracy outside of --filter-range, but neither 0 nor 1.
+NoEffect = Literal["undecidable", "truncated", "always right", "always wrong", "out of range"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupRules:
+    """The defaults train every valid sample for its score."""
+
+    max_new_tokens: int  # that a response may have
+    filter_range: tuple[float, float] | None = None  # a group is trained if its accuracy is strictly inside
+    filter_truncated_response: bool = False  # responses that hit the limit are not trained
+    over_length_cache: int | None = None  # tokens before the limit over which the punishment grows; None: there is none
+    reward_scale: float = 1.0  # what the full punishment takes off
+
+
+def is_valid(group: RolloutGroup) -> np.ndarray:
+    """bool[G]: responses with a verdict, a finite reward and at least one token."""
+    pairs = zip(group.completions, group.scores, strict=True)
+    return np.array([_is_scored(score) and len(completion.token_ids) > 0 for completion, score in pairs])
+
+
+def is_in_loss(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
+    """bool[G]: samples that are trained; none if the accuracy over all valid ones is out of range."""
+    valid = is_valid(group)
+    if not valid.any() or not _is_in_range(_accuracy(group, valid), rules):
+        return np.zeros_like(valid)
+    in_loss: np.ndarray = valid & ~_is_masked(group, rules)
+    return in_loss
+
+
+def reason_without_effect(group: RolloutGroup, rules: GroupRules) -> NoEffect | None:
+    """Why no sample of the group is in the loss; None if one is."""
+    if is_in_loss(group, rules).any():
+        return None
+    valid = is_valid(group)
+    if not valid.any():
+        return "undecidable"
+    if _is_masked(group, rules)[valid].all():
+        return "truncated"  # also if all of them are wrong, as answers that were cut off are
+    accuracy = _accuracy(group, valid)
+    return "always right" if accuracy == 1 else "always wrong" if accuracy == 0 else "out of range"
+
+
+def over_length_penalties(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
+    """float64[G]: what is added to the rewards, in [-reward_scale, 0]; see `over_length_penalty`."""
+    if rules.over_length_cache is None:
+        return np.zeros(len(group.completions))
+    penalties = [
+        over_length_penalty(
+            len(completion.token_ids),
+            max_length=rules.max_new_tokens,
+            cache_length=rules.over_length_cache,
+            scale=rules.reward_scale,
+        )
+        for completion in group.completions
+    ]
+    return np.array(penalties, dtype=np.float64)
+
+
+def _is_scored(score: Score) -> bool:
+    return score.verdict != "invalid" and math.isfinite(score.reward)
+
+
+def _is_masked(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
+    return np.array([rules.filter_truncated_response and completion.is_truncated for completion in group.completions])
+
+
+def _accuracy(group: RolloutGroup, valid: np.ndarray) -> float:
+    """Share of right answers among the valid samples, of which there is one at least."""
+    return float(np.array([score.answer_correct for score in group.scores], dtype=np.float64)[valid].mean())
+
+
+def _is_in_range(accuracy: float, rules: GroupRules) -> bool:
+    if rules.filter_range is None:
+        return True
+    low, high = rules.filter_range
+    return low < accuracy < high

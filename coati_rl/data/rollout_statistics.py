@@ -1,0 +1,60 @@
+"""Groups of an optimizer step -> what its record says of the rollouts, by the names of metrics.jsonl.
+
+How the model does is said of all groups that came in for the step: of the trained ones alone it would be a curve of
+prompts of middling difficulty. How old the weights were is said of the step's own groups.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
+from coati_rl.types import RolloutGroup
+
+
+def rollout_statistics(
+    groups: Sequence[RolloutGroup],
+    dropped: Sequence[RolloutGroup],
+    *,
+    rules: GroupRules,
+    staleness: Callable[[int], int],
+) -> dict[str, float | int | None]:
+    """The rollouts' share of a step's record.
+
+    Args:
+        groups: the step's own, at least one.
+        dropped: since the last step.
+        rules: which samples are in the loss, and whether length is punished.
+        staleness: policy version -> weight syncs since.
+    """
+    came_in = [*groups, *dropped]
+    valid = np.concatenate([is_valid(group) for group in came_in])
+    scores = [score for group in came_in for score in group.scores]
+    completions = [completion for group in came_in for completion in group.completions]
+    lengths = np.array([len(completion.token_ids) for completion in completions])
+    penalties = np.concatenate([over_length_penalties(group, rules) for group in came_in])
+
+    def mean_of(values: Sequence[float] | np.ndarray) -> float:
+        return float(np.mean(np.array(values, dtype=np.float64)[valid])) + 0.0 if valid.any() else 0.0  # no -0.0
+
+    return {
+        "reward_mean": mean_of([score.reward for score in scores]),
+        "answer_accuracy": mean_of([float(score.answer_correct) for score in scores]),
+        "format_accuracy": mean_of([float(score.format_valid) for score in scores]),
+        "samples_invalid": int((~valid).sum()),
+        "samples_in_loss": sum(int(is_in_loss(group, rules).sum()) for group in groups),
+        "response_tokens_mean": float(lengths.mean()),
+        "truncated_fraction": float(np.mean([completion.is_truncated for completion in completions])),
+        "over_length_penalty_mean": None if rules.over_length_cache is None else mean_of(penalties),
+        "num_prompt_tokens": sum(len(group.prompt.token_ids) * len(group.completions) for group in came_in),
+        "num_response_tokens": int(lengths.sum()),
+        **_staleness(groups, staleness),
+    }
+
+
+def _staleness(groups: Sequence[RolloutGroup], staleness: Callable[[int], int]) -> dict[str, float | int]:
+    """Over tokens, in weight syncs."""
+    versions = np.concatenate([completion.policy_versions for group in groups for completion in group.completions])
+    distinct, counts = np.unique(versions, return_counts=True)
+    stale = np.array([staleness(int(version)) for version in distinct])
+    return {"staleness_mean": float(np.average(stale, weights=counts)), "staleness_max": int(stale.max())}

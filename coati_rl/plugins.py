@@ -1,0 +1,46 @@
+"""A user's own function, named on the command line as FILE.py:FUNCTION; it runs with the user's rights."""
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from coati_rl.errors import ConfigError
+
+
+def is_plugin(name: str) -> bool:
+    """True for FILE.py:FUNCTION, False for the name of something built in."""
+    return ":" in name
+
+
+def load_function(name: str, *, flag: str) -> Callable[..., Any]:
+    """Import the file, once in a process, and return its function.
+
+    Args:
+        name: FILE.py:FUNCTION.
+        flag: where the user wrote it, for the message.
+    Raises: ConfigError if the file cannot be read or run, or holds no such function.
+    """
+    path_text, _, function_name = name.rpartition(":")
+    path = Path(path_text).expanduser().absolute()
+    if not path.is_file():
+        raise ConfigError(f"{flag} {name}: no file {path}; write FILE.py:FUNCTION")
+    module_name = f"coati_rl_plugin_{hashlib.blake2b(str(path).encode(), digest_size=8).hexdigest()}"
+    module = sys.modules.get(module_name)
+    if module is None:
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        if spec is None or spec.loader is None:
+            raise ConfigError(f"{flag} {name}: {path} is no Python file; write FILE.py:FUNCTION")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[module_name]
+            raise ConfigError(f"{flag} {name}: {path} fails on import: {type(error).__name__}: {error}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ConfigError(f"{flag} {name}: {path} has no function {function_name!r}")
+    return function  # type: ignore[no-any-return]

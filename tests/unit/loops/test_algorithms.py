@@ -1,0 +1,103 @@
+"""Algorithms in whole runs: every preset, a user's own functions, dynamic sampling, nothing to learn."""
+
+import json
+
+import pytest
+
+from coati_rl.config.presets import PRESETS
+from coati_rl.errors import RunError
+from coati_rl.types import Score
+
+
+def score_of_text(response, ground_truth):
+    """Right for every second length; the ground truth "always" and "never" decide by themselves."""
+    is_right = {"always": True, "never": False}.get(ground_truth, len(response) % 2 == 1)
+    return Score(reward=float(is_right), answer_correct=is_right, format_valid=True, verdict="ok")
+
+
+@pytest.fixture(scope="module")
+def half_decided(tmp_path_factory):
+    """Sixteen prompts of which eight are trivially right or wrong."""
+    path = tmp_path_factory.mktemp("prompts") / "half.jsonl"
+    answers = ["always", "maybe", "never", "maybe"] * 4
+    rows = [{"messages": {"role": "user", "content": f"p{i}"}, "gt_answer": a} for i, a in enumerate(answers)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def trained_uids(trace):
+    """Uids in rollout files, of samples that were trained."""
+    lines = [line for path in sorted(trace.paths.rollouts.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    return {record["uid"] for record in map(json.loads, lines) if record["is_trained"]}
+
+
+@pytest.mark.parametrize("algo", PRESETS)
+def test_every_preset_trains_from_start_to_end(run_in_threads, algo):
+    trace = run_in_threads({"algo": algo, "num_episodes": 4, "max_steps": 3})
+    assert len(trace.steps) == 3
+    assert all(step["grad_norm"] > 0 for step in trace.steps[:1])
+    assert all(step["loss"] is not None for step in trace.steps)
+
+
+def test_dapo_replaces_filtered_groups_and_every_counter_adds_up(run_in_threads, half_decided):
+    # Eight samples, so that hardly any "maybe" group is all right or all wrong.
+    settings = {"algo": "DAPO", "dataset": half_decided, "num_generations": 8, "num_episodes": 3}
+    trace = run_in_threads({**settings, "filter_truncated_response": False}, score=score_of_text)
+    assert len(trace.steps) >= 8
+    per_step = 2  # tbs * dp
+    for step in trace.steps:
+        assert step["samples_in_loss"] == per_step * 8
+    total = sum(step["groups_total"] for step in trace.steps)
+    filtered = sum(step["groups_filtered"] for step in trace.steps)
+    (finished,) = trace.of("finished")
+    assert 0 <= total - filtered - len(trace.steps) * per_step <= finished["groups_dropped"] < per_step
+    uids = [group.prompt.uid for group in trace.groups]
+    assert len(uids) == len(set(uids)) == 16 * 3  # each prompt once an episode, none twice
+    assert len(trained_uids(trace)) == len(trace.steps) * per_step
+    assert filtered > 0
+
+
+def test_max_empty_batches__ends_a_run_that_learns_nothing_with_the_reason(run_in_threads, write_prompts):
+    def always_right(response, ground_truth):
+        return Score(reward=1.0, answer_correct=True, format_valid=True, verdict="ok")
+
+    settings = {"algo": "DAPO", "dataset": write_prompts("easy", 40), "max_empty_batches": 3}
+    with pytest.raises(RunError, match=r"\d+ groups in a row, 3 optimizer") as caught:
+        run_in_threads({**settings, "filter_truncated_response": False}, score=always_right)
+    assert "always right" in str(caught.value)
+    assert "--max-empty-batches" in str(caught.value)
+
+
+def test_a_step_without_samples_changes_no_weight_and_is_counted(run_in_threads):
+    def always_wrong(response, ground_truth):
+        return Score(reward=0.0, answer_correct=False, format_valid=True, verdict="wrong")
+
+    trace = run_in_threads({"filter_range": (0.01, 0.99), "weight_decay": 0.5}, score=always_wrong)
+    assert [step["samples_in_loss"] for step in trace.steps] == [0] * 4
+    assert [step["loss"] for step in trace.steps] == [None] * 4
+    assert [step["groups_filtered"] for step in trace.steps] == [2] * 4
+    assert trace.gradients == []  # no optimizer step was taken
+
+
+def test_a_users_own_loss_and_advantage_take_part(run_in_threads, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def terms(logprobs, old_logprobs, advantages, micro_batch):\n"
+        "    return -logprobs * advantages\n"
+        "def advantage(rewards):\n"
+        "    return 0 * rewards\n"
+    )
+    own_terms = run_in_threads({"policy_loss": f"{path}:terms", "max_steps": 1, "kl_coeff": 0})
+    assert own_terms.steps[0]["grad_norm"] > 0 and own_terms.steps[0]["clip_fraction"] == 0
+    nothing = run_in_threads({"advantage_estimator": f"{path}:advantage", "max_steps": 1, "kl_coeff": 0})
+    assert nothing.steps[0]["grad_norm"] == 0
+
+
+def test_recomputed_old_logprobs_clip_the_second_step_of_a_sync_period(run_in_threads):
+    # K = 2: against its own weights every step would have ratio 1, and no step would be clipped.
+    settings = {"old_logprobs": "trainer", "clip_eps_low": 0.0, "clip_eps_high": 0.0, "learning_rate": 1e-2}
+    first, second, third, fourth = run_in_threads(settings).steps
+    assert first["ratio_max"] == third["ratio_max"] == 1.0
+    assert second["ratio_max"] > 1.0 and second["clip_fraction"] > 0
+    assert fourth["ratio_max"] > 1.0 and fourth["clip_fraction"] > 0
+    assert first["old_logprob_gap_mean"] > 0

@@ -1,4 +1,6 @@
-"""Train a language model with GRPO: vLLM producers, ColossalAI trainers, verifiable rewards. --help lists the flags.
+"""Reinforcement learning of a language model: vLLM producers, ColossalAI trainers, verifiable rewards.
+
+--help lists the flags.
 
 Exit code: 0 success, 2 bad arguments (nothing was started), 1 a failed run, 130 after Ctrl-C.
 """

@@ -75,7 +75,7 @@ class AlgorithmConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _take_the_preset(cls, values: Any) -> Any:
-        return fill_in(values, cls.model_fields) if isinstance(values, dict) else values
+        return fill_in(values, AlgorithmConfig.model_fields) if isinstance(values, dict) else values
 
     @field_validator("algo")
     @classmethod

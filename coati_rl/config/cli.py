@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     """All flags of the config model, plus --config and --dry-run."""
     parser = _Parser(
         prog="rl_example.py",
-        description="GRPO training of a language model: vLLM producers, ColossalAI trainers, verifiable rewards.",
+        description="Reinforcement learning of a language model: vLLM producers, ColossalAI trainers, rewards.",
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE.yaml", help="Read fields from YAML; flags override them.")

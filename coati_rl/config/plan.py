@@ -26,6 +26,7 @@ class Plan:
     num_prompts: int | None  # drawn over all episodes; None when the dataset was not read
     num_steps: int | None
     is_dynamic: bool  # groups may be replaced, so that the prompts fill fewer steps than that
+    algorithm: str  # the preset, and the parts that a run's outcome hangs on
 
     def lines(self) -> list[str]:
         """One line a number, for people."""
@@ -41,6 +42,7 @@ class Plan:
             f"{'rollout slots':<24}{self.num_slots} prompts",
             f"{'prompts':<24}{'unknown' if self.num_prompts is None else self.num_prompts}",
             f"{'optimizer steps':<24}{'unknown' if self.num_steps is None else f'{at_most}{self.num_steps}'}",
+            f"{'algorithm':<24}{self.algorithm}",
         ]
 
     def _inside_a_group(self) -> str:
@@ -74,7 +76,24 @@ def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Pla
         num_prompts=drawn,
         num_steps=steps,
         is_dynamic=config.dynamic_batching,
+        algorithm=_algorithm(config),
     )
+
+
+def _algorithm(config: Config) -> str:
+    """The preset and what it comes to after the user's own flags."""
+    parts = [
+        f"advantage {config.advantage_estimator}{', whitened' if config.whiten_advantages else ''}",
+        f"{config.policy_loss} {config.clip_eps_low:g}/{config.clip_eps_high:g} per {config.ratio_level}",
+        config.loss_variation,
+        "no KL"
+        if config.kl_place == "none"
+        else f"KL {config.kl_coeff:g} {config.kl_estimator} in the {config.kl_place}",
+        f"old_logprobs of the {'trainer' if config.recomputes_old_logprobs else 'engine'}",
+    ]
+    if config.off_policy_correction != "none":
+        parts.append(f"{config.off_policy_correction} {config.off_policy_low:g}/{config.off_policy_high:g}")
+    return f"{config.algo} ({', '.join(parts)})"
 
 
 def resolve_precision(config: Config, device: Device) -> str:

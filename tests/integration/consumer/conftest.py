@@ -4,8 +4,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
@@ -64,11 +64,15 @@ def save_model(directory: Path, architecture: str = "qwen3", *, tied: bool, seed
     return directory
 
 
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    """Directories of a tiny Qwen3 with tied (True) and untied embeddings."""
-    root = tmp_path_factory.mktemp("models")
-    return {tied: save_model(root / ("tied" if tied else "untied"), tied=tied) for tied in (True, False)}
+def save_with_reference(directory: Path, architecture: str = "qwen3", **settings: Any) -> Path:
+    """A model, and another one of its kind as its reference."""
+    save_model(directory, architecture, **settings)
+    save_model(reference_of(directory), architecture, **settings, seed=1)
+    return directory
+
+
+def reference_of(model_dir: Path) -> Path:
+    return model_dir / "reference"
 
 
 def launch(script: str, *arguments: object, world_size: int) -> list[subprocess.CompletedProcess[str]]:

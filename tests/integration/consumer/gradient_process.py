@@ -20,10 +20,9 @@ from coati_rl.batch import MicroBatch
 from coati_rl.data.packing import blank_micro_batch
 from consumer import gradient_reduction
 from consumer.colossal_backend import ColossalBackend
-from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, NUM_STEPS, ON_ONE_MODEL
+from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, NUM_STEPS, ON_ONE_MODEL, reference_of
 from tests.integration.consumer.gradient_faults import FAULTS
 from tests.integration.consumer.losses import LOSSES, Cut, LossCase
-from tests.integration.consumer.plain_training import reference_of
 from tests.integration.consumer.samples import Sample, cut, samples_near, scale_of, to_mini_batch
 from tests.integration.consumer.trainer import join, make_backend, whole_tensors
 
@@ -73,7 +72,7 @@ def steps_of(backend: ColossalBackend, model_dir: Path, loss: LossCase, how: Cut
         yield {
             "gradients": gradients if backend.layout.is_stage_head else {},
             "updates": updates if backend.layout.is_stage_head else {},
-            "masters": whole_masters(backend),
+            "masters": whole_masters(backend) if step == NUM_STEPS - 1 else {},
             "norm": norm,
             "sums": backend.reduce_sums(sums),
             "loss_scale": scale,

@@ -162,10 +162,6 @@ class LossCase:
     def loss_fn(self) -> LossFn:
         return Unseparated(self.loss) if self.is_whole else self.loss
 
-    @property
-    def uses_old(self) -> bool:
-        return self.recomputes_old or self.loss.correction != "none"
-
 
 def case(formula: Formula, without: Formula, *cuts: Cut, **settings: Any) -> LossCase:
     """The clip's bounds are 0.2 and 0.28; settings of the case itself are told from those of the loss."""
@@ -175,6 +171,7 @@ def case(formula: Formula, without: Formula, *cuts: Cut, **settings: Any) -> Los
     return LossCase(loss=loss, formula=formula, without=without, cuts=cuts, **own)
 
 
+NUM_SKIPPED = 3  # samples of a step whose ratios are above the thresholds below: their mean is exp(0.6)
 BAND: dict[str, Any] = {"correction_low": 0.5, "correction_high": 2.0, "recomputes_old": True}
 LOSSES: dict[str, LossCase] = {
     "clip": case(grpo, clipped, *ALL_CUTS, kl_coeff=1.0),

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from coati_rl.algorithms.aggregation import LossVariation
-from tests.integration.consumer.conftest import LEARNING_RATE, MAX_GRAD_NORM, NUM_STEPS, WEIGHT_DECAY
+from tests.integration.consumer.conftest import LEARNING_RATE, MAX_GRAD_NORM, NUM_STEPS, WEIGHT_DECAY, reference_of
 from tests.integration.consumer.losses import LOSSES, Formula, Response
 from tests.integration.consumer.samples import (
     MAX_RESPONSE,
@@ -24,11 +24,6 @@ from tests.integration.consumer.samples import (
 )
 
 Steps = list[dict[str, Any]]
-
-
-def reference_of(model_dir: Path) -> Path:
-    """Where the tests keep a model's reference, which is another model."""
-    return model_dir / "reference"
 
 
 def plain_steps(model_dir: Path, loss: str, precision: str = "fp32") -> Steps:

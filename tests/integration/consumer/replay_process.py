@@ -1,22 +1,32 @@
 """A trainer that takes the optimizer steps of recorded rollouts, through the real batcher and train step.
 
-replay_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_DIR MODEL_DIR RECORDING LAYOUT,...
+replay_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_DIR MODEL_DIR RECORDING WHAT LAYOUT,...
+
+WHAT is "all" REPLAYS, or the one FAULT, which is put into the replay that it concerns.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS
+from coati_rl.algorithms.aggregation import LossVariation
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.data.batcher import BatchSettings, StepBatcher
+from coati_rl.data.group_rules import GroupRules
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score
+from consumer.colossal_backend import ColossalBackend
+from consumer.torch_backend import TorchBackend
 from consumer.train_step import StepSettings, TrainStep
-from tests.integration.consumer.conftest import LAYOUTS
+from tests.integration.consumer.conftest import LAYOUTS, reference_of
 from tests.integration.consumer.trainer import join, make_backend
 
 PROMPTS_PER_STEP = 4
+MAX_NEW_TOKENS = 32
 # How each layout executes the same experiment; all but the first differ in everything that must not matter.
 EXECUTION = {
     "dp1": {"train_minibatch_size": 4, "train_microbatch_size": 16},
@@ -26,6 +36,60 @@ EXECUTION = {
     "tp2_pp2": {"train_minibatch_size": 4, "train_microbatch_size": 5},
     "pp2_dp2": {"train_minibatch_size": 2, "train_microbatch_size": 4},
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """What is made of the recording."""
+
+    loss: PolicyLoss
+    settings: StepSettings
+    loss_variation: LossVariation = "token_level"
+    advantage_estimator: str = "group_norm"
+
+
+LEARNING_RATE, KL_COEFF = 1e-3, 0.1
+REPLAYS = {
+    "grpo": Replay(
+        loss=PolicyLoss(kl_coeff=KL_COEFF, clip_high=0.28),
+        settings=StepSettings(learning_rate=LEARNING_RATE, has_reference=True),
+    ),
+    "reinforce_pp": Replay(
+        loss=PolicyLoss(),
+        settings=StepSettings(
+            learning_rate=LEARNING_RATE,
+            has_reference=True,
+            reward_kl_coeff=KL_COEFF,
+            kl_estimator="k1",
+            whitens_advantages=True,
+        ),
+        loss_variation="sample_level",  # by token, whitened advantages have a loss of 0
+        advantage_estimator="reward",
+    ),
+    "gspo": Replay(
+        loss=PolicyLoss(ratio_level="sequence", clip_low=0.01, clip_high=0.02),
+        settings=StepSettings(learning_rate=LEARNING_RATE),
+        loss_variation="sample_level",
+    ),
+    "old_policy": Replay(
+        loss=PolicyLoss(correction="tis", correction_low=0.9, correction_high=1.1),
+        settings=StepSettings(learning_rate=LEARNING_RATE, old_policy_period=2),
+    ),
+    "skip": Replay(loss=PolicyLoss(skip_threshold=1.2), settings=StepSettings(learning_rate=LEARNING_RATE)),
+}
+
+
+def whitened_by_rank() -> None:
+    """Each rank whitens with the sums of its own tokens."""
+    right = ColossalBackend.reduce_sums
+
+    def own_sums(backend: ColossalBackend, sums: dict[str, Tensor]) -> dict[str, float]:
+        return (TorchBackend.reduce_sums if "advantage_tokens" in sums else right)(backend, sums)
+
+    ColossalBackend.reduce_sums = own_sums
+
+
+FAULT = whitened_by_rank.__name__
 
 
 def read_groups(recording: Path) -> list[list[RolloutGroup]]:
@@ -58,21 +122,28 @@ def read_groups(recording: Path) -> list[list[RolloutGroup]]:
     ]
 
 
-def replay(model_dir: Path, steps: list[list[RolloutGroup]], layout: str) -> list[dict[str, Any]]:
+def take_steps(model_dir: Path, steps: list[list[RolloutGroup]], layout: str, replay: Replay) -> list[dict[str, Any]]:
     """The metrics of every step; empty on ranks that do not report."""
-    backend = make_backend(model_dir, gradient_checkpointing=layout == "tp2_pp2", **LAYOUTS[layout][1])
+    backend = make_backend(
+        model_dir,
+        reference_dir=reference_of(model_dir) if replay.settings.has_reference else None,
+        keeps_old_policy=replay.settings.keeps_old_policy,
+        gradient_checkpointing=layout == "tp2_pp2",
+        **LAYOUTS[layout][1],
+    )
     place = backend.layout
     settings = BatchSettings(
         dp=place.dp_size,
         train_batch_size=PROMPTS_PER_STEP // place.dp_size,
-        loss_variation="token_level",
+        loss_variation=replay.loss_variation,
+        advantage_estimator=replay.advantage_estimator,
+        rules=GroupRules(max_new_tokens=MAX_NEW_TOKENS),
         **EXECUTION[layout],
     )
-    loss = PolicyLoss(kl_coeff=0.1, clip_high=0.28)
-    train_step = TrainStep(backend, loss, StepSettings(has_reference=True, learning_rate=1e-3))
-    metrics = []
+    train_step = TrainStep(backend, replay.loss, replay.settings)
+    estimator, metrics = ADVANTAGE_ESTIMATORS[replay.advantage_estimator], []
     for step, groups in enumerate(steps):
-        batcher = StepBatcher(settings, step=step, learning_rate_progress=step / 10)
+        batcher = StepBatcher(settings, step=step, learning_rate_progress=step / 10, estimator=estimator)
         size = settings.prompts_per_mini_batch
         for first in range(0, len(groups), size):
             metrics.append(train_step.run(batcher.add(groups[first : first + size])[place.dp_rank]))
@@ -82,11 +153,14 @@ def replay(model_dir: Path, steps: list[list[RolloutGroup]], layout: str) -> lis
 
 def main() -> None:
     """One layout after another."""
-    _, _, (out_dir, model_dir, recording, layouts) = join()
+    _, _, (out_dir, model_dir, recording, what, layouts) = join()
+    if what == FAULT:
+        whitened_by_rank()
     for layout in layouts.split(","):
-        metrics = replay(Path(model_dir), read_groups(Path(recording)), layout)
-        if metrics:
-            (Path(out_dir) / f"{layout}.json").write_text(json.dumps(metrics))
+        for name in ["reinforce_pp"] if what == FAULT else REPLAYS:
+            metrics = take_steps(Path(model_dir), read_groups(Path(recording)), layout, REPLAYS[name])
+            if metrics:
+                (Path(out_dir) / f"{layout}-{name}.json").write_text(json.dumps(metrics))
 
 
 if __name__ == "__main__":

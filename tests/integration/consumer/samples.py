@@ -65,7 +65,7 @@ def samples_near(model_dir: Path, step: int, *, recomputes_old: bool = False) ->
         recomputes_old: the trainer's old policy is at that distance, and the engine's at twice such a one from it;
             else it is the engine's that the ratios are formed with.
     """
-    rng = np.random.default_rng(200 + step)
+    rng = np.random.default_rng(400 + step)
     model = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager").eval()
     samples = make_samples(step)
     with torch.no_grad():

@@ -12,24 +12,24 @@ import pytest
 import torch
 from torch import Tensor
 
-
 from tests.integration.consumer.conftest import (
     LAYOUTS,
     MAX_GRAD_NORM,
     NUM_STEPS,
     ON_ONE_MODEL,
     launch_and_check,
-    save_model,
+    reference_of,
+    save_with_reference,
 )
 from tests.integration.consumer.gradient_faults import FAULTS
 from tests.integration.consumer.gradient_process import cases_of
-from tests.integration.consumer.losses import LOSSES
-from tests.integration.consumer.plain_training import plain_gradients, plain_model, plain_steps, reference_of
+from tests.integration.consumer.losses import LOSSES, NUM_SKIPPED
+from tests.integration.consumer.plain_training import plain_gradients, plain_model, plain_steps
 from tests.integration.consumer.samples import samples_near
 
 TOLERANCE = {"fp32": 1e-5, "bf16": 2.5e-2}  # relative L2 per tensor
 NORM_TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3}
-LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3}  # TODO
+LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-3}  # of losses up to 14
 # Of what two steps have made of all float32 masters. AdamW's first steps go by signs, which rounding turns where a
 # gradient is nearly 0; a slice that was not stepped on, or with another's gradient, would be about 1.
 MASTER_TOLERANCE = {"fp32": 2e-3, "bf16": 0.2}
@@ -45,19 +45,12 @@ RUNS = [(name, precision) for name in LAYOUTS for precision in TOLERANCE if shar
 every_run = pytest.mark.parametrize(("layout", "precision"), RUNS)
 
 
-def save_models(directory: Path, architecture: str, **settings: Any) -> Path:
-    """A model, and beside it another one as its reference."""
-    save_model(directory, architecture, **settings)
-    save_model(reference_of(directory), architecture, **settings, seed=1)
-    return directory
-
-
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two architectures, tied and untied."""
     root = tmp_path_factory.mktemp("models")
     return [
-        save_models(root / f"{architecture}-{'tied' if tied else 'untied'}", architecture, tied=tied)
+        save_with_reference(root / f"{architecture}-{'tied' if tied else 'untied'}", architecture, tied=tied)
         for architecture in ("qwen3", "qwen2")
         for tied in (True, False)
     ]
@@ -69,16 +62,16 @@ Trained = Callable[[str, str], dict[Path, Ranks]]  # layout and precision to mod
 
 @pytest.fixture(scope="module")
 def trained(paths: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """One launch of trainers for all layouts of a size, which starting dominates."""
+    """One launch of trainers for all layouts of a size, as starting takes longer than a layout."""
     out_dir = tmp_path_factory.mktemp("gradients")
 
     @functools.cache
-    def launch(world_size: int) -> None:
-        runs = ",".join(f"{layout}:{precision}" for layout, precision in RUNS if LAYOUTS[layout][0] == world_size)
+    def launch(world_size: int, precision: str) -> None:
+        runs = ",".join(":".join(run) for run in RUNS if (LAYOUTS[run[0]][0], run[1]) == (world_size, precision))
         launch_and_check("gradient_process.py", out_dir, runs, "losses", *paths, world_size=world_size)
 
     def results(layout: str, precision: str) -> dict[Path, Ranks]:
-        launch(LAYOUTS[layout][0])
+        launch(LAYOUTS[layout][0], precision)
         chosen = paths[:1] if layout in ON_ONE_MODEL else paths
         return {path: read_ranks(out_dir, layout, precision, path) for path in chosen}
 
@@ -183,14 +176,13 @@ def test_ranks_with_the_lm_head_report_the_plain_loss(trained: Trained, layout: 
                     continue
                 loss = sums["loss_sum"] * rank[case][step]["loss_scale"]
                 assert loss == pytest.approx(right["loss"], abs=LOSS_TOLERANCE[precision]), (path.name, case, step)
-                assert ("skipped_samples" in sums) == ("skip" in case[0])
-                assert sums.get("skipped_samples", 3) == 3
+                assert sums.get("skipped_samples") == (NUM_SKIPPED if "skip" in case[0] else None)
 
 
 def test_other_architectures_sliding_windows_and_uneven_stages(tmp_path: Path) -> None:
     paths = [
-        save_models(tmp_path / "llama", "llama", tied=False, num_hidden_layers=3, attention_bias=True),
-        save_models(tmp_path / "mistral", "mistral", tied=True, num_hidden_layers=3, sliding_window=5),
+        save_with_reference(tmp_path / "llama", "llama", tied=False, num_hidden_layers=3, attention_bias=True),
+        save_with_reference(tmp_path / "mistral", "mistral", tied=True, num_hidden_layers=3, sliding_window=5),
     ]
     launch_and_check("gradient_process.py", tmp_path, "tp2_pp2:fp32", "cuts", *paths, world_size=4)
     ranks_of = {path: read_ranks(tmp_path, "tp2_pp2", "fp32", path) for path in paths}

@@ -9,19 +9,26 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.integration.consumer.conftest import LAYOUTS, VOCAB_SIZE, launch_and_check
-from tests.integration.consumer.replay_process import EXECUTION, PROMPTS_PER_STEP
+from tests.integration.consumer.conftest import LAYOUTS, VOCAB_SIZE, launch_and_check, reference_of, save_with_reference
+from tests.integration.consumer.replay_process import EXECUTION, FAULT, KL_COEFF, PROMPTS_PER_STEP, REPLAYS
 
 NUM_STEPS, GROUP_SIZE, TEMPERATURE = 5, 4, 0.9
 TOLERANCE = 1e-5
 
+Metrics = dict[tuple[str, str], list[dict[str, Any]]]  # layout and replay to those of each step
+
 
 @pytest.fixture(scope="module")
-def recording(models: dict[bool, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_with_reference(tmp_path_factory.mktemp("models") / "tied", tied=True)
+
+
+@pytest.fixture(scope="module")
+def recording(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rollouts of the start model: real samples with their log-probabilities, and rewards at random."""
     torch.manual_seed(1)
     rng = np.random.default_rng(0)
-    model = AutoModelForCausalLM.from_pretrained(models[True]).eval()
+    model = AutoModelForCausalLM.from_pretrained(model_dir).eval()
     steps = [
         [make_group(model, rng, uid=f"{step}.{index}") for index in range(PROMPTS_PER_STEP)]
         for step in range(NUM_STEPS)
@@ -49,27 +56,97 @@ def sample_response(model: Any, rng: np.random.Generator, prompt: list[int], len
 
 
 @pytest.fixture(scope="module")
-def metrics(models: dict[bool, Path], recording: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Layout to the metrics of each step."""
+def metrics(model_dir: Path, recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Metrics:
     directory = tmp_path_factory.mktemp("replay")
     for world_size in (1, 2, 4):
         layouts = ",".join(layout for layout in EXECUTION if LAYOUTS[layout][0] == world_size)
-        launch_and_check("replay_process.py", directory, models[True], recording, layouts, world_size=world_size)
-    return {layout: json.loads((directory / f"{layout}.json").read_text()) for layout in EXECUTION}
+        launch_and_check("replay_process.py", directory, model_dir, recording, "all", layouts, world_size=world_size)
+    return {
+        (layout, replay): json.loads((directory / f"{layout}-{replay}.json").read_text())
+        for layout in EXECUTION
+        for replay in REPLAYS
+    }
 
 
+@pytest.mark.parametrize("replay", REPLAYS)
 @pytest.mark.parametrize("layout", [layout for layout in EXECUTION if layout != "dp1"])
-def test_five_steps_have_the_losses_norms_and_metrics_of_one_process(metrics: dict[str, Any], layout: str) -> None:
-    assert len(metrics[layout]) == len(metrics["dp1"]) == NUM_STEPS
-    for step, (found, expected) in enumerate(zip(metrics[layout], metrics["dp1"], strict=True)):
-        for name in ("loss", "kl_mean", "entropy_mean", "clip_fraction", "grad_norm", "learning_rate"):
-            assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=TOLERANCE), (step, name)
+def test_five_steps_have_the_losses_norms_and_metrics_of_one_process(
+    metrics: Metrics, layout: str, replay: str
+) -> None:
+    assert len(metrics[layout, replay]) == len(metrics["dp1", replay]) == NUM_STEPS
+    for step, (found, expected) in enumerate(zip(metrics[layout, replay], metrics["dp1", replay], strict=True)):
+        known = {name: value for name, value in expected.items() if value is not None and name != "train_s"}
+        for name, value in known.items():
+            assert found[name] == pytest.approx(value, rel=1e-4, abs=TOLERANCE), (step, name)
+        assert {name for name, value in found.items() if value is not None} == {*known, "train_s"}
         assert abs(found["loss"] - expected["loss"]) < TOLERANCE
 
 
-def test_the_recording_is_one_that_could_tell_layouts_apart(metrics: dict[str, Any]) -> None:
-    steps = metrics["dp1"]
+def test_the_recording_is_one_that_could_tell_layouts_apart(metrics: Metrics) -> None:
+    steps = metrics["dp1", "grpo"]
     assert all(abs(step["loss"]) > 100 * TOLERANCE for step in steps[1:])  # on-policy, the first one is about zero
     assert steps[0]["logprob_gap_max"] < 1e-5
     assert steps[-1]["clip_fraction"] > 0
     assert steps[-1]["kl_mean"] > 0
+
+
+def test_the_other_replays_have_what_they_are_about(metrics: Metrics) -> None:
+    first, second, third, fourth, fifth = metrics["dp1", "old_policy"]  # the policy of steps 0, 2 and 4 is the old one
+    assert all(step["old_logprob_gap_max"] < TOLERANCE for step in (first, second))  # the recording's own policy
+    assert all(step["old_logprob_gap_mean"] > 100 * TOLERANCE for step in (third, fourth, fifth))
+    assert all(abs(step["ratio_max"] - 1) < TOLERANCE for step in (first, third, fifth))
+    assert all(step["ratio_max"] - 1 > 100 * TOLERANCE for step in (second, fourth))
+    # The correction is cut off at 0.9 and 1.1, which are 0.1 nats away.
+    assert all(step["old_logprob_gap_max"] > 0.11 for step in (third, fourth, fifth))
+    assert metrics["dp1", "gspo"][-1]["clip_fraction"] > 0.1
+    assert 0 < metrics["dp1", "skip"][-1]["samples_skipped"] < PROMPTS_PER_STEP * GROUP_SIZE
+
+
+def test_the_first_step_of_reinforce_pp_is_that_of_numpy_and_plain_transformers(
+    metrics: Metrics, model_dir: Path, recording: Path
+) -> None:
+    """Reward to go with KL in it, whitened over all tokens of the step; on-policy, so that no ratio is clipped."""
+    policy, reference = (AutoModelForCausalLM.from_pretrained(p).eval() for p in (model_dir, reference_of(model_dir)))
+    samples = [
+        (group["prompt"], sample) for group in json.loads(recording.read_text())[0] for sample in group["samples"]
+    ]
+    advantages, kl, entropies, terms = [], [], [], []
+    for prompt, sample in samples:
+        with torch.no_grad():
+            ref_logprobs, _ = score(reference, prompt, sample["token_ids"])
+        kl.append(np.array(sample["logprobs"]) - ref_logprobs.double().numpy())
+        advantages.append(sample["reward"] - KL_COEFF * np.cumsum(kl[-1][::-1])[::-1])
+    tokens = np.concatenate(advantages)
+    for (prompt, sample), values in zip(samples, advantages, strict=True):
+        whitened = torch.tensor((values - tokens.mean()) / tokens.std())
+        logprobs, entropy = score(policy, prompt, sample["token_ids"])
+        ratio = torch.exp(logprobs.double() - torch.tensor(sample["logprobs"]))
+        terms.append((-ratio * whitened).mean())
+        entropies.append(entropy)
+    loss = torch.stack(terms).mean()
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in policy.parameters()])
+    found = metrics["dp1", "reinforce_pp"][0]
+    assert found["loss"] == pytest.approx(loss.item(), abs=TOLERANCE)
+    assert found["grad_norm"] == pytest.approx(norm.item(), rel=TOLERANCE)
+    assert found["kl_mean"] == pytest.approx(np.concatenate(kl).mean(), abs=TOLERANCE)
+    assert found["entropy_mean"] == pytest.approx(torch.cat(entropies).mean().item(), abs=TOLERANCE)
+    assert found["ratio_max"] == pytest.approx(1, abs=TOLERANCE)
+    assert found["clip_fraction"] == 0
+
+
+def score(model: Any, prompt: list[int], token_ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32[T] log-probabilities and entropies of a response, in nats."""
+    logits = model(input_ids=torch.tensor([prompt + token_ids])).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
+    logs = logits.log_softmax(dim=-1)
+    return logs.gather(-1, torch.tensor(token_ids)[:, None]).squeeze(-1), -(logs.exp() * logs).sum(dim=-1)
+
+
+def test_whitening_over_the_tokens_of_a_rank_alone_is_noticed(
+    metrics: Metrics, model_dir: Path, recording: Path, tmp_path: Path
+) -> None:
+    launch_and_check("replay_process.py", tmp_path, model_dir, recording, FAULT, "dp2", world_size=2)
+    found = json.loads((tmp_path / "dp2-reinforce_pp.json").read_text())[0]
+    right = metrics["dp1", "reinforce_pp"][0]
+    assert found["kl_mean"] == pytest.approx(right["kl_mean"], abs=TOLERANCE)
+    assert abs(found["loss"] - right["loss"]) > 100 * TOLERANCE

@@ -1,4 +1,4 @@
-"""Samples laid out as micro-batches: several in a row, prompts and holes between their tokens, poison in the padding."""
+"""Samples laid out as micro-batches: several in a row, prompts and holes between their tokens, poison in padding."""
 
 import math
 import random

@@ -85,6 +85,16 @@ def test_mask_what_is_not_counted_has_the_weight_1_and_no_influence(name: str) -
         assert found[0].tolist() == pytest.approx(expected, rel=1e-15)
 
 
+@pytest.mark.parametrize(("name", "expected"), [("tis", 2.0), ("icepop", 0.0), ("sequence_mask", 0.0)])
+def test_mask_what_is_not_counted_has_the_weight_1_even_if_the_band_does_not_hold_it(
+    name: str, expected: float
+) -> None:
+    mask = torch.tensor([[False, True, True, False]])
+    zeros = torch.zeros(1, 4)
+    found = correction_weights(zeros, zeros, mask, ONE_SAMPLE, correction=name, low=2.0, high=3.0)
+    assert found[0].tolist() == [1.0, expected, expected, 1.0]
+
+
 @pytest.mark.parametrize("name", ["tis", "icepop"])
 def test_split_tokens_one_by_one_have_the_weights_of_the_whole(name: str) -> None:
     alone = [correction_weights(W[:, t : t + 1].log(), torch.zeros(1, 1), ALL[:, :1], ONE_SAMPLE[:, :1],

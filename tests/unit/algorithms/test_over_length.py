@@ -1,4 +1,4 @@
-"""Soft over-length punishment at the places where eq. 13 of the DAPO paper changes its case."""
+"""Soft over-length punishment at the places where equation 13 of the DAPO paper changes its case."""
 
 import pytest
 from hypothesis import given

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coati_rl.algorithms.ratio import MAX_LOG_RATIO, count_samples, masked_log_ratio, ratio_of, sample_max, sample_mean
+from coati_rl.algorithms.ratio import MAX_LOG_RATIO, count_samples, masked_log_ratio, ratio_of, sample_any, sample_mean
 from tests.unit.algorithms.batches import lay_out, random_samples
 from tests.unit.algorithms.oracle import log_ratios
 
@@ -61,10 +61,11 @@ def test_value_of_any_layout_is_gspos_length_normalised_log_ratio(lengths: list[
         np.testing.assert_allclose(got, log_ratios(sample, "sequence")[0], rtol=1e-12, atol=1e-14)
 
 
-def test_value_the_largest_of_a_sample_stands_on_all_of_its_tokens() -> None:
-    found = sample_max(VALUES, MASK, SAMPLE_INDEX)
-    assert found[0].tolist() == [4, 4, 4, 4, -3, -3, -math.inf]
-    assert found[1].tolist() == [-math.inf] * 7
+def test_value_a_token_of_a_sample_marks_all_of_its_tokens_and_no_others() -> None:
+    found = sample_any((VALUES == 4) & MASK, SAMPLE_INDEX)
+    assert found[0].tolist() == [True] * 4 + [False] * 3
+    assert not found[1].any()
+    assert not sample_any(torch.zeros_like(MASK), SAMPLE_INDEX).any()
 
 
 def test_value_only_samples_with_a_token_under_the_mask_are_counted() -> None:
@@ -83,17 +84,12 @@ def test_mask_padding_reaches_neither_log_ratios_nor_their_gradient(poison: floa
     assert torch.isfinite(logprobs.grad).all()
 
 
-def test_mask_what_a_maximum_does_not_count_may_hold_anything() -> None:
-    poisoned = torch.where(MASK, VALUES, math.inf)
-    assert torch.equal(sample_max(poisoned, MASK, SAMPLE_INDEX), sample_max(VALUES, MASK, SAMPLE_INDEX))
-
-
-def test_split_rows_give_the_same_means_and_maxima_as_together() -> None:
-    for function in (sample_mean, sample_max):
-        whole = function(VALUES, MASK, SAMPLE_INDEX)
-        for row in range(2):
-            at = slice(row, row + 1)
-            assert torch.equal(function(VALUES[at], MASK[at], SAMPLE_INDEX[at]), whole[at])
+def test_split_rows_give_the_same_means_and_marks_as_together() -> None:
+    means, marks = sample_mean(VALUES, MASK, SAMPLE_INDEX), sample_any(MASK, SAMPLE_INDEX)
+    for row in range(2):
+        at = slice(row, row + 1)
+        assert torch.equal(sample_mean(VALUES[at], MASK[at], SAMPLE_INDEX[at]), means[at])
+        assert torch.equal(sample_any(MASK[at], SAMPLE_INDEX[at]), marks[at])
 
 
 def test_refusal_of_shapes_that_differ() -> None:

@@ -66,6 +66,8 @@ def test_the_printed_plan_names_each_number():
         "rollout slots           48 prompts",
         "prompts                 unknown",
         "optimizer steps         unknown",
+        "algorithm               GRPO (advantage group_norm, clip 0.2/0.2 per token, sample_level, "
+        "KL 0.01 k3 in the loss, old_logprobs of the engine)",
     ]
 
 
@@ -87,4 +89,12 @@ def test_the_printed_plan_names_what_splits_a_trainer_and_what_is_not_known_yet(
     ],
 )
 def test_where_groups_are_replaced_the_prompts_may_fill_fewer_steps(change, num_prompts, line):
-    assert plan_of(f"{ARGV} {change}", num_prompts=num_prompts).lines()[-1] == line
+    assert plan_of(f"{ARGV} {change}", num_prompts=num_prompts).lines()[-2] == line
+
+
+def test_the_printed_plan_names_the_parts_that_the_users_flags_have_changed():
+    flags = "--algo GSPO --off-policy-correction icepop --whiten-advantages --clip-eps-high 0.001"
+    assert plan_of(f"{ARGV} {flags}").lines()[-1] == (
+        "algorithm               GSPO (advantage group_norm, whitened, clip 0.0003/0.001 per sequence, "
+        "sample_level, no KL, old_logprobs of the trainer, icepop 0.5/5)"
+    )

@@ -39,6 +39,12 @@ def test_every_preset_trains_from_start_to_end(run_in_threads, algo):
     assert all(step["loss"] is not None for step in trace.steps)
 
 
+def test_one_sample_a_prompt_is_enough_for_an_algorithm_without_groups(run_in_threads):
+    trace = run_in_threads({"algo": "REINFORCE_PP", "num_generations": 1, "train_microbatch_size": 2, "max_steps": 2})
+    assert [step["samples_in_loss"] for step in trace.steps] == [2, 2]
+    assert trace.steps[0]["grad_norm"] > 0
+
+
 def test_dapo_replaces_filtered_groups_and_every_counter_adds_up(run_in_threads, half_decided):
     # Eight samples, so that hardly any "maybe" group is all right or all wrong.
     settings = {"algo": "DAPO", "dataset": half_decided, "num_generations": 8, "num_episodes": 3}

@@ -1,0 +1,221 @@
+"""--algo: what the nine presets set, who wins, what follows from both, and a preset of the user's own."""
+
+from pathlib import Path
+
+import pytest
+
+from coati_rl.algorithms.registry import build_loss, load_estimator
+from coati_rl.config import Config
+from coati_rl.config.algorithm import AlgorithmConfig
+from coati_rl.config.cli import build_config, parse
+from coati_rl.config.presets import PRESETS, read_preset
+from coati_rl.config.rules import check
+from coati_rl.errors import ConfigError
+
+NAMES = (
+    "CISPO",
+    "DAPO",
+    "DR_GRPO",
+    "GRPO",
+    "GSPO",
+    "REINFORCE_PP",
+    "REINFORCE_PPB",
+    "REINFORCE_PP_BASELINE",
+    "RLOO",
+)
+# estimator, whitened, term, ratio, bounds, aggregation, KL's weight, place and estimator
+PARTS = {
+    "CISPO": ("group_norm", False, "cispo", "token", (1.0, 4.0), "token_level", 0.0, "none", None),
+    "DAPO": ("group_norm", False, "clip", "token", (0.2, 0.28), "token_level", 0.0, "none", None),
+    "DR_GRPO": ("group_mean", False, "clip", "token", (0.2, 0.2), "constant", 0.0, "none", None),
+    "GRPO": ("group_norm", False, "clip", "token", (0.2, 0.2), "sample_level", 0.01, "loss", "k3"),
+    "GSPO": ("group_norm", False, "clip", "sequence", (3e-4, 4e-4), "sample_level", 0.0, "none", None),
+    "REINFORCE_PP": ("reward", True, "clip", "token", (0.2, 0.2), "token_level", 0.01, "reward", "k1"),
+    "REINFORCE_PPB": ("group_mean", True, "clip", "token", (0.2, 0.2), "sample_level", 0.01, "reward", "k1"),
+    "REINFORCE_PP_BASELINE": ("group_mean", True, "clip", "token", (0.2, 0.2), "token_level", 0.01, "loss", "k2"),
+    "RLOO": ("leave_one_out", False, "clip", "token", (0.2, 0.2), "constant", 0.01, "reward", "k1"),
+}
+
+
+def config_of(text: str) -> Config:
+    return parse(text.split())[0]
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config_of(text)
+    return str(caught.value)
+
+
+def write(directory: Path, text: str, name: str = "mine.yaml") -> Path:
+    path = directory / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_there_are_nine_presets_by_their_papers_names():
+    assert tuple(sorted(PRESETS)) == tuple(sorted(NAMES))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_sets_the_parts_of_its_paper(name):
+    config = config_of(f"-a {name}")
+    found = (
+        config.advantage_estimator,
+        config.whiten_advantages,
+        config.policy_loss,
+        config.ratio_level,
+        (config.clip_eps_low, config.clip_eps_high),
+        config.loss_variation,
+        config.kl_coeff,
+        config.kl_place,
+        config.kl_estimator if config.kl_coeff else None,
+    )
+    assert found == PARTS[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_passes_all_rules_and_can_be_built(name):
+    config = config_of(f"-a {name}")
+    check(config)
+    assert build_loss(config).kl_coeff == (config.kl_coeff if config.kl_place == "loss" else 0)
+    assert load_estimator(config.advantage_estimator).__name__ == config.advantage_estimator
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_names_its_paper_and_sets_settings_of_an_algorithm_alone(name):
+    assert "arXiv:" in PRESETS[name].read_text(encoding="utf-8")
+    assert set(read_preset(name, AlgorithmConfig.model_fields)) <= set(AlgorithmConfig.model_fields) - {"algo"}
+
+
+def test_the_defaults_of_the_fields_are_those_of_grpo():
+    without = {name: field.default for name, field in AlgorithmConfig.model_fields.items()}
+    assert config_of("").model_dump() == config_of("-a GRPO").model_dump()
+    assert {name: getattr(config_of("-a GRPO"), name) for name in without} == without
+
+
+def test_dapo_filters_groups_replaces_them_and_punishes_length():
+    config = config_of("-a DAPO -mnt 2048")
+    assert config.filter_range == (0.01, 0.99)
+    assert config.dynamic_batching
+    assert config.filter_truncated_response
+    assert config.over_length_cache == 512  # min(1024, 2048 / 4)
+    assert config_of("-a DAPO -mnt 8192").over_length_cache == 1024
+    assert config_of("-a DAPO -mnt 2").over_length_cache == 1
+    assert config_of("-a DAPO --cache-length 100").over_length_cache == 100
+    assert config_of("-a GRPO").over_length_cache is None
+
+
+@pytest.mark.parametrize("spelling", ["dapo", "Dapo", "DAPO"])
+def test_a_presets_name_may_be_written_in_any_case(spelling):
+    assert config_of(f"-a {spelling}").algo == "DAPO"
+    assert config_of(f"-a {spelling}").loss_variation == "token_level"
+
+
+def test_what_is_given_wins_over_the_preset():
+    config = config_of("-a DAPO --clip-eps-high 0.3 --loss-variation sample_level --no-dynamic-batching")
+    assert (config.clip_eps_low, config.clip_eps_high) == (0.2, 0.3)
+    assert config.loss_variation == "sample_level"
+    assert not config.dynamic_batching
+    assert config_of("-a DAPO --filter-range None").filter_range is None
+
+
+def test_what_a_config_file_gives_wins_over_the_preset_and_a_flag_over_both(tmp_path):
+    path = write(tmp_path, "algo: DAPO\nclip_eps_high: 0.3\nclip_eps_low: 0.1\n")
+    config = config_of(f"--config {path} --clip-eps-low 0.15")
+    assert (config.algo, config.clip_eps_low, config.clip_eps_high) == ("DAPO", 0.15, 0.3)
+    assert config_of(f"--config {path} -a GSPO").ratio_level == "sequence"
+
+
+@pytest.mark.parametrize("name", ["GRPO", "RLOO", "REINFORCE_PP_BASELINE"])
+@pytest.mark.parametrize("zero", ["0", "0.0", "0e3"])
+def test_kl_of_no_weight_has_no_place_unless_one_is_given(name, zero):
+    assert config_of(f"-a {name} -kl {zero}").kl_place == "none"
+    assert config_of(f"-a {name} -kl {zero} --kl-place loss").kl_place == "loss"
+    assert build_config({"algo": name, "kl_coeff": 0}).kl_place == "none"
+
+
+@pytest.mark.parametrize(("name", "place"), [("DAPO", "loss"), ("GSPO", "loss"), ("RLOO", "reward")])
+def test_kl_of_some_weight_has_the_presets_place(name, place):
+    assert config_of(f"-a {name} -kl 0.05").kl_place == place
+
+
+@pytest.mark.parametrize(
+    ("correction", "low", "high"), [("tis", 0.0, 2.0), ("icepop", 0.5, 5.0), ("sequence_mask", 0.5, 2.0)]
+)
+def test_a_correction_without_bounds_has_its_papers(correction, low, high):
+    config = config_of(f"--off-policy-correction {correction}")
+    assert (config.off_policy_low, config.off_policy_high) == (low, high)
+    given = config_of(f"--off-policy-correction {correction} --off-policy-high 7")
+    assert (given.off_policy_low, given.off_policy_high) == (low, 7.0)
+    loss = build_loss(given)
+    assert (loss.correction, loss.correction_low, loss.correction_high) == (correction, low, 7.0)
+
+
+def test_bounds_of_none_as_a_resolved_config_has_them_are_the_corrections_own(tmp_path):
+    path = write(tmp_path, "off_policy_low: null\noff_policy_high: null\n")
+    config = config_of(f"--config {path} --off-policy-correction tis")
+    assert (config.off_policy_low, config.off_policy_high) == (0.0, 2.0)
+
+
+def test_without_a_correction_there_are_no_bounds():
+    assert (config_of("").off_policy_low, config_of("").off_policy_high) == (None, None)
+
+
+def test_a_resolved_config_read_again_is_the_same():
+    config = config_of("-a DAPO --off-policy-correction icepop -kl 0")
+    assert build_config(config.model_dump(mode="json")) == config
+
+
+def test_a_file_of_the_users_own_is_a_preset(tmp_path):
+    parts = ("advantage_estimator: group_mean", "clip_eps_high: 0.4", "kl_coeff: 0", "off_policy_correction: tis")
+    path = write(tmp_path, "\n".join(parts))
+    config = config_of(f"-a {path}")
+    assert config.advantage_estimator == "group_mean"
+    assert config.clip_eps_high == 0.4
+    assert config.clip_eps_low == 0.2  # what it leaves out is GRPO's
+    assert config.kl_place == "none"
+    assert config.off_policy_high == 2.0
+    assert config_of(f"-a {path} --clip-eps-high 0.1").clip_eps_high == 0.1
+    check(config)
+
+
+def test_an_empty_file_is_grpo(tmp_path):
+    config = config_of(f"-a {write(tmp_path, '')}")
+    assert config.model_dump(exclude={"algo"}) == config_of("").model_dump(exclude={"algo"})
+
+
+@pytest.mark.parametrize("name", ["SFT", "PPO", "grpo2", "dapo.json"])
+def test_an_unknown_name_is_refused_with_the_known_ones(name):
+    message = refusal(f"-a {name}")
+    assert message.startswith(f"--algo {name!r}: unknown; use CISPO, DAPO, DR_GRPO, GRPO, GSPO")
+    assert message.endswith("or a FILE.yaml of your own")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("clip_eps: 0.2", "sets clip_eps, which is no setting of an algorithm"),
+        ("num_trainers: 4\nmodel: a/b", "sets num_trainers, model, which is no setting of an algorithm"),
+        ("algo: GRPO", "sets algo, which is no setting of an algorithm"),
+        ("- 1\n- 2", "holds a list; write one 'name: value' a line"),
+        ("a: [", "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_preset_is_refused_by_its_name(tmp_path, text, message):
+    path = write(tmp_path, text)
+    found = refusal(f"-a {path}")
+    assert found.startswith(f"--algo {path}: ")
+    assert message in found
+    assert "\n" not in found
+
+
+def test_a_file_that_is_missing_is_refused(tmp_path):
+    assert f"--algo {tmp_path}/none.yaml: cannot be read" in refusal(f"-a {tmp_path}/none.yaml")
+
+
+def test_a_value_in_a_preset_that_its_field_refuses_is_told_as_the_flag(tmp_path):
+    path = write(tmp_path, "clip_eps_low: 2.0\nkl_coeff: abc\nratio_level: word\n")
+    message = refusal(f"-a {path}")
+    for part in ("--clip-eps-low 2.0", "--kl-coeff 'abc'", "--ratio-level 'word'"):
+        assert part in message

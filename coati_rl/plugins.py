@@ -15,16 +15,24 @@ def is_plugin(name: str) -> bool:
     return ":" in name
 
 
+def absolute(path: str) -> Path:
+    """The path with ~ and the working directory filled in. Raises: ValueError for the home of a user there is not."""
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
 def load_function(name: str, *, flag: str) -> Callable[..., Any]:
     """Import the file, once in a process, and return its function.
 
     Args:
-        name: FILE.py:FUNCTION.
+        name: FILE.py:FUNCTION, with an absolute path.
         flag: where the user wrote it, for the message.
     Raises: ConfigError if the file cannot be read or run, or holds no such function.
     """
     path_text, _, function_name = name.rpartition(":")
-    path = Path(path_text).expanduser().absolute()
+    path = Path(path_text)
     if not path.is_file():
         raise ConfigError(f"{flag} {name}: no file {path}; write FILE.py:FUNCTION")
     module_name = f"coati_rl_plugin_{hashlib.blake2b(str(path).encode(), digest_size=8).hexdigest()}"
@@ -37,7 +45,7 @@ def load_function(name: str, *, flag: str) -> Callable[..., Any]:
         sys.modules[module_name] = module
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # whatever a user's file raises
             del sys.modules[module_name]
             raise ConfigError(f"{flag} {name}: {path} fails on import: {type(error).__name__}: {error}") from error
     function = getattr(module, function_name, None)

@@ -5,7 +5,7 @@
 In: a model of make_tiny_model.py with its train.jsonl and eval.jsonl. Out: OUT_DIR/<preset>-<seed>/ (each an ordinary
 run), OUT_DIR/comparison.md, comparison.json and comparison.png (reward over steps). Every run has the same prompts per
 step, steps, seeds and lengths; K = 2 optimizer steps share their rollouts' weights, so that clipping acts in every
-second one. Only the learning rate differs. A run that is complete is not repeated. FLAGS go to every run.
+second one. Only the learning rate may differ. A run that is complete is not repeated. FLAGS go to every run.
 """
 
 import argparse
@@ -24,8 +24,7 @@ from coati_rl.config.presets import PRESETS
 matplotlib.use("Agg")  # a file is written, no window is opened
 from matplotlib import pyplot
 
-LEARNING_RATES = {"GSPO": 3e-4}  # where the common one is not the preset's best
-LEARNING_RATE = 3e-4
+LEARNING_RATES = dict.fromkeys(PRESETS, 3e-4)  # one for each preset; the same has done for all
 WINDOW = 20  # steps at either end whose mean rewards are compared
 TIMEOUT_S = 1800.0  # of one run
 COMMON_FLAGS = {
@@ -55,8 +54,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--presets", nargs="+", default=[*PRESETS], choices=[*PRESETS], help="default: all")
     parser.add_argument("--steps", type=int, default=60, help=f"optimizer steps of each run, at least {2 * WINDOW}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one run each")
-    parser.add_argument("flags", nargs="*", help="after --: flags for every run")
-    arguments = parser.parse_args()
+    own, flags = sys.argv[1:], []
+    if "--" in own:  # argparse itself takes what follows only where no option comes before
+        own, flags = own[: own.index("--")], own[own.index("--") + 1 :]
+    arguments = parser.parse_args(own)
+    arguments.flags = flags
     if arguments.steps < 2 * WINDOW:
         parser.error(f"--steps {arguments.steps}: the first and the last {WINDOW} steps are compared; give more")
     return arguments
@@ -76,7 +78,7 @@ def train(preset: str, seed: int, arguments: argparse.Namespace) -> list[Row]:
         "--model": arguments.model_dir,
         "--dataset": arguments.model_dir / "train.jsonl",
         "--algo": preset,
-        "--learning-rate": LEARNING_RATES.get(preset, LEARNING_RATE),
+        "--learning-rate": LEARNING_RATES[preset],
         "--seed": seed,
         "--max-steps": arguments.steps,
         "--run-dir": run_dir,
@@ -103,7 +105,7 @@ def summarise(preset: str, runs: list[list[Row]]) -> Row:
     first, last = ([fmean(curve[part]) for curve in rewards] for part in (slice(WINDOW), slice(-WINDOW, None)))
     return {
         "--algo": preset,
-        "learning rate": LEARNING_RATES.get(preset, LEARNING_RATE),
+        "learning rate": LEARNING_RATES[preset],
         f"reward, first {WINDOW}": fmean(first),
         f"last {WINDOW}": fmean(last),
         "gain": fmean(last) - fmean(first),
@@ -128,7 +130,7 @@ def _cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
-        return f"{value:.3f}" if abs(value) >= 0.01 or value == 0 else f"{value:.1e}"
+        return f"{value:.3f}" if abs(value) >= 0.01 else f"{value:.0e}" if value else "0"
     return str(value)
 
 

@@ -50,7 +50,12 @@ def reward(rewards: Rewards) -> Rewards:
 ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
     estimator.__name__: estimator for estimator in (group_norm, group_mean, leave_one_out, reward)
 }
-NEEDS_NO_GROUP = "reward"  # the estimator that one sample is enough for
+_COMPARING = (group_norm, group_mean, leave_one_out)  # samples of a group with each other
+
+
+def compares_samples(name: str) -> bool:
+    """True if the built-in estimator of this name needs a group: of one sample, or of equal ones, it says 0."""
+    return ADVANTAGE_ESTIMATORS.get(name) in _COMPARING
 
 
 def group_advantages(rewards: Rewards, valid: NDArray[np.bool_], *, estimator: Estimator) -> Rewards:
@@ -73,8 +78,7 @@ def group_advantages(rewards: Rewards, valid: NDArray[np.bool_], *, estimator: E
     counted = rewards[valid].astype(np.float64)
     if not np.isfinite(counted).all():
         raise ValueError(f"rewards of valid samples must be finite: {counted.tolist()}")
-    is_comparison = estimator in (group_norm, group_mean, leave_one_out)
-    if counted.size == 0 or (is_comparison and counted.max() == counted.min()):
+    if counted.size == 0 or (estimator in _COMPARING and counted.max() == counted.min()):
         return advantages
     found = np.asarray(estimator(counted.copy()), dtype=np.float64)
     if found.shape != counted.shape or not np.isfinite(found).all():

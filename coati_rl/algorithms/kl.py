@@ -4,10 +4,11 @@ With D = log pi(token) - log pi_ref(token) and the token drawn from pi: k1 is un
 noise, k3 unbiased and never negative. GRPO uses k3.
 """
 
+import torch
 from torch import Tensor
 
 from coati_rl.algorithms.parts import KLEstimator
-from coati_rl.algorithms.ratio import masked_log_ratio, ratio_of
+from coati_rl.algorithms.ratio import MAX_LOG_RATIO, masked_log_ratio
 
 
 def kl_terms(logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tensor, *, estimator: KLEstimator = "k3") -> Tensor:
@@ -18,7 +19,7 @@ def kl_terms(logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tensor, *, estim
         ref_logprobs: float32[R, L], the reference's, in nats.
         loss_mask: bool[R, L], True on tokens that count.
         estimator: "k1", "k2" or "k3".
-    Returns: float32[R, L], nats, 0 where `loss_mask` is False.
+    Returns: float32[R, L], nats, 0 where `loss_mask` is False. k3 ends, with its gradient, at D = -MAX_LOG_RATIO.
     Raises: ValueError if shapes differ or the estimator is unknown.
     Source: John Schulman, "Approximating KL divergence" (2020); k3 in GRPO: arXiv:2402.03300 eq. 4.
     """
@@ -28,5 +29,6 @@ def kl_terms(logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tensor, *, estim
     if estimator == "k2":
         return difference.square() / 2
     if estimator == "k3":
-        return ratio_of(-difference) + difference - 1
+        bounded = difference.clamp(min=-MAX_LOG_RATIO)  # both terms: of one alone the gradient would turn its sign
+        return torch.expm1(-bounded) + bounded
     raise ValueError(f"KL estimator {estimator!r} is unknown; use k1, k2 or k3")

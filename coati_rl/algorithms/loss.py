@@ -4,16 +4,16 @@ Consumes the log-probabilities of one micro-batch and the tensors of its `MicroB
 over micro-batches and ranks, and the sums to report (see `sums`). R rows, L tokens per row.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from coati_rl.algorithms.kl import kl_terms
 from coati_rl.algorithms.off_policy import correction_weights
-from coati_rl.algorithms.parts import Correction, KLEstimator, RatioLevel
+from coati_rl.algorithms.parts import POLICY_LOSSES, Correction, KLEstimator, RatioLevel
 from coati_rl.algorithms.policy_loss import check_bounds, cispo_terms, clipped_policy_terms, clipped_tokens
 from coati_rl.algorithms.ratio import count_samples, masked_log_ratio, ratio_of, sample_any, sample_mean
 
@@ -60,13 +60,18 @@ class PolicyLoss:
         for name in ("kl_coeff", "entropy_coeff"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} = {getattr(self, name)} must not be negative")
+        if self.skip_threshold is not None and not self.skip_threshold > 1:
+            raise ValueError(f"skip_threshold = {self.skip_threshold} must be above 1, the ratio of equal policies")
+        if self.terms_fn is None and self.policy_loss not in POLICY_LOSSES:
+            raise ValueError(f"policy loss {self.policy_loss!r} is unknown; use {' or '.join(POLICY_LOSSES)}")
+        if self.ratio_level not in get_args(RatioLevel):
+            raise ValueError(f"ratio level {self.ratio_level!r} is unknown; use {' or '.join(get_args(RatioLevel))}")
 
     @property
     def is_token_separable(self) -> bool:
         """See LossFn. A skipped sample is seen whole only when one comes up, see `is_final`."""
-        if self.terms_fn is not None:
-            return bool(getattr(self.terms_fn, "is_token_separable", False))
-        return self.ratio_level == "token" and self.correction != "sequence_mask"
+        are_terms = self.terms_fn is None or bool(getattr(self.terms_fn, "is_token_separable", False))
+        return are_terms and self.ratio_level == "token" and self.correction != "sequence_mask"
 
     def is_final(self, sums: Mapping[str, Tensor]) -> bool:
         """See LossFn: False if a ratio asks for its whole sample to be skipped."""
@@ -82,6 +87,7 @@ class PolicyLoss:
             entropy: float32[R, L], nats; carries gradient.
             micro_batch: the arrays of `MicroBatch` as tensors, without those that are None (`rollout_logprobs` stand
                 in for `old_logprobs`), and `trainer_version`, int64[]: the version of the weights that are trained.
+                Without `sample_index` it holds tokens and not whole samples; only a loss that is separable can do that.
         Returns: (float32[] summed loss, the sums to report).
         Raises: ValueError if kl_coeff > 0 and the batch has no ref_logprobs.
         Source: docs/algorithms.md names the paper of each part.
@@ -142,7 +148,7 @@ class PolicyLoss:
             old_logprobs,
             micro_batch["rollout_logprobs"],
             micro_batch["loss_mask"],
-            micro_batch["sample_index"],
+            micro_batch.get("sample_index"),
             correction=self.correction,
             low=self.correction_low,
             high=self.correction_high,
@@ -155,10 +161,10 @@ class PolicyLoss:
 
     def _kept(self, log_ratio: Tensor, micro_batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """(bool[R, L] tokens of samples that are not skipped; float64[] how many samples are)."""
-        loss_mask, sample_index = micro_batch["loss_mask"], micro_batch["sample_index"]
-        too_large = (ratio_of(log_ratio.detach()) > (self.skip_threshold or math.inf)) & loss_mask
-        if not too_large.any():  # as good as always: samples need not be told apart
-            return loss_mask, torch.zeros_like(micro_batch["trainer_version"], dtype=torch.float64)
+        loss_mask, sample_index = micro_batch["loss_mask"], micro_batch.get("sample_index")
+        if sample_index is None or self.skip_threshold is None:  # by tokens: `is_final` asks for another evaluation
+            return loss_mask, loss_mask.new_zeros((), dtype=torch.float64)
+        too_large = (ratio_of(log_ratio.detach()) > self.skip_threshold) & loss_mask
         is_skipped = sample_any(too_large, sample_index)
         return ~is_skipped, count_samples(is_skipped & loss_mask, sample_index)
 

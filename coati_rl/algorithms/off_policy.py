@@ -15,7 +15,7 @@ def correction_weights(
     old_logprobs: Tensor,
     rollout_logprobs: Tensor,
     loss_mask: Tensor,
-    sample_index: Tensor,
+    sample_index: Tensor | None,
     *,
     correction: Correction,
     low: float,
@@ -31,7 +31,7 @@ def correction_weights(
         old_logprobs: float32[R, L], nats, of the trainer before the update.
         rollout_logprobs: float32[R, L], nats, of the engine that sampled.
         loss_mask: bool[R, L].
-        sample_index: int[R, L], -1 on padding.
+        sample_index: int[R, L], -1 on padding; only "sequence_mask" needs it.
         correction: "none" gives 1 everywhere.
         low: lower bound of w, not negative.
         high: upper bound of w, above `low`.
@@ -51,6 +51,8 @@ def correction_weights(
     elif correction == "icepop":
         weight = torch.where((weight >= low) & (weight <= high), weight, 0.0)
     elif correction == "sequence_mask":
+        if sample_index is None:
+            raise ValueError("sequence_mask judges whole samples: it needs sample_index")
         mean = ratio_of(sample_mean(log_ratio, loss_mask, sample_index))
         weight = ((mean >= low) & (mean <= high)).to(weight.dtype)
     else:

@@ -1,9 +1,11 @@
 """From a configuration to the functions it names: advantage estimator and loss, built in or a user's own."""
 
+import dataclasses
 import inspect
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, Estimator, group_advantages
 from coati_rl.algorithms.loss import PolicyLoss, TermsFn
@@ -20,13 +22,16 @@ def load_estimator(name: str) -> Estimator:
     if not is_plugin(name):
         return ADVANTAGE_ESTIMATORS[name]
     estimator: Estimator = load_function(name, flag="--advantage-estimator")
-    try:
-        group_advantages(np.array([1.0, 0.0]), np.array([True, True]), estimator=estimator)
-    except Exception as error:
-        raise ConfigError(
-            f"--advantage-estimator {name}: fails on rewards [1, 0]: {type(error).__name__}: {error}; it takes "
-            "float64[N] rewards of a group and returns as many advantages"
-        ) from error
+    for rewards in ([1, 0], [1, 1], [1]):  # equal ones have no deviation, and one may be all that is valid
+        try:
+            group_advantages(
+                np.array(rewards, dtype=np.float64), np.ones(len(rewards), dtype=bool), estimator=estimator
+            )
+        except Exception as error:
+            raise ConfigError(
+                f"--advantage-estimator {name}: fails on rewards {rewards}: {type(error).__name__}: {error}; it takes "
+                "float64[N] rewards of a group and returns as many advantages"
+            ) from error
     return estimator
 
 
@@ -68,27 +73,49 @@ def build_loss(config: Config) -> PolicyLoss:
 
 
 def _try_out(loss: PolicyLoss, name: str) -> None:
-    """Evaluate a user's loss on two tokens, with gradient."""
-    shape = (1, 3)
-    zeros = torch.zeros(shape)
-    arrays = {
-        "loss_mask": torch.tensor([[False, True, True]]),
-        "loss_weights": torch.tensor([[0.0, 0.5, 0.5]]),
-        "advantages": torch.tensor([[0.0, 1.0, 1.0]]),
-        "sample_index": torch.zeros(shape, dtype=torch.int32),
-        "position_ids": torch.tensor([[0, 1, 2]]),
-        "token_ids": torch.zeros(shape, dtype=torch.int64),
-        "policy_version": torch.zeros(shape, dtype=torch.int32),
-        "temperature": torch.ones(shape),
-        "trainer_version": torch.tensor(0),
-        **dict.fromkeys(("rollout_logprobs", "old_logprobs", "ref_logprobs"), zeros),
-    }
-    logprobs = torch.zeros(shape, requires_grad=True)
+    """Evaluate a user's loss on three tokens, with gradient; and token by token, if it says that this is the same."""
+    alone = dataclasses.replace(loss, kl_coeff=0.0, entropy_coeff=0.0)  # which have a gradient of their own
+    arrays = _three_tokens()
+    places = [slice(1, 4)] + ([slice(place, place + 1) for place in (1, 2, 3)] if loss.is_token_separable else [])
     try:
-        value, _ = loss(logprobs, torch.zeros(shape), arrays)
-        value.backward()  # type: ignore[no-untyped-call]
-        is_usable = logprobs.grad is not None and bool(torch.isfinite(logprobs.grad).all())
+        on_policy = _gradient_at(alone, arrays, places[0], log_ratio=0.0)
+        gradients = [_gradient_at(alone, arrays, place, log_ratio=0.02) for place in places]
     except Exception as error:
-        raise ConfigError(f"--policy-loss {name}: fails on two tokens: {type(error).__name__}: {error}") from error
-    if not is_usable:
+        raise ConfigError(f"--policy-loss {name}: fails on three tokens: {type(error).__name__}: {error}") from error
+    whole, *parts = gradients
+    if not torch.isfinite(on_policy + whole).all() or not whole.any():
         raise ConfigError(f"--policy-loss {name}: gives logprobs no finite gradient; use the logprobs it is given")
+    if parts and not torch.allclose(torch.cat(parts), whole):
+        raise ConfigError(
+            f"--policy-loss {name}: says is_token_separable, but a token's gradient depends on the other tokens; "
+            "leave that attribute out"
+        )
+
+
+def _three_tokens() -> dict[str, Tensor]:
+    """One row: a prompt token and three of a response, with all arrays that a loss may look at."""
+    logprobs = torch.tensor([[0.0, -1.0, -2.0, -0.5]])
+    return {
+        "loss_mask": torch.tensor([[False, True, True, True]]),
+        "loss_weights": torch.tensor([[0.0, 0.5, 0.5, 0.5]]),
+        "advantages": torch.tensor([[0.0, 1.0, -0.5, 1.0]]),
+        "sample_index": torch.zeros((1, 4), dtype=torch.int32),
+        "position_ids": torch.tensor([[0, 1, 2, 3]]),
+        "token_ids": torch.zeros((1, 4), dtype=torch.int64),
+        "policy_version": torch.zeros((1, 4), dtype=torch.int32),
+        "temperature": torch.ones((1, 4)),
+        "rollout_logprobs": logprobs,
+        "old_logprobs": logprobs + 0.01,
+        "ref_logprobs": logprobs - 0.01,
+    }
+
+
+def _gradient_at(loss: PolicyLoss, arrays: dict[str, Tensor], places: slice, *, log_ratio: float) -> Tensor:
+    """float32[N]: of the loss on these places alone; one of them, as in an evaluation by tokens, has no sample."""
+    chosen = {name: array[:, places] for name, array in arrays.items()}
+    if chosen["loss_mask"].numel() == 1:
+        del chosen["sample_index"]
+    logprobs = (chosen["old_logprobs"] + log_ratio).requires_grad_()
+    value, _ = loss(logprobs, torch.zeros_like(logprobs), {**chosen, "trainer_version": torch.tensor(0)})
+    (gradient,) = torch.autograd.grad(value, logprobs)
+    return gradient.flatten()

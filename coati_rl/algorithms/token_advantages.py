@@ -16,7 +16,7 @@ from coati_rl.algorithms.kl import kl_terms
 from coati_rl.algorithms.parts import KLEstimator
 from coati_rl.batch import MicroBatch
 
-STD_EPS = 1e-8  # without unit
+VARIANCE_EPS = 1e-8  # without unit: keeps rounding noise, as of a KL of nearly 0, from becoming advantages of 1
 
 
 def subtract_kl_to_go(
@@ -74,19 +74,19 @@ def advantage_sums(micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
 
 
 def whiten(micro_batch: MicroBatch, sums: Mapping[str, float]) -> MicroBatch:
-    """(A - mean) / (std + eps) with mean and biased standard deviation over all loss tokens of the global batch.
+    """(A - mean) / sqrt(variance + eps) with mean and biased variance over all loss tokens of the global batch.
 
     Args:
         micro_batch: one of those that were counted.
         sums: `advantage_sums` of all ranks, reduced.
-    Returns: the micro-batch; all its advantages are exactly 0 if all of the global batch are equal.
-    Source: arXiv:2501.03262 (REINFORCE++), global advantage normalisation; biased as in OpenRLHF.
+    Returns: the micro-batch; all its advantages are exactly 0 if those of the global batch are equal or none.
+    Source: arXiv:2501.03262 (REINFORCE++), global advantage normalisation; eps under the root as in verl.
     """
-    if sums["advantage_max"] == -sums["advantage_negative_max"]:
+    if not sums["advantage_tokens"] or sums["advantage_max"] == -sums["advantage_negative_max"]:
         return dataclasses.replace(micro_batch, advantages=np.zeros_like(micro_batch.advantages))
     mean = sums["advantage_sum"] / sums["advantage_tokens"]
     variance = max(sums["advantage_square_sum"] / sums["advantage_tokens"] - mean**2, 0.0)
-    whitened = (micro_batch.advantages.astype(np.float64) - mean) / (variance**0.5 + STD_EPS)
+    whitened = (micro_batch.advantages.astype(np.float64) - mean) / (variance + VARIANCE_EPS) ** 0.5
     return dataclasses.replace(
         micro_batch, advantages=np.where(micro_batch.loss_mask, whitened, 0.0).astype(np.float32)
     )

@@ -4,7 +4,6 @@ The parts are orthogonal: docs/algorithms.md has the formula of each, `coati_rl.
 combinations contradict themselves.
 """
 
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, field_validator, model_validator
@@ -14,6 +13,7 @@ from coati_rl.algorithms.aggregation import LossVariation
 from coati_rl.algorithms.parts import POLICY_LOSSES, Correction, KLEstimator, RatioLevel
 from coati_rl.config.fields import flag
 from coati_rl.config.presets import PRESETS, fill_in
+from coati_rl.plugins import absolute
 
 KLPlace = Literal["none", "loss", "reward"]
 OldLogprobs = Literal["auto", "engine", "trainer"]
@@ -54,7 +54,7 @@ class AlgorithmConfig(BaseModel):
     off_policy_low: float | None = flag(None, "Lower bound of pi_old / pi_engine; default: the correction's.", ge=0)
     off_policy_high: float | None = flag(None, "Upper bound of pi_old / pi_engine; default: the correction's.", gt=0)
     skip_threshold: float | None = flag(
-        20.0, "A sample with a ratio above this is left out of the loss and counted; None: off.", gt=1
+        20.0, "A sample with a ratio above this is left out of the loss and counted; None: off.", gt=1, le=1e8
     )
 
     filter_range: tuple[float, float] | None = flag(
@@ -80,16 +80,22 @@ class AlgorithmConfig(BaseModel):
     @field_validator("algo")
     @classmethod
     def _preset_is_upper_case(cls, name: str) -> str:
-        return name.upper() if name.upper() in PRESETS else name
+        return name.upper() if name.upper() in PRESETS else str(absolute(name))
 
     @field_validator("advantage_estimator", "policy_loss")
     @classmethod
     def _path_is_absolute(cls, name: str) -> str:
         """A function is loaded by several processes, whose working directories differ."""
         path, colon, function = name.rpartition(":")
-        return f"{Path(path).expanduser().absolute()}:{function}" if colon else name
+        return f"{absolute(path)}:{function}" if colon else name
 
     @field_validator("filter_range", mode="before")
     @classmethod
     def _split_range(cls, value: Any) -> Any:
-        return tuple(value.split(",")) if isinstance(value, str) else value
+        if value is None:
+            return None
+        try:
+            low, high = value.split(",") if isinstance(value, str) else value
+            return float(low), float(high)
+        except (TypeError, ValueError) as error:
+            raise ValueError("give two accuracies, LOW,HIGH, like 0.01,0.99; or None") from error

@@ -1,8 +1,9 @@
 """What the parts of an algorithm may be combined with: contradictions are refused, oddities warned about."""
 
+import math
 from collections.abc import Iterator
 
-from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, NEEDS_NO_GROUP
+from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, compares_samples
 from coati_rl.algorithms.parts import POLICY_LOSSES
 from coati_rl.config.config import Config
 from coati_rl.plugins import is_plugin
@@ -30,14 +31,22 @@ def algorithm_warnings(config: Config) -> Iterator[str]:
         )
     if config.top_k is not None or config.top_p < 1.0:
         # Measured: the ratio of a renormalised probability to a full softmax is biased by up to 1.1 nats.
-        yield "--top-k, --top-p: engines renormalise what is left, so the trainer recomputes old_logprobs"
+        overridden = " in spite of --old-logprobs engine" if config.old_logprobs == "engine" else ""
+        yield f"--top-k, --top-p: engines renormalise what is left, so the trainer recomputes old_logprobs{overridden}"
+    if config.kl_place == "loss" and config.kl_estimator == "k1":
+        yield (
+            "--kl-estimator k1 in the loss: the expectation of its gradient is 0, so it holds nothing back; "
+            "use k2 or k3, or --kl-place reward"
+        )
     if config.dynamic_batching and config.filter_range is None and not config.filter_truncated_response:
-        yield "--dynamic-batching replaces only groups that cannot be scored: there is no --filter-range"
+        yield "--dynamic-batching has nothing to replace: give --filter-range or --filter-truncated-response"
+    if config.reward_scale != 1 and not config.soft_over_length_punishment:
+        yield f"--reward-scale {config.reward_scale:g} scales --soft-over-length-punishment, which is off"
 
 
 def needs_group(config: Config) -> bool:
     """True if a sample is compared with others of its prompt."""
-    return config.advantage_estimator != NEEDS_NO_GROUP and not is_plugin(config.advantage_estimator)
+    return compares_samples(config.advantage_estimator)
 
 
 def _names(config: Config) -> Iterator[str]:
@@ -65,7 +74,7 @@ def _clipping(config: Config) -> Iterator[str]:
             "what the clip lets through; 3 is usual"
         )
     if config.ratio_level == "sequence" and is_plugin(config.policy_loss):
-        yield f"--ratio-level sequence with --policy-loss {config.policy_loss}: your function forms its own ratio"
+        yield f"--ratio-level sequence with --policy-loss {config.policy_loss}: it forms its own ratio; use token"
 
 
 def _off_policy(config: Config) -> Iterator[str]:
@@ -82,7 +91,7 @@ def _off_policy(config: Config) -> Iterator[str]:
             f"--off-policy-correction {correction} with --old-logprobs engine: weighs the trainer's old_logprobs "
             "against the engine's, and here they are the same; use --old-logprobs trainer"
         )
-    low, high = bounds[0] or 0.0, bounds[1] or 0.0
+    low, high = (bound if bound is not None else math.nan for bound in bounds)  # never None: presets fill them in
     if not low < high:
         yield f"--off-policy-low {low} must be below --off-policy-high {high}"
     elif not low <= 1 <= high:
@@ -94,6 +103,11 @@ def _filters(config: Config) -> Iterator[str]:
         low, high = config.filter_range
         if not 0 <= low < high <= 1:
             yield f"--filter-range {low},{high}: accuracies lie in [0, 1]; give two of them in order, like 0.01,0.99"
+        elif not any(low < right / config.num_generations < high for right in range(config.num_generations + 1)):
+            yield (
+                f"--filter-range {low},{high} with -g {config.num_generations}: no group has such an accuracy, as they "
+                f"are multiples of 1/{config.num_generations}; use a wider range or a larger -g"
+            )
     if config.cache_length is not None and not config.soft_over_length_punishment:
         yield (
             f"--cache-length {config.cache_length}: belongs to --soft-over-length-punishment, which is off; "

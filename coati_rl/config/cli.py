@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from coati_rl.config.config import Config
+from coati_rl.config.presets import without_dependents
 from coati_rl.errors import ConfigError
 
 
@@ -79,7 +80,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     argv = _known_spellings(argv, {name for action in parser._actions for name in action.option_strings})
     given = vars(parser.parse_args(argv))
     path, dry_run = given.pop("config"), given.pop("dry_run")
-    values = read_yaml(Path(path)) if path else {}
+    values = without_dependents(read_yaml(Path(path)), given) if path else {}
     values.update(given)
     return build_config({name: _from_text(name, value) for name, value in values.items()}), dry_run
 
@@ -110,16 +111,16 @@ def build_config(values: dict[str, Any]) -> Config:
     try:
         return Config(**values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from error
+        raise ConfigError("\n".join(_explain(problem, values) for problem in error.errors())) from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Fields of a YAML file. Raises: ConfigError for a missing file, bad YAML or an unknown key."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ConfigError(f"--config {path}: cannot be read ({error}); give an existing YAML file") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: bytes that are no text, dates that do not exist
         raise ConfigError(f"--config {path}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"--config {path}: holds a {type(values).__name__}; write one 'name: value' a line")
@@ -145,7 +146,7 @@ def _from_text(name: str, value: Any) -> Any:
     return value
 
 
-def _explain(problem: Any) -> str:
+def _explain(problem: Any, values: dict[str, Any]) -> str:
     location = ".".join(str(part) for part in problem["loc"])
     if not location:
         return str(problem["msg"]).removeprefix("Value error, ")
@@ -153,4 +154,6 @@ def _explain(problem: Any) -> str:
     if name not in Config.model_fields:
         return f"unknown field {location!r}; --help lists the fields"
     part = "".join(f"{key!r}: " for key in problem["loc"][1:])  # the entry of an object or a list
-    return f"{spelling(name, Config.model_fields[name])} {part}{problem['input']!r}: {problem['msg']}"
+    source = "" if name in values else f" (set by --algo {values.get('algo')})"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{spelling(name, Config.model_fields[name])} {part}{problem['input']!r}{source}: {message}"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from coati_rl.config.config import Config
+from coati_rl.plugins import is_plugin
 from coati_rl.types import Device
 
 
@@ -84,7 +85,7 @@ def _algorithm(config: Config) -> str:
     """The preset and what it comes to after the user's own flags."""
     parts = [
         f"advantage {config.advantage_estimator}{', whitened' if config.whiten_advantages else ''}",
-        f"{config.policy_loss} {config.clip_eps_low:g}/{config.clip_eps_high:g} per {config.ratio_level}",
+        config.policy_loss if is_plugin(config.policy_loss) else _clipping(config),
         config.loss_variation,
         "no KL"
         if config.kl_place == "none"
@@ -93,7 +94,21 @@ def _algorithm(config: Config) -> str:
     ]
     if config.off_policy_correction != "none":
         parts.append(f"{config.off_policy_correction} {config.off_policy_low:g}/{config.off_policy_high:g}")
+    if config.entropy_coeff:
+        parts.append(f"entropy bonus {config.entropy_coeff:g}")
+    if config.filter_range is not None:
+        low, high = config.filter_range
+        parts.append(f"groups in {low:g}-{high:g}{', others replaced' if config.dynamic_batching else ''}")
+    if config.filter_truncated_response:
+        parts.append("truncated out")
+    if config.over_length_cache is not None:
+        parts.append(f"punished from {config.max_new_tokens - config.over_length_cache} tokens")
     return f"{config.algo} ({', '.join(parts)})"
+
+
+def _clipping(config: Config) -> str:
+    dual = "" if config.clip_dual is None else f"/{config.clip_dual:g}"
+    return f"{config.policy_loss} {config.clip_eps_low:g}/{config.clip_eps_high:g}{dual} per {config.ratio_level}"
 
 
 def resolve_precision(config: Config, device: Device) -> str:

@@ -11,6 +11,15 @@ from typing import Any
 import yaml
 
 from coati_rl.algorithms.parts import CORRECTION_BOUNDS
+from coati_rl.plugins import absolute
+
+# What makes the algorithm, and not the run: the settings that one preset or another chooses, and their like.
+PARTS = (
+    *("advantage_estimator", "whiten_advantages", "policy_loss", "ratio_level", "clip_eps_low", "clip_eps_high"),
+    *("clip_dual", "loss_variation", "entropy_coeff", "kl_coeff", "kl_place", "kl_estimator", "off_policy_correction"),
+    *("off_policy_low", "off_policy_high", "skip_threshold", "filter_range", "dynamic_batching"),
+    *("soft_over_length_punishment", "cache_length", "filter_truncated_response"),
+)
 
 PRESETS = {path.stem.upper(): path for path in sorted((Path(__file__).parent / "presets").glob("*.yaml"))}
 
@@ -29,25 +38,41 @@ def fill_in(values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]
     if "kl_place" not in values and _is_zero(merged.get("kl_coeff")):
         merged["kl_place"] = "none"
     for name, bound in CORRECTION_BOUNDS.get(str(merged.get("off_policy_correction")), {}).items():
-        merged.setdefault(name, bound)
+        merged[name] = bound if merged.get(name) is None else merged[name]
     return merged
 
 
 def read_preset(algo: str, known: Collection[str]) -> dict[str, Any]:
     """A preset's settings. Raises: ValueError."""
-    path = PRESETS.get(algo.upper()) or Path(algo).expanduser()
+    path = PRESETS.get(algo.upper()) or absolute(algo)
     if algo.upper() not in PRESETS and path.suffix not in (".yaml", ".yml"):
         raise ValueError(f"--algo {algo!r}: unknown; use {', '.join(PRESETS)}, or a FILE.yaml of your own")
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:  # yaml's own conversions, as of dates, raise ValueError
         raise ValueError(f"--algo {algo}: cannot be read ({' '.join(str(error).split())})") from error
     if not isinstance(settings, dict):
         raise ValueError(f"--algo {algo}: holds a {type(settings).__name__}; write one 'name: value' a line")
     unknown = [str(name) for name in settings if name not in known or name == "algo"]
     if unknown:
         raise ValueError(f"--algo {algo}: sets {', '.join(unknown)}, which is no setting of an algorithm")
-    return settings
+    return {name: None if value == "None" else value for name, value in settings.items()}
+
+
+def without_dependents(values: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's values, less those that followed from what a flag changes now.
+
+    The file may be a run's config.yaml, which holds every setting: with another --algo its parts are another
+    algorithm's, with another KL weight or correction its place or bounds are.
+    """
+    dropped: set[str] = set()
+    if "algo" in values and str(flags.get("algo", values["algo"])).upper() != str(values["algo"]).upper():
+        dropped.update(PARTS)
+    if "kl_coeff" in flags:
+        dropped.add("kl_place")
+    if "off_policy_correction" in flags:
+        dropped.update(("off_policy_low", "off_policy_high"))
+    return {name: value for name, value in values.items() if name not in dropped}
 
 
 def _is_zero(value: Any) -> bool:

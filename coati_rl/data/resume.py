@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from coati_rl.config import Config
 from coati_rl.data.checkpoint_dir import find_checkpoint, read_state
@@ -145,8 +144,9 @@ def _changes(config: Config, directory: Path) -> list[str]:
     path = directory.parent.parent / "config.yaml"
     try:
         before = Config(**yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, ValidationError, yaml.YAMLError, TypeError):
-        return [f"settings are not compared with the checkpoint's run: {path} cannot be read"]
+    except (OSError, ValueError, yaml.YAMLError, TypeError) as error:
+        cause = " ".join(str(error).split())
+        return [f"settings are not compared with the checkpoint's run: {path} cannot be read: {cause}"]
     names = [*(name for name in Config.model_fields if name not in _EXECUTION), *_DERIVED]
     pairs = [(name, getattr(before, name), getattr(config, name)) for name in names]
     return [f"{name} was {old!r} and is {new!r} now" for name, old, new in pairs if old != new]

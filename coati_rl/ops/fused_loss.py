@@ -34,9 +34,10 @@ def fused_token_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """loss_fn(token_logprobs(...), tensors), with logits computed once for forward and backward.
 
-    Only tokens whose `loss_mask` is True reach the loss, as arrays of shape [1, C]; if there are none, one masked token
-    does, so that there is a report. Log-probabilities and entropies both carry gradient; entropies that the loss does
-    not use, or only detached, cost nothing. A backward through the result is possible once.
+    Only tokens whose `loss_mask` is True reach the loss, as arrays of shape [1, C], and without `sample_index`, since a
+    chunk holds parts of samples; if there are none, one masked token does, so that there is a report. Log-probabilities
+    and entropies both carry gradient; entropies that the loss does not use, or only detached, cost nothing. A backward
+    through the result is possible once.
 
     Args:
         hidden: [R, L, H] after the final norm, float32 or bfloat16; carries gradient.
@@ -55,6 +56,7 @@ def fused_token_loss(
     if not loss_fn.is_token_separable:
         raise ValueError(f"{type(loss_fn).__name__} is not separable by token: use token_logprobs")
     shape = tensors["token_ids"].shape
+    tensors = {name: tensor for name, tensor in tensors.items() if name != "sample_index"}
     misfits = [name for name, tensor in tensors.items() if tensor.dim() > 0 and tensor.shape != shape]
     if misfits:
         raise ValueError(f"{', '.join(misfits)} must have the shape of token_ids, {tuple(shape)}")

@@ -11,6 +11,7 @@ from coati_rl.algorithms.advantage import group_advantages, leave_one_out
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.algorithms.registry import build_loss, load_estimator, load_terms
 from coati_rl.config import Config
+from coati_rl.config.cli import parse
 from coati_rl.errors import ConfigError
 from coati_rl.plugins import is_plugin, load_function
 from tests.unit.algorithms.batches import evaluate, lay_out, random_samples
@@ -202,3 +203,37 @@ def test_trying_a_policy_loss_out_leaves_the_random_numbers_alone(write) -> None
     torch.manual_seed(0)
     loss_with(write(REINFORCE))
     assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize("body", ["import sys\nsys.exit(0)\n", "raise SystemExit('enough')\n"])
+def test_a_file_that_leaves_the_program_is_refused_and_does_not(body: str, write) -> None:
+    name = write(body)
+    assert "fails on import: SystemExit" in refusal_of(load_function, name, flag="--policy-loss")
+
+
+def test_the_home_of_a_user_that_does_not_exist_is_refused_by_its_flag() -> None:
+    for flag, value in (("--policy-loss", "~nobody-here/mine.py:terms"), ("--algo", "~nobody-here/mine.yaml")):
+        message = refusal_of(parse, [flag, value])
+        assert value.partition(":")[0] in message and "home directory" in message
+
+
+@pytest.mark.parametrize(("body", "rewards"), [("rewards / rewards.std()", "[1, 1]"), ("rewards - rewards[1]", "[1]")])
+def test_an_estimator_that_fails_on_equal_rewards_or_a_single_one_is_refused(body: str, rewards: str, write) -> None:
+    name = write(f"def mine(rewards):\n    return {body}\n", "mine")
+    assert f"fails on rewards {rewards}" in refusal_of(load_estimator, name)
+
+
+def test_a_policy_loss_that_wrongly_says_it_is_separable_is_refused(write) -> None:
+    text = (
+        "def terms(logprobs, old, advantages, arrays):\n"
+        "    return -(logprobs - old).mean().exp() * advantages\n"
+        "terms.is_token_separable = True\n"
+    )
+    assert "says is_token_separable" in refusal_of(loss_with, write(text))
+
+
+def test_separable_terms_do_not_make_a_sequence_mask_separable(write) -> None:
+    name = write(REINFORCE + "terms.is_token_separable = True\n")
+    assert loss_with(name).is_token_separable
+    assert loss_with(name, off_policy_correction="tis").is_token_separable
+    assert not loss_with(name, off_policy_correction="sequence_mask").is_token_separable

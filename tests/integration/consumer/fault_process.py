@@ -10,7 +10,8 @@ from pathlib import Path
 
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.errors import EngineError
-from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, cut, make_samples, to_mini_batch
+from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE
+from tests.integration.consumer.samples import cut, make_samples, to_mini_batch
 from tests.integration.consumer.trainer import join, make_backend
 
 TIMEOUT_S = 6.0  # of collectives once all are there

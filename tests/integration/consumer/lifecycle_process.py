@@ -7,8 +7,9 @@ with ,LAYOUT,PRECISION after it, it goes on from the checkpoint that such a life
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import psutil
 import torch
@@ -18,10 +19,13 @@ from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch
 from coati_rl.data.checkpoint_dir import read_state
 from coati_rl.errors import RunError
+from coati_rl.protocols import ScoredModel
 from consumer import checkpoint
 from consumer.colossal_backend import ColossalBackend
+from consumer.train_step import StepSettings, TrainStep
 from consumer.weight_sync import make_manifest
-from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, cut, make_samples, to_mini_batch
+from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE
+from tests.integration.consumer.samples import cut, make_samples, to_mini_batch
 from tests.integration.consumer.trainer import join, make_backend, whole_tensors
 
 LOSS = PolicyLoss()  # without a penalty: the reference is scored here for its own sake
@@ -29,7 +33,9 @@ WIRE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def make(model_dir: Path, layout: str, precision: str, **settings: object) -> ColossalBackend:
-    return make_backend(model_dir, precision=precision, wire_dtype=WIRE[precision], **LAYOUTS[layout][1], **settings)
+    """With the model as its own reference."""
+    settings = {"reference_dir": model_dir, "wire_dtype": WIRE[precision], **LAYOUTS[layout][1], **settings}
+    return make_backend(model_dir, precision=precision, **settings)
 
 
 def accumulate(backend: ColossalBackend, step: int) -> dict[str, float]:
@@ -100,26 +106,36 @@ def recomputed_gradients(model_dir: Path, layout: str, precision: str) -> dict[s
     return found
 
 
+def scores_of(backend: ColossalBackend, micro_batches: Sequence[MicroBatch]) -> dict[str, list[Tensor]]:
+    return {model: backend.score(micro_batches, model) for model in get_args(ScoredModel)}
+
+
+def take_empty_steps(backend: ColossalBackend) -> list[dict[str, Any]]:
+    """A step without samples, and one whose samples do not count. Returns: what is reported of each."""
+    empty = to_mini_batch((), step=2, scale=0.0)
+    uncounted = to_mini_batch(cut(make_samples(2), per_micro_batch=4, packed=True), step=2, scale=0.0)
+    train_step = TrainStep(backend, LOSS, StepSettings(learning_rate=LEARNING_RATE))
+    return [train_step.run(batch) or {} for batch in (empty, uncounted)]
+
+
 def live(out_dir: Path, layout: str, precision: str, model: str) -> dict[str, Any]:
     model_dir, directory = out_dir / model, out_dir / f"{layout}-{precision}-{model}"
-    backend = make(model_dir, layout, precision)
+    backend = make(model_dir, layout, precision, keeps_old_policy=True)
     micro_batches = cut(make_samples(0), per_micro_batch=4, packed=True)
-    result: dict[str, Any] = {
-        "stage": backend.layout.stage,
-        "has_head": backend.layout.is_last_stage,
-        "scores": backend.score(micro_batches),
-        "reference": backend.score(micro_batches, "reference"),
-    }
-    for step in range(2):
-        train(backend, step)
-    result["trained_scores"] = backend.score(micro_batches)
-    result["reference_afterwards"] = backend.score(micro_batches, "reference")
+    result: dict[str, Any] = {"stage": backend.layout.stage, "has_head": backend.layout.is_last_stage}
+    result["scores"] = [scores_of(backend, micro_batches)]
+    train(backend, 0)
+    result["scores"].append(scores_of(backend, micro_batches))
+    backend.keep_old_policy()
+    train(backend, 1)
+    result["scores"].append(scores_of(backend, micro_batches))
     result["saved"] = state_of(backend)
     result["manifest"] = [(entry.name, entry.shape, entry.sender) for entry in make_manifest(backend, 2).entries]
     result["buffers"] = {name: buffer.dtype for name, buffer in backend.policy.named_buffers()}
 
     backend.save(directory / "step-2", state={"step": 1})
     backend.save(directory / "step-2", state={"step": 2})  # replaces the first
+    result["empty_steps"], result["after_empty_steps"] = take_empty_steps(backend), state_of(backend)
     result["sums"], result["uninterrupted"] = train(backend, 2), state_of(backend)
     result["resumed_sums"], result["resumed"] = resume(directory / "step-2", layout, precision)
     result["refusals"] = refusals(backend, micro_batches, directory)

@@ -12,16 +12,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from coati_rl.data.checkpoint_dir import read_state
-from tests.integration.consumer.conftest import (
-    LAYOUTS,
-    LEARNING_RATE,
-    cut,
-    launch_and_check,
-    make_samples,
-    sample_logprobs,
-    save_model,
-)
+from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, launch_and_check, save_model
 from tests.integration.consumer.lifecycle_process import WIRE
+from tests.integration.consumer.samples import cut, make_samples, sample_logprobs
 
 Results = list[dict[str, Any]]  # by rank
 
@@ -45,7 +38,15 @@ class Resume(NamedTuple):
 
 
 MODELS = {"tied": "qwen3", "untied": "qwen2"}
-KINDS = [("tp2_pp2", "fp32"), ("tp2_zero1_dp2", "bf16"), ("dp2", "fp32"), ("dp2", "bf16"), ("pp2", "fp32")]
+KINDS = [
+    ("tp2_pp2", "fp32"),
+    ("tp2_zero1_dp2", "bf16"),
+    ("dp2", "fp32"),
+    ("dp2", "bf16"),
+    ("pp2", "fp32"),
+    ("zero2_dp2", "bf16"),
+    ("dp1", "fp32"),
+]
 CASES = [Case(*kind, model) for kind in KINDS for model in MODELS]
 RESUMES = [
     Resume(*kind, model, *source)
@@ -138,20 +139,38 @@ def test_scores_of_packed_samples_are_those_of_each_sample_alone(life: Life) -> 
     with torch.no_grad():
         expected = torch.cat([sample_logprobs(model, sample).float() for sample in make_samples(0)])
     for rank in life.with_head:
-        scores = chosen(rank["scores"])
+        scores = chosen(rank["scores"][0]["policy"])
         assert scores.dtype == torch.float32
         if life.case.precision == "fp32":
             torch.testing.assert_close(scores, expected, rtol=0, atol=5e-6)
         else:
             assert (scores - expected).abs().mean() < 5e-3
-    assert all(rank["scores"] == rank["reference"] == [] for rank in life.ranks if not rank["has_head"])
+    headless = [scores for rank in life.ranks if not rank["has_head"] for scores in rank["scores"]]
+    assert all(scores == {"policy": [], "old": [], "reference": []} for scores in headless)
 
 
-def test_the_reference_stays_what_it_was_while_the_policy_moves(life: Life) -> None:
+def test_reference_and_old_policy_stay_what_they_were_while_the_policy_moves(life: Life) -> None:
+    """The old policy is the start model, until after the first step it is kept anew."""
     for rank in life.with_head:
-        assert torch.equal(chosen(rank["reference"]), chosen(rank["scores"]))
-        assert torch.equal(chosen(rank["reference"]), chosen(rank["reference_afterwards"]))
-        assert not torch.equal(chosen(rank["scores"]), chosen(rank["trained_scores"]))
+        start, first, second = ({model: chosen(found) for model, found in step.items()} for step in rank["scores"])
+        for found in (start["reference"], start["old"], first["reference"], first["old"], second["reference"]):
+            assert torch.equal(found, start["policy"])
+        assert torch.equal(second["old"], first["policy"])
+        assert not torch.equal(first["policy"], start["policy"])
+        assert not torch.equal(second["policy"], first["policy"])
+
+
+def test_a_step_without_samples_changes_nothing(life: Life) -> None:
+    """Neither weights nor masters; that the optimizer forgets nothing either shows in the step that a resume takes."""
+    for kind in ("exported", "masters"):
+        assert all_equal(whole(life.ranks, "after_empty_steps", kind), whole(life.ranks, "saved", kind))
+    for rank in life.ranks:
+        empty, uncounted = rank["empty_steps"]
+        assert empty["grad_norm"] == uncounted["grad_norm"] == 0
+        if rank["has_head"]:
+            assert empty["loss"] is uncounted["loss"] is None
+            assert empty["entropy_mean"] is empty["clip_fraction"] is None
+            assert uncounted["entropy_mean"] > 0
 
 
 def test_exported_weights_are_those_that_transformers_reads_from_the_checkpoint(life: Life) -> None:

@@ -70,11 +70,11 @@ def reward(rewards: Sequence[float]) -> list[float]:
 
 
 def whitened(samples: Sequence[Sequence[float]]) -> list[list[float]]:
-    """(A - mean) / (std + 1e-8) over all tokens of the batch, biased. REINFORCE++, arXiv:2501.03262."""
+    """(A - mean) / sqrt(variance + 1e-8) over all tokens of the batch, biased. REINFORCE++, arXiv:2501.03262."""
     tokens = [a for sample in samples for a in sample]
     middle = mean(tokens)
     deviation = math.sqrt(mean([(a - middle) ** 2 for a in tokens]))
-    return [[(a - middle) / (deviation + 1e-8) for a in sample] for sample in samples]
+    return [[(a - middle) / math.sqrt(deviation**2 + 1e-8) for a in sample] for sample in samples]
 
 
 def minus_kl_to_go(advantage: float, kl: Sequence[float], coeff: float) -> list[float]:

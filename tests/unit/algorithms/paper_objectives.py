@@ -60,7 +60,7 @@ def kl_to_go(response: Response) -> Floats:
 
 def white(advantages: Sequence[Floats]) -> list[Floats]:
     tokens = np.concatenate(advantages)
-    return [(advantage - tokens.mean()) / (tokens.std() + 1e-8) for advantage in advantages]
+    return [(advantage - tokens.mean()) / np.sqrt(tokens.var() + 1e-8) for advantage in advantages]
 
 
 def grpo(groups: Sequence[Group]) -> float:
@@ -119,8 +119,8 @@ def rloo(groups: Sequence[Group]) -> float:
     """arXiv:2402.14740 sec. 3.3: the mean of the others' rewards as baseline; per token KL to go as REINFORCE has it.
 
     The paper takes beta KL of the whole response off its reward, before the baseline. The tokens before t and the
-    others' KL add nothing to the expected gradient at t, so what stands here is the same with less noise. The clip is
-    PPO's, which acts only on steps after the first.
+    others' KL add nothing to the expected gradient at t, so that what stands here has the same one. The clip is PPO's,
+    which acts only on steps after the first.
     """
     sums = []
     for group in groups:

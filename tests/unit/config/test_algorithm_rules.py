@@ -101,6 +101,16 @@ REFUSALS = [
     ("--filter-range=-0.1,0.9", "--filter-range -0.1,0.9: accuracies lie in [0, 1]", ["--filter-range 0,0.9"]),
     ("--filter-range 0.1,1.5", "--filter-range 0.1,1.5: accuracies lie in [0, 1]", ["--filter-range 0.1,1"]),
     (
+        "-g 2 --filter-range 0.6,0.7",
+        "--filter-range 0.6,0.7 with -g 2: no group has such an accuracy, as they are multiples of 1/2",
+        ["-g 3", "--filter-range 0.4,0.7"],
+    ),
+    (
+        "-a REINFORCE_PP -g 1 --filter-range 0.01,0.99",
+        "--filter-range 0.01,0.99 with -g 1: no group has such an accuracy",
+        ["-g 2", "--filter-range None"],
+    ),
+    (
         "--cache-length 100",
         "--cache-length 100: belongs to --soft-over-length-punishment, which is off",
         ["--soft-over-length-punishment", "--cache-length None"],
@@ -205,6 +215,20 @@ def test_old_logprobs_are_recomputed_where_asked_for_or_needed(argv, recomputes)
 
 def test_dynamic_batching_that_nothing_fills_is_warned_about():
     (found,) = warnings("--dynamic-batching")
-    assert found.startswith("--dynamic-batching replaces only groups that cannot be scored")
+    assert found.startswith("--dynamic-batching has nothing to replace")
     assert warnings("--dynamic-batching --filter-range 0.01,0.99") == []
     assert warnings("--dynamic-batching --filter-truncated-response") == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--kl-estimator k1", "--kl-estimator k1 in the loss: the expectation of its gradient is 0"),
+        ("--reward-scale 5", "--reward-scale 5 scales --soft-over-length-punishment, which is off"),
+        ("--top-p 0.9 --old-logprobs engine", "--top-k, --top-p: engines renormalise what is left, so the trainer"),
+    ],
+)
+def test_what_has_no_effect_or_not_the_one_it_names_is_warned_about(argv, message):
+    (found,) = warnings(argv)
+    assert found.startswith(message)
+    assert ("in spite of --old-logprobs engine" in found) == ("engine" in argv)

@@ -88,6 +88,28 @@ def test_a_preset_names_its_paper_and_sets_settings_of_an_algorithm_alone(name):
     assert set(read_preset(name, AlgorithmConfig.model_fields)) <= set(AlgorithmConfig.model_fields) - {"algo"}
 
 
+@pytest.mark.parametrize(
+    ("argv", "name", "value"),
+    [
+        ("--policy-loss cispo", "policy_loss", "cispo"),
+        ("--ratio-level sequence", "ratio_level", "sequence"),
+        ("--clip-eps-low 0.11", "clip_low", 0.11),
+        ("--clip-eps-high 0.12", "clip_high", 0.12),
+        ("--clip-dual 3.5", "clip_dual", 3.5),
+        ("-kl 0.13", "kl_coeff", 0.13),
+        ("-kl 0.13 --kl-place reward", "kl_coeff", 0.0),
+        ("--kl-estimator k2", "kl_estimator", "k2"),
+        ("--entropy-coeff 0.14", "entropy_coeff", 0.14),
+        ("--off-policy-correction icepop", "correction", "icepop"),
+        ("--off-policy-correction icepop --off-policy-low 0.15", "correction_low", 0.15),
+        ("--skip-threshold 16", "skip_threshold", 16.0),
+        ("--skip-threshold None", "skip_threshold", None),
+    ],
+)
+def test_every_part_that_is_chosen_reaches_the_loss(argv, name, value):
+    assert getattr(build_loss(config_of(argv)), name) == value
+
+
 def test_the_defaults_of_the_fields_are_those_of_grpo():
     without = {name: field.default for name, field in AlgorithmConfig.model_fields.items()}
     assert config_of("").model_dump() == config_of("-a GRPO").model_dump()

@@ -136,8 +136,5 @@ def test_settings_that_decide_the_experiment_are_compared_and_the_layout_is_not(
 
 def test_a_checkpoint_without_its_runs_configuration_cannot_be_compared(resume, checkpoint):
     (change,) = resume().changes
-    assert (
-        change
-        == f"settings are not compared with the checkpoint's run: {checkpoint.parents[1] / 'config.yaml'} "
-        + ("cannot be read")
-    )
+    path = checkpoint.parents[1] / "config.yaml"
+    assert change.startswith(f"settings are not compared with the checkpoint's run: {path} cannot be read: [Errno 2]")

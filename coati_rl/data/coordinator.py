@@ -244,7 +244,9 @@ class Coordinator:
     def _announce_the_end(self) -> None:
         """The last event, once: after the last step's record, which may come when the trainers know already."""
         if self._is_finished and self._records.is_complete:
-            self._event("finished", step=self._flow.step, groups_dropped=self._flow.num_finished)
+            filtered = self._counts.dropped()["groups_filtered"]  # since the last step, whose record has those before
+            numbers = {"groups_dropped": self._flow.num_finished, "groups_filtered": filtered}
+            self._event("finished", step=self._flow.step, **numbers)
 
     def _may_lease(self, producer_id: int) -> bool:
         if self._is_finished or self._sync is not None or not self._members.is_current(producer_id):

@@ -59,7 +59,8 @@ class ProgressDisplay:
         elif kind == "rollout_failed":
             self.say(f"prompt {event['uid']} failed: {event['cause']}")
         elif kind == "finished" and event["groups_dropped"]:
-            self.say(f"{event['groups_dropped']} prompts at the end did not fill a step: dropped")
+            filtered = f" ({event['groups_filtered']} more were filtered)" if event["groups_filtered"] else ""
+            self.say(f"{event['groups_dropped']} prompts at the end did not fill a step: dropped{filtered}")
 
     def _show_step(self, record: dict[str, Any]) -> None:
         line = step_line(record, self._num_steps)

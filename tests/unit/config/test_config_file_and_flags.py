@@ -1,4 +1,4 @@
-"""--config FILE with flags beside it: a run's config.yaml holds every setting; what follows from a flag follows anew."""
+"""--config FILE with flags beside it: a config.yaml holds every setting; what follows from a flag follows anew."""
 
 import pytest
 import yaml

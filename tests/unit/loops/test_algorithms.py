@@ -56,7 +56,9 @@ def test_dapo_replaces_filtered_groups_and_every_counter_adds_up(run_in_threads,
     total = sum(step["groups_total"] for step in trace.steps)
     filtered = sum(step["groups_filtered"] for step in trace.steps)
     (finished,) = trace.of("finished")
-    assert 0 <= total - filtered - len(trace.steps) * per_step <= finished["groups_dropped"] < per_step
+    assert total - filtered == len(trace.steps) * per_step
+    assert total + finished["groups_filtered"] + finished["groups_dropped"] == 16 * 3
+    assert finished["groups_dropped"] < per_step
     uids = [group.prompt.uid for group in trace.groups]
     assert len(uids) == len(set(uids)) == 16 * 3  # each prompt once an episode, none twice
     assert len(trained_uids(trace)) == len(trace.steps) * per_step

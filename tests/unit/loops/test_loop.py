@@ -34,7 +34,7 @@ def test_a_run_trains_syncs_saves_and_ends(trace):
         FinishWork,
     ]
     assert [record["step"] for record in trace.steps] == [1, 2, 3, 4]
-    assert trace.of("finished") == [{"event": "finished", "step": 4, "groups_dropped": 0}]
+    assert trace.of("finished") == [{"event": "finished", "step": 4, "groups_dropped": 0, "groups_filtered": 0}]
 
 
 def test_every_prompt_is_trained_exactly_once(trace):
@@ -155,7 +155,7 @@ def test_a_producer_that_dies_in_an_evaluation_costs_no_answer(run_in_threads, w
 def test_prompts_that_fill_no_step_are_dropped_and_counted(run_in_threads, write_prompts, mini_batch):
     sizes = {"train_minibatch_size": mini_batch, "train_microbatch_size": 2}
     trace = run_in_threads({"dataset": write_prompts("train", 9), **sizes})
-    assert trace.of("finished")[0] == {"event": "finished", "step": 4, "groups_dropped": 1}
+    assert trace.of("finished")[0] == {"event": "finished", "step": 4, "groups_dropped": 1, "groups_filtered": 0}
     assert len(trace.groups) == 9
 
 

@@ -89,7 +89,7 @@ def test_a_run_may_go_on_with_other_sizes(resume):
     # Six prompts are left: with 4 a step that is one step, and two are left over.
     trace = resume(1, train_batch_size=4)
     assert [record["step"] for record in trace.steps] == [2]
-    assert trace.of("finished")[0] == {"event": "finished", "step": 2, "groups_dropped": 2}
+    assert trace.of("finished")[0] == {"event": "finished", "step": 2, "groups_dropped": 2, "groups_filtered": 0}
     assert trace.prepared.plan.num_steps == 2
 
 

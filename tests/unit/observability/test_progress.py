@@ -47,7 +47,14 @@ def display_on():
             "producer 1 lost: killed [9]; 3 prompts reissued",
         ),
         ({"event": "rollout_failed", "uid": "train-7.0", "cause": "refused"}, "prompt train-7.0 failed: refused"),
-        ({"event": "finished", "step": 4, "groups_dropped": 2}, "2 prompts at the end did not fill a step: dropped"),
+        (
+            {"event": "finished", "step": 4, "groups_dropped": 2, "groups_filtered": 0},
+            "2 prompts at the end did not fill a step: dropped",
+        ),
+        (
+            {"event": "finished", "step": 4, "groups_dropped": 2, "groups_filtered": 3},
+            "2 prompts at the end did not fill a step: dropped (3 more were filtered)",
+        ),
     ],
 )
 def test_without_a_terminal_every_event_is_a_plain_line(display_on, event, line):
@@ -62,7 +69,7 @@ def test_without_a_terminal_every_event_is_a_plain_line(display_on, event, line)
     [
         {"event": "sync", "policy_version": 2, "producers": [0], "seconds": 0.1, "digest": "d"},
         {"event": "producer_joined", "producer": 0},
-        {"event": "finished", "step": 4, "groups_dropped": 0},
+        {"event": "finished", "step": 4, "groups_dropped": 0, "groups_filtered": 0},
     ],
 )
 def test_what_goes_as_planned_needs_no_line(display_on, event):

@@ -139,14 +139,14 @@ def test_every_cut_steps_as_plain_training_does(trained: Trained, layout: str) -
 
 @every_run
 def test_the_optimizer_moves_its_masters_where_plain_training_moves_them(
-    trained: Trained, layout: str, precision: str
+    paths: list[Path], trained: Trained, layout: str, precision: str
 ) -> None:
+    starts = {path: plain_model(path).state_dict() for path in paths}
     for path, ranks, case in cases(trained(layout, precision)):
-        start = plain_model(path).state_dict()
         found = joined(ranks, case, NUM_STEPS - 1, "masters")
         right = plain_steps(path, case[0], precision)[-1]["masters"]
         assert found.keys() == right.keys()
-        moved = torch.cat([(right[name] - start[name]).flatten() for name in right])
+        moved = torch.cat([(right[name] - starts[path][name]).flatten() for name in right])
         apart = torch.cat([(found[name] - right[name]).flatten() for name in right])
         assert apart.norm() < MASTER_TOLERANCE[precision] * moved.norm(), (path.name, case)
 

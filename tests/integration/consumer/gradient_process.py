@@ -18,9 +18,18 @@ from torch import Tensor
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch
 from coati_rl.data.packing import blank_micro_batch
+from coati_rl.ops.fused_loss import fused_token_loss
+from coati_rl.ops.logprob import token_logprobs
 from consumer import gradient_reduction
 from consumer.colossal_backend import ColossalBackend
-from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, NUM_STEPS, ON_ONE_MODEL, reference_of
+from tests.integration.consumer.conftest import (
+    LAYOUTS,
+    LEARNING_RATE,
+    NUM_STEPS,
+    ON_ONE_MODEL,
+    VOCAB_SIZE,
+    reference_of,
+)
 from tests.integration.consumer.gradient_faults import FAULTS
 from tests.integration.consumer.losses import LOSSES, Cut, LossCase
 from tests.integration.consumer.samples import Sample, cut, samples_near, scale_of, to_mini_batch
@@ -124,6 +133,8 @@ def main() -> None:
     """Every model in every layout and precision."""
     rank, _, (out_dir, runs, what, *model_dirs) = join()
     gradient_reduction.BUCKET_ELEMENTS = 5000  # some parameters fill a bucket together, some are larger than one
+    for evaluate in (fused_token_loss, token_logprobs):
+        evaluate.__kwdefaults__["chunk_elements"] = 8 * VOCAB_SIZE  # many responses are longer than a chunk
     if what in FAULTS:
         FAULTS[what][0]()
     for index, model_dir in enumerate(map(Path, model_dirs)):

@@ -5,6 +5,7 @@ tokens of a response, V vocabulary.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ def in_band(response: Response) -> Tensor:
 
 
 def masked_sequence(response: Response) -> Tensor:
-    return float(0.5 < response.sequence_weight < 2.0) * clipped(response)
+    return float(0.5 < response.sequence_weight < 4.0) * clipped(response)
 
 
 def skipped(response: Response) -> Tensor:
@@ -128,6 +129,10 @@ def users_terms(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, arra
     """The same as a user hands it in."""
     apart = torch.where(arrays["loss_mask"], logprobs - old_logprobs, 0.0)
     return apart.square() - advantages * logprobs
+
+
+users_terms_by_token: Any = functools.partial(users_terms)
+users_terms_by_token.is_token_separable = True
 
 
 @dataclass(frozen=True)
@@ -173,6 +178,7 @@ def case(formula: Formula, without: Formula, *cuts: Cut, **settings: Any) -> Los
 
 NUM_SKIPPED = 3  # samples of a step whose ratios are above the thresholds below: their mean is exp(0.6)
 BAND: dict[str, Any] = {"correction_low": 0.5, "correction_high": 2.0, "recomputes_old": True}
+WIDE: dict[str, Any] = {**BAND, "correction_high": 4.0}
 LOSSES: dict[str, LossCase] = {
     "clip": case(grpo, clipped, *ALL_CUTS, kl_coeff=1.0),
     "clip, whole": case(grpo, surrogate, Cut(2, True, "uneven"), Cut(2, False, "one"), kl_coeff=1.0, is_whole=True),
@@ -185,7 +191,7 @@ LOSSES: dict[str, LossCase] = {
     "k2": case(lambda r: clipped(r) + r.k2, clipped, Cut(4, True, "several"), kl_coeff=1.0, kl_estimator="k2"),
     "tis": case(truncated, corrected, Cut(2, True, "one"), correction="tis", kl_coeff=1.0, **BAND),
     "icepop": case(in_band, clipped, Cut(4, False, "uneven"), correction="icepop", **BAND),
-    "sequence mask": case(masked_sequence, clipped, Cut(2, True, "uneven"), correction="sequence_mask", **BAND),
+    "sequence mask": case(masked_sequence, clipped, Cut(2, True, "uneven"), correction="sequence_mask", **WIDE),
     "entropy": case(lambda r: clipped(r) - 10.0 * r.entropy, clipped, Cut(1, False, "one"), entropy_coeff=10.0),
     "skip": case(skipped, grpo, Cut(2, True, "several"), skip_threshold=2.2, kl_coeff=1.0),
     "skip, sequence": case(
@@ -197,4 +203,5 @@ LOSSES: dict[str, LossCase] = {
         entropy_coeff=10.0,
     ),
     "user's": case(users, clipped, Cut(2, False, "uneven"), terms_fn=users_terms),
+    "user's, by token": case(users, clipped, Cut(4, True, "several"), terms_fn=users_terms_by_token),
 }

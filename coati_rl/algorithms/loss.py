@@ -14,7 +14,7 @@ from torch import Tensor
 from coati_rl.algorithms.kl import kl_terms
 from coati_rl.algorithms.off_policy import correction_weights
 from coati_rl.algorithms.parts import POLICY_LOSSES, Correction, KLEstimator, RatioLevel
-from coati_rl.algorithms.policy_loss import check_bounds, cispo_terms, clipped_policy_terms, clipped_tokens
+from coati_rl.algorithms.policy_loss import ClipBounds, check_bounds, cispo_terms, clipped_policy_terms, clipped_tokens
 from coati_rl.algorithms.ratio import count_samples, masked_log_ratio, ratio_of, sample_any, sample_mean
 
 # (logprobs, old_logprobs, advantages, all arrays of the micro-batch) to the terms, all float32[R, L]
@@ -132,16 +132,13 @@ class PolicyLoss:
                 raise ValueError(f"policy terms have shape {tuple(terms.shape)}, tokens {tuple(loss_mask.shape)}")
             return torch.where(loss_mask, terms, 0.0)
         if self.policy_loss == "cispo":
-            bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high}
-            return cispo_terms(logprobs, log_ratio, advantages, loss_mask, **bounds)
-        return clipped_policy_terms(
-            log_ratio,
-            advantages,
-            loss_mask,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            clip_dual=self.clip_dual,
-        )
+            low, high = self.clip_low, self.clip_high
+            return cispo_terms(logprobs, log_ratio, advantages, loss_mask, clip_low=low, clip_high=high)
+        return clipped_policy_terms(log_ratio, advantages, loss_mask, **self._clip_bounds)
+
+    @property
+    def _clip_bounds(self) -> ClipBounds:
+        return {"clip_low": self.clip_low, "clip_high": self.clip_high, "clip_dual": self.clip_dual}
 
     def _correction(self, old_logprobs: Tensor, micro_batch: Mapping[str, Tensor]) -> Tensor:
         return correction_weights(
@@ -177,14 +174,7 @@ class PolicyLoss:
             ratio = ratio_of(log_ratio.detach())
             acted = ((ratio < 1 - self.clip_low) | (ratio > 1 + self.clip_high)) & loss_mask
         else:
-            acted = clipped_tokens(
-                log_ratio,
-                micro_batch["advantages"],
-                loss_mask,
-                clip_low=self.clip_low,
-                clip_high=self.clip_high,
-                clip_dual=self.clip_dual,
-            )
+            acted = clipped_tokens(log_ratio, micro_batch["advantages"], loss_mask, **self._clip_bounds)
         return acted.sum().double()
 
 

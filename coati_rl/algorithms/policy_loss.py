@@ -5,10 +5,20 @@ Terms are minimised, so they carry a minus sign; they are weighted and summed by
 aggregation.
 """
 
+from typing import TypedDict
+
 import torch
 from torch import Tensor
 
 from coati_rl.algorithms.ratio import ratio_of
+
+
+class ClipBounds(TypedDict):
+    """The bounds of `clipped_policy_terms` and `clipped_tokens`, which have to be given the same."""
+
+    clip_low: float
+    clip_high: float
+    clip_dual: float | None
 
 
 def clipped_policy_terms(

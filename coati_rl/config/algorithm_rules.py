@@ -30,7 +30,7 @@ def algorithm_warnings(config: Config) -> Iterator[str]:
             f"hardly leave 1 +- {SEQUENCE_CLIP}, so nothing will be clipped; GSPO uses 3e-4 and 4e-4"
         )
     if config.top_k is not None or config.top_p < 1.0:
-        # Measured: the ratio of a renormalised probability to a full softmax is biased by up to 1.1 nats.
+        # The ratio of a renormalised probability to one of a full softmax is biased.
         overridden = " in spite of --old-logprobs engine" if config.old_logprobs == "engine" else ""
         yield f"--top-k, --top-p: engines renormalise what is left, so the trainer recomputes old_logprobs{overridden}"
     if config.kl_place == "loss" and config.kl_estimator == "k1":

@@ -217,6 +217,7 @@ def test_the_home_of_a_user_that_does_not_exist_is_refused_by_its_flag() -> None
         assert value.partition(":")[0] in message and "home directory" in message
 
 
+@pytest.mark.filterwarnings("ignore:divide by zero")  # of what is refused
 @pytest.mark.parametrize(("body", "rewards"), [("rewards / rewards.std()", "[1, 1]"), ("rewards - rewards[1]", "[1]")])
 def test_an_estimator_that_fails_on_equal_rewards_or_a_single_one_is_refused(body: str, rewards: str, write) -> None:
     name = write(f"def mine(rewards):\n    return {body}\n", "mine")

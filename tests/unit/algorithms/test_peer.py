@@ -114,7 +114,8 @@ def ours(loss: PolicyLoss, tensors: dict[str, Tensor], mode: str) -> tuple[float
     return value * scale, gradients["logprobs"] * scale, {name: total.item() for name, total in sums.items()}
 
 
-def check_equal(found: tuple[float, Tensor, Any], expected: tuple[float, Tensor, Any]) -> None:
+def assert_same(found: tuple[float, Tensor, Any], expected: tuple[float, Tensor, Any]) -> None:
+    """Loss and gradient, to the rounding of float64."""
     assert found[0] == pytest.approx(expected[0], rel=1e-12, abs=1e-14)
     np.testing.assert_allclose(found[1].numpy(), expected[1].numpy(), rtol=1e-12, atol=1e-15)
 
@@ -133,7 +134,7 @@ def test_clip_with_separate_bounds_k3_and_gspo_are_trls_in_every_aggregation(
     loss = PolicyLoss(clip_low=0.2, clip_high=0.28, ratio_level=level, kl_coeff=beta)
     found = ours(loss, tensors, MEAN_OVER[loss_type])
     expected = theirs(trl, tensors, loss_type=loss_type, importance_sampling_level=level, beta=beta)
-    check_equal(found, expected)
+    assert_same(found, expected)
     if level == "token":  # their fraction is over samples at sequence level
         clipped = found[2]["clip_sum"] / sum(LENGTHS)
         assert clipped == pytest.approx(expected[2]["clip_ratio/region_mean"], rel=1e-6)
@@ -147,7 +148,7 @@ def test_gspo_at_the_papers_bounds_is_trls(trl, seed: int) -> None:
     tensors = make_tensors(seed, spread=1e-3)
     found = ours(PolicyLoss(clip_low=3e-4, clip_high=4e-4, ratio_level="sequence"), tensors, "sample_level")
     bounds = {"epsilon_low": 3e-4, "epsilon_high": 4e-4}
-    check_equal(found, theirs(trl, tensors, loss_type="grpo", importance_sampling_level="sequence", **bounds))
+    assert_same(found, theirs(trl, tensors, loss_type="grpo", importance_sampling_level="sequence", **bounds))
 
 
 @SEEDS
@@ -157,7 +158,7 @@ def test_cispo_without_a_lower_bound_is_trls_whose_epsilon_high_is_the_weight_it
 ) -> None:
     tensors = make_tensors(seed, spread=1.5)
     found = ours(PolicyLoss(policy_loss="cispo", clip_low=1.0, clip_high=4.0, kl_coeff=beta), tensors, "token_level")
-    check_equal(found, theirs(trl, tensors, loss_type="cispo", epsilon_high=5.0, beta=beta))
+    assert_same(found, theirs(trl, tensors, loss_type="cispo", epsilon_high=5.0, beta=beta))
 
 
 @SEEDS
@@ -168,7 +169,7 @@ def test_dual_clip_above_the_upper_bound_is_trls_delta(trl, seed: int) -> None:
     tensors["advantages"][0] = -1.0
     tensors["old_logprobs"][0, 0] = tensors["logprobs"][0, 0] - 2  # a ratio of e^2, which only the dual clip bounds
     found = ours(PolicyLoss(clip_low=0.2, clip_high=0.28, clip_dual=3.0), tensors, "token_level")
-    check_equal(found, theirs(trl, tensors, loss_type="dapo", delta=3.0))
+    assert_same(found, theirs(trl, tensors, loss_type="dapo", delta=3.0))
     unbounded = ours(PolicyLoss(clip_low=0.2, clip_high=0.28), tensors, "token_level")
     assert unbounded[0] != found[0]
 
@@ -196,14 +197,14 @@ def test_importance_weights_of_the_engine_act_as_trls_and_leave_kl_alone(
     epsilon_high = 5.0 if loss_type == "cispo" else 0.28
     settings = {"loss_type": loss_type, "beta": 0.1, "epsilon_high": epsilon_high}
     found = ours(loss, tensors, MEAN_OVER[loss_type])
-    check_equal(found, theirs(trl, tensors, importance_sampling_ratio=ratio, **settings))
+    assert_same(found, theirs(trl, tensors, importance_sampling_ratio=ratio, **settings))
 
 
 @SEEDS
 def test_entropy_bonus_is_trls_where_the_loss_is_a_mean_over_tokens(trl, seed: int) -> None:
     tensors = make_tensors(seed)
     found = ours(PolicyLoss(clip_high=0.28, entropy_coeff=0.05), tensors, "token_level")
-    check_equal(found, theirs(trl, tensors, loss_type="dapo", entropy_coef=0.05))
+    assert_same(found, theirs(trl, tensors, loss_type="dapo", entropy_coef=0.05))
 
 
 def test_at_sample_level_our_entropy_bonus_is_the_mean_of_samples_means_where_trls_stays_a_mean_over_tokens(

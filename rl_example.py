@@ -40,8 +40,10 @@ def main(argv: Sequence[str], scratch: Path) -> int:
 
 def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     from coati_rl.data.prepare import prepare
-    from rewards import RewardPool, default_system_prompt
+    from rewards.registry import default_system_prompt
+    from rewards.scorer import scorer_factory
 
+    make_scorer = scorer_factory(config)
     prepared = prepare(config, system_prompt=default_system_prompt(config.reward_type), is_dry_run=is_dry_run)
     for warning in prepared.warnings:
         sys.stderr.write(f"rl_example.py: warning: {warning}\n")
@@ -56,8 +58,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     from consumer.actor import TrainerActor
     from producer.actor import ProducerActor
 
-    make_reward = functools.partial(RewardPool, config.reward_type)
-    paths = launch(prepared, ProducerActor, TrainerActor, make_reward, scratch=scratch)
+    paths = launch(prepared, ProducerActor, TrainerActor, make_scorer, scratch=scratch)
     print(f"done: {paths.run_dir}")
     return 0
 

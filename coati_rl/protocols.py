@@ -12,7 +12,7 @@ from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.work import LeaseReply, SyncReport, Work
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
-from coati_rl.types import GenerationRequest, GenerationResult, RolloutGroup
+from coati_rl.types import GenerationRequest, GenerationResult, Problem, RolloutGroup
 
 
 class GenerationEngine(Protocol):
@@ -156,7 +156,7 @@ class WeightReceiver(Protocol):
 class GroupScorer(Protocol):
     """Scores the responses of one group in the background."""
 
-    def submit(self, responses: Sequence[str], ground_truth: str) -> Any:
+    def submit(self, responses: Sequence[str], problem: Problem) -> Any:
         """Returns a concurrent.futures.Future of list[Score]."""
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ P prompts, G samples per prompt (group size), T tokens. Arrays are NumPy, so tha
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,6 +36,25 @@ class Prompt:
     purpose: Purpose = "train"
     task: str = "train"  # the evaluation task's name, for purpose "eval"
     text: str = ""  # the user's message, for people
+    messages: tuple[dict[str, Any], ...] = ()  # the conversation that was rendered, system prompt included
+    rendered: str = ""  # what the chat template made of it, before tokenising
+
+    @property
+    def problem(self) -> "Problem":
+        """What a scorer gets to see of the prompt."""
+        return Problem(
+            uid=self.uid, ground_truth=self.ground_truth, messages=self.messages, prompt=self.rendered or self.text
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """What the responses to a prompt are scored against. All of it is JSON: it crosses processes and HTTP."""
+
+    ground_truth: str  # an answer; for rewards that run code: JSON tests
+    uid: str = ""  # of the prompt, for messages
+    messages: tuple[dict[str, Any], ...] = ()  # the conversation before the response, {"role", "content"}
+    prompt: str = ""  # the same, rendered by the chat template
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +97,7 @@ class Score:
     format_valid: bool
     verdict: Verdict  # "invalid": the scorer could not decide; masked out of training and counted, never a zero
     detail: str = ""  # one line for people
+    breakdown: dict[str, float] = field(default_factory=dict)  # reward by name, before weights; empty if there is one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

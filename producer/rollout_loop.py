@@ -78,7 +78,7 @@ class RolloutLoop:
             logger.warning("prompt %s failed: %s", lease.prompt.uid, result.error)
             self._coordinator.fail(self._producer_id, lease.lease_id, result.error)
             return
-        scores = self._reward.submit([c.text for c in result.completions], lease.prompt.ground_truth)
+        scores = self._reward.submit([c.text for c in result.completions], lease.prompt.problem)
         self._scoring.append(_Scoring(lease=lease, completions=result.completions, scores=scores))
 
     def _hand_in(self) -> None:

@@ -4,7 +4,8 @@
 scores groups in processes of its own, with one. Importing this package imports no engine and no sympy.
 """
 
-from rewards.pool import RewardPool
-from rewards.registry import SYSTEM_PROMPTS, RewardFn, default_system_prompt, get_reward
+from rewards.registry import SYSTEM_PROMPTS, default_system_prompt, get_reward, make_reward
+from rewards.reward import Reward, RewardFn
+from rewards.workers.pool import RewardPool
 
-__all__ = ["SYSTEM_PROMPTS", "RewardFn", "RewardPool", "default_system_prompt", "get_reward"]
+__all__ = ["SYSTEM_PROMPTS", "Reward", "RewardFn", "RewardPool", "default_system_prompt", "get_reward", "make_reward"]

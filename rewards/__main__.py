@@ -1,35 +1,30 @@
-"""`python -m rewards score --type TYPE < in.jsonl > out.jsonl`: rows to score flow in, scores flow out, line for line.
+"""`python -m rewards score|serve`: scores JSON lines, or serves scores to runs on other machines, outside of a run.
 
-A line in: {"response": str, "gt_answer": str or number}. A line out: {"reward", "answer_correct", "format_valid",
-"verdict", "detail"}. Exit 0 when all lines were scored, whatever their verdicts; 2 with one message on stderr when an
-argument or a line is bad (nothing is scored then); 1 when scoring itself failed; 130 on Ctrl-C.
+`score --type TYPE < in.jsonl > out.jsonl`. A line in: {"response": str} with "gt_answer" (text or a number) or
+"test_cases" ({"inputs": [...], "outputs": [...]}, and "fn_name" for tests that call a function); "messages" and
+"prompt" may stand beside it. A line out: {"reward", "answer_correct", "format_valid", "verdict", "detail"}, and
+"breakdown" with several rewards.
+
+Exit 0 when all lines were scored, whatever their verdicts, and when `serve` was ended by SIGTERM; 2 with one message on
+stderr when an argument or a line is bad (nothing is scored then); 1 when scoring itself failed; 130 on Ctrl-C.
 """
 
 import argparse
-import json
-import math
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import BinaryIO
 
 from coati_rl.errors import ConfigError, RunError
-from rewards.pool import RewardPool
-from rewards.registry import get_reward
+from rewards.commands import score_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. argparse itself raises SystemExit(2) for bad arguments."""
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _parser(with_serve=not arguments or arguments[0] != "score")
+    options = parser.parse_args(arguments)
     try:
-        get_reward(options.type)  # refused before a line is read
-        rows = read_rows(sys.stdin.buffer)
-        with RewardPool(options.type, num_workers=options.num_workers, timeout_s=options.timeout_s) as pool:
-            futures = [pool.submit([response], ground_truth) for response, ground_truth in rows]
-            for future in futures:
-                sys.stdout.write(json.dumps(asdict(future.result()[0])) + "\n")
-            sys.stdout.flush()
+        options.run(options)
     except ConfigError as error:
         return _fail(2, str(error))
     except RunError as error:
@@ -43,38 +38,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def read_rows(stream: BinaryIO) -> list[tuple[str, str]]:
-    """(response, ground truth) of each line of a JSONL stream.
-
-    Raises: ConfigError with the line number for a line that is not such a row.
-    """
-    return [_row(line, number) for number, line in enumerate(stream, start=1)]
-
-
-def _row(line: bytes, number: int) -> tuple[str, str]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"line {number} is not JSON: {error}") from error
-    if not isinstance(row, dict) or not isinstance(row.get("response"), str):
-        raise ConfigError(f'line {number} has no "response" (text)')
-    return row["response"], _ground_truth(row.get("gt_answer"), number)
-
-
-def _ground_truth(value: object, number: int) -> str:
-    is_finite_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not isinstance(value, str) and not is_finite_number:
-        raise ConfigError(f'line {number} has no "gt_answer" (text or a finite number)')
-    return str(value)
-
-
-def _parser() -> argparse.ArgumentParser:
+def _parser(*, with_serve: bool) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m rewards", description="Scores responses outside of a run.")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(required=True, metavar="score|serve")
     score = commands.add_parser("score", help="score JSON lines from stdin to stdout")
-    score.add_argument("--type", required=True, help="reward type, as -rt/--reward-type of a run")
-    score.add_argument("--num-workers", type=int, default=1, help="scoring processes (default: 1)")
-    score.add_argument("--timeout-s", type=float, default=5.0, help="seconds that one response may take (default: 5)")
+    score_command.add_arguments(score)
+    score.set_defaults(run=score_command.score_command)
+    if with_serve:
+        from rewards.commands import serve_command  # the web server's import is not paid by `score`
+
+        serve = commands.add_parser("serve", help="score over HTTP, for runs on this machine or others")
+        serve_command.add_arguments(serve)
+        serve.set_defaults(run=serve_command.serve_command)
     return parser
 
 

@@ -1,25 +1,15 @@
-"""The rewards by name: a `--reward-type` flows in, the function and the default system prompt flow out."""
+"""The rewards by name: a `--reward-type` flows in, what scores with it and the default system prompt flow out."""
 
-from typing import Protocol
+from coati_rl.reward_spec import BUILT_IN_REWARDS, RewardSpec, is_own, is_url, parse_reward_type, short_names
+from coati_rl.types import Problem, Score
+from rewards.math.boxed import boxed_reward
+from rewards.math.think_answer_tags import think_answer_tags_reward
+from rewards.own_function import OwnFunctionReward
+from rewards.reward import ResponseReward, Reward, RewardFn
+from rewards.weighted import WeightedPart, WeightedReward
 
-from coati_rl.errors import ConfigError
-from coati_rl.types import Score
-from rewards.boxed import boxed_reward
-from rewards.think_answer_tags import think_answer_tags_reward
-
-
-class RewardFn(Protocol):
-    """Scores one response of a policy.
-
-    Pure and deterministic, so that a sample can be scored again after a worker died. It never raises for what a model
-    may write: what it cannot decide has the verdict "invalid".
-    """
-
-    def __call__(self, response: str, ground_truth: str) -> Score:
-        """Score `response`; `ground_truth` is the row's text: an answer (or, for rewards that run code, JSON tests)."""
-
-
-_REWARDS: dict[str, RewardFn] = {"boxed": boxed_reward, "think_answer_tags": think_answer_tags_reward}
+_FUNCTIONS: dict[str, RewardFn] = {"boxed": boxed_reward, "think_answer_tags": think_answer_tags_reward}
+_SHARE_OF_A_SERVER = 0.9  # of the time of a response: who still waits when it is over is killed, process and all
 
 # Word for word the reference's, "and<answer>" included: models trained there were prompted with this text.
 SYSTEM_PROMPTS: dict[str, str] = {
@@ -32,31 +22,61 @@ SYSTEM_PROMPTS: dict[str, str] = {
         "finally reach a conclusion, clearly output the final answer without explanation within the <answer> </answer> "
         "tags, i.e., <answer> 123 </answer>.\n\n"
     ),
+    "code": "You are a helpful assistant.",
 }
 
 
 def get_reward(name: str) -> RewardFn:
-    """The reward function of a reward type.
+    """The function that scores one response with a reward type, in this process and thread.
 
-    Raises: ConfigError for a name that is unknown or not available yet; the message lists the choices.
+    Raises: ConfigError as `make_reward`.
     """
-    _require_available(name)
-    return _REWARDS[name]
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name]
+    reward = make_reward(RewardSpec(reward_type=name))
+
+    def score_one(response: str, ground_truth: str) -> Score:
+        return next(iter(reward.score([response], Problem(ground_truth=ground_truth))))
+
+    return score_one
 
 
-def default_system_prompt(name: str) -> str:
+def make_reward(spec: RewardSpec) -> Reward:
+    """The reward of a scoring process.
+
+    Raises: ConfigError for a reward that cannot be made; the message says what to do.
+    """
+    parts = parse_reward_type(spec.reward_type)
+    if len(parts) == 1 and parts[0].weight == 1:
+        return _make_one(parts[0].name, spec)
+    return WeightedReward(
+        [
+            WeightedPart(name=short, weight=part.weight, reward=_make_one(part.name, spec))
+            for part, short in zip(parts, short_names(parts), strict=True)
+        ]
+    )
+
+
+def default_system_prompt(reward_type: str) -> str:
     """The system prompt that asks for the answer format of a reward type, used when the user gives none.
 
-    Raises: ConfigError as `get_reward`.
+    The first built-in reward's; empty if there is none: a function of the user's says nothing about formats.
+
+    Raises: ConfigError for a reward type that cannot be.
     """
-    _require_available(name)
-    return SYSTEM_PROMPTS[name]
+    names = [part.name for part in parse_reward_type(reward_type)]
+    return next((SYSTEM_PROMPTS[name] for name in names if name in BUILT_IN_REWARDS), "")
 
 
-def _require_available(name: str) -> None:
-    if name in _REWARDS:
-        return
-    choices = ", ".join(_REWARDS)
-    if name == "code" or ".py:" in name:
-        raise ConfigError(f"reward type {name!r} is not available yet; choose one of: {choices}")
-    raise ConfigError(f"unknown reward type {name!r}; choose one of: {choices}")
+def _make_one(name: str, spec: RewardSpec) -> Reward:
+    if is_url(name):
+        from rewards.remote.http_reward import HttpReward  # a client's imports are paid by who uses it
+
+        return HttpReward(name, timeout_s=_SHARE_OF_A_SERVER * (spec.group_timeout_s or spec.timeout_s))
+    if is_own(name):
+        return OwnFunctionReward(name)
+    if name == "code":
+        from rewards.code.code_reward import CodeReward  # as above
+
+        return CodeReward(spec)
+    return ResponseReward(_FUNCTIONS[name])

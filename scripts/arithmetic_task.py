@@ -8,9 +8,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
-from typing import Any
+from typing import Any, ClassVar
 
-SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
 NAMES = ("Ada", "Ben", "Eva", "Leo", "Mia", "Tom")
 OBJECTS = ("apples", "books", "coins", "eggs", "pens", "shells")
 ADDITIONS = (
@@ -34,9 +33,20 @@ Pair = tuple[int, int]
 class Problem:
     """One story with its answer."""
 
+    system_prompt: ClassVar[str] = "Please reason step by step, and put your final answer within \\boxed{}."
+
     question: str
     solution: str  # what the teacher writes: the working, then the result in a box
     answer: str  # the right result, as a decimal number
+
+    @property
+    def ending(self) -> str:
+        """How a right solution ends."""
+        return f"\\boxed{{{self.answer}}}"
+
+    def row(self) -> dict[str, Any]:
+        """A line of a prompt file, in the project's math format."""
+        return {"messages": {"role": "user", "content": self.question}, "gt_answer": self.answer}
 
 
 def split_pairs(rng: random.Random) -> tuple[list[Pair], list[Pair]]:
@@ -100,6 +110,11 @@ def distinct_problems(pairs: list[Pair], rng: random.Random, *, count: int) -> l
     return list(found.values())
 
 
-def to_row(problem: Problem) -> dict[str, Any]:
-    """A line of a prompt file, in the project's math format."""
-    return {"messages": {"role": "user", "content": problem.question}, "gt_answer": problem.answer}
+def make_lessons(
+    rng: random.Random, *, num_train: int, num_eval: int, careless_rate: float
+) -> tuple[list[Problem], list[Problem], Iterator[Problem]]:
+    """(prompts to train on, held-out prompts, the teacher's endless worked examples)."""
+    training_pairs, held_out_pairs = split_pairs(rng)
+    held_out = distinct_problems(held_out_pairs, rng, count=num_eval)
+    prompts = distinct_problems(training_pairs, rng, count=num_train)
+    return prompts, held_out, problems(training_pairs, rng, careless_rate=careless_rate)

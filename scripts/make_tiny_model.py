@@ -1,12 +1,12 @@
-"""Make a tiny Qwen3 model that is mediocre at arithmetic, and the prompt files to train it further.
+"""Make a tiny Qwen3 model that is mediocre at a task, and the prompt files to train it further.
 
-    python scripts/make_tiny_model.py OUT_DIR [--seed 0] [--tied | --untied] [--steps 200]
+    python scripts/make_tiny_model.py OUT_DIR [--task arithmetic | code] [--seed 0] [--tied | --untied] [--steps 200]
 
 Out: OUT_DIR holds an ordinary Hugging Face checkpoint (config, safetensors, tokenizer with chat template, generation
-config) and `train.jsonl`, `eval.jsonl` in the project's math format. The warm-up is supervised training on the worked
-answers of a careless teacher, who forgets most carries. The model picks up the method and the habit: greedily it solves
-what needs no carry, 30-50 % of the held-out problems. The right way is left as its second choice, which is what
-reinforcement learning can find.
+config) and `train.jsonl`, `eval.jsonl` in the project's math or code format. The warm-up is supervised training on the
+worked answers of a careless teacher, who forgets most carries (arithmetic), or adds whatever is asked (code). The model
+picks up the method and the habit: greedily it solves what needs no carry, 30-50 % of the held-out problems (additions,
+a sixth). The right way is left as its second choice, which is what reinforcement learning can find.
 One thread and one seed decide everything: the same machine gives the same model.
 """
 
@@ -15,19 +15,24 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+import arithmetic_task
+import code_task
 import torch
-from arithmetic_task import SYSTEM_PROMPT, Problem, distinct_problems, problems, split_pairs, to_row
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 MAX_POSITIONS = 4096
-MEDIOCRE = (0.3, 0.5)  # greedy accuracy: there is something to learn, and something to learn it from
-MAX_ANSWER_TOKENS = 24
+Problem = arithmetic_task.Problem | code_task.Problem
+Lessons = tuple[Sequence[Problem], Sequence[Problem], Iterator[Problem]]
+TASKS: dict[str, Callable[..., Lessons]] = {"arithmetic": arithmetic_task.make_lessons, "code": code_task.make_lessons}
+# Greedy accuracy: there is something to learn, and something to learn it from.
+MEDIOCRE = {"arithmetic": (0.3, 0.5), "code": (0.1, 0.5)}
+MAX_ANSWER_TOKENS = 32
 EOS, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -40,6 +45,7 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out_dir", type=Path, help="folder to write the checkpoint and the prompt files to")
+    parser.add_argument("--task", choices=TASKS, default="arithmetic", help="what the model half learns")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, data and order")
     embeddings = parser.add_mutually_exclusive_group()
     embeddings.add_argument("--tied", action="store_true", default=True, help="shared embeddings (default)")
@@ -49,7 +55,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--vocab-size", type=int, default=512, help="tokens, 256 bytes and 3 special ones included")
     parser.add_argument("--steps", type=int, default=200, help="training steps; 0 leaves the model random")
     parser.add_argument("--batch-size", type=int, default=64, help="examples per training step")
-    parser.add_argument("--careless-rate", type=float, default=0.7, help="share of carries the teacher forgets")
+    parser.add_argument("--careless-rate", type=float, default=0.7, help="how often the teacher follows the habit")
     parser.add_argument("--num-train", type=int, default=16384, help="rows of train.jsonl")
     parser.add_argument("--num-eval", type=int, default=256, help="rows of eval.jsonl")
     return parser.parse_args()
@@ -85,7 +91,7 @@ def make_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokeni
 
 def chat(problem: Problem) -> list[dict[str, str]]:
     """The messages a training run sends for `problem`."""
-    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": problem.question}]
+    return [{"role": "system", "content": problem.system_prompt}, {"role": "user", "content": problem.question}]
 
 
 def prompt_text(tokenizer: PreTrainedTokenizerFast, problem: Problem) -> str:
@@ -96,7 +102,13 @@ def prompt_text(tokenizer: PreTrainedTokenizerFast, problem: Problem) -> str:
 def tokenizer_texts(sample: Iterable[Problem]) -> Iterable[str]:
     """What the tokenizer learns its merges from: the pieces between the special tokens of a chat."""
     for problem in sample:
-        yield from (f"system\n{SYSTEM_PROMPT}", f"user\n{problem.question}", "assistant\n", problem.solution, "\n")
+        yield from (
+            f"system\n{problem.system_prompt}",
+            f"user\n{problem.question}",
+            "assistant\n",
+            problem.solution,
+            "\n",
+        )
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, arguments: argparse.Namespace) -> Qwen3ForCausalLM:
@@ -138,14 +150,13 @@ def collate(tokenizer: PreTrainedTokenizerFast, batch: list[Problem]) -> dict[st
 
 
 @torch.inference_mode()
-def greedy_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, held_out: list[Problem]) -> float:
-    """The share of `held_out` whose greedy completion boxes the right number."""
+def greedy_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, held_out: Sequence[Problem]) -> float:
+    """The share of `held_out` whose greedy completion ends as a right solution does."""
     texts = [prompt_text(tokenizer, problem) for problem in held_out]
     inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
     output = model.generate(**inputs, max_new_tokens=MAX_ANSWER_TOKENS, do_sample=False)
     completions = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    boxes = [f"\\boxed{{{problem.answer}}}" for problem in held_out]
-    num_right = sum(bool(text.endswith(box)) for text, box in zip(completions, boxes, strict=True))
+    num_right = sum(text.endswith(problem.ending) for text, problem in zip(completions, held_out, strict=True))
     return num_right / len(held_out)
 
 
@@ -182,9 +193,9 @@ def warm_up(
             optimizer.zero_grad()
 
 
-def write_rows(path: Path, rows: list[Problem]) -> None:
+def write_rows(path: Path, rows: Sequence[Problem]) -> None:
     """Write a prompt file."""
-    path.write_text("".join(json.dumps(to_row(problem)) + "\n" for problem in rows), encoding="utf-8")
+    path.write_text("".join(json.dumps(problem.row()) + "\n" for problem in rows), encoding="utf-8")
 
 
 def main() -> None:
@@ -194,12 +205,11 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     rng = random.Random(arguments.seed)
-    training_pairs, held_out_pairs = split_pairs(rng)
-    held_out = distinct_problems(held_out_pairs, rng, count=arguments.num_eval)
-    prompts = distinct_problems(training_pairs, rng, count=arguments.num_train)
+    prompts, held_out, lessons = TASKS[arguments.task](
+        rng, num_train=arguments.num_train, num_eval=arguments.num_eval, careless_rate=arguments.careless_rate
+    )
     tokenizer = make_tokenizer(tokenizer_texts(prompts[:2000]), vocab_size=arguments.vocab_size)
     model = make_model(tokenizer, arguments)
-    lessons = problems(training_pairs, rng, careless_rate=arguments.careless_rate)
     warm_up(model, tokenizer, lessons, num_steps=arguments.steps, batch_size=arguments.batch_size)
     accuracy = greedy_accuracy(model, tokenizer, held_out)
     arguments.out_dir.mkdir(parents=True, exist_ok=True)
@@ -213,8 +223,9 @@ def main() -> None:
         f"{arguments.out_dir}: {num_parameters:,} parameters, {arguments.steps} steps, "
         f"greedy accuracy {accuracy:.3f} on {len(held_out)} held-out problems, {seconds:.0f} s"
     )
-    if arguments.steps and not MEDIOCRE[0] <= accuracy <= MEDIOCRE[1]:
-        print(f"warning: not within {MEDIOCRE[0]:.0%}-{MEDIOCRE[1]:.0%}, try another --seed", file=sys.stderr)
+    low, high = MEDIOCRE[arguments.task]
+    if arguments.steps and not low <= accuracy <= high:
+        print(f"warning: not within {low:.0%}-{high:.0%}, try another --seed", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is optimised: reward, advantage, loss and optimizer. --algo names a preset that sets the parts; flags override.
+"""What is optimised: advantage, loss and optimizer. --algo names a preset that sets the parts; flags override.
 
 The parts are orthogonal: docs/algorithms.md has the formula of each, `coati_rl.config.algorithm_rules` says which
 combinations contradict themselves.
@@ -24,8 +24,6 @@ class AlgorithmConfig(BaseModel):
 
     algo: str = flag("GRPO", "Preset of all settings below that it names; or a FILE.yaml of your own.", short="-a")
     learning_rate: float = flag(1e-6, "Peak of the cosine schedule, which ends at a tenth of it.", short="-lr", gt=0)
-    reward_type: str = flag("think_answer_tags", "Reward: think_answer_tags or boxed.", short="-rt")
-    code_verifier_api_url: str | None = flag(None, "Service that verifies code answers.", short="-cv")
 
     advantage_estimator: str = flag(
         "group_norm", f"From a group's rewards to advantages: {', '.join(ADVANTAGE_ESTIMATORS)}, or FILE.py:FUNCTION."

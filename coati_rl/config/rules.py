@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from coati_rl.config.algorithm_rules import algorithm_problems, needs_group
 from coati_rl.config.config import Config
+from coati_rl.config.reward_rules import reward_problems
 from coati_rl.errors import ConfigError
 
-REWARD_TYPES = ("think_answer_tags", "boxed")
 _FLAGS = {
     "num_trainers": "-t",
     "num_generations": "-g",
@@ -27,20 +27,10 @@ _FLAGS = {
 
 def check(config: Config) -> None:
     """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
-    problems = [*_not_available(config), *algorithm_problems(config), *_sizes(config), *_memory(config)]
+    problems = [*reward_problems(config), *algorithm_problems(config), *_sizes(config), *_memory(config)]
     problems += _sampling(config)
     if problems:
         raise ConfigError("\n".join(problems))
-
-
-def _not_available(config: Config) -> Iterator[str]:
-    """What the command line knows but this version cannot do yet is refused, never parsed and ignored."""
-    if config.reward_type == "code" or ":" in config.reward_type:
-        yield f"--reward-type {config.reward_type}: not available in this version; use {' or '.join(REWARD_TYPES)}"
-    elif config.reward_type not in REWARD_TYPES:
-        yield f"--reward-type {config.reward_type!r}: unknown; use {' or '.join(REWARD_TYPES)}"
-    if config.code_verifier_api_url is not None:
-        yield "--code-verifier-api-url: code rewards are not available in this version; leave it out"
 
 
 def _sizes(config: Config) -> Iterator[str]:

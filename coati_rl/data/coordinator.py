@@ -120,7 +120,7 @@ class Coordinator:
                 self._board.add_failure(lease.prompt)
                 self._finish_evaluation_if_done()
             else:
-                self._counts.add_failed(lease.group_size)
+                self._counts.add_failed(lease.group_size, cause)
 
     # --- trainers --------------------------------------------------------------------------------------------------
 

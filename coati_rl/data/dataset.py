@@ -1,17 +1,18 @@
 """Files -> prompts. What `datasets` loads (JSONL, JSON, CSV, Parquet, Arrow), validated row by row, then rendered
 with the model's chat template and tokenised once: from here on only token ids travel.
 
-A row is {"messages": {"role", "content"} or a list of them, "gt_answer": text or number}.
+A row is {"messages": {"role", "content"} or a list of them, "gt_answer": text or number}; code has "test_cases" in the
+answer's place (`coati_rl.data.ground_truth`).
 """
 
 import json
 import logging
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coati_rl.data.ground_truth import TruthKey, ground_truth
 from coati_rl.errors import ConfigError
 from coati_rl.types import Prompt, Purpose
 
@@ -28,12 +29,13 @@ class PromptSet:
     num_refused: int
 
 
-def load_rows(path: str, *, flag: str) -> list[dict[str, Any]]:
+def load_rows(path: str, *, flag: str, truth: TruthKey | None = "gt_answer") -> list[dict[str, Any]]:
     """Read and validate all rows of a file.
 
     Args:
         path: the file; its ending names the format.
         flag: the command-line flag it came from, for messages.
+        truth: what every row must have besides messages; None: nothing.
     Raises: ConfigError naming file and row (for JSONL: line) and what is wrong with it.
     """
     file = Path(path).expanduser()
@@ -51,7 +53,7 @@ def load_rows(path: str, *, flag: str) -> list[dict[str, Any]]:
     if not rows:
         raise ConfigError(f"{flag} {path}: holds no rows")
     for number, row in rows:
-        _check_row(row, f"{flag} {path}, {'line' if suffix == '.jsonl' else 'row'} {number}")
+        _check_row(row, truth, f"{flag} {path}, {'line' if suffix == '.jsonl' else 'row'} {number}")
     return [row for _, row in rows]
 
 
@@ -77,7 +79,7 @@ def _read_with_datasets(file: Path, flag: str) -> Iterator[tuple[int, Any]]:
         return  # each loader has an error of its own for this
     loader = _LOADERS[file.suffix.lower()]
     # As text: a column of numbers would make numbers of prompts, and 4.0 of the answer 4 when one is missing.
-    as_text = {"converters": {"messages": str, "gt_answer": str}, "keep_default_na": False}
+    as_text = {"converters": {"messages": str, "gt_answer": str, "test_cases": str}, "keep_default_na": False}
     options: dict[str, Any] = as_text if loader == "csv" else {}
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(logging.CRITICAL)  # what goes wrong is said below
@@ -93,16 +95,13 @@ def _read_with_datasets(file: Path, flag: str) -> Iterator[tuple[int, Any]]:
     yield from enumerate(rows, 1)
 
 
-def _check_row(row: Any, where: str) -> None:
+def _check_row(row: Any, truth: TruthKey | None, where: str) -> None:
+    needed = "messages" if truth is None else f"messages and {truth}"
     if not isinstance(row, dict):
-        raise ConfigError(f"{where}: is {type(row).__name__}; write an object with messages and gt_answer")
-    for key in ("messages", "gt_answer"):
-        if row.get(key) in (None, "", [], {}):
-            raise ConfigError(f"{where}: has no {key}; every row needs messages and gt_answer")
-    if not isinstance(row["gt_answer"], str | int | float) or isinstance(row["gt_answer"], bool):
-        raise ConfigError(f"{where}: gt_answer is {type(row['gt_answer']).__name__}; write text or a number")
-    if isinstance(row["gt_answer"], float) and not math.isfinite(row["gt_answer"]):
-        raise ConfigError(f"{where}: gt_answer is {row['gt_answer']}; write text or a finite number")
+        raise ConfigError(f"{where}: is {type(row).__name__}; write an object with {needed}")
+    if row.get("messages") in (None, "", [], {}):
+        raise ConfigError(f"{where}: has no messages; every row needs {needed}")
+    ground_truth(row, truth, where)
     for message in messages_of(row, where):
         if not isinstance(message, dict) or not isinstance(message.get("content"), str) or "role" not in message:
             raise ConfigError(f'{where}: a message is not {{"role": ..., "content": text}}')
@@ -130,6 +129,7 @@ def make_prompts(
     *,
     system_prompt: str,
     max_prompt_tokens: int,
+    truth: TruthKey | None = "gt_answer",
     task: str = "train",
     purpose: Purpose = "train",
 ) -> PromptSet:
@@ -140,6 +140,7 @@ def make_prompts(
         tokenizer: a transformers tokenizer with a chat template.
         system_prompt: put first, unless empty or the row brings its own.
         max_prompt_tokens: longer prompts are left out and counted.
+        truth: as of `load_rows`.
         task: "train", or an evaluation task's name (which may be "train" too).
         purpose: what the prompts are for.
     Raises: ConfigError if the chat template refuses a row.
@@ -164,12 +165,14 @@ def make_prompts(
         Prompt(
             uid=f"{task}-{index}",
             token_ids=tuple(tokens),
-            ground_truth=str(row["gt_answer"]),
+            ground_truth=ground_truth(row, truth),
             purpose=purpose,
             task=task,
             text=messages[-1]["content"],
+            messages=tuple(messages),
+            rendered=text,
         )
-        for index, (row, messages, tokens) in enumerate(zip(rows, conversations, ids, strict=True))
+        for index, (row, messages, text, tokens) in enumerate(zip(rows, conversations, texts, ids, strict=True))
         if len(tokens) <= max_prompt_tokens
     )
     refused = len(rows) - len(prompts)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from coati_rl.observability.records import step_of_record
+from coati_rl.observability.records import score_fields, shown_truth, step_of_record
 from coati_rl.types import Prompt, RolloutGroup
 
 
@@ -90,12 +90,10 @@ class EvaluationBoard:
                     line = {
                         "uid": group.prompt.uid,
                         "prompt": group.prompt.text,
-                        "gt_answer": group.prompt.ground_truth,
+                        "gt_answer": shown_truth(group.prompt.ground_truth),
                         "response": completion.text,
                         "finish_reason": completion.finish_reason,
-                        "answer_correct": score.answer_correct,
-                        "format_valid": score.format_valid,
-                        "verdict": score.verdict,
+                        **score_fields(score),
                     }
                     file.write(json.dumps(line, ensure_ascii=False) + "\n")
         correct = sum(group.scores[0].answer_correct for group in groups)

@@ -4,6 +4,7 @@ Everything a user can get wrong about files is found here, before Ray starts.
 """
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from coati_rl.config import Config
 from coati_rl.config.algorithm_rules import algorithm_warnings
 from coati_rl.config.layout_rules import check_layout
 from coati_rl.config.plan import Plan, make_plan
+from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.rules import nearest_flags
 from coati_rl.data.dataset import PromptSet, load_rows, make_prompts
+from coati_rl.data.ground_truth import required_truth
 from coati_rl.data.resume import ResumePoint, open_resume_point
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device
@@ -46,21 +49,15 @@ def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared
     load_estimator(config.advantage_estimator)  # a user's own functions are tried before anything starts
     build_loss(config)
     device, warnings = resolve_device(config, is_dry_run=is_dry_run)
-    rows = load_rows(config.dataset, flag="--dataset")
-    eval_rows = {task: load_rows(path, flag="--eval-dataset") for task, path in (config.eval_dataset or {}).items()}
+    truth, eval_paths = required_truth(config.reward_type), config.eval_dataset or {}
+    rows = load_rows(config.dataset, flag="--dataset", truth=truth)
+    eval_rows = {task: load_rows(path, flag="--eval-dataset", truth=truth) for task, path in eval_paths.items()}
     if config.eval_interval > 0 and not eval_rows:
         raise ConfigError(f"--eval-interval {config.eval_interval}: needs --eval-dataset, or -1 to switch it off")
     if eval_rows and config.eval_interval < 0:
         warnings.append("--eval-dataset is not evaluated: --eval-interval is -1 (off)")
-    warnings += algorithm_warnings(config)
-    if config.zero_stage > 0 and config.precision is None and device == "cpu":
-        warnings.append(
-            f"-zero {config.zero_stage} sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights"
-        )
-    if config.zero_stage > 0 and config.dp == 1:
-        warnings.append(
-            f"-zero {config.zero_stage}: does nothing here, as there is one data-parallel copy to share with"
-        )
+    warnings += [*reward_warnings(config), *algorithm_warnings(config)]
+    warnings += _zero_warnings(config, device)
     directory = resolve_model(config.model, is_dry_run=is_dry_run)
     if directory is None:
         unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.num_trainers else "")
@@ -74,7 +71,11 @@ def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared
         check_layout(config, model)
         tokenizer = load_tokenizer(directory)
         system = system_prompt if config.system_prompt is None else config.system_prompt
-        options: dict[str, Any] = {"system_prompt": system, "max_prompt_tokens": config.max_prompt_tokens}
+        options: dict[str, Any] = {
+            "max_prompt_tokens": config.max_prompt_tokens,
+            "system_prompt": system,
+            "truth": truth,
+        }
         train = make_prompts(rows, tokenizer, **options)
         evaluation = {t: make_prompts(r, tokenizer, task=t, purpose="eval", **options) for t, r in eval_rows.items()}
         num_prompts = len(train.prompts)
@@ -92,6 +93,13 @@ def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared
     return Prepared(
         config=config, plan=plan, train=train, evaluation=evaluation, warnings=tuple(warnings), resume=resume
     )
+
+
+def _zero_warnings(config: Config, device: Device) -> Iterator[str]:
+    if config.zero_stage > 0 and config.precision is None and device == "cpu":
+        yield f"-zero {config.zero_stage} sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights"
+    if config.zero_stage > 0 and config.dp == 1:
+        yield f"-zero {config.zero_stage}: does nothing here, as there is one data-parallel copy to share with"
 
 
 def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[str]]:

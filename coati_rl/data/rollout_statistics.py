@@ -1,7 +1,8 @@
 """Groups of an optimizer step -> what its record says of the rollouts, by the names of metrics.jsonl.
 
 How the model does is said of all groups that came in for the step: of the trained ones alone it would be a curve of
-prompts of middling difficulty. How old the weights were is said of the step's own groups.
+prompts of middling difficulty. How old the weights were is said of the step's own groups. Where rewards have several
+parts, each has a mean of its own, `reward/<name>`.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
-from coati_rl.types import RolloutGroup
+from coati_rl.types import RolloutGroup, Score
 
 
 def rollout_statistics(
@@ -49,7 +50,17 @@ def rollout_statistics(
         "num_prompt_tokens": sum(len(group.prompt.token_ids) * len(group.completions) for group in came_in),
         "num_response_tokens": int(lengths.sum()),
         **_staleness(groups, staleness),
+        **_breakdown([score for score, is_scored in zip(scores, valid, strict=True) if is_scored]),
     }
+
+
+def _breakdown(scores: Sequence[Score]) -> dict[str, float]:
+    """The mean of each named reward over the valid scores that have it."""
+    values: dict[str, list[float]] = {}
+    for score in scores:
+        for name, value in score.breakdown.items():
+            values.setdefault(f"reward/{name}", []).append(value)
+    return {name: float(np.mean(np.array(values[name], dtype=np.float64))) for name in sorted(values)}
 
 
 def _staleness(groups: Sequence[RolloutGroup], staleness: Callable[[int], int]) -> dict[str, float | int]:

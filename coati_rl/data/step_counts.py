@@ -2,6 +2,8 @@
 and whether so much of it failed, or had no effect, that the run must stop.
 """
 
+import logging
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,6 +12,9 @@ from coati_rl.data.position import Position
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.types import RolloutGroup
 
+logger = logging.getLogger(__name__)
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _REMEDIES = (
     "use other data or another model, more samples a prompt (-g) or a higher temperature (-temp), a wider "
     "--filter-range, longer responses (-mnt), or allow for more with --max-empty-batches"
@@ -31,6 +36,8 @@ class StepCounts:
         self._num_dropped = 0  # these groups, prompts that failed, and groups dropped before the run was resumed
         self._samples_failed = 0  # or undecidable
         self._failed_in_dropped = 0  # of these, the ones of dropped groups
+        self._causes: Counter[str] = Counter()  # of the failures, since the last step, by kind
+        self._examples: dict[str, str] = {}  # the first of each kind
 
     def add(self, group: RolloutGroup) -> bool:
         """A scored group. Returns: True if it takes a place in a step, False if it is dropped."""
@@ -38,11 +45,12 @@ class StepCounts:
         is_dropped = reason == "undecidable" or (reason is not None and self._settings.dynamic_batching)
         if is_dropped:
             self._dropped.append(group)
-        self._count(reason, num_failed=int((~is_valid(group)).sum()), is_dropped=is_dropped)
+        self._count(reason, num_failed=self._note_failures(group), is_dropped=is_dropped)
         return not is_dropped
 
-    def add_failed(self, num_samples: int) -> None:
+    def add_failed(self, num_samples: int, cause: str) -> None:
         """A prompt that could not be rolled out."""
+        self._note_cause(cause, num_samples)
         self._count("undecidable", num_failed=num_samples, is_dropped=True)
 
     def dropped(self) -> dict[str, int]:
@@ -55,7 +63,7 @@ class StepCounts:
         if self._samples_failed > allowed:
             return (
                 f"{self._samples_failed} samples of one step failed or could not be scored, "
-                f"{allowed} are allowed (--max-failure-rate); the log names each"
+                f"{allowed} are allowed (--max-failure-rate){self._main_cause()}; the log names each"
             )
         limit = self._settings.max_empty_groups
         if self._without_effect.total() < limit:
@@ -63,7 +71,7 @@ class StepCounts:
         num_steps = limit // self._settings.batch.prompts_per_step
         return (
             f"{limit} groups in a row, {num_steps} optimizer step(s)' worth, had no sample to train: "
-            f"{_named(self._without_effect)}; {_REMEDIES}"
+            f"{_named(self._without_effect)}{self._main_cause()}; {_REMEDIES}"
         )
 
     def nothing_trained(self, num_left: int) -> str:
@@ -73,7 +81,7 @@ class StepCounts:
         reasons["undecidable"] += self._num_dropped - len(self._dropped)
         return (
             f"the data ended before one optimizer step was full: {self._num_dropped} groups had no sample to train "
-            f"({_named(reasons)}), and the other {num_left} are fewer than tbs * dp = "
+            f"({_named(reasons)}{self._main_cause()}), and the other {num_left} are fewer than tbs * dp = "
             f"{self._settings.batch.prompts_per_step}; {_REMEDIES}"
         )
 
@@ -92,6 +100,30 @@ class StepCounts:
         dropped = self._dropped
         self._reset()
         return counts, dropped
+
+    def _note_failures(self, group: RolloutGroup) -> int:
+        """Log why samples of the group could not be scored. Returns: their number."""
+        failed = [index for index, valid in enumerate(is_valid(group)) if not valid]
+        for index in failed:
+            score = group.scores[index]
+            is_undecided = score.verdict == "invalid"
+            cause = (score.detail or "no reason is given") if is_undecided else "an empty response, or no finite reward"
+            self._note_cause(cause, 1)
+            logger.warning("sample %d of prompt %s could not be scored: %s", index, group.prompt.uid, cause)
+        return len(failed)
+
+    def _note_cause(self, cause: str, num_samples: int) -> None:
+        """Causes that differ in numbers only are one, told by its first example."""
+        kind = _NUMBER.sub("#", cause)
+        self._examples.setdefault(kind, cause)
+        self._causes[kind] += num_samples
+
+    def _main_cause(self) -> str:
+        """The most common cause of failures, for the end of a clause; empty if nothing failed."""
+        if not self._causes:
+            return ""
+        ((kind, count),) = self._causes.most_common(1)
+        return f"; {count} samples failed because: {self._examples[kind]}"
 
     def _count(self, reason: NoEffect | None, *, num_failed: int, is_dropped: bool) -> None:
         self._samples_failed += num_failed

@@ -42,7 +42,7 @@ METRIC_KEYS = (
 
 
 def complete(record: dict[str, Any]) -> dict[str, Any]:
-    """The record in the order of METRIC_KEYS, null where it has no value; other keys follow."""
+    """The record in the order of METRIC_KEYS, null where it has no value; `reward/<name>` and other keys follow."""
     known = {key: record.get(key) for key in METRIC_KEYS}
     return known | {key: value for key, value in record.items() if key not in known}
 

@@ -1,13 +1,43 @@
-"""Files of JSON lines that a killed run may have left with half a line at the end."""
+"""Lines of JSON that a run writes for people: what they say of a sample's score, and how they are read back."""
 
 import json
+import math
+from typing import Any
+
+from coati_rl.types import Score
+
+_MAX_TRUTH_LENGTH = 2000  # characters: the tests of a program may be megabytes, and a line is written for each sample
+
+
+def score_fields(score: Score) -> dict[str, Any]:
+    """What a line says of a score; the breakdown only if there is one. JSON has no NaN: such a number is null."""
+    fields: dict[str, Any] = {
+        "reward": _number(score.reward),
+        "answer_correct": score.answer_correct,
+        "format_valid": score.format_valid,
+        "verdict": score.verdict,
+        "detail": score.detail,
+    }
+    if score.breakdown:
+        fields["breakdown"] = {name: _number(value) for name, value in score.breakdown.items()}
+    return fields
+
+
+def shown_truth(ground_truth: str) -> str:
+    """The ground truth as far as a person will read it."""
+    is_long = len(ground_truth) > _MAX_TRUTH_LENGTH
+    return f"{ground_truth[:_MAX_TRUTH_LENGTH]}..." if is_long else ground_truth
 
 
 def step_of_record(line: str) -> int | None:
-    """The "step" of a line; None if there is none, or the line is not whole."""
+    """The "step" of a line; None if there is none, or the line is not whole, as a killed run may leave the last one."""
     try:
         record = json.loads(line)
     except ValueError:
         return None
     step = record.get("step") if isinstance(record, dict) else None
     return step if isinstance(step, int) else None
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

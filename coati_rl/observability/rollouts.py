@@ -1,12 +1,12 @@
 """Rollouts as JSONL, for people: <directory>/steps-000001-000100.jsonl, one line a sample, trained or not."""
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from coati_rl.observability.records import score_fields, shown_truth
 from coati_rl.types import RolloutGroup
 
 _STEPS_PER_FILE = 100
@@ -39,16 +39,12 @@ def _lines(step: int, group: RolloutGroup, is_trained: np.ndarray) -> list[str]:
             "sample": index,
             "producer": group.producer_id,
             "prompt": group.prompt.text,
-            "gt_answer": group.prompt.ground_truth,
+            "gt_answer": shown_truth(group.prompt.ground_truth),
             "response": completion.text,
             "num_tokens": len(completion.token_ids),
             "finish_reason": completion.finish_reason,
             "policy_versions": [int(versions.min()), int(versions.max())] if len(versions) else [],
-            "reward": score.reward if math.isfinite(score.reward) else None,  # JSON has no NaN
-            "answer_correct": score.answer_correct,
-            "format_valid": score.format_valid,
-            "verdict": score.verdict,
-            "detail": score.detail,
+            **score_fields(score),
             "is_trained": bool(is_trained[index]),
         }
         lines.append(json.dumps(record, ensure_ascii=False) + "\n")

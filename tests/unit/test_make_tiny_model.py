@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import code_task
 import pytest
-from arithmetic_task import SYSTEM_PROMPT, distinct_problems, make_problem, needs_carry, problems, solve, split_pairs
+from arithmetic_task import Problem, distinct_problems, make_problem, needs_carry, problems, solve, split_pairs
 from make_tiny_model import IM_END, make_tokenizer, tokenizer_texts
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -66,9 +67,9 @@ def test_the_tokenizer_knows_every_text_and_splits_digits(tokenizer: PreTrainedT
 
 
 def test_the_chat_template_reads_like_qwens(tokenizer: PreTrainedTokenizerFast) -> None:
-    messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": "Hi"}]
+    messages = [{"role": "system", "content": Problem.system_prompt}, {"role": "user", "content": "Hi"}]
     assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
-        f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        f"<|im_start|>system\n{Problem.system_prompt}<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
@@ -101,3 +102,31 @@ def test_the_share_of_carries_is_what_the_warm_up_counts_on() -> None:
     drawn = [next(stream) for _ in range(2000)]
     right = sum(problem.solution.endswith(f"\\boxed{{{problem.answer}}}") for problem in drawn)
     assert 0.34 < right / len(drawn) < 0.42  # 1 - CARRY_FRACTION, give or take three standard errors
+
+
+def test_every_program_of_the_coding_task_passes_its_own_tests_and_fails_those_of_the_others() -> None:
+    rng = random.Random(0)
+    expressions = [expression for _, expression, _ in code_task.STORIES]
+    for story, expression in enumerate(expressions):
+        problem = code_task.make_problem(story, ("Ada", "nuts"), rng)
+        pairs = [tuple(map(int, text.split())) for text in problem.inputs]
+        passing = [
+            other
+            for other in expressions
+            if [f"{eval(other, {'a': a, 'b': b})}\n" for a, b in pairs] == list(problem.outputs)
+        ]
+        assert passing == [expression]
+        assert problem.solution == problem.ending == code_task.write_program(expression)
+
+
+def test_the_careless_coder_adds_whatever_is_asked() -> None:
+    problem = code_task.make_problem(1, ("Ada", "nuts"), random.Random(0), careless_rate=1.0)
+    assert problem.solution == "```python\na = int(input())\nb = int(input())\nprint(a + b)\n```"
+    assert problem.ending == "```python\na = int(input())\nb = int(input())\nprint(a - b)\n```"
+
+
+def test_no_person_and_thing_of_the_coding_task_are_on_both_sides() -> None:
+    prompts, held_out, _ = code_task.make_lessons(random.Random(0), num_train=9999, num_eval=9999, careless_rate=0.7)
+    assert len(prompts) == 738 and len(held_out) == 126  # 123 and 21 pairs, six stories each
+    assert {problem.question for problem in prompts}.isdisjoint(problem.question for problem in held_out)
+    assert set(prompts[0].row()) == {"messages", "test_cases"}

@@ -59,6 +59,30 @@ def test_a_row_without_messages_or_gt_answer(refuse, dataset, missing):
     assert f"line 2: has no {missing}" in refuse("-d", dataset(ROW, json.dumps(row)))
 
 
+def test_rows_without_tests_for_a_code_reward_and_tests_that_cannot_be_run(refuse, dataset):
+    message = refuse("-d", dataset(ROW), "-rt", "code")
+    assert "line 1: has no test_cases" in message and "(it has a gt_answer: use boxed or think_answer_tags)" in message
+    tests = {"messages": "Double it.", "test_cases": {"inputs": ["1", "2"], "outputs": ["2"]}}
+    assert "line 1: test_cases has 2 inputs and 1 outputs" in refuse("-d", dataset(json.dumps(tests)), "-rt", "code")
+
+
+def test_a_reward_function_that_is_not_there_or_cannot_be_called(refuse, dataset, tmp_path):
+    mine = tmp_path / "mine.py"
+    assert f"--reward-type {mine}:score: no file {mine}" in refuse("-d", dataset(ROW), "-rt", f"{mine}:score")
+    mine.write_text("def score(question): return 1\n")
+    message = refuse("-d", dataset(ROW), "-rt", f"boxed=1,{mine}:score=0.5")
+    assert f"{mine}:score: takes (question); a reward function takes (messages, answer), " in message
+    mine.write_text("import nowhere_to_be_found\n")
+    assert "fails on import: ModuleNotFoundError" in refuse("-d", dataset(ROW), "-rt", f"{mine}:score")
+
+
+def test_a_service_that_is_not_there(refuse, dataset, monkeypatch):
+    monkeypatch.setenv("COATI_REWARD_TOKEN", "a-token-of-this-test-0123456789")
+    message = refuse("-d", dataset(ROW), "-rt", "code", "-cv", "http://127.0.0.1:9")
+    assert "--code-verifier-api-url http://127.0.0.1:9: no reward service answers there" in message
+    assert "a-token-of-this-test" not in message
+
+
 def test_sizes_that_do_not_divide(refuse, dataset):
     message = refuse("-d", dataset(ROW), "-ibs", 3, "-imbs", 3, "-tbs", 2, "-tMbs", 2, "-i", 1, "-t", 1)
     assert "(P * ibs) % (tbs * dp) must be 0: 1 * 3 = 3" in message

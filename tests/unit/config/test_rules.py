@@ -102,10 +102,7 @@ def test_sizes_beyond_counting_are_refused_at_once():
     ("argv", "message"),
     [
         ("-a SFT", "--algo 'SFT': unknown; use CISPO, DAPO, DR_GRPO, GRPO, GSPO, "),
-        ("-rt code", "--reward-type code: not available in this version; use think_answer_tags or boxed"),
-        ("-rt my.py:score", "--reward-type my.py:score: not available in this version"),
-        ("-rt tags", "--reward-type 'tags': unknown; use think_answer_tags or boxed"),
-        ("-cv http://host", "--code-verifier-api-url: code rewards are not available in this version"),
+        ("-rt tags", "--reward-type 'tags': unknown reward 'tags'; use think_answer_tags, boxed, code, FILE.py:"),
         ("-ptp 2 -b transformers", "-ptp 2: only the vllm backend is tensor parallel; use -b vllm"),
     ],
 )

@@ -26,7 +26,7 @@ def write(tmp_path):
         elif path.suffix == ".json":
             path.write_text(json.dumps(rows), encoding="utf-8")
         elif path.suffix == ".csv":
-            flat = [{**row, "messages": json.dumps(row["messages"])} for row in rows]
+            flat = [{k: json.dumps(v) if isinstance(v, dict | list) else v for k, v in row.items()} for row in rows]
             Dataset.from_list(flat).to_csv(path)
         elif path.suffix == ".parquet":
             pq.write_table(pa.Table.from_pylist(rows), path)
@@ -83,6 +83,26 @@ def test_every_format_gives_the_same_prompts(write, prompts_of, name):
 def test_a_number_may_be_the_answer(write, prompts_of, name):
     rows = load_rows(write(name, [{**ROWS[0], "gt_answer": 42}, {**ROWS[0], "gt_answer": 0}]), flag="--dataset")
     assert [prompt.ground_truth for prompt in prompts_of(rows).prompts] == ["42", "0"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.arrow"])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_tests_stand_in_the_place_of_an_answer_in_every_format(write, prompts_of, name, as_text):
+    tests = [
+        {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]},
+        {"inputs": ["[1, 2]"], "outputs": ["3"], "fn_name": "add"},
+    ]
+    rows = [{**ROWS[0], "test_cases": json.dumps(each) if as_text else each} for each in tests]
+    del rows[1]["gt_answer"]  # where it is given it does not count
+    loaded = load_rows(write(name, rows), flag="--dataset", truth="test_cases")
+    prompts = prompts_of(loaded, truth="test_cases").prompts
+    assert [json.loads(prompt.ground_truth) for prompt in prompts] == tests
+
+
+def test_a_row_needs_no_ground_truth_where_a_function_of_ones_own_scores_it(write, prompts_of):
+    rows = [{"messages": ROWS[0]["messages"]}, ROWS[0]]
+    loaded = load_rows(write("a.jsonl", rows), flag="--dataset", truth=None)
+    assert [prompt.ground_truth for prompt in prompts_of(loaded, truth=None).prompts] == ["", "2"]
 
 
 def test_answers_of_a_json_file_may_be_text_and_numbers(write, prompts_of):
@@ -144,6 +164,17 @@ def test_a_missing_file_and_an_unknown_format_are_refused(tmp_path, text_file):
 def test_a_wrong_line_is_named_by_its_number(text_file, line, cause):
     path = text_file("a.jsonl", row_line() + "\n" + line + row_line())
     assert refusal(path).startswith(f"--dataset {path}, line 3: {cause}")
+
+
+def test_wrong_tests_are_named_by_their_line_and_wrong_rows_by_what_they_need(text_file):
+    path = text_file("a.jsonl", '{"messages": "hi", "test_cases": {"inputs": ["1"], "outputs": []}}\n')
+    with pytest.raises(ConfigError, match=r"line 1: test_cases has no list of outputs; write"):
+        load_rows(path, flag="--dataset", truth="test_cases")
+    path = text_file("b.jsonl", '{"test_cases": {"inputs": ["1"], "outputs": ["1"]}}\n')
+    with pytest.raises(ConfigError, match=r"line 1: has no messages; every row needs messages and test_cases$"):
+        load_rows(path, flag="--dataset", truth="test_cases")
+    with pytest.raises(ConfigError, match=r"line 1: has no messages; every row needs messages$"):
+        load_rows(path, flag="--dataset", truth=None)
 
 
 def test_a_wrong_row_of_another_format_is_named_by_its_number(text_file):

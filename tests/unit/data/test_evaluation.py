@@ -68,10 +68,24 @@ def test_every_answer_is_written_in_the_order_of_the_prompts(board, answer, tmp_
         "gt_answer": "1",
         "response": "xx",
         "finish_reason": "stop",
+        "reward": 1.0,
         "answer_correct": True,
         "format_valid": True,
         "verdict": "ok",
+        "detail": "",
     }
+
+
+def test_an_answer_is_written_with_the_parts_of_its_reward_and_why_it_could_not_be_scored(board, answer, tmp_path):
+    board.start(4)
+    prompts = draw_all(board)
+    for prompt in prompts:
+        group = answer(prompt, 0.5, "invalid")
+        score = dataclasses.replace(group.scores[0], detail="no answer in time", breakdown={"boxed": 1.0})
+        board.add(dataclasses.replace(group, scores=(score,)))
+    board.finish_if_done()
+    line = json.loads((tmp_path / "eval/hard-step-000004.jsonl").read_text())
+    assert (line["verdict"], line["detail"], line["breakdown"]) == ("invalid", "no answer in time", {"boxed": 1.0})
 
 
 def test_a_second_round_starts_from_nothing_and_its_summary_is_appended(board, answer, tmp_path):

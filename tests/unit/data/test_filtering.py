@@ -167,7 +167,8 @@ def test_a_run_stops_when_too_many_groups_in_a_row_have_no_effect(make_run, dyna
     run.coordinator.fail(0, run.open.pop().lease_id, "refused")
     message = (
         r"6 groups in a row, 3 optimizer step\(s\)' worth, had no sample to train: 2 always wrong, 2 always right, "
-        r"1 truncated, 1 failed or undecidable; use other data .*-g.*-temp.*--filter-range.*-mnt.*--max-empty-batches"
+        r"1 truncated, 1 failed or undecidable; 2 samples failed because: refused; "
+        r"use other data .*-g.*-temp.*--filter-range.*-mnt.*--max-empty-batches"
     )
     with pytest.raises(RunError, match=message):
         while run.next_work():
@@ -205,7 +206,7 @@ def test_a_run_that_is_over_before_its_first_step_says_why(make_run):
     run.answer()
     message = (
         r"before one optimizer step was full: 3 groups had no sample to train \(2 always right, 1 failed or "
-        r"undecidable\), and the other 1 are fewer than tbs \* dp = 2; use other data"
+        r"undecidable; 2 samples failed because: refused\), and the other 1 are fewer than tbs \* dp = 2; use other"
     )
     with pytest.raises(RunError, match=message):
         run.next_work()

@@ -1,5 +1,7 @@
 """What a step's record says of its rollouts."""
 
+from dataclasses import replace
+
 import pytest
 
 from coati_rl.data.group_rules import GroupRules
@@ -58,3 +60,22 @@ def test_the_penalty_is_a_mean_over_valid_samples_and_not_part_of_the_reward(gro
     assert record["over_length_penalty_mean"] == -0.5  # of -1, -0.5, 0
     assert record["reward_mean"] == pytest.approx(2 / 3)
     assert str(statistics([group_of([(1.0, 2)])], rules=rules)["over_length_penalty_mean"]) == "0.0", "not -0.0"
+
+
+def with_breakdowns(group, *breakdowns):
+    scores = [replace(score, breakdown=parts) for score, parts in zip(group.scores, breakdowns, strict=True)]
+    return replace(group, scores=tuple(scores))
+
+
+def test_each_part_of_a_reward_has_a_mean_over_the_valid_samples_that_have_it(group_of):
+    trained = with_breakdowns(group_of([(1.0, 2), (0.0, 2)]), {"boxed": 1.0, "brevity.score": -0.5}, {"boxed": 0.0})
+    dropped = with_breakdowns(group_of([(9.0, 2, "invalid"), (1.0, 2)]), {"boxed": 9.0}, {"boxed": 0.5})
+    record = statistics([trained], [dropped])
+    assert {key: value for key, value in record.items() if key.startswith("reward/")} == {
+        "reward/boxed": 0.5,  # of 1, 0, 0.5
+        "reward/brevity.score": -0.5,
+    }
+
+
+def test_one_reward_has_no_parts(group_of):
+    assert not [key for key in statistics([group_of([(1.0, 2)])]) if key.startswith("reward/")]

@@ -113,9 +113,9 @@ class InlineReward:
     def __init__(self, score):
         self._score = score
 
-    def submit(self, responses, ground_truth):
+    def submit(self, responses, problem):
         future = Future()
-        future.set_result([self._score(response, ground_truth) for response in responses])
+        future.set_result([self._score(response, problem.ground_truth) for response in responses])
         return future
 
     def close(self):

@@ -11,11 +11,8 @@ from typing import Any
 import pytest
 
 from coati_rl.config import Config
-from coati_rl.config.cli import build_config
-from coati_rl.config.rules import check
 from coati_rl.data.work import TrainWork
-from coati_rl.errors import ConfigError
-from tests.unit.loops import test_algorithms, test_flags_of_the_cluster
+from tests.unit.loops import test_algorithms, test_flags_of_rewards, test_flags_of_the_cluster
 
 
 @dataclass(frozen=True)
@@ -178,13 +175,9 @@ IN_RUNS = {
     "sync_timeout_s": Row(7.0, lambda t: set(t.engines[0].staging_timeouts), {60.0}, {7.0}),
 }  # fmt: skip
 
-REFUSED = {
-    "code_verifier_api_url": "http://localhost",
-}
-
 ELSEWHERE = {  # fields that act on Ray and on processes, or end a run, each in a test of its own
     name.removeprefix("test_").split("__")[0]: function
-    for module in (test_flags_of_the_cluster, test_algorithms)
+    for module in (test_flags_of_the_cluster, test_flags_of_rewards, test_algorithms)
     for name, function in vars(module).items()
     if name.startswith("test_") and "__" in name and inspect.isfunction(function)
 }
@@ -228,12 +221,6 @@ def test_changing_a_field_changes_the_run(run_once, name):
     assert (after if row.now is ... else row.now) == after
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_field_of_a_later_version_is_refused_by_name(small_run, name):
-    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}.*available in this version"):
-        check(build_config(small_run | {name: REFUSED[name]}))
-
-
 def test_every_field_has_a_row():
-    rows = [*IN_RUNS, *REFUSED, *ELSEWHERE]
+    rows = [*IN_RUNS, *ELSEWHERE]
     assert sorted(rows) == sorted(Config.model_fields)

@@ -43,6 +43,10 @@ def test_a_complete_record_has_all_keys_in_order_and_null_where_there_is_no_valu
     assert record["loss"] == -0.01
 
 
+def test_the_parts_of_a_reward_follow_the_keys_that_every_record_has():
+    assert [*complete({"reward/boxed": 0.5, **RECORD})] == [*METRIC_KEYS, "reward/boxed"]
+
+
 def test_throughput_is_response_tokens_over_the_steps_wall_time():
     assert tokens_per_s(RECORD) == 200.0  # 600 / (1 + 1.5 + 0.5)
     assert tokens_per_s({**RECORD, "rollout_wait_s": None, "train_s": None, "sync_s": None}) == 0.0

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,3 +87,16 @@ def test_a_later_step_is_appended(tmp_path, group):
     recorder.write(1, [group], is_trained=first_only)
     recorder.write(2, [group, group], is_trained=first_only)
     assert [line["step"] for line in lines_of(tmp_path / "steps-000001-000100.jsonl")] == [1, 1, 2, 2, 2, 2]
+
+
+def test_a_reward_of_several_parts_is_written_with_them(tmp_path, group):
+    scores = [replace(score, breakdown={"boxed": 1.0, "mine.score": math.inf}) for score in group.scores]
+    RolloutRecorder(tmp_path).write(1, [replace(group, scores=tuple(scores))], is_trained=first_only)
+    lines = lines_of(tmp_path / "steps-000001-000100.jsonl")
+    assert [line["breakdown"] for line in lines] == [{"boxed": 1.0, "mine.score": None}] * 2
+
+
+def test_megabytes_of_tests_are_not_written_with_each_sample(tmp_path, group):
+    long = replace(group, prompt=replace(group.prompt, ground_truth="x" * 5000))
+    RolloutRecorder(tmp_path).write(1, [long], is_trained=first_only)
+    assert lines_of(tmp_path / "steps-000001-000100.jsonl")[0]["gt_answer"] == "x" * 2000 + "..."

@@ -35,10 +35,11 @@ def test_tensorboard_gets_every_number_under_its_key(tmp_path):
     sink = TensorBoardSink(tmp_path)
     sink.write(1, {"step": 1, "loss": 0.5, "kl_mean": None})
     sink.write(2, {"step": 2, "loss": 0.25, "kl_mean": 0.125})
-    sink.write(2, {"eval/math/accuracy": 0.75})
+    sink.write(2, {"eval/math/accuracy": 0.75, "reward/brevity.score": -0.5, "reward/rm:8000/v1": 0.5})
     sink.close()
     events = EventAccumulator(str(tmp_path)).Reload()
-    assert sorted(events.Tags()["scalars"]) == ["eval/math/accuracy", "kl_mean", "loss"]
+    rewards = ["reward/brevity.score", "reward/rm:8000/v1"]
+    assert sorted(events.Tags()["scalars"]) == ["eval/math/accuracy", "kl_mean", "loss", *rewards]
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.5), (2, 0.25)]
     assert [(event.step, event.value) for event in events.Scalars("kl_mean")] == [(2, 0.125)]
 

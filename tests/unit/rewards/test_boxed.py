@@ -3,7 +3,7 @@
 import pytest
 
 from coati_rl.types import Score
-from rewards.boxed import boxed_reward
+from rewards.math.boxed import boxed_reward
 
 
 def test_a_right_answer_in_a_box_earns_one() -> None:

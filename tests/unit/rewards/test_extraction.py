@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rewards.extraction import has_balanced_braces, last_answer_tag, last_boxed
+from rewards.math.extraction import has_balanced_braces, last_answer_tag, last_boxed
 
 
 @pytest.mark.parametrize(

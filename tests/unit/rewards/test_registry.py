@@ -7,43 +7,95 @@ from pathlib import Path
 import pytest
 
 from coati_rl.errors import ConfigError
-from rewards import SYSTEM_PROMPTS, default_system_prompt, get_reward
+from coati_rl.reward_spec import RewardSpec
+from coati_rl.types import Problem
+from rewards import SYSTEM_PROMPTS, default_system_prompt, get_reward, make_reward
+from rewards.own_function import OwnFunctionReward
+from rewards.remote.http_reward import HttpReward
+from rewards.reward import ResponseReward
+from rewards.weighted import WeightedReward
 
 REPOSITORY = Path(__file__).parents[3]
+RIGHT = "<think></think><answer>5</answer>"
 
 
-def test_each_reward_type_has_a_function_and_a_system_prompt() -> None:
+@pytest.fixture
+def brevity(tmp_path: Path) -> str:
+    """A reward of one's own: the shorter the better."""
+    (tmp_path / "brevity.py").write_text("def score(response, ground_truth): return -len(response)\n", encoding="utf-8")
+    return f"{tmp_path}/brevity.py:score"
+
+
+def test_each_built_in_reward_has_a_function_and_a_system_prompt() -> None:
     assert get_reward("boxed")(r"\boxed{5}", "5").reward == 1.0
-    assert get_reward("think_answer_tags")("<think></think><answer>5</answer>", "5").reward == 1.0
-    assert set(SYSTEM_PROMPTS) == {"boxed", "think_answer_tags"}
+    assert get_reward("think_answer_tags")(RIGHT, "5").reward == 1.0
+    assert set(SYSTEM_PROMPTS) == {"boxed", "think_answer_tags", "code"}
 
 
 def test_the_default_system_prompts_are_the_references() -> None:
     assert default_system_prompt("boxed") == (r"Please reason step by step, and put your final answer within \boxed{}.")
+    assert default_system_prompt("code") == "You are a helpful assistant."
     tags = default_system_prompt("think_answer_tags")
     assert tags.startswith("You are a helpful assistant. The assistant first thinks about the reasoning process in")
     assert "enclosed within <think> </think> and<answer> </answer> tags, respectively" in tags
     assert tags.endswith("i.e., <answer> 123 </answer>.\n\n")
 
 
+def test_the_first_built_in_reward_of_a_sum_has_the_system_prompt_and_without_one_there_is_none() -> None:
+    assert default_system_prompt("mine.py:f=1,boxed=2,think_answer_tags=1") == SYSTEM_PROMPTS["boxed"]
+    assert default_system_prompt("mine.py:f") == default_system_prompt("http://rm/score") == ""
+
+
 @pytest.mark.parametrize("refuse", [get_reward, default_system_prompt])
 def test_an_unknown_reward_type_is_refused_with_the_choices(refuse: object) -> None:
     assert callable(refuse)
-    with pytest.raises(ConfigError, match="unknown reward type 'box'; choose one of: boxed, think_answer_tags"):
+    with pytest.raises(ConfigError, match=r"unknown reward 'box'; use think_answer_tags, boxed, code, FILE\.py:FUNC"):
         refuse("box")
 
 
-@pytest.mark.parametrize("name", ["code", "my_rewards.py:score"])
-def test_a_reward_type_that_is_not_available_yet_is_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"reward type '{name}' is not available yet"):
-        get_reward(name)
+def test_a_name_makes_the_reward_it_names(brevity: str) -> None:
+    made = {name: make_reward(RewardSpec(reward_type=name)) for name in ("boxed", brevity, "http://rm:8000/score")}
+    assert [type(reward) for reward in made.values()] == [ResponseReward, OwnFunctionReward, HttpReward]
 
 
-def test_importing_rewards_loads_no_engine_and_no_sympy() -> None:
+def test_the_code_reward_has_the_limits_of_its_spec() -> None:
+    from rewards.code.code_reward import CodeReward
+
+    reward = make_reward(RewardSpec(reward_type="code", test_timeout_s=3.0, test_memory_mb=64))
+    assert isinstance(reward, CodeReward)
+    assert (reward._limits.cpu_s, reward._limits.memory_bytes) == (3.0, 64 * 2**20)
+
+
+def test_one_reward_of_weight_1_is_itself_and_another_weight_or_several_make_a_sum(brevity: str) -> None:
+    (score,) = make_reward(RewardSpec(reward_type="boxed=1")).score([r"\boxed{5}"], Problem(ground_truth="5"))
+    assert (score.reward, score.breakdown) == (1.0, {})
+    doubled = make_reward(RewardSpec(reward_type="boxed=2"))
+    assert isinstance(doubled, WeightedReward)
+    (score,) = doubled.score([r"\boxed{5}"], Problem(ground_truth="5"))
+    assert (score.reward, score.breakdown) == (2.0, {"boxed": 1.0})
+    both = make_reward(RewardSpec(reward_type=f"boxed=1,{brevity}=0.125"))
+    (score,) = both.score([r"\boxed{5}"], Problem(ground_truth="5"))
+    assert (score.reward, score.answer_correct) == (1 - 9 * 0.125, True)
+    assert score.breakdown == {"boxed": 1.0, "brevity.score": -9.0}
+
+
+def test_every_reward_type_is_a_function_too(brevity: str) -> None:
+    assert get_reward(brevity)("four", "").reward == -4.0
+    assert get_reward(f"boxed=1,{brevity}=1")(r"\boxed{5}", "5").reward == -8.0
+
+
+def test_what_a_function_of_ones_own_lacks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--reward-type .*nothing.py:score: no file .*nothing.py; write FILE.py:"):
+        get_reward(f"{tmp_path}/nothing.py:score")
+
+
+def test_importing_rewards_loads_no_engine_no_sympy_and_no_client() -> None:
     code = (
-        "import sys, rewards; heavy = {'torch', 'vllm', 'ray', 'transformers', 'sympy', 'math_verify'};"
+        "import sys, rewards;"
+        "heavy = {'torch', 'vllm', 'ray', 'transformers', 'sympy', 'math_verify', 'aiohttp'};"
+        "heavy.add('rewards.code.code_reward');"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules);"
-        "assert rewards.get_reward('boxed')('\\\\boxed{5}', '5').reward == 1.0;"
+        "assert rewards.get_reward('boxed')('\\\\boxed{\\\\sin(x)}', '\\\\sin x').reward == 1.0;"
         "assert 'math_verify' in sys.modules and not {'torch', 'vllm', 'ray'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)

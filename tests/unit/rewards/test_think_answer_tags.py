@@ -3,7 +3,8 @@
 import pytest
 
 from coati_rl.types import Score
-from rewards.think_answer_tags import has_valid_format, think_answer_tags_reward
+from rewards.math.answer_format import THINK_ANSWER_TAGS
+from rewards.math.think_answer_tags import think_answer_tags_reward
 
 
 def test_a_right_answer_in_a_valid_format_earns_one() -> None:
@@ -43,7 +44,7 @@ def test_a_broken_ground_truth_is_invalid_whatever_the_format() -> None:
     ],
 )
 def test_one_think_block_and_then_one_answer_block_is_valid(response: str) -> None:
-    assert has_valid_format(response)
+    assert THINK_ANSWER_TAGS.is_valid(response)
 
 
 @pytest.mark.parametrize(
@@ -64,4 +65,4 @@ def test_one_think_block_and_then_one_answer_block_is_valid(response: str) -> No
     ],
 )
 def test_a_missing_repeated_or_misplaced_tag_is_not_valid(response: str) -> None:
-    assert not has_valid_format(response)
+    assert not THINK_ANSWER_TAGS.is_valid(response)

@@ -1,8 +1,8 @@
 r"""The `boxed` reward: a response flows in whose final answer stands in \boxed{}, a score of 1 or 0 flows out."""
 
 from coati_rl.types import Score
-from rewards.extraction import last_boxed
-from rewards.math_answer import check_answer
+from rewards.math.extraction import last_boxed
+from rewards.math.math_answer import check_answer
 
 
 def boxed_reward(response: str, ground_truth: str) -> Score:

@@ -1,11 +1,9 @@
 """The `think_answer_tags` reward: a response in <think> and <answer> tags flows in, a score of 1 or 0 flows out."""
 
 from coati_rl.types import Score
-from rewards.extraction import last_answer_tag
-from rewards.math_answer import check_answer
-
-# Each occurs exactly once, in this order. Text before, between and after is not judged (the reference's rule).
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+from rewards.math.answer_format import THINK_ANSWER_TAGS
+from rewards.math.extraction import last_answer_tag
+from rewards.math.math_answer import check_answer
 
 
 def think_answer_tags_reward(response: str, ground_truth: str) -> Score:
@@ -16,9 +14,9 @@ def think_answer_tags_reward(response: str, ground_truth: str) -> Score:
     """
     decision = check_answer(last_answer_tag(response), ground_truth)
     is_correct = decision.verdict == "ok"
-    is_valid = has_valid_format(response)
+    is_valid = THINK_ANSWER_TAGS.is_valid(response)
     if is_correct and not is_valid:
-        detail = f"{decision.detail}, but not one <think></think> and then one <answer></answer>"
+        detail = f"{decision.detail}, but not {THINK_ANSWER_TAGS.description}"
         return Score(reward=0.0, answer_correct=True, format_valid=False, verdict="wrong", detail=detail)
     return Score(
         reward=1.0 if is_correct else 0.0,
@@ -27,9 +25,3 @@ def think_answer_tags_reward(response: str, ground_truth: str) -> Score:
         verdict=decision.verdict,
         detail=decision.detail,
     )
-
-
-def has_valid_format(response: str) -> bool:
-    """True when each of the four tags occurs once and they are in order."""
-    positions = [response.find(tag) for tag in TAGS]
-    return all(response.count(tag) == 1 for tag in TAGS) and positions == sorted(positions)

@@ -1,0 +1,76 @@
+"""What responses are scored with, and within which limits. `reward_spec` says what a scoring process gets to know."""
+
+from pydantic import BaseModel, field_validator
+
+from coati_rl.config.fields import flag
+from coati_rl.errors import ConfigError
+from coati_rl.reward_spec import (
+    LONG_TIMEOUT_S,
+    TIMEOUT_S,
+    RewardPart,
+    RewardSpec,
+    absolute_reward_type,
+    default_timeout_s,
+    parse_reward_type,
+)
+
+
+class RewardConfig(BaseModel):
+    """Rewards, the processes that compute them, and the limits of programs that a model wrote."""
+
+    reward_type: str = flag(
+        "think_answer_tags",
+        "Reward: think_answer_tags, boxed, code, FILE.py:FUNCTION of your own, or http://... of a served model; "
+        "several with weights: boxed=1,brevity.py:score=0.2.",
+        short="-rt",
+    )
+    code_verifier_api_url: str | None = flag(
+        None,
+        "Score code at this service (python -m rewards serve) instead of here; its token is in COATI_REWARD_TOKEN.",
+        short="-cv",
+    )
+    reward_workers: int = flag(1, "Scoring processes of each producer.", ge=1)
+    reward_timeout_s: float | None = flag(
+        None,
+        f"Time for one response, seconds (g of them for a group that is scored in one call); past it a sample is "
+        f"invalid. Default: {TIMEOUT_S:g} for math, else {LONG_TIMEOUT_S:g}.",
+        gt=0,
+    )
+    test_timeout_s: float = flag(10.0, "code: CPU time that a program may take for one test, seconds.", gt=0)
+    test_memory_mb: int = flag(1024, "code: memory that a program may take, MiB.", ge=32)
+    run_model_code_without_sandbox: bool = flag(
+        False, "code: run what the model writes with your own rights: it can read and change your files, keys, network."
+    )
+
+    @field_validator("reward_type")
+    @classmethod
+    def _paths_are_absolute(cls, text: str) -> str:
+        return absolute_reward_type(text)
+
+    @property
+    def scores_code(self) -> bool:
+        """True if programs of the model are run."""
+        return any(part.name == "code" for part in self._parts())
+
+    @property
+    def response_timeout_s(self) -> float:
+        """Time for one response."""
+        return default_timeout_s(self._parts()) if self.reward_timeout_s is None else self.reward_timeout_s
+
+    def _parts(self) -> tuple[RewardPart, ...]:
+        """The rewards; none for a reward type that is refused."""
+        try:
+            return parse_reward_type(self.reward_type)
+        except ConfigError:
+            return ()
+
+
+def reward_spec(config: RewardConfig) -> RewardSpec:
+    """What a scoring process is made from."""
+    return RewardSpec(
+        reward_type=config.reward_type,
+        timeout_s=config.response_timeout_s,
+        test_timeout_s=config.test_timeout_s,
+        test_memory_mb=config.test_memory_mb,
+        is_sandboxed=not config.run_model_code_without_sandbox,
+    )

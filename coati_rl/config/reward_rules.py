@@ -1,0 +1,65 @@
+"""What rewards may be combined with: contradictions are refused, settings without effect and risks are warned about."""
+
+from collections.abc import Iterator
+
+from coati_rl.config.config import Config
+from coati_rl.errors import ConfigError
+from coati_rl.reward_spec import has_host, is_url, parse_reward_type
+
+_OF_CODE = ("test_timeout_s", "test_memory_mb", "run_model_code_without_sandbox")
+
+
+def reward_problems(config: Config) -> Iterator[str]:
+    """Why responses cannot be scored like this, each with a remedy."""
+    try:
+        names = [part.name for part in parse_reward_type(config.reward_type)]
+    except ConfigError as error:
+        yield str(error)
+        return
+    answers = [name for name in names if name in ("boxed", "think_answer_tags")]
+    if "code" in names and answers:
+        yield (
+            f"--reward-type {config.reward_type}: code is scored by a row's test_cases, {answers[0]} by its gt_answer, "
+            "and a response has one ground truth; use one of them"
+        )
+    yield from _service(config)
+    is_run_here = config.scores_code and config.code_verifier_api_url is None
+    if is_run_here and config.test_timeout_s >= config.response_timeout_s:
+        yield (
+            f"--test-timeout-s {config.test_timeout_s:g} must be below --reward-timeout-s "
+            f"{config.response_timeout_s:g}, which all tests of a response share; "
+            f"use --reward-timeout-s {6 * config.test_timeout_s:g}"
+        )
+
+
+def reward_warnings(config: Config) -> Iterator[str]:
+    """What can be done, and is hardly meant or dangerous."""
+    given = [f"--{name.replace('_', '-')}" for name in _OF_CODE if getattr(config, name) != _default(name)]
+    if given and not config.scores_code:
+        yield f"{', '.join(given)}: only --reward-type code runs programs; without it this has no effect"
+    elif given and config.code_verifier_api_url is not None:
+        yield f"{', '.join(given)}: with --code-verifier-api-url the service's own settings count; this has no effect"
+    elif config.run_model_code_without_sandbox:
+        yield (
+            "--run-model-code-without-sandbox: programs that the model writes run with your rights: they can read, "
+            "change and delete your files, use your keys and your network; leave it out to run them in the sandbox"
+        )
+    if config.reward_workers > 1 and config.code_verifier_api_url is not None:
+        yield (
+            f"--reward-workers {config.reward_workers}: with --code-verifier-api-url nothing is scored here; the "
+            "service has its own number of processes"
+        )
+
+
+def _service(config: Config) -> Iterator[str]:
+    url = config.code_verifier_api_url
+    if url is None:
+        return
+    if not is_url(url) or not has_host(url):
+        yield f"--code-verifier-api-url {url}: is no address of a service; use http://HOST:PORT or https://HOST:PORT"
+    if config.reward_type != "code":
+        yield f"--code-verifier-api-url with --reward-type {config.reward_type}: serves code alone; use -rt code"
+
+
+def _default(name: str) -> object:
+    return Config.model_fields[name].default

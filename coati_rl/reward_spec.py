@@ -1,0 +1,163 @@
+"""What responses are scored with: the text of `-rt` flows in, named rewards with their weights flow out.
+
+A reward is built in, a function of the user's (FILE.py:FUNCTION), or a served model (http://...). Several are joined by
+commas, each with its weight: `boxed=1,brevity.py:score=0.2`. The first decides what is right and what is not.
+
+A comma always separates rewards. The last `=NUMBER` is a weight, except in a URL's query, whose own `name=value` goes
+first: `http://host/score?k=3` has weight 1, `http://host/score?k=3=0.5` has 0.5.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from coati_rl.errors import ConfigError
+from coati_rl.plugins import absolute, is_plugin
+
+BUILT_IN_REWARDS = ("think_answer_tags", "boxed", "code")
+TIMEOUT_S = 5.0  # an answer's comparison takes milliseconds; what takes this long takes for ever
+LONG_TIMEOUT_S = 60.0  # where programs run, another machine is asked, or a function of the user's may load a model
+_ANSWERS = ("think_answer_tags", "boxed")
+_CHOICES = f"{', '.join(BUILT_IN_REWARDS)}, FILE.py:FUNCTION or http(s)://..."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardPart:
+    """One reward of a run."""
+
+    name: str  # built in, FILE.py:FUNCTION or a URL
+    weight: float = 1.0  # of its value in the sum; 0 only reports it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardSpec:
+    """Everything that a scoring process needs to know to make its reward. All of it is JSON."""
+
+    reward_type: str  # as of -rt
+    timeout_s: float = TIMEOUT_S  # wall time that one response may take
+    group_timeout_s: float | None = None  # that a group may take which is scored in one call; None: the same
+    test_timeout_s: float = 10.0  # CPU seconds that a program may take for one test (code)
+    test_memory_mb: int = 1024  # memory that it may take, MiB
+    is_sandboxed: bool = True  # False: programs run with the user's rights
+
+
+def is_url(name: str) -> bool:
+    """True for the address of a served reward model."""
+    return name.startswith(("http://", "https://"))
+
+
+def public_reward_type(text: str) -> str:
+    """`text` for people and other machines: URLs without user, password and query."""
+    return re.sub(r"(https?://)[^/?#,]*@", r"\1", re.sub(r"(https?://[^,?]*)\?[^,]*", r"\1", text))
+
+
+def default_timeout_s(parts: Sequence[RewardPart]) -> float:
+    """Time for one response where the user sets none."""
+    return LONG_TIMEOUT_S if any(part.name not in _ANSWERS for part in parts) else TIMEOUT_S
+
+
+def has_host(url: str) -> bool:
+    """True for an address that can be asked."""
+    try:
+        return bool(urlsplit(url).hostname)
+    except ValueError:  # brackets without an IPv6 address
+        return False
+
+
+def is_own(name: str) -> bool:
+    """True for a function of the user's."""
+    return is_plugin(name) and not is_url(name)
+
+
+def parse_reward_type(text: str) -> tuple[RewardPart, ...]:
+    """The rewards that `text` names, in order.
+
+    Raises: ConfigError for an unknown name, a name twice, or a weight that is no finite number.
+    """
+    parts = tuple(_part(piece.strip(), f"--reward-type {text!r}") for piece in text.split(","))
+    names = [part.name for part in parts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"--reward-type {text!r}: {twice} is named twice; name it once, with the sum of the weights")
+    return parts
+
+
+def absolute_reward_type(text: str) -> str:
+    """The same with absolute paths: functions are loaded by several processes, whose working directories differ.
+
+    What is no function stays as it is, also if it is wrong. Raises: ValueError for the home of a user there is not.
+    """
+    return ",".join(_absolute_piece(piece.strip()) for piece in text.split(","))
+
+
+def short_names(parts: tuple[RewardPart, ...]) -> tuple[str, ...]:
+    """A name for each part that is short enough for a metric; no two are the same.
+
+    `boxed` is boxed, `rewards/brevity.py:score` is brevity.score, `https://user@rm:8000/v1?k=3` is rm:8000/v1.
+    """
+    names: list[str] = []
+    for part in parts:
+        wanted = _short_name(part.name)
+        number = sum(re.fullmatch(rf"{re.escape(wanted)}(-\d+)?", name) is not None for name in names)
+        names.append(f"{wanted}-{number + 1}" if number else wanted)
+    return tuple(names)
+
+
+def _part(piece: str, where: str) -> RewardPart:
+    name, weight_text = _split(piece)
+    if not _is_known(name):
+        what = f"unknown reward {name!r}" if name else "a reward without a name"
+        raise ConfigError(f"{where}: {what}; use {_CHOICES}, each with =WEIGHT if there are several, joined by commas")
+    if is_url(name) and not has_host(name):
+        raise ConfigError(f"{where}: {name!r} names no host; use http://HOST:PORT/PATH")
+    if weight_text is None:
+        return RewardPart(name=name)
+    weight = _as_number(weight_text)
+    if weight is None or not math.isfinite(weight):
+        raise ConfigError(f"{where}: the weight of {name} is {weight_text!r}; use a finite number")
+    return RewardPart(name=name, weight=weight)
+
+
+def _split(piece: str) -> tuple[str, str | None]:
+    """The name and the text of the weight; None: there is none."""
+    name, equals, weight_text = (text.strip() for text in piece.rpartition("="))
+    if not equals:
+        return piece, None
+    if is_url(piece):
+        parameter = re.split(r"[?&]", name)[-1]
+        is_in_query = "?" in name and "=" not in parameter
+        return (piece, None) if is_in_query else (name, weight_text)
+    # A path may hold an equals sign: /runs/lr=3/mine.py:score.
+    is_weight = _as_number(weight_text) is not None or _is_known(name)
+    return (name, weight_text) if is_weight else (piece, None)
+
+
+def _absolute_piece(piece: str) -> str:
+    name, weight_text = _split(piece)
+    if is_own(name):
+        path, _, function = name.rpartition(":")
+        name = f"{absolute(path)}:{function}"
+    return name if weight_text is None else f"{name}={weight_text}"
+
+
+def _short_name(name: str) -> str:
+    if is_url(name):
+        address = urlsplit(name)
+        return f"{address.netloc.rpartition('@')[2]}{address.path.rstrip('/')}"
+    if is_own(name):
+        path, _, function = name.rpartition(":")
+        return f"{path.rpartition('/')[2].removesuffix('.py')}.{function}"
+    return name
+
+
+def _is_known(name: str) -> bool:
+    return name in BUILT_IN_REWARDS or is_plugin(name) or is_url(name)
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,231 @@
+"""`python -m rewards serve`: flags flow in, a reward service runs until SIGINT or SIGTERM ends it.
+
+Consumes HTTP requests, waits for them and for the pool, is unblocked by a signal: requests in flight then get a few
+seconds, the scoring processes end with the pool. Speaks plain HTTP: beyond this machine, put it behind TLS.
+"""
+
+import argparse
+import asyncio
+import ipaddress
+import os
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from coati_rl.errors import ConfigError
+from coati_rl.reward_spec import public_reward_type
+from rewards.commands.command_arguments import add_reward_arguments, reward_spec
+from rewards.remote.service import Limits, ScoringDesk, make_app
+from rewards.remote.wire import TOKEN_VARIABLE, is_token
+from rewards.workers.pool import RewardPool
+
+_IDLE_S = 30.0  # without a request on an open connection; longer than clients keep theirs, which reuse would cross
+_GRACE_S = 5  # for requests in flight when the service is told to end
+_MAX_CONNECTIONS = 512
+_MAX_HEADER_BYTES = 64 << 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `serve`."""
+    limits = Limits()
+    add_reward_arguments(parser)
+    parser.add_argument("--num-workers", type=int, default=_num_cores(), help="scoring processes (default: the cores)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, loopback)")
+    parser.add_argument("--port", type=int, default=8765, help="port; 0 picks a free one (default: %(default)d)")
+    parser.add_argument("--token-file", type=Path, help=f"file with the token (default: the variable {TOKEN_VARIABLE})")
+    parser.add_argument(
+        "--max-body-mb",
+        type=int,
+        default=limits.max_body_bytes >> 20,
+        help="largest request, MiB (default: %(default)d)",
+    )
+    parser.add_argument(
+        "--max-responses", type=int, default=limits.max_responses, help="responses per request (default: %(default)d)"
+    )
+    parser.add_argument(
+        "--max-queued",
+        type=int,
+        default=limits.max_queued,
+        help="responses that may wait; clients are told to come back beyond it (default: %(default)d)",
+    )
+    parser.add_argument(
+        "--request-timeout-s",
+        type=float,
+        default=limits.request_timeout_s,
+        help="seconds that a request may wait for its scores (default: %(default)g)",
+    )
+
+
+def serve_command(options: argparse.Namespace) -> None:
+    """Serve until a signal comes, which ends this with SystemExit(0) or KeyboardInterrupt.
+
+    Raises: ConfigError for a bad argument, before anything listens; RunError when no scoring process starts.
+    """
+    token = _read_token(options.token_file)
+    limits = _limits(options)
+    spec = reward_spec(options)
+    _end_on_signals()
+    with (
+        _listen(options.host, options.port) as listener,
+        RewardPool(spec, num_workers=options.num_workers, timeout_s=spec.timeout_s) as pool,
+    ):
+        desk = ScoringDesk(pool, spec.reward_type, options.num_workers, limits.max_queued)
+        if (first := desk.probe()) is not None:
+            first.result()  # settled by the pool, which gives a process its time to start and no more
+        config = uvicorn.Config(
+            make_app(desk, token, limits),
+            http=_ImpatientProtocol,
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=_MAX_CONNECTIONS,
+            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+            timeout_keep_alive=int(_IDLE_S),
+            timeout_graceful_shutdown=_GRACE_S + 2,
+        )
+        name = public_reward_type(spec.reward_type)
+        ready = f"serving {name} on {_url(listener)} (scoring processes: {options.num_workers})"
+        _Server(config, on_ready=lambda: _say(ready), on_grace_over=desk.break_off).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Says when it is ready, and when it ends and has waited for requests for long enough."""
+
+    def __init__(
+        self, config: uvicorn.Config, *, on_ready: Callable[[], None], on_grace_over: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._on_ready, self._on_grace_over = on_ready, on_grace_over
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().call_later(_GRACE_S, self._on_grace_over)
+        await super().shutdown(sockets)
+
+
+class _ImpatientProtocol(H11Protocol):
+    """Closes a connection on which no request is under way for some time; uvicorn waits for its header for ever."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._set_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete and self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _set_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(_IDLE_S, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+
+
+def _read_token(path: Path | None) -> str:
+    """The token of the file, or else of the environment.
+
+    Raises: ConfigError without one, or with one that no header can carry.
+    """
+    # Taken out of the environment: scoring processes inherit that, and what they run has no business with the token.
+    from_environment = os.environ.pop(TOKEN_VARIABLE, "")
+    source = f"--token-file {path}" if path is not None else TOKEN_VARIABLE
+    try:
+        token = (from_environment if path is None else path.read_text(encoding="ascii")).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source}: {error}; give a readable file with one line") from error
+    if not is_token(token):
+        problem = "holds no token" if not token else "holds a token with spaces or letters that no header can carry"
+        raise ConfigError(
+            f"{source} {problem}; clients must prove that they know one: "
+            f"export {TOKEN_VARIABLE}=\"$(python -c 'import secrets; print(secrets.token_hex(32))')\""
+        )
+    if path is not None and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        _say(f"warning: {source} can be read by others; chmod 600 {path}")
+    return token
+
+
+def _limits(options: argparse.Namespace) -> Limits:
+    for flag in ("max_body_mb", "max_responses", "max_queued", "request_timeout_s"):
+        if not getattr(options, flag) > 0:
+            raise ConfigError(f"--{flag.replace('_', '-')} is {getattr(options, flag)}: it must be positive")
+    return Limits(
+        max_body_bytes=options.max_body_mb << 20,
+        max_responses=options.max_responses,
+        max_queued=options.max_queued,
+        request_timeout_s=options.request_timeout_s,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises: ConfigError when there cannot be one."""
+    if not 0 <= port <= 65535:  # name lookup would take the lower 16 bits
+        raise ConfigError(f"--port is {port}: it must be 1 to 65535, or 0 for a free one")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.create_server(address[:2], family=family)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigError(f"--host {host} --port {port}: cannot listen there: {error}; choose others") from error
+    if not ipaddress.ip_address(str(listener.getsockname()[0]).partition("%")[0]).is_loopback:
+        _say(
+            f"warning: --host {host} is reachable from other machines and there is no TLS: token, prompts and "
+            "responses can be read on the way; use a network that is yours alone, or a TLS proxy"
+        )
+    return listener
+
+
+def _end_on_signals() -> None:
+    """SIGTERM ends with exit code 0, SIGINT as Ctrl-C; a further one does not disturb the end."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        for ignored in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(ignored, signal.SIG_IGN)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(0)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"rewards: {line}\n")
+    sys.stderr.flush()

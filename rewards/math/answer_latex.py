@@ -1,0 +1,147 @@
+r"""Rewrites what people and models write as LaTeX: an answer flows in, text that math-verify reads whole flows out.
+
+math-verify misreads or refuses many common notations: `1\,000` is 0 to it, `3 1/2` is 2, `1e3` is 3e, `12 eggs` is a
+product of letters, `3:00` a division by zero. Each rule here is one of them; tests/unit/rewards/test_math_answer.py has
+its pairs. All rules are linear in the length of the text.
+"""
+
+import re
+
+from rewards.math.extraction import has_balanced_braces
+
+_UNICODE = str.maketrans(
+    {
+        "\N{EN DASH}": "-",
+        "\N{MINUS SIGN}": "-",
+        "\N{MIDDLE DOT}": r"\cdot ",
+        "\N{MULTIPLICATION SIGN}": r"\times ",
+        "\N{DEGREE SIGN}": r"^\circ ",
+        "\N{SUPERSCRIPT TWO}": "^2",
+        "\N{SUPERSCRIPT THREE}": "^3",
+        "\N{INFINITY}": r"\infty ",
+        "\N{ALMOST EQUAL TO}": r"\approx ",
+    }
+)
+_ROOT = re.compile(r"\N{SQUARE ROOT}\s*(?:(\d+|[a-z])|\(([^()]*)\))")
+_LEADING = re.compile(r"(?:=|\\approx|~)\s*|\+\s*|(?:[€£¥₹])\s*(?=[\d.])")
+_SPACE_AFTER_MINUS = re.compile(r"-\s+")
+_DELIMITERS = ((r"\boxed{", "}"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_HAS_MATH_DELIMITERS = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\\(.+?\\\)|\\\[.+?\\\]|\\boxed\s*\{", re.DOTALL)
+
+_MANTISSA = r"(-?)(\d{1,15})(?:\.(\d{0,15}))?"
+_E_NOTATION = re.compile(rf"{_MANTISSA}[eE]([+-]?\d{{1,9}})")
+_TIMES_POWER_OF_TEN = re.compile(
+    rf"{_MANTISSA}\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:(\d)|\{{\s*([+-]?\d{{1,9}})\s*\}})"
+)
+_POINT_FIRST = re.compile(r"^(-?)(?=\.\d)")
+_LARGEST_SHIFT = 40  # places by which a decimal point is moved
+_MIXED_NUMBER = re.compile(r"(?<!\d)(\d+)\s+(\d+)\s*/\s*(\d+)")
+_REPEATING = re.compile(r"(-?)(\d{1,9})\.(\d{0,9})\\overline\s*\{(\d{1,9})\}")
+_ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)")
+_FULL_HOUR = re.compile(r"(\d{1,2}:00)(?:\s*(?:\\text\s*\{\s*)?[AaPp]\.?\s?[Mm]\.?\s*\}?)?")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+_THOUSANDS = r"\d{1,3}(?:,\d{3})+"
+_SPACED_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[ \u00a0\u202f]\d{3})+(?!\d)")
+_LATEX_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;: ]|,\\!|\{,\}|~)(?=\d{3}(?!\d))")
+_THOUSANDS_IN_BRACES = re.compile(rf"(?<=\{{){_THOUSANDS}(?=\}})")
+_THOUSANDS_IN_FRACTION = re.compile(rf"-?(?:{_THOUSANDS}|\d+)\s*/\s*(?:{_THOUSANDS}|\d+)")
+_ADJACENT_NUMBERS = re.compile(r"\d\s+\d")
+
+_WORDS = re.compile(r"[A-Za-z]+(?:\s+[A-Za-z]+)*")
+_LONG_WORD = re.compile(r"[A-Za-z]{4}")  # so many letters in a row are a word, fewer may be a product of variables
+_NUMBER_AND_WORDS = re.compile(r"(-?(?:\\?\$)?\d[\d.,/]*)\s+([A-Za-z]{4,}(?:\s+[A-Za-z]+)*)")
+# Of these, the number before them is not the value.
+_WORDS_THAT_COUNT = (
+    "and base billions? choose cubed dozens? eighths? factorial fifths? fourths? half halves hundreds? hundredths? "
+    "less millions? minus modulo more ninths? over percent percentage plus quarters? remainder score sevenths? sixths? "
+    "sqrt squared tenths? than thirds? thousands? thousandths? times to trillions? with without or january february "
+    "march april may june july august september october november december"
+)
+_COUNTS = re.compile(rf"\b(?:{_WORDS_THAT_COUNT.replace(' ', '|')})\b", re.IGNORECASE)
+
+
+def to_latex(answer: str) -> str | None:
+    r"""Rewrite an answer so that math-verify reads it whole; as `\boxed{answer}` if it has no `$...$` or box itself.
+
+    Returns: None when the answer has no single reading (unbalanced braces, `1 2`, which math-verify would add up).
+    """
+    text = _rewrite(clean(answer))
+    if not text or not has_balanced_braces(text) or ("\\" not in text and _ADJACENT_NUMBERS.search(text)):
+        return None
+    return text if _HAS_MATH_DELIMITERS.search(text) else rf"\boxed{{{text}}}"
+
+
+def clean(answer: str) -> str:
+    r"""The answer without what surrounds it: space, `**`, a full stop, `$...$`, `\boxed{...}`, a leading `=` or `+`."""
+    text = answer.translate(_UNICODE).strip()
+    before = ""
+    while text != before:
+        before = text
+        text = text.strip("*").strip()
+        if text.endswith(".") and not text.endswith(".."):
+            text = text[:-1].rstrip()
+        text = _unwrap(text)
+        if match := _LEADING.match(text):
+            text = text[match.end() :]
+    return _POINT_FIRST.sub(r"\g<1>0", _SPACE_AFTER_MINUS.sub("-", text, count=1) if text.startswith("-") else text)
+
+
+def _unwrap(text: str) -> str:
+    for opening, closing in _DELIMITERS:
+        if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing):
+            inner = text[len(opening) : -len(closing)]
+            is_one = has_balanced_braces(inner) if closing == "}" else closing not in inner and opening not in inner
+            return inner.strip() if is_one and not inner.endswith("\\") else text
+    return text
+
+
+def _rewrite(text: str) -> str:
+    if match := _E_NOTATION.fullmatch(text) or _TIMES_POWER_OF_TEN.fullmatch(text):
+        sign, whole, decimals, *exponents = match.groups(default="")
+        return _without_exponent(sign, whole, decimals, "".join(exponents))
+    if repeating := _REPEATING.fullmatch(text):
+        return _as_fraction(*repeating.groups())
+    if hour := _FULL_HOUR.fullmatch(text):
+        return rf"\text{{{hour[1]}}}"
+    if _DATE.fullmatch(text):
+        return rf"\text{{{text}}}"
+    if ordinal := _ORDINAL.fullmatch(text):
+        return ordinal[1]
+    counted = _NUMBER_AND_WORDS.fullmatch(text)
+    if counted and not _COUNTS.search(counted[2]):
+        text = counted[1]
+    elif _LONG_WORD.search(text) and _WORDS.fullmatch(text):
+        # Unwrapped letters are a product, and "listen" would equal "silent".
+        return r"\infty" if text.lower() == "infinity" else rf"\text{{{text}}}"
+    return _rewrite_numbers(text)
+
+
+def _rewrite_numbers(text: str) -> str:
+    text = _LATEX_THOUSANDS.sub("", text)
+    text = _THOUSANDS_IN_BRACES.sub(_without_commas, text)
+    text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text)
+    if _THOUSANDS_IN_FRACTION.fullmatch(text):
+        text = text.replace(",", "")
+    if "\\" not in text:  # `\frac 1 2` is LaTeX; without a command, spaces between digits are a person's notation
+        text = _SPACED_THOUSANDS.sub(lambda match: re.sub(r"\s", "", match[0]), text)
+        text = _MIXED_NUMBER.sub(r"\1\\frac{\2}{\3}", text)
+    return text.replace(r"\varnothing", r"\emptyset")
+
+
+def _without_commas(match: re.Match[str]) -> str:
+    return match[0].replace(",", "")
+
+
+def _without_exponent(sign: str, whole: str, decimals: str, exponent: str) -> str:
+    """Exactly: math-verify multiplies binary numbers, in which 1.1 times 100 is not 110."""
+    shift = int(exponent) - len(decimals)
+    if abs(shift) > _LARGEST_SHIFT:
+        return rf"{sign}{whole}.{decimals or 0} \times 10^{{{int(exponent)}}}"
+    digits = int(whole + decimals)
+    return f"{sign}{digits * 10**shift}" if shift >= 0 else rf"{sign}\frac{{{digits}}}{{{10**-shift}}}"
+
+
+def _as_fraction(sign: str, whole: str, decimals: str, period: str) -> str:
+    numerator = int(whole + decimals + period) - int(whole + decimals)
+    return rf"{sign}\frac{{{numerator}}}{{{(10 ** len(period) - 1) * 10 ** len(decimals)}}}"

@@ -1,0 +1,64 @@
+r"""Reads one LaTeX expression: the text of an answer flows in, a sympy expression as math-verify makes it flows out.
+
+The steps are those of `math_verify.parse` for a text that is one `\boxed{}`, with two differences:
+
+- All of the text is read or none of it. Where the whole does not parse, math-verify looks for a part that does, so that
+  `1, \frac{1}{3}, or \frac{1}{2}, ,` would be 1/2.
+- The parser first runs in ANTLR's SLL mode, which gives the same tree as the LL mode or an error, and is up to 20 times
+  faster (a pair (1, 2): 1 ms for 20 ms). After an error the LL mode has the last word.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from antlr4.atn.ParserATNSimulator import ParserATNSimulator  # type: ignore[import-untyped]
+from antlr4.atn.PredictionMode import PredictionMode  # type: ignore[import-untyped]
+from antlr4.dfa.DFA import DFA  # type: ignore[import-untyped]
+from antlr4.PredictionContext import PredictionContextCache  # type: ignore[import-untyped]
+from latex2sympy2_extended.latex2sympy2 import PSParser, _Latex2Sympy
+from latex2sympy2_extended.math_normalization import normalize_latex
+from math_verify.grader import should_treat_as_complex
+from math_verify.parser import LatexExtractionConfig, get_last_eq
+
+_NORMALIZATION = replace(LatexExtractionConfig().normalization_config, boxed="last")
+
+
+def read_latex(latex: str) -> Any | None:
+    r"""The expression that `latex`, a text that is one `\boxed{}`, stands for.
+
+    Returns: None when it does not parse.
+    Raises: RecursionError, MemoryError when it is too deep or too large to be parsed.
+    """
+    text = normalize_latex(latex, config=_NORMALIZATION)
+    expression = _parse(text)
+    if expression is None and (last_side := get_last_eq(text)) != text:
+        expression = _parse(last_side)  # of a chain a = b = c
+    return expression
+
+
+def _parse(text: str) -> Any | None:
+    is_real = not should_treat_as_complex(text)
+    for parser in (_FastParser, _Latex2Sympy):
+        try:
+            return parser(is_real=is_real).parse(text)
+        except (RecursionError, MemoryError):
+            raise
+        except Exception:  # noqa: BLE001 - the library raises bare exceptions for a syntax error, sympy raises anything
+            continue
+    return None
+
+
+class _FastParser(_Latex2Sympy):  # type: ignore[misc] # untyped
+    """latex2sympy2's parser in SLL mode, with tables of its own: those of the LL mode stay as they are without it."""
+
+    def create_parser(self, latex_str: str) -> Any:
+        parser = super().create_parser(latex_str)
+        parser._interp = ParserATNSimulator(parser, parser.atn, *_tables())
+        parser._interp.predictionMode = PredictionMode.SLL
+        return parser
+
+
+@lru_cache(maxsize=1)
+def _tables() -> tuple[list[DFA], PredictionContextCache]:
+    return [DFA(state, number) for number, state in enumerate(PSParser.atn.decisionToState)], PredictionContextCache()

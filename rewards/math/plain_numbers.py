@@ -1,0 +1,114 @@
+r"""Compares plain numbers exactly: two texts flow in, the verdict that math-verify would give flows out.
+
+Plain are an integer, a decimal and a fraction of integers (`3/4`, `\frac{3}{4}`), with a sign, a currency `$` or
+thousands separators. Reading and comparing two takes some microseconds. The relation is math-verify's:
+
+- integers and fractions are equal when their values are;
+- a decimal equals a fraction or a decimal when both round to the same sixth place, half to even (0.333333 is 1/3);
+- a decimal equals an integer only when their values are the same (72.0000001 is not 72).
+
+Decimals are binary numbers to it, and its rounding keeps a number of digits that depends on the size. So a pair is
+decided only where that cannot matter; the rest (more than 15 digits, close but very small or large) is left to it.
+"""
+
+import re
+from typing import NamedTuple
+
+_MAX_DIGITS = 100  # of an integer; sympy itself refuses more than 4,300
+_MAX_BINARY_DIGITS = 15  # of the digits next to a decimal point or a fraction bar: so many survive as a binary number
+_SIXTH_PLACE = 10**6
+_BINARY_MARGIN = 10**12  # numbers closer than this part of their size may be one binary number
+_TIE_MARGIN = 10**6  # a fraction closer than this part of a sixth place to a tie may be rounded to either side
+_SMALLEST, _LARGEST = 10**3, 10**8  # close decimals are compared where |x| is from 1 / _SMALLEST to _LARGEST
+
+_NUMBER = re.compile(
+    r"""
+    (?:\\?\$)? (?P<sign>[+-]?) \ ? (?:\\?\$)?
+    (?:
+        (?P<whole>[1-9][0-9]{0,2}(?:,[0-9]{3})+ | [0-9]+) (?P<decimals>\.[0-9]+)?
+      | (?P<bare_decimals>\.[0-9]+)
+      | (?P<numerator>[0-9]+) \ ? / \ ? (?P<denominator>[0-9]+)
+      | \\[dtc]?frac \{(?P<upper>[+-]?[0-9]+)\}\{(?P<lower>[0-9]+)\}
+      | \\[dtc]?frac (?P<upper_digit>[0-9])(?P<lower_digit>[0-9])
+    )
+    """,
+    re.VERBOSE,
+)
+
+
+class PlainNumber(NamedTuple):
+    """numerator / denominator, and how math-verify holds it."""
+
+    numerator: int
+    denominator: int  # positive; the fraction need not be in lowest terms
+    is_decimal: bool  # a binary number to math-verify; else an exact one
+
+
+def read_plain_number(text: str) -> PlainNumber | None:
+    """The number that a text without space around it is.
+
+    Returns: None for anything else, a number that is not defined (1/0) and one with too many digits to be taken here.
+    """
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    sign = -1 if match["sign"] == "-" else 1
+    if (whole := match["whole"]) is not None:
+        return _decimal(sign, whole.replace(",", ""), match["decimals"] or "", is_signed=bool(match["sign"]))
+    if (decimals := match["bare_decimals"]) is not None:
+        return _decimal(sign, "0", decimals, is_signed=bool(match["sign"]))
+    upper = match["numerator"] or match["upper"] or match["upper_digit"]
+    lower = match["denominator"] or match["lower"] or match["lower_digit"]
+    if len(upper) > _MAX_BINARY_DIGITS or len(lower) > _MAX_BINARY_DIGITS or int(lower) == 0:
+        return None
+    return PlainNumber(sign * int(upper), int(lower), is_decimal=False)
+
+
+def are_equal(first: PlainNumber, second: PlainNumber) -> bool | None:
+    """Whether math-verify calls the two equal; None where that takes math-verify itself. Symmetric."""
+    cross, other_cross = first.numerator * second.denominator, second.numerator * first.denominator
+    difference = abs(cross - other_cross)
+    if difference == 0:
+        return True
+    if not (first.is_decimal or second.is_decimal):
+        return False
+    if difference * _BINARY_MARGIN < abs(cross):
+        return None
+    if difference * _SIXTH_PLACE >= 2 * first.denominator * second.denominator or _is_integer(first, second):
+        return False
+    rounded, other_rounded = _sixth_places(first), _sixth_places(second)
+    if rounded is None or other_rounded is None:
+        return None
+    return rounded == other_rounded
+
+
+def _decimal(sign: int, whole: str, decimals: str, *, is_signed: bool) -> PlainNumber | None:
+    """`decimals` holds its point; it is empty for an integer."""
+    if not decimals:
+        return PlainNumber(sign * int(whole), 1, is_decimal=False) if len(whole) <= _MAX_DIGITS else None
+    if len(whole) + len(decimals) - 1 > _MAX_BINARY_DIGITS:
+        return None
+    # math-verify rewrites the text 0.5, and this one alone, as 1/2.
+    is_half = whole == "0" and decimals == ".5" and not is_signed
+    numerator = sign * int(whole + decimals[1:])
+    return PlainNumber(numerator, 10 ** (len(decimals) - 1), is_decimal=not is_half)
+
+
+def _is_integer(*numbers: PlainNumber) -> bool:
+    """Whether any of them is an exact integer to math-verify, 6/3 included."""
+    return any(not number.is_decimal and number.numerator % number.denominator == 0 for number in numbers)
+
+
+def _sixth_places(number: PlainNumber) -> int | None:
+    """The number in millionths, rounded half to even; None where math-verify's rounding may do something else."""
+    size = abs(number.numerator)
+    if size * _SMALLEST < number.denominator or size > _LARGEST * number.denominator:
+        return None
+    millionths, rest = divmod(size * _SIXTH_PLACE, number.denominator)
+    to_tie = 2 * rest - number.denominator
+    if not number.is_decimal and abs(to_tie) * _TIE_MARGIN < number.denominator:
+        return None
+    millionths += to_tie > 0 or (to_tie == 0 and millionths % 2 == 1)
+    if str(millionths).strip("0") == "1":  # a power of ten: reached from below, it is kept with one digit less
+        return None
+    return millionths if number.numerator > 0 else -millionths

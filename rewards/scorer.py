@@ -1,0 +1,48 @@
+"""A run's configuration -> what scores its responses: tried once where the run starts, then made in each producer."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+from coati_rl.config import Config
+from coati_rl.config.reward import reward_spec
+from coati_rl.protocols import GroupScorer
+from coati_rl.reward_spec import parse_reward_type
+from rewards.registry import make_reward
+from rewards.workers.pool import RewardPool
+
+
+def scorer_factory(config: Config) -> Callable[[], GroupScorer]:
+    """Processes on the producer's node, or with --code-verifier-api-url a client of the service.
+
+    Tried here: a function of the user's is imported, a program is run in the sandbox, the service is asked. No process
+    stays. The service's token comes from this process's environment, which other nodes need not have, and goes into the
+    factory.
+
+    Args:
+        config: checked by `rules.check`.
+    Returns: a picklable factory.
+    Raises: ConfigError with the flag and what to do.
+    """
+    if config.code_verifier_api_url is not None:
+        return _of_service(config.code_verifier_api_url, config)
+    spec = reward_spec(config)
+    timeout_s = spec.timeout_s
+    if make_reward(spec).is_batch:  # the responses of a group share the time of all, and parts come one after another
+        spec = replace(spec, group_timeout_s=timeout_s * config.num_generations)
+        timeout_s *= config.num_generations * len(parse_reward_type(spec.reward_type))
+    if config.scores_code and spec.is_sandboxed:
+        from rewards.code.sandbox import check_sandbox
+
+        check_sandbox()
+    return functools.partial(RewardPool, spec, num_workers=config.reward_workers, timeout_s=timeout_s)
+
+
+def _of_service(url: str, config: Config) -> Callable[[], GroupScorer]:
+    from rewards.remote.client import RemoteScorer, check_service, token_from_environment
+
+    token = token_from_environment()
+    check_service(url, token=token, reward_type=config.reward_type)
+    # The service may score the responses of a group one after another.
+    timeout_s = config.response_timeout_s * config.num_generations
+    return functools.partial(RemoteScorer, url, token=token, reward_type=config.reward_type, timeout_s=timeout_s)

@@ -1,0 +1,60 @@
+"""Several rewards in one: the scores of each flow in, their weighted sum with a breakdown flows out.
+
+reward = sum of weight x reward. Verdict, answer, format and detail are those of the first reward, which decides what
+is right; if any could not decide, the sum could not be formed and the score is invalid.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from coati_rl.types import Problem, Score
+from rewards.reward import Reward, invalid_score, slice_of, warm_up
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightedPart:
+    """A reward and what it counts."""
+
+    name: str  # short; the key in the breakdown
+    weight: float
+    reward: Reward
+
+
+class WeightedReward:
+    """A `Reward`; the parts are not empty."""
+
+    def __init__(self, parts: Sequence[WeightedPart]) -> None:
+        self._parts = tuple(parts)
+        self.is_batch = any(part.reward.is_batch for part in parts)
+        self.is_concurrent = any(getattr(part.reward, "is_concurrent", False) for part in parts)
+        slices = [slice_of(part.reward) for part in parts]
+        self.slice_s = None if None in slices else sum(s for s in slices if s is not None)
+
+    def warm_up(self) -> None:
+        """As `rewards.reward.warm_up`."""
+        for part in self._parts:
+            warm_up(part.reward)
+
+    def score(self, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
+        """As `Reward.score`."""
+        for scores in zip(*(part.reward.score(responses, problem) for part in self._parts), strict=True):
+            yield self._sum(scores)
+
+    def _sum(self, scores: Sequence[Score]) -> Score:
+        pairs = [*zip(self._parts, scores, strict=True)]
+        undecided = [f"{part.name}: {score.detail}" for part, score in pairs if score.verdict == "invalid"]
+        if undecided:
+            return invalid_score("; ".join(undecided))
+        breakdown: dict[str, float] = {}
+        for part, score in pairs:
+            breakdown[part.name] = score.reward
+            breakdown.update({f"{part.name}/{name}": value for name, value in score.breakdown.items()})
+        first = scores[0]
+        return Score(
+            reward=sum(part.weight * score.reward for part, score in pairs),
+            answer_correct=first.answer_correct,
+            format_valid=first.format_valid,
+            verdict=first.verdict,
+            detail=first.detail,
+            breakdown=breakdown,
+        )

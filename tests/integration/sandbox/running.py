@@ -1,0 +1,62 @@
+"""Runs attacks: a sandbox and an attack flow in, what became of both flows out."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import psutil
+
+from rewards.code.sandbox import Limits, Outcome, Sandbox
+from tests.integration.sandbox.attack import Attack
+
+_MAX_ATTEMPTS, _PAUSE_S = 5, 3.0
+T = TypeVar("T")
+NEXT = "print(input()[::-1])"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aftermath:
+    """Of one attack."""
+
+    outcome: Outcome
+    processes: tuple[int, ...]  # started by this process and alive, before the next program
+    next_output: bytes  # of a program that is right, run in the same sandbox
+
+
+def once_decided(run: Callable[[], T], is_starved: Callable[[T], bool]) -> T:
+    """The result of a run; of another one if others had the cores for so long that it says nothing.
+
+    On a machine that is not busy, that is a result as well: the program's own doing.
+    """
+    for _ in range(_MAX_ATTEMPTS - 1):
+        result = run()
+        if not is_starved(result) or os.getloadavg()[0] < 2 * (os.cpu_count() or 1):
+            return result
+        time.sleep(_PAUSE_S)
+    return run()
+
+
+def own_processes() -> tuple[int, ...]:
+    """Ids of all that this process has started, and of all that those have, and so on."""
+    return tuple(sorted(process.pid for process in psutil.Process().children(recursive=True)))
+
+
+def run_attack(sandbox: Sandbox, attack: Attack, places: Mapping[str, str], limits: Limits) -> Aftermath:
+    """Fill in the places of an attack and run it."""
+    source = attack.source
+    for place, value in places.items():
+        source = source.replace(f"@{place}@", value)
+    outcome = once_decided(lambda: sandbox.run(source, limits=limits), lambda outcome: outcome.end == "starved")
+    processes = own_processes()
+    return Aftermath(
+        outcome=outcome,
+        processes=processes,
+        next_output=sandbox.run(NEXT, stdin=b"txen\n", limits=limits).output,
+    )
+
+
+def end_of(outcome: Outcome) -> str:
+    """As attacks name it."""
+    return f"{outcome.end} {outcome.code}" if outcome.end in ("exit", "signal") else outcome.end

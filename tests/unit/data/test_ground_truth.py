@@ -1,0 +1,120 @@
+"""What a row is scored against, by reward type."""
+
+import json
+
+import pytest
+
+from coati_rl.data.ground_truth import ground_truth, required_truth
+from coati_rl.errors import ConfigError
+
+TESTS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
+CALLS = {"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [3, 7]}
+
+
+def refusal(row, required=None):
+    with pytest.raises(ConfigError) as caught:
+        ground_truth(row, required, "--dataset d.jsonl, line 3")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("reward_type", "key"),
+    [
+        ("boxed", "gt_answer"),
+        ("think_answer_tags=2", "gt_answer"),
+        ("/mine.py:f=1,boxed=1", "gt_answer"),
+        ("code", "test_cases"),
+        ("/mine.py:f=1,code=1", "test_cases"),
+        ("/mine.py:f", None),
+        ("http://rm/score", None),
+        ("/mine.py:f=1,http://rm/score=1", None),
+    ],
+)
+def test_the_rewards_decide_what_a_row_needs(reward_type, key):
+    assert required_truth(reward_type) == key
+
+
+@pytest.mark.parametrize(
+    ("row", "truth"),
+    [
+        ({"gt_answer": "4"}, "4"),
+        ({"gt_answer": 4}, "4"),
+        ({"gt_answer": 0}, "0"),
+        ({"gt_answer": 0.5, "test_cases": None}, "0.5"),
+    ],
+)
+@pytest.mark.parametrize("required", ["gt_answer", None])
+def test_an_answer_is_its_text(row, truth, required):
+    assert ground_truth(row, required) == truth
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize("required", ["test_cases", None])
+@pytest.mark.parametrize("tests", [TESTS, CALLS, {"inputs": [["1", "2"]], "outputs": ["½"]}])
+def test_tests_are_json_whether_they_come_as_an_object_or_as_text(tests, required, as_text):
+    row = {"test_cases": json.dumps(tests) if as_text else tests, "gt_answer": ""}
+    assert json.loads(ground_truth(row, required)) == tests
+
+
+def test_what_is_null_in_a_column_of_other_rows_is_left_out():
+    row = {"test_cases": {**TESTS, "fn_name": None}}
+    assert json.loads(ground_truth(row, "test_cases")) == TESTS
+
+
+def test_a_row_with_both_is_scored_by_what_the_reward_needs_and_by_the_answer_if_it_needs_nothing():
+    row = {"gt_answer": "4", "test_cases": TESTS}
+    truths = [ground_truth(row, required) for required in ("gt_answer", "test_cases", None)]
+    assert truths == ["4", json.dumps(TESTS), "4"]
+
+
+def test_a_row_with_neither_has_an_empty_ground_truth_where_none_is_needed():
+    assert ground_truth({}, None) == ground_truth({"gt_answer": None, "test_cases": {}}, None) == ""
+
+
+@pytest.mark.parametrize(
+    ("row", "required", "cause"),
+    [
+        ({}, "gt_answer", "has no gt_answer; every row needs messages and gt_answer"),
+        ({"gt_answer": ""}, "gt_answer", "has no gt_answer; every row needs messages and gt_answer"),
+        (
+            {"test_cases": TESTS},
+            "gt_answer",
+            "has no gt_answer; every row needs messages and gt_answer (it has test_cases: use --reward-type code)",
+        ),
+        ({}, "test_cases", "has no test_cases; every row needs messages and test_cases"),
+        (
+            {"gt_answer": "4"},
+            "test_cases",
+            "has no test_cases; every row needs messages and test_cases for --reward-type code (it has a gt_answer: "
+            "use boxed or think_answer_tags)",
+        ),
+        ({"gt_answer": [4]}, None, "gt_answer is list; write text or a number"),
+        ({"gt_answer": True}, None, "gt_answer is bool; write text or a number"),
+        ({"gt_answer": float("inf")}, None, "gt_answer is inf; write text or a finite number"),
+    ],
+)
+def test_a_row_without_its_ground_truth_is_refused_with_its_place(row, required, cause):
+    assert refusal(row, required) == f"--dataset d.jsonl, line 3: {cause}"
+
+
+@pytest.mark.parametrize(
+    ("tests", "cause"),
+    [
+        ("{broken", "test_cases is text that is not JSON (Expecting property name"),
+        ("[" * 100_000, "test_cases is text that is not JSON (maximum recursion depth"),
+        ("[1]", 'test_cases is list; write {"inputs": [...], "outputs": [...]}'),
+        (7, 'test_cases is int; write {"inputs": [...], "outputs": [...]}'),
+        ({"inputs": ["1"]}, "test_cases has no list of outputs; write"),
+        ({"inputs": "1", "outputs": ["1"]}, "test_cases has no list of inputs; write"),
+        ({"inputs": [], "outputs": []}, "test_cases has no list of inputs; write"),
+        ({"inputs": ["1", "2"], "outputs": ["1"]}, "test_cases has 2 inputs and 1 outputs; write an output for each"),
+        ({"inputs": ["1", 2], "outputs": ["1", "2"]}, "test_cases, test 2: its input is int; write the text that"),
+        ({"inputs": ["1"], "outputs": [None]}, "test_cases, test 1: its output is NoneType; write the text that"),
+        ({"inputs": [[1, 2]], "outputs": ["3"]}, "test_cases, test 1: its input is list; write the text that"),
+        ({**CALLS, "fn_name": ""}, "test_cases has a fn_name that is no text; name the function that is called"),
+        ({**CALLS, "fn_name": 3}, "test_cases has a fn_name that is no text; name the function that is called"),
+    ],
+)
+@pytest.mark.parametrize("required", ["test_cases", None])
+def test_tests_that_cannot_be_run_are_refused_with_their_place(tests, cause, required):
+    assert refusal({"test_cases": tests}, required).startswith(f"--dataset d.jsonl, line 3: {cause}")

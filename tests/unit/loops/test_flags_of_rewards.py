@@ -1,0 +1,85 @@
+"""Fields that decide what scores a run's responses: the value reaches the process, or the service, that does.
+
+The part of a test's name before two underscores is the field (see test_flags.py). What they do there, in real processes
+and with a real service, is in tests/integration/test_scorer.py.
+"""
+
+import pytest
+
+import rewards.code.sandbox
+import rewards.remote.client
+from coati_rl.config.cli import build_config
+from coati_rl.config.rules import check
+from rewards.remote.client import RemoteScorer
+from rewards.scorer import scorer_factory
+from rewards.workers.pool import RewardPool
+
+
+@pytest.fixture
+def factory_of(small_run):
+    """Changes to the small run's fields -> what makes a producer's scorer."""
+
+    def make(**changes):
+        config = build_config({**small_run, **changes})
+        check(config)
+        return scorer_factory(config)
+
+    return make
+
+
+@pytest.fixture
+def num_sandbox_checks(monkeypatch):
+    """One more for each time that the sandbox is tried."""
+    checks = []
+    monkeypatch.setattr(rewards.code.sandbox, "check_sandbox", lambda: checks.append(1))
+    return lambda: len(checks)
+
+
+def test_code_verifier_api_url__has_a_service_score_in_the_place_of_processes(factory_of, monkeypatch):
+    asked = []
+    monkeypatch.setattr(rewards.remote.client, "check_service", lambda url, **options: asked.append((url, options)))
+    monkeypatch.setenv("COATI_REWARD_TOKEN", "a-token-of-this-test-0123456789")
+    factory = factory_of(reward_type="code", code_verifier_api_url="http://host:8765", num_generations=4)
+    assert (factory.func, factory.args) == (RemoteScorer, ("http://host:8765",))
+    assert factory.keywords == {
+        "token": "a-token-of-this-test-0123456789",
+        "reward_type": "code",
+        "timeout_s": 4 * 60.0,  # a group's responses may be scored one after another
+    }
+    assert asked == [("http://host:8765", {"token": "a-token-of-this-test-0123456789", "reward_type": "code"})]
+    assert factory_of().func is RewardPool
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_reward_workers__is_the_number_of_scoring_processes(factory_of, number):
+    assert factory_of(reward_workers=number).keywords["num_workers"] == number
+
+
+@pytest.mark.parametrize(("given", "seconds", "elsewhere_s"), [(None, 5.0, 60.0), (7.0, 7.0, 7.0)])
+def test_reward_timeout_s__is_the_time_for_a_response(factory_of, given, seconds, elsewhere_s):
+    factory = factory_of(reward_timeout_s=given)
+    assert factory.keywords["timeout_s"] == factory.args[0].timeout_s == seconds
+    group = factory_of(reward_timeout_s=given, reward_type="http://rm:8000/score", num_generations=4)
+    assert group.keywords["timeout_s"] == 4 * elsewhere_s, "all at once: the time of all"
+    assert (group.args[0].timeout_s, group.args[0].group_timeout_s) == (elsewhere_s, 4 * elsewhere_s)
+    several = factory_of(
+        reward_timeout_s=given, reward_type="code,http://rm:8000/score", num_generations=4, test_timeout_s=5.0
+    )
+    assert several.keywords["timeout_s"] == 2 * 4 * several.args[0].timeout_s, "one part after the other"
+
+
+@pytest.mark.parametrize("seconds", [10.0, 3.0])
+def test_test_timeout_s__limits_a_program(factory_of, num_sandbox_checks, seconds):
+    assert factory_of(reward_type="code", test_timeout_s=seconds).args[0].test_timeout_s == seconds
+
+
+@pytest.mark.parametrize("size", [1024, 64])
+def test_test_memory_mb__limits_a_program(factory_of, num_sandbox_checks, size):
+    assert factory_of(reward_type="code", test_memory_mb=size).args[0].test_memory_mb == size
+
+
+def test_run_model_code_without_sandbox__does_without_it(factory_of, num_sandbox_checks):
+    assert factory_of(reward_type="code").args[0].is_sandboxed is True
+    assert num_sandbox_checks() == 1
+    assert factory_of(reward_type="code", run_model_code_without_sandbox=True).args[0].is_sandboxed is False
+    assert num_sandbox_checks() == 1, "nobody needs one"

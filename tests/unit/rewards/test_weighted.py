@@ -1,0 +1,99 @@
+"""Several rewards in one: their sum, its parts, and what the first decides."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from coati_rl.types import Problem, Score
+from rewards.reward import ResponseReward, Reward, invalid_score, slice_of, warm_up
+from rewards.weighted import WeightedPart, WeightedReward
+
+PROBLEM = Problem(ground_truth="4")
+
+
+def scoring(response: str, ground_truth: str) -> Score:
+    """The response says what it scores: `1`, `0.5`; `?` cannot be decided."""
+    if response == "?":
+        return invalid_score("no idea")
+    reward = float(response)
+    is_right = reward >= 1
+    verdict = "ok" if is_right else "wrong"
+    return Score(
+        reward=reward, answer_correct=is_right, format_valid=reward != 0, verdict=verdict, detail=f"scored {response}"
+    )
+
+
+class Length:
+    """A reward of the whole group: the length of each response; noted beside it, the group's size."""
+
+    is_batch = True
+
+    def score(self, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
+        for response in responses:
+            yield Score(
+                reward=float(len(response)),
+                answer_correct=True,
+                format_valid=True,
+                verdict="ok",
+                breakdown={"group": float(len(responses))},
+            )
+
+
+def weighted(*parts: tuple[str, float, Reward]) -> WeightedReward:
+    return WeightedReward([WeightedPart(name=name, weight=weight, reward=reward) for name, weight, reward in parts])
+
+
+def test_the_reward_is_the_weighted_sum_and_the_first_part_decides_the_rest() -> None:
+    reward = weighted(("answer", 2.0, ResponseReward(scoring)), ("length", -0.5, Length()))
+    right, wrong = reward.score(["1", "0.25"], PROBLEM)
+    assert right == Score(
+        reward=1.5,  # 2 * 1 - 0.5 * 1
+        answer_correct=True,
+        format_valid=True,
+        verdict="ok",
+        detail="scored 1",
+        breakdown={"answer": 1.0, "length": 1.0, "length/group": 2.0},
+    )
+    assert (wrong.reward, wrong.verdict, wrong.detail) == (-1.5, "wrong", "scored 0.25")  # 2 * 0.25 - 0.5 * 4
+    assert wrong.breakdown == {"answer": 0.25, "length": 4.0, "length/group": 2.0}
+
+
+def test_a_weight_of_0_only_reports() -> None:
+    (score,) = weighted(("length", 0.0, Length()), ("answer", 1.0, ResponseReward(scoring))).score(["0.5"], PROBLEM)
+    assert (score.reward, score.verdict) == (0.5, "ok"), "what is right is still the first part's to say"
+    assert score.breakdown["length"] == 3.0
+
+
+def test_if_any_part_cannot_decide_the_score_is_invalid_and_names_the_part() -> None:
+    reward = weighted(
+        ("length", 1.0, Length()), ("a", 1.0, ResponseReward(scoring)), ("b", 0.0, ResponseReward(scoring))
+    )
+    first, second = reward.score(["?", "1"], PROBLEM)
+    assert (first.verdict, first.reward, first.detail) == ("invalid", 0.0, "a: no idea; b: no idea")
+    assert second.verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("parts", "is_batch", "slice_s"),
+    [
+        ([ResponseReward(scoring)], False, 0.1),
+        ([ResponseReward(scoring), ResponseReward(scoring)], False, 0.2),
+        ([ResponseReward(scoring), Length()], True, None),
+    ],
+)
+def test_one_part_that_needs_the_group_or_all_its_time_is_enough(
+    parts: list[Reward], is_batch: bool, slice_s: float | None
+) -> None:
+    reward = weighted(*((f"part {index}", 1.0, part) for index, part in enumerate(parts)))
+    assert (reward.is_batch, slice_of(reward)) == (is_batch, slice_s)
+
+
+def test_all_parts_are_warmed_up() -> None:
+    seen = []
+
+    def noting(response: str, ground_truth: str) -> Score:
+        seen.append(response)
+        return invalid_score("")
+
+    warm_up(weighted(("length", 1.0, Length()), ("noting", 1.0, ResponseReward(noting))))
+    assert seen

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -97,14 +98,27 @@ def test_a_reader_that_has_seen_enough_ends_it() -> None:
         assert process.wait(60) == 1
 
 
+def read_terminal(descriptor: int) -> Iterator[bytes]:
+    """What is written to the other end, piece by piece, until nobody has that open any more."""
+    with suppress(OSError):  # EIO: the last writer is gone
+        while piece := os.read(descriptor, 4096):
+            yield piece
+
+
 def test_a_terminal_shows_progress_on_stderr_alone() -> None:
     ours, terminal = pty.openpty()
-    done = subprocess.run(BOXED, input=GOOD * 3, stdout=subprocess.PIPE, stderr=terminal, cwd=REPOSITORY, check=True)
-    os.close(terminal)
-    shown = os.read(ours, 1 << 16).decode()
+    with subprocess.Popen(
+        BOXED, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=terminal, cwd=REPOSITORY
+    ) as process:
+        os.close(terminal)
+        process.stdin.write(GOOD * 3)
+        process.stdin.close()
+        shown = b"".join(read_terminal(ours)).decode()
+        scored = process.stdout.read().splitlines()
     os.close(ours)
+    assert process.returncode == 0
     assert "3/3" in shown
-    assert [json.loads(line)["verdict"] for line in done.stdout.splitlines()] == ["ok"] * 3
+    assert [json.loads(line)["verdict"] for line in scored] == ["ok"] * 3
 
 
 def test_a_line_separator_inside_of_a_string_does_not_end_the_line() -> None:

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 
 from coati_rl.batch import MicroBatch, MiniBatch
-from coati_rl.data.work import LeaseReply, SyncReport, Work
+from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Work
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
-from coati_rl.types import GenerationRequest, GenerationResult, Problem, RolloutGroup
+from coati_rl.types import CommitResult, GenerationRequest, GenerationResult, Problem, RolloutGroup
 
 
 class GenerationEngine(Protocol):
@@ -39,8 +40,20 @@ class GenerationEngine(Protocol):
         Raises: TransferError; the old weights go on serving and the staged bytes are gone.
         """
 
-    def commit_weights(self, policy_version: int) -> None:
-        """Swap the staged weights in and reset the prefix cache. No request may be running (EngineError otherwise)."""
+    def commit_weights(self, policy_version: int, *, in_flight: bool, timeout_s: float) -> None:
+        """Swap the staged weights in and reset the prefix cache.
+
+        Args:
+            in_flight: swap between two engine steps; running requests go on under the new weights, and each token
+                carries the version that sampled it. Else swap when no request runs; new ones wait until then.
+        Raises: EngineError if this very version is not staged, or requests still run when the time is over.
+        """
+
+    def probe_logprobs(self, token_ids: Sequence[int], *, timeout_s: float) -> np.ndarray:
+        """Log-probabilities, nats at temperature 1, of token_ids[1:] under the weights that serve now.
+
+        Returns: float32[T - 1]; float32[0] from an engine that has none. Raises: EngineError.
+        """
 
     def close(self) -> None:
         """Stop threads and child processes."""
@@ -127,7 +140,20 @@ class ProducerCoordinator(Protocol):
         """Give a prompt up."""
 
 
-class TrainerCoordinator(Protocol):
+class SyncReports(Protocol):
+    """What the coordinator hears of a weight sync; see `coati_rl.data.coordinator.Coordinator`."""
+
+    def report_probe(self, policy_version: int, logprobs: np.ndarray) -> None:
+        """What the trainers' weights say of a sync's probe, float32[T - 1]; before the report of the transfer."""
+
+    def report_sync(self, report: SyncReport) -> None:
+        """The transfer of a weight sync has ended."""
+
+    def report_commit(self, report: CommitReport) -> None:
+        """A producer's commit has ended."""
+
+
+class TrainerCoordinator(SyncReports, Protocol):
     """What a trainer asks of the coordinator; see `coati_rl.data.coordinator.Coordinator`."""
 
     def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | None:
@@ -135,9 +161,6 @@ class TrainerCoordinator(Protocol):
 
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:
         """An optimizer step is done."""
-
-    def report_sync(self, report: SyncReport) -> None:
-        """A weight sync has ended."""
 
     def report_saved(self, step: int, path: str) -> None:
         """A checkpoint is complete."""
@@ -149,8 +172,8 @@ class WeightReceiver(Protocol):
     def stage_weights(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> tuple[str, ...]:
         """Returns: one digest per rank. Raises: TransferError if it failed, PeerLostError if the producer is gone."""
 
-    def commit_weights(self, policy_version: int, *, timeout_s: float) -> None:
-        """Serve the staged weights. Raises as `stage_weights`."""
+    def commit_weights(self, policy_version: int, probe: Sequence[int], *, timeout_s: float) -> CommitResult:
+        """Serve the staged weights, and score `probe` with them unless it is empty. Raises as `stage_weights`."""
 
 
 class GroupScorer(Protocol):

@@ -134,6 +134,14 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CommitResult:
+    """What a producer says of a commit."""
+
+    seconds: float  # until the new weights served; all of it a pause of generation if the commit was in flight
+    probe_logprobs: np.ndarray  # float32[T - 1], of a probe's tokens after the first; empty if none was asked for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationResult:
     """An engine's answer to one request: all its completions in sample order, or the error that prevented them."""
 

@@ -4,7 +4,7 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ import torch
 
 from coati_rl.algorithms.registry import build_loss
 from coati_rl.config import Config
+from coati_rl.config.presets import with_gap_correction
 from coati_rl.errors import EngineError
+from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import TrainerCoordinator
 from coati_rl.runtime.cluster import own_address
 from coati_rl.runtime.process import Place, enter_actor
@@ -50,6 +52,7 @@ class TrainerActor:
     ) -> None:
         """`resume_dir`: the checkpoint to go on from; None: start from the config's model."""
         enter_actor(place)
+        self._timeline = Timeline(run_dir / "timeline", place.name)
         self._rank = rank
         self._config = config
         self._place = place
@@ -83,7 +86,7 @@ class TrainerActor:
             model_dir=self._resume_dir or Path(config.model),
             tokenizer_dir=Path(config.model),
             reference_dir=Path(config.model) if config.kl_coeff > 0 else None,
-            keeps_old_policy=step_settings(config).keeps_old_policy,
+            keeps_old_policy=step_settings(with_gap_correction(config)).keeps_old_policy,
             tp_size=config.tensor_parallel_size,
             pp_size=config.pipeline_parallel_size,
             zero_stage=config.zero_stage,
@@ -105,23 +108,29 @@ class TrainerActor:
         config, backend = self._config, self._backend
         if backend is None:
             raise EngineError(f"trainer {self._rank} was not started")
-        train_step = TrainStep(backend, build_loss(config), step_settings(config))
+        plain, correcting = (
+            TrainStep(backend, build_loss(c), step_settings(c), self._timeline)
+            for c in (config, with_gap_correction(config))
+        )
         publish = make_publish(
             backend,
             config,
             lambda producer: RemoteProducer(f"producer-{producer}", namespace),
+            coordinator,
             host=own_address(config),
+            directory=self._run_dir / "weights",
         )
-        with self._profiler() as profiler:
+        with closing(self._timeline), self._profiler() as profiler:
             loop = TrainLoop(
                 self._rank,
                 coordinator,
                 backend,
-                train_step,
+                lambda is_corrected: correcting if is_corrected else plain,
                 publish,
                 is_reporter=backend.layout.is_reporter,
                 checkpoint_dir=self._checkpoint_dir,
                 on_step=profiler.step if profiler else lambda: None,
+                timeline=self._timeline,
             )
             steps = loop.run()
         logger.info("trainer %d is done after %d steps", self._rank, steps)

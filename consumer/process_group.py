@@ -13,8 +13,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from ipaddress import ip_address
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -46,6 +48,26 @@ def open_listener(address: str, port: int = 0) -> socket.socket:
     return listener
 
 
+def interface_towards(address: str) -> str:
+    """The name of the network interface from which this machine reaches an address, or that has it.
+
+    Raises: EngineError if no route leads there.
+    """
+    try:
+        family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a UDP socket only picks a route
+            probe.connect(target)
+            own = probe.getsockname()[0]
+    except OSError as error:
+        raise EngineError(f"no way from here to the trainers' meeting point {address}: {error.strerror}") from error
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address.split("%")[0] == own for entry in addresses):
+            return name
+    if ip_address(own).is_loopback:  # all of 127.0.0.0/8 is the loopback's, though one address is listed
+        return "lo"
+    raise EngineError(f"no network interface has the address {own}, from which {address} would be reached")
+
+
 def init_process_group(
     *, rank: int, world_size: int, address: str, port: int, listener: socket.socket | None, timeout_s: float, seed: int
 ) -> torch.device:
@@ -66,8 +88,7 @@ def init_process_group(
         raise ValueError("rank 0, and only rank 0, brings the listener")
     timeout = timedelta(seconds=timeout_s)
     # gloo's pairs would resolve the host name and listen on whatever interface that is.
-    if address in ("127.0.0.1", "::1", "localhost"):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_towards(address))
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(rank % torch.cuda.device_count())  # an actor that was given one GPU sees only that one

@@ -17,6 +17,7 @@ from coati_rl.algorithms.sums import merge_sums
 from coati_rl.algorithms.token_advantages import advantage_sums, subtract_kl_to_go, whiten
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.config import Config
+from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import LossFn, ScoredModel, TrainBackend
 
 
@@ -52,10 +53,13 @@ def step_settings(config: Config) -> StepSettings:
 class TrainStep:
     """Scores, accumulates, steps."""
 
-    def __init__(self, backend: TrainBackend, loss_fn: LossFn, settings: StepSettings) -> None:
+    def __init__(
+        self, backend: TrainBackend, loss_fn: LossFn, settings: StepSettings, timeline: Timeline = NO_TIMELINE
+    ) -> None:
         self._backend = backend
         self._loss_fn = loss_fn
         self._settings = settings
+        self._timeline = timeline
         self._old_step: int | None = None  # the step that began with what the backend keeps as old policy
         self._begin()
 
@@ -74,14 +78,16 @@ class TrainStep:
         self._waiting.append(dataclasses.replace(batch, micro_batches=self._score(batch.micro_batches)))
         if batch.is_last or not self._settings.whitens_advantages:
             for ready in self._take_ready():
-                self._add(self._backend.forward_backward(ready, self._loss_fn))
+                with self._timeline.span("forward_backward"):
+                    self._add(self._backend.forward_backward(ready, self._loss_fn))
         self._train_s += time.perf_counter() - begin
         return self._finish(batch) if batch.is_last else None
 
     def _finish(self, batch: MiniBatch) -> dict[str, Any]:
         begin = time.perf_counter()
         learning_rate = cosine_learning_rate(batch.learning_rate_progress, peak=self._settings.learning_rate)
-        norm = self._backend.optimizer_step(loss_scale=batch.loss_scale, learning_rate=learning_rate)
+        with self._timeline.span("optimizer step", step=batch.step + 1):
+            norm = self._backend.optimizer_step(loss_scale=batch.loss_scale, learning_rate=learning_rate)
         sums = self._backend.reduce_sums(self._sums)
         metrics = step_metrics(sums, loss_scale=batch.loss_scale) if sums else {}
         if self._settings.old_policy_period is None:
@@ -112,7 +118,8 @@ class TrainStep:
     def _with_scores(
         self, micro_batches: tuple[MicroBatch, ...], name: str, model: ScoredModel
     ) -> tuple[MicroBatch, ...]:
-        scores = self._backend.score(micro_batches, model)
+        with self._timeline.span(f"score {model}"):
+            scores = self._backend.score(micro_batches, model)
         if not scores:
             return micro_batches  # without the LM head there are none, and no loss that would miss them
         pairs = zip(micro_batches, scores, strict=True)

@@ -1,6 +1,7 @@
 """Policy weights -> producers, in two phases. All stage the update beside the serving weights; if every digest is
-the sender's, all commit it. A producer that is dead or does not answer is reported as failed; when a transfer breaks
-for the others too, they keep their old weights and the coordinator orders the sync again.
+the sender's, all commit it, each as soon as it can, while the trainers go on. A producer that is dead or does not
+answer is reported as failed; when a transfer breaks for the others too, they keep their old weights and the coordinator
+orders the sync again.
 
 With pipeline stages, the head rank of each stage sends that stage's tensors: rank 0 directs the transfer and tells the
 other heads what to do, once per sync, in an announcement.
@@ -8,18 +9,21 @@ other heads what to do, once per sync, in an announcement.
 
 import json
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from coati_rl.data.work import SyncReport, SyncWork
-from coati_rl.errors import PeerLostError, RunError, TransferError
-from coati_rl.protocols import WeightReceiver
+from coati_rl.data.work import CommitReport, SyncReport, SyncWork
+from coati_rl.errors import EngineError, PeerLostError, RunError, TransferError
+from coati_rl.protocols import SyncReports, WeightReceiver
 from coati_rl.transport.manifest import WeightManifest, parse_object
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.transport.wire import WeightSender
@@ -39,10 +43,11 @@ class WeightPublisher:
         sender: WeightSender,
         connect: Callable[[int], WeightReceiver],
         make_manifest: Callable[[int], WeightManifest],
+        reports: SyncReports,
         *,
         ranks_per_producer: int,
         timeout_s: float,
-        drain_timeout_s: float,
+        commit_timeout_s: float,
         num_senders: int = 1,
         announce: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -50,47 +55,45 @@ class WeightPublisher:
         self._sender = sender
         self._connect = connect
         self._make_manifest = make_manifest  # policy version -> what all senders will send
+        self._reports = reports
         self._ranks_per_producer = ranks_per_producer
         self._timeout_s = timeout_s  # of the transfer
-        self._drain_timeout_s = drain_timeout_s  # of the commit, which waits for what is generating to end
+        self._commit_timeout_s = commit_timeout_s  # which may wait for what is generating to end
         self._num_senders = num_senders
         self._announce = announce
         self._group: tuple[int, ...] = ()  # producers of the open group
         self._rendezvous: list[Rendezvous] = []  # their invitations
         self._num_fruitless = 0
+        self._problem = ""  # of the transfer that failed last: what went wrong first
 
-    def publish(self, work: SyncWork, weights: Weights) -> SyncReport:
-        """One sync, staged and committed, with a deadline for each phase.
+    def publish(self, work: SyncWork, weights: Weights) -> None:
+        """One sync: returns when all producers have staged it. They commit in the background, and are reported then.
 
         Args:
             weights: of this rank's stage; iterated to the end in any case.
         Raises: RunError when it fails again and again without a producer being gone.
         """
         begin, failed = time.perf_counter(), dict[int, str]()
-        with ThreadPoolExecutor(len(work.members)) as pool:
-            with _to_the_end(weights):
-                digest, staging = self._transfer(pool, work, weights)
-            committing = {
-                producer: pool.submit(self._commit, producer, work.policy_version)
-                for producer in self._staged(digest, staging, failed)
-            }
-            committed = tuple(p for p, future in committing.items() if self._succeeded(p, future, failed))
-        if committed or failed:
+        with ThreadPoolExecutor(len(work.members)) as pool, _to_the_end(weights):
+            digest, staging = self._transfer(pool, work, weights)
+            staged = tuple(self._staged(digest, staging, failed))
+        if staged or failed:
             self._num_fruitless = 0
         else:
             self._give_up_in_time(work.policy_version)
-        return SyncReport(
-            index=work.index,
-            committed=committed,
-            failed=failed,
-            seconds=time.perf_counter() - begin,
-            digest=digest,
+        seconds = time.perf_counter() - begin
+        # First, so that nobody who is about to commit gets a prompt before it has.
+        self._reports.report_sync(
+            SyncReport(index=work.index, staged=staged, failed=failed, seconds=seconds, digest=digest)
         )
+        for producer in staged:
+            threading.Thread(target=self._commit, args=(producer, work), name=f"commit-{producer}", daemon=True).start()
 
     def _transfer(
         self, pool: ThreadPoolExecutor, work: SyncWork, weights: Weights
     ) -> tuple[str, dict[int, "Future[tuple[str, ...]]"]]:
         """Returns: the digest sent, empty if that failed, and the answer of each producer to come."""
+        self._problem = ""
         manifest = self._make_manifest(work.policy_version)
         invitations: tuple[Rendezvous, ...] = ()  # none: the group of the last sync goes on
         if work.members != self._group or not self._sender.is_open:
@@ -102,11 +105,12 @@ class WeightPublisher:
             producer: pool.submit(self._stage, producer, manifest, rendezvous)
             for producer, rendezvous in zip(work.members, self._rendezvous, strict=True)
         }
-        for future in staging.values():
-            future.add_done_callback(self._cancel_on_error)
+        for producer, future in staging.items():
+            future.add_done_callback(partial(self._cancel_on_error, producer))
         try:
             return self._sender.send(manifest, weights, timeout_s=self._timeout_s), staging
         except TransferError as error:
+            self._problem = self._problem or str(error)
             logger.warning("weight transfer to version %d failed: %s", work.policy_version, error)
             return "", staging
 
@@ -125,17 +129,30 @@ class WeightPublisher:
     def _stage(self, producer: int, manifest: WeightManifest, rendezvous: Rendezvous) -> tuple[str, ...]:
         return self._connect(producer).stage_weights(manifest, rendezvous, timeout_s=self._timeout_s)
 
-    def _commit(self, producer: int, version: int) -> None:
-        self._connect(producer).commit_weights(version, timeout_s=self._drain_timeout_s)
+    def _commit(self, producer: int, work: SyncWork) -> None:
+        """On a thread of its own."""
+        report = CommitReport(producer=producer, policy_version=work.policy_version)
+        try:
+            connection = self._connect(producer)
+            result = connection.commit_weights(work.policy_version, work.probe, timeout_s=self._commit_timeout_s)
+            report = replace(report, result=result)
+        except RunError as error:  # it may hold half of the weights: of no further use
+            report = replace(report, error=str(error))
+        try:
+            self._reports.report_commit(report)
+        except RunError as error:  # the coordinator is gone: the train loop's own calls fail, too
+            logger.warning("the commit of producer %d could not be reported: %s", producer, error)
 
-    def _cancel_on_error(self, future: "Future[Any]") -> None:
-        if future.exception() is not None:
+    def _cancel_on_error(self, producer: int, future: "Future[Any]") -> None:
+        error = future.exception()
+        if error is not None:
+            self._problem = self._problem or f"producer {producer}: {error}"
             self._sender.cancel()
 
     def _succeeded(self, producer: int, future: "Future[Any]", failed: dict[int, str]) -> bool:
         try:
             future.result()
-        except PeerLostError as error:
+        except (PeerLostError, EngineError) as error:  # gone, or without a working engine: of no further use
             failed[producer] = str(error)
         except RunError as error:
             logger.warning("producer %d: %s", producer, error)
@@ -146,7 +163,7 @@ class WeightPublisher:
     def _give_up_in_time(self, version: int) -> None:
         self._num_fruitless += 1
         if self._num_fruitless >= MAX_ATTEMPTS:
-            raise RunError(f"weight sync to version {version} failed {MAX_ATTEMPTS} times; see the producers' logs")
+            raise RunError(f"weight sync to version {version} failed {MAX_ATTEMPTS} times: {self._problem}")
 
 
 class StageSender:

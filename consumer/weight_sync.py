@@ -1,16 +1,21 @@
 """A trainer rank's part in a weight sync, by its place: rank 0 directs, the head of each other stage sends its stage's
 weights, the ranks with the other shards take part in gathering them, further data-parallel copies do nothing.
+
+All ranks score the sync's probe first, with the weights that are sent: what the engines have to agree with.
 """
 
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from coati_rl.config import Config
-from coati_rl.data.work import SyncReport, SyncWork
-from coati_rl.protocols import WeightReceiver
+from coati_rl.data.packing import blank_micro_batch, probe_micro_batch
+from coati_rl.data.work import SyncWork
+from coati_rl.protocols import SyncReports, WeightReceiver
+from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.manifest import TensorEntry, WeightManifest, dtype_name
 from coati_rl.transport.wire import WeightSender
 from consumer.process_group import collective
@@ -18,9 +23,17 @@ from consumer.torch_backend import TorchBackend
 from consumer.train_loop import Publish
 from consumer.weight_publisher import StageSender, WeightPublisher, Weights
 
+Send = Callable[[SyncWork, Weights], None]
+
 
 def make_publish(
-    backend: TorchBackend, config: Config, connect: Callable[[int], WeightReceiver], *, host: str
+    backend: TorchBackend,
+    config: Config,
+    connect: Callable[[int], WeightReceiver],
+    reports: SyncReports,
+    *,
+    host: str,
+    directory: Path,
 ) -> Publish:
     """What this rank does at a sync.
 
@@ -28,29 +41,62 @@ def make_publish(
         backend: of the weights.
         config: the run's.
         connect: producer id to its remote end.
+        reports: the coordinator.
         host: this process's address, as producers and other trainers reach it.
+        directory: for weights that travel as files.
     """
+    send = _make_send(backend, config, connect, reports, host=host, directory=directory)
+
+    def publish(work: SyncWork) -> None:
+        _score_probe(backend, work, reports)
+        # Collective: with sharded weights other ranks take part in the export, one of each stage sends.
+        send(work, backend.export_weights())
+
+    return publish
+
+
+def _make_send(
+    backend: TorchBackend,
+    config: Config,
+    connect: Callable[[int], WeightReceiver],
+    reports: SyncReports,
+    *,
+    host: str,
+    directory: Path,
+) -> Send:
     layout, device = backend.layout, backend.device
     if not layout.is_stage_head:
-        return _take_part
-    sender = WeightSender(backend="nccl" if device.type == "cuda" else "gloo", host=host, device=device)
+        return lambda work, weights: _exhaust(weights)
+    wire = choose_backend(
+        config.weight_transport,
+        device="cuda" if device.type == "cuda" else "cpu",
+        is_one_node=not config.master_address,
+    )
+    sender = WeightSender(backend=wire, host=host, device=device, directory=directory)
     if not layout.is_first_stage:
         stage_sender = StageSender(sender, lambda: _hear(backend), rank=layout.stage)
-
-        def send(work: SyncWork, weights: Weights) -> None:
-            stage_sender.take_part(weights)
-
-        return send
+        return lambda work, weights: stage_sender.take_part(weights)
     return WeightPublisher(
         sender,
         connect,
         lambda version: make_manifest(backend, version),
+        reports,
         ranks_per_producer=config.producer_tensor_parallel_size,
         timeout_s=config.sync_timeout_s,
-        drain_timeout_s=config.stall_timeout_s,
+        commit_timeout_s=config.sync_timeout_s if config.inflight_update else config.stall_timeout_s,
         num_senders=layout.num_stages,
         announce=lambda text: _announce(backend, text),
     ).publish
+
+
+def _score_probe(backend: TorchBackend, work: SyncWork, reports: SyncReports) -> None:
+    """The trainers' log-probabilities of the probe, reported by the rank that has them."""
+    if not work.probe:
+        return
+    fillers = [blank_micro_batch()] * (backend.layout.num_stages - 1)  # a pipeline wants one for each stage
+    scores = backend.score([probe_micro_batch(work.probe), *fillers])
+    if backend.layout.is_reporter:
+        reports.report_probe(work.policy_version, scores[0][0, 1:].float().cpu().numpy())
 
 
 def make_manifest(backend: TorchBackend, version: int) -> WeightManifest:
@@ -60,9 +106,8 @@ def make_manifest(backend: TorchBackend, version: int) -> WeightManifest:
     return WeightManifest(policy_version=version, entries=tuple(entries))
 
 
-def _take_part(work: SyncWork, weights: Weights) -> SyncReport | None:
+def _exhaust(weights: Weights) -> None:
     deque(weights, maxlen=0)
-    return None
 
 
 def _announce(backend: TorchBackend, text: str) -> None:

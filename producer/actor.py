@@ -5,15 +5,19 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from coati_rl.config import Config
+from coati_rl.data.membership import UNPROVEN
 from coati_rl.errors import EngineError
+from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
 from coati_rl.runtime.process import Place, enter_actor
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
-from coati_rl.types import Device
+from coati_rl.types import CommitResult, Device
 from producer.engines import create_engine
 from producer.engines.environment import engine_environment
 from producer.rollout_loop import RolloutLoop
@@ -33,6 +37,7 @@ class ProducerActor:
 
     def __init__(self, producer_id: int, config: Config, place: Place, make_reward: Callable[[], GroupScorer]) -> None:
         enter_actor(place)
+        self._timeline = Timeline(place.log_dir.parent / "timeline", place.name)
         self._producer_id = producer_id
         self._config = config
         self._place = place
@@ -51,6 +56,7 @@ class ProducerActor:
             max_num_seqs=config.inference_microbatch_size * config.num_generations,
             seed=config.seed,
             device=self._place.device,
+            policy_version=UNPROVEN,
             load_timeout_s=START_TIMEOUT_S,
         )
         logger.info("producer %d is ready", self._producer_id)
@@ -64,6 +70,7 @@ class ProducerActor:
             self._loaded_engine(),
             self._reward,
             max_in_flight=self._config.inference_microbatch_size,
+            timeline=self._timeline,
         )
         try:
             loop.run()
@@ -73,22 +80,26 @@ class ProducerActor:
 
     def stage_weights(self, manifest: str, rendezvous: str, timeout_s: float) -> tuple[str, ...]:
         """Receive an update beside the serving weights; JSON in, one digest per tensor-parallel rank out."""
-        return self._loaded_engine().stage_weights(
-            WeightManifest.from_json(manifest), Rendezvous.from_json(rendezvous), timeout_s=timeout_s
-        )
+        update, invitation = WeightManifest.from_json(manifest), Rendezvous.from_json(rendezvous)
+        with self._timeline.start("stage weights", policy_version=update.policy_version):
+            return self._loaded_engine().stage_weights(update, invitation, timeout_s=timeout_s)
 
-    def commit_weights(self, policy_version: int, timeout_s: float) -> None:
-        """Serve the staged weights, as soon as what is generating has ended."""
-        engine, deadline = self._loaded_engine(), time.monotonic() + timeout_s
-        while engine.num_unfinished() and time.monotonic() < deadline:
-            time.sleep(0.002)
-        engine.commit_weights(policy_version)
+    def commit_weights(self, policy_version: int, probe: Sequence[int], timeout_s: float) -> CommitResult:
+        """Serve the staged weights, at once or when nothing is generating, and score the probe with them."""
+        engine, begin = self._loaded_engine(), time.perf_counter()
+        with self._timeline.start("commit weights", policy_version=policy_version):
+            engine.commit_weights(policy_version, in_flight=self._config.inflight_update, timeout_s=timeout_s)
+        self._timeline.instant("policy version", policy_version=policy_version)
+        seconds = time.perf_counter() - begin
+        logprobs = engine.probe_logprobs(probe, timeout_s=timeout_s) if probe else np.empty(0, dtype=np.float32)
+        return CommitResult(seconds=seconds, probe_logprobs=logprobs)
 
     def close(self) -> None:
         """Stop engine and reward workers."""
         self._reward.close()
         if self._engine is not None:
             self._engine.close()
+        self._timeline.close()
 
     def _loaded_engine(self) -> GenerationEngine:
         if self._engine is None:

@@ -7,8 +7,10 @@ room for the next at once: there is no barrier between prompts.
 
 import logging
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
 
+from coati_rl.observability.timeline import NO_TIMELINE, Span, Timeline
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
 from coati_rl.types import Completion, GenerationRequest, GenerationResult, Lease, RolloutGroup, Score
 
@@ -25,6 +27,7 @@ class _Scoring:
     lease: Lease
     completions: tuple[Completion, ...]
     scores: "Future[list[Score]]"
+    span: Span
 
 
 class RolloutLoop:
@@ -38,13 +41,15 @@ class RolloutLoop:
         reward: GroupScorer,
         *,
         max_in_flight: int,
+        timeline: Timeline = NO_TIMELINE,
     ) -> None:
         self._producer_id = producer_id
         self._coordinator = coordinator
         self._engine = engine
         self._reward = reward
         self._max_in_flight = max_in_flight
-        self._generating: dict[str, Lease] = {}
+        self._timeline = timeline
+        self._generating: dict[str, tuple[Lease, Span]] = {}
         self._scoring: list[_Scoring] = []
 
     def run(self) -> None:
@@ -59,8 +64,10 @@ class RolloutLoop:
         room = self._max_in_flight - len(self._generating)
         if room <= 0:
             return True
-        timeout_s = 0.0 if self._generating or self._scoring else IDLE_WAIT_S
-        reply = self._coordinator.lease(self._producer_id, max_prompts=room, timeout_s=timeout_s)
+        is_idle = not self._generating and not self._scoring
+        with self._timeline.span("wait for prompts") if is_idle else nullcontext():
+            timeout_s = IDLE_WAIT_S if is_idle else 0.0
+            reply = self._coordinator.lease(self._producer_id, max_prompts=room, timeout_s=timeout_s)
         for lease in reply.leases:
             request = GenerationRequest(
                 request_id=f"lease-{lease.lease_id}",
@@ -68,18 +75,21 @@ class RolloutLoop:
                 num_samples=lease.group_size,
                 sampling=lease.sampling,
             )
-            self._generating[request.request_id] = lease
+            span = self._timeline.start("generate", uid=lease.prompt.uid)
+            self._generating[request.request_id] = lease, span
             self._engine.submit(request)
         return not reply.is_finished
 
     def _start_scoring(self, result: GenerationResult) -> None:
-        lease = self._generating.pop(result.request_id)
+        lease, span = self._generating.pop(result.request_id)
+        span.end(tokens=sum(len(c.token_ids) for c in result.completions))
         if result.error is not None:
             logger.warning("prompt %s failed: %s", lease.prompt.uid, result.error)
             self._coordinator.fail(self._producer_id, lease.lease_id, result.error)
             return
+        span = self._timeline.start("score", uid=lease.prompt.uid)
         scores = self._reward.submit([c.text for c in result.completions], lease.prompt.problem)
-        self._scoring.append(_Scoring(lease=lease, completions=result.completions, scores=scores))
+        self._scoring.append(_Scoring(lease=lease, completions=result.completions, scores=scores, span=span))
 
     def _hand_in(self) -> None:
         """Send every group whose scores are there; wait for a score only when there is nothing else to do."""
@@ -94,6 +104,7 @@ class RolloutLoop:
             self._coordinator.put(self._producer_id, [self._group(item) for item in done])
 
     def _group(self, item: _Scoring) -> RolloutGroup:
+        item.span.end()
         return RolloutGroup(
             lease_id=item.lease.lease_id,
             producer_id=self._producer_id,

@@ -11,9 +11,12 @@ from coati_rl.config.parallel import ParallelConfig
 from coati_rl.config.reward import RewardConfig
 from coati_rl.config.run import RunConfig
 from coati_rl.config.sampling import SamplingConfig
+from coati_rl.config.sync import WeightSyncConfig
 
 
-class Config(ModelConfig, DataConfig, SamplingConfig, RewardConfig, AlgorithmConfig, ParallelConfig, RunConfig):
+class Config(
+    ModelConfig, DataConfig, SamplingConfig, RewardConfig, AlgorithmConfig, ParallelConfig, WeightSyncConfig, RunConfig
+):
     """A run's settings, each validated alone; `rules.check` validates them together."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())

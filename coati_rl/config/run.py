@@ -27,7 +27,6 @@ class RunConfig(BaseModel):
         False, "Write a torch profiler trace of one training step per trainer.", spelling="--enable_profiling"
     )
     wandb: bool = flag(False, "Log to Weights & Biases too.")
-    sync_timeout_s: float = flag(60.0, "Deadline of a weight transfer, seconds.", gt=0)
     stall_timeout_s: float = flag(1800.0, "A run in which nothing finishes for so long is stopped, seconds.", gt=0)
     max_failure_rate: float = flag(
         0.1, "Share of failed or undecidable samples, over a step, past which the run stops.", ge=0, le=1

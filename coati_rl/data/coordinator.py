@@ -5,28 +5,30 @@ current weights (producers wait). Is unblocked by: `put`, `report_sync`, members
 items, events for the driver. A plain class with one lock; runtime/ makes an actor of it. Every wait has a timeout.
 
 Where each prompt is, and how many may be out, is the business of `PromptFlow`; which groups are trained, that of
-`StepCounts`, which keeps the others until the step is complete and recorded with them. A checkpoint carries the
-position (`coati_rl.data.position`) from which another coordinator goes on.
+`StepBook`, which records the others with the step that they came in for; `WeightSyncs` follows the weights. In every
+checkpoint is the position (`coati_rl.data.position`) from which another coordinator goes on.
 """
 
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from coati_rl.data.cursor import PromptCursor
 from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.event_log import EventLog
-from coati_rl.data.group_rules import is_in_loss
-from coati_rl.data.leases import LeaseBook
-from coati_rl.data.membership import Membership
+from coati_rl.data.gap_gate import GapGate
+from coati_rl.data.membership import UNPROVEN, Membership
 from coati_rl.data.position import Position, data_state
 from coati_rl.data.prompt_flow import PromptFlow
-from coati_rl.data.rollout_statistics import rollout_statistics
 from coati_rl.data.settings import CoordinatorSettings
-from coati_rl.data.step_counts import StepCounts
-from coati_rl.data.step_records import StepRecords
-from coati_rl.data.work import FinishWork, LeaseReply, SaveWork, SyncReport, SyncWork, TodoList, TrainWork, Work
+from coati_rl.data.step_book import StepBook
+from coati_rl.data.timed_leases import TimedLeaseBook
+from coati_rl.data.weight_syncs import WeightSyncs
+from coati_rl.data.work import CommitReport, FinishWork, LeaseReply, SaveWork, SyncReport, TodoList, TrainWork, Work
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.types import Lease, Prompt, RolloutGroup
@@ -52,17 +54,16 @@ class Coordinator:
         self._settings = settings
         self._cursor = cursor
         self._board = board
-        self._recorder = recorder
-        self._leases = LeaseBook(settings.sampling_plans, seed=settings.seed)
+        self._leases = TimedLeaseBook(settings.sampling_plans, seed=settings.seed)
         self._flow = PromptFlow(settings, cursor, self._leases, start)
         self._members = Membership(start_version=start.step)
         self._changed = threading.Condition()
         self._todo = TodoList(num_ranks=settings.num_trainers, ranks_per_dp_group=settings.ranks_per_dp_group)
-        self._sync: SyncWork | None = None  # handed out, not yet reported
+        self._gate = GapGate(settings.gap)
+        self._syncs = WeightSyncs(self._members, self._gate, probe=cursor.probe, probe_interval=settings.probe_interval)
+        self._is_corrected = False  # the step that is being filled
         self._last_saved = start.step
-        self._sync_s = 0.0
-        self._counts = StepCounts(settings, start)
-        self._records = StepRecords(first_step=start.step, time_s=start.time_s)
+        self._book = StepBook(settings, start, recorder)
         self._events = EventLog()
         self._is_finished = False
         self._last_progress = time.monotonic()
@@ -71,10 +72,11 @@ class Coordinator:
 
     # --- producers -------------------------------------------------------------------------------------------------
 
-    def add_producer(self, producer_id: int) -> None:
-        """A producer that holds the start weights joins; it gets prompts once its weights are current."""
+    def add_producer(self, producer_id: int, *, version: int = UNPROVEN) -> None:
+        """A producer joins with these weights; it gets prompts once its weights are current."""
         with self._changed:
-            self._members.add(producer_id)
+            self._members.add(producer_id, version)
+            self._leases.producer_idle.join(producer_id)
             self._event("producer_joined", producer=producer_id)
 
     def remove_producer(self, producer_id: int, cause: str) -> None:
@@ -83,6 +85,7 @@ class Coordinator:
             if self._members.remove(producer_id):
                 lost = self._leases.revoke(producer_id)
                 self._event("producer_lost", producer=producer_id, cause=cause, prompts_reissued=lost)
+                self._record_sync()
 
     def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float) -> LeaseReply:
         """Up to `max_prompts` prompts; waits at most `timeout_s` for the first."""
@@ -90,8 +93,7 @@ class Coordinator:
             self._changed.wait_for(lambda: self._may_lease(producer_id) or self._is_finished, timeout_s)
             leases: list[Lease] = []
             while len(leases) < max_prompts and self._may_lease(producer_id):
-                lease = self._leases.issue(producer_id, self._draw)
-                if lease is None:
+                if (lease := self._leases.issue(producer_id, self._draw, sync_index=self._members.sync_index)) is None:
                     break
                 leases.append(lease)
             return LeaseReply(leases=tuple(leases), is_finished=self._is_finished)
@@ -99,28 +101,31 @@ class Coordinator:
     def put(self, producer_id: int, groups: Sequence[RolloutGroup]) -> int:
         """Hand in finished groups. Returns: how many were accepted (those under a void lease are not)."""
         with self._changed:
-            accepted = [group for group in groups if self._leases.settle(group.lease_id, producer_id)]
-            for group in accepted:
+            num_accepted = 0
+            for group in groups:
+                if (settled := self._leases.settle(group.lease_id, producer_id)) is None:
+                    continue
+                num_accepted += 1
                 if group.prompt.purpose == "eval":
                     self._board.add(group)
-                elif self._counts.add(group):
-                    self._flow.add(group)
+                elif self._book.counts.add(group):
+                    self._flow.add(group, sync_index=settled.sync_index)
             self._finish_evaluation_if_done()
             self._progressed()
-            return len(accepted)
+            return num_accepted
 
     def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
         """A prompt that could not be rolled out: recorded, counted, its slot freed."""
         with self._changed:
-            lease = self._leases.settle(lease_id, producer_id)
-            if lease is None:
+            if (settled := self._leases.settle(lease_id, producer_id)) is None:
                 return
-            self._event("rollout_failed", uid=lease.prompt.uid, cause=cause)
-            if lease.prompt.purpose == "eval":
-                self._board.add_failure(lease.prompt)
+            prompt = settled.lease.prompt
+            self._event("rollout_failed", uid=prompt.uid, cause=cause)
+            if prompt.purpose == "eval":
+                self._board.add_failure(prompt)
                 self._finish_evaluation_if_done()
             else:
-                self._counts.add_failed(lease.group_size, cause)
+                self._book.counts.add_failed(settled.lease.group_size, cause)
 
     # --- trainers --------------------------------------------------------------------------------------------------
 
@@ -132,7 +137,7 @@ class Coordinator:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while (work := self._todo.ask(index, rank)) is None:
-                if problem := self._counts.problem():
+                if problem := self._gate.problem or self._book.counts.problem():
                     raise RunError(problem)
                 decided = self._decide(index)
                 if decided is not None:
@@ -145,21 +150,32 @@ class Coordinator:
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:
         """The trainers took optimizer step `step` (from 0); with the rollouts' statistics it makes one record."""
         with self._changed:
-            for record in self._records.report(step, metrics):
+            self._gate.judge(self._gate.sampled_problem(step + 1, metrics.get("logprob_gap_mean")))
+            metrics = {**metrics, "producer_idle_fraction": self._leases.producer_idle.take()}
+            for record in self._book.report(step, metrics):
                 self._event("step", **record)
             self._announce_the_end()
 
-    def report_sync(self, report: SyncReport) -> None:
-        """The end of the SyncWork that was handed out last."""
+    def report_probe(self, policy_version: int, logprobs: np.ndarray) -> None:
+        """The trainers' log-probabilities of a sync's probe, float32[T - 1]; before the report of the transfer."""
         with self._changed:
-            if self._sync is None or report.index != self._sync.index:
-                raise RunError(f"report of sync {report.index}, but {self._sync} is under way")
-            version, self._sync, self._sync_s = self._sync.policy_version, None, report.seconds
-            self._members.committed(report.committed, version)
+            self._gate.expect(policy_version, logprobs)
+
+    def report_sync(self, report: SyncReport) -> None:
+        """The transfer of the SyncWork that was handed out last is over."""
+        with self._changed:
+            version = self._syncs.transferred(report)
             for producer_id, cause in report.failed.items():
                 self.remove_producer(producer_id, f"weight sync to version {version} failed: {cause}")
-            details = {"producers": list(report.committed), "seconds": report.seconds, "digest": report.digest}
-            self._event("sync", policy_version=version, **details)
+            self._record_sync()
+
+    def report_commit(self, report: CommitReport) -> None:
+        """A producer serves what it had staged, or is of no further use."""
+        with self._changed:
+            self._gate.judge(self._syncs.committed(report))
+            if report.error is not None:
+                self.remove_producer(report.producer, f"version {report.policy_version}: {report.error}")
+            self._record_sync()
 
     def report_saved(self, step: int, path: str) -> None:
         """A checkpoint is complete."""
@@ -184,19 +200,21 @@ class Coordinator:
 
     def _decide(self, index: int) -> list[Work] | None:
         """The next item for every dp rank, or None while it is open."""
-        if self._sync is not None or self._is_finished:
+        if self._syncs.is_transferring or self._is_finished:
             return None
         is_over, dp, step = self._flow.is_over(), self._settings.batch.dp, self._flow.step
         if is_over:
             self._flow.give_up_step()
         at_boundary = self._flow.is_between_steps
         sync_due = at_boundary and self._members.is_sync_due(step, self._settings.sync_period, is_over=is_over)
+        version = step if sync_due else self._members.published_version
         if sync_due and self._board.is_running:
             return None  # its answers belong to the weights that serve now
-        stale = self._members.stale(step if sync_due else self._members.serving_version)
-        if stale:
-            self._sync = SyncWork(index=index, policy_version=step, members=stale)
-            return [self._sync] * dp
+        stale, is_committing = self._members.stale(version), self._members.is_committing
+        if stale and not is_committing:
+            return [self._syncs.order(index, step, stale)] * dp
+        if stale and sync_due:
+            return None  # what is staged must not be overwritten
         if sync_due:
             if not self._members.ids:
                 return None  # a replacement is on its way
@@ -204,54 +222,45 @@ class Coordinator:
             self._flow.free_slots()
             self._changed.notify_all()
         if at_boundary:
+            self._is_corrected = self._gate.is_corrected
             self._evaluate_if_due(is_over=is_over)
             if self._is_save_due(is_over=is_over):
                 self._last_saved = step
                 return [SaveWork(step=step, data_state=self._data_state())] * dp
         if is_over:
-            return None if self._board.is_running else self._finish()
-        batches = self._flow.next_mini_batch()
+            return None if self._board.is_running or is_committing else self._finish()
+        batches = self._flow.next_mini_batch(self._members.sync_index)
         if batches and batches[0].is_last:
-            self._close_step()
-        return [TrainWork(batch=batch) for batch in batches] if batches else None
-
-    def _close_step(self) -> None:
-        step, groups = self._flow.step, self._flow.close_step()
-        counts, dropped = self._counts.take(groups)
-        rules = self._settings.batch.rules
-        statistics = rollout_statistics(groups, dropped, rules=rules, staleness=self._members.staleness)
-        self._records.open(step, {**statistics, **counts, "sync_s": self._sync_s})
-        self._recorder.write(step + 1, [*groups, *dropped], is_trained=lambda group: is_in_loss(group, rules))
+            step, staleness = self._flow.step, self._members.staleness
+            self._book.close(step, self._flow.close_step(), staleness=staleness, sync_s=self._syncs.seconds)
+        return [TrainWork(batch=batch, is_corrected=self._is_corrected) for batch in batches] if batches else None
 
     def _data_state(self) -> dict[str, Any]:
-        position = Position(
-            step=self._flow.step,
-            num_drawn=self._cursor.num_drawn,
-            waiting=tuple(self._flow.waiting()),
-            last_evaluated=self._board.last_finished,
-            time_s=self._records.time_s,
-            **self._counts.dropped(),
-        )
+        dropped: dict[str, Any] = self._book.counts.dropped()
+        evaluated, time_s = self._board.last_finished, self._book.records.time_s
+        position = replace(self._flow.position(), last_evaluated=evaluated, time_s=time_s, **dropped)
         return data_state(position, self._cursor.order)
 
     def _finish(self) -> list[Work]:
         if self._flow.step == 0:
-            raise RunError(self._counts.nothing_trained(self._flow.num_finished))
+            raise RunError(self._book.counts.nothing_trained(self._flow.num_finished))
         self._is_finished = True
         self._announce_the_end()
         return [FinishWork(step=self._flow.step)] * self._settings.batch.dp
 
     def _announce_the_end(self) -> None:
         """The last event, once: after the last step's record, which may come when the trainers know already."""
-        if self._is_finished and self._records.is_complete:
-            filtered = self._counts.dropped()["groups_filtered"]  # since the last step, whose record has those before
+        if self._is_finished and self._book.records.is_complete:
+            filtered = self._book.counts.dropped()[
+                "groups_filtered"
+            ]  # since the last step, whose record has those before
             numbers = {"groups_dropped": self._flow.num_finished, "groups_filtered": filtered}
             self._event("finished", step=self._flow.step, **numbers)
 
     def _may_lease(self, producer_id: int) -> bool:
-        if self._is_finished or self._sync is not None or not self._members.is_current(producer_id):
+        if self._is_finished or not self._members.is_current(producer_id):
             return False
-        if self._counts.problem():
+        if self._gate.problem or self._book.counts.problem():
             return False  # trainers may be busy for long: what is dropped until they hear of it must not grow
         return self._leases.has_lost or self._board.has_pending or self._flow.may_draw()
 
@@ -265,7 +274,7 @@ class Coordinator:
 
     def _evaluate_if_due(self, *, is_over: bool) -> None:
         interval, step = self._settings.eval_interval, self._flow.step
-        if interval is None or self._members.serving_version != step:
+        if interval is None or self._members.published_version != step:
             return
         if self._board.is_due(step, interval, is_over=is_over):
             self._board.start(step)
@@ -274,6 +283,13 @@ class Coordinator:
     def _finish_evaluation_if_done(self) -> None:
         for summary in self._board.finish_if_done():
             self._event("evaluation", **summary)
+
+    def _record_sync(self) -> None:
+        if record := self._syncs.take_record():
+            self._event("sync", **record)
+        if message := self._gate.take_message():
+            self._event("gap", cause=message)
+        self._progressed()
 
     def _event(self, kind: str, **fields: Any) -> None:
         self._events.add(kind, fields)

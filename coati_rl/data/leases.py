@@ -18,18 +18,27 @@ class SamplingPlan:
     sampling: SamplingParams
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenLease:
+    """A lease, whose it is, and how old its first token may be."""
+
+    lease: Lease
+    producer_id: int
+    sync_index: int  # of the weights that the producer serves, or older than these
+
+
 class LeaseBook:
     """Open leases, and prompts waiting to be issued again."""
 
     def __init__(self, plans: dict[Purpose, SamplingPlan], *, seed: int) -> None:
         self._plans = plans
         self._seed = seed
-        self._open: dict[int, tuple[int, Lease]] = {}  # lease id -> producer, lease
+        self._open: dict[int, OpenLease] = {}
         self._again: deque[Prompt] = deque()
         self._num_open: Counter[Purpose] = Counter()
         self._next_id = 0
 
-    def issue(self, producer_id: int, draw: Callable[[], Prompt | None]) -> Lease | None:
+    def issue(self, producer_id: int, draw: Callable[[], Prompt | None], *, sync_index: int = 0) -> Lease | None:
         """Lease a lost prompt again, else the next one of `draw`; None when there is none."""
         if self._again:
             prompt: Prompt | None = self._again.popleft()
@@ -40,32 +49,36 @@ class LeaseBook:
         plan = self._plans[prompt.purpose]
         sampling = replace(plan.sampling, seed=self._request_seed(prompt.uid))
         lease = Lease(lease_id=self._next_id, prompt=prompt, group_size=plan.group_size, sampling=sampling)
-        self._open[lease.lease_id] = (producer_id, lease)
+        self._open[lease.lease_id] = OpenLease(lease=lease, producer_id=producer_id, sync_index=sync_index)
         self._next_id += 1
         return lease
 
-    def settle(self, lease_id: int, producer_id: int) -> Lease | None:
+    def settle(self, lease_id: int, producer_id: int) -> OpenLease | None:
         """Close a lease; None if it is not this producer's any more."""
-        holder, lease = self._open.get(lease_id, (None, None))
-        if lease is None or holder != producer_id:
+        settled = self._open.get(lease_id)
+        if settled is None or settled.producer_id != producer_id:
             return None
         del self._open[lease_id]
-        self._num_open[lease.prompt.purpose] -= 1
-        return lease
+        self._num_open[settled.lease.prompt.purpose] -= 1
+        return settled
 
     def revoke(self, producer_id: int) -> int:
         """Take back a producer's leases, to be issued again. Returns their number."""
-        lost = [lease_id for lease_id, (holder, _) in self._open.items() if holder == producer_id]
-        self._again.extend(self._open.pop(lease_id)[1].prompt for lease_id in lost)
+        lost = [lease_id for lease_id, entry in self._open.items() if entry.producer_id == producer_id]
+        self._again.extend(self._open.pop(lease_id).lease.prompt for lease_id in lost)
         return len(lost)
 
     def num_open(self, purpose: Purpose) -> int:
         """Prompts of a purpose with a producer or waiting to be issued again."""
         return self._num_open[purpose]
 
+    def sync_indices(self, purpose: Purpose) -> list[int]:
+        """Of the leases of a purpose that are with a producer."""
+        return [entry.sync_index for entry in self._open.values() if entry.lease.prompt.purpose == purpose]
+
     def uids(self, purpose: Purpose) -> list[str]:
         """Of the prompts that `num_open` counts."""
-        prompts = [*(lease.prompt for _, lease in self._open.values()), *self._again]
+        prompts = [*(entry.lease.prompt for entry in self._open.values()), *self._again]
         return [prompt.uid for prompt in prompts if prompt.purpose == purpose]
 
     @property

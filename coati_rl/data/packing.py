@@ -96,6 +96,23 @@ def blank_micro_batch() -> MicroBatch:
     )
 
 
+def probe_micro_batch(token_ids: Sequence[int]) -> MicroBatch:
+    """One row whose log-probabilities are asked for, at temperature 1: of every token but the first."""
+    shape = (1, len(token_ids))
+    zeros = np.zeros(shape, dtype=np.float32)
+    return MicroBatch(
+        token_ids=np.array([token_ids], dtype=np.int64),
+        position_ids=np.arange(len(token_ids), dtype=np.int64)[None],
+        sample_index=np.zeros(shape, dtype=np.int32),
+        loss_mask=np.arange(len(token_ids))[None] > 0,
+        loss_weights=zeros,
+        advantages=zeros,
+        rollout_logprobs=zeros,
+        temperature=np.ones(shape, dtype=np.float32),
+        policy_version=np.full(shape, -1, dtype=np.int32),
+    )
+
+
 def _check_fit(samples: Sequence[Sample], max_tokens: int | None) -> None:
     longest = max(samples, key=len, default=None)
     if max_tokens is not None and longest is not None and len(longest) > max_tokens:
@@ -120,19 +137,22 @@ def _pack_share(
 
 def _make_rows(rows: Sequence[_Row]) -> MicroBatch:
     """Each row's samples one after another, then padding up to the longest row."""
-    lengths = [sum(len(sample) for _, sample in row) for row in rows]
-    padding = [max(lengths) - length for length in lengths]
-
-    def stack(parts: list[list[np.ndarray]], fill: float) -> np.ndarray:
-        padded = [[*part, np.full(pad, fill, dtype=part[0].dtype)] for part, pad in zip(parts, padding, strict=True)]
-        return np.stack([np.concatenate(row) for row in padded])
-
-    positions = [
-        np.concatenate([np.arange(n, dtype=np.int64) for n in (*(len(sample) for _, sample in row), pad)])
-        for row, pad in zip(rows, padding, strict=True)
-    ]
-    return MicroBatch(
-        position_ids=np.stack(positions),
-        sample_index=stack([[np.full(len(s), index, dtype=np.int32) for index, s in row] for row in rows], -1),
-        **{name: stack([[getattr(s, name) for _, s in row] for row in rows], fill) for name, fill in _PADDING.items()},
-    )
+    num_rows, length = len(rows), max(sum(len(sample) for _, sample in row) for row in rows)
+    positions = np.empty((num_rows, length), dtype=np.int64)
+    sample_index = np.full((num_rows, length), -1, dtype=np.int32)
+    # Made once and written to once: at 64 samples a step, joining arrays would take longer than all else here.
+    arrays = {
+        name: np.full((num_rows, length), fill, dtype=getattr(rows[0][0][1], name).dtype)
+        for name, fill in _PADDING.items()
+    }
+    for number, row in enumerate(rows):
+        start = 0
+        for index, sample in row:
+            place = (number, slice(start, start + len(sample)))
+            for name, array in arrays.items():
+                array[place] = getattr(sample, name)
+            positions[place] = np.arange(len(sample))
+            sample_index[place] = index
+            start += len(sample)
+        positions[number, start:] = np.arange(length - start)
+    return MicroBatch(position_ids=positions, sample_index=sample_index, **arrays)

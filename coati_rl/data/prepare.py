@@ -20,6 +20,7 @@ from coati_rl.data.dataset import PromptSet, load_rows, make_prompts
 from coati_rl.data.ground_truth import required_truth
 from coati_rl.data.resume import ResumePoint, open_resume_point
 from coati_rl.errors import ConfigError
+from coati_rl.transport.choice import choose_backend
 from coati_rl.types import Device
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared
     load_estimator(config.advantage_estimator)  # a user's own functions are tried before anything starts
     build_loss(config)
     device, warnings = resolve_device(config, is_dry_run=is_dry_run)
+    choose_backend(config.weight_transport, device=device, is_one_node=not config.master_address)
     truth, eval_paths = required_truth(config.reward_type), config.eval_dataset or {}
     rows = load_rows(config.dataset, flag="--dataset", truth=truth)
     eval_rows = {task: load_rows(path, flag="--eval-dataset", truth=truth) for task, path in eval_paths.items()}

@@ -2,10 +2,15 @@
 is trained, or dropped). In: draws and finished groups. Out: the mini-batches of the next optimizer step.
 
 A slot is taken when a prompt is leased. A trained group's slot is freed when all producers hold the weights of its
-rollout step; a dropped group's at once, and another prompt is drawn in its place. Staleness is bounded by slots alone.
+rollout step; a dropped group's at once, and another prompt is drawn in its place.
+
+Staleness is bounded by construction: a prompt leased after sync s is trained before sync s + n_behind + 1. Slots alone
+do not see to that, as short responses may overtake a long one; so a mini-batch is put together only if there is room
+left, in this rollout step and those to come, for every older prompt that is still out.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from coati_rl.algorithms.registry import load_estimator
 from coati_rl.batch import MiniBatch
@@ -17,6 +22,14 @@ from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.types import Prompt, RolloutGroup
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Finished:
+    """A group that waits to be trained."""
+
+    group: RolloutGroup
+    sync_index: int  # of its lease
+
+
 class PromptFlow:
     """Under the coordinator's lock."""
 
@@ -25,7 +38,7 @@ class PromptFlow:
         self._cursor = cursor
         self._leases = leases
         self._estimator = load_estimator(settings.batch.advantage_estimator)
-        self._finished: list[RolloutGroup] = []  # waiting to be trained
+        self._finished: list[_Finished] = []
         self._batcher: StepBatcher | None = None  # of the step that is being filled
         # Groups that hold a slot until the next sync. Producers of a resumed run may not run further ahead of it.
         self._num_trained_unsynced = start.step % settings.sync_period * settings.batch.prompts_per_step
@@ -55,9 +68,9 @@ class PromptFlow:
         """A prompt that `may_draw` allows."""
         return self._cursor.draw() if self.may_draw() else None
 
-    def add(self, group: RolloutGroup) -> None:
-        """A group to be trained."""
-        self._finished.append(group)
+    def add(self, group: RolloutGroup, *, sync_index: int) -> None:
+        """A group to be trained, leased after this sync."""
+        self._finished.append(_Finished(group=group, sync_index=sync_index))
 
     def is_over(self) -> bool:
         """True when no further optimizer step can be filled."""
@@ -70,22 +83,38 @@ class PromptFlow:
     def give_up_step(self) -> None:
         """A step that will never be full is not taken."""
         if self._batcher is not None:
-            self._finished.extend(self._batcher.groups)
+            self._finished.extend(_Finished(group=group, sync_index=0) for group in self._batcher.groups)
             self._batcher = None
 
-    def next_mini_batch(self) -> list[MiniBatch] | None:
-        """One share per dp rank; None while there are too few groups."""
+    def next_mini_batch(self, sync_index: int) -> list[MiniBatch] | None:
+        """One share per dp rank; None while there are too few groups, or an older prompt has to come first.
+
+        Args:
+            sync_index: of the trainers' weights.
+        """
         size = self._settings.batch.prompts_per_mini_batch
         if len(self._finished) < size:
             return None
+        self._finished.sort(key=lambda finished: finished.group.lease_id)  # oldest first
+        if not self._leaves_room(size, sync_index):
+            return None
         if self._batcher is None:
             self._batcher = self._begin_step()
-        # Oldest weights first: that is what keeps staleness below its bound.
-        self._finished.sort(key=lambda group: (group.oldest_version, group.lease_id))
-        batches = self._batcher.add(self._finished[:size])
+        batches = self._batcher.add([finished.group for finished in self._finished[:size]])
         del self._finished[:size]
         self._num_trained_unsynced += size
         return batches
+
+    def _leaves_room(self, size: int, sync_index: int) -> bool:
+        """True if all prompts that are out can still be trained in time once the first `size` finished ones are."""
+        settings = self._settings
+        room = settings.prompts_per_rollout - self._num_trained_unsynced - size
+        leased_at = [finished.sync_index for finished in self._finished[size:]] + self._leases.sync_indices("train")
+        for syncs_left in range(settings.n_behind):  # before the prompts that were leased then would be too old
+            num_due = sum(sync_index - at >= settings.n_behind - syncs_left for at in leased_at)
+            if num_due > room + syncs_left * settings.prompts_per_rollout:
+                return False
+        return True
 
     def close_step(self) -> Sequence[RolloutGroup]:
         """The step is handed out whole. Returns: its groups."""
@@ -101,7 +130,11 @@ class PromptFlow:
     def waiting(self) -> list[str]:
         """Uids of prompts that are drawn, and neither trained nor dropped; between two steps."""
         again = [prompt.uid for prompt in self._cursor.waiting]
-        return [*again, *self._leases.uids("train"), *(group.prompt.uid for group in self._finished)]
+        return [*again, *self._leases.uids("train"), *(finished.group.prompt.uid for finished in self._finished)]
+
+    def position(self) -> Position:
+        """Where the data stands, between two steps."""
+        return Position(step=self.step, num_drawn=self._cursor.num_drawn, waiting=tuple(self.waiting()))
 
     def _begin_step(self) -> StepBatcher:
         num_settled = self._cursor.num_drawn - len(self.waiting())

@@ -35,13 +35,13 @@ def build_samples(
             Sample(
                 uid=group.prompt.uid,
                 number=int(index),
-                token_ids=np.concatenate([prompt, completion.token_ids.astype(np.int64)]),
-                loss_mask=_after(prompt, np.ones(length, dtype=bool), False),
-                loss_weights=_after(prompt, np.full(length, weight, dtype=np.float32), 0.0),
-                advantages=_after(prompt, np.full(length, advantages[index], dtype=np.float32), 0.0),
-                rollout_logprobs=_after(prompt, completion.logprobs.astype(np.float32), 0.0),
-                temperature=_after(prompt, np.full(length, group.temperature, dtype=np.float32), 1.0),
-                policy_version=_after(prompt, completion.policy_versions.astype(np.int32), -1),
+                token_ids=_behind(prompt, length, completion.token_ids, prompt, np.int64),
+                loss_mask=_behind(prompt, length, True, False, np.bool_),
+                loss_weights=_behind(prompt, length, weight, 0.0, np.float32),
+                advantages=_behind(prompt, length, advantages[index], 0.0, np.float32),
+                rollout_logprobs=_behind(prompt, length, completion.logprobs, 0.0, np.float32),
+                temperature=_behind(prompt, length, group.temperature, 1.0, np.float32),
+                policy_version=_behind(prompt, length, completion.policy_versions, -1, np.int32),
             )
         )
     return samples
@@ -60,6 +60,10 @@ def _advantages(group: RolloutGroup, rules: GroupRules, estimator: Estimator) ->
         ) from error
 
 
-def _after(prompt: np.ndarray, response: np.ndarray, fill: float) -> np.ndarray:
-    """The response's values behind `fill` on every prompt token."""
-    return np.concatenate([np.full(len(prompt), fill, dtype=response.dtype), response])
+def _behind(
+    prompt: np.ndarray, length: int, response: np.ndarray | float, fill: np.ndarray | float, dtype: type
+) -> np.ndarray:
+    """`length` values of the response behind `fill` on every prompt token."""
+    values: np.ndarray = np.empty(len(prompt) + length, dtype=dtype)
+    values[: len(prompt)], values[len(prompt) :] = fill, response
+    return values

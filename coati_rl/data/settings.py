@@ -1,9 +1,10 @@
 """What the coordinator has to know of a run's configuration."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coati_rl.config import Config
 from coati_rl.data.batcher import BatchSettings
+from coati_rl.data.gap_gate import GapSettings, Precision
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.leases import SamplingPlan
 from coati_rl.types import Purpose, SamplingParams
@@ -15,7 +16,7 @@ class CoordinatorSettings:
 
     batch: BatchSettings
     sampling_plans: dict[Purpose, SamplingPlan]
-    num_slots: int
+    n_behind: int  # syncs
     sync_period: int  # optimizer steps
     num_trainers: int
     ranks_per_dp_group: int  # tp * pp
@@ -26,6 +27,18 @@ class CoordinatorSettings:
     dynamic_batching: bool  # a group without effect is replaced; else it takes its place in the step
     max_empty_groups: int  # in a row without effect, at which the run stops
     seed: int
+    gap: GapSettings = field(default_factory=GapSettings)
+    probe_interval: int = 1  # weight syncs
+
+    @property
+    def prompts_per_rollout(self) -> int:
+        """Trained between two syncs."""
+        return self.sync_period * self.batch.prompts_per_step
+
+    @property
+    def num_slots(self) -> int:
+        """Prompts that may be rolled out ahead of the weights."""
+        return (self.n_behind + 1) * self.prompts_per_rollout
 
     def learning_rate_progress(self, *, step: int, num_settled: int, num_prompts: int) -> float:
         """How much of the run is behind it, by the clock that will end it: optimizer steps or prompts.
@@ -42,8 +55,8 @@ class CoordinatorSettings:
         return min(1.0, max(by_steps, num_settled / num_prompts))
 
 
-def coordinator_settings(config: Config) -> CoordinatorSettings:
-    """The coordinator's share of a checked config."""
+def coordinator_settings(config: Config, *, precision: Precision = "fp32") -> CoordinatorSettings:
+    """The coordinator's share of a checked config; `precision` is the plan's."""
     sampling = SamplingParams(
         temperature=config.temperature,
         top_p=config.top_p,
@@ -74,7 +87,7 @@ def coordinator_settings(config: Config) -> CoordinatorSettings:
             "train": SamplingPlan(group_size=config.num_generations, sampling=sampling),
             "eval": SamplingPlan(group_size=1, sampling=greedy),
         },
-        num_slots=config.num_slots,
+        n_behind=config.n_behind,
         sync_period=config.sync_period,
         num_trainers=config.num_trainers,
         ranks_per_dp_group=config.num_trainers // config.dp,
@@ -85,4 +98,12 @@ def coordinator_settings(config: Config) -> CoordinatorSettings:
         dynamic_batching=config.dynamic_batching,
         max_empty_groups=config.max_empty_batches * config.prompts_per_step,
         seed=config.seed,
+        gap=GapSettings(
+            precision=precision,
+            limit=config.max_logprob_gap,
+            # What is corrected for is no reason to stop, and what is renormalised is apart in any case.
+            judges_sampled=not config.recomputes_old_logprobs,
+            on_gap=config.on_logprob_gap,
+        ),
+        probe_interval=config.probe_interval,
     )

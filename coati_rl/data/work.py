@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coati_rl.batch import MiniBatch
-from coati_rl.types import Lease
+from coati_rl.types import CommitResult, Lease
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,6 +15,7 @@ class TrainWork:
     """Forward/backward on a mini-batch, and the optimizer step when it is the step's last."""
 
     batch: MiniBatch  # this dp rank's share
+    is_corrected: bool = False  # the step's loss corrects for the engine-trainer gap
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +25,7 @@ class SyncWork:
     index: int  # place in the to-do list
     policy_version: int
     members: tuple[int, ...]  # producer ids
+    probe: tuple[int, ...] = ()  # token ids whose log-probabilities prove the sync; none: it is not proved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,13 +69,23 @@ class TodoList:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncReport:
-    """How a SyncWork ended."""
+    """How the transfer of a SyncWork ended; the commits follow."""
 
     index: int
-    committed: tuple[int, ...]  # producers that serve the new weights
+    staged: tuple[int, ...]  # producers that hold the new weights beside those that they serve
     failed: dict[int, str]  # producer -> cause
     seconds: float
     digest: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitReport:
+    """How one producer's commit of staged weights ended."""
+
+    producer: int
+    policy_version: int
+    error: str | None = None  # the producer is of no further use
+    result: CommitResult | None = None  # None when there is an error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

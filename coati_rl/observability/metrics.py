@@ -38,6 +38,8 @@ METRIC_KEYS = (
     "rollout_wait_s",  # the trainers waited for rollouts
     "train_s",
     "sync_s",  # of the last weight sync before the step
+    "trainer_idle_fraction",  # of the time since the last record: the trainer waited for work or was in a weight sync
+    "producer_idle_fraction",  # of the same: no prompt was generating or being scored; mean over producers
 )
 
 

@@ -56,6 +56,8 @@ class ProgressDisplay:
             self.say(
                 f"producer {event['producer']} lost: {event['cause']}; {event['prompts_reissued']} prompts reissued"
             )
+        elif kind == "gap":
+            self.say(f"warning: {event['cause']}")
         elif kind == "rollout_failed":
             self.say(f"prompt {event['uid']} failed: {event['cause']}")
         elif kind == "finished" and event["groups_dropped"]:

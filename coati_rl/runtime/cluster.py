@@ -1,6 +1,7 @@
 """Ray: started here with our own temporary directory, or joined; and what an actor of ours asks of it."""
 
 import logging
+import secrets
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import AuthenticationError
 
 from coati_rl.config import Config
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.process import num_threads
 
 logger = logging.getLogger(__name__)
 
-NAMESPACE = "coati-rl"
 _OBJECT_STORE_BYTES = 512 * 2**20  # groups and batches are small; Ray would take a third of the memory
 
 
@@ -25,22 +25,22 @@ def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int, scratch: Path) 
 
     Args:
         num_cpus: logical, when Ray is started here.
-        num_gpus: that the run needs.
+        num_gpus: likewise.
         scratch: for the sockets and logs of a Ray started here, unless --ray_dir is given.
-    Raises: ConfigError if the cluster cannot be joined or lacks the devices.
+    Raises: ConfigError if the cluster cannot be joined.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         if config.master_address:
-            _join(config, num_gpus)
+            _join(config.master_address)
         else:
             ray.init(
                 address="local",
-                num_cpus=num_cpus,  # logical: actors are pinned to real cores by themselves
+                num_cpus=max(num_cpus, config.num_devices),  # logical: actors pin themselves to real cores
                 num_gpus=num_gpus,
                 include_dashboard=False,
                 log_to_driver=False,
-                namespace=NAMESPACE,
+                namespace=_new_namespace(),
                 object_store_memory=_OBJECT_STORE_BYTES,
                 logging_level=logging.CRITICAL,
                 _temp_dir=str(Path(config.ray_dir).absolute() if config.ray_dir else scratch),
@@ -53,22 +53,30 @@ def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int, scratch: Path) 
         ray.shutdown()
 
 
-def _join(config: Config, num_gpus: int) -> None:
-    address = config.master_address or ""
-    address = address if ":" in address else f"{address}:6379"
+def _join(master_address: str) -> None:
+    address = master_address if ":" in master_address else f"{master_address}:6379"
     try:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL)
+        ray.init(address=address, namespace=_new_namespace(), log_to_driver=False, logging_level=logging.CRITICAL)
+    except AuthenticationError as error:
+        raise ConfigError(
+            f"--master_address {address}: the Ray cluster refuses this machine's token; copy the head's "
+            "~/.ray/auth_token here, or give its path in RAY_AUTH_TOKEN_PATH"
+        ) from error
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"--master_address {address}: no Ray cluster answers; `ray start --head` there first"
+            f"--master_address {address}: no Ray cluster answers, or this machine is not one of its nodes; "
+            f"`ray start --head` there first, and `ray start --address={address}` here"
         ) from error
-    available = int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
-    if available < num_gpus:
-        raise ConfigError(
-            f"the cluster at {address} has {available} GPUs, P * ptp + T = {num_gpus} are needed: "
-            f"lower -i ({config.num_inferencer}), -ptp ({config.producer_tensor_parallel_size}) "
-            f"or -t ({config.num_trainers}), or add nodes"
-        )
+
+
+def _new_namespace() -> str:
+    """Of this run's actor names: several runs may share a cluster."""
+    return f"coati-rl-{secrets.token_hex(4)}"
+
+
+def own_namespace() -> str:
+    """Where the run's actors find each other by name."""
+    return str(ray.get_runtime_context().namespace)
 
 
 def own_address(config: Config) -> str:
@@ -78,22 +86,19 @@ def own_address(config: Config) -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
-def actor_options(*, name: str, num_gpus: int, num_slots: int, environment: dict[str, str]) -> dict[str, Any]:
-    """Ray's options for a producer or a trainer.
+def actor_options(*, name: str, num_threads: int, environment: dict[str, str]) -> dict[str, Any]:
+    """Ray's options for a producer or a trainer, but for its seat.
 
     Args:
         name: unique in the run.
-        num_gpus: 0 on a CPU.
-        num_slots: actors that share the machine's cores.
+        num_threads: its share of its node's cores.
         environment: variables that must be set before the process starts.
     """
-    threads = str(num_threads(num_slots))
     return {
         "name": name,
-        "namespace": NAMESPACE,
-        "num_cpus": 1,
-        "num_gpus": num_gpus,
         "max_restarts": 0,  # the supervisor replaces actors: a restarted one would hold the start weights unnoticed
         "max_concurrency": 16,
-        "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **environment}},
+        "runtime_env": {
+            "env_vars": {"OMP_NUM_THREADS": str(num_threads), "TOKENIZERS_PARALLELISM": "false", **environment}
+        },
     }

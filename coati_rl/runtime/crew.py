@@ -1,11 +1,11 @@
-"""The actors of a run: made, started together, replaced, ended.
+"""The actors of a run: seated, made, started together, replaced, ended.
 
-One coordinator, T trainers, P producers; a producer that dies is followed by one with a new number.
+One coordinator, T trainers, P producers; a producer that dies is followed by one with a new number, on its seat.
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -18,10 +18,11 @@ from coati_rl.data.prepare import Prepared
 from coati_rl.data.settings import coordinator_settings
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.protocols import GroupScorer
-from coati_rl.runtime.cluster import NAMESPACE, actor_options
+from coati_rl.runtime.cluster import actor_options, own_namespace
 from coati_rl.runtime.process import Place, enter_actor
 from coati_rl.runtime.remote import RemoteCoordinator, wait_for
 from coati_rl.runtime.run_dir import RunPaths
+from coati_rl.runtime.seats import Seat, Seats
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class CoordinatorActor(Coordinator):
         config = prepared.config
         tasks = {task: prompts.prompts for task, prompts in prepared.evaluation.items()}
         super().__init__(
-            coordinator_settings(config),
+            coordinator_settings(config, precision="bf16" if prepared.plan.precision == "bf16" else "fp32"),
             PromptCursor(prepared.train.prompts, num_episodes=config.num_episodes, seed=config.seed),
             EvaluationBoard(tasks, paths.evaluation),
             RolloutRecorder(paths.rollouts),
@@ -51,6 +52,7 @@ class Member:
     name: str
     handle: Any
     task: Any  # reference: of `start` while it loads, of `run` afterwards
+    seat: Seat | None = None
 
 
 class Crew:
@@ -72,6 +74,8 @@ class Crew:
         self._consumer_cls = consumer_cls
         self._make_reward = make_reward
         self._num_producers = 0  # ever made
+        self._namespace = own_namespace()
+        self._seats = Seats(self._config, prepared.plan.device)
         self.coordinator_handle = self._make_coordinator()
         self.coordinator = RemoteCoordinator(self.coordinator_handle)
         self.trainers: dict[int, Member] = {}
@@ -90,7 +94,9 @@ class Crew:
         for rank, reference in enumerate(starts):
             wait_for(reference, who=f"trainer-{rank}", timeout_s=START_TIMEOUT_S)
         self.trainers = {
-            rank: Member(name=f"trainer-{rank}", handle=handle, task=handle.run.remote(self.coordinator, NAMESPACE))
+            rank: Member(
+                name=f"trainer-{rank}", handle=handle, task=handle.run.remote(self.coordinator, self._namespace)
+            )
             for rank, handle in enumerate(handles)
         }
 
@@ -98,12 +104,15 @@ class Crew:
         """Begin to start a producer under a new number."""
         producer_id = self._num_producers
         self._num_producers += 1
-        config, place = self._config, self._place(f"producer-{producer_id}", producer_id % self._config.num_inferencer)
-        options = self._options(place.name, config.producer_tensor_parallel_size, self._producer_cls)
+        seat = self._seats.take()
+        place = self._place(f"producer-{producer_id}", seat)
+        options = self._options(place.name, seat, self._producer_cls)
         handle: Any = (
-            ray.remote(self._producer_cls).options(**options).remote(producer_id, config, place, self._make_reward)
+            ray.remote(self._producer_cls)
+            .options(**options)
+            .remote(producer_id, self._config, place, self._make_reward)
         )
-        self.starting[producer_id] = Member(name=place.name, handle=handle, task=handle.start.remote())
+        self.starting[producer_id] = Member(name=place.name, handle=handle, task=handle.start.remote(), seat=seat)
         return producer_id
 
     def admit_producer(self, producer_id: int) -> None:
@@ -111,13 +120,15 @@ class Crew:
         member = self.starting.pop(producer_id)
         self.coordinator.add_producer(producer_id)
         task = member.handle.run.remote(self.coordinator)
-        self.producers[producer_id] = Member(name=member.name, handle=member.handle, task=task)
+        self.producers[producer_id] = replace(member, task=task)
 
     def drop_producer(self, producer_id: int, cause: str) -> None:
         """End a producer, dead, hung or alive, and have its prompts issued again."""
         member = self.producers.pop(producer_id, None) or self.starting.pop(producer_id, None)
         if member is not None:
             ray.kill(member.handle)
+            if member.seat is not None:
+                self._seats.give_back(member.seat)
             self.coordinator.remove_producer(producer_id, cause)
 
     def end(self) -> None:
@@ -132,13 +143,14 @@ class Crew:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         waiting = 2 * (self._config.num_inferencer + self._config.num_trainers) + 8  # long polls that block a thread
         options = {"num_cpus": 0, "max_concurrency": waiting, "scheduling_strategy": here, "max_restarts": 0}
-        place = self._place("coordinator", 0)
-        actor = ray.remote(CoordinatorActor).options(name="coordinator", namespace=NAMESPACE, **options)
+        place = self._place("coordinator", None)
+        actor = ray.remote(CoordinatorActor).options(name="coordinator", namespace=self._namespace, **options)
         return actor.remote(self._prepared, self._paths, place)
 
     def _make_trainer(self, rank: int) -> Any:
-        place = self._place(f"trainer-{rank}", self._config.num_inferencer + rank)
-        options = self._options(place.name, 1, self._consumer_cls)
+        seat = self._seats.trainers[rank]
+        place = self._place(f"trainer-{rank}", seat)
+        options = self._options(place.name, seat, self._consumer_cls)
         resume = self._prepared.resume
         return (
             ray.remote(self._consumer_cls)
@@ -153,22 +165,25 @@ class Crew:
             )
         )
 
-    def _options(self, name: str, num_devices: int, actor_cls: Any) -> dict[str, Any]:
-        device = self._prepared.plan.device
-        return actor_options(
-            name=name,
-            num_gpus=num_devices if device == "cuda" else 0,
-            num_slots=self._config.num_inferencer + self._config.num_trainers,
-            environment=actor_cls.environment(self._config, device),
-        )
+    def _options(self, name: str, seat: Seat, actor_cls: Any) -> dict[str, Any]:
+        environment = actor_cls.environment(self._config, self._prepared.plan.device)
+        return {
+            **actor_options(name=name, num_threads=seat.num_threads, environment=environment),
+            "namespace": self._namespace,
+            "num_cpus": seat.need.cpus,
+            "num_gpus": seat.need.gpus,
+            "scheduling_strategy": seat.strategy,
+        }
 
-    def _place(self, name: str, slot: int) -> Place:
+    def _place(self, name: str, seat: Seat | None) -> Place:
+        if seat is not None:
+            logger.info("%s: %s at %s, slot %d of %d", name, seat.need, seat.address, seat.slot, seat.num_slots)
         plan = self._prepared.plan
         return Place(
             name=name,
             log_dir=self._paths.logs,
             device=plan.device,
             dtype="bfloat16" if plan.precision == "bf16" else "float32",
-            slot=slot,
-            num_slots=1 if name == "coordinator" else self._config.num_inferencer + self._config.num_trainers,
+            slot=seat.slot if seat else 0,
+            num_slots=seat.num_slots if seat else 1,
         )

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from coati_rl.errors import RunError
 from coati_rl.observability.metrics import complete
 from coati_rl.observability.progress import ProgressDisplay
 from coati_rl.observability.sinks import JsonlSink, Sink, open_sinks
+from coati_rl.observability.timeline import Timeline
+from coati_rl.observability.trace_file import merged_at_the_end
 from coati_rl.protocols import GroupScorer
 from coati_rl.runtime.cluster import ray_cluster
 from coati_rl.runtime.crew import Crew
@@ -52,6 +54,8 @@ def launch(
             _driver_log(paths.logs / "driver.log"),
             _records(config, paths.run_dir, first_step=first_step) as (sinks, syncs),
             held(paths.run_dir),
+            merged_at_the_end(paths.run_dir),  # when all who write are dead
+            closing(Timeline(paths.run_dir / "timeline", "driver")) as timeline,
             ProgressDisplay(plan.num_steps, first_step=first_step) as display,
             ray_cluster(config, num_cpus=num_cpus, num_gpus=num_gpus, scratch=scratch),
         ):
@@ -61,7 +65,7 @@ def launch(
             crew = Crew(prepared, paths, producer_cls=producer_cls, consumer_cls=consumer_cls, make_reward=make_reward)
             supervisor = Supervisor(
                 crew,
-                lambda event: _record(event, display, sinks, syncs),
+                lambda event: _record(_marked(event, timeline), display, sinks, syncs),
                 num_producers=config.num_inferencer,
                 stall_timeout_s=config.stall_timeout_s,
             )
@@ -107,6 +111,12 @@ def _say_what_is_resumed(resume: ResumePoint, display: ProgressDisplay) -> None:
         logger.info("%s", line)
 
 
+def _marked(event: dict[str, Any], timeline: Timeline) -> dict[str, Any]:
+    names = ("step", "policy_version", "producer", "uid", "task", "cause")
+    timeline.instant(event["event"], **{name: event[name] for name in names if name in event})
+    return event
+
+
 def _record(event: dict[str, Any], display: ProgressDisplay, sinks: list[Sink], syncs: Sink) -> None:
     if event["event"] == "step":
         event = complete({key: value for key, value in event.items() if key != "event"})
@@ -117,7 +127,7 @@ def _record(event: dict[str, Any], display: ProgressDisplay, sinks: list[Sink], 
         for sink in sinks[1:]:  # metrics.jsonl is one object per optimizer step; evaluations have their own file
             sink.write(event["step"], {f"eval/{event['task']}/accuracy": event["accuracy"]})
     elif event["event"] == "sync" and event["producers"]:  # else it failed, and is ordered again
-        fields = ("producers", "seconds", "digest")
+        fields = ("producers", "seconds", "digest", "commit_s", "probe_gap_mean", "probe_gap_max")
         syncs.write(
             event["policy_version"], {"step": event["policy_version"], **{name: event[name] for name in fields}}
         )

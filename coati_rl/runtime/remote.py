@@ -7,14 +7,15 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from coati_rl.data.work import LeaseReply, SyncReport, Work
+from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Work
 from coati_rl.errors import CoatiError, PeerLostError, RunError
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
-from coati_rl.types import RolloutGroup
+from coati_rl.types import CommitResult, RolloutGroup
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,14 @@ class RemoteCoordinator:
         """See Coordinator."""
         self._call("report_sync", report)
 
+    def report_probe(self, policy_version: int, logprobs: np.ndarray) -> None:
+        """See Coordinator."""
+        self._call("report_probe", policy_version, logprobs)
+
+    def report_commit(self, report: CommitReport) -> None:
+        """See Coordinator."""
+        self._call("report_commit", report)
+
     def report_saved(self, step: int, path: str) -> None:
         """See Coordinator."""
         self._call("report_saved", step, path)
@@ -130,7 +139,8 @@ class RemoteProducer:
         digests: tuple[str, ...] = wait_for(reference, who=self._name, timeout_s=timeout_s + ANSWER_S)
         return digests
 
-    def commit_weights(self, policy_version: int, *, timeout_s: float) -> None:
+    def commit_weights(self, policy_version: int, probe: Sequence[int], *, timeout_s: float) -> CommitResult:
         """See WeightReceiver."""
-        reference: Any = self._handle.commit_weights.remote(policy_version, timeout_s)
-        wait_for(reference, who=self._name, timeout_s=timeout_s + ANSWER_S)
+        reference: Any = self._handle.commit_weights.remote(policy_version, tuple(probe), timeout_s)
+        result: CommitResult = wait_for(reference, who=self._name, timeout_s=timeout_s + ANSWER_S)
+        return result

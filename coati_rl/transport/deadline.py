@@ -53,10 +53,13 @@ class Deadline:
         """How long one wait may block before `check` is due again; positive."""
         return max(0.001, min(_POLL_S, self.remaining_s()))
 
-    def run(self, function: Callable[[], Result], *, what: str) -> Result:
+    def run(
+        self, function: Callable[[], Result], *, what: str, discard: Callable[[Result], None] | None = None
+    ) -> Result:
         """Run a foreign call that cannot be interrupted, and give up on it at the deadline.
 
-        A call given up on stays behind in a daemon thread: a stopped peer can hold a socket read for ever.
+        A call given up on stays behind in a daemon thread: a stopped peer can hold a socket read for ever. What it
+        returns in the end is handed to `discard`.
         """
         future: Future[Result] = Future()
 
@@ -73,4 +76,9 @@ class Deadline:
             except FutureTimeoutError:
                 if future.done():  # the call itself raised a TimeoutError
                     return future.result()
-                self.check(what)
+                try:
+                    self.check(what)
+                except TransferError:
+                    if discard is not None:
+                        future.add_done_callback(lambda late: late.exception() or discard(late.result()))
+                    raise

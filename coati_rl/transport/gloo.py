@@ -35,19 +35,42 @@ class GlooCommunicator:
             self._group: Any = gloo(store, rank, world_size, options)
         except RuntimeError as error:
             raise TransferError(f"rank {rank} of {world_size}, connecting: {_reason(error)}") from error
-        self._unfinished: Work | None = None
+        self._works: list[Work] = []  # not known to have ended
 
-    def broadcast(self, data: torch.Tensor, *, root: int, deadline: Deadline, what: str) -> None:
-        """See `Communicator.broadcast`."""
+    def start(self, data: torch.Tensor, *, root: int, deadline: Deadline, what: str) -> "GlooOperation":
+        """See `Communicator.start`."""
         if self._group is None:
             raise TransferError(f"{what}: the group is closed")
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         options.timeout = timedelta(seconds=deadline.remaining_s() + _GRACE_S)
+        self._works = [work for work in self._works if not work.is_completed()]
         try:
-            self._unfinished = work = self._group.broadcast([data], options)
+            work: Work = self._group.broadcast([data], options)
         except RuntimeError as error:
             raise TransferError(f"{what}: {_reason(error)}") from error
+        self._works.append(work)
+        return GlooOperation(work)
+
+    def close(self) -> None:
+        """See `Communicator.close`."""
+        group, works = self._group, [work for work in self._works if not work.is_completed()]
+        self._group, self._works = None, []
+        if group is not None and works:
+            # The group's destructor waits for the operations, which end with gloo's own time limit: not here.
+            _lingering.append((group, works))
+        _lingering[:] = [pair for pair in _lingering if not all(work.is_completed() for work in pair[1])]
+
+
+class GlooOperation:
+    """An `Operation`."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def wait(self, *, deadline: Deadline, what: str) -> None:
+        """See `Operation.wait`."""
+        work = self._work
         try:
             while not work.is_completed():
                 deadline.check(what)
@@ -60,25 +83,15 @@ class GlooCommunicator:
             if deadline.remaining_s() == 0.0:
                 raise TransferTimeoutError(f"{what}: not done within {deadline.timeout_s:g} s") from error
             raise TransferError(f"{what}: {_reason(error)}") from error
-        self._unfinished = None
-
-    def close(self) -> None:
-        """See `Communicator.close`."""
-        group, work = self._group, self._unfinished
-        self._group = self._unfinished = None
-        if group is not None and work is not None and not work.is_completed():
-            # The group's destructor waits for the operation, which ends with gloo's own time limit: not here.
-            _lingering.append((group, work))
-        _lingering[:] = [pair for pair in _lingering if not pair[1].is_completed()]
 
 
-_lingering: list[tuple[Any, Work]] = []  # groups given up on, until their last operation has ended
+_lingering: list[tuple[Any, list[Work]]] = []  # groups given up on, until their last operation has ended
 
 
 @atexit.register
 def _leak_lingering() -> None:
     """A process that exits neither waits for these groups nor destroys them, which would abort it: it leaks them."""
-    for reference in [part for pair in _lingering for part in pair]:
+    for reference in [part for group, works in _lingering for part in (group, *works)]:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(reference))
 
 

@@ -4,35 +4,93 @@ In: a hub (rank 0, the first sender) or an invitation (members). Out: broadcasts
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import torch
 
 from coati_rl.errors import TransferError, TransferTimeoutError
-from coati_rl.transport.communicator import Communicator
+from coati_rl.transport.carrier import Carrier
+from coati_rl.transport.collective import CollectiveCarrier
+from coati_rl.transport.communicator import Communicator, broadcast
 from coati_rl.transport.deadline import Deadline
+from coati_rl.transport.files import FileCarrier
 from coati_rl.transport.lifeline import Lifeline, LifelineHub, join_hub
+from coati_rl.transport.manifest import Bucket
 from coati_rl.transport.rendezvous import Rendezvous
+from coati_rl.transport.segments import Segment, SegmentCarrier
+from coati_rl.transport.shm import ShmSegment
 
 _LAST_WORDS_S = 0.5  # how long a reason may come, perhaps by way of rank 0, after a connection broke
 
 
 class Group:
-    """Rank `rank` of `world_size`; the senders come first."""
+    """Rank `rank` of `world_size`; the senders come first. A `Carrier` whose errors name rank, phase and cause."""
 
     def __init__(
-        self, communicator: Communicator, lifelines: Sequence[Lifeline], *, rank: int, world_size: int
+        self,
+        communicator: Communicator,
+        carrier: Carrier,
+        lifelines: Sequence[Lifeline],
+        *,
+        rank: int,
+        world_size: int,
+        device: torch.device,
     ) -> None:
+        """`device`: of what the communicator broadcasts."""
         self.rank = rank
         self.world_size = world_size
+        self.device = device
         self._communicator = communicator
+        self._carrier = carrier
         self._lifelines = lifelines
 
+    def begin(
+        self, buckets: Sequence[Bucket], *, device: torch.device, is_staging: bool, deadline: Deadline, what: str
+    ) -> None:
+        """See `Carrier.begin`."""
+        with self._explained(deadline, what) as (watched, named):
+            self._carrier.begin(buckets, device=device, is_staging=is_staging, deadline=watched, what=named)
+
+    def buffer(self, index: int) -> torch.Tensor:
+        """See `Carrier.buffer`."""
+        return self._carrier.buffer(index)
+
+    def start(self, index: int, *, deadline: Deadline, what: str) -> None:
+        """See `Carrier.start`; `what` is the phase and the bucket, the rank is added."""
+        with self._explained(deadline, what) as (watched, named):
+            self._carrier.start(index, deadline=watched, what=named)
+
+    def finish(self, index: int, *, deadline: Deadline, what: str) -> None:
+        """See `Carrier.finish`."""
+        with self._explained(deadline, what) as (watched, named):
+            self._carrier.finish(index, deadline=watched, what=named)
+
     def broadcast(self, data: torch.Tensor, *, root: int, deadline: Deadline, what: str) -> None:
-        """See `Communicator.broadcast`; `what` is the phase and the bucket, the rank is added."""
+        """A few bytes beside the buckets."""
+        with self._explained(deadline, what) as (watched, named):
+            broadcast(self._communicator, data, root=root, deadline=watched, what=named)
+
+    def end(self) -> None:
+        """See `Carrier.end`."""
+        self._carrier.end()
+
+    def close(self, reason: str | None = None) -> None:
+        """Leave: in peace, or with the reason for which the others' transfers fail."""
+        has_failed = reason is not None or self._loss() is not None
+        for lifeline in self._lifelines:
+            lifeline.close(reason)  # first, so that the reason is there when the connection breaks
+        self._communicator.close()
+        self._carrier.close(has_failed=has_failed)
+
+    @contextmanager
+    def _explained(self, deadline: Deadline, what: str) -> Iterator[tuple[Deadline, str]]:
+        """The deadline and the name of a phase; an error in it gets the reason that a lost peer gave."""
         what = f"rank {self.rank} of {self.world_size}, {what}"
         try:
-            self._communicator.broadcast(data, root=root, deadline=deadline.watching(self._loss), what=what)
+            yield deadline.watching(self._loss), what
         except TransferTimeoutError:
             raise
         except TransferError as error:
@@ -40,12 +98,6 @@ class Group:
             if reason is None or reason in str(error):
                 raise
             raise TransferError(f"{what}: {reason}") from error
-
-    def close(self, reason: str | None = None) -> None:
-        """Leave: in peace, or with the reason for which the others' transfers fail."""
-        for lifeline in self._lifelines:
-            lifeline.close(reason)  # first, so that the reason is there when the connection breaks
-        self._communicator.close()
 
     def _loss(self) -> str | None:
         return next(filter(None, (lifeline.loss() for lifeline in self._lifelines)), None)
@@ -65,18 +117,19 @@ def host_group(hub: LifelineHub, rendezvous: Rendezvous, *, device: torch.device
     watched = deadline.watching(lambda: next(filter(None, (lifeline.loss() for lifeline in lifelines)), None))
 
     def connect() -> Communicator:
-        if rendezvous.backend == "gloo":
-            from coati_rl.transport.gloo import GlooCommunicator, open_store
-
-            store, port = open_store(rendezvous.host)
+        if rendezvous.backend == "nccl":
             for lifeline in lifelines:
-                lifeline.tell({"go": port})
-            return GlooCommunicator(store, rank=0, world_size=world_size, host=rendezvous.host, deadline=watched)
-        for lifeline in lifelines:
-            lifeline.tell({"go": 0})
-        return _nccl(rendezvous, rank=0, device=device)
+                lifeline.tell({"go": 0})
+            return _nccl(rendezvous, rank=0, device=device)
+        from coati_rl.transport.gloo import GlooCommunicator, open_store
 
-    return Group(watched.run(connect, what=what), lifelines, rank=0, world_size=world_size)
+        store, port = open_store(rendezvous.host)
+        for lifeline in lifelines:
+            lifeline.tell({"go": port})
+        return GlooCommunicator(store, rank=0, world_size=world_size, host=rendezvous.host, deadline=watched)
+
+    communicator = watched.run(connect, what=what, discard=_close)
+    return _group(communicator, lifelines, rendezvous, rank=0, device=device)
 
 
 def join_group(rendezvous: Rendezvous, *, rank: int, device: torch.device, deadline: Deadline) -> Group:
@@ -89,19 +142,19 @@ def join_group(rendezvous: Rendezvous, *, rank: int, device: torch.device, deadl
     watched = deadline.watching(lifeline.loss)
 
     def connect() -> Communicator:
-        if rendezvous.backend == "gloo":
-            from coati_rl.transport.gloo import GlooCommunicator, connect_store
+        if rendezvous.backend == "nccl":
+            return _nccl(rendezvous, rank=rank, device=device)
+        from coati_rl.transport.gloo import GlooCommunicator, connect_store
 
-            store = connect_store(host, int(store_port))
-            return GlooCommunicator(store, rank=rank, world_size=world_size, host=host, deadline=watched)
-        return _nccl(rendezvous, rank=rank, device=device)
+        store = connect_store(host, int(store_port))
+        return GlooCommunicator(store, rank=rank, world_size=world_size, host=host, deadline=watched)
 
     try:
-        communicator = watched.run(connect, what=f"{who}, connecting")
+        communicator = watched.run(connect, what=f"{who}, connecting", discard=_close)
     except TransferError as error:
         lifeline.close(str(error))
         raise
-    return Group(communicator, [lifeline], rank=rank, world_size=world_size)
+    return _group(communicator, [lifeline], rendezvous, rank=rank, device=device)
 
 
 def _nccl(rendezvous: Rendezvous, *, rank: int, device: torch.device) -> Communicator:
@@ -110,3 +163,42 @@ def _nccl(rendezvous: Rendezvous, *, rank: int, device: torch.device) -> Communi
     return CupyNcclCommunicator(
         unique_id=rendezvous.unique_id or "", rank=rank, world_size=rendezvous.world_size, device=device
     )
+
+
+def _close(communicator: Communicator) -> None:
+    communicator.close()
+
+
+def _group(
+    communicator: Communicator,
+    lifelines: Sequence[Lifeline],
+    rendezvous: Rendezvous,
+    *,
+    rank: int,
+    device: torch.device,
+) -> Group:
+    return Group(
+        communicator,
+        _carrier(communicator, rendezvous, rank=rank, device=device),
+        lifelines,
+        rank=rank,
+        world_size=rendezvous.world_size,
+        device=device if rendezvous.backend == "nccl" else torch.device("cpu"),
+    )
+
+
+def _carrier(communicator: Communicator, rendezvous: Rendezvous, *, rank: int, device: torch.device) -> Carrier:
+    """Gloo connects the members of all but nccl, and says when something is there that goes another way."""
+    make_segment: Callable[[str, int], Segment]
+    match rendezvous.backend:
+        case "gloo" | "nccl":
+            return CollectiveCarrier(communicator)
+        case "file":
+            return FileCarrier(communicator, Path(rendezvous.directory or ""), rank=rank)
+        case "shm":
+            make_segment = partial(ShmSegment, rendezvous.unique_id or "")
+        case "ipc":
+            from coati_rl.transport.ipc import IpcSegment
+
+            make_segment = partial(IpcSegment, device)
+    return SegmentCarrier(communicator, make_segment, rank=rank, world_size=rendezvous.world_size)

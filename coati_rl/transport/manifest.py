@@ -50,6 +50,11 @@ class BucketItem:
     entry: TensorEntry
     offset: int  # bytes, a multiple of ALIGNMENT
 
+    def view(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The tensor in the bucket's `buffer`, uint8[N]."""
+        flat = buffer[self.offset : self.offset + self.entry.num_bytes].view(DTYPES[self.entry.dtype])
+        return flat.view(self.entry.shape)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:

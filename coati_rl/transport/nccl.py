@@ -8,6 +8,7 @@ import torch
 from coati_rl.errors import TransferError
 from coati_rl.transport.deadline import Deadline
 
+_POLL_S = 0.0002
 _cuda: Any = torch.cuda  # whose streams and events have no type annotations
 
 
@@ -36,27 +37,38 @@ class CupyNcclCommunicator:
                 raise TransferError(f"rank {rank} of {world_size}, connecting: {error}") from error
             self._stream = _cuda.Stream(device)
 
-    def broadcast(self, data: torch.Tensor, *, root: int, deadline: Deadline, what: str) -> None:
-        """See `Communicator.broadcast`."""
+    def start(self, data: torch.Tensor, *, root: int, deadline: Deadline, what: str) -> "_Operation":
+        """See `Communicator.start`."""
         if self._nccl is None:
             raise TransferError(f"{what}: the group is closed")
         with torch.cuda.device(self._device):
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))  # the bytes to send are being written
+            # The bytes to send are being written, or what used the memory before is still being read.
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
             done = _cuda.Event()
             try:
                 self._nccl.bcast(data.data_ptr(), data.numel(), self._uint8, root, self._stream.cuda_stream)
                 done.record(self._stream)
-                while not done.query():
-                    # A kernel whose peer is gone spins for ever: the error is reported on the communicator only.
-                    self._nccl.check_async_error()
-                    deadline.check(what)
-                    sleep(0.0002)
-            except TransferError:
-                self._abort()
-                raise
-            except RuntimeError as error:  # cupy's NcclError and torch's CUDA errors
+            except RuntimeError as error:
                 self._abort()
                 raise TransferError(f"{what}: {error}") from error
+        return _Operation(self, done, data)
+
+    def wait_for(self, done: Any, *, deadline: Deadline, what: str) -> None:
+        """Return when the event has come; abort when it cannot."""
+        try:
+            while not done.query():
+                if self._nccl is None:
+                    raise TransferError(f"{what}: the group is closed")
+                # A kernel whose peer is gone spins for ever: the error is reported on the communicator only.
+                self._nccl.check_async_error()
+                deadline.check(what)
+                sleep(_POLL_S)
+        except TransferError:
+            self._abort()
+            raise
+        except RuntimeError as error:  # cupy's NcclError and torch's CUDA errors
+            self._abort()
+            raise TransferError(f"{what}: {error}") from error
 
     def close(self) -> None:
         """See `Communicator.close`. Between two operations nothing is in flight, so that aborting loses nothing."""
@@ -67,6 +79,17 @@ class CupyNcclCommunicator:
         communicator, self._nccl = self._nccl, None
         if communicator is not None:
             communicator.abort()
+
+
+class _Operation:
+    """An `Operation`; holds the memory that NCCL works on."""
+
+    def __init__(self, communicator: CupyNcclCommunicator, done: Any, data: torch.Tensor) -> None:
+        self._communicator, self._done, self._data = communicator, done, data
+
+    def wait(self, *, deadline: Deadline, what: str) -> None:
+        """See `Operation.wait`."""
+        self._communicator.wait_for(self._done, deadline=deadline, what=what)
 
 
 def _import_nccl() -> Any:

@@ -1,13 +1,17 @@
 """Where and as whom a member joins the group of rank 0: made there, handed to each engine and sender as JSON."""
 
 import json
+import re
 from dataclasses import asdict, dataclass
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from coati_rl.errors import TransferError
 from coati_rl.transport.manifest import parse_object
 
-CollectiveBackend = Literal["gloo", "nccl"]
+CollectiveBackend = Literal["gloo", "nccl", "shm", "ipc", "file"]
+CUDA_BACKENDS: frozenset[CollectiveBackend] = frozenset({"nccl", "ipc"})  # stage on the model's GPU; the others on CPU
+
+_OPTIONAL = ("unique_id", "directory")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,36 +24,31 @@ class Rendezvous:
     port: int
     world_size: int  # all senders and all ranks of all engines
     first_rank: int
-    unique_id: str | None = None  # hexadecimal; nccl only
+    unique_id: str | None = None  # hexadecimal; of nccl, or in the names of shm's segments
+    directory: str | None = None  # with which the names of this group's directories begin; file only
 
     def __post_init__(self) -> None:
-        if self.backend not in ("gloo", "nccl"):
+        if self.backend not in get_args(CollectiveBackend):
             raise TransferError(f"rendezvous: unknown backend {self.backend!r}")
-        if (self.backend == "nccl") != (self.unique_id is not None):
+        if (self.backend in ("nccl", "shm")) != (self.unique_id is not None):
             raise TransferError(f"rendezvous: backend {self.backend} with unique_id {self.unique_id!r}")
+        if self.unique_id is not None and re.fullmatch(r"([0-9a-f]{2}){16,}", self.unique_id) is None:
+            raise TransferError(f"rendezvous: unique_id {self.unique_id!r} is not hexadecimal, or too short")
+        if (self.backend == "file") != (self.directory is not None):
+            raise TransferError(f"rendezvous: backend {self.backend} with directory {self.directory!r}")
         if not 1 <= self.first_rank < self.world_size:
             raise TransferError(f"rendezvous: first_rank {self.first_rank} in a world of {self.world_size}")
 
     def to_json(self) -> str:
         """As one line of JSON."""
-        return json.dumps({**asdict(self), "unique_id": self.unique_id or ""})
+        fields = asdict(self)
+        return json.dumps(fields | {name: fields[name] or "" for name in _OPTIONAL})
 
     @staticmethod
     def from_json(text: str) -> "Rendezvous":
         """The inverse of `to_json`. Raises: TransferError on anything else."""
-        fields = parse_object(
-            text,
-            {
-                "backend": str,
-                "epoch": int,
-                "host": str,
-                "port": int,
-                "world_size": int,
-                "first_rank": int,
-                "unique_id": str,
-            },
-            what="rendezvous",
-        )
+        types = {"backend": str, "epoch": int, "host": str, "port": int, "world_size": int, "first_rank": int}
+        fields = parse_object(text, types | dict.fromkeys(_OPTIONAL, str), what="rendezvous")
         return Rendezvous(
             backend=cast(CollectiveBackend, fields["backend"]),
             epoch=fields["epoch"],
@@ -58,4 +57,5 @@ class Rendezvous:
             world_size=fields["world_size"],
             first_rank=fields["first_rank"],
             unique_id=fields["unique_id"] or None,
+            directory=fields["directory"] or None,
         )

@@ -1,6 +1,7 @@
 """One batch of samples decoded together in plain transformers: left-padded prompts, a KV cache, one token a step.
 
-In: rows (samples) with their settings and generators. Out: the same rows, finished. B rows, L tokens so far.
+In: rows (samples) with their settings and generators. Out: the same rows, finished. B rows, L tokens so far. When the
+weights change under it, the cache is computed anew from each row's prompt and tokens.
 """
 
 from dataclasses import dataclass, field
@@ -25,10 +26,10 @@ class Row:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     max_tokens: int
-    policy_version: int
     generator: torch.Generator
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    policy_versions: list[int] = field(default_factory=list)  # of the weights that sampled each token
     finish_reason: FinishReason | None = None
 
 
@@ -44,8 +45,8 @@ class DecodingBatch:
         self._cache: Any = None
         self._attention_mask = torch.empty(0)  # int64[B, L]; the first step makes it
 
-    def step(self) -> list[Row]:
-        """One token for every unfinished row; returns the rows that it finished."""
+    def step(self, policy_version: int) -> list[Row]:
+        """One token for every unfinished row, sampled by this version; returns the rows that it finished."""
         logits = self._prefill() if self._cache is None else self._decode_one()
         logprobs = processed_logprobs(logits, [row.sampling for row in self._rows])
         uniforms = [float(torch.rand((), generator=row.generator, dtype=torch.float64)) for row in self._rows]
@@ -56,6 +57,7 @@ class DecodingBatch:
             if row.finish_reason is None:
                 row.token_ids.append(token)
                 row.logprobs.append(logprob)
+                row.policy_versions.append(policy_version)
                 row.finish_reason = self._finish_reason(row)
                 if row.finish_reason is not None:
                     finished.append(row)
@@ -66,21 +68,27 @@ class DecodingBatch:
         """True when every row is finished."""
         return not self._rows
 
+    def forget_cache(self) -> None:
+        """To be called when the weights have changed."""
+        self._rows = [row for row in self._rows if row.finish_reason is None]
+        self._cache = None
+
     def _finish_reason(self, row: Row) -> FinishReason | None:
         if row.token_ids[-1] in self._eos_token_ids or ends_with_stop(row.token_ids, row.sampling.stop, self._decode):
             return "stop"
         return "length" if len(row.token_ids) >= row.max_tokens else None
 
     def _prefill(self) -> Tensor:
-        """Run every distinct prompt once, then give each row its copy of the cache. Returns float32[B, V]."""
-        prompts = list(dict.fromkeys(row.prompt for row in self._rows))
+        """Run every distinct beginning once, then give each row its copy of the cache. Returns float32[B, V]."""
+        begun = [(*row.prompt, *row.token_ids) for row in self._rows]
+        prompts = list(dict.fromkeys(begun))
         width = max(len(prompt) for prompt in prompts)
         device = self._model.device
         token_ids = torch.tensor([(0,) * (width - len(prompt)) + prompt for prompt in prompts], device=device)
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
         output = self._run(token_ids, mask, positions=(mask.cumsum(dim=-1) - 1).clamp(min=0))
         owner = {prompt: place for place, prompt in enumerate(prompts)}
-        places = torch.tensor([owner[row.prompt] for row in self._rows], device=device)
+        places = torch.tensor([owner[beginning] for beginning in begun], device=device)
         self._select(places, mask=mask)
         return output[places]
 

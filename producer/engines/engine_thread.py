@@ -4,74 +4,52 @@ Consumes: requests and calls, in the order they arrived. Waits for: the queue, w
 Unblocked by: any submission or call, which is served between two steps of the model. Produces: results, for `poll`.
 
 Engines are not thread-safe and a step may take long, while an actor must answer at any time; hence the thread. Each
-backend implements `EngineCore`, whose methods run on the owner thread only.
+backend implements `EngineCore`, whose methods run on the owner thread only. A commit that waits for running requests
+keeps new ones out of the core, so that it cannot be starved.
 """
 
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from coati_rl.errors import CoatiError, EngineError, TransferError, TransferTimeoutError
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
-from coati_rl.types import GenerationRequest, GenerationResult
+from coati_rl.types import GenerationRequest, GenerationResult, SamplingParams
 from producer.engines.admission import RequestRefusedError, check_request
+from producer.engines.engine_core import EngineCore
+from producer.engines.pending_commit import PendingCommit
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
 _MAX_PAUSE_S = 0.01  # between two looks at a running transfer
-_GRACE_S = 5.0  # how much later than a transfer's own deadline the engine thread counts as stuck
-
-
-class EngineCore(Protocol):
-    """What a backend does, on the owner thread. A CoatiError leaves it as it was; any other exception ends it."""
-
-    vocab_size: int  # valid after `load`
-    max_model_len: int
-
-    def load(self) -> None:
-        """Load the model; called once, first."""
-
-    def add(self, request: GenerationRequest, *, policy_version: int) -> None:
-        """Queue a request. Raises: RequestRefusedError."""
-
-    def has_work(self) -> bool:
-        """True while a request is unfinished."""
-
-    def step(self) -> list[GenerationResult]:
-        """Make some progress; returns what finished."""
-
-    def start_staging(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> None:
-        """Check the manifest against the model and begin to receive, without blocking. Raises: TransferError."""
-
-    def poll_staging(self) -> tuple[str, ...] | None:
-        """Digests, one per rank, once all ranks have received; None before. Raises: TransferError."""
-
-    def commit(self) -> None:
-        """Load the staged weights and forget all that was cached under the old ones."""
-
-    def close(self) -> None:
-        """Release processes, sockets and memory."""
+_LATE = "the engine thread did not answer in time: one step takes too long"
+_GRACE_S = 5.0  # how much later than a call's own deadline the engine thread counts as stuck
 
 
 class ThreadedEngine:
     """A `coati_rl.protocols.GenerationEngine` on top of an `EngineCore`."""
 
     def __init__(self, core: EngineCore, *, policy_version: int = 0) -> None:
-        """Starts to load at once and returns; `policy_version` is that of the weights on disk."""
+        """Starts to load at once and returns; `policy_version` is that of the weights on disk, -1 if unproven."""
         self._core = core
-        self.policy_version = policy_version  # of the weights that serve now
+        self.policy_version = core.policy_version = policy_version  # of the weights that serve now
         self._staged_version: int | None = None
         self._staging = threading.Lock()  # one transfer at a time
         self._inbox: queue.SimpleQueue[GenerationRequest | Callable[[], None]] = queue.SimpleQueue()
+        self._commit: PendingCommit | None = None  # this and the next: the owner thread's
+        self._held: deque[GenerationRequest] = deque()  # until the commit has happened
         self._changed = threading.Condition()  # guards all below
         self._results: list[GenerationResult] = []
         self._unfinished: set[str] = set()  # request ids
@@ -127,9 +105,34 @@ class ThreadedEngine:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
-    def commit_weights(self, policy_version: int) -> None:
-        """See `GenerationEngine.commit_weights`; refused unless this very version is staged."""
-        self._call(lambda: self._commit(policy_version))
+    def commit_weights(self, policy_version: int, *, in_flight: bool, timeout_s: float) -> None:
+        """See `GenerationEngine.commit_weights`."""
+        deadline = time.monotonic() + timeout_s
+
+        def serve(future: Future[None]) -> None:
+            if self._commit is not None:
+                raise EngineError(f"version {self._commit.policy_version} is still waiting to be committed")
+            self._check_staged(policy_version)
+            self._commit = PendingCommit(
+                policy_version=policy_version, in_flight=in_flight, deadline=deadline, future=future
+            )
+
+        self._ask(serve, until=deadline + _GRACE_S, late=EngineError(f"committing version {policy_version}: {_LATE}"))
+
+    def probe_logprobs(self, token_ids: Sequence[int], *, timeout_s: float) -> np.ndarray:
+        """See `GenerationEngine.probe_logprobs`."""
+        probe = GenerationRequest(
+            request_id="probe", token_ids=tuple(token_ids), num_samples=1, sampling=SamplingParams(max_new_tokens=1)
+        )
+
+        def serve(future: Future[np.ndarray]) -> None:
+            try:
+                check_request(probe, vocab_size=self._core.vocab_size, max_model_len=self._core.max_model_len)
+                self._core.probe(probe.token_ids, lambda logprobs: _answer(future, logprobs))
+            except RequestRefusedError as error:
+                raise EngineError(f"a probe was refused: {error}") from error
+
+        return self._ask(serve, until=time.monotonic() + timeout_s, late=EngineError(f"probing: {_LATE}"))
 
     def close(self) -> None:
         """See `GenerationEngine.close`."""
@@ -140,25 +143,35 @@ class ThreadedEngine:
 
     # ---- the caller's side ----
 
-    def _call(self, function: Callable[[], Result], *, until: float | None = None) -> Result:
+    def _call(self, function: Callable[[], Result], *, until: float) -> Result:
         """Run `function` on the owner thread between two steps and return its result."""
+        return self._ask(
+            lambda future: _answer(future, function()), until=until, late=TransferTimeoutError(f"staging: {_LATE}")
+        )
+
+    def _ask(self, serve: Callable[[Future[Result]], None], *, until: float, late: CoatiError) -> Result:
+        """Have the owner thread `serve` a future, then or later, and return its result; raise `late` after `until`."""
         future: Future[Result] = Future()
 
-        def serve() -> None:
-            try:
-                future.set_result(function())
-            except CoatiError as error:
-                future.set_exception(error)
+        def guarded() -> None:
+            if not future.cancelled():
+                try:
+                    serve(future)
+                except CoatiError as error:
+                    _refuse(future, error)
             # Anything else ends the engine, which answers all pending calls.
 
         with self._changed:
             self._raise_failure()
             self._pending.add(future)
-            self._inbox.put(serve)
+            self._inbox.put(guarded)
         try:
-            return future.result(timeout=None if until is None else max(0.0, until - time.monotonic()))
+            return future.result(timeout=max(0.0, until - time.monotonic()))
         except FutureTimeoutError:
-            raise TransferTimeoutError("the engine thread did not answer in time: one step takes too long") from None
+            with self._changed:  # `_fail` must not meet a future that is being cancelled
+                if not future.cancel():
+                    late = type(late)(f"{late}; it has begun, and may still come to its end")
+            raise late from None
         finally:
             with self._changed:
                 self._pending.discard(future)
@@ -176,7 +189,8 @@ class ThreadedEngine:
             self._ready.set_result(None)
             while not self._closing:
                 self._serve_inbox()
-                if self._core.has_work() and not self._closing:
+                self._serve_commit()
+                if self._core.num_running() and not self._closing:
                     self._publish(self._core.step())
             self._fail("the engine is closed", None)
         except BaseException as error:
@@ -189,7 +203,7 @@ class ThreadedEngine:
 
     def _serve_inbox(self) -> None:
         """Take in everything that has arrived; wait for something if there is nothing to generate."""
-        block = not self._core.has_work()
+        block = not self._core.num_running() and self._commit is None
         with suppress(queue.Empty):
             while not self._closing:
                 item = self._inbox.get(block=block)
@@ -200,9 +214,12 @@ class ThreadedEngine:
                     item()
 
     def _add(self, request: GenerationRequest) -> None:
+        if self._commit is not None:
+            self._held.append(request)
+            return
         try:
             check_request(request, vocab_size=self._core.vocab_size, max_model_len=self._core.max_model_len)
-            self._core.add(request, policy_version=self.policy_version)
+            self._core.add(request)
         except RequestRefusedError as error:
             self._publish([GenerationResult(request_id=request.request_id, error=str(error))])
 
@@ -218,14 +235,35 @@ class ThreadedEngine:
         self._staged_version = None
         self._core.start_staging(manifest, rendezvous, timeout_s=timeout_s)
 
-    def _commit(self, policy_version: int) -> None:
+    def _check_staged(self, policy_version: int) -> None:
         if self._staged_version != policy_version:
             raise EngineError(f"cannot commit version {policy_version}: staged is {self._staged_version}")
-        if self._core.has_work():
-            raise EngineError(f"cannot commit version {policy_version}: a request is running")
-        self._core.commit()
-        self._staged_version = None
-        self.policy_version = policy_version
+
+    def _serve_commit(self) -> None:
+        """Carry the pending commit out if it is due, or give it up; then let in the requests that waited for it."""
+        commit, num_running = self._commit, self._core.num_running()
+        if commit is None:
+            return
+        try:
+            if not commit.future.cancelled():
+                if not commit.is_due(num_running):
+                    commit.check_deadline(num_running)
+                    return
+                self._swap(commit)
+        except CoatiError as error:
+            _refuse(commit.future, error)
+        self._commit = None
+        while self._held:
+            self._add(self._held.popleft())
+
+    def _swap(self, commit: PendingCommit) -> None:
+        self._check_staged(commit.policy_version)  # another transfer may have begun since
+        if commit.begin():
+            results = self._core.commit(commit.policy_version)
+            self._staged_version = None
+            self.policy_version = commit.policy_version
+            self._publish(results)
+            commit.future.set_result(None)
 
     def _fail(self, message: str, cause: BaseException | None) -> None:
         with self._changed:
@@ -236,3 +274,15 @@ class ThreadedEngine:
                     error.__cause__ = cause
                     future.set_exception(error)
             self._changed.notify_all()
+
+
+def _answer(future: Future[Result], result: Result) -> None:
+    """Unless the caller has given up."""
+    if future.set_running_or_notify_cancel():
+        future.set_result(result)
+
+
+def _refuse(future: Future[Any], error: CoatiError) -> None:
+    """Unless the caller has given up."""
+    if future.running() or future.set_running_or_notify_cancel():
+        future.set_exception(error)

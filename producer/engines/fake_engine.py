@@ -5,7 +5,7 @@ engine's, so that the wire is exercised too; the tensors are then dropped.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -66,33 +66,37 @@ class _FakeCore:
         expected: Mapping[str, TensorEntry] | None,
         dtype: str,
     ) -> None:
+        self.policy_version = 0
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self._eos_token_id = eos_token_id
         self._decode = decode
         self._expected = expected
         self._dtype = dtype
-        self._queue: deque[tuple[GenerationRequest, int]] = deque()
+        self._queue: deque[GenerationRequest] = deque()
         self._staging = StagingArea(device=torch.device("cpu"))
 
     def load(self) -> None:
         pass
 
-    def add(self, request: GenerationRequest, *, policy_version: int) -> None:
-        self._queue.append((request, policy_version))
+    def add(self, request: GenerationRequest) -> None:
+        self._queue.append(request)
 
-    def has_work(self) -> bool:
-        return bool(self._queue)
+    def num_running(self) -> int:
+        return len(self._queue)
 
     def step(self) -> list[GenerationResult]:
-        request, version = self._queue.popleft()
-        completions = tuple(self._complete(request, index, version) for index in range(request.num_samples))
+        request = self._queue.popleft()
+        completions = tuple(self._complete(request, index) for index in range(request.num_samples))
         return [GenerationResult(request_id=request.request_id, completions=completions)]
 
-    def _complete(self, request: GenerationRequest, index: int, policy_version: int) -> Completion:
+    def probe(self, token_ids: tuple[int, ...], answer: Callable[[np.ndarray], None]) -> None:
+        answer(np.empty(0, dtype=np.float32))  # this engine has no log-probabilities to prove
+
+    def _complete(self, request: GenerationRequest, index: int) -> Completion:
         sampling = request.sampling
         seed = None if sampling.temperature == 0.0 else sampling.seed + index
-        key = xxhash.xxh3_64_intdigest(repr((request.token_ids, seed, policy_version)).encode())
+        key = xxhash.xxh3_64_intdigest(repr((request.token_ids, seed, self.policy_version)).encode())
         random = np.random.default_rng(key)
         limit = min(sampling.max_new_tokens, self.max_model_len - len(request.token_ids))
         token_ids: list[int] = []
@@ -104,7 +108,7 @@ class _FakeCore:
         return Completion(
             token_ids=np.asarray(token_ids, dtype=np.int32),
             logprobs=-random.exponential(size=len(token_ids)).astype(np.float32),
-            policy_versions=np.full(len(token_ids), policy_version, dtype=np.int32),
+            policy_versions=np.full(len(token_ids), self.policy_version, dtype=np.int32),
             finish_reason="stop" if stopped else "length",
             text=final_text(token_ids, sampling.stop, self._decode),
         )
@@ -118,8 +122,10 @@ class _FakeCore:
         staged = self._staging.poll()
         return None if staged is None else (staged.digest,)
 
-    def commit(self) -> None:
+    def commit(self, policy_version: int) -> list[GenerationResult]:
         self._staging.take()
+        self.policy_version = policy_version
+        return []
 
     def close(self) -> None:
         self._staging.close()

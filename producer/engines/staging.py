@@ -11,7 +11,7 @@ from coati_rl.errors import EngineError, TransferError
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.group import Group, join_group
 from coati_rl.transport.manifest import WeightManifest
-from coati_rl.transport.rendezvous import Rendezvous
+from coati_rl.transport.rendezvous import CUDA_BACKENDS, Rendezvous
 from coati_rl.transport.wire import StagedWeights, receive
 
 
@@ -30,7 +30,7 @@ class StagingArea:
         self._error: TransferError | None = None
 
     def start(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> None:
-        """Begin to receive; an update staged earlier is dropped."""
+        """Begin to receive; an update staged earlier is dropped, one taken must be loaded by now (see `Carrier`)."""
         if self._thread is not None and self._thread.is_alive() and self._staged is None and self._error is None:
             raise EngineError("an update is being received already")
         self._staged = self._error = None
@@ -67,8 +67,8 @@ class StagingArea:
                 rank = rendezvous.first_rank + self._tensor_parallel_rank
                 self._group = join_group(rendezvous, rank=rank, device=self._device, deadline=deadline)
                 self._rendezvous = rendezvous
-            # gloo moves CPU memory only; loading copies it to where the model is.
-            device = torch.device("cpu") if rendezvous.backend == "gloo" else self._device
+            # The others stage in the CPU's memory; loading copies it to where the model is.
+            device = self._device if rendezvous.backend in CUDA_BACKENDS else torch.device("cpu")
             self._staged = receive(self._group, manifest, device=device, deadline=deadline)
         except TransferError as error:
             self._leave(str(error))

@@ -5,6 +5,7 @@ max_num_seqs samples are decoded as one batch to the end, before the next batch 
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class _TransformersCore:
     """See `EngineCore`."""
 
     def __init__(self, model: str, *, dtype: str, max_model_len: int, max_num_seqs: int, device: Device) -> None:
+        self.policy_version = 0
         self.vocab_size = 0
         self.max_model_len = max_model_len
         self._name = model
@@ -78,7 +80,7 @@ class _TransformersCore:
         declared = eos if isinstance(eos, list) else [eos]
         self._eos_token_ids = frozenset({*declared, self._tokenizer.eos_token_id} - {None})
 
-    def add(self, request: GenerationRequest, *, policy_version: int) -> None:
+    def add(self, request: GenerationRequest) -> None:
         room = self.max_model_len - len(request.token_ids)
         rows = [
             Row(
@@ -87,7 +89,6 @@ class _TransformersCore:
                 prompt=request.token_ids,
                 sampling=request.sampling,
                 max_tokens=min(request.sampling.max_new_tokens, room),
-                policy_version=policy_version,
                 generator=torch.Generator().manual_seed(request.sampling.seed + index),  # on CPU on every device
             )
             for index in range(request.num_samples)
@@ -95,14 +96,14 @@ class _TransformersCore:
         self._queue.extend(rows)
         self._unfinished[request.request_id] = (request, rows)
 
-    def has_work(self) -> bool:
-        return bool(self._unfinished)
+    def num_running(self) -> int:
+        return len(self._unfinished)
 
     def step(self) -> list[GenerationResult]:
         if self._batch is None:
             rows = [self._queue.popleft() for _ in range(min(self._max_num_seqs, len(self._queue)))]
             self._batch = DecodingBatch(self._model, rows, eos_token_ids=self._eos_token_ids, decode=self._decode_text)
-        finished = self._batch.step()
+        finished = self._batch.step(self.policy_version)
         if self._batch.is_done():
             self._batch = None
         return [
@@ -119,7 +120,7 @@ class _TransformersCore:
         return Completion(
             token_ids=np.asarray(row.token_ids, dtype=np.int32),
             logprobs=np.asarray(row.logprobs, dtype=np.float32),
-            policy_versions=np.full(len(row.token_ids), row.policy_version, dtype=np.int32),
+            policy_versions=np.asarray(row.policy_versions, dtype=np.int32),
             finish_reason=row.finish_reason or "abort",
             text=final_text(row.token_ids, row.sampling.stop, self._decode_text),
         )
@@ -127,6 +128,13 @@ class _TransformersCore:
     def _decode_text(self, token_ids: Any) -> str:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
+
+    def probe(self, token_ids: tuple[int, ...], answer: Callable[[np.ndarray], None]) -> None:
+        ids = torch.tensor([token_ids], device=self._device)  # int64[1, T]
+        with torch.inference_mode():
+            logits = self._model(input_ids=ids, use_cache=False).logits[0, :-1]
+        logprobs = logits.float().log_softmax(dim=-1).gather(-1, ids[0, 1:, None])[:, 0]
+        answer(logprobs.cpu().numpy())
 
     def start_staging(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> None:
         check_manifest(manifest, self._expected, dtype=self._dtype)
@@ -136,11 +144,15 @@ class _TransformersCore:
         staged = self._staging.poll()
         return None if staged is None else (staged.digest,)
 
-    def commit(self) -> None:
+    def commit(self, policy_version: int) -> list[GenerationResult]:
         staged = self._staging.take()
         with torch.no_grad():
             for name, tensor in staged.tensors:
-                self._parameters[name].copy_(tensor)  # a tied lm_head is the same memory; there is no cache to forget
+                self._parameters[name].copy_(tensor)  # a tied lm_head is the same memory
+        if self._batch is not None:
+            self._batch.forget_cache()
+        self.policy_version = policy_version
+        return []
 
     def close(self) -> None:
         self._staging.close()

@@ -5,6 +5,7 @@ when the engine loads, in the environment that `engine_environment` describes, a
 """
 
 import os
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -18,8 +19,8 @@ from producer.engines.checkpoint import check_manifest, find_checkpoint, read_en
 from producer.engines.engine_thread import ThreadedEngine
 
 _MIN_KV_CACHE_BYTES = 2**27
-_MAX_DRAIN_STEPS = 8
 _MIN_BATCHED_TOKENS = 2048  # of a step, without chunked prefill
+_PROBE_PREFIX = "coati probe "  # of request ids
 _FINISH_REASONS = {"stop": "stop", "length": "length", "repetition": "stop"}  # others are aborts
 
 
@@ -49,7 +50,7 @@ class VllmEngine(ThreadedEngine):
             max_num_seqs: samples decoded at a time.
             gpu_memory_utilization: CUDA only.
             kv_cache_memory_bytes: per rank; None means what max_num_seqs needs on CPU, and what is left on CUDA.
-            policy_version: of the weights on disk.
+            policy_version: of the weights on disk; -1 until a commit has proven what they are.
         """
         engine_args: dict[str, Any] = {
             "model": model,
@@ -57,7 +58,7 @@ class VllmEngine(ThreadedEngine):
             "distributed_executor_backend": "uni" if tensor_parallel_size == 1 else "mp",
             "dtype": dtype,
             "max_model_len": max_model_len,
-            "max_num_seqs": max_num_seqs,
+            "max_num_seqs": max_num_seqs + 1,  # one for a probe, which must not wait until a long response has ended
             "seed": seed,
             "kv_cache_memory_bytes": kv_cache_memory_bytes,
             "enable_prefix_caching": True,
@@ -81,12 +82,15 @@ class _VllmCore:
     """See `EngineCore`."""
 
     def __init__(self, engine_args: dict[str, Any], *, device: Device) -> None:
+        self.policy_version = 0
         self.vocab_size = 0
         self.max_model_len: int = engine_args["max_model_len"]
         self._engine_args = engine_args
         self._device = device
         self._engine: Any = None
-        self._running: dict[str, tuple[GenerationRequest, int]] = {}  # with the version that serves it
+        self._running: dict[str, GenerationRequest] = {}
+        self._probes: dict[str, tuple[tuple[int, ...], Callable[[np.ndarray], None]]] = {}
+        self._num_probes = 0  # so far
 
     def load(self) -> None:
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
@@ -99,10 +103,11 @@ class _VllmCore:
         if self._device == "cpu" and self._engine_args["kv_cache_memory_bytes"] is None:
             self._engine_args["kv_cache_memory_bytes"] = _cpu_kv_cache_bytes(self._engine_args)
         self._engine = LLMEngine.from_engine_args(EngineArgs(**self._engine_args))
+        self._engine.set_weight_version(str(self.policy_version))
         self._engine.collective_rpc("coati_prepare", args=(os.getpid(),))
         self.vocab_size = self._engine.model_config.get_vocab_size()
 
-    def add(self, request: GenerationRequest, *, policy_version: int) -> None:
+    def add(self, request: GenerationRequest) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -122,38 +127,78 @@ class _VllmCore:
             include_stop_str_in_output=True,  # the text is what the tokens say
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        prompt = {"type": "token", "prompt_token_ids": list(request.token_ids)}  # vLLM's tokens_input
         try:
-            self._engine.add_request(request.request_id, prompt, params)
+            self._engine.add_request(request.request_id, _token_prompt(request.token_ids), params)
         except ValueError as error:  # VLLMValidationError is one
             raise RequestRefusedError(str(error)) from error
-        self._running[request.request_id] = (request, policy_version)
+        self._running[request.request_id] = request
 
-    def has_work(self) -> bool:
-        return bool(self._running)
+    def num_running(self) -> int:
+        return len(self._running) + len(self._probes)
 
     def step(self) -> list[GenerationResult]:
-        return [self._result(output) for output in self._engine.step() if output.finished]
+        results = []
+        for output in self._engine.step():
+            if output.finished and output.request_id in self._probes:
+                self._answer(output)
+            elif output.finished:
+                results.append(self._result(output))
+        return results
 
     def _result(self, output: Any) -> GenerationResult:
-        request, policy_version = self._running.pop(output.request_id)
+        request = self._running.pop(output.request_id)
         if any(sample.finish_reason == "error" for sample in output.outputs):
             return GenerationResult(request_id=request.request_id, error="vLLM reported an internal error")
-        completions = [self._completion(sample, policy_version) for sample in output.outputs]
+        completions = [self._completion(sample) for sample in output.outputs]
         if len(completions) < request.num_samples:  # greedy
             completions *= request.num_samples
         return GenerationResult(request_id=request.request_id, completions=tuple(completions))
 
-    def _completion(self, sample: Any, policy_version: int) -> Completion:
+    def _completion(self, sample: Any) -> Completion:
         token_ids = np.asarray(sample.token_ids, dtype=np.int32)
+        versions = np.asarray([int(span.version) for span in sample.weight_versions or ()], dtype=np.int32)
+        lengths = np.asarray([span.end - span.start for span in sample.weight_versions or ()], dtype=np.int64)
         text = sample.text or self._engine.get_tokenizer().decode(token_ids.tolist(), skip_special_tokens=True)
         return Completion(
             token_ids=token_ids,
             logprobs=np.asarray(sample.logprobs.logprobs, dtype=np.float32),
-            policy_versions=np.full(len(token_ids), policy_version, dtype=np.int32),
+            policy_versions=np.repeat(versions, lengths),
             finish_reason=cast(FinishReason, _FINISH_REASONS.get(sample.finish_reason, "abort")),
             text=text,
         )
+
+    def probe(self, token_ids: tuple[int, ...], answer: Callable[[np.ndarray], None]) -> None:
+        self._num_probes += 1
+        probe_id = f"{_PROBE_PREFIX}{self._num_probes}"
+        self._add_probe(probe_id, token_ids)
+        self._probes[probe_id] = (token_ids, answer)
+
+    def _add_probe(self, probe_id: str, token_ids: tuple[int, ...]) -> None:
+        """vLLM computes a prompt's log-probabilities without temperature or cuts, and without its prefix cache."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            prompt_logprobs=0,  # of the prompt's own tokens alone
+            flat_logprobs=True,
+            detokenize=False,
+            skip_reading_prefix_cache=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        try:
+            self._engine.add_request(probe_id, _token_prompt(token_ids), params)
+        except ValueError as error:
+            raise RequestRefusedError(str(error)) from error
+
+    def _answer(self, output: Any) -> None:
+        token_ids, answer = self._probes.pop(output.request_id)
+        found = output.prompt_logprobs.logprobs if output.prompt_logprobs is not None else []
+        logprobs = np.asarray(found, dtype=np.float32)
+        if len(logprobs) != len(token_ids) - 1:
+            raise EngineError(f"vLLM returned {len(logprobs)} log-probabilities for {len(token_ids)} tokens")
+        answer(logprobs)
 
     def start_staging(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> None:
         check_manifest(manifest, self._expected, dtype=self._engine_args["dtype"])
@@ -171,20 +216,35 @@ class _VllmCore:
                 raise TransferError(message)
         return tuple(digest for _, digest in states)
 
-    def commit(self) -> None:
-        # vLLM does not do this by itself; before loading, where a failure still leaves the old weights serving.
-        for _ in range(_MAX_DRAIN_STEPS):
-            if self._engine.reset_prefix_cache():
-                break
-            self._engine.step()  # with asynchronous scheduling a step that serves nobody any more may be in flight
-        else:
-            raise EngineError("vLLM did not reset its prefix cache: old keys and values would meet new weights")
-        self._engine.collective_rpc("coati_commit")
+    def commit(self, policy_version: int) -> list[GenerationResult]:
+        from vllm.v1.core.sched.interface import PauseState
+
+        core = self._engine.engine_core.engine_core  # in this process, if the workers are not
+        results: list[GenerationResult] = []
+        self._engine.abort_request(list(self._probes))  # one may be half done
+        core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        try:
+            while core.batch_queue:  # steps in flight, with asynchronous scheduling: their tokens are the old weights'
+                results += self.step()
+            core.pause_scheduler("keep", clear_cache=True)  # what runs computes its keys and values anew afterwards
+            self._engine.collective_rpc("coati_commit")
+            self._engine.set_weight_version(str(policy_version))
+        finally:
+            core.resume_scheduler()
+        for probe_id, (token_ids, _) in self._probes.items():
+            self._add_probe(probe_id, token_ids)
+        self.policy_version = policy_version
+        return results
 
     def close(self) -> None:
         if self._engine is not None:
             self._engine.collective_rpc("coati_close")
             self._engine.engine_core.shutdown()
+
+
+def _token_prompt(token_ids: tuple[int, ...]) -> dict[str, Any]:
+    """vLLM's tokens_input."""
+    return {"type": "token", "prompt_token_ids": list(token_ids)}
 
 
 def _cpu_kv_cache_bytes(engine_args: dict[str, Any]) -> int:

@@ -59,7 +59,7 @@ class StagingWorkerExtension:
         return ("receiving", "") if staged is None else ("staged", staged.digest)
 
     def coati_commit(self) -> None:
-        """Load the staged weights; nothing may be running. A failure leaves the model unusable."""
+        """Load the staged weights; no step may be running. A failure leaves the model unusable."""
         import torch
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload

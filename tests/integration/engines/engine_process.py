@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-EXPOSED = ("submit", "poll", "num_unfinished", "stage_weights", "commit_weights", "version", "process_ids", "shutdown")
+METHODS = ("submit", "poll", "num_unfinished", "stage_weights", "commit_weights", "probe_logprobs")
 
 
 class HostedEngine:
@@ -22,7 +22,7 @@ class HostedEngine:
         from producer.engines import create_engine
 
         self._engine = create_engine(backend, **settings)
-        for name in ("submit", "poll", "num_unfinished", "stage_weights", "commit_weights"):
+        for name in METHODS:
             setattr(self, name, getattr(self._engine, name))
 
     def version(self) -> int:
@@ -43,7 +43,7 @@ class EngineManager(BaseManager):
     pass
 
 
-EngineManager.register("HostedEngine", HostedEngine, exposed=EXPOSED)
+EngineManager.register("HostedEngine", HostedEngine, exposed=(*METHODS, "version", "process_ids", "shutdown"))
 
 
 @contextmanager

@@ -23,6 +23,7 @@ class Harness:
         self.engine = engine
         self.models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in checkpoints]
         self.serving = 0
+        self.checkpoint_of = {engine.version(): 0}  # by version served
         self.sender = WeightSender()
         self._num_ranks = num_ranks
         self._invitation = None
@@ -46,20 +47,37 @@ class Harness:
 
     # ---- the oracle ----
 
-    def logits(self, prompt: Sequence[int], completion: Completion) -> np.ndarray:
-        """float64[T, V] of the serving checkpoint, for each token of the completion."""
+    def logits(self, prompt: Sequence[int], completion: Completion, *, checkpoint: int | None = None) -> np.ndarray:
+        """float64[T, V] of a checkpoint, the serving one by default, for each token of the completion."""
         ids = torch.tensor([[*prompt, *completion.token_ids.tolist()]])
         with torch.no_grad():
-            logits = self.models[self.serving](ids).logits[0]
+            logits = self.models[self.serving if checkpoint is None else checkpoint](ids).logits[0]
         return logits[len(prompt) - 1 : -1].double().numpy()
 
     def logprob_gap(self, prompt: Sequence[int], completion: Completion, *, temperature: float) -> float:
         """The largest |engine - transformers| over the completion's tokens, in nats."""
-        scaled = self.logits(prompt, completion) / temperature
-        logprobs = scaled - np.log(np.exp(scaled - scaled.max(-1, keepdims=True)).sum(-1, keepdims=True))
-        logprobs -= scaled.max(-1, keepdims=True)
-        expected = np.take_along_axis(logprobs, completion.token_ids[:, None].astype(int), axis=-1)[:, 0]
+        expected = log_softmax_of(self.logits(prompt, completion) / temperature, completion.token_ids)
         return float(np.abs(expected - completion.logprobs).max())
+
+    def logprob_gap_by_version(
+        self, prompt: Sequence[int], completion: Completion, *, temperature: float
+    ) -> dict[int, float]:
+        """The same for the tokens of each version, against that version's weights given all tokens before."""
+        gaps = {}
+        for version in np.unique(completion.policy_versions).tolist():
+            logits = self.logits(prompt, completion, checkpoint=self.checkpoint_of[version]) / temperature
+            difference = np.abs(log_softmax_of(logits, completion.token_ids) - completion.logprobs)
+            gaps[version] = float(difference[completion.policy_versions == version].max())
+        return gaps
+
+    def probe_gap(self, token_ids: Sequence[int]) -> float:
+        """The largest |engine - transformers| over a probe's tokens, in nats."""
+        found = self.engine.probe_logprobs(token_ids, timeout_s=TIMEOUT_S)
+        with torch.no_grad():
+            logits = self.models[self.serving](torch.tensor([list(token_ids)])).logits[0, :-1]
+        expected = log_softmax_of(logits.double().numpy(), np.asarray(token_ids[1:]))
+        assert (found.dtype, found.shape) == (np.float32, expected.shape)
+        return float(np.abs(expected - found).max())
 
     # ---- the trainer's end ----
 
@@ -90,11 +108,22 @@ class Harness:
         assert len(digests) == self._num_ranks
         return version
 
-    def sync(self, checkpoint: int) -> int:
+    def commit(self, version: int, checkpoint: int, *, in_flight: bool = False) -> None:
+        """`checkpoint` is what was staged as `version`."""
+        self.engine.commit_weights(version, in_flight=in_flight, timeout_s=TIMEOUT_S)
+        self.serving = self.checkpoint_of[version] = checkpoint
+
+    def sync(self, checkpoint: int, *, in_flight: bool = False) -> int:
         version = self.stage_checkpoint(checkpoint)
-        self.engine.commit_weights(version)
-        self.serving = checkpoint
+        self.commit(version, checkpoint, in_flight=in_flight)
         return version
+
+
+def log_softmax_of(logits: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
+    """float64[T]: the log-probability of each token under its float64[T, V] logits."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    logprobs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return np.take_along_axis(logprobs, token_ids[:, None].astype(int), axis=-1)[:, 0]
 
 
 def request(request_id: str, prompt: Iterable[int], *, num_samples: int = 1, **sampling: Any) -> GenerationRequest:

@@ -8,7 +8,7 @@ from coati_rl.errors import EngineError, TransferError
 from coati_rl.transport.manifest import WeightManifest, build_manifest
 from coati_rl.types import Completion
 from tests.integration.engines.engine_process import hosted_engine
-from tests.integration.engines.harness import Harness, request
+from tests.integration.engines.harness import TIMEOUT_S, Harness, request
 
 MAX_MODEL_LEN = 256
 EOS = 0
@@ -209,21 +209,7 @@ def test_staging_leaves_the_old_weights_serving_until_the_commit(harness):
     between = harness.complete(PROMPT, num_samples=2, seed=23)
     assert tokens(before) == tokens(between)
     assert between[0].policy_versions[0] == version
-    harness.engine.commit_weights(staged)
-    harness.serving = 1 - serving
-
-
-def test_a_commit_is_refused_while_a_request_runs_and_succeeds_after_it(harness):
-    version = harness.stage_checkpoint(1 - harness.serving)
-    for i in range(4):
-        harness.engine.submit(request(f"running {i}", range(5 + i, 200), max_new_tokens=60, num_samples=64))
-    with pytest.raises(EngineError, match="running"):
-        harness.engine.commit_weights(version)
-    while harness.engine.num_unfinished():
-        for result in harness.engine.poll(60.0):
-            assert {int(sample.policy_versions[0]) for sample in result.completions} == {version - 1}
-    harness.engine.commit_weights(version)
-    harness.serving = 1 - harness.serving
+    harness.commit(staged, 1 - serving)
 
 
 def test_an_update_is_received_while_requests_run(harness):
@@ -232,18 +218,16 @@ def test_an_update_is_received_while_requests_run(harness):
     version = harness.stage_checkpoint(1 - harness.serving)
     while harness.engine.num_unfinished():
         assert all(result.error is None for result in harness.engine.poll(60.0))
-    harness.engine.commit_weights(version)
-    harness.serving = 1 - harness.serving
+    harness.commit(version, 1 - harness.serving)
 
 
 def test_only_the_staged_version_can_be_committed(harness):
     version = harness.stage_checkpoint(1 - harness.serving)
     with pytest.raises(EngineError, match=f"{version + 1}"):
-        harness.engine.commit_weights(version + 1)
-    harness.engine.commit_weights(version)
-    harness.serving = 1 - harness.serving
+        harness.engine.commit_weights(version + 1, in_flight=False, timeout_s=TIMEOUT_S)
+    harness.commit(version, 1 - harness.serving)
     with pytest.raises(EngineError, match="None"):
-        harness.engine.commit_weights(version)
+        harness.engine.commit_weights(version, in_flight=False, timeout_s=TIMEOUT_S)
 
 
 def test_a_transfer_that_fails_leaves_the_old_weights_serving(harness):
@@ -255,7 +239,7 @@ def test_a_transfer_that_fails_leaves_the_old_weights_serving(harness):
     with pytest.raises(TransferError, match=r"bucket \d+ of \d+"):
         harness.stage(manifest, broken)
     with pytest.raises(EngineError):
-        harness.engine.commit_weights(version)
+        harness.engine.commit_weights(version, in_flight=False, timeout_s=TIMEOUT_S)
     assert tokens(harness.complete(PROMPT, num_samples=2, seed=31)) == tokens(before)
     harness.sync(1 - harness.serving)  # over a new group
     if harness.has_model:

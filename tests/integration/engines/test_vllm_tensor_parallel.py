@@ -9,7 +9,7 @@ import pytest
 
 from coati_rl.errors import EngineError
 from tests.integration.engines.engine_process import hosted_engine
-from tests.integration.engines.harness import Harness, request
+from tests.integration.engines.harness import TIMEOUT_S, Harness, request
 
 PROMPT = tuple(range(40, 60))
 
@@ -27,11 +27,33 @@ def harness(checkpoints):
 def test_both_ranks_receive_the_same_digest_and_serve_the_new_weights(harness):
     for checkpoint in (1, 0, 1):
         version = harness.stage_checkpoint(checkpoint)  # compares both digests with the sender's
-        harness.engine.commit_weights(version)
-        harness.serving = checkpoint
+        harness.commit(version, checkpoint)
         for sample in harness.complete(PROMPT, num_samples=4, temperature=0.7, seed=3):
             assert sample.policy_versions.tolist() == [version] * len(sample.token_ids)
             assert harness.logprob_gap(PROMPT, sample, temperature=0.7) < 1e-4
+
+
+def test_both_ranks_change_to_the_new_weights_under_running_requests(harness):
+    first = harness.engine.version()
+    prompts = {f"request {i}": tuple(range(40 + i, 60 + i)) for i in range(6)}
+    for i, (name, prompt) in enumerate(prompts.items()):
+        harness.engine.submit(request(name, prompt, num_samples=4, max_new_tokens=100, temperature=0.7, seed=10 * i))
+    versions = [harness.sync(1 - harness.serving, in_flight=True) for _ in range(2)]
+    results = []
+    while len(results) < len(prompts):
+        results += harness.engine.poll(TIMEOUT_S)
+    assert versions == [first + 1, first + 2]
+    samples = [(prompts[result.request_id], sample) for result in results for sample in result.completions]
+    for prompt, sample in samples:
+        assert set(sample.policy_versions.tolist()) <= {first, *versions}
+        assert max(harness.logprob_gap_by_version(prompt, sample, temperature=0.7).values()) < 1e-4
+    assert any(len(set(sample.policy_versions.tolist())) > 1 for _, sample in samples)
+
+
+def test_a_probe_is_answered_over_two_ranks(harness):
+    for _ in range(2):
+        harness.sync(1 - harness.serving)
+        assert harness.probe_gap(PROMPT) < 1e-4
 
 
 def test_seeds_and_greedy_hold_over_two_ranks(harness):

@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 import xxhash
 
-from coati_rl.data.work import SyncReport, SyncWork
-from coati_rl.errors import PeerLostError, RunError, TransferError
+from coati_rl.data.work import CommitReport, SyncReport, SyncWork
+from coati_rl.errors import EngineError, PeerLostError, RunError, TransferError
 from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.transport.wire import WeightSender
+from coati_rl.types import CommitResult
 from consumer.weight_publisher import MAX_ATTEMPTS, StageSender, WeightPublisher
 from producer.engines.staging import StagingArea
 
@@ -65,6 +67,7 @@ class Producer:
 
     def __init__(self) -> None:
         self.faults: list[Exception] = []
+        self.commit_faults: list[Exception] = []
         self.serves: dict[str, torch.Tensor] = {}
         self.version = 0
         self._area = StagingArea(device=torch.device("cpu"))
@@ -77,11 +80,31 @@ class Producer:
             time.sleep(0.005)
         return (staged.digest,)
 
-    def commit_weights(self, policy_version: int, *, timeout_s: float) -> None:
+    def commit_weights(self, policy_version: int, probe: Sequence[int], *, timeout_s: float) -> CommitResult:
+        if self.commit_faults:
+            raise self.commit_faults.pop(0)
         self.serves, self.version = dict(self._area.take().tensors), policy_version
+        return CommitResult(seconds=0.0, probe_logprobs=np.array(probe[1:], dtype=np.float32))
 
     def close(self) -> None:
         self._area.close()
+
+
+class Reports:
+    """The coordinator's ear."""
+
+    def __init__(self) -> None:
+        self.syncs: list[SyncReport] = []
+        self.commits: queue.SimpleQueue[CommitReport] = queue.SimpleQueue()
+
+    def report_probe(self, policy_version: int, logprobs: np.ndarray) -> None:
+        raise AssertionError("the publisher has nothing to do with the trainers' probe")
+
+    def report_sync(self, report: SyncReport) -> None:
+        self.syncs.append(report)
+
+    def report_commit(self, report: CommitReport) -> None:
+        self.commits.put(report)
 
 
 class Run:
@@ -90,6 +113,7 @@ class Run:
     def __init__(self, num_stages: int) -> None:
         self.stages: list[Named] = [*STAGES[: num_stages - 1], [*itertools.chain(*STAGES[num_stages - 1 :])]]
         self.producers = {number: Producer() for number in range(2)}
+        self.reports = Reports()
         self.announced: list[dict[str, object]] = []
         self.publisher = self.make_publisher()
         self._queues = [queue.SimpleQueue[str]() for _ in range(1, num_stages)]
@@ -100,13 +124,17 @@ class Run:
 
     def make_publisher(self, **settings: object) -> WeightPublisher:
         self._sender = WeightSender()
-        defaults = {"connect": self.producers.__getitem__, "make_manifest": make_manifest(self.stages)}
+        defaults = {
+            "connect": self.producers.__getitem__,
+            "make_manifest": make_manifest(self.stages),
+            "reports": self.reports,
+        }
         return WeightPublisher(
             self._sender,
             **(defaults | settings),
             ranks_per_producer=1,
             timeout_s=20.0,
-            drain_timeout_s=20.0,
+            commit_timeout_s=20.0,
             num_senders=len(self.stages),
             announce=self._announce,
         )
@@ -126,14 +154,22 @@ class Run:
         ]
 
     def sync(self, version: int, *, members: tuple[int, ...] = (0, 1), exports: Sequence[Export] = ()) -> SyncReport:
-        """One sync that no head's take_part raises from, and that iterates every export to its end."""
+        """One sync with its commits, from which no head raises and which iterates every export to its end."""
         exports = exports or self.exports()
         others = self.start_others(exports)
-        work = SyncWork(index=version, policy_version=version, members=members)
-        report = self.publisher.publish(work, iter(exports[0]))
+        report = self.publish(version, exports[0], members=members)
         for future in others:
             future.result(20.0)
         assert all(export.is_at_end for export in exports)
+        return report
+
+    def publish(self, version: int, export: Export, *, members: tuple[int, ...] = (0, 1)) -> SyncReport:
+        """Rank 0's part; what it reported is returned, and `commits` has the producers' ends."""
+        work = SyncWork(index=version, policy_version=version, members=members, probe=(5, 6, 7))
+        self.publisher.publish(work, iter(export))
+        report = self.reports.syncs[-1]
+        commits = [self.reports.commits.get(timeout=20.0) for _ in report.staged]
+        self.commits = {commit.producer: commit for commit in commits}
         return report
 
     def close(self) -> None:
@@ -160,7 +196,7 @@ def test_every_producer_serves_all_stages_and_the_report_has_the_digest_of_the_w
     run = start_run(num_stages)
     for version in (1, 2):
         report = run.sync(version)
-        assert (report.index, report.committed, report.failed) == (version, (0, 1), {})
+        assert (report.index, report.staged, report.failed) == (version, (0, 1), {})
         assert report.digest == digest_of(STAGES)
         for producer in run.producers.values():
             assert producer.version == version
@@ -171,7 +207,7 @@ def test_every_producer_serves_all_stages_and_the_report_has_the_digest_of_the_w
 def test_a_group_goes_on_as_long_as_its_members_stay_and_the_other_heads_are_told_of_each_new_one(start_run):
     run = start_run(3)
     for version, members in enumerate([(0, 1), (0, 1), (1,), (1,)], start=1):
-        assert run.sync(version, members=members).committed == members
+        assert run.sync(version, members=members).staged == members
     assert [len(order["rendezvous"]) for order in run.announced] == [2, 0, 2, 0]
     invitations = [Rendezvous.from_json(text) for text in run.announced[0]["rendezvous"]]
     assert [(invitation.first_rank, invitation.world_size) for invitation in invitations] == [(1, 5), (2, 5)]
@@ -179,12 +215,12 @@ def test_a_group_goes_on_as_long_as_its_members_stay_and_the_other_heads_are_tol
 
 def test_a_transfer_that_one_producer_refuses_is_repeated_in_a_new_group(start_run):
     run = start_run(3)
-    assert run.sync(1).committed == (0, 1)
+    assert run.sync(1).staged == (0, 1)
     run.producers[1].faults = [TransferError("out of memory")]
     report = run.sync(2)
-    assert (report.committed, report.failed) == ((), {})
+    assert (report.staged, report.failed) == ((), {})
     assert {producer.version for producer in run.producers.values()} == {1}
-    assert run.sync(2).committed == (0, 1)
+    assert run.sync(2).staged == (0, 1)
     assert [len(order["rendezvous"]) for order in run.announced] == [2, 0, 2]
 
 
@@ -192,8 +228,8 @@ def test_a_producer_that_is_gone_is_reported_and_the_others_keep_their_weights(s
     run = start_run(2)
     run.producers[1].faults = [PeerLostError("producer-1 died")]
     report = run.sync(1)
-    assert (report.committed, report.failed) == ((), {1: "producer-1 died"})
-    assert run.sync(1, members=(0,)).committed == (0,)
+    assert (report.staged, report.failed) == ((), {1: "producer-1 died"})
+    assert run.sync(1, members=(0,)).staged == (0,)
 
 
 def test_a_producer_that_cannot_even_be_connected_to_is_reported_likewise(start_run):
@@ -206,7 +242,22 @@ def test_a_producer_that_cannot_even_be_connected_to_is_reported_likewise(start_
 
     run.publisher = run.make_publisher(connect=connect)
     report = run.sync(1)
-    assert (report.committed, report.failed) == ((), {1: "producer-1 is gone"})
+    assert (report.staged, report.failed) == ((), {1: "producer-1 is gone"})
+
+
+def test_each_producers_commit_is_reported_with_its_answer_to_the_probe(start_run):
+    run = start_run(1)
+    run.sync(1)
+    assert {number: commit.error for number, commit in run.commits.items()} == {0: None, 1: None}
+    assert [commit.result.probe_logprobs.tolist() for commit in run.commits.values()] == [[6.0, 7.0]] * 2
+
+
+def test_a_commit_that_fails_is_reported_with_its_cause_and_the_other_producer_serves(start_run):
+    run = start_run(1)
+    run.producers[0].commit_faults = [EngineError("3 requests still run after 20 s")]
+    assert run.sync(1).staged == (0, 1)
+    assert (run.commits[0].error, run.commits[0].result) == ("3 requests still run after 20 s", None)
+    assert run.commits[1].error is None and run.producers[1].version == 1
 
 
 @pytest.mark.parametrize("broken_stage", [0, 1, 2])
@@ -218,17 +269,17 @@ def test_weights_that_are_not_finite_are_committed_nowhere_and_every_export_is_i
     name, tensor = STAGES[broken_stage][0]
     exports[broken_stage] = Export([(name, tensor * float("nan")), *STAGES[broken_stage][1:]])
     report = run.sync(1, exports=exports)
-    assert (report.committed, report.failed, report.digest) == ((), {}, "")
+    assert (report.staged, report.failed, report.digest) == ((), {}, "")
     assert [export.num_yielded for export in exports] == [2, 2, 1]
-    assert run.sync(1).committed == (0, 1)
+    assert run.sync(1).staged == (0, 1)
 
 
 def test_an_error_in_the_export_of_another_stage_is_raised_there_and_fails_the_sync_here(start_run, caplog):
     run = start_run(2)
     exports = [Export(run.stages[0]), Export(run.stages[1], fails_with=ZeroDivisionError("in stage 1"))]
     (other,) = run.start_others(exports)
-    report = run.publisher.publish(SyncWork(index=1, policy_version=1, members=(0, 1)), iter(exports[0]))
-    assert (report.committed, report.failed) == ((), {})
+    report = run.publish(1, exports[0])
+    assert (report.staged, report.failed) == ((), {})
     assert exports[0].is_at_end
     assert "rank 1 gave up: ZeroDivisionError: in stage 1" in caplog.text
     with pytest.raises(ZeroDivisionError):
@@ -271,7 +322,7 @@ def test_syncs_that_fail_without_anyone_being_gone_end_the_run(start_run):
     run = start_run(2)
     run.producers[0].faults = [TransferError("out of memory")] * MAX_ATTEMPTS
     for _ in range(MAX_ATTEMPTS - 1):
-        assert run.sync(1).committed == ()
+        assert run.sync(1).staged == ()
     exports = run.exports()
     others = run.start_others(exports)
     with pytest.raises(RunError, match=f"weight sync to version 1 failed {MAX_ATTEMPTS} times"):

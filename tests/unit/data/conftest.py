@@ -42,7 +42,7 @@ def make_settings():
             rules=GroupRules(**{"max_new_tokens": 8, **changes.pop("rules", {})}),
         )
         values = {
-            "num_slots": 4,
+            "n_behind": 0,
             "sync_period": 2,
             "num_trainers": sizes["dp"],
             "ranks_per_dp_group": 1,

@@ -3,7 +3,7 @@
 import json
 
 from coati_rl.data.position import read_data_state
-from coati_rl.data.work import SyncReport, SyncWork, TrainWork
+from coati_rl.data.work import CommitReport, SyncReport, SyncWork, TrainWork
 
 
 class Run:
@@ -16,7 +16,7 @@ class Run:
         self.version = 0
         self.open = []  # leases that are not answered yet
         self.items = []
-        coordinator.add_producer(0)
+        coordinator.add_producer(0, version=0)
 
     def lease(self, number=100):
         self.open += self.coordinator.lease(0, max_prompts=number, timeout_s=0).leases
@@ -36,8 +36,9 @@ class Run:
             self.coordinator.report_step(item.batch.step, {})
         if isinstance(item, SyncWork):
             self.version = item.policy_version
-            report = SyncReport(index=item.index, committed=(0,), failed={}, seconds=0.0, digest="d")
+            report = SyncReport(index=item.index, staged=(0,), failed={}, seconds=0.0, digest="d")
             self.coordinator.report_sync(report)
+            self.coordinator.report_commit(CommitReport(producer=0, policy_version=item.policy_version))
         return item
 
     def until(self, kind, *, step=None):

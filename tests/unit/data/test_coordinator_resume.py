@@ -9,13 +9,13 @@ from tests.unit.data.driver import Run, position_of, trained
 
 
 @pytest.mark.parametrize("save_interval", [1, 2, 3])
-@pytest.mark.parametrize("num_slots", [4, 8])
+@pytest.mark.parametrize("n_behind", [0, 1])
 def test_over_a_run_and_its_resumption_every_prompt_is_trained_once(
-    make_coordinator, make_group, tmp_path, save_interval, num_slots
+    make_coordinator, make_group, tmp_path, save_interval, n_behind
 ):
     # 16 prompts, 2 a step, K = 2: 8 steps. The first run is killed at its first checkpoint, with leases out and groups
     # finished; interval 1 and 3 are between two syncs.
-    sizes = {"num_prompts": 16, "num_slots": num_slots, "save_interval": save_interval}
+    sizes = {"num_prompts": 16, "n_behind": n_behind, "save_interval": save_interval}
     first = Run(make_coordinator(**sizes), make_group)
     first.lease()
     first.answer(3)
@@ -32,20 +32,20 @@ def test_over_a_run_and_its_resumption_every_prompt_is_trained_once(
 
 
 def test_leased_lost_and_finished_prompts_come_first_in_draw_order_with_their_seeds(make_coordinator, make_group):
-    first = Run(make_coordinator(num_prompts=20, num_slots=8, save_interval=1), make_group)
+    first = Run(make_coordinator(num_prompts=20, n_behind=1, save_interval=1), make_group)
     first.lease()
     drawn, first_leases = [lease.prompt.uid for lease in first.open], list(first.open)
     first.answer(3)  # two of them will be trained
     first.coordinator.remove_producer(0, "killed")
-    first.coordinator.add_producer(0)
+    first.coordinator.add_producer(0, version=0)
     first.open = []
     assert isinstance(first.next_work(), TrainWork)
     save = first.next_work()
     position = position_of(save)
     assert (position.step, position.num_drawn, sorted(position.waiting)) == (1, 8, sorted(drawn[2:]))
 
-    second = Run(make_coordinator(num_prompts=20, num_slots=8, start=position), make_group)
-    assert second.next_work() == SyncWork(index=0, policy_version=1, members=(0,))
+    second = Run(make_coordinator(num_prompts=20, n_behind=1, start=position), make_group)
+    assert second.next_work() == SyncWork(index=0, policy_version=1, members=(0,), probe=(1, 2, 3))
     second.lease()
     assert [lease.prompt.uid for lease in second.open] == drawn[2:], (
         "no more: two slots are held by step 1 until the sync"
@@ -58,7 +58,7 @@ def test_a_producer_gets_the_checkpoints_weights_before_its_first_prompt(make_co
     run = Run(make_coordinator(start=Position(step=2, num_drawn=4)), make_group)
     run.lease()
     assert run.open == []
-    assert run.next_work() == SyncWork(index=0, policy_version=2, members=(0,))
+    assert run.next_work() == SyncWork(index=0, policy_version=2, members=(0,), probe=(1, 2, 3))
     run.lease()
     assert len(run.open) == 4
 
@@ -108,7 +108,7 @@ def test_groups_of_a_step_that_was_never_full_are_not_counted_as_trained(make_co
 
 
 def test_groups_filtered_since_the_last_step_count_towards_the_next_record(make_coordinator, make_group):
-    sizes = {"num_prompts": 12, "num_slots": 8, "save_interval": 1}
+    sizes = {"num_prompts": 12, "n_behind": 1, "save_interval": 1}
     first = Run(make_coordinator(**sizes), make_group)
     first.lease()
     first.answer(2)

@@ -33,9 +33,9 @@ def make_run(make_coordinator, make_group):
 
 
 @pytest.mark.parametrize("mini_batch", [1, 2])
-@pytest.mark.parametrize("num_slots", [4, 8])
-def test_dynamic_batching_fills_every_step_with_prompts_that_have_an_effect(make_run, tmp_path, num_slots, mini_batch):
-    sizes = {"num_slots": num_slots, "train_minibatch_size": mini_batch}
+@pytest.mark.parametrize("n_behind", [0, 1])
+def test_dynamic_batching_fills_every_step_with_prompts_that_have_an_effect(make_run, tmp_path, n_behind, mini_batch):
+    sizes = {"n_behind": n_behind, "train_minibatch_size": mini_batch}
     run = make_run(24, reply=half_is_useless, **sizes, **DYNAMIC)
     run.until(FinishWork)
     steps, uids = zip(*trained(tmp_path), strict=True)
@@ -86,7 +86,7 @@ def test_a_filtered_groups_slot_is_free_at_once_and_a_trained_ones_after_the_syn
 
 
 def test_staleness_stays_within_n_behind_however_many_prompts_are_replaced(make_run):
-    run = make_run(64, reply=half_is_useless, num_slots=8, **DYNAMIC)  # n_behind = 1
+    run = make_run(64, reply=half_is_useless, n_behind=1, **DYNAMIC)  # n_behind = 1
     for _ in range(200):
         run.lease()
         while run.open:  # producers run ahead as far as slots allow
@@ -155,7 +155,7 @@ def test_without_dynamic_batching_an_undecidable_group_is_replaced_all_the_same(
 
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_a_run_stops_when_too_many_groups_in_a_row_have_no_effect(make_run, dynamic):
-    run = make_run(40, max_empty_groups=6, num_slots=8, **(DYNAMIC if dynamic else FILTERED))  # 3 steps' worth
+    run = make_run(40, max_empty_groups=6, n_behind=1, **(DYNAMIC if dynamic else FILTERED))  # 3 steps' worth
     run.lease()
     run.answer(1, **WRONG)
     run.answer(1)  # the row begins anew
@@ -217,7 +217,7 @@ def test_a_run_that_is_over_before_its_first_step_says_why(make_run):
 def test_a_run_resumed_in_the_middle_trains_every_prompt_with_an_effect_once(
     make_run, tmp_path, save_interval, dynamic
 ):
-    sizes = {"num_slots": 8, "save_interval": save_interval, **(DYNAMIC if dynamic else FILTERED)}
+    sizes = {"n_behind": 1, "save_interval": save_interval, **(DYNAMIC if dynamic else FILTERED)}
     first = make_run(24, reply=half_is_useless, **sizes)
     first.lease()
     first.answer(5)
@@ -237,7 +237,7 @@ def test_a_run_resumed_in_the_middle_trains_every_prompt_with_an_effect_once(
 
 
 def test_groups_filtered_before_a_checkpoint_count_towards_the_next_record(make_run):
-    sizes = {"num_slots": 8, "save_interval": 1, **DYNAMIC}
+    sizes = {"n_behind": 1, "save_interval": 1, **DYNAMIC}
     first = make_run(16, **sizes)
     first.lease()
     first.answer(2)
@@ -268,7 +268,7 @@ def test_the_learning_rates_clock_is_the_one_that_will_end_the_run(make_run, max
 
 
 def test_failures_are_weighed_against_all_samples_that_came_in_for_the_step(make_run):
-    run = make_run(40, max_failed_samples=2, num_slots=8, **DYNAMIC)  # 2 of 4
+    run = make_run(40, max_failed_samples=2, n_behind=1, **DYNAMIC)  # 2 of 4
     run.lease()
     run.answer(2, **RIGHT)  # 4 scored samples that were dropped: 4 of 8 may fail now
     run.answer(2, verdict="invalid")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coati_rl.data.leases import LeaseBook, SamplingPlan
+from coati_rl.data.leases import LeaseBook, OpenLease, SamplingPlan
 from coati_rl.types import SamplingParams
 
 
@@ -29,7 +29,7 @@ def test_a_lease_is_settled_once_and_only_by_its_holder(book):
     leases, draw = book
     lease = leases.issue(0, draw)
     assert leases.settle(lease.lease_id, 1) is None
-    assert leases.settle(lease.lease_id, 0) == lease
+    assert leases.settle(lease.lease_id, 0) == OpenLease(lease=lease, producer_id=0, sync_index=0)
     assert leases.settle(lease.lease_id, 0) is None
     assert leases.settle(99, 0) is None
 

@@ -2,16 +2,18 @@
 
 import pytest
 
-from coati_rl.data.membership import Membership
+from coati_rl.data.membership import UNPROVEN, Membership
 
 
 def members_at(version, *producers):
     members = Membership()
     for producer in producers:
-        members.add(producer)
+        members.add(producer, 0)
     if version:
-        members.committed(producers, version)
+        members.staged(producers, version)
         members.complete_sync(version)
+        for producer in producers:
+            members.committed(producer)
     return members
 
 
@@ -32,9 +34,11 @@ def test_a_resumed_run_syncs_when_the_uninterrupted_one_would(start, due):
 
 def test_a_resumed_run_serves_the_checkpoints_weights_which_producers_get_when_they_join():
     members = Membership(start_version=6)
-    members.add(0)
-    assert (members.serving_version, members.is_current(0), members.stale(6)) == (6, False, (0,))
-    members.committed([0], 6)
+    members.add(0, UNPROVEN)
+    assert (members.published_version, members.is_current(0), members.stale(6)) == (6, False, (0,))
+    members.staged([0], 6)
+    assert not members.is_current(0), "what is staged does not serve yet"
+    members.committed(0)
     assert members.is_current(0) and members.staleness(6) == 0
 
 
@@ -42,17 +46,18 @@ def test_staleness_counts_completed_syncs():
     members = members_at(0, 0)
     assert members.staleness(0) == 0
     for version in (4, 8):
-        members.committed([0], version)
+        members.staged([0], version)
         members.complete_sync(version)
     assert [members.staleness(version) for version in (0, 4, 8)] == [2, 1, 0]
 
 
 def test_a_producer_that_joins_holds_the_start_weights_and_waits():
     members = members_at(4, 0)
-    members.add(1)
+    members.add(1, UNPROVEN)
     assert members.stale(4) == (1,)
     assert (members.is_current(0), members.is_current(1)) == (True, False)
-    members.committed([1], 6)  # between two syncs: two optimizer steps fresher than the last one
+    members.staged([1], 6)  # between two syncs: two optimizer steps fresher than the last one
+    members.committed(1)
     assert members.is_current(1) and members.stale(4) == ()
     assert members.staleness(6) == 0
 
@@ -61,5 +66,5 @@ def test_a_producer_is_removed_once():
     members = members_at(0, 0, 1)
     assert members.remove(0) and not members.remove(0)
     assert members.ids == (1,)
-    members.committed([0], 4)
+    members.staged([0], 4)
     assert members.ids == (1,), "a late word about a producer that is gone changes nothing"

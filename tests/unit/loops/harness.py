@@ -69,15 +69,18 @@ class Trace:
 class WatchedEngine:
     """An engine that notes what it is asked for, and fails when told to."""
 
-    def __init__(self, engine, settings, *, dies_at_request=None, fails=(), logprob_scale=1.0):
+    def __init__(self, engine, settings, *, dies_at_request=None, fails=(), logprob_scale=1.0, forgets_to_commit=False):
         self._engine = engine
         self._dies_at_request = dies_at_request
         self._fails = fails  # text of prompts that it cannot answer
         self._logprob_scale = logprob_scale
+        self._forgets_to_commit = forgets_to_commit  # after its first one
         self.settings = settings
         self.requests = []
         self.max_in_flight = 0
         self.staging_timeouts = []
+        self.wires = []  # by which weights came
+        self.commits_in_flight = []
 
     def __getattr__(self, name):
         return getattr(self._engine, name)
@@ -104,7 +107,14 @@ class WatchedEngine:
 
     def stage_weights(self, manifest, rendezvous, *, timeout_s):
         self.staging_timeouts.append(timeout_s)
+        self.wires.append(rendezvous.backend)
         return self._engine.stage_weights(manifest, rendezvous, timeout_s=timeout_s)
+
+    def commit_weights(self, policy_version, *, in_flight, timeout_s):
+        self.commits_in_flight.append(in_flight)
+        if self._forgets_to_commit and len(self.commits_in_flight) > 1:
+            return
+        self._engine.commit_weights(policy_version, in_flight=in_flight, timeout_s=timeout_s)
 
 
 class InlineReward:
@@ -151,7 +161,7 @@ class ThreadedRun:
             patch.setattr(consumer.actor, "ColossalBackend", lambda config, **options: self._make_backend(config))
             patch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
             patch.setattr(consumer.actor, "RemoteProducer", self._connect)
-            self._coordinator = _recording(crew.CoordinatorActor, self.trace)(
+            self._coordinator = _recording(crew.CoordinatorActor, self.trace, hold_trainer=self._hold_trainer)(
                 self.trace.prepared, self.trace.paths, self._place("coordinator")
             )
             try:
@@ -192,8 +202,6 @@ class ThreadedRun:
         return thread
 
     def _train(self):
-        while len(self.trace.groups) < self._hold_trainer and not self._errors:
-            time.sleep(0.001)
         resume = self.trace.prepared.resume
         try:
             trainer = consumer.actor.TrainerActor(
@@ -267,15 +275,18 @@ class _LocalProducer:
     def stage_weights(self, manifest, rendezvous, *, timeout_s):
         return self._actor.stage_weights(manifest.to_json(), rendezvous.to_json(), timeout_s)
 
-    def commit_weights(self, policy_version, *, timeout_s):
-        self._actor.commit_weights(policy_version, timeout_s)
+    def commit_weights(self, policy_version, probe, *, timeout_s):
+        return self._actor.commit_weights(policy_version, tuple(probe), timeout_s)
 
 
-def _recording(coordinator_cls, trace):
-    """The coordinator's class, with what passes through it noted in the trace."""
+def _recording(coordinator_cls, trace, *, hold_trainer):
+    """The coordinator's class, with what passes through it noted in the trace, and the trainer held."""
 
     class Recorded(coordinator_cls):
         def next_work(self, index, *, rank, timeout_s):
+            if index > 0 and len(trace.groups) < hold_trainer:  # item 0 brings the producer its weights
+                time.sleep(0.001)
+                return None
             work = super().next_work(index, rank=rank, timeout_s=timeout_s)
             if work is not None:
                 trace.work.append(work)

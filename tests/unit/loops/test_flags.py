@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from coati_rl.config import Config
-from coati_rl.data.work import TrainWork
-from tests.unit.loops import test_algorithms, test_flags_of_rewards, test_flags_of_the_cluster
+from coati_rl.data.work import SyncWork, TrainWork
+from tests.unit.loops import test_algorithms, test_flags_of_rewards, test_flags_of_the_cluster, test_logprob_gap
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,10 @@ def sampling(name):
 
 def metric(name):
     return lambda trace: trace.steps[0][name]
+
+
+def num_probed_syncs(trace):
+    return sum(bool(work.probe) for work in trace.work if isinstance(work, SyncWork))
 
 
 def num_micro_batches(trace):
@@ -155,7 +159,7 @@ IN_RUNS = {
     "max_grad_norm": Row(1e-4, lambda t: gradient_norm_after_clipping(t) <= 1e-4, False, True),
     # sizes: 8 prompts, P * ibs = 4, tbs = 2, so K = 2
     "num_inferencer": Row(2, num_events("producer_joined"), 1, 2),
-    "inference_batch_size": Row(2, num_events("sync"), 2, 4),
+    "inference_batch_size": Row(2, num_events("sync"), 3, 5),
     "inference_microbatch_size": Row(1, lambda t: t.engines[0].max_in_flight, 2, 1),
     "train_batch_size": Row(4, num_steps, 4, 2),
     "train_minibatch_size": Row(1, lambda t: len(num_micro_batches(t)), 4, 8, {"train_microbatch_size": 1}),
@@ -172,12 +176,15 @@ IN_RUNS = {
     "save_interval": Row(2, lambda t: [e["step"] for e in t.of("checkpoint")], [4], [2, 4]),
     "keep_checkpoints": Row(1, kept_checkpoints, ["step-2", "step-4"], ["step-4"], {"save_interval": 2}),
     "enable_profiling": Row(True, lambda t: [*map(str, t.paths.run_dir.glob("profile/*.json"))] != [], False, True),
+    "inflight_update": Row(True, lambda t: set(t.engines[0].commits_in_flight), {False}, {True}),
+    "weight_transport": Row("gloo", lambda t: set(t.engines[0].wires), {"shm"}, {"gloo"}),
+    "probe_interval": Row(2, num_probed_syncs, 3, 2),
     "sync_timeout_s": Row(7.0, lambda t: set(t.engines[0].staging_timeouts), {60.0}, {7.0}),
 }  # fmt: skip
 
 ELSEWHERE = {  # fields that act on Ray and on processes, or end a run, each in a test of its own
     name.removeprefix("test_").split("__")[0]: function
-    for module in (test_flags_of_the_cluster, test_flags_of_rewards, test_algorithms)
+    for module in (test_flags_of_the_cluster, test_flags_of_rewards, test_algorithms, test_logprob_gap)
     for name, function in vars(module).items()
     if name.startswith("test_") and "__" in name and inspect.isfunction(function)
 }

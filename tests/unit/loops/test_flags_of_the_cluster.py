@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from ray.exceptions import AuthenticationError
 
 import consumer.actor
 import producer.actor
@@ -66,7 +67,6 @@ def ray_calls(monkeypatch):
     calls = []
     monkeypatch.setattr(cluster.ray, "init", lambda **options: calls.append(options))
     monkeypatch.setattr(cluster.ray, "shutdown", lambda: None)
-    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"GPU": 2.0})
     monkeypatch.setattr(cluster.ray.util, "get_node_ip_address", lambda: "10.0.0.9")
     return calls
 
@@ -87,10 +87,27 @@ def test_master_address__joins_a_cluster_instead_of_starting_one(ray_calls, conf
     joined = config_with(master_address="10.0.0.1")
     with cluster.ray_cluster(joined, **sizes):
         assert cluster.own_address(joined) == "10.0.0.9", "each actor is reached at its own node's address"
-    assert [call["address"] for call in ray_calls] == ["local", "10.0.0.1:6379"]
+    with cluster.ray_cluster(config_with(master_address="10.0.0.1:7000"), **sizes):
+        pass
+    assert [call["address"] for call in ray_calls] == ["local", "10.0.0.1:6379", "10.0.0.1:7000"]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ConnectionError("no"), "10.0.0.1:6379: no Ray cluster answers, or this machine is not one of its nodes"),
+        (AuthenticationError("no"), "10.0.0.1:6379: the Ray cluster refuses this machine's token"),
+    ],
+)
+def test_master_address__that_cannot_be_joined_is_refused(monkeypatch, config_with, tmp_path, error, message):
+    def init(**options):
+        raise error
+
+    monkeypatch.setattr(cluster.ray, "init", init)
+    config = config_with(master_address="10.0.0.1")
     with (
-        pytest.raises(ConfigError, match="has 2 GPUs, P \\* ptp \\+ T = 3 are needed"),
-        cluster.ray_cluster(config_with(master_address="10.0.0.1:7000"), **(sizes | {"num_gpus": 3})),
+        pytest.raises(ConfigError, match=message),
+        cluster.ray_cluster(config, num_cpus=2, num_gpus=0, scratch=tmp_path),
     ):
         pass
 
@@ -104,7 +121,7 @@ def test_master_port__is_where_the_trainers_meet(monkeypatch, config_with, port)
 
     handle = SimpleNamespace(open_listener=remote("open_listener"), start=remote("start"), run=remote("run"))
     members = crew.Crew.__new__(crew.Crew)
-    vars(members).update(_config=config_with(master_port=port), coordinator=None, trainers={})
+    vars(members).update(_config=config_with(master_port=port), _namespace="run", coordinator=None, trainers={})
     monkeypatch.setattr(crew.Crew, "add_producer", lambda self: 0)
     monkeypatch.setattr(crew.Crew, "_make_trainer", lambda self, rank: handle)
     monkeypatch.setattr(crew, "wait_for", lambda reference, **_: reference)
@@ -139,7 +156,7 @@ def test_producer_tensor_parallel_size__widens_engine_devices_and_weight_group(
     assert config.num_devices == width + 1
     # The group of a weight sync: the trainer and every rank of every engine.
     sender = WeightSender()
-    publisher = WeightPublisher(sender, None, None, ranks_per_producer=width, timeout_s=1.0, drain_timeout_s=1.0)
+    publisher = WeightPublisher(sender, None, None, None, ranks_per_producer=width, timeout_s=1.0, commit_timeout_s=1.0)
     assert {invitation.world_size for invitation in sender.open([publisher._ranks_per_producer] * 2)} == {1 + 2 * width}
     sender.close()
 

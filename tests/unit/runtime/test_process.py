@@ -42,7 +42,7 @@ def test_shares_are_disjoint_while_they_last_and_never_empty(num_slots, num_core
 def test_an_actor_has_as_many_threads_as_cores(monkeypatch, num_slots, threads):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert num_threads(num_slots) == threads
-    options = actor_options(name="a", num_gpus=0, num_slots=num_slots, environment={"X": "1"})
+    options = actor_options(name="a", num_threads=threads, environment={"X": "1"})
     assert options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == str(threads)
     assert options["runtime_env"]["env_vars"]["X"] == "1"
     assert options["max_restarts"] == 0

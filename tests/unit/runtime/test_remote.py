@@ -138,9 +138,9 @@ def test_weights_are_announced_to_a_producer_as_json_with_a_deadline(monkeypatch
     invitation = Rendezvous(backend="gloo", epoch=1, host="127.0.0.1", port=1, world_size=2, first_rank=1)
     producer = RemoteProducer("producer-0", "coati-rl")
     assert producer.stage_weights(manifest, invitation, timeout_s=60.0) == ("digest",)
-    producer.commit_weights(4, timeout_s=60.0)
+    producer.commit_weights(4, [7, 8], timeout_s=60.0)
     assert handle.calls == [
         ("stage_weights", (manifest.to_json(), invitation.to_json(), 60.0), {}),
-        ("commit_weights", (4, 60.0), {}),
+        ("commit_weights", (4, (7, 8), 60.0), {}),
     ]
     assert timeouts == [60.0 + remote.ANSWER_S] * 2

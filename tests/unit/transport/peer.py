@@ -1,20 +1,21 @@
 """The other end of a weight transfer as a process of its own, to be killed or stopped by the tests.
 
     peer.py receive RENDEZVOUS MANIFEST TIMEOUT_S     receives until it is killed
-    peer.py send NUM_RANKS TIMEOUT_S                  opens a group, sends twice, says so before each
+    peer.py send BACKEND DIRECTORY TIMEOUT_S          opens a group for one rank, sends twice, says so before each
     peer.py join RENDEZVOUS MANIFEST TIMEOUT_S        sends its share of big_weights() until it is killed
 
 It prints one line per event, for the test to wait for.
 """
 
 import sys
+from pathlib import Path
 
 import torch
 
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.group import join_group
 from coati_rl.transport.manifest import WeightManifest, build_manifest
-from coati_rl.transport.rendezvous import Rendezvous
+from coati_rl.transport.rendezvous import CollectiveBackend, Rendezvous
 from coati_rl.transport.wire import WeightSender, receive
 
 CPU = torch.device("cpu")
@@ -36,9 +37,9 @@ def receive_for_ever(rendezvous: Rendezvous, manifest: WeightManifest, timeout_s
         say(receive(group, manifest, device=CPU, deadline=Deadline(timeout_s)).digest)
 
 
-def send_twice(num_ranks: int, timeout_s: float) -> None:
-    sender = WeightSender()
-    (invitation,) = sender.open([num_ranks])
+def send_twice(backend: CollectiveBackend, directory: Path, timeout_s: float) -> None:
+    sender = WeightSender(backend=backend, directory=directory)
+    (invitation,) = sender.open([1])
     say(invitation.to_json())
     weights = big_weights()
     manifest = build_manifest(weights, policy_version=1, bucket_bytes=2**20)
@@ -50,7 +51,7 @@ def send_twice(num_ranks: int, timeout_s: float) -> None:
 
 
 def send_share_for_ever(rendezvous: Rendezvous, manifest: WeightManifest, timeout_s: float) -> None:
-    sender = WeightSender()
+    sender = WeightSender(backend=rendezvous.backend)
     sender.join(rendezvous)
     own = {entry.name for entry in manifest.entries if entry.sender == rendezvous.first_rank}
     while True:
@@ -62,7 +63,7 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["receive", rendezvous, manifest, timeout_s]:
             receive_for_ever(Rendezvous.from_json(rendezvous), WeightManifest.from_json(manifest), float(timeout_s))
-        case ["send", num_ranks, timeout_s]:
-            send_twice(int(num_ranks), float(timeout_s))
+        case ["send", ("gloo" | "shm" | "file") as backend, directory, timeout_s]:
+            send_twice(backend, Path(directory), float(timeout_s))
         case ["join", rendezvous, manifest, timeout_s]:
             send_share_for_ever(Rendezvous.from_json(rendezvous), WeightManifest.from_json(manifest), float(timeout_s))

@@ -26,7 +26,7 @@ class OtherSenders:
     """Senders 1 and above, each in a thread; they keep their group from one transfer to the next."""
 
     def __init__(self, invitations: Sequence[Rendezvous]) -> None:
-        self.senders = [WeightSender() for _ in invitations]
+        self.senders = [WeightSender(backend=invitation.backend) for invitation in invitations]
         for sender, invitation in zip(self.senders, invitations, strict=True):
             sender.join(invitation)
         self._pools = [ThreadPoolExecutor(1, f"sender-{rank}") for rank in range(1, len(invitations) + 1)]

@@ -11,9 +11,13 @@ GLOO = Rendezvous(backend="gloo", epoch=3, host="127.0.0.1", port=4711, world_si
 NCCL = Rendezvous(
     backend="nccl", epoch=1, host="10.0.0.1", port=4711, world_size=2, first_rank=1, unique_id="00ff" * 64
 )
+SHM = Rendezvous(backend="shm", epoch=1, host="127.0.0.1", port=4711, world_size=2, first_rank=1, unique_id="0f" * 16)
+FILE = Rendezvous(
+    backend="file", epoch=1, host="127.0.0.1", port=4711, world_size=2, first_rank=1, directory="/shared/group-1"
+)
 
 
-@pytest.mark.parametrize("invitation", [GLOO, NCCL])
+@pytest.mark.parametrize("invitation", [GLOO, NCCL, SHM, FILE])
 def test_json_and_back_is_the_same_invitation(invitation):
     assert Rendezvous.from_json(invitation.to_json()) == invitation
 
@@ -24,6 +28,11 @@ def test_json_and_back_is_the_same_invitation(invitation):
         {"backend": "mpi"},
         {"backend": "nccl"},
         {"unique_id": "00"},
+        {"backend": "shm"},
+        {"backend": "shm", "unique_id": "../../etc/passwd"},
+        {"backend": "shm", "unique_id": "00ff"},
+        {"backend": "file"},
+        {"directory": "/shared/group-1"},
         {"first_rank": 0},
         {"first_rank": 4},
         {"port": "4711"},

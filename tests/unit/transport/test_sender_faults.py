@@ -13,6 +13,7 @@ from tests.unit.transport.receivers import Receivers
 from tests.unit.transport.senders import OtherSenders, announce
 from tests.unit.transport.test_wire_faults import takes
 
+pytestmark = pytest.mark.parametrize("backend", ["gloo", "shm"])
 STAGES = [big_weights()[:3], big_weights()[3:]]  # of 16 MiB tensors
 MANIFEST = announce(STAGES, bucket_bytes=2**20)  # a bucket for each
 
@@ -164,7 +165,7 @@ def test_an_engine_that_dies_ends_the_transfer_for_the_sender_whose_turn_it_is(s
         yield from STAGES[1][1:]
 
     (sending,) = others.start(MANIFEST, [gather()], timeout_s=60.0)
-    with takes(0.5), pytest.raises(TransferError, match=r"rank 0 of 3, receiving .* from rank 1: .*rank 2") as caught:
+    with takes(0.5), pytest.raises(TransferError, match=r"rank 0 of 3, .*rank 2") as caught:
         sender.send(MANIFEST, STAGES[0], timeout_s=60.0)
     assert not isinstance(caught.value, TransferTimeoutError)
     with takes(0.0):

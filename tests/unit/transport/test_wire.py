@@ -1,7 +1,6 @@
-"""A transfer over gloo between threads: what arrives, what the digest covers, what is refused."""
+"""A transfer between threads: what arrives, what the digest covers, what is refused."""
 
 import os
-import threading
 from collections.abc import Iterable
 
 import psutil
@@ -11,7 +10,7 @@ import xxhash
 
 from coati_rl.errors import TransferError
 from coati_rl.transport.deadline import Deadline
-from coati_rl.transport.group import join_group
+from coati_rl.transport.group import Group, join_group
 from coati_rl.transport.manifest import build_manifest
 from coati_rl.transport.wire import WeightSender
 from tests.unit.transport.receivers import CPU, Receivers
@@ -58,14 +57,25 @@ def test_the_digest_is_of_all_bytes_in_order_without_padding_whatever_the_bucket
         assert digest == xxhash.xxh3_128(raw).hexdigest()
 
 
-def test_a_group_serves_many_updates_and_staged_tensors_keep_their_own_memory(sender):
+def test_a_group_serves_many_updates_and_staged_tensors_are_good_until_the_second_update_after(sender):
+    receivers = Receivers(sender.open([1, 1]), [1, 1])
+    before: list[torch.Tensor] = []
+    for version in range(1, 6):
+        multiples = [(name, version * tensor) for name, tensor in weights()]
+        _, staged = transfer(sender, receivers, multiples, version=version, bucket_bytes=2 ** (7 + version))
+        for tensor, (_, sent) in zip(before, weights(), strict=bool(before)):
+            assert torch.equal(tensor, (version - 1) * sent)
+        for one in staged:
+            assert all(torch.equal(got, sent) for (_, got), (_, sent) in zip(one.tensors, multiples, strict=True))
+        before = [tensor for _, tensor in staged[0].tensors]
+
+
+def test_staged_tensors_survive_their_group(sender):
     receivers = Receivers(sender.open([1]), [1])
-    _, (first,) = transfer(sender, receivers, weights(), version=1)
-    doubled = [(name, 2 * tensor) for name, tensor in weights()]
-    _, (second,) = transfer(sender, receivers, doubled, version=2)
-    for (_, one), (_, two), (_, sent) in zip(first.tensors, second.tensors, weights(), strict=True):
-        assert torch.equal(one, sent)
-        assert torch.equal(two, 2 * sent)
+    _, (staged,) = transfer(sender, receivers, weights())
+    sender.close()
+    receivers.close()
+    assert all(torch.equal(got, sent) for (_, got), (_, sent) in zip(staged.tensors, weights(), strict=True))
 
 
 def test_new_members_mean_a_new_group_and_a_new_epoch(sender):
@@ -148,20 +158,23 @@ def test_tensors_that_are_not_the_announced_ones_are_refused(sender, fault, mess
         future.result(timeout=20.0)
 
 
-def test_bytes_that_differ_from_what_was_sent_are_noticed_by_the_receiver(sender, monkeypatch):
-    manifest = build_manifest(weights(), policy_version=4)
-    (future,) = Receivers(sender.open([1]), [1]).start(manifest)
-    monkeypatch.setattr("coati_rl.transport.wire._update_digest", corrupt_in_the_sender)
-    sender.send(manifest, weights(), timeout_s=20.0)
-    with pytest.raises(TransferError, match=r"rank 1 of 2, version 4: digest .* of those on rank 0 it is"):
-        future.result(timeout=20.0)
+def test_one_bit_that_changes_on_the_way_is_noticed_by_everyone(sender, monkeypatch):
+    manifest = build_manifest(weights(), policy_version=4, bucket_bytes=512)
+    receivers = Receivers(sender.open([1, 1]), [1, 1])
+    start = Group.start
 
+    def flip_a_bit(group: Group, index: int, **settings: object) -> None:
+        if group.rank == 0 and index == 2:  # packed and digested by now
+            group.buffer(index)[5] ^= 1
+        start(group, index, **settings)
 
-def corrupt_in_the_sender(hasher, bucket, buffer) -> None:
-    """The main thread sends; the receiver is a pool's thread."""
-    hasher.update(buffer.numpy().data)
-    if threading.current_thread() is threading.main_thread():
-        hasher.update(b"one byte more")
+    monkeypatch.setattr(Group, "start", flip_a_bit)
+    futures = receivers.start(manifest)
+    with pytest.raises(TransferError, match=r"version 4: digest .* of those on rank"):
+        sender.send(manifest, weights(), timeout_s=20.0)
+    for future in futures:
+        with pytest.raises(TransferError, match=r"version 4: digest .* of those on rank"):
+            future.result(timeout=20.0)
 
 
 def test_without_an_open_group_nothing_is_sent(sender):

@@ -1,0 +1,40 @@
+"""How weights get to the producers: the way they travel, when they are swapped in, how a sync is proved."""
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+from coati_rl.config.fields import flag
+
+OnLogprobGap = Literal["stop", "tis", "icepop", "sequence_mask"]
+TransportChoice = Literal["auto", "nccl", "gloo", "shm", "ipc", "file"]
+
+
+class WeightSyncConfig(BaseModel):
+    """Transport, commit, proof."""
+
+    inflight_update: bool = flag(
+        False,
+        "Swap new weights in between two engine steps, while responses are being generated; they go on under the new "
+        "weights, and each token carries the version that sampled it. Without: when no response is being generated.",
+    )
+    weight_transport: TransportChoice = flag(
+        "auto",
+        "How weights travel: nccl and ipc (CUDA IPC, one node) between GPUs, shm (shared memory, one node), gloo, or "
+        "file (safetensors in the run directory, which all nodes share). auto: nccl on GPUs, shm on one node, or gloo.",
+    )
+    sync_timeout_s: float = flag(60.0, "Deadline of a weight transfer, and of an in-flight swap, seconds.", gt=0)
+    probe_interval: int = flag(
+        1, "Weight syncs between two measurements of the engine-trainer gap; a producer's first is always one.", ge=1
+    )
+    max_logprob_gap: float | None = flag(
+        None,
+        "Engine-trainer gap of log-probabilities, nats, past which --on-logprob-gap acts. Default: 1e-4 in fp32; in "
+        "bf16 twice what it was at the start.",
+        gt=0,
+    )
+    on_logprob_gap: OnLogprobGap = flag(
+        "stop",
+        "What a gap past the limit does: stop the run with a diagnosis, or from then on correct for it (tis, icepop, "
+        "sequence_mask: see --off-policy-correction).",
+    )

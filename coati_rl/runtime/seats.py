@@ -1,0 +1,190 @@
+"""Places in the cluster -> seats, reserved in Ray placement groups for the time of a run.
+
+In: the config. Out: a seat for each trainer and producer, with the share of its node's cores that goes with it. A
+producer's seat is taken again by its successor; if its node is lost, another is found. Each wait has a deadline.
+"""
+
+import logging
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from coati_rl.config import Config
+from coati_rl.errors import ConfigError, RunError
+from coati_rl.runtime.placement import Need, Node, Places, Request, explain, find_places
+from coati_rl.types import Device
+
+logger = logging.getLogger(__name__)
+
+PLACEMENT_TIMEOUT_S = 60.0  # for others' actors to leave
+REPLACEMENT_TIMEOUT_S = 20.0  # the same for a producer whose node was lost, while the run waits
+RESERVATION_TIMEOUT_S = 20.0  # for Ray to reserve what is free
+_ANSWER_S = 3.0  # for a living raylet to accept a connection
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """One actor's reserved place."""
+
+    need: Need
+    node_id: str
+    address: str  # of the node
+    group: Any  # Ray's placement group
+    bundle: int  # in the group
+    slot: int  # number of this actor among ours of its node
+    num_slots: int  # actors of ours on its node
+    num_threads: int  # its share of the node's cores
+
+    @property
+    def strategy(self) -> Any:
+        """For Ray's `scheduling_strategy`."""
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundle)
+
+
+class Seats:
+    """All seats of a run."""
+
+    def __init__(self, config: Config, device: Device) -> None:
+        """Reserve a seat for everyone.
+
+        Raises: ConfigError if the cluster is too small; RunError if others occupy it until the deadline.
+        """
+        self._request = Request.of(config, device)
+        places = _wait_for_places(self._request, timeout_s=PLACEMENT_TIMEOUT_S)
+        self._num_slots = Counter([*places.producers, *places.trainers])
+        self._next_slot: Counter[str] = Counter()
+        self._free = [self._producer_seat(node_id) for node_id in places.producers]
+        needs = [self._request.trainer] * len(places.trainers)
+        self.trainers = self._reserve(needs, places.trainers)  # by rank
+
+    def take(self) -> Seat:
+        """A producer's seat: one that its last owner left, or another when its node is lost.
+
+        Raises: RunError if that was the last room.
+        """
+        seat = self._free.pop(0)
+        if _answers(seat.node_id):
+            return seat
+        logger.info("the node at %s is lost", seat.address)
+        remove_placement_group(seat.group)
+        one = replace(self._request, num_trainers=0, num_producers=1)
+        try:
+            places = _wait_for_places(one, timeout_s=REPLACEMENT_TIMEOUT_S)
+        except (ConfigError, RunError) as error:
+            raise RunError(f"the node at {seat.address} is lost, and a producer with it: {error}") from error
+        self._num_slots.update(places.producers)
+        return self._producer_seat(places.producers[0])
+
+    def give_back(self, seat: Seat) -> None:
+        """The producer on it has gone; its successor takes it."""
+        self._free.append(seat)
+
+    def _producer_seat(self, node_id: str) -> Seat:
+        return self._reserve([self._request.producer], [node_id])[0]
+
+    def _reserve(self, needs: Sequence[Need], node_ids: Sequence[str]) -> list[Seat]:
+        """One placement group, each bundle on its node."""
+        group: Any = placement_group(
+            [{"CPU": need.cpus, **({"GPU": need.gpus} if need.gpus else {})} for need in needs],
+            strategy="PACK",
+            bundle_label_selector=[{"ray.io/node-id": node_id} for node_id in node_ids],
+        )
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in _ray_nodes()}
+        if not group.wait(RESERVATION_TIMEOUT_S):
+            where = ", ".join(sorted({addresses.get(node_id, "a lost node") for node_id in node_ids}))
+            raise RunError(
+                f"Ray did not reserve {len(needs)} x {needs[0]} on {where} within {RESERVATION_TIMEOUT_S:g} s"
+            )
+        seats = []
+        for bundle, (need, node_id) in enumerate(zip(needs, node_ids, strict=True)):
+            slot, num_slots = self._next_slot[node_id], self._num_slots[node_id]
+            self._next_slot[node_id] += 1
+            seats.append(
+                Seat(
+                    need=need,
+                    node_id=node_id,
+                    address=addresses[node_id],
+                    group=group,
+                    bundle=bundle,
+                    slot=slot,
+                    num_slots=num_slots,
+                    num_threads=max(1, _num_cores(node_id) // num_slots),
+                )
+            )
+        return seats
+
+
+def _wait_for_places(request: Request, *, timeout_s: float) -> Places:
+    """Places in what is free now, or soon.
+
+    Raises: ConfigError at once if the cluster is too small; RunError if others occupy it until the deadline.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        free, totals = cluster_nodes()
+        places = find_places(free, request)
+        if places is not None:
+            return places
+        if find_places(totals, request) is None:
+            raise ConfigError(
+                f"the Ray cluster is too small: {explain(totals, totals, request)}; lower -i, -ptp or -t, or add nodes"
+            )
+        if time.monotonic() > deadline:
+            raise RunError(f"the Ray cluster stayed occupied for {timeout_s:g} s: {explain(free, totals, request)}")
+        time.sleep(_POLL_S)
+
+
+def cluster_nodes() -> tuple[list[Node], list[Node]]:
+    """The nodes that live, the driver's first: with what is free, and with all they have."""
+    from ray._private.state import available_resources_per_node  # Ray has no public word for it (2.60)
+
+    here = ray.get_runtime_context().get_node_id()
+    alive = [node for node in _ray_nodes() if node["Alive"]]
+    alive.sort(key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"], node["NodeID"]))
+    available = available_resources_per_node()  # type: ignore[no-untyped-call]
+    free = [_node(node, available.get(node["NodeID"], {})) for node in alive if _accepts(node)]
+    ids = {node.node_id for node in free}
+    return free, [_node(node, node["Resources"]) for node in alive if node["NodeID"] in ids]
+
+
+def _ray_nodes() -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return nodes
+
+
+def _node(node: dict[str, Any], resources: dict[str, float]) -> Node:
+    return Node(
+        node_id=node["NodeID"],
+        address=node["NodeManagerAddress"],
+        cpus=resources.get("CPU", 0.0),
+        gpus=resources.get("GPU", 0.0),
+    )
+
+
+def _answers(node_id: str) -> bool:
+    return any(node["NodeID"] == node_id and node["Alive"] and _accepts(node) for node in _ray_nodes())
+
+
+def _accepts(node: dict[str, Any]) -> bool:
+    """True if the node's raylet accepts a connection. Ray believes in a dead one until health checks failed."""
+    try:
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=_ANSWER_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _num_cores(node_id: str) -> int:
+    """This process's on the driver's own node; on another what Ray counts there, which may have been set by hand."""
+    if node_id == ray.get_runtime_context().get_node_id():
+        return len(os.sched_getaffinity(0))
+    return next(int(node["Resources"].get("CPU", 1)) for node in _ray_nodes() if node["NodeID"] == node_id)

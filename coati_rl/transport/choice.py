@@ -1,0 +1,34 @@
+"""Which transport carries the weights: what the user asked for, if it is possible here, else the fastest that is."""
+
+from typing import Literal
+
+from coati_rl.errors import ConfigError
+from coati_rl.transport.rendezvous import CollectiveBackend
+
+WeightTransport = Literal["auto", "gloo", "nccl", "shm", "ipc", "file"]
+
+
+def choose_backend(
+    requested: WeightTransport, *, device: Literal["cpu", "cuda"], is_one_node: bool
+) -> CollectiveBackend:
+    """The wire's backend.
+
+    Args:
+        requested: `--weight-transport`.
+        device: of trainers and engines.
+        is_one_node: True if all of them are on the same machine.
+    Raises: ConfigError if what is requested cannot work.
+    """
+    if requested == "auto":
+        if device == "cuda":
+            return "nccl"
+        return "shm" if is_one_node else "gloo"
+    if requested in ("nccl", "ipc") and device != "cuda":
+        raise ConfigError(f"--weight-transport {requested} needs CUDA devices, this run is on CPU: choose auto")
+    if requested in ("shm", "ipc") and not is_one_node:
+        nearest = "nccl" if device == "cuda" else "gloo"
+        raise ConfigError(
+            f"--weight-transport {requested} needs all trainers and producers on one node, this run has several: "
+            f"choose {nearest}, or file with a shared disk"
+        )
+    return requested

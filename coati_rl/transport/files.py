@@ -1,0 +1,129 @@
+"""Buckets as safetensors files in a directory that all members share, under the tensors' Hugging Face names.
+
+A file is written under another name and renamed when it is complete; the communicator then says that it is there. The
+files of an update are in a directory of its own, which is removed when all members have read them, and by any member
+that sees a transfer fail. What is left when all members are killed at once, rank 0's next group removes.
+"""
+
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from coati_rl.errors import TransferError
+from coati_rl.transport.communicator import Communicator, Operation
+from coati_rl.transport.deadline import Deadline
+from coati_rl.transport.manifest import Bucket
+from coati_rl.transport.staging_memory import StagingMemory
+
+_GROUP_NAME = re.compile(r"group-[0-9a-f]{32}")
+_UPDATE_NAME = re.compile(_GROUP_NAME.pattern + r"-update-\d+")
+
+
+def new_group_directory(directory: Path) -> Path:
+    """What names of a new group begin with, in the run's `directory`; what dead groups left there is removed."""
+    with suppress(FileNotFoundError):
+        for entry in directory.iterdir():
+            if _UPDATE_NAME.fullmatch(entry.name):
+                shutil.rmtree(entry, ignore_errors=True)
+    return directory.absolute() / f"group-{token_hex(16)}"
+
+
+class FileCarrier:
+    """A `Carrier`. Memory: an engine's rank twice the update, a sender two buckets; disk: the update once."""
+
+    def __init__(self, communicator: Communicator, group: Path, *, rank: int) -> None:
+        if _GROUP_NAME.fullmatch(group.name) is None:  # what begins with it will be removed
+            raise TransferError(f"{group} is not the name of a group's files")
+        self._communicator = communicator
+        self._group = group
+        self._rank = rank
+        self._num_updates = 0
+        self._staging = StagingMemory()
+        self._is_staging = False
+        self._buckets: Sequence[Bucket] = ()
+        self._operations: dict[int, Operation] = {}
+
+    def begin(
+        self, buckets: Sequence[Bucket], *, device: torch.device, is_staging: bool, deadline: Deadline, what: str
+    ) -> None:
+        """See `Carrier.begin`."""
+        self._buckets, self._is_staging = buckets, is_staging
+        self._num_updates += 1
+        self._staging.begin()
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise TransferError(f"{what}: cannot make the directory of --weight-transport file: {error}") from error
+
+    def buffer(self, index: int) -> torch.Tensor:
+        """See `Carrier.buffer`."""
+        slot = index if self._is_staging else index % 2
+        return self._staging.buffer(slot, self._buckets[index].num_bytes, torch.device("cpu"))
+
+    def start(self, index: int, *, deadline: Deadline, what: str) -> None:
+        """See `Carrier.start`."""
+        bucket = self._buckets[index]
+        if bucket.sender == self._rank:
+            deadline.run(lambda: self._write(index, what), what=f"{what}, writing {self._path(index)}")
+        word = torch.zeros(1, dtype=torch.uint8)
+        self._operations[index] = self._communicator.start(word, root=bucket.sender, deadline=deadline, what=what)
+
+    def finish(self, index: int, *, deadline: Deadline, what: str) -> None:
+        """See `Carrier.finish`."""
+        self._operations.pop(index).wait(deadline=deadline, what=what)
+        if self._buckets[index].sender != self._rank:
+            deadline.run(lambda: self._read(index, what), what=f"{what}, reading {self._path(index)}")
+
+    def end(self) -> None:
+        """See `Carrier.end`."""
+        if self._rank == 0:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def close(self, *, has_failed: bool) -> None:
+        """See `Carrier.close`."""
+        self._operations = {}
+        if has_failed:  # the one before may be left too, if rank 0 ended while it removed it
+            for directory in self._group.parent.glob(f"{self._group.name}-update-*"):
+                shutil.rmtree(directory, ignore_errors=True)
+
+    @property
+    def _directory(self) -> Path:
+        return self._group.with_name(f"{self._group.name}-update-{self._num_updates}")
+
+    def _path(self, index: int) -> Path:
+        return self._directory / f"bucket-{index + 1}.safetensors"
+
+    def _write(self, index: int, what: str) -> None:
+        path = self._path(index)
+        unfinished = path.with_suffix(".unfinished")
+        try:
+            save_file(self._tensors(index), unfinished)
+            unfinished.rename(path)
+        except (OSError, SafetensorError) as error:
+            raise TransferError(f"{what}: cannot write {path}: {error}") from error
+
+    def _read(self, index: int, what: str) -> None:
+        path, tensors = self._path(index), self._tensors(index)
+        try:
+            with safe_open(path, framework="pt") as file:
+                if set(file.keys()) != tensors.keys():
+                    raise TransferError(f"{what}: {path} does not hold the announced tensors")
+                for name, tensor in tensors.items():
+                    found = file.get_tensor(name)
+                    if (found.dtype, found.shape) != (tensor.dtype, tensor.shape):
+                        raise TransferError(f"{what}: {path} holds {name!r} as {found.dtype}{list(found.shape)}")
+                    tensor.copy_(found)
+        except (OSError, SafetensorError) as error:
+            raise TransferError(f"{what}: cannot read {path}: {error}") from error
+
+    def _tensors(self, index: int) -> dict[str, torch.Tensor]:
+        """Views of the bucket's buffer."""
+        buffer = self.buffer(index)
+        return {item.entry.name: item.view(buffer) for item in self._buckets[index].items}

@@ -1,0 +1,95 @@
+"""A segment of GPU memory that other processes of the node map by CUDA IPC. cupy's CUDA runtime is imported here.
+
+The handle is 64 bytes of cudaIpcGetMemHandle, sent as hexadecimal. The memory comes from cudaMalloc itself, since a
+handle is of a whole allocation and torch's caching allocator hands out parts of them.
+"""
+
+from typing import Any
+
+import torch
+
+from coati_rl.errors import TransferError
+from coati_rl.transport.deadline import Deadline
+
+
+class IpcSegment:
+    """See `Segment`. Nothing of it has a name: CUDA frees it with the processes that hold it."""
+
+    def __init__(self, device: torch.device, name: str, num_bytes: int) -> None:
+        """`device`: the owner's, where the memory is; on others, the GPU from which it is read."""
+        self._device = device
+        self._num_bytes = num_bytes
+        self._memory: _Memory | None = None
+
+    def create(self) -> str:
+        """See `Segment.create`."""
+        runtime = _import_runtime()
+        with torch.cuda.device(self._device):
+            try:
+                pointer = int(runtime.malloc(self._num_bytes))
+                self._memory = _Memory(pointer, self._num_bytes, release=runtime.free)
+                return bytes(runtime.ipcGetMemHandle(pointer)).hex()
+            except RuntimeError as error:
+                raise TransferError(f"cannot share {self._num_bytes} bytes of {self._device}: {error}") from error
+
+    def open(self, text: str) -> None:
+        """See `Segment.open`."""
+        runtime = _import_runtime()
+        try:
+            handle = bytes.fromhex(text)
+        except ValueError as error:
+            raise TransferError(f"a CUDA IPC handle that is not hexadecimal: {text[:80]!r}") from error
+        with torch.cuda.device(self._device):
+            try:
+                pointer = int(runtime.ipcOpenMemHandle(handle))
+            except (RuntimeError, ValueError) as error:
+                raise TransferError(
+                    f"cannot open the trainer's GPU memory on {self._device}: {error}; the ipc transport needs one "
+                    "node and GPUs that can access each other: choose --weight-transport nccl"
+                ) from error
+        self._memory = _Memory(pointer, self._num_bytes, release=runtime.ipcCloseMemHandle)
+
+    def hide(self) -> None:
+        """Nothing to do."""
+
+    def map(self, *, is_owner: bool, deadline: Deadline, what: str) -> torch.Tensor:
+        """See `Segment.map`."""
+        memory, self._memory = self._memory, None
+        if memory is None:
+            raise TransferError(f"{what}: neither created nor opened")
+        mapped: torch.Tensor = torch.as_tensor(memory, device="cuda")  # keeps `memory` until its last view is gone
+        if is_owner:
+            mapped.zero_()  # padding is not someone else's memory
+        return mapped
+
+    def close(self) -> None:
+        """See `Segment.close`."""
+        self._memory = None
+
+    def synchronize(self) -> None:
+        """See `Segment.synchronize`."""
+        torch.cuda.current_stream(self._device).synchronize()
+
+
+class _Memory:
+    """What torch needs to know to make a tensor of it."""
+
+    def __init__(self, pointer: int, num_bytes: int, *, release: Any) -> None:
+        self._pointer, self._release = pointer, release
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (pointer, False),
+            "version": 2,
+        }
+
+    def __del__(self) -> None:
+        self._release(self._pointer)
+
+
+def _import_runtime() -> Any:
+    try:
+        from cupy.cuda import runtime
+    except ImportError as error:
+        raise TransferError(f"the ipc backend needs cupy (setup.py extra gpu-cu12 or gpu-cu13): {error}") from error
+    return runtime

@@ -1,0 +1,99 @@
+"""A segment of shared memory: a file in /dev/shm that has lost its name as soon as all members have opened it.
+
+The name is made from the rendezvous' random id, so that each member can remove it when any other fails: it outlives a
+transfer only if all members are killed at once between its making and its opening, and then it holds no page yet.
+"""
+
+import mmap
+import os
+import warnings
+from contextlib import suppress
+from errno import ENOSPC
+from io import FileIO
+from pathlib import Path
+
+import torch
+
+from coati_rl.errors import TransferError
+from coati_rl.transport.deadline import Deadline
+
+SHM_DIRECTORY = Path("/dev/shm")
+_STEP_BYTES = 64 * 2**20  # allocated between two looks at the deadline
+
+
+class ShmSegment:
+    """See `Segment`. Members other than the owner map it read-only: what one of them does cannot reach the others."""
+
+    def __init__(self, group: str, name: str, num_bytes: int) -> None:
+        """`group`: random; the name is unique within it."""
+        self._path = SHM_DIRECTORY / f"coati-{group}-{name}"
+        self._num_bytes = num_bytes
+        self._file: FileIO | None = None
+
+    def create(self) -> str:
+        """See `Segment.create`."""
+        try:
+            self._file = FileIO(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600), "r+")
+            self._file.truncate(self._num_bytes)  # no memory is taken before `map`
+        except OSError as error:
+            raise TransferError(f"cannot create shared memory: {error}") from error
+        return ""
+
+    def open(self, text: str) -> None:
+        """See `Segment.open`."""
+        try:
+            self._file = FileIO(self._path)
+        except OSError as error:
+            raise TransferError(
+                f"cannot open the trainer's shared memory: {error}; the shm transport needs one node and one user: "
+                "choose --weight-transport gloo"
+            ) from error
+
+    def hide(self) -> None:
+        """See `Segment.hide`."""
+        with suppress(FileNotFoundError, PermissionError):
+            self._path.unlink()
+
+    def map(self, *, is_owner: bool, deadline: Deadline, what: str) -> torch.Tensor:
+        """See `Segment.map`."""
+        file = self._file
+        if file is None:
+            raise TransferError(f"{what}: neither created nor opened")
+        try:
+            if is_owner:
+                self._allocate(file.fileno(), deadline, what)
+                mapped = mmap.mmap(file.fileno(), self._num_bytes)
+            else:
+                mapped = mmap.mmap(file.fileno(), self._num_bytes, prot=mmap.PROT_READ)
+        except (OSError, ValueError) as error:
+            raise TransferError(f"{what}: cannot map it: {error}") from error
+        finally:
+            self.close()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            return torch.frombuffer(mapped, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """See `Segment.close`."""
+        if self._file is not None:
+            self._file.close()
+
+    def synchronize(self) -> None:
+        """Nothing to do: the byte that announces a bucket goes through the kernel after the bucket's were written."""
+
+    def _allocate(self, descriptor: int, deadline: Deadline, what: str) -> None:
+        """Take the memory now: a page that is missing later would be a SIGBUS instead of an error."""
+        file_system = os.fstatvfs(descriptor)
+        available = file_system.f_bavail * file_system.f_frsize
+        try:
+            if available < self._num_bytes:
+                raise OSError(ENOSPC, os.strerror(ENOSPC))
+            for offset in range(0, self._num_bytes, _STEP_BYTES):
+                deadline.check(what)
+                os.posix_fallocate(descriptor, offset, min(_STEP_BYTES, self._num_bytes - offset))
+        except OSError as error:
+            raise TransferError(
+                f"{what}: {error.strerror}: {SHM_DIRECTORY} has {available} bytes available, needed are "
+                f"{self._num_bytes}, and as much again for the next update: enlarge it (docker run --shm-size) or "
+                "choose --weight-transport gloo"
+            ) from error

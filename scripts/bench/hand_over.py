@@ -1,0 +1,151 @@
+"""What it costs to hand rollout groups in and their batch out: the coordinator against plain `ray.put` and `ray.get`.
+
+    python scripts/bench/hand_over.py [--batch 8] [--tokens 512] [--batches 40] [--rounds 5] [--json FILE]
+
+Ours: a producer's `put` of a batch of groups to the coordinator actor, and a trainer's `next_work`, which filters,
+forms advantages, packs and hands out the mini-batch; and, apart from that, `put` alone. Plain: `ray.put` and `ray.get`
+of each group. One process calls, as a producer or trainer does; both sides have the same groups, made anew for each
+batch. The ways take turns; milliseconds per group, medians over a round's batches, then over rounds.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import ray
+
+from coati_rl.config.cli import build_config
+from coati_rl.data.coordinator import Coordinator
+from coati_rl.data.cursor import PromptCursor
+from coati_rl.data.evaluation import EvaluationBoard
+from coati_rl.data.settings import coordinator_settings
+from coati_rl.data.work import TrainWork
+from coati_rl.observability.rollouts import RolloutRecorder
+from coati_rl.runtime.remote import RemoteCoordinator
+from coati_rl.types import Completion, Lease, Prompt, RolloutGroup, Score
+
+TIMEOUT_S = 60.0
+
+
+def make_group(lease: Lease, *, num_tokens: int, rng: np.random.Generator) -> RolloutGroup:
+    """What a producer hands in: `num_tokens` a response, half of the responses right."""
+    completions = tuple(
+        Completion(
+            token_ids=rng.integers(0, 1000, num_tokens, dtype=np.int32),
+            logprobs=-rng.random(num_tokens, dtype=np.float32),
+            policy_versions=np.zeros(num_tokens, dtype=np.int32),
+            finish_reason="stop",
+            text="x" * (3 * num_tokens),
+        )
+        for _ in range(lease.group_size)
+    )
+    scores = tuple(
+        Score(reward=float(i % 2), answer_correct=i % 2 == 1, format_valid=True, verdict="ok" if i % 2 else "wrong")
+        for i in range(lease.group_size)
+    )
+    return RolloutGroup(
+        lease_id=lease.lease_id,
+        producer_id=0,
+        prompt=lease.prompt,
+        temperature=1.0,
+        completions=completions,
+        scores=scores,
+    )
+
+
+def make_coordinator(arguments: argparse.Namespace, directory: Path) -> RemoteCoordinator:
+    """In an actor, with prompts and slots enough that it never waits for weights."""
+    sizes: dict[str, Any] = {
+        **{"num_trainers": 1, "num_inferencer": 1, "num_generations": arguments.group_size, "kl_coeff": 0.0},
+        **{"inference_batch_size": arguments.batch * arguments.batches, "inference_microbatch_size": arguments.batch},
+        **{"train_batch_size": arguments.batch, "train_minibatch_size": arguments.batch},
+        **{"train_microbatch_size": 8, "max_new_tokens": arguments.tokens},
+    }
+    prompts = [
+        Prompt(uid=f"train-{i}", token_ids=tuple(range(100)), ground_truth=str(i))
+        for i in range(arguments.batch * arguments.batches)
+    ]
+    actor: Any = ray.remote(Coordinator).options(max_concurrency=4)
+    handle = actor.remote(
+        coordinator_settings(build_config(sizes)),
+        PromptCursor(prompts, num_episodes=1, seed=0),
+        EvaluationBoard({}, directory / "eval"),
+        RolloutRecorder(directory / "rollouts"),
+    )
+    ray.get(handle.add_producer.remote(0, version=0), timeout=TIMEOUT_S)
+    return RemoteCoordinator(handle)
+
+
+def timed(function: Callable[[], Any], times: list[float]) -> Any:
+    """Call it, and note how long it took."""
+    begin = time.perf_counter()
+    result = function()
+    times.append(time.perf_counter() - begin)
+    return result
+
+
+def run_round(arguments: argparse.Namespace, directory: Path, rng: np.random.Generator) -> dict[str, float]:
+    """Milliseconds per group, by way."""
+    coordinator = make_coordinator(arguments, directory)
+    put: list[float] = []
+    both: list[float] = []
+    plain: list[float] = []
+    for index in range(arguments.batches):
+        leases = coordinator.lease(0, max_prompts=arguments.batch, timeout_s=TIMEOUT_S).leases
+        groups = [make_group(lease, num_tokens=arguments.tokens, rng=rng) for lease in leases]
+
+        def hand_over(groups: list[RolloutGroup] = groups, index: int = index) -> Any:
+            timed(lambda: coordinator.put(0, groups), put)
+            return coordinator.next_work(index, rank=0, timeout_s=TIMEOUT_S)
+
+        def by_ray(groups: list[RolloutGroup] = groups) -> None:
+            for group in groups:
+                ray.get(ray.put(group), timeout=TIMEOUT_S)
+
+        ways = [lambda: timed(hand_over, both), lambda: timed(by_ray, plain)]
+        for way in ways if index % 2 else reversed(ways):
+            work = way()
+            if work is not None and not isinstance(work, TrainWork):
+                raise SystemExit(f"the coordinator handed out {work}")
+    warm = slice(2, None)
+    ways_ms = {"plain ray.put + ray.get": plain, "put": put, "put and next_work": both}
+    return {name: 1000 * median(times[warm]) / arguments.batch for name, times in ways_ms.items()}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--batch", type=int, default=8, help="groups at a time")
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=512, help="of each response")
+    parser.add_argument("--batches", type=int, default=40, help="of each round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    arguments = parser.parse_args()
+    rng = np.random.default_rng(0)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+    try:
+        rounds = []
+        for _ in range(arguments.rounds):
+            with TemporaryDirectory() as directory:
+                rounds.append(run_round(arguments, Path(directory), rng))
+    finally:
+        ray.shutdown()
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {arguments.batch} groups of {arguments.group_size}")
+    medians = {name: median(r[name] for r in rounds) for name in rounds[0]}
+    plain = medians["plain ray.put + ray.get"]
+    for name, milliseconds in medians.items():
+        print(f"{name:<28}{milliseconds:8.3f} ms per group{milliseconds / plain:8.2f}x")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"rounds": rounds, "medians": medians}, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

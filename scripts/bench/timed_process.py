@@ -1,0 +1,80 @@
+"""A run in a process of its own: waited for with a deadline, ended whatever happens, its CPU time by role.
+
+In: a command line. Out: the process while it runs; the number of steps in a run's metrics.jsonl together with the CPU
+seconds spent so far. A run that fails is a SystemExit that shows the end of what it wrote.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+RUN_TIMEOUT_S, END_TIMEOUT_S, POLL_S = 900.0, 60.0, 0.05
+ROLES = {"ray::ProducerActor": "producer", "ray::TrainerActor": "trainer", "ray::CoordinatorActor": "coordinator"}
+SHOWN = 2000  # characters of a failed run's output
+
+
+@contextmanager
+def running(command: list[str], *, num_threads: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The process, for the length of the block."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads), "HF_HUB_OFFLINE": "1"}
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+    try:
+        yield process
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        _end(process)
+        output = log.read_text(encoding="utf-8", errors="replace")[-SHOWN:]
+        raise SystemExit(f"{error}\n{shlex.join(command)}\n{output}") from error
+    finally:
+        _end(process)
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    """Wait for exit 0. Raises: RuntimeError for another, TimeoutExpired for none."""
+    if code := process.wait(RUN_TIMEOUT_S):
+        raise RuntimeError(f"exit code {code}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Stop it if it runs; our command line then stops all that it started."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_for_step(process: subprocess.Popen[bytes], metrics: Path, step: int) -> tuple[int, dict[str, float]]:
+    """The steps recorded, at least `step`, and the CPU seconds by role at that moment. Raises: RuntimeError."""
+    deadline = time.monotonic() + RUN_TIMEOUT_S
+    while True:
+        steps = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+        if steps >= step:
+            return steps, cpu_by_role(process.pid)
+        if process.poll() is not None:
+            raise RuntimeError(f"exit code {process.returncode} before step {step}")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"step {step} was not reached in {RUN_TIMEOUT_S:.0f} s")
+        time.sleep(POLL_S)
+
+
+def cpu_by_role(pid: int) -> dict[str, float]:
+    """CPU seconds of a process and its descendants; the driver, Ray's own and the reward workers are `other`."""
+    seconds = dict.fromkeys((*ROLES.values(), "other"), 0.0)
+    with suppress(psutil.Error):  # it has just ended
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            with suppress(psutil.Error):
+                title, times = " ".join(process.cmdline()), process.cpu_times()
+                role = next((name for actor, name in ROLES.items() if title.startswith(actor)), "other")
+                seconds[role] += times.user + times.system
+    return seconds

@@ -1,0 +1,123 @@
+"""TRL's GRPOTrainer on a prompt file of ours: the seconds at which its steps ended. Runs in TRL's own environment.
+
+    TRL_PYTHON scripts/bench/trl_baseline.py MODEL_DIR --max-new-tokens 64 --steps 40 --json FILE [--threads 2]
+        [--prompts-per-step 8] [--group-size 8] [--continuous-batching]
+
+In: a checkpoint with `prompts.jsonl` beside it, rows of {"messages", "gt_answer"}. Out: JSON, `step_ends_s` on a
+monotonic clock, `cpu_s` of the process by then, and `mean_length`, tokens of a response with its end.
+
+Settings are those that are fastest on a CPU: a step is one micro-batch, generated at once; float32, no gradient
+checkpointing, no reference model, no second log-probability pass (one iteration a batch), nothing saved or reported.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from parity_reward import parity
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]  # not in the project's environment
+
+LEARNING_RATE = 1e-9  # the work of training without its effect: lengths stay as they are
+
+
+class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+    """When each step ended, and the CPU time by then."""
+
+    def __init__(self) -> None:
+        self.step_ends_s: list[float] = []
+        self.cpu_s: list[float] = []
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        """Called by the trainer."""
+        self.step_ends_s.append(time.monotonic())
+        self.cpu_s.append(time.process_time())
+
+
+class ParityReward:
+    """`parity` in TRL's form; counts tokens."""
+
+    __name__ = "parity"
+
+    def __init__(self) -> None:
+        self.num_completions = self.num_tokens = 0
+
+    def __call__(self, completions: list[Any], completion_ids: list[list[int]], **_: object) -> list[float]:
+        """Called by the trainer, with a step's completions."""
+        self.num_completions += len(completions)
+        self.num_tokens += sum(len(token_ids) for token_ids in completion_ids)
+        return [parity(messages[-1]["content"]) for messages in completions]
+
+    @property
+    def mean_length(self) -> float:
+        """Of a completion, in tokens."""
+        return self.num_tokens / self.num_completions
+
+
+def read_prompts(path: Path) -> Dataset:
+    """Conversations, as TRL names them."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return Dataset.from_list([{"prompt": [row["messages"]]} for row in rows])
+
+
+def make_config(arguments: argparse.Namespace, out_dir: Path) -> GRPOConfig:
+    """GRPO as ours: loss per sample, standardised within the group, no KL."""
+    return GRPOConfig(
+        output_dir=str(out_dir),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=arguments.prompts_per_step * arguments.group_size,
+        gradient_accumulation_steps=1,
+        num_generations=arguments.group_size,
+        num_iterations=1,
+        max_steps=arguments.steps,
+        max_completion_length=arguments.max_new_tokens,
+        use_vllm=False,
+        use_transformers_continuous_batching=arguments.continuous_batching,
+        temperature=1.0,
+        beta=0.0,
+        loss_type="grpo",
+        learning_rate=LEARNING_RATE,
+        weight_decay=0.01,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=0,
+    )
+
+
+def main() -> None:
+    """Train, write."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--json", type=Path, required=True, help="write the times to this file")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--prompts-per-step", type=int, default=8)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--max-new-tokens", type=int, required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--continuous-batching", action="store_true", help="transformers' own, in place of generate()")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    clock, reward = Clock(), ParityReward()
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),
+        processing_class=AutoTokenizer.from_pretrained(arguments.model),
+        reward_funcs=reward,
+        args=make_config(arguments, arguments.json.parent),
+        train_dataset=read_prompts(arguments.model / "prompts.jsonl"),
+        callbacks=[clock],
+    )
+    trainer.train()
+    result = {"step_ends_s": clock.step_ends_s, "cpu_s": clock.cpu_s, "mean_length": reward.mean_length}
+    arguments.json.write_text(json.dumps(result) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Whole runs in which something breaks: real actors, engines, transfers and signals; and what is left of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.runs.conftest import ROOT, Run, flags, make_tiny
+
+__all__ = ["flags", "make_tiny"]  # fixtures
+
+HERE = Path(__file__).parent
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class FaultyRun(Run):
+    """A run whose processes are known by what is in their environment, wherever they have gone."""
+
+    def __init__(self, arguments: list[str], run_dir: Path, faults: dict[str, dict[str, str]]) -> None:
+        self.run_dir = run_dir
+        self.output = run_dir.with_suffix(".out")
+        self._mark = json.dumps({**faults, "run": str(run_dir)})
+        self._segments = set(SHARED_MEMORY.glob("coati*"))  # of others
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")]),
+            "COATI_FAULTS": self._mark,
+        }
+        with self.output.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "faulty_run.py"), *arguments, "--run-dir", str(run_dir)],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+
+    def log(self, name: str) -> str:
+        """What an actor logged."""
+        return (self.run_dir / "logs" / f"{name}.log").read_text()
+
+    def syncs(self) -> list[dict]:
+        """syncs.jsonl."""
+        return [json.loads(line) for line in (self.run_dir / "syncs.jsonl").read_text().splitlines()]
+
+    def timeline(self, name: str) -> list[dict]:
+        """What an actor noted on its time line."""
+        return [json.loads(line) for line in (self.run_dir / "timeline" / f"{name}.jsonl").read_text().splitlines()]
+
+    def left_over(self, within_s: float = 15) -> list[object]:
+        """Processes and shared memory that outlive the run."""
+        deadline = time.monotonic() + within_s
+        while (left := [*self._processes(), *self._new_segments()]) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return left
+
+    def _processes(self) -> list[psutil.Process]:
+        return [process for process in psutil.process_iter() if self._is_of_this_run(process)]
+
+    def _is_of_this_run(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("COATI_FAULTS") == self._mark and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:  # it has ended, or is another user's
+            return False
+
+    def _new_segments(self) -> list[Path]:
+        return sorted(set(SHARED_MEMORY.glob("coati*")) - self._segments)
+
+
+@pytest.fixture
+def start_run(tmp_path):
+    """Flags and faults -> a FaultyRun; one that a failing test leaves running is ended."""
+    runs = []
+
+    def start(*arguments: object, exports=None, stagings=None) -> FaultyRun:
+        faults = {"exports": exports or {}, "stagings": stagings or {}}
+        run = FaultyRun([str(argument) for argument in arguments], tmp_path / "run", faults)
+        runs.append(run)
+        return run
+
+    yield start
+    for run in runs:
+        if run.process.poll() is None:
+            run.process.send_signal(signal.SIGTERM)
+            run.process.wait(60)

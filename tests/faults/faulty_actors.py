@@ -1,0 +1,136 @@
+"""The actors of a run, each with the faults that a test asks for; everything else about them is as in any run.
+
+In: the environment variable COATI_FAULTS, which Ray hands on to every process of the run:
+    {"exports": {"1": "NaN"}, "stagings": {"0@2": "SIGSTOP"}}
+spoils the trainer's second export of weights, and sends producer 0 a signal in the middle of its transfer of version 2.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import psutil
+import torch
+
+from coati_rl.transport.group import Group
+from coati_rl.transport.manifest import WeightManifest
+from consumer.actor import TrainerActor
+from consumer.parameters import ParameterInfo
+from producer.actor import ProducerActor
+
+FAULTS = "COATI_FAULTS"
+LAYER = "model.layers.1."
+TENSOR = "model.norm.weight"  # float32[64], the last one
+UNKNOWN = "model.final_norm.weight"
+
+Infos = tuple[ParameterInfo, ...]
+Weights = list[tuple[str, torch.Tensor]]
+
+
+def _without_a_layer(infos: Infos, weights: Weights) -> tuple[Infos, Weights]:
+    return (
+        tuple(info for info in infos if not info.name.startswith(LAYER)),
+        [(name, tensor) for name, tensor in weights if not name.startswith(LAYER)],
+    )
+
+
+def _renamed(infos: Infos, weights: Weights) -> tuple[Infos, Weights]:
+    return (
+        tuple(replace(info, name=UNKNOWN) if info.name == TENSOR else info for info in infos),
+        [(UNKNOWN if name == TENSOR else name, tensor) for name, tensor in weights],
+    )
+
+
+def _cut(infos: Infos, weights: Weights) -> tuple[Infos, Weights]:
+    return (
+        tuple(replace(info, shape=(32,)) if info.name == TENSOR else info for info in infos),
+        [(name, tensor[:32] if name == TENSOR else tensor) for name, tensor in weights],
+    )
+
+
+def _not_a_number(infos: Infos, weights: Weights) -> tuple[Infos, Weights]:
+    return infos, [(name, tensor * torch.nan if name == TENSOR else tensor) for name, tensor in weights]
+
+
+SPOILS: dict[str, Callable[[Infos, Weights], tuple[Infos, Weights]]] = {
+    "missing layer": _without_a_layer,
+    "unknown name": _renamed,
+    "wrong shape": _cut,
+    "NaN": _not_a_number,
+    "SIGKILL": lambda infos, weights: (infos, weights),  # by `Exports`, after the first tensor
+}
+
+
+class Exports:
+    """Stands for a backend's `export_weights`; counts its calls."""
+
+    def __init__(self, backend, faults: dict[str, str]) -> None:
+        self._backend = backend
+        self._honest = backend.export_weights
+        self._faults = faults
+        self._num_made = 0
+
+    def __call__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        fault = self._faults.get(str(self._num_made))
+        self._num_made += 1
+        if fault is None:
+            return self._honest()
+        infos = self._backend.infos
+        # Both, as in a backend that is wrong about its model: the manifest is made of the infos, after this call.
+        self._backend.infos, weights = SPOILS[fault](infos, list(self._honest()))
+        return self._handed_out(weights, infos, is_fatal=fault == "SIGKILL")
+
+    def _handed_out(self, weights: Weights, infos: Infos, *, is_fatal: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        for item in weights:
+            yield item
+            if is_fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+        self._backend.infos = infos
+
+
+class FaultyTrainer(TrainerActor):
+    """Sends wrong weights, or dies while it sends."""
+
+    def start(self, address: str, port: int) -> float:
+        seconds = super().start(address, port)
+        self._backend.export_weights = Exports(self._backend, _faults("exports"))
+        return seconds
+
+
+class FaultyProducer(ProducerActor):
+    """Dies or stops while it receives, or loses its engine."""
+
+    def stage_weights(self, manifest: str, rendezvous: str, timeout_s: float) -> tuple[str, ...]:
+        version = WeightManifest.from_json(manifest).policy_version
+        match _faults("stagings").get(f"{self._producer_id}@{version}"):
+            case None:
+                pass
+            case "engine dies":
+                _kill_the_engine()
+            case name:
+                _signal_at_the_first_bucket(signal.Signals[name])
+        return super().stage_weights(manifest, rendezvous, timeout_s)
+
+
+def _signal_at_the_first_bucket(number: signal.Signals) -> None:
+    honest = Group.start
+
+    def start(*args, **kwargs) -> None:
+        os.kill(os.getpid(), number)
+        honest(*args, **kwargs)
+
+    Group.start = start
+
+
+def _kill_the_engine() -> None:
+    """vLLM's engine runs in a process of its own."""
+    engines = [child for child in psutil.Process().children(recursive=True) if "EngineCore" in child.name()]
+    assert engines, [child.name() for child in psutil.Process().children(recursive=True)]
+    for engine in engines:
+        engine.kill()
+
+
+def _faults(kind: str) -> dict[str, str]:
+    return json.loads(os.environ[FAULTS]).get(kind, {})

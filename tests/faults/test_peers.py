@@ -1,0 +1,74 @@
+"""Processes that die, stop or cannot meet while weights are on their way: who is told what, and how soon."""
+
+import socket
+import time
+
+SYNC_TIMEOUT_S = 10
+ANSWER_S = 30  # for a producer to answer, beyond the deadline of what it was asked for
+RELOAD_S = 60  # to replace a producer, on a machine that is busy
+
+
+def assert_trained(run, *, steps):
+    """Exit 0 with every step and, for every version, weights that are the trainer's."""
+    assert run.wait() == 0, run.text()
+    assert [record["step"] for record in run.records()] == list(range(1, steps + 1))
+    syncs = run.syncs()
+    assert {sync["step"] for sync in syncs} == set(range(steps + 1))
+    assert all(sync["probe_gap_max"] < 1e-4 for sync in syncs)
+    assert run.left_over() == []
+
+
+def test_producers_that_die_or_stop_in_mid_transfer_are_replaced_and_the_sync_is_repeated(make_tiny, start_run, flags):
+    steps = 3
+    job = flags(make_tiny(tied=True), inferencers=2, prompts=2)
+    run = start_run(
+        *[*job, "-b", "transformers", "--max-steps", steps, "--sync-timeout-s", SYNC_TIMEOUT_S],
+        stagings={"0@1": "SIGKILL", "1@2": "SIGSTOP"},
+    )
+
+    assert_trained(run, steps=steps)
+
+    lost = [line for line in run.text().splitlines() if line.startswith("producer ") and " lost: " in line]
+    assert len(lost) == 2, run.text()
+    assert "producer 0 lost: weight sync to version 1 failed: producer-0 died" in lost[0]
+    limit = f"did not answer within {SYNC_TIMEOUT_S + ANSWER_S} s"
+    assert f"producer 1 lost: weight sync to version 2 failed: producer-1 {limit}" in lost[1]
+    log = run.log("trainer-0")
+    assert "weight transfer to version 1 failed: rank 0 of 3, version 1, bucket 1" in log
+    assert "weight transfer to version 2 failed: rank 0 of " in log
+    assert set(run.syncs()[-1]["producers"]) <= {2, 3}, "those that came later"
+
+
+def test_a_producer_whose_vllm_engine_dies_at_a_sync_is_replaced(make_tiny, start_run, flags):
+    run = start_run(*flags(make_tiny(tied=True)), "--max-steps", 2, stagings={"0@1": "engine dies"})
+
+    assert_trained(run, steps=2)
+
+    assert "producer 0 lost: " in run.text() and "engine died" in run.text()
+    assert run.syncs()[-1]["producers"] == [1]
+
+
+def test_a_trainer_that_dies_while_it_sends_ends_the_run_with_its_cause(make_tiny, start_run, flags):
+    run = start_run(*flags(make_tiny(tied=True)), "-b", "transformers", "--max-steps", 2, exports={"1": "SIGKILL"})
+    run.wait_for_step(1)
+    begin = time.monotonic()
+
+    assert run.wait(60) == 1, run.text()
+
+    assert time.monotonic() - begin < 60
+    last = run.text().splitlines()[-1]
+    assert "trainer-0 died" in last and "logs: " in last
+    assert [sync["step"] for sync in run.syncs()] == [0]
+    assert run.left_over() == []
+
+
+def test_a_taken_port_is_named_before_anything_is_trained(make_tiny, start_run, flags):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = start_run(*flags(make_tiny(tied=True)), "-b", "transformers", "--max-steps", 2, "--master_port", port)
+
+        assert run.wait() == 2, run.text()
+
+    assert f"127.0.0.1:{port}: Address already in use; use --master_port 0" in run.text().splitlines()[-1]
+    assert run.records() == []
+    assert run.left_over() == []

@@ -1,0 +1,91 @@
+"""When the gap between engine and trainer is too large, and what is said of it."""
+
+import numpy as np
+import pytest
+
+from coati_rl.data.gap_gate import GapGate, GapSettings
+
+EXPECTED = np.array([-1.0, -2.0, -3.0, -4.0], dtype=np.float32)
+
+
+def gate_of(*expected, **settings):
+    gate = GapGate(GapSettings(**settings))
+    for version, logprobs in enumerate(expected):
+        gate.expect(version, logprobs)
+    return gate
+
+
+def problem_of(gate, version, logprobs):
+    return gate.probe_problem(version, logprobs, gate.measure(version, logprobs))
+
+
+def test_a_gap_is_measured_over_the_probes_tokens():
+    gap = gate_of(EXPECTED).measure(0, EXPECTED + np.array([0, 0, 0, 0.5], dtype=np.float32))
+    assert (gap.mean, gap.max) == (0.125, 0.5)
+
+
+def test_nothing_is_measured_without_an_expectation_or_from_an_engine_without_log_probabilities():
+    assert gate_of(EXPECTED).measure(3, EXPECTED) is None
+    assert gate_of(EXPECTED).measure(0, np.empty(0, dtype=np.float32)) is None
+
+
+def test_in_fp32_one_token_past_a_ten_thousandth_is_too_much():
+    gate = gate_of(EXPECTED)
+    assert problem_of(gate, 0, EXPECTED + np.float32(9e-5)) is None
+    apart = EXPECTED.copy()
+    apart[2] += 2e-4
+    assert "past 0.0001" in problem_of(gate, 0, apart)
+
+
+def test_in_bf16_twice_the_mean_of_the_start_is_too_much():
+    gate = gate_of(EXPECTED, EXPECTED, precision="bf16")
+    assert problem_of(gate, 0, EXPECTED + np.float32(0.02)) is None, "whatever it is at the start"
+    assert problem_of(gate, 0, EXPECTED + np.float32(0.03)) is None, "another producer's start counts, too"
+    assert problem_of(gate, 1, EXPECTED + np.float32(0.059)) is None
+    assert "past 0.06" in problem_of(gate, 1, EXPECTED + np.float32(0.061))
+
+
+def test_a_limit_that_is_given_is_for_the_mean():
+    gate = gate_of(EXPECTED, limit=0.2)
+    assert problem_of(gate, 0, EXPECTED + np.array([0.7, 0, 0, 0], dtype=np.float32)) is None
+    assert "past 0.2" in problem_of(gate, 0, EXPECTED + np.float32(0.3))
+
+
+@pytest.mark.parametrize(
+    ("answers", "diagnosis"),
+    [
+        (EXPECTED + np.float32(1e-5), "those of version 0 (1e-05 nats): stale weights"),
+        (EXPECTED + np.float32(1.01), "of the size of bfloat16's rounding"),
+        (EXPECTED * 3, "engine and trainer compute different models"),
+    ],
+)
+def test_the_diagnosis_names_what_explains_the_gap(answers, diagnosis):
+    assert diagnosis in problem_of(gate_of(EXPECTED, EXPECTED + np.float32(1.0)), 1, answers)
+
+
+def test_sampled_tokens_are_judged_once_the_probe_has_agreed():
+    gate = gate_of(EXPECTED)
+    assert gate.sampled_problem(1, 0.5) is None, "an engine without log-probabilities"
+    gate.measure(0, EXPECTED)
+    assert gate.sampled_problem(1, None) is None, "no token of the trainer's own version"
+    assert gate.sampled_problem(1, 5e-5) is None
+    assert "in step 2 engine and trainer are 0.5 nats apart" in gate.sampled_problem(2, 0.5)
+
+
+def test_a_gap_that_is_known_to_be_large_is_not_judged():
+    gate = gate_of(EXPECTED, judges_sampled=False)
+    gate.measure(0, EXPECTED)
+    assert gate.sampled_problem(1, 0.5) is None
+
+
+def test_the_first_problem_stops_the_run_or_is_corrected_for_and_told_once():
+    stops, corrects = gate_of(EXPECTED), gate_of(EXPECTED, on_gap="tis")
+    for gate in (stops, corrects):
+        gate.judge(None)
+        assert (gate.problem, gate.is_corrected) == (None, False)
+        gate.judge("first")
+        gate.judge("second")
+    assert (stops.problem, stops.is_corrected, stops.take_message()) == ("first", False, None)
+    assert (corrects.problem, corrects.is_corrected) == (None, True)
+    assert corrects.take_message() == "first; the loss corrects for it from the next step on"
+    assert corrects.take_message() is None

@@ -1,0 +1,50 @@
+"""Takes seats in a Ray of its own with 4 CPUs and no GPU, and prints what it got as JSON; Ray reads its settings once.
+
+Runs in a process of its own. Its argument is a directory for Ray's sockets.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from coati_rl.config import Config
+from coati_rl.errors import CoatiError
+from coati_rl.runtime.ray_environment import prepare_ray_environment
+
+
+def config_of(**sizes: int) -> Config:
+    return Config(model="m", dataset="d", **sizes)
+
+
+def main(scratch: Path) -> None:
+    config = config_of(num_trainers=2, num_inferencer=1, producer_tensor_parallel_size=2)
+    prepare_ray_environment(config)
+    from coati_rl.runtime import seats
+    from coati_rl.runtime.cluster import ray_cluster
+
+    def refusal(device: str, **sizes: int) -> str:
+        try:
+            seats.Seats(config_of(**sizes), device)
+        except CoatiError as error:
+            return f"{type(error).__name__}: {error}"
+        return "seated"
+
+    seats.PLACEMENT_TIMEOUT_S = 0.0
+    with ray_cluster(config, num_cpus=3, num_gpus=0, scratch=scratch):
+        mine = seats.Seats(config, "cpu")
+        first = mine.take()
+        mine.give_back(first)
+        result = {
+            "slots": [(seat.slot, seat.num_slots) for seat in (first, *mine.trainers)],
+            "cpus": [seat.need.cpus for seat in (first, *mine.trainers)],
+            "trainers_share_a_group": mine.trainers[0].group == mine.trainers[1].group != first.group,
+            "successor_has_the_same": mine.take() is first,
+            "occupied": refusal("cpu", num_trainers=1, num_inferencer=1),
+            "too_small": refusal("cpu", num_trainers=3, num_inferencer=2),
+            "no_gpu": refusal("cuda", num_trainers=1, num_inferencer=1),
+        }
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,104 @@
+"""The file backend: what is on the disk while an update passes, and what is made of files that are not the update."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from coati_rl.errors import TransferError
+from coati_rl.transport.files import FileCarrier, new_group_directory
+from coati_rl.transport.group import Group
+from coati_rl.transport.manifest import build_manifest
+from tests.unit.transport.receivers import Receivers
+from tests.unit.transport.test_wire import weights
+
+with_files = pytest.mark.parametrize("backend", ["file"])
+
+
+@with_files
+def test_the_files_are_safetensors_with_the_tensors_real_names(sender, directory, monkeypatch):
+    finish, seen = Group.finish, {}
+
+    def look(group: Group, index: int, **settings: object) -> None:
+        finish(group, index, **settings)
+        if group.rank == 0:
+            for path in directory.glob("*/*.safetensors"):
+                seen.update(load_file(path))
+
+    monkeypatch.setattr(Group, "finish", look)
+    manifest = build_manifest(weights(), policy_version=1, bucket_bytes=512)
+    (future,) = Receivers(sender.open([1]), [1]).start(manifest)
+    sender.send(manifest, weights(), timeout_s=20.0)
+    future.result(timeout=20.0)
+    assert seen.keys() == dict(weights()).keys()
+    assert all(torch.equal(seen[name], tensor) for name, tensor in weights())
+
+
+@with_files
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"embed": torch.zeros(7, 33)}, r"holds 'embed' as torch\.float32\[7, 33\]"),
+        ({"embed": torch.zeros(33, 7).half()}, r"holds 'embed' as torch\.float16"),
+        ({"other": torch.zeros(33, 7)}, "does not hold the announced tensors"),
+        (None, "cannot read"),
+    ],
+)
+def test_a_file_that_is_not_what_was_announced_is_refused(sender, directory, monkeypatch, content, message):
+    tensors = weights()[:1]
+    manifest = build_manifest(tensors, policy_version=1)
+    start = Group.start
+
+    def replace_the_file(group: Group, index: int, **settings: object) -> None:
+        if group.rank == 0:
+            write = FileCarrier._write
+
+            def write_something_else(carrier: FileCarrier, index: int, what: str) -> None:
+                write(carrier, index, what)
+                if content is None:
+                    carrier._path(index).write_bytes(b"\xff" * 100)
+                else:
+                    save_file(content, carrier._path(index))
+
+            monkeypatch.setattr(FileCarrier, "_write", write_something_else)
+        start(group, index, **settings)
+
+    monkeypatch.setattr(Group, "start", replace_the_file)
+    (future,) = Receivers(sender.open([1]), [1]).start(manifest)
+    with pytest.raises(TransferError, match=f"rank 1 gave up: .*{message}"):
+        sender.send(manifest, tensors, timeout_s=20.0)
+    with pytest.raises(TransferError, match=message):
+        future.result(timeout=20.0)
+
+
+def test_a_new_group_removes_what_dead_ones_left_and_nothing_else(directory):
+    dead = new_group_directory(directory)
+    left = dead.with_name(f"{dead.name}-update-3")
+    left.mkdir(parents=True)
+    (left / "bucket-1.safetensors").write_bytes(b"")
+    mine = directory / "notes"
+    mine.mkdir()
+    assert new_group_directory(directory) != dead
+    assert [path.name for path in directory.iterdir()] == ["notes"]
+    mine.rmdir()
+
+
+def test_a_directory_that_is_not_a_groups_is_refused_since_it_would_be_removed(tmp_path):
+    with pytest.raises(TransferError, match="not the name of a group's files"):
+        FileCarrier(None, tmp_path, rank=1)
+
+
+@with_files
+def test_a_directory_that_cannot_be_made_is_named(sender, directory):
+    directory.parent.joinpath("weights").write_text("in the way")
+    tensors = weights()[:1]
+    manifest = build_manifest(tensors, policy_version=1)
+    with pytest.raises(NotADirectoryError):
+        sender.open([1])
+    directory.unlink()
+    (future,) = Receivers(sender.open([1]), [1]).start(manifest)
+    directory.write_text("in the way")
+    with pytest.raises(TransferError, match="cannot make the directory"):
+        sender.send(manifest, tensors, timeout_s=20.0)
+    with pytest.raises(TransferError, match="cannot make the directory"):
+        future.result(timeout=20.0)
+    directory.unlink()

@@ -1,0 +1,60 @@
+"""A segment of shared memory: who can reach it, when it has a name, and what happens when there is no room."""
+
+import os
+import stat
+
+import pytest
+import torch
+
+from coati_rl.errors import TransferError
+from coati_rl.transport.deadline import Deadline
+from coati_rl.transport.shm import SHM_DIRECTORY, ShmSegment
+
+
+@pytest.fixture
+def group() -> str:
+    return f"test{os.getpid()}"
+
+
+def names(group: str) -> list[str]:
+    return [path.name for path in SHM_DIRECTORY.glob(f"coati-{group}*")]
+
+
+def test_it_has_a_name_until_all_have_opened_it_and_no_pages_before(group):
+    owner, other = ShmSegment(group, "0", 2**20), ShmSegment(group, "0", 2**20)
+    text = owner.create()
+    state = (SHM_DIRECTORY / f"coati-{group}-0").stat()
+    assert (stat.S_IMODE(state.st_mode), state.st_blocks) == (0o600, 0)
+    other.open(text)
+    owner.hide()
+    other.hide()  # whoever comes first
+    assert names(group) == []
+    written = owner.map(is_owner=True, deadline=Deadline(10.0), what="mapping")
+    read = other.map(is_owner=False, deadline=Deadline(10.0), what="mapping")
+    written.copy_(torch.arange(2**20) % 251)
+    assert torch.equal(read, written)
+    del written, owner
+    assert int(read[250]) == 250  # as long as anyone has it
+
+
+def test_a_size_that_does_not_fit_is_refused_with_both_sizes_and_the_remedy(group):
+    owner = ShmSegment(group, "0", 2**50)
+    owner.create()
+    owner.hide()
+    message = rf"/dev/shm has \d+ bytes available, needed are {2**50}.*--shm-size.*--weight-transport gloo"
+    with pytest.raises(TransferError, match=message):
+        owner.map(is_owner=True, deadline=Deadline(10.0), what="mapping")
+
+
+def test_another_node_or_user_is_told_what_to_choose(group):
+    with pytest.raises(TransferError, match=r"one node and one user: choose --weight-transport gloo"):
+        ShmSegment(group, "0", 16).open("")
+
+
+def test_a_name_that_exists_is_never_taken_over(group):
+    first = ShmSegment(group, "0", 16)
+    first.create()
+    with pytest.raises(TransferError, match="cannot create shared memory"):
+        ShmSegment(group, "0", 16).create()
+    first.hide()
+    first.close()

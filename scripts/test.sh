@@ -16,5 +16,5 @@ run() {
     fi
 }
 run tests/unit --numprocesses 2 --dist loadfile "$@"
-run tests/integration "$@"
+run tests/integration tests/faults "$@"
 exit "$status"

@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -228,6 +229,7 @@ def main() -> None:
         parser.error(f"--steps {arguments.steps}: 7 of them are not counted, so that 9 is the least")
     flags = our_defaults() if arguments.flags is None else shlex.split(arguments.flags)
     trl_python = ensure_trl(arguments.trl_env.expanduser().absolute())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a run that is under way is ended first
     load_before = os.getloadavg()[0]
     all_rounds: dict[str, dict[str, list[Figures]]] = {}
     with TemporaryDirectory(prefix="end-to-end-") as scratch:

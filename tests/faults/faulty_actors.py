@@ -11,7 +11,6 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-import psutil
 import torch
 
 from coati_rl.transport.group import Group
@@ -19,6 +18,7 @@ from coati_rl.transport.manifest import WeightManifest
 from consumer.actor import TrainerActor
 from consumer.parameters import ParameterInfo
 from producer.actor import ProducerActor
+from producer.engines.engine_thread import ThreadedEngine
 
 FAULTS = "COATI_FAULTS"
 LAYER = "model.layers.1."
@@ -108,7 +108,7 @@ class FaultyProducer(ProducerActor):
             case None:
                 pass
             case "engine dies":
-                _kill_the_engine()
+                _end_at_the_next_poll(self._loaded_engine())
             case name:
                 _signal_at_the_first_bucket(signal.Signals[name])
         return super().stage_weights(manifest, rendezvous, timeout_s)
@@ -124,12 +124,11 @@ def _signal_at_the_first_bucket(number: signal.Signals) -> None:
     Group.start = start
 
 
-def _kill_the_engine() -> None:
-    """vLLM's engine runs in a process of its own."""
-    engines = [child for child in psutil.Process().children(recursive=True) if "EngineCore" in child.name()]
-    assert engines, [child.name() for child in psutil.Process().children(recursive=True)]
-    for engine in engines:
-        engine.kill()
+def _end_at_the_next_poll(engine: ThreadedEngine) -> None:
+    def poll_staging() -> None:
+        raise MemoryError("out of memory")
+
+    engine._core.poll_staging = poll_staging  # on the engine's thread, which ends
 
 
 def _faults(kind: str) -> dict[str, str]:

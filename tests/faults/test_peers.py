@@ -5,7 +5,6 @@ import time
 
 SYNC_TIMEOUT_S = 10
 ANSWER_S = 30  # for a producer to answer, beyond the deadline of what it was asked for
-RELOAD_S = 60  # to replace a producer, on a machine that is busy
 
 
 def assert_trained(run, *, steps):
@@ -31,41 +30,41 @@ def test_producers_that_die_or_stop_in_mid_transfer_are_replaced_and_the_sync_is
     lost = [line for line in run.text().splitlines() if line.startswith("producer ") and " lost: " in line]
     assert len(lost) == 2, run.text()
     assert "producer 0 lost: weight sync to version 1 failed: producer-0 died" in lost[0]
+    at = [record["time_s"] for record in run.records()]
+    assert at[2] - at[1] < SYNC_TIMEOUT_S + ANSWER_S + 60, "the stopped one holds nobody up for longer"
     limit = f"did not answer within {SYNC_TIMEOUT_S + ANSWER_S} s"
     assert f"producer 1 lost: weight sync to version 2 failed: producer-1 {limit}" in lost[1]
     log = run.log("trainer-0")
-    assert "weight transfer to version 1 failed: rank 0 of 3, version 1, bucket 1" in log
-    assert "weight transfer to version 2 failed: rank 0 of " in log
+    phase = "sending bucket 1 of 1 of version {} (first tensor: 'model.embed_tokens.weight'): {}"
+    assert phase.format(1, "rank 1 died") in log
+    assert phase.format(2, f"not done within {SYNC_TIMEOUT_S} s") in log
     assert set(run.syncs()[-1]["producers"]) <= {2, 3}, "those that came later"
 
 
-def test_a_producer_whose_vllm_engine_dies_at_a_sync_is_replaced(make_tiny, start_run, flags):
-    run = start_run(*flags(make_tiny(tied=True)), "--max-steps", 2, stagings={"0@1": "engine dies"})
-
-    assert_trained(run, steps=2)
-
-    assert "producer 0 lost: " in run.text() and "engine died" in run.text()
-    assert run.syncs()[-1]["producers"] == [1]
-
-
-def test_a_trainer_that_dies_while_it_sends_ends_the_run_with_its_cause(make_tiny, start_run, flags):
-    run = start_run(*flags(make_tiny(tied=True)), "-b", "transformers", "--max-steps", 2, exports={"1": "SIGKILL"})
-    run.wait_for_step(1)
+def test_a_producer_whose_engine_dies_is_replaced_and_a_trainer_that_dies_while_it_sends_ends_the_run(
+    make_tiny, start_run, flags
+):
+    job = flags(make_tiny(tied=True))
+    faults = {"stagings": {"0@1": "engine dies"}, "exports": {"3": "SIGKILL"}}  # exports: versions 0, 1, 1 again, 2
+    run = start_run(*job, "-b", "transformers", "--max-steps", 3, **faults)
+    run.wait_for_step(2)
     begin = time.monotonic()
 
     assert run.wait(60) == 1, run.text()
 
     assert time.monotonic() - begin < 60
+    assert "producer 0 lost: " in run.text() and "the engine died: MemoryError: out of memory" in run.text()
     last = run.text().splitlines()[-1]
     assert "trainer-0 died" in last and "logs: " in last
-    assert [sync["step"] for sync in run.syncs()] == [0]
+    assert [(sync["step"], sync["producers"]) for sync in run.syncs()] == [(0, [0]), (1, [1])]
+    assert [record["step"] for record in run.records()] == [1, 2]
     assert run.left_over() == []
 
 
 def test_a_taken_port_is_named_before_anything_is_trained(make_tiny, start_run, flags):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        run = start_run(*flags(make_tiny(tied=True)), "-b", "transformers", "--max-steps", 2, "--master_port", port)
+        run = start_run(*flags(make_tiny(tied=True)), "-b", "fake", "--max-steps", 2, "--master_port", port)
 
         assert run.wait() == 2, run.text()
 

@@ -1,0 +1,72 @@
+"""The replaced parts of a producer in a threaded run: an engine that notes and fails, a reward without workers."""
+
+from concurrent.futures import Future
+
+from coati_rl.errors import RunError
+from coati_rl.types import GenerationResult
+
+
+class WatchedEngine:
+    """An engine that notes what it is asked for, and fails when told to."""
+
+    def __init__(self, engine, settings, *, dies_at_request=None, fails=(), logprob_scale=1.0, forgets_to_commit=False):
+        self._engine = engine
+        self._dies_at_request = dies_at_request
+        self._fails = fails  # text of prompts that it cannot answer
+        self._logprob_scale = logprob_scale
+        self._forgets_to_commit = forgets_to_commit  # after its first one
+        self.settings = settings
+        self.requests = []
+        self.max_in_flight = 0
+        self.staging_timeouts = []
+        self.wires = []  # by which weights came
+        self.commits_in_flight = []
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def submit(self, request):
+        self.requests.append(request)
+        if len(self.requests) == self._dies_at_request:
+            raise RunError("the engine died")
+        self._engine.submit(request)
+        self.max_in_flight = max(self.max_in_flight, self._engine.num_unfinished())
+
+    def poll(self, timeout_s):
+        results = self._engine.poll(timeout_s)
+        for result in results:
+            for completion in result.completions:
+                completion.logprobs[:] *= self._logprob_scale
+        tokens = {request.request_id: request.token_ids for request in self.requests}
+        return [
+            GenerationResult(request_id=result.request_id, error="refused")
+            if tokens[result.request_id] in self._fails
+            else result
+            for result in results
+        ]
+
+    def stage_weights(self, manifest, rendezvous, *, timeout_s):
+        self.staging_timeouts.append(timeout_s)
+        self.wires.append(rendezvous.backend)
+        return self._engine.stage_weights(manifest, rendezvous, timeout_s=timeout_s)
+
+    def commit_weights(self, policy_version, *, in_flight, timeout_s):
+        self.commits_in_flight.append(in_flight)
+        if self._forgets_to_commit and len(self.commits_in_flight) > 1:
+            return
+        self._engine.commit_weights(policy_version, in_flight=in_flight, timeout_s=timeout_s)
+
+
+class InlineReward:
+    """A reward function behind the interface of the reward workers."""
+
+    def __init__(self, score):
+        self._score = score
+
+    def submit(self, responses, problem):
+        future = Future()
+        future.set_result([self._score(response, problem.ground_truth) for response in responses])
+        return future
+
+    def close(self):
+        pass

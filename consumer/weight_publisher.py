@@ -83,9 +83,8 @@ class WeightPublisher:
             self._give_up_in_time(work.policy_version)
         seconds = time.perf_counter() - begin
         # First, so that nobody who is about to commit gets a prompt before it has.
-        self._reports.report_sync(
-            SyncReport(index=work.index, staged=staged, failed=failed, seconds=seconds, digest=digest)
-        )
+        report = SyncReport(index=work.index, staged=staged, failed=failed, seconds=seconds, digest=digest)
+        self._reports.report_sync(replace(report, problem=self._problem))
         for producer in staged:
             threading.Thread(target=self._commit, args=(producer, work), name=f"commit-{producer}", daemon=True).start()
 

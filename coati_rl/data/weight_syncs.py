@@ -80,6 +80,7 @@ class WeightSyncs:
             "producers": sorted(results),
             "seconds": report.seconds,
             "digest": report.digest,
+            "problem": report.problem,
             "commit_s": max((result.seconds for result in results.values()), default=None),
             "probe_gap_mean": max((gap.mean for gap in self._gaps), default=None),
             "probe_gap_max": max((gap.max for gap in self._gaps), default=None),

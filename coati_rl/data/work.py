@@ -76,6 +76,7 @@ class SyncReport:
     failed: dict[int, str]  # producer -> cause
     seconds: float
     digest: str
+    problem: str = ""  # what went wrong first, if nobody has staged
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -56,6 +56,8 @@ class ProgressDisplay:
             self.say(
                 f"producer {event['producer']} lost: {event['cause']}; {event['prompts_reissued']} prompts reissued"
             )
+        elif kind == "sync" and event["problem"]:
+            self.say(f"weight sync to version {event['policy_version']} failed and is repeated: {event['problem']}")
         elif kind == "gap":
             self.say(f"warning: {event['cause']}")
         elif kind == "rollout_failed":

@@ -20,6 +20,7 @@ from coati_rl.types import CommitResult, RolloutGroup
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 30.0  # for an actor to answer, on top of what the call itself may take
+STAGING_GRACE_S = 10.0  # for a producer whose transfer has its own deadline; all others wait for it
 
 
 def wait_for(reference: "ray.ObjectRef[Any]", *, who: str, timeout_s: float) -> Any:
@@ -136,7 +137,7 @@ class RemoteProducer:
     def stage_weights(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> tuple[str, ...]:
         """See WeightReceiver."""
         reference: Any = self._handle.stage_weights.remote(manifest.to_json(), rendezvous.to_json(), timeout_s)
-        digests: tuple[str, ...] = wait_for(reference, who=self._name, timeout_s=timeout_s + ANSWER_S)
+        digests: tuple[str, ...] = wait_for(reference, who=self._name, timeout_s=timeout_s + STAGING_GRACE_S)
         return digests
 
     def commit_weights(self, policy_version: int, probe: Sequence[int], *, timeout_s: float) -> CommitResult:

@@ -68,6 +68,14 @@ def test_a_producer_that_is_gone_is_reported_and_the_others_keep_their_weights(s
     assert run.sync(1, members=(0,)).staged == (0,)
 
 
+def test_a_producer_whose_engine_died_is_to_be_replaced_and_not_to_be_asked_again(start_run):
+    run = start_run(1)
+    run.producers[1].faults = [EngineError("the engine died: out of memory")]
+    report = run.sync(1)
+    assert (report.staged, report.failed) == ((), {1: "the engine died: out of memory"})
+    assert report.problem == "producer 1: the engine died: out of memory"
+
+
 def test_a_producer_that_cannot_even_be_connected_to_is_reported_likewise(start_run):
     run = start_run(2)
 
@@ -161,7 +169,9 @@ def test_syncs_that_fail_without_anyone_being_gone_end_the_run(start_run):
         assert run.sync(1).staged == ()
     exports = run.exports()
     others = run.start_others(exports)
-    with pytest.raises(RunError, match=f"weight sync to version 1 failed {MAX_ATTEMPTS} times"):
+    with pytest.raises(
+        RunError, match=f"weight sync to version 1 failed {MAX_ATTEMPTS} times: producer 0: out of memory"
+    ):
         run.publisher.publish(SyncWork(index=1, policy_version=1, members=(0, 1)), iter(exports[0]))
     assert others[0].result(20.0) is None
     assert all(export.is_at_end for export in exports)

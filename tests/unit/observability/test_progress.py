@@ -46,6 +46,11 @@ def display_on():
             {"event": "producer_lost", "producer": 1, "cause": "killed [9]", "prompts_reissued": 3},
             "producer 1 lost: killed [9]; 3 prompts reissued",
         ),
+        (
+            {"event": "sync", "policy_version": 4, "producers": [], "problem": "rank 1 of 2 died"},
+            "weight sync to version 4 failed and is repeated: rank 1 of 2 died",
+        ),
+        ({"event": "gap", "cause": "too far apart"}, "warning: too far apart"),
         ({"event": "rollout_failed", "uid": "train-7.0", "cause": "refused"}, "prompt train-7.0 failed: refused"),
         (
             {"event": "finished", "step": 4, "groups_dropped": 2, "groups_filtered": 0},
@@ -67,7 +72,7 @@ def test_without_a_terminal_every_event_is_a_plain_line(display_on, event, line)
 @pytest.mark.parametrize(
     "event",
     [
-        {"event": "sync", "policy_version": 2, "producers": [0], "seconds": 0.1, "digest": "d"},
+        {"event": "sync", "policy_version": 2, "producers": [0], "seconds": 0.1, "digest": "d", "problem": ""},
         {"event": "producer_joined", "producer": 0},
         {"event": "finished", "step": 4, "groups_dropped": 0, "groups_filtered": 0},
     ],

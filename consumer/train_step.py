@@ -162,6 +162,7 @@ def step_metrics(sums: dict[str, float], *, loss_scale: float) -> dict[str, floa
         "correction_dropped_fraction": mean("correction_dropped"),
         "logprob_gap_mean": mean("gap_sum", "gap_tokens"),
         "logprob_gap_max": sums["gap_max"] if sums["gap_tokens"] else None,
+        "logprob_gap_tokens": int(sums["gap_tokens"]),
         "old_logprob_gap_mean": mean("old_gap_sum"),
         "old_logprob_gap_max": sums["old_gap_max"],
     }

@@ -64,6 +64,7 @@ class WeightPublisher:
         self._group: tuple[int, ...] = ()  # producers of the open group
         self._rendezvous: list[Rendezvous] = []  # their invitations
         self._num_fruitless = 0
+        self._unreported: Exception | None = None
         self._problem = ""  # of the transfer that failed last: what went wrong first
 
     def publish(self, work: SyncWork, weights: Weights) -> None:
@@ -73,6 +74,8 @@ class WeightPublisher:
             weights: of this rank's stage; iterated to the end in any case.
         Raises: RunError when it fails again and again without a producer being gone.
         """
+        if self._unreported is not None:
+            raise RunError(f"a commit could not be reported: {self._unreported}") from self._unreported
         begin, failed = time.perf_counter(), dict[int, str]()
         with ThreadPoolExecutor(len(work.members)) as pool, _to_the_end(weights):
             digest, staging = self._transfer(pool, work, weights)
@@ -135,12 +138,13 @@ class WeightPublisher:
             connection = self._connect(producer)
             result = connection.commit_weights(work.policy_version, work.probe, timeout_s=self._commit_timeout_s)
             report = replace(report, result=result)
-        except RunError as error:  # it may hold half of the weights: of no further use
-            report = replace(report, error=str(error))
+        except Exception as error:  # noqa: BLE001  (a thread's end; the producer is replaced, whatever it was)
+            cause = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+            report = replace(report, error=cause)
         try:
             self._reports.report_commit(report)
-        except RunError as error:  # the coordinator is gone: the train loop's own calls fail, too
-            logger.warning("the commit of producer %d could not be reported: %s", producer, error)
+        except Exception as error:  # noqa: BLE001  (raised in the next sync: the coordinator waits for this report)
+            self._unreported = error
 
     def _cancel_on_error(self, producer: int, future: "Future[Any]") -> None:
         error = future.exception()

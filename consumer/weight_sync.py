@@ -71,6 +71,7 @@ def _make_send(
         config.weight_transport,
         device="cuda" if device.type == "cuda" else "cpu",
         is_one_node=not config.master_address,
+        update_bytes=make_manifest(backend, 0).total_bytes,
     )
     sender = WeightSender(backend=wire, host=host, device=device, directory=directory)
     if not layout.is_first_stage:
@@ -83,7 +84,8 @@ def _make_send(
         reports,
         ranks_per_producer=config.producer_tensor_parallel_size,
         timeout_s=config.sync_timeout_s,
-        commit_timeout_s=config.sync_timeout_s if config.inflight_update else config.stall_timeout_s,
+        # A producer that hangs is replaced before the run counts as stalled.
+        commit_timeout_s=config.sync_timeout_s if config.inflight_update else 0.9 * config.stall_timeout_s,
         num_senders=layout.num_stages,
         announce=lambda text: _announce(backend, text),
     ).publish

@@ -25,6 +25,7 @@ from producer.rollout_loop import RolloutLoop
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 600.0  # to load the engine
+_PROBE_TIMEOUT_S = 50.0  # for a prompt of some hundred tokens, behind what the engine is busy with
 
 
 class ProducerActor:
@@ -91,7 +92,9 @@ class ProducerActor:
             engine.commit_weights(policy_version, in_flight=self._config.inflight_update, timeout_s=timeout_s)
         self._timeline.instant("policy version", policy_version=policy_version)
         seconds = time.perf_counter() - begin
-        logprobs = engine.probe_logprobs(probe, timeout_s=timeout_s) if probe else np.empty(0, dtype=np.float32)
+        logprobs = np.empty(0, dtype=np.float32)
+        if probe:
+            logprobs = engine.probe_logprobs(probe, timeout_s=min(timeout_s, _PROBE_TIMEOUT_S))
         return CommitResult(seconds=seconds, probe_logprobs=logprobs)
 
     def close(self) -> None:

@@ -38,8 +38,9 @@ def find_machine() -> Machine:
         log = Path(directory) / "log"
         failure = run_process("gpu_checks.probe", [], environment={}, log=log, deadline_s=PROBE_S)
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    if failure is None and lines:
-        return Machine(**json.loads(lines[-1]))
+    answers = [line for line in lines if line.startswith("{")]  # a library may have the last word
+    if failure is None and answers:
+        return Machine(**json.loads(answers[-1]))
     said = f"; its last words: {lines[-1]}" if lines else ""
     reason = f"looking for one failed: {failure}{said}"
     return Machine(torch=None, gpus=[], no_gpu=reason, nccl=None, backends=[], unavailable={}, absent=[])

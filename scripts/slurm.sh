@@ -20,7 +20,7 @@ cd -- "$repository"
 say() { printf '[slurm] %s\n' "$*"; }
 
 # A token for this job alone: whoever lacks it cannot talk to the cluster. Steps inherit these variables.
-private="$repository/runs/.slurm-${SLURM_JOB_ID:?}"
+private="$repository/runs/.slurm-${SLURM_JOB_ID:?}-${SLURM_RESTART_COUNT:-0}"
 mkdir -p "$repository/runs"
 mkdir -m 700 "$private"
 steps=()

@@ -79,6 +79,11 @@ def _clipping(config: Config) -> Iterator[str]:
 
 def _off_policy(config: Config) -> Iterator[str]:
     correction, bounds = config.off_policy_correction, (config.off_policy_low, config.off_policy_high)
+    if config.on_logprob_gap != "stop" and config.old_logprobs == "engine":
+        yield (
+            f"--on-logprob-gap {config.on_logprob_gap} with --old-logprobs engine: weighs the trainer's old_logprobs "
+            "against the engine's, and here they are the same; use --old-logprobs trainer or auto"
+        )
     if correction == "none":
         if bounds != (None, None):
             yield (

@@ -1,7 +1,7 @@
 """The one owner of data: prompts, leases, slots, finished groups, and the trainers' to-do list.
 
 Consumes: finished groups from producers, reports from trainers. Waits for: groups (trainers wait), free slots and
-current weights (producers wait). Is unblocked by: `put`, `report_sync`, membership changes. Produces: leases, work
+current weights (producers wait). Is unblocked by: `put`, reports of syncs, membership changes. Produces: leases, work
 items, events for the driver. A plain class with one lock; runtime/ makes an actor of it. Every wait has a timeout.
 
 Where each prompt is, and how many may be out, is the business of `PromptFlow`; which groups are trained, that of
@@ -60,8 +60,8 @@ class Coordinator:
         self._changed = threading.Condition()
         self._todo = TodoList(num_ranks=settings.num_trainers, ranks_per_dp_group=settings.ranks_per_dp_group)
         self._gate = GapGate(settings.gap)
-        self._syncs = WeightSyncs(self._members, self._gate, probe=cursor.probe, probe_interval=settings.probe_interval)
-        self._is_corrected = False  # the step that is being filled
+        self._syncs = WeightSyncs(settings, self._members, self._gate, probe=cursor.probe(settings.max_probe_tokens))
+        self._is_corrected = False  # the present rollout step
         self._last_saved = start.step
         self._book = StepBook(settings, start, recorder)
         self._events = EventLog()
@@ -150,7 +150,7 @@ class Coordinator:
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:
         """The trainers took optimizer step `step` (from 0); with the rollouts' statistics it makes one record."""
         with self._changed:
-            self._gate.judge(self._gate.sampled_problem(step + 1, metrics.get("logprob_gap_mean")))
+            self._judge_gap(self._gate.sampled_problem(step + 1, metrics))
             metrics = {**metrics, "producer_idle_fraction": self._leases.producer_idle.take()}
             for record in self._book.report(step, metrics):
                 self._event("step", **record)
@@ -172,7 +172,7 @@ class Coordinator:
     def report_commit(self, report: CommitReport) -> None:
         """A producer serves what it had staged, or is of no further use."""
         with self._changed:
-            self._gate.judge(self._syncs.committed(report))
+            self._judge_gap(self._syncs.committed(report))
             if report.error is not None:
                 self.remove_producer(report.producer, f"version {report.policy_version}: {report.error}")
             self._record_sync()
@@ -219,10 +219,10 @@ class Coordinator:
             if not self._members.ids:
                 return None  # a replacement is on its way
             self._members.complete_sync(step)
+            self._is_corrected = self._gate.is_corrected  # not in between, where the old policy would be another
             self._flow.free_slots()
             self._changed.notify_all()
         if at_boundary:
-            self._is_corrected = self._gate.is_corrected
             self._evaluate_if_due(is_over=is_over)
             if self._is_save_due(is_over=is_over):
                 self._last_saved = step
@@ -236,10 +236,9 @@ class Coordinator:
         return [TrainWork(batch=batch, is_corrected=self._is_corrected) for batch in batches] if batches else None
 
     def _data_state(self) -> dict[str, Any]:
-        dropped: dict[str, Any] = self._book.counts.dropped()
-        evaluated, time_s = self._board.last_finished, self._book.records.time_s
-        position = replace(self._flow.position(), last_evaluated=evaluated, time_s=time_s, **dropped)
-        return data_state(position, self._cursor.order)
+        known: dict[str, Any] = {"last_evaluated": self._board.last_finished, "time_s": self._book.records.time_s}
+        known |= self._book.counts.dropped()
+        return data_state(replace(self._flow.position(), **known), self._cursor.order)
 
     def _finish(self) -> list[Work]:
         if self._flow.step == 0:
@@ -251,9 +250,8 @@ class Coordinator:
     def _announce_the_end(self) -> None:
         """The last event, once: after the last step's record, which may come when the trainers know already."""
         if self._is_finished and self._book.records.is_complete:
-            filtered = self._book.counts.dropped()[
-                "groups_filtered"
-            ]  # since the last step, whose record has those before
+            # Filtered since the last step, whose record has those before.
+            filtered = self._book.counts.dropped()["groups_filtered"]
             numbers = {"groups_dropped": self._flow.num_finished, "groups_filtered": filtered}
             self._event("finished", step=self._flow.step, **numbers)
 
@@ -287,9 +285,11 @@ class Coordinator:
     def _record_sync(self) -> None:
         if record := self._syncs.take_record():
             self._event("sync", **record)
-        if message := self._gate.take_message():
-            self._event("gap", cause=message)
         self._progressed()
+
+    def _judge_gap(self, problem: str | None) -> None:
+        if message := self._gate.judge(problem):
+            self._event("gap", cause=message)
 
     def _event(self, kind: str, **fields: Any) -> None:
         self._events.add(kind, fields)

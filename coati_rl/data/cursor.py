@@ -9,8 +9,6 @@ from functools import cached_property
 from coati_rl.data.position import DrawOrder, fingerprint
 from coati_rl.types import Prompt
 
-_PROBE_TOKENS = 256  # enough for a mean that is not noise, cheap for any model
-
 
 class PromptCursor:
     """Draws prompts; a uid is `<prompt uid>.<episode>`, so that a prompt met again is sampled afresh."""
@@ -28,10 +26,14 @@ class PromptCursor:
         """What decides the draws."""
         return DrawOrder(seed=self._seed, num_prompts=len(self._prompts), fingerprint=fingerprint(self._prompts))
 
-    @property
-    def probe(self) -> tuple[int, ...]:
-        """Token ids for a comparison of models: the first prompt's, so far as it is needed."""
-        return self._prompts[0].token_ids[:_PROBE_TOKENS]
+    def probe(self, max_tokens: int) -> tuple[int, ...]:
+        """Token ids for a comparison of models: the first prompts', one after another."""
+        token_ids: list[int] = []
+        for prompt in self._prompts:
+            token_ids += prompt.token_ids
+            if len(token_ids) >= max_tokens:
+                break
+        return tuple(token_ids[:max_tokens])
 
     @property
     def num_due(self) -> int:

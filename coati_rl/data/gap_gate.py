@@ -5,9 +5,11 @@ has committed them; the sampled tokens of a step are a second look, through temp
 agree to rounding; in bfloat16 rounding is what is measured at the start, so that twice as much is a change.
 """
 
+import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +21,8 @@ FLOAT32_LIMIT = 1e-4  # nats; vLLM against transformers: 6e-5 at most
 _GROWTH_LIMIT = 2.0  # times the gap at the start, in bfloat16
 _NUM_REMEMBERED = 4  # versions whose expectations are kept, to recognise an engine that has stayed behind
 _BFLOAT16_SIZE = (1e-3, 0.3)  # nats: what rounding to bfloat16 looks like, mean over tokens
+_BFLOAT16_FLOOR = 1e-3  # nats: twice less than this is not too much, whatever was measured at the start
+_MIN_SAMPLED_TOKENS = 256  # of a step in bfloat16, for a mean that is not noise
 _STALE_SHARE = 0.1  # of the gap, below which an older version explains it
 
 
@@ -37,6 +41,7 @@ class GapSettings:
     precision: Precision = "fp32"
     limit: float | None = None  # nats; None: 1e-4 in fp32, twice the gap at the start in bf16
     judges_sampled: bool = True  # False where the sampled tokens' gap is known to be large, or corrected for
+    temperature: float = 1.0  # of sampling: below 1 it magnifies the gap of sampled tokens
     on_gap: OnLogprobGap = "stop"
 
 
@@ -47,10 +52,10 @@ class GapGate:
         self._precision = settings.precision
         self._limit = settings.limit
         self._judges_sampled = settings.judges_sampled
+        self._magnification = 1 / min(1.0, settings.temperature)
         self._stops = settings.on_gap == "stop"
         self.problem: str | None = None  # for which the run has to stop
-        self._message: str | None = None
-        self.is_corrected = False  # the loss corrects for the gap, from the next step on
+        self.is_corrected = False  # the loss is to correct for the gap
         self._expected: deque[tuple[int, np.ndarray]] = deque(maxlen=_NUM_REMEMBERED)
         self._start: dict[str, float] = {}  # what was measured first, by kind
         self._start_version: int | None = None
@@ -68,9 +73,12 @@ class GapGate:
         expected = dict(self._expected).get(version)
         if expected is None or len(logprobs) == 0:
             return None
+        if logprobs.shape != expected.shape:
+            return Gap(mean=math.inf, max=math.inf)
         apart = np.abs(logprobs.astype(np.float64) - expected)
         gap = Gap(mean=float(apart.mean()), max=float(apart.max()))
-        if version == self._start_version:
+        # What is larger than rounding is no measure of it.
+        if version == self._start_version and gap.mean <= _BFLOAT16_SIZE[1]:
             self._start["probe"] = max(self._start.get("probe", 0.0), gap.mean)
         self._last_probe = gap
         return gap
@@ -79,20 +87,28 @@ class GapGate:
         """Why an engine's answers to the probe are not those of these weights; None if they are."""
         size = gap.max if self._precision == "fp32" and self._limit is None else gap.mean
         limit = self._limit_of("probe")
-        if limit is None or size <= limit:
+        if size <= limit:  # never true of a NaN
             return None
         return (
             f"the engine's log-probabilities of the probe under version {version} are {gap.mean:.2g} nats (mean) and "
             f"{gap.max:.2g} (largest) from the trainer's, past {limit:.2g}: {self._diagnosis(version, logprobs, gap)}"
         )
 
-    def sampled_problem(self, step: int, gap: float | None) -> str | None:
-        """Why the log-probabilities of a step's sampled tokens (mean gap, nats) cannot be trusted; None if they can."""
-        if gap is None or self._last_probe is None or self.is_corrected or not self._judges_sampled:
+    def sampled_problem(self, step: int, metrics: Mapping[str, Any]) -> str | None:
+        """Why the log-probabilities of a step's sampled tokens cannot be trusted; None if they can, or are too few.
+
+        Args:
+            step: from 1.
+            metrics: the trainers', of which the gap counts, and over how many tokens it is a mean.
+        """
+        gap, num_tokens = metrics.get("logprob_gap_mean"), metrics.get("logprob_gap_tokens", 0)
+        if gap is None or self._last_probe is None or not self._judges_sampled:
+            return None
+        if self._precision == "bf16" and num_tokens < _MIN_SAMPLED_TOKENS:
             return None
         self._start.setdefault("sampled", gap)
         limit = self._limit_of("sampled")
-        if limit is None or gap <= limit:
+        if gap <= limit:
             return None
         return (
             f"in step {step} engine and trainer are {gap:.2g} nats apart (mean over tokens sampled with the trainer's "
@@ -101,30 +117,27 @@ class GapGate:
             "distribution (top-k, top-p, penalties of its generation config)"
         )
 
-    def judge(self, problem: str | None) -> None:
-        """Act on a problem, the first one only."""
+    def judge(self, problem: str | None) -> str | None:
+        """Act on a problem, the first one only. Returns: a message for people, if the run goes on."""
         if problem is None or self.problem is not None or self.is_corrected:
-            return
+            return None
         if self._stops:
             self.problem = problem
-            return
+            return None
         self.is_corrected = True
-        self._message = f"{problem}; the loss corrects for it from the next step on"
+        return f"{problem}; the loss corrects for it from the next rollout step on"
 
-    def take_message(self) -> str | None:
-        """What was decided, once, for people."""
-        message, self._message = self._message, None
-        return message
-
-    def _limit_of(self, kind: str) -> float | None:
+    def _limit_of(self, kind: str) -> float:
         if self._limit is not None:
             return self._limit
         if self._precision == "fp32":
-            return FLOAT32_LIMIT
+            return FLOAT32_LIMIT * (self._magnification if kind == "sampled" else 1.0)
         start = self._start.get(kind)
-        return None if start is None else _GROWTH_LIMIT * start
+        return _BFLOAT16_SIZE[1] if start is None else max(_GROWTH_LIMIT * start, _BFLOAT16_FLOOR)
 
     def _diagnosis(self, version: int, logprobs: np.ndarray, gap: Gap) -> str:
+        if not math.isfinite(gap.mean):
+            return f"it answers with {len(logprobs)} numbers, or with numbers that are not finite"
         for older, expected in self._expected:
             distance = float(np.abs(logprobs.astype(np.float64) - expected).mean())
             if older != version and distance < _STALE_SHARE * gap.mean:

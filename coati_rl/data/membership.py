@@ -5,7 +5,7 @@ complete when every producer has staged the weights; each then commits them when
 
 A producer joins with the weights that it read from disk, version UNPROVEN: the trainers send it the current ones before
 its first prompt, at the start of a run as in the middle. So every token is sampled with weights that came over the
-wire and were proved, a replaced producer is no special case, and neither is a run that is resumed at step N, which
+wire, a replaced producer is no special case, and neither is a run that is resumed at step N, which
 begins with version N as if a sync had just brought it.
 """
 

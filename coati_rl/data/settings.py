@@ -9,6 +9,8 @@ from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.leases import SamplingPlan
 from coati_rl.types import Purpose, SamplingParams
 
+_PROBE_TOKENS = 256  # enough for a mean that is not noise, cheap for any model
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoordinatorSettings:
@@ -29,6 +31,7 @@ class CoordinatorSettings:
     seed: int
     gap: GapSettings = field(default_factory=GapSettings)
     probe_interval: int = 1  # weight syncs
+    max_probe_tokens: int = 3
 
     @property
     def prompts_per_rollout(self) -> int:
@@ -103,7 +106,9 @@ def coordinator_settings(config: Config, *, precision: Precision = "fp32") -> Co
             limit=config.max_logprob_gap,
             # What is corrected for is no reason to stop, and what is renormalised is apart in any case.
             judges_sampled=not config.recomputes_old_logprobs,
+            temperature=config.temperature,
             on_gap=config.on_logprob_gap,
         ),
         probe_interval=config.probe_interval,
+        max_probe_tokens=min(_PROBE_TOKENS, config.max_model_len - 1),
     )

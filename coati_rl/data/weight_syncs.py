@@ -10,6 +10,7 @@ from typing import Any
 
 from coati_rl.data.gap_gate import Gap, GapGate
 from coati_rl.data.membership import Membership
+from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.data.work import CommitReport, SyncReport, SyncWork
 from coati_rl.errors import RunError
 
@@ -17,18 +18,20 @@ from coati_rl.errors import RunError
 class WeightSyncs:
     """Under the coordinator's lock."""
 
-    def __init__(self, members: Membership, gate: GapGate, *, probe: Sequence[int], probe_interval: int) -> None:
-        """`probe`: token ids whose log-probabilities prove a sync, in every `probe_interval`-th one."""
+    def __init__(
+        self, settings: CoordinatorSettings, members: Membership, gate: GapGate, *, probe: Sequence[int]
+    ) -> None:
+        """`probe`: token ids whose log-probabilities prove a sync."""
         self._members = members
         self._gate = gate
         self._probe = tuple(probe)
-        self._probe_interval = probe_interval
+        self._probe_interval = settings.probe_interval
         self._transfer: SyncWork | None = None  # handed out, not yet reported
         self._report: SyncReport | None = None  # of the sync whose commits are awaited
         self._version = 0  # of that sync
         self._commits: dict[int, CommitReport] = {}
         self._gaps: list[Gap] = []
-        self._num_ordered = 0
+        self._num_staged = 0  # transfers that went well
         self._probed: set[int] = set()  # producers that were probed once
         self.seconds = 0.0  # of the last transfer
 
@@ -39,8 +42,7 @@ class WeightSyncs:
 
     def order(self, index: int, version: int, members: tuple[int, ...]) -> SyncWork:
         """Send `version` to these producers."""
-        is_probed = self._num_ordered % self._probe_interval == 0 or not self._probed.issuperset(members)
-        self._num_ordered += 1
+        is_probed = self._num_staged % self._probe_interval == 0 or not self._probed.issuperset(members)
         probe = self._probe if is_probed else ()
         self._transfer = SyncWork(index=index, policy_version=version, members=members, probe=probe)
         return self._transfer
@@ -50,12 +52,15 @@ class WeightSyncs:
         if self._transfer is None or report.index != self._transfer.index:
             raise RunError(f"report of sync {report.index}, but {self._transfer} is under way")
         version, self._transfer, self.seconds = self._transfer.policy_version, None, report.seconds
+        self._num_staged += bool(report.staged)
         self._members.staged(report.staged, version)
         self._report, self._version, self._commits, self._gaps = report, version, {}, []
         return version
 
     def committed(self, report: CommitReport) -> str | None:
         """A producer serves the weights. Returns: what is wrong with its answer to the probe, if anything is."""
+        if report.policy_version != self._version or report.producer not in self._members.ids:
+            return None  # of a producer that was given up meanwhile
         self._members.committed(report.producer)
         self._commits[report.producer] = report
         if report.result is None:

@@ -55,7 +55,7 @@ class TodoList:
         self._ranks_per_dp_group = ranks_per_dp_group
 
     def ask(self, index: int, rank: int) -> Work | None:
-        """A trainer rank's share of an item, None if it is not decided. Who asks is done with the items before."""
+        """A trainer rank's share of an item, None if it is not decided. Who asks has the items before."""
         self._asked[rank] = index
         oldest = min(self._asked.values())
         self._items = {number: item for number, item in self._items.items() if number >= oldest}

@@ -31,6 +31,7 @@ METRIC_KEYS = (
     "staleness_max",
     "logprob_gap_mean",  # |engine - trainer| in nats on tokens of the trainer's own version; null if there are none
     "logprob_gap_max",
+    "logprob_gap_tokens",  # how many these are
     "old_logprob_gap_mean",  # |old_logprobs - rollout_logprobs| in nats over all loss tokens; null where the rollout's
     "old_logprob_gap_max",  # stand in
     "num_prompt_tokens",  # of all groups that came in

@@ -154,7 +154,7 @@ class Timeline:
             while not self._closing.wait(FLUSH_INTERVAL_S):
                 self._flush()
             self._flush()
-        except OSError as error:
+        except (OSError, TypeError, ValueError) as error:  # of the disk, or of an argument that is not JSON
             self._is_on = False
             self._buffer.clear()
             logger.warning("%s: the timeline ends here: %s", self._path, error)

@@ -91,7 +91,7 @@ def actor_options(*, name: str, num_threads: int, environment: dict[str, str]) -
 
     Args:
         name: unique in the run.
-        num_threads: its share of its node's cores.
+        num_threads: its share of its node's cores; with more, processes are many times slower.
         environment: variables that must be set before the process starts.
     """
     return {

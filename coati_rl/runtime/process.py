@@ -33,11 +33,6 @@ def core_share(slot: int, num_slots: int, cores: list[int]) -> list[int]:
     return cores[first : first + share]
 
 
-def num_threads(num_slots: int) -> int:
-    """Threads of an actor: two processes with two threads each on two cores are many times slower than with one."""
-    return max(1, len(os.sched_getaffinity(0)) // num_slots)
-
-
 def enter_actor(place: Place) -> None:
     """Pin this process, send its output to its log file, and tie its life to its parent's."""
     os.sched_setaffinity(0, core_share(place.slot, place.num_slots, sorted(os.sched_getaffinity(0))))

@@ -143,5 +143,6 @@ class RemoteProducer:
     def commit_weights(self, policy_version: int, probe: Sequence[int], *, timeout_s: float) -> CommitResult:
         """See WeightReceiver."""
         reference: Any = self._handle.commit_weights.remote(policy_version, tuple(probe), timeout_s)
-        result: CommitResult = wait_for(reference, who=self._name, timeout_s=timeout_s + ANSWER_S)
+        # Time for the probe, too, which comes after the commit.
+        result: CommitResult = wait_for(reference, who=self._name, timeout_s=timeout_s + 2 * ANSWER_S)
         return result

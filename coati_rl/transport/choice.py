@@ -1,5 +1,6 @@
 """Which transport carries the weights: what the user asked for, if it is possible here, else the fastest that is."""
 
+import os
 from typing import Literal
 
 from coati_rl.errors import ConfigError
@@ -7,9 +8,11 @@ from coati_rl.transport.rendezvous import CollectiveBackend
 
 WeightTransport = Literal["auto", "gloo", "nccl", "shm", "ipc", "file"]
 
+_SHARED_MEMORY = "/dev/shm"
+
 
 def choose_backend(
-    requested: WeightTransport, *, device: Literal["cpu", "cuda"], is_one_node: bool
+    requested: WeightTransport, *, device: Literal["cpu", "cuda"], is_one_node: bool, update_bytes: int = 0
 ) -> CollectiveBackend:
     """The wire's backend.
 
@@ -17,12 +20,14 @@ def choose_backend(
         requested: `--weight-transport`.
         device: of trainers and engines.
         is_one_node: True if all of them are on the same machine.
+        update_bytes: of all weights; shared memory is chosen where it holds them three times: two segments that are
+            used by turns, and those of a group that is followed by a new one.
     Raises: ConfigError if what is requested cannot work.
     """
     if requested == "auto":
         if device == "cuda":
             return "nccl"
-        return "shm" if is_one_node else "gloo"
+        return "shm" if is_one_node and _shared_memory() >= 3 * update_bytes else "gloo"
     if requested in ("nccl", "ipc") and device != "cuda":
         raise ConfigError(f"--weight-transport {requested} needs CUDA devices, this run is on CPU: choose auto")
     if requested in ("shm", "ipc") and not is_one_node:
@@ -32,3 +37,12 @@ def choose_backend(
             f"choose {nearest}, or file with a shared disk"
         )
     return requested
+
+
+def _shared_memory() -> int:
+    """Bytes that are free; containers are often given 64 MiB."""
+    try:
+        free = os.statvfs(_SHARED_MEMORY)
+    except OSError:
+        return -1
+    return free.f_bavail * free.f_frsize

@@ -151,10 +151,10 @@ def join_group(rendezvous: Rendezvous, *, rank: int, device: torch.device, deadl
 
     try:
         communicator = watched.run(connect, what=f"{who}, connecting", discard=_close)
+        return _group(communicator, [lifeline], rendezvous, rank=rank, device=device)
     except TransferError as error:
         lifeline.close(str(error))
         raise
-    return _group(communicator, [lifeline], rendezvous, rank=rank, device=device)
 
 
 def _nccl(rendezvous: Rendezvous, *, rank: int, device: torch.device) -> Communicator:

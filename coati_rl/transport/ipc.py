@@ -57,7 +57,10 @@ class IpcSegment:
         memory, self._memory = self._memory, None
         if memory is None:
             raise TransferError(f"{what}: neither created nor opened")
-        mapped: torch.Tensor = torch.as_tensor(memory, device="cuda")  # keeps `memory` until its last view is gone
+        with torch.cuda.device(self._device):  # a thread of its own begins at GPU 0, where this would be a copy
+            mapped: torch.Tensor = torch.as_tensor(memory, device="cuda")  # keeps `memory` until its last view is gone
+        if mapped.data_ptr() != memory.pointer:
+            raise TransferError(f"{what}: {self._device} does not map the trainer's GPU memory")
         if is_owner:
             mapped.zero_()  # padding is not someone else's memory
         return mapped
@@ -75,7 +78,7 @@ class _Memory:
     """What torch needs to know to make a tensor of it."""
 
     def __init__(self, pointer: int, num_bytes: int, *, release: Any) -> None:
-        self._pointer, self._release = pointer, release
+        self.pointer, self._release = pointer, release
         self.__cuda_array_interface__ = {
             "shape": (num_bytes,),
             "typestr": "|u1",
@@ -84,7 +87,7 @@ class _Memory:
         }
 
     def __del__(self) -> None:
-        self._release(self._pointer)
+        self._release(self.pointer)
 
 
 def _import_runtime() -> Any:

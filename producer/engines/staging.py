@@ -73,9 +73,9 @@ class StagingArea:
         except TransferError as error:
             self._leave(str(error))
             self._error = error
-        except (RuntimeError, MemoryError, OSError) as error:  # out of memory, mostly
+        except Exception as error:  # noqa: BLE001  (a thread's end: out of memory, mostly)
             self._leave(str(error))
-            self._error = TransferError(f"receiving version {manifest.policy_version}: {error}")
+            self._error = TransferError(f"receiving version {manifest.policy_version}: {type(error).__name__}: {error}")
 
     def _leave(self, reason: str | None) -> None:
         group, self._group, self._rendezvous = self._group, None, None

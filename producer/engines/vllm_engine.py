@@ -231,8 +231,8 @@ class _VllmCore:
             self._engine.set_weight_version(str(policy_version))
         finally:
             core.resume_scheduler()
-        for probe_id, (token_ids, _) in self._probes.items():
-            self._add_probe(probe_id, token_ids)
+            for probe_id, (token_ids, _) in self._probes.items():
+                self._add_probe(probe_id, token_ids)
         self.policy_version = policy_version
         return results
 

@@ -78,6 +78,11 @@ REFUSALS = [
         ["--old-logprobs trainer", "--old-logprobs auto"],
     ),
     (
+        "--on-logprob-gap tis --old-logprobs engine",
+        "--on-logprob-gap tis with --old-logprobs engine: weighs the trainer's old_logprobs against",
+        ["--old-logprobs trainer", "--old-logprobs auto", "--on-logprob-gap stop"],
+    ),
+    (
         "--off-policy-correction icepop --off-policy-low 3 --off-policy-high 2",
         "--off-policy-low 3.0 must be below --off-policy-high 2.0",
         ["--off-policy-low 0.5"],

@@ -38,7 +38,7 @@ def test_on_logprob_gap__corrects_from_the_next_step_on(run_in_threads):
     assert corrected[0] is False and corrected[-1] is True
     assert [record["correction_mean"] is not None for record in trace.steps] == corrected
     (gap,) = trace.of("gap")
-    assert "the loss corrects for it from the next step on" in gap["cause"]
+    assert "the loss corrects for it from the next rollout step on" in gap["cause"]
 
 
 def test_an_engine_that_stays_behind_is_found_by_its_answers(run_in_threads):

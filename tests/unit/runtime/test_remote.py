@@ -143,4 +143,4 @@ def test_weights_are_announced_to_a_producer_as_json_with_a_deadline(monkeypatch
         ("stage_weights", (manifest.to_json(), invitation.to_json(), 60.0), {}),
         ("commit_weights", (4, (7, 8), 60.0), {}),
     ]
-    assert timeouts == [60.0 + remote.STAGING_GRACE_S, 60.0 + remote.ANSWER_S]
+    assert timeouts == [60.0 + remote.STAGING_GRACE_S, 60.0 + 2 * remote.ANSWER_S]

@@ -14,6 +14,11 @@ def test_auto_takes_the_fastest_that_works_everywhere(device, is_one_node, backe
     assert choose_backend("auto", device=device, is_one_node=is_one_node) == backend
 
 
+def test_auto_leaves_shared_memory_alone_that_cannot_hold_three_updates():
+    assert choose_backend("auto", device="cpu", is_one_node=True, update_bytes=1 << 60) == "gloo"
+    assert choose_backend("shm", device="cpu", is_one_node=True, update_bytes=1 << 60) == "shm"
+
+
 @pytest.mark.parametrize("requested", ["gloo", "shm", "file"])
 def test_what_is_possible_is_taken_as_requested(requested):
     assert choose_backend(requested, device="cpu", is_one_node=True) == requested

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.integration.consumer.conftest import (
+    LAUNCH_TIMEOUT_S,
     LAYOUTS,
     MAX_GRAD_NORM,
     NUM_STEPS,
@@ -27,6 +28,7 @@ from tests.integration.consumer.losses import LOSSES, NUM_SKIPPED
 from tests.integration.consumer.plain_training import plain_gradients, plain_model, plain_steps
 from tests.integration.consumer.samples import samples_near
 
+pytestmark = pytest.mark.timeout(LAUNCH_TIMEOUT_S)  # whichever test needs a launch first waits for it
 TOLERANCE = {"fp32": 1e-5, "bf16": 2.5e-2}  # relative L2 per tensor
 NORM_TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3}
 LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-3}  # of losses up to 14

@@ -14,7 +14,7 @@ import torch
 from coati_rl.errors import TransferError
 
 ALIGNMENT = 16  # bytes; every dtype may be viewed at such an offset
-DEFAULT_BUCKET_BYTES = 64 * 2**20  # measured best end to end; larger ones page-fault, smaller ones add calls
+DEFAULT_BUCKET_BYTES = 32 * 2**20  # measured best end to end; larger ones page-fault, smaller ones add calls
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

@@ -1,7 +1,6 @@
-"""What one sender has to send: each tensor compared with the manifest, checked, digested and packed as it is taken.
+"""What one sender has to send: each tensor compared with the manifest, packed and digested as it is taken.
 
-In: the sender's named tensors. Out: filled buckets, and the digest brought up to date. The three passes over the bytes
-are made piece by piece, so that a CPU reads each piece from memory once and finds it in its cache twice.
+In: the sender's named tensors. Out: filled buckets, and the digest brought up to date.
 """
 
 from collections.abc import Iterable
@@ -11,8 +10,7 @@ import xxhash
 
 from coati_rl.errors import TransferError
 from coati_rl.transport.manifest import Bucket, TensorEntry, WeightManifest, dtype_name
-
-_PIECE_BYTES = 2**19
+from coati_rl.transport.passes import pack
 
 
 class Share:
@@ -29,7 +27,7 @@ class Share:
         """Copy the next tensors to their places in `buffer`. Raises: TransferError if they are not the bucket's."""
         for item in bucket.items:
             tensor = self._next_tensor(item.entry).to(buffer.device).contiguous()
-            _pack(tensor.view(-1), item.view(buffer).view(-1), hasher, name=item.entry.name)
+            pack(tensor.view(-1), item.view(buffer).view(-1), hasher)
         self._num_left -= len(bucket.items)
         if not self._num_left:
             self._check_end()  # before the last bucket is sent, so that nobody stages the update
@@ -49,21 +47,3 @@ class Share:
         surplus = next(self._source, None)
         if surplus is not None:
             raise TransferError(f"version {self._version}: tensor {surplus[0]!r} is not in the manifest")
-
-
-def _pack(tensor: torch.Tensor, place: torch.Tensor, hasher: "xxhash.xxh3_128", *, name: str) -> None:
-    """Check, digest and copy; the digest is of the source, so that it proves the packing too."""
-    num_items = _PIECE_BYTES // tensor.itemsize if tensor.device.type == "cpu" else tensor.numel()
-    extremes: list[torch.Tensor] = []
-    for piece, its_place in zip(torch.split(tensor, num_items), torch.split(place, num_items), strict=True):
-        # NaN spreads into both extremes and infinities are extremes: 50 times faster than isfinite().all() on bfloat16.
-        extremes += torch.aminmax(piece)
-        update_digest(hasher, piece)
-        its_place.copy_(piece)
-    if not torch.stack(extremes).isfinite().all():
-        raise TransferError(f"tensor {name!r} holds NaN or infinity; nothing was committed")
-
-
-def update_digest(hasher: "xxhash.xxh3_128", flat: torch.Tensor) -> None:
-    """With the bytes of `flat`, one-dimensional; no copy for CPU tensors."""
-    hasher.update(flat.view(torch.uint8).cpu().numpy().data)

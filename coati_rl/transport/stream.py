@@ -3,7 +3,8 @@
 On the wire: the buckets of the manifest, then one of 16 digest bytes from every member, which all compare with their
 own. The digest is xxh3-128 over all tensors' bytes in manifest order without padding, so that it depends neither on the
 bucket size nor on how many send or receive. A transfer thus ends well for one member only if all have the same bytes.
-While a bucket is on its way, its sender packs the next one, and the others digest the one before.
+While a bucket is on its way, its sender packs the next one, and the others digest the one before; engine ranks also
+refuse NaN and infinity, each in what it has itself received.
 """
 
 from typing import Protocol
@@ -12,10 +13,10 @@ import torch
 import xxhash
 
 from coati_rl.errors import TransferError
+from coati_rl.transport import passes
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.group import Group
 from coati_rl.transport.manifest import Bucket, WeightManifest
-from coati_rl.transport.share import update_digest
 
 
 class Packer(Protocol):
@@ -35,6 +36,7 @@ class Stream:
         self._device = device
         self._deadline = deadline
         self._hasher = xxhash.xxh3_128()
+        self._is_staging = False
         self._num_finished = 0
         self.buffers: list[torch.Tensor] = []  # uint8[N] of each bucket; what an engine's rank stages
 
@@ -43,10 +45,11 @@ class Stream:
 
         Raises: TransferError, TransferTimeoutError.
         """
+        self._is_staging = packer is None
         self._group.begin(
             self._buckets,
             device=self._device,
-            is_staging=packer is None,
+            is_staging=self._is_staging,
             deadline=self._deadline,
             what=f"preparing for version {self._version}",
         )
@@ -72,7 +75,11 @@ class Stream:
             if bucket.sender != self._group.rank:
                 buffer = self._group.buffer(index)
                 for item in bucket.items:
-                    update_digest(self._hasher, item.view(buffer).view(-1))
+                    flat = item.view(buffer).view(-1)
+                    if self._is_staging:
+                        passes.digest_and_check(flat, self._hasher, name=item.entry.name)
+                    else:
+                        passes.digest(flat, self._hasher)
         self._num_finished = max(self._num_finished, end)
 
     def _compare_digests(self) -> str:

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-_MAX_PAUSE_S = 0.01  # between two looks at a running transfer
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.0005, 0.01  # between two looks at a running transfer
 _LATE = "the engine thread did not answer in time: one step takes too long"
 _GRACE_S = 5.0  # how much later than a call's own deadline the engine thread counts as stuck
 
@@ -96,14 +96,13 @@ class ThreadedEngine:
         end = time.monotonic() + timeout_s + _GRACE_S
         with self._staging:
             self._call(lambda: self._start_staging(manifest, rendezvous, timeout_s), until=end)
-            pause_s = 0.0005
+            begin = time.monotonic()
             while True:
                 digests = self._call(self._core.poll_staging, until=end)
                 if digests is not None:
                     self._staged_version = manifest.policy_version
                     return digests
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+                time.sleep(min(_MAX_PAUSE_S, _MIN_PAUSE_S + (time.monotonic() - begin) / 50))  # 2 % late at most
 
     def commit_weights(self, policy_version: int, *, in_flight: bool, timeout_s: float) -> None:
         """See `GenerationEngine.commit_weights`."""

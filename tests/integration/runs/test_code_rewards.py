@@ -22,29 +22,10 @@ def tiny_coder(tmp_path_factory):
 def test_a_tiny_model_learns_which_program_is_asked_for(tiny_coder, start_run):
     run = start_run(
         *("-m", tiny_coder, "-d", tiny_coder / "train.jsonl", "-ed", json.dumps({"code": f"{tiny_coder}/eval.jsonl"})),
-        *(
-            "-rt",
-            "code",
-            "--reward-workers",
-            2,
-            "--test-timeout-s",
-            5,
-            "-i",
-            1,
-            "-t",
-            1,
-            "-g",
-            8,
-            "-kl",
-            0,
-            "-lr",
-            3e-4,
-        ),
-        *("-ibs", 16, "-imbs", 16, "-tbs", 16, "-tMbs", 16, "-tmbs", 16, "-mnt", 32, "-mpt", 128),
-        *("-ei", 8, "--max-steps", 8, "--master_port", 0),
+        *"-rt code --reward-workers 2 --test-timeout-s 5 -i 1 -t 1 -g 8 -kl 0 -lr 3e-4 -mnt 32 -mpt 128".split(),
+        *"-ibs 16 -imbs 16 -tbs 16 -tMbs 16 -tmbs 16 -ei 8 --max-steps 8 --master_port 0".split(),
     )
     run.wait_for_step(2)
-    run.processes()
     assert any("warden.py" in " ".join(process.cmdline()) for process in run.processes("bwrap"))
     assert run.wait() == 0, run.text()
     before, after = (json.loads(line) for line in (run.run_dir / "eval" / "summary.jsonl").read_text().splitlines())

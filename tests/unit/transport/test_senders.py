@@ -136,7 +136,6 @@ def not_finite(share: Named) -> Named:
         (surplus, "'more' is not in the manifest"),
         (reshaped, r"announces .*'large'.*\(700,\).*\(699,\)"),
         (retyped, "bfloat16.*float32"),
-        (not_finite, "'head' holds NaN or infinity"),
     ],
 )
 def test_another_senders_tensors_are_checked_too_and_everyone_learns_what_is_wrong(sender, fault, message):
@@ -151,6 +150,18 @@ def test_another_senders_tensors_are_checked_too_and_everyone_learns_what_is_wro
             future.result(20.0)
     assert not sender.is_open
     assert not others.senders[0].is_open
+
+
+def test_what_is_not_finite_is_refused_by_the_engines_whoever_sent_it(sender):
+    stages = cut(weights(), 3, 3)
+    others, receivers = open_group(sender, 2)
+    manifest = announce(stages, bucket_bytes=512)
+    futures = [*receivers.start(manifest), *others.start(manifest, [not_finite(stages[1])])]
+    with pytest.raises(TransferError, match=r"rank 0 of 4, .*: rank [23] gave up: .*'head' holds NaN or infinity"):
+        sender.send(manifest, stages[0], timeout_s=20.0)
+    for future in futures:
+        with pytest.raises(TransferError, match="'head' holds NaN or infinity"):
+            future.result(20.0)
 
 
 def test_a_sender_without_tensors_must_have_none(sender):

@@ -1,12 +1,13 @@
 """How well generation and training overlap: step times of real runs, in lockstep and one rollout step ahead.
 
-    python scripts/bench/overlap.py [--rounds 5] [--steps 8] [--prompts 64] [--flags "..."] [--json FILE]
+    python scripts/bench/overlap.py [--rounds 5] [--steps 8] [--prompts 20] [--flags "-kl 0.01"] [--ways ...] [--json FILE]
 
 One producer and one trainer, each on a core of its own; the model of `length_model.py`, whose responses all have
 --max-new-tokens tokens, so that steps are alike. Lockstep (`-nb 0`) takes turns: there a step's generation, with
 rewards, is what the trainer waits for (Tgen), and its training what it reports (Ttrain). One step ahead (`-nb 1`, with
 and without `--inflight-update`) both go on at once: overlap = max(Tgen, Ttrain) / step, 1 being perfect. The flags are
-chosen so that Tgen and Ttrain are about alike; else there is little to gain.
+chosen so that Tgen and Ttrain are about alike, which is what the reference model of -kl is for; else there is little to
+gain.
 
 Each round runs every way once. Steps are counted without the first two and the last two; medians over rounds.
 """
@@ -61,7 +62,7 @@ def flags_of(arguments: argparse.Namespace, model: Path) -> list[str]:
         **{"-m": str(model), "-d": str(model / "prompts.jsonl"), "-rt": "boxed", "-s": "", "--device": "cpu"},
         **{"-t": "1", "-i": "1", "-ibs": prompts, "-imbs": prompts, "-tbs": prompts, "-tMbs": prompts},
         **{"-g": str(arguments.group_size), "-tmbs": str(8 * arguments.group_size), "-mpt": "64"},
-        **{"-mnt": str(arguments.max_new_tokens), "--max-steps": str(arguments.steps), "-kl": "0", "-lr": "1e-9"},
+        **{"-mnt": str(arguments.max_new_tokens), "--max-steps": str(arguments.steps), "-lr": "1e-9"},
         **{"-si": "-1", "--master_port": "0"},
     }
     return [*(part for option in options.items() for part in option), *shlex.split(arguments.flags)]
@@ -70,14 +71,16 @@ def flags_of(arguments: argparse.Namespace, model: Path) -> list[str]:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="with lockstep among them")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8, help="of each run")
-    parser.add_argument("--prompts", type=int, default=64, help="per step")
+    parser.add_argument("--prompts", type=int, default=20, help="per step")
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--flags", default="", help="more flags of rl_example.py")
+    parser.add_argument("--flags", default="-kl 0.01", help="more flags of rl_example.py")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
+    ways = {name: WAYS[name] for name in WAYS if name in {"lockstep", *arguments.ways}}
     rounds: list[dict[str, dict[str, float]]] = []
     with TemporaryDirectory() as directory:
         model = Path(directory) / "model"
@@ -87,7 +90,7 @@ def main() -> None:
         shared = flags_of(arguments, model)
         for number in range(arguments.rounds):
             rounds.append(
-                {name: run_once([*shared, *w], Path(directory), steps=arguments.steps) for name, w in WAYS.items()}
+                {name: run_once([*shared, *w], Path(directory), steps=arguments.steps) for name, w in ways.items()}
             )
             steps = ", ".join(f"{name} {figures['step_s']:.2f} s" for name, figures in rounds[-1].items())
             sys.stderr.write(f"round {number + 1} of {arguments.rounds}: {steps}\n")
@@ -96,7 +99,7 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians over {arguments.rounds} rounds")
     print(f"{'':<28}{'step':>8}{'wait':>8}{'train':>8}{'sync':>8}{'overlap':>10}{'to lockstep':>13}")
     summary = {}
-    for name in WAYS:
+    for name in ways:
         figures = {key: median(r[name][key] for r in rounds) for key in lockstep[0]}
         figures["overlap"] = median(t / r[name]["step_s"] for t, r in zip(longest, rounds, strict=True))
         figures["speedup"] = median(r["lockstep"]["step_s"] / r[name]["step_s"] for r in rounds)

@@ -38,7 +38,7 @@ def digest_and_check(tensor: torch.Tensor, hasher: "xxhash.xxh3_128", *, name: s
 
 def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """On CUDA, where a pass is a kernel, the whole."""
-    return tensor.split(_PIECE_BYTES // tensor.itemsize if tensor.device.type == "cpu" else tensor.numel())
+    return torch.split(tensor, _PIECE_BYTES // tensor.itemsize if tensor.device.type == "cpu" else tensor.numel())
 
 
 def _update(hasher: "xxhash.xxh3_128", piece: torch.Tensor) -> None:

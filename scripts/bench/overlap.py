@@ -1,6 +1,7 @@
 """How well generation and training overlap: step times of real runs, in lockstep and one rollout step ahead.
 
-    python scripts/bench/overlap.py [--rounds 5] [--steps 8] [--prompts 20] [--flags "-kl 0.01"] [--ways ...] [--json FILE]
+    python scripts/bench/overlap.py [--rounds 5] [--steps 8] [--prompts 20] [--flags "-kl 0.01"] [--ways ...]
+        [--json FILE]
 
 One producer and one trainer, each on a core of its own; the model of `length_model.py`, whose responses all have
 --max-new-tokens tokens, so that steps are alike. Lockstep (`-nb 0`) takes turns: there a step's generation, with

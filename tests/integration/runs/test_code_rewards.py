@@ -20,10 +20,13 @@ def tiny_coder(tmp_path_factory):
 
 
 def test_a_tiny_model_learns_which_program_is_asked_for(tiny_coder, start_run):
+    scoring = "-rt code --reward-workers 2 --test-timeout-s 5"
+    training = "-i 1 -t 1 -g 8 -kl 0 -lr 3e-4 -ibs 16 -imbs 16 -tbs 16 -tMbs 16 -tmbs 16 -mnt 32 -mpt 128"
     run = start_run(
         *("-m", tiny_coder, "-d", tiny_coder / "train.jsonl", "-ed", json.dumps({"code": f"{tiny_coder}/eval.jsonl"})),
-        *"-rt code --reward-workers 2 --test-timeout-s 5 -i 1 -t 1 -g 8 -kl 0 -lr 3e-4 -mnt 32 -mpt 128".split(),
-        *"-ibs 16 -imbs 16 -tbs 16 -tMbs 16 -tmbs 16 -ei 8 --max-steps 8 --master_port 0".split(),
+        *scoring.split(),
+        *training.split(),
+        *("-ei", 8, "--max-steps", 8, "--master_port", 0),
     )
     run.wait_for_step(2)
     assert any("warden.py" in " ".join(process.cmdline()) for process in run.processes("bwrap"))

@@ -29,27 +29,36 @@ class Packer(Protocol):
 class Stream:
     """One member's passage through one update."""
 
-    def __init__(self, group: Group, manifest: WeightManifest, *, device: torch.device, deadline: Deadline) -> None:
+    def __init__(
+        self,
+        group: Group,
+        manifest: WeightManifest,
+        packer: Packer | None,
+        *,
+        device: torch.device,
+        deadline: Deadline,
+    ) -> None:
+        """`packer`: None if this member is an engine's rank, which stages the update."""
         self._group = group
+        self._packer = packer
         self._version = manifest.policy_version
         self._buckets = manifest.buckets()
         self._device = device
         self._deadline = deadline
         self._hasher = xxhash.xxh3_128()
-        self._is_staging = False
         self._num_finished = 0
         self.buffers: list[torch.Tensor] = []  # uint8[N] of each bucket; what an engine's rank stages
 
-    def run(self, packer: Packer | None) -> str:
-        """Pass all buckets; None: this member is an engine's rank and stages them. Returns: the digest, hexadecimal.
+    def run(self) -> str:
+        """Pass all buckets. Returns: the digest, hexadecimal.
 
         Raises: TransferError, TransferTimeoutError.
         """
-        self._is_staging = packer is None
+        packer = self._packer
         self._group.begin(
             self._buckets,
             device=self._device,
-            is_staging=self._is_staging,
+            is_staging=packer is None,
             deadline=self._deadline,
             what=f"preparing for version {self._version}",
         )
@@ -76,7 +85,7 @@ class Stream:
                 buffer = self._group.buffer(index)
                 for item in bucket.items:
                     flat = item.view(buffer).view(-1)
-                    if self._is_staging:
+                    if self._packer is None:
                         passes.digest_and_check(flat, self._hasher, name=item.entry.name)
                     else:
                         passes.digest(flat, self._hasher)

@@ -146,7 +146,7 @@ class WeightSender:
             if self._hub is not None and manifest.num_senders > self._num_senders:
                 raise TransferError(f"manifest: {manifest.num_senders} senders, the group has {self._num_senders}")
             share = Share(tensors, manifest, sender=self._group.rank)
-            return Stream(self._group, manifest, device=self._device, deadline=deadline).run(share)
+            return Stream(self._group, manifest, share, device=self._device, deadline=deadline).run()
         except BaseException as error:
             reason = str(error) if isinstance(error, TransferError) else f"{type(error).__name__}: {error}"
             self._close(reason)  # the others fail at once, with the same reason
@@ -179,8 +179,8 @@ def receive(
 
     Raises: TransferError, TransferTimeoutError. The group is of no further use then.
     """
-    stream = Stream(group, manifest, device=device, deadline=deadline)
-    digest = stream.run(None)
+    stream = Stream(group, manifest, None, device=device, deadline=deadline)
+    digest = stream.run()
     tensors = tuple(
         (item.entry.name, item.view(buffer))
         for bucket, buffer in zip(manifest.buckets(), stream.buffers, strict=True)

@@ -36,9 +36,11 @@ def test_producers_that_die_or_stop_in_mid_transfer_are_replaced_and_the_sync_is
     limit = f"did not answer within {SYNC_TIMEOUT_S + STAGING_GRACE_S:g} s"
     assert f"producer 1 lost: weight sync to version 2 failed: producer-1 {limit}" in lost[1]
     log = run.log("trainer-0")
-    phase = "sending bucket 1 of 1 of version {} (first tensor: 'model.embed_tokens.weight'): {}"
-    assert phase.format(1, "rank 1 died") in log
-    assert phase.format(2, f"not done within {SYNC_TIMEOUT_S} s") in log
+    bucket = "sending bucket 1 of 1 of version {} (first tensor: 'model.embed_tokens.weight'): {}"
+    digest = "sending the digest of version {}: {}"  # gloo's thread may still take the bucket while the process stops
+    assert bucket.format(1, "rank 1 died") in log
+    not_done = f"not done within {SYNC_TIMEOUT_S} s"
+    assert bucket.format(2, not_done) in log or digest.format(2, not_done) in log
     assert set(run.syncs()[-1]["producers"]) <= {2, 3}, "those that came later"
 
 

@@ -130,8 +130,13 @@ class LossFn(Protocol):
 class ProducerCoordinator(Protocol):
     """What a producer asks of the coordinator; see `coati_rl.data.coordinator.Coordinator`."""
 
-    def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float) -> LeaseReply:
-        """Up to `max_prompts` prompts to roll out."""
+    def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float, is_drained: bool) -> LeaseReply:
+        """Up to `max_prompts` prompts to roll out.
+
+        Args:
+            is_drained: True if nothing is generating, so that a commit will not wait: prompts may then be had ahead of
+                it, for the weights that it brings.
+        """
 
     def put(self, producer_id: int, groups: Sequence[RolloutGroup]) -> int:
         """Hand in finished groups."""

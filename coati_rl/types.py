@@ -131,6 +131,7 @@ class GenerationRequest:
     token_ids: tuple[int, ...]
     num_samples: int
     sampling: SamplingParams
+    min_policy_version: int = -1  # of the weights that sample the first token; the engine waits for their commit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -67,13 +67,16 @@ class RolloutLoop:
         is_idle = not self._generating and not self._scoring
         with self._timeline.span("wait for prompts") if is_idle else nullcontext():
             timeout_s = IDLE_WAIT_S if is_idle else 0.0
-            reply = self._coordinator.lease(self._producer_id, max_prompts=room, timeout_s=timeout_s)
+            reply = self._coordinator.lease(
+                self._producer_id, max_prompts=room, timeout_s=timeout_s, is_drained=not self._generating
+            )
         for lease in reply.leases:
             request = GenerationRequest(
                 request_id=f"lease-{lease.lease_id}",
                 token_ids=lease.prompt.token_ids,
                 num_samples=lease.group_size,
                 sampling=lease.sampling,
+                min_policy_version=reply.policy_version,
             )
             span = self._timeline.start("generate", uid=lease.prompt.uid)
             self._generating[request.request_id] = lease, span

@@ -87,16 +87,17 @@ class Coordinator:
                 self._event("producer_lost", producer=producer_id, cause=cause, prompts_reissued=lost)
                 self._record_sync()
 
-    def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float) -> LeaseReply:
-        """Up to `max_prompts` prompts; waits at most `timeout_s` for the first."""
+    def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float, is_drained: bool = False) -> LeaseReply:
+        """See ProducerCoordinator; waits at most `timeout_s` for the first prompt."""
         with self._changed:
-            self._changed.wait_for(lambda: self._may_lease(producer_id) or self._is_finished, timeout_s)
+            self._changed.wait_for(lambda: self._may_lease(producer_id, is_drained) or self._is_finished, timeout_s)
             leases: list[Lease] = []
-            while len(leases) < max_prompts and self._may_lease(producer_id):
+            while len(leases) < max_prompts and self._may_lease(producer_id, is_drained):
                 if (lease := self._leases.issue(producer_id, self._draw, sync_index=self._members.sync_index)) is None:
                     break
                 leases.append(lease)
-            return LeaseReply(leases=tuple(leases), is_finished=self._is_finished)
+            held = self._members.version(producer_id)
+            return LeaseReply(leases=tuple(leases), policy_version=held, is_finished=self._is_finished)
 
     def put(self, producer_id: int, groups: Sequence[RolloutGroup]) -> int:
         """Hand in finished groups. Returns: how many were accepted (those under a void lease are not)."""
@@ -202,10 +203,9 @@ class Coordinator:
         """The next item for every dp rank, or None while it is open."""
         if self._syncs.is_transferring or self._is_finished:
             return None
-        is_over, dp, step = self._flow.is_over(), self._settings.batch.dp, self._flow.step
-        if is_over:
+        if is_over := self._flow.is_over():
             self._flow.give_up_step()
-        at_boundary = self._flow.is_between_steps
+        dp, step, at_boundary = self._settings.batch.dp, self._flow.step, self._flow.is_between_steps
         sync_due = at_boundary and self._members.is_sync_due(step, self._settings.sync_period, is_over=is_over)
         version = step if sync_due else self._members.published_version
         if sync_due and self._board.is_running:
@@ -255,8 +255,8 @@ class Coordinator:
             numbers = {"groups_dropped": self._flow.num_finished, "groups_filtered": filtered}
             self._event("finished", step=self._flow.step, **numbers)
 
-    def _may_lease(self, producer_id: int) -> bool:
-        if self._is_finished or not self._members.is_current(producer_id):
+    def _may_lease(self, producer_id: int, is_drained: bool) -> bool:
+        if self._is_finished or not self._members.is_current(producer_id, is_drained=is_drained):
             return False
         if self._gate.problem or self._book.counts.problem():
             return False  # trainers may be busy for long: what is dropped until they hear of it must not grow

@@ -1,7 +1,8 @@
 """Which producers are in the run, which weights each holds, and when the next weight sync is due.
 
 `policy_version` counts optimizer steps, `sync_index` counts completed syncs; staleness is counted in syncs. A sync is
-complete when every producer has staged the weights; each then commits them when it can, and gets no prompts before.
+complete when every producer has staged the weights; each then commits them when it can, and gets no prompts before
+unless they can wait for nothing but the commit.
 
 A producer joins with the weights that it read from disk, version UNPROVEN: the trainers send it the current ones before
 its first prompt, at the start of a run as in the middle. So every token is sampled with weights that came over the
@@ -43,10 +44,18 @@ class Membership:
         self._committing.discard(producer_id)
         return self._versions.pop(producer_id, None) is not None
 
-    def is_current(self, producer_id: int) -> bool:
-        """True if the producer may roll out: it serves the weights of the last sync, or newer ones."""
-        held = self._versions.get(producer_id, UNPROVEN)
-        return held >= self.published_version and producer_id not in self._committing
+    def is_current(self, producer_id: int, *, is_drained: bool = False) -> bool:
+        """True if the producer may have prompts: it serves the weights of the last sync, or newer ones.
+
+        Args:
+            is_drained: nothing is generating there, so that having staged them is as good.
+        """
+        is_serving = is_drained or producer_id not in self._committing
+        return is_serving and self.version(producer_id) >= self.published_version
+
+    def version(self, producer_id: int) -> int:
+        """Of the weights that the producer has staged or serves; UNPROVEN if it is not a member."""
+        return self._versions.get(producer_id, UNPROVEN)
 
     def stale(self, version: int) -> tuple[int, ...]:
         """Producers that hold older weights than `version`."""

@@ -94,4 +94,5 @@ class LeaseReply:
     """What a producer gets when it asks for prompts."""
 
     leases: tuple[Lease, ...]
+    policy_version: int  # of the weights that sample their first tokens, or older than these
     is_finished: bool  # no prompt will ever come again

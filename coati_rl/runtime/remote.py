@@ -66,11 +66,10 @@ class RemoteCoordinator:
         reference = getattr(self._handle, method).remote(*args, **kwargs)
         return wait_for(reference, who="the coordinator", timeout_s=wait_s + ANSWER_S)
 
-    def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float) -> LeaseReply:
-        """See Coordinator."""
-        reply: LeaseReply = self._call(
-            "lease", producer_id, max_prompts=max_prompts, timeout_s=timeout_s, wait_s=timeout_s
-        )
+    def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float, is_drained: bool) -> LeaseReply:
+        """See ProducerCoordinator."""
+        options = {"max_prompts": max_prompts, "timeout_s": timeout_s, "is_drained": is_drained}
+        reply: LeaseReply = self._call("lease", producer_id, **options, wait_s=timeout_s)
         return reply
 
     def put(self, producer_id: int, groups: Sequence[RolloutGroup]) -> int:

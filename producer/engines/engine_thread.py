@@ -5,7 +5,7 @@ Unblocked by: any submission or call, which is served between two steps of the m
 
 Engines are not thread-safe and a step may take long, while an actor must answer at any time; hence the thread. Each
 backend implements `EngineCore`, whose methods run on the owner thread only. A commit that waits for running requests
-keeps new ones out of the core, so that it cannot be starved.
+keeps new ones out of the core, so that it cannot be starved; a request that asks for newer weights waits for theirs.
 """
 
 import logging
@@ -49,7 +49,7 @@ class ThreadedEngine:
         self._staging = threading.Lock()  # one transfer at a time
         self._inbox: queue.SimpleQueue[GenerationRequest | Callable[[], None]] = queue.SimpleQueue()
         self._commit: PendingCommit | None = None  # this and the next: the owner thread's
-        self._held: deque[GenerationRequest] = deque()  # until the commit has happened
+        self._held: deque[GenerationRequest] = deque()  # until a commit has happened
         self._changed = threading.Condition()  # guards all below
         self._results: list[GenerationResult] = []
         self._unfinished: set[str] = set()  # request ids
@@ -213,7 +213,7 @@ class ThreadedEngine:
                     item()
 
     def _add(self, request: GenerationRequest) -> None:
-        if self._commit is not None:
+        if self._commit is not None or request.min_policy_version > self.policy_version:
             self._held.append(request)
             return
         try:
@@ -252,7 +252,7 @@ class ThreadedEngine:
         except CoatiError as error:
             _refuse(commit.future, error)
         self._commit = None
-        while self._held:
+        for _ in range(len(self._held)):
             self._add(self._held.popleft())
 
     def _swap(self, commit: PendingCommit) -> None:

@@ -19,7 +19,7 @@ from producer.engines.checkpoint import check_manifest, find_checkpoint, read_en
 from producer.engines.engine_thread import ThreadedEngine
 
 _MIN_KV_CACHE_BYTES = 2**27
-_MIN_BATCHED_TOKENS = 2048  # of a step, without chunked prefill
+_MIN_BATCHED_TOKENS = 4096  # of a step, without chunked prefill
 _PROBE_PREFIX = "coati probe "  # of request ids
 _FINISH_REASONS = {"stop": "stop", "length": "length", "repetition": "stop"}  # others are aborts
 

@@ -14,6 +14,7 @@ from coati_rl.errors import TransferError, TransferTimeoutError
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from producer.engines.staging import StagingArea
+from producer.engines.vllm_sampler import draw_ahead
 
 StagingState = Literal["receiving", "staged", "failed", "timed out"]
 
@@ -37,6 +38,8 @@ class StagingWorkerExtension:
         self.coati_staging = StagingArea(device=self.device, tensor_parallel_rank=self.rank)
         # It warns of layers that got nothing, such as a rotary embedding; names were compared before the transfer.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+        if self.device.type == "cpu":
+            draw_ahead(self.model_runner.sampler.topk_topp_sampler)
         if os.getpid() != engine_pid:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != engine_pid:  # it died before the line above

@@ -98,6 +98,8 @@ def test_a_producer_that_has_staged_gets_no_prompt_before_it_serves_the_weights(
     report_staged(coordinator, sync)
     assert work(coordinator, 3) is None
     assert lease_all(coordinator, 0) == lease_all(coordinator, 1) == ()
+    ahead = coordinator.lease(1, max_prompts=1, timeout_s=0, is_drained=True)
+    assert len(ahead.leases) == 1 and ahead.policy_version == 2, "for the weights that are being committed"
     report_commit(coordinator, 0, 2)
     assert len(coordinator.lease(0, max_prompts=1, timeout_s=0).leases) == 1
     assert lease_all(coordinator, 1) == ()

@@ -38,6 +38,7 @@ def test_a_resumed_run_serves_the_checkpoints_weights_which_producers_get_when_t
     assert (members.published_version, members.is_current(0), members.stale(6)) == (6, False, (0,))
     members.staged([0], 6)
     assert not members.is_current(0), "what is staged does not serve yet"
+    assert members.is_current(0, is_drained=True), "unless nothing has to end before it does"
     members.committed(0)
     assert members.is_current(0) and members.staleness(6) == 0
 

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,18 @@ def test_a_commit_waits_for_what_runs_and_what_comes_later_waits_for_the_commit(
         committed.result(timeout=10.0)
     assert engine.policy_version == 4
     assert {result.request_id: result.error for result in poll(engine, 2)} == {"old": "version 3", "new": "version 4"}
+
+
+def test_a_request_for_newer_weights_waits_for_their_commit_and_keeps_nobody_up(start):
+    engine = start(ScriptedCore())
+    engine.submit(replace(request("ahead"), min_policy_version=5))
+    engine.submit(replace(request("now"), min_policy_version=3))
+    assert [(result.request_id, result.error) for result in poll(engine, 1)] == [("now", "version 3")]
+    for version in (4, 5):
+        assert engine.poll(0.05) == []
+        stage(engine, version=version)
+        commit(engine, version)
+    assert [(result.request_id, result.error) for result in poll(engine, 1)] == [("ahead", "version 5")]
 
 
 def test_an_in_flight_commit_meets_running_requests_which_go_on(start):

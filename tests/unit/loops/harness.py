@@ -226,8 +226,8 @@ def _recording(coordinator_cls, trace, *, hold_trainer):
                 trace.work.append(work)
             return work
 
-        def lease(self, producer_id, *, max_prompts, timeout_s):
-            reply = super().lease(producer_id, max_prompts=max_prompts, timeout_s=timeout_s)
+        def lease(self, producer_id, **options):
+            reply = super().lease(producer_id, **options)
             trace.leases.extend(reply.leases)
             return reply
 

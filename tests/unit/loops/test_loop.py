@@ -126,7 +126,9 @@ def test_a_producer_that_dies_costs_no_prompt(run_in_threads, replace, request_n
     trace = run_in_threads(sizes, dies_at_request=request_number, replace=replace)
     assert trained_prompts(trace) == ALL_PROMPTS
     lost = trace.of("producer_lost")
-    assert [(event["producer"], event["cause"]) for event in lost] == [(0, "the engine died")] * len(lost)
+    # Its prompt may have come ahead of a commit, which then fails as well: either may be heard first.
+    assert all(event["cause"].endswith(("the engine died", ": the engine is closed")) for event in lost)
+    assert {event["producer"] for event in lost} <= {0}
 
 
 def test_the_only_producer_dies_and_its_replacement_gets_current_weights_before_its_first_prompt(run_in_threads):

@@ -1,0 +1,45 @@
+"""Our draw ahead inside vLLM's own CPU sampler changes no token and no log-probability."""
+
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+
+from producer.engines.environment import engine_environment
+
+NUM_STEPS, NUM_ROWS, VOCAB_SIZE = 130, 6, 50
+
+
+def sampled(is_ahead: bool) -> list[tuple[list[int], list[list[float]]]]:
+    """Tokens and log-probabilities of each step, of three cuts; run where vLLM may be imported."""
+    import torch
+    from vllm.platforms import current_platform
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+
+    from producer.engines.vllm_sampler import draw_ahead
+
+    current_platform.import_kernels()
+    sampler = TopKTopPSampler("processed_logprobs")
+    if is_ahead:
+        draw_ahead(sampler)
+        assert sampler.forward != sampler.forward_cpu
+    torch.manual_seed(0)
+    generators = {row: torch.Generator().manual_seed(row) for row in range(NUM_ROWS)}
+    cuts = [(None, None), (torch.full((NUM_ROWS,), 5), None), (None, torch.full((NUM_ROWS,), 0.7))]
+    logits_of = torch.Generator().manual_seed(99)
+    found = []
+    for step in range(NUM_STEPS):
+        logits = torch.randn(NUM_ROWS, VOCAB_SIZE, generator=logits_of)
+        tokens, logprobs = sampler(logits, generators, *cuts[step % len(cuts)])
+        found.append((tokens.tolist(), logprobs.tolist()))
+    return found
+
+
+def test_tokens_and_logprobs_are_vllms_own() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in engine_environment("cpu", 1).items():
+            patch.setenv(name, value)
+        with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+            ahead, own = pool.map(sampled, (True, False))
+    assert ahead == own
+    assert len({tuple(tokens) for tokens, _ in own}) > NUM_STEPS / 2

@@ -98,7 +98,7 @@ def run_round(arguments: argparse.Namespace, directory: Path, rng: np.random.Gen
     both: list[float] = []
     plain: list[float] = []
     for index in range(arguments.batches):
-        leases = coordinator.lease(0, max_prompts=arguments.batch, timeout_s=TIMEOUT_S).leases
+        leases = coordinator.lease(0, max_prompts=arguments.batch, timeout_s=TIMEOUT_S, is_drained=True).leases
         groups = [make_group(lease, num_tokens=arguments.tokens, rng=rng) for lease in leases]
 
         def hand_over(groups: list[RolloutGroup] = groups, index: int = index) -> Any:

@@ -75,7 +75,7 @@ class StepBatcher:
         # Advantages and weights are made by group, before: from here on any sample may go to any rank.
         samples = [sample for group in groups for sample in self._build(group)]
         self._num_samples += len(samples)
-        self._num_tokens += sum(int(sample.loss_mask.sum()) for sample in samples)
+        self._num_tokens += sum(len(sample.response_ids) for sample in samples)
         is_last = self.num_prompts >= settings.prompts_per_step
         shares = pack(
             samples,

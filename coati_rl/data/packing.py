@@ -1,7 +1,7 @@
 """Samples -> each dp rank's micro-batches, in the shape that batch.py fixes.
 
 Packed: a micro-batch is one row of several samples, without padding. One sample per row: R rows, padded to the longest.
-R rows, L tokens of a row, T tokens of a sample.
+R rows, L tokens of a row, P tokens of a prompt, T tokens of a response.
 """
 
 from collections.abc import Sequence
@@ -16,33 +16,24 @@ from coati_rl.errors import RunError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One prompt with one response, token by token; all arrays are [T] over prompt and response."""
+    """One prompt with one response, all tokens of which are in the loss."""
 
     uid: str  # of the prompt
     number: int  # of the response among the prompt's, from 0
-    token_ids: np.ndarray  # int64[T]
-    loss_mask: np.ndarray  # bool[T]
-    loss_weights: np.ndarray  # float32[T]
-    advantages: np.ndarray  # float32[T]
+    prompt_ids: np.ndarray  # int[P]
+    response_ids: np.ndarray  # int[T]
+    loss_weight: float  # of each response token
+    advantage: float
     rollout_logprobs: np.ndarray  # float32[T]
-    temperature: np.ndarray  # float32[T]
-    policy_version: np.ndarray  # int32[T]
+    temperature: float
+    policy_versions: np.ndarray  # int32[T]
 
     def __len__(self) -> int:
-        return len(self.token_ids)
+        return len(self.prompt_ids) + len(self.response_ids)
 
 
-# What padding holds, by array; see batch.py.
-_PADDING = {
-    "token_ids": 0,
-    "loss_mask": False,
-    "loss_weights": 0.0,
-    "advantages": 0.0,
-    "rollout_logprobs": 0.0,
-    "temperature": 1.0,
-    "policy_version": -1,
-}
 _Row = list[tuple[int, Sample]]  # samples with their index in the rank's share
+_Place = tuple[int, slice]  # of a row, some tokens
 
 
 def pack(
@@ -137,22 +128,42 @@ def _pack_share(
 
 def _make_rows(rows: Sequence[_Row]) -> MicroBatch:
     """Each row's samples one after another, then padding up to the longest row."""
-    num_rows, length = len(rows), max(sum(len(sample) for _, sample in row) for row in rows)
-    positions = np.empty((num_rows, length), dtype=np.int64)
-    sample_index = np.full((num_rows, length), -1, dtype=np.int32)
-    # Made once and written to once: at 64 samples a step, joining arrays would take longer than all else here.
-    arrays = {
-        name: np.full((num_rows, length), fill, dtype=getattr(rows[0][0][1], name).dtype)
-        for name, fill in _PADDING.items()
-    }
+    shape = len(rows), max(sum(len(sample) for _, sample in row) for row in rows)
+    # Made once, as what they hold where there is no response, and written to once: at 64 samples a step, joining arrays
+    # would take longer than all else here.
+    micro_batch = MicroBatch(
+        token_ids=np.zeros(shape, dtype=np.int64),
+        position_ids=np.empty(shape, dtype=np.int64),
+        sample_index=np.full(shape, -1, dtype=np.int32),
+        loss_mask=np.zeros(shape, dtype=bool),
+        loss_weights=np.zeros(shape, dtype=np.float32),
+        advantages=np.zeros(shape, dtype=np.float32),
+        rollout_logprobs=np.zeros(shape, dtype=np.float32),
+        temperature=np.ones(shape, dtype=np.float32),
+        policy_version=np.full(shape, -1, dtype=np.int32),
+    )
+    counting = np.arange(shape[1])
     for number, row in enumerate(rows):
         start = 0
         for index, sample in row:
-            place = (number, slice(start, start + len(sample)))
-            for name, array in arrays.items():
-                array[place] = getattr(sample, name)
-            positions[place] = np.arange(len(sample))
-            sample_index[place] = index
-            start += len(sample)
-        positions[number, start:] = np.arange(length - start)
-    return MicroBatch(position_ids=positions, sample_index=sample_index, **arrays)
+            end = start + len(sample)
+            _write(
+                sample, micro_batch, (number, slice(start, end)), (number, slice(start + len(sample.prompt_ids), end))
+            )
+            micro_batch.position_ids[number, start:end] = counting[: len(sample)]
+            micro_batch.sample_index[number, start:end] = index
+            start = end
+        micro_batch.position_ids[number, start:] = counting[: shape[1] - start]
+    return micro_batch
+
+
+def _write(sample: Sample, micro_batch: MicroBatch, place: _Place, response: _Place) -> None:
+    """`response`: the part of `place` behind the prompt."""
+    micro_batch.token_ids[place][: len(sample.prompt_ids)] = sample.prompt_ids
+    micro_batch.token_ids[response] = sample.response_ids
+    micro_batch.loss_mask[response] = True
+    micro_batch.loss_weights[response] = sample.loss_weight
+    micro_batch.advantages[response] = sample.advantage
+    micro_batch.rollout_logprobs[response] = sample.rollout_logprobs
+    micro_batch.temperature[response] = sample.temperature
+    micro_batch.policy_version[response] = sample.policy_versions

@@ -1,4 +1,4 @@
-"""Rollout group -> samples: group statistics over the valid responses, then one advantage and one weight a token.
+"""Rollout group -> samples: group statistics over the valid responses, then an advantage and a token weight for each.
 
 G samples of one prompt. A sample that is filtered still belongs to the statistics of its group; an invalid one (the
 scorer could not decide) does not. See `group_rules`.
@@ -25,23 +25,22 @@ def build_samples(
     if not in_loss.any():
         return []
     advantages = _advantages(group, rules, estimator)
-    prompt = np.asarray(group.prompt.token_ids, dtype=np.int64)
+    prompt_ids = np.asarray(group.prompt.token_ids, dtype=np.int64)
     samples = []
     for index in np.flatnonzero(in_loss):
         completion = group.completions[index]
         length = len(completion.token_ids)
-        weight = token_weight(length, loss_variation, max_length=rules.max_new_tokens)
         samples.append(
             Sample(
                 uid=group.prompt.uid,
                 number=int(index),
-                token_ids=_behind(prompt, length, completion.token_ids, prompt, np.int64),
-                loss_mask=_behind(prompt, length, True, False, np.bool_),
-                loss_weights=_behind(prompt, length, weight, 0.0, np.float32),
-                advantages=_behind(prompt, length, advantages[index], 0.0, np.float32),
-                rollout_logprobs=_behind(prompt, length, completion.logprobs, 0.0, np.float32),
-                temperature=_behind(prompt, length, group.temperature, 1.0, np.float32),
-                policy_version=_behind(prompt, length, completion.policy_versions, -1, np.int32),
+                prompt_ids=prompt_ids,
+                response_ids=completion.token_ids,
+                loss_weight=token_weight(length, loss_variation, max_length=rules.max_new_tokens),
+                advantage=advantages[index],
+                rollout_logprobs=completion.logprobs,
+                temperature=group.temperature,
+                policy_versions=completion.policy_versions,
             )
         )
     return samples
@@ -58,12 +57,3 @@ def _advantages(group: RolloutGroup, rules: GroupRules, estimator: Estimator) ->
             f"--advantage-estimator fails on prompt {group.prompt.uid} with rewards {rewards[valid].tolist()}: "
             f"{type(error).__name__}: {error}"
         ) from error
-
-
-def _behind(
-    prompt: np.ndarray, length: int, response: np.ndarray | float, fill: np.ndarray | float, dtype: type
-) -> np.ndarray:
-    """`length` values of the response behind `fill` on every prompt token."""
-    values: np.ndarray = np.empty(len(prompt) + length, dtype=dtype)
-    values[: len(prompt)], values[len(prompt) :] = fill, response
-    return values

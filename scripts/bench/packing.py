@@ -30,13 +30,13 @@ def make_samples(count: int, seed: int) -> list[Sample]:
         Sample(
             uid=f"bench-{number}",
             number=0,
-            token_ids=np.ones(length, dtype=np.int64),
-            loss_mask=np.zeros(length, dtype=bool),
-            loss_weights=np.zeros(length, dtype=np.float32),
-            advantages=np.zeros(length, dtype=np.float32),
-            rollout_logprobs=np.zeros(length, dtype=np.float32),
-            temperature=np.ones(length, dtype=np.float32),
-            policy_version=np.full(length, -1, dtype=np.int32),
+            prompt_ids=np.ones(length, dtype=np.int64),
+            response_ids=np.empty(0, dtype=np.int32),
+            loss_weight=0.0,
+            advantage=0.0,
+            rollout_logprobs=np.empty(0, dtype=np.float32),
+            temperature=1.0,
+            policy_versions=np.empty(0, dtype=np.int32),
         )
         for number, length in enumerate(lengths)
     ]

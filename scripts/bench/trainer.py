@@ -157,7 +157,7 @@ def make_samples(arguments: argparse.Namespace, model: PreTrainedModel) -> Itera
     lengths = rng.lognormal(MU, SIGMA, arguments.samples).round().clip(4, min(LONGEST, arguments.budget))
     for number, length in enumerate(lengths.astype(int)):
         token_ids = rng.integers(0, arguments.vocab, length)
-        loss_mask = np.arange(length) >= max(1, int(PROMPT_SHARE * length))
+        start = max(1, int(PROMPT_SHARE * length))
         with torch.no_grad():
             logits = model(input_ids=torch.from_numpy(token_ids)[None]).logits[0, :-1] / TEMPERATURE
         own = -F.cross_entropy(logits, torch.from_numpy(token_ids[1:]), reduction="none").numpy()
@@ -165,13 +165,13 @@ def make_samples(arguments: argparse.Namespace, model: PreTrainedModel) -> Itera
         yield Sample(
             uid=f"bench-{number}",
             number=0,
-            token_ids=token_ids,
-            loss_mask=loss_mask,
-            loss_weights=loss_mask.astype(np.float32),
-            advantages=np.full(length, rng.normal(), dtype=np.float32),
-            rollout_logprobs=np.where(loss_mask, rollout, 0.0).astype(np.float32),
-            temperature=np.where(loss_mask, TEMPERATURE, 1.0).astype(np.float32),
-            policy_version=np.where(loss_mask, 0, -1).astype(np.int32),
+            prompt_ids=token_ids[:start],
+            response_ids=token_ids[start:],
+            loss_weight=1.0,
+            advantage=rng.normal(),
+            rollout_logprobs=rollout[start:].astype(np.float32),
+            temperature=TEMPERATURE,
+            policy_versions=np.zeros(length - start, dtype=np.int32),
         )
 
 
@@ -204,7 +204,7 @@ def run_rank(
         backend = ColossalBackend(config, device=device, timeout_s=TIMEOUT_S)
         limits = {"max_samples": len(samples), "max_tokens": arguments.budget}
         share = pack(samples, num_ranks=backend.layout.dp_size, **limits)[backend.layout.dp_rank]
-        batch = (share, 1 / sum(int(sample.loss_mask.sum()) for sample in samples))
+        batch = (share, 1 / sum(len(sample.response_ids) for sample in samples))
         steps: dict[str, Step] = {OURS: BackendLoop(backend, *batch).step}
         if layout == "dp1":
             steps[PLAIN] = PlainLoop(load(directory), *batch).step

@@ -123,7 +123,7 @@ def train(name: str, checkpoints: bool, settings: TrainingSettings, outcome: Out
         seconds.append(time.perf_counter() - begin)
     outcome.expect(bool(np.isfinite(losses).all()), f"losses {losses}: not all finite")
     step_s = statistics.median(seconds[2:])
-    counted = sum(int(sample.loss_mask.sum()) for sample in samples)
+    counted = sum(len(sample.response_ids) for sample in samples)
     tflops = step_flops(backend.policy, settings.lengths, counted) / step_s / 1e12
     outcome.figures |= {"parameters": sum(p.numel() for p in backend.policy.parameters())}
     outcome.figures |= {"tokens": sum(settings.lengths), "counted_tokens": counted, "step_s": step_s}
@@ -172,18 +172,19 @@ def make_samples(lengths: Sequence[int], vocabulary: int) -> list[Sample]:
     rng = np.random.default_rng(0)
     samples = []
     for number, length in enumerate(lengths):
-        loss_mask = np.arange(length) >= max(1, int(PROMPT_SHARE * length))
+        start = max(1, int(PROMPT_SHARE * length))
+        token_ids = rng.integers(0, vocabulary, length)
         samples.append(
             Sample(
                 uid=f"sample-{number}",
                 number=0,
-                token_ids=rng.integers(0, vocabulary, length),
-                loss_mask=loss_mask,
-                loss_weights=loss_mask.astype(np.float32),
-                advantages=np.full(length, rng.normal(), dtype=np.float32),
-                rollout_logprobs=np.zeros(length, dtype=np.float32),
-                temperature=np.ones(length, dtype=np.float32),
-                policy_version=np.where(loss_mask, 0, -1).astype(np.int32),
+                prompt_ids=token_ids[:start],
+                response_ids=token_ids[start:],
+                loss_weight=1.0,
+                advantage=rng.normal(),
+                rollout_logprobs=np.zeros(length - start, dtype=np.float32),
+                temperature=1.0,
+                policy_versions=np.zeros(length - start, dtype=np.int32),
             )
         )
     return samples

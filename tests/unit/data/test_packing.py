@@ -10,19 +10,25 @@ from coati_rl.errors import RunError
 
 
 def sample_of(length, first_token, number=0):
-    """Tokens first_token, first_token + 1, ...; every other array says the same in its own dtype."""
+    """Tokens first_token, first_token + 1, ..., a third of them prompt; all else says the same."""
     values = np.arange(first_token, first_token + length)
+    prompt, response = np.split(values, [length // 3])
     return Sample(
         uid="p7",
         number=number,
-        token_ids=values.astype(np.int64),
-        loss_mask=values % 2 == 0,
-        loss_weights=values.astype(np.float32),
-        advantages=-values.astype(np.float32),
-        rollout_logprobs=-values.astype(np.float32) / 2,
-        temperature=np.full(length, 0.5, dtype=np.float32),
-        policy_version=values.astype(np.int32),
+        prompt_ids=prompt,
+        response_ids=response.astype(np.int32),
+        loss_weight=number + 1.0,
+        advantage=-number - 1.0,
+        rollout_logprobs=-response.astype(np.float32) / 2,
+        temperature=0.5,
+        policy_versions=response.astype(np.int32),
     )
+
+
+def sampled_tokens(lengths):
+    """Token -> the number of its sample, for tokens of responses."""
+    return {int(token): sample.number for sample in samples_of(lengths) for token in sample.response_ids}
 
 
 def samples_of(lengths):
@@ -54,13 +60,26 @@ def test_every_token_is_on_exactly_one_rank_with_all_that_belongs_to_it(lengths,
     real = [(m, m.sample_index >= 0) for micro_batches in ranks for m in micro_batches]
     tokens = np.concatenate([m.token_ids[is_real] for m, is_real in real])
     assert sorted(tokens.tolist()) == list(range(sum(lengths)))
+    sampled = sampled_tokens(lengths)
     for m, is_real in real:
-        np.testing.assert_array_equal(m.loss_weights[is_real], m.token_ids[is_real])
-        np.testing.assert_array_equal(m.advantages[is_real], -m.token_ids[is_real])
-        np.testing.assert_array_equal(m.rollout_logprobs[is_real], -m.token_ids[is_real] / 2)
-        np.testing.assert_array_equal(m.policy_version[is_real], m.token_ids[is_real])
-        np.testing.assert_array_equal(m.loss_mask[is_real], m.token_ids[is_real] % 2 == 0)
-        assert (m.temperature[is_real] == 0.5).all()
+        in_response = is_real & np.isin(m.token_ids, list(sampled))
+        tokens, numbers = m.token_ids[in_response], [sampled[token] for token in m.token_ids[in_response].tolist()]
+        np.testing.assert_array_equal(m.loss_weights[in_response], np.array(numbers) + 1)
+        np.testing.assert_array_equal(m.advantages[in_response], -np.array(numbers) - 1)
+        np.testing.assert_array_equal(m.rollout_logprobs[in_response], -tokens / 2)
+        np.testing.assert_array_equal(m.policy_version[in_response], tokens)
+        np.testing.assert_array_equal(m.loss_mask, in_response)
+        assert (m.temperature[in_response] == 0.5).all()
+
+
+@settings(deadline=None)
+@given(LENGTHS, OPTIONS)
+def test_nothing_is_said_of_prompt_tokens_and_padding(lengths, options):
+    for m in (m for micro_batches in pack(samples_of(lengths), **options) for m in micro_batches):
+        for array in (m.loss_weights, m.advantages, m.rollout_logprobs):
+            assert not array[~m.loss_mask].any()
+        assert (m.temperature[~m.loss_mask] == 1).all()
+        assert (m.policy_version[~m.loss_mask] == -1).all()
 
 
 @settings(deadline=None)
@@ -79,7 +98,7 @@ def test_positions_restart_with_every_sample_which_stays_in_one_piece(lengths, o
                         pieces.append((int(indices[start]), tokens[start:end].tolist()))
         pieces.sort()
         assert [index for index, _ in pieces] == list(range(len(pieces))), "numbered within the rank's share"
-        whole = [sample.token_ids.tolist() for sample in samples]
+        whole = [[*sample.prompt_ids.tolist(), *sample.response_ids.tolist()] for sample in samples]
         places = [whole.index(tokens) for _, tokens in pieces]
         assert places == sorted(places), "in the order of the samples"
 
@@ -109,10 +128,8 @@ def test_the_samples_are_the_same_on_any_number_of_ranks(lengths, options, other
 def test_padding_counts_nothing_and_is_a_sample_of_its_own(lengths, max_samples):
     for m in pack_one(lengths, max_samples=max_samples, one_sample_per_row=True):
         padding = m.sample_index < 0
-        for array in (m.token_ids, m.loss_mask, m.loss_weights, m.advantages, m.rollout_logprobs):
-            assert not array[padding].any()
-        assert (m.temperature[padding] == 1).all()
-        assert (m.policy_version[padding] == -1).all()
+        assert not m.token_ids[padding].any()
+        assert not m.loss_mask[padding].any()
         for row, positions in zip(padding, m.position_ids, strict=True):
             assert positions[row].tolist() == list(range(row.sum()))
             assert sorted(row.tolist()) == row.tolist(), "it comes last"
@@ -123,10 +140,11 @@ def test_a_padded_micro_batch_by_hand():
     assert m.token_ids.tolist() == [[0, 0, 0], [1, 2, 3]]
     assert m.position_ids.tolist() == [[0, 0, 1], [0, 1, 2]]
     assert m.sample_index.tolist() == [[0, -1, -1], [1, 1, 1]]
-    assert m.loss_mask.tolist() == [[True, False, False], [False, True, False]]
-    assert m.loss_weights.tolist() == [[0, 0, 0], [1, 2, 3]]
-    assert m.temperature.tolist() == [[0.5, 1, 1], [0.5, 0.5, 0.5]]
-    assert m.policy_version.tolist() == [[0, -1, -1], [1, 2, 3]]
+    assert m.loss_mask.tolist() == [[True, False, False], [False, True, True]]
+    assert m.loss_weights.tolist() == [[1, 0, 0], [0, 2, 2]]
+    assert m.advantages.tolist() == [[-1, 0, 0], [0, -2, -2]]
+    assert m.temperature.tolist() == [[0.5, 1, 1], [1, 0.5, 0.5]]
+    assert m.policy_version.tolist() == [[0, -1, -1], [-1, 2, 3]]
     assert m.num_tokens == 4
 
 

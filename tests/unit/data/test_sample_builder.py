@@ -1,6 +1,5 @@
-"""A scored group -> samples: advantages over the valid ones, weights, and what stands on prompt tokens."""
+"""A scored group -> samples: advantages over the valid ones, weights, and what is left out."""
 
-import numpy as np
 import pytest
 
 from coati_rl.algorithms.advantage import group_mean, group_norm
@@ -16,25 +15,22 @@ def build(group, *, variation="token_level", estimator=group_norm, **rules):
 
 def advantages(samples):
     """By the response's place in its group."""
-    return {sample.number: float(sample.advantages[-1]) for sample in samples}
+    return {sample.number: float(sample.advantage) for sample in samples}
 
 
-def test_prompt_tokens_are_in_the_sample_and_outside_of_the_loss(group_of):
+def test_a_sample_is_the_prompt_and_what_was_sampled(group_of):
     group = group_of([(1.0, 2), (0.0, 3)])  # (reward, response tokens); the prompt is three tokens: 1, 2, 3
     first, second = build(group)
-    assert first.token_ids.tolist() == [1, 2, 3, 10, 11]
-    assert first.loss_mask.tolist() == [False, False, False, True, True]
-    assert first.rollout_logprobs.tolist() == [0, 0, 0, -0.5, -0.5]
-    assert first.policy_version.tolist() == [-1, -1, -1, 7, 7]
-    np.testing.assert_allclose(first.temperature, [1, 1, 1, 0.7, 0.7], rtol=1e-6)
-    assert second.token_ids.tolist() == [1, 2, 3, 10, 11, 12]
+    assert (first.prompt_ids.tolist(), first.response_ids.tolist(), len(first)) == ([1, 2, 3], [10, 11], 5)
+    assert first.rollout_logprobs.tolist() == [-0.5, -0.5]
+    assert (first.policy_versions.tolist(), first.temperature) == ([7, 7], 0.7)
+    assert second.response_ids.tolist() == [10, 11, 12]
 
 
 def test_advantages_are_standardised_with_the_unbiased_deviation(group_of):
     samples = build(group_of([(1.0, 1), (0.0, 1)]))
     # mean 0.5, deviation sqrt((0.25 + 0.25) / (2 - 1)) = 0.7071: +-0.5 / 0.7071
     assert advantages(samples) == pytest.approx({0: 0.70711, 1: -0.70711}, abs=1e-5)
-    assert [sample.advantages[0] for sample in samples] == [0, 0]
 
 
 def test_the_estimator_is_the_one_that_is_given(group_of):
@@ -44,15 +40,14 @@ def test_the_estimator_is_the_one_that_is_given(group_of):
 def test_a_token_weighs_one_or_its_share_of_the_sample_or_of_the_longest_response(group_of):
     group = group_of([(1.0, 2), (0.0, 4)])
     weights = {
-        variation: [sample.loss_weights[3:].tolist() for sample in build(group, variation=variation)]
+        variation: [sample.loss_weight for sample in build(group, variation=variation)]
         for variation in ("sample_level", "token_level", "constant")
     }
     assert weights == {
-        "sample_level": [[0.5] * 2, [0.25] * 4],
-        "token_level": [[1.0] * 2, [1.0] * 4],
-        "constant": [[0.125] * 2, [0.125] * 4],  # 8 tokens at most
+        "sample_level": [0.5, 0.25],
+        "token_level": [1.0, 1.0],
+        "constant": [0.125, 0.125],  # 8 tokens at most
     }
-    assert [sample.loss_weights[:3].tolist() for sample in build(group)] == [[0.0] * 3] * 2
 
 
 def test_a_sample_that_nobody_could_score_is_left_out_of_group_statistics_and_loss(group_of):
@@ -62,10 +57,7 @@ def test_a_sample_that_nobody_could_score_is_left_out_of_group_statistics_and_lo
 
 def test_a_response_of_no_token_is_no_sample_and_one_of_a_single_token_is(group_of):
     samples = build(group_of([(1.0, 0), (0.0, 1), (1.0, 1)]), variation="sample_level")
-    assert [(sample.number, sample.loss_weights.tolist()) for sample in samples] == [
-        (1, [0, 0, 0, 1]),
-        (2, [0, 0, 0, 1]),
-    ]
+    assert [(sample.number, sample.loss_weight) for sample in samples] == [(1, 1.0), (2, 1.0)]
     assert advantages(samples) == pytest.approx({1: -0.70711, 2: 0.70711}, abs=1e-5)
 
 

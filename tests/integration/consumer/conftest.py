@@ -29,13 +29,13 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {  # processes, and what the ba
     "zero1_dp2": (2, {"zero_stage": 1}),
     "zero2_dp2": (2, {"zero_stage": 2}),
     "tp2_zero1_dp2": (4, {"tp_size": 2, "zero_stage": 1}),
-    # What else can be combined.
+    # What else can be combined of these.
     "pp2_zero1_dp2": (4, {"pp_size": 2, "zero_stage": 1}),
     "tp2_zero2_dp2": (4, {"tp_size": 2, "zero_stage": 2}),
     "pp2_dp2": (4, {"pp_size": 2}),
     "zero1_dp1": (1, {"zero_stage": 1}),
 }
-ON_ONE_MODEL = {"pp2_zero1_dp2", "tp2_zero2_dp2", "pp2_dp2", "zero1_dp1"}
+COMBINED = {"pp2_zero1_dp2", "tp2_zero2_dp2", "pp2_dp2", "zero1_dp1"}
 
 
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig, "mistral": MistralConfig}

@@ -3,7 +3,8 @@
 gradient_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_DIR LAYOUT:PRECISION,... WHAT MODEL_DIR...
 
 WHAT is "losses", all of them on the first model and all cuts of the first loss on the others; "cuts", those on every
-model; or one of the FAULTS, which is put into the trainer of the first model to see that it would be noticed.
+model; or one of the FAULTS, which is put into the trainer of the first model to see that it would be noticed. A layout
+of those that combine others is given the cuts alone, on the first model.
 """
 
 import dataclasses
@@ -23,10 +24,10 @@ from coati_rl.ops.logprob import token_logprobs
 from consumer import gradient_reduction
 from consumer.colossal_backend import ColossalBackend
 from tests.integration.consumer.conftest import (
+    COMBINED,
     LAYOUTS,
     LEARNING_RATE,
     NUM_STEPS,
-    ON_ONE_MODEL,
     VOCAB_SIZE,
     reference_of,
 )
@@ -38,11 +39,12 @@ from tests.integration.consumer.trainer import join, make_backend, whole_tensors
 Case = tuple[str, Cut]  # loss, and how its samples are cut
 
 
-def cases_of(what: str, *, is_first_model: bool) -> list[Case]:
+def cases_of(what: str, *, layout: str, is_first_model: bool) -> list[Case]:
     if what in FAULTS:
         loss = FAULTS[what][1]
         return [(loss, LOSSES[loss].cuts[0])]
-    losses = LOSSES if what == "losses" and is_first_model else ("clip", "clip, whole")
+    is_whole = what == "losses" and is_first_model and layout not in COMBINED
+    losses = LOSSES if is_whole else ("clip", "clip, whole")
     return [(loss, cut) for loss in losses for cut in LOSSES[loss].cuts]
 
 
@@ -140,9 +142,10 @@ def main() -> None:
     for index, model_dir in enumerate(map(Path, model_dirs)):
         for run in runs.split(","):
             layout, precision = run.split(":")
-            if layout in ON_ONE_MODEL and index > 0:
+            if layout in COMBINED and index > 0:
                 continue
-            results = train(model_dir, layout, precision, cases_of(what, is_first_model=index == 0))
+            cases = cases_of(what, layout=layout, is_first_model=index == 0)
+            results = train(model_dir, layout, precision, cases)
             torch.save(results, Path(out_dir) / f"{layout}-{precision}-{model_dir.name}-rank{rank}.pt")
 
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from tests.integration.consumer.conftest import (
+    COMBINED,
     LAUNCH_TIMEOUT_S,
     LAYOUTS,
     MAX_GRAD_NORM,
     NUM_STEPS,
-    ON_ONE_MODEL,
     launch_and_check,
     reference_of,
     save_with_reference,
@@ -74,7 +74,7 @@ def trained(paths: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Trai
 
     def results(layout: str, precision: str) -> dict[Path, Ranks]:
         launch(LAYOUTS[layout][0], precision)
-        chosen = paths[:1] if layout in ON_ONE_MODEL else paths
+        chosen = paths[:1] if layout in COMBINED else paths
         return {path: read_ranks(out_dir, layout, precision, path) for path in chosen}
 
     return results
@@ -85,10 +85,10 @@ def read_ranks(out_dir: Path, layout: str, precision: str, path: Path) -> Ranks:
     return [torch.load(out_dir / f"{layout}-{precision}-{path.name}-rank{rank}.pt") for rank in ranks]
 
 
-def cases(trained: Mapping[Path, Ranks], what: str = "losses") -> Iterator[tuple[Path, Ranks, Any]]:
+def cases(trained: Mapping[Path, Ranks], layout: str, what: str = "losses") -> Iterator[tuple[Path, Ranks, Any]]:
     """Model, ranks, (loss, *cut)."""
     for index, (path, ranks) in enumerate(trained.items()):
-        due = [(loss, *cut) for loss, cut in cases_of(what, is_first_model=index == 0)]
+        due = [(loss, *cut) for loss, cut in cases_of(what, layout=layout, is_first_model=index == 0)]
         assert [case for case in ranks[0] if isinstance(case, tuple)] == due
         for case in due:
             yield path, ranks, case
@@ -121,7 +121,7 @@ def test_every_part_of_a_loss_acts_on_the_samples(paths: list[Path], loss: str) 
 def test_every_cut_gives_the_plain_gradient_and_norm_for_two_steps(
     trained: Trained, layout: str, precision: str
 ) -> None:
-    for path, ranks, case in cases(trained(layout, precision)):
+    for path, ranks, case in cases(trained(layout, precision), layout):
         for step, right in enumerate(plain_steps(path, case[0], precision)):
             found = differences(joined(ranks, case, step, "gradients"), right["gradients"])
             assert max(found.values()) < TOLERANCE[precision], (path.name, case, step, found)
@@ -132,7 +132,7 @@ def test_every_cut_gives_the_plain_gradient_and_norm_for_two_steps(
 
 @pytest.mark.parametrize("layout", [name for name, precision in RUNS if precision == "fp32"])
 def test_every_cut_steps_as_plain_training_does(trained: Trained, layout: str) -> None:
-    for path, ranks, case in cases(trained(layout, "fp32")):
+    for path, ranks, case in cases(trained(layout, "fp32"), layout):
         for step, right in enumerate(plain_steps(path, case[0])):
             # The update follows signs of gradients that may be noise; this compares learning rate, decay and clipping.
             found = differences(joined(ranks, case, step, "updates"), right["updates"])
@@ -144,7 +144,7 @@ def test_the_optimizer_moves_its_masters_where_plain_training_moves_them(
     paths: list[Path], trained: Trained, layout: str, precision: str
 ) -> None:
     starts = {path: plain_model(path).state_dict() for path in paths}
-    for path, ranks, case in cases(trained(layout, precision)):
+    for path, ranks, case in cases(trained(layout, precision), layout):
         found = joined(ranks, case, NUM_STEPS - 1, "masters")
         right = plain_steps(path, case[0], precision)[-1]["masters"]
         assert found.keys() == right.keys()
@@ -155,7 +155,7 @@ def test_the_optimizer_moves_its_masters_where_plain_training_moves_them(
 
 @every_run
 def test_ranks_that_hold_the_same_weights_keep_them_bit_equal(trained: Trained, layout: str, precision: str) -> None:
-    for path, ranks, case in cases(trained(layout, precision)):
+    for path, ranks, case in cases(trained(layout, precision), layout):
         seen: dict[Any, str] = {}
         for rank in ranks:
             _, _, tp_rank = rank["layout"]
@@ -168,7 +168,7 @@ def test_ranks_that_hold_the_same_weights_keep_them_bit_equal(trained: Trained, 
 
 @every_run
 def test_ranks_with_the_lm_head_report_the_plain_loss(trained: Trained, layout: str, precision: str) -> None:
-    for path, ranks, case in cases(trained(layout, precision)):
+    for path, ranks, case in cases(trained(layout, precision), layout):
         last_stage = max(rank["layout"][1] for rank in ranks)
         for step, right in enumerate(plain_steps(path, case[0], precision)):
             for rank in ranks:
@@ -188,7 +188,7 @@ def test_other_architectures_sliding_windows_and_uneven_stages(tmp_path: Path) -
     ]
     launch_and_check("gradient_process.py", tmp_path, "tp2_pp2:fp32", "cuts", *paths, world_size=4)
     ranks_of = {path: read_ranks(tmp_path, "tp2_pp2", "fp32", path) for path in paths}
-    for path, ranks, case in cases(ranks_of, "cuts"):
+    for path, ranks, case in cases(ranks_of, "tp2_pp2", "cuts"):
         for step, right in enumerate(plain_steps(path, case[0])):
             found = differences(joined(ranks, case, step, "gradients"), right["gradients"])
             assert max(found.values()) < TOLERANCE["fp32"], (path.name, case, step, found)
@@ -206,7 +206,7 @@ def test_other_architectures_sliding_windows_and_uneven_stages(tmp_path: Path) -
 def test_a_fault_in_the_trainer_is_noticed(paths: list[Path], tmp_path: Path, layout: str, fault: str) -> None:
     launch_and_check("gradient_process.py", tmp_path, f"{layout}:fp32", fault, paths[0], world_size=LAYOUTS[layout][0])
     ranks_of = {paths[0]: read_ranks(tmp_path, layout, "fp32", paths[0])}
-    ((_, ranks, case),) = cases(ranks_of, fault)
+    ((_, ranks, case),) = cases(ranks_of, layout, fault)
     right = plain_steps(paths[0], FAULTS[fault][1])[0]["gradients"]
     found = differences(joined(ranks, case, 0, "gradients"), right)
     assert max(found.values()) > 1000 * TOLERANCE["fp32"]

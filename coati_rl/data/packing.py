@@ -33,7 +33,6 @@ class Sample:
 
 
 _Row = list[tuple[int, Sample]]  # samples with their index in the rank's share
-_Place = tuple[int, slice]  # of a row, some tokens
 
 
 def pack(
@@ -142,24 +141,22 @@ def _make_rows(rows: Sequence[_Row]) -> MicroBatch:
         temperature=np.ones(shape, dtype=np.float32),
         policy_version=np.full(shape, -1, dtype=np.int32),
     )
-    counting = np.arange(shape[1])
     for number, row in enumerate(rows):
         start = 0
         for index, sample in row:
-            end = start + len(sample)
-            _write(
-                sample, micro_batch, (number, slice(start, end)), (number, slice(start + len(sample.prompt_ids), end))
-            )
-            micro_batch.position_ids[number, start:end] = counting[: len(sample)]
-            micro_batch.sample_index[number, start:end] = index
-            start = end
-        micro_batch.position_ids[number, start:] = counting[: shape[1] - start]
+            _write(sample, index, micro_batch, row=number, start=start)
+            start += len(sample)
+        micro_batch.position_ids[number, start:] = np.arange(shape[1] - start)
     return micro_batch
 
 
-def _write(sample: Sample, micro_batch: MicroBatch, place: _Place, response: _Place) -> None:
-    """`response`: the part of `place` behind the prompt."""
-    micro_batch.token_ids[place][: len(sample.prompt_ids)] = sample.prompt_ids
+def _write(sample: Sample, index: int, micro_batch: MicroBatch, *, row: int, start: int) -> None:
+    """A sample's tokens from `start` of a row on."""
+    middle, end = start + len(sample.prompt_ids), start + len(sample)
+    response = row, slice(middle, end)
+    micro_batch.position_ids[row, start:end] = np.arange(len(sample))
+    micro_batch.sample_index[row, start:end] = index
+    micro_batch.token_ids[row, start:middle] = sample.prompt_ids
     micro_batch.token_ids[response] = sample.response_ids
     micro_batch.loss_mask[response] = True
     micro_batch.loss_weights[response] = sample.loss_weight

@@ -14,7 +14,7 @@ from torch import Tensor
 _NUM_AHEAD = 64
 _END = 2**31  # of the numbers that vLLM draws
 
-Sample = Callable[[Tensor, dict[int, torch.Generator], Tensor | None, Tensor | None], tuple[Tensor, Tensor | None]]
+_Forward = Callable[[Tensor, dict[int, torch.Generator], Tensor | None, Tensor | None], tuple[Tensor, Tensor | None]]
 
 
 class SeedStreams:
@@ -27,14 +27,11 @@ class SeedStreams:
         """int64[num_rows]: of the row's generator; of torch's own for rows that have none."""
         seeds: list[int | None] = [None] * num_rows
         for row, generator in generators.items():
-            stream = self._streams.get(generator)
-            if stream is None:
-                stream = self._streams[generator] = iter(())
-            seed = next(stream, None)
+            seed = next(self._streams.get(generator, iter(())), None)
             if seed is None:
                 numbers = torch.randint(0, _END, (_NUM_AHEAD,), generator=generator).tolist()
-                stream = self._streams[generator] = iter(numbers)
-                seed = next(stream)
+                self._streams[generator] = iter(numbers)
+                seed = next(self._streams[generator])
             seeds[row] = seed
         rest = [row for row, seed in enumerate(seeds) if seed is None]
         for row, number in zip(rest, torch.randint(0, _END, (len(rest),)).tolist(), strict=True):
@@ -50,7 +47,7 @@ def draw_ahead(sampler: Any) -> None:
         sampler.forward = _sample_with(SeedStreams())
 
 
-def _sample_with(streams: SeedStreams) -> Sample:
+def _sample_with(streams: SeedStreams) -> _Forward:
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
     def sample(

@@ -1,4 +1,8 @@
-"""The trainer as a Ray actor: joins the trainers' process group, builds the backend, runs the train loop."""
+"""The trainer as a Ray actor: joins the trainers' process group, builds the backend, runs the train loop.
+
+ColossalAI and transformers are imported by a trainer when it starts, not with this module: the driver imports it only to
+name the class.
+"""
 
 import logging
 import socket
@@ -6,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,12 +24,12 @@ from coati_rl.runtime.cluster import own_address
 from coati_rl.runtime.process import Place, enter_actor
 from coati_rl.runtime.remote import RemoteProducer
 from coati_rl.types import Device
-from consumer.colossal_backend import ColossalBackend
 from consumer.process_group import init_process_group, open_listener
-from consumer.torch_backend import BackendConfig
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep, step_settings
-from consumer.weight_sync import make_publish
+
+if TYPE_CHECKING:
+    from consumer.colossal_backend import ColossalBackend
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +64,7 @@ class TrainerActor:
         self._checkpoint_dir = checkpoint_dir
         self._resume_dir = resume_dir
         self._listener: socket.socket | None = None
-        self._backend: ColossalBackend | None = None
+        self._backend: "ColossalBackend | None" = None
 
     def open_listener(self, port: int) -> tuple[str, int]:
         """Rank 0 only: listen for the other trainers. Returns: address and port."""
@@ -71,6 +75,9 @@ class TrainerActor:
     def start(self, address: str, port: int) -> float:
         """Join the other trainers and load the model. Returns: seconds it took."""
         begin, config = time.perf_counter(), self._config
+        from consumer.colossal_backend import ColossalBackend
+        from consumer.torch_backend import BackendConfig
+
         # The ranks that hold a sender's other shards wait with it, for producers that are slow to receive.
         timeout_s = COLLECTIVE_TIMEOUT_S + config.sync_timeout_s
         device = init_process_group(
@@ -105,6 +112,8 @@ class TrainerActor:
 
     def run(self, coordinator: TrainerCoordinator, namespace: str) -> int:
         """Train until the run is over. Returns: optimizer steps taken."""
+        from consumer.weight_sync import make_publish
+
         config, backend = self._config, self._backend
         if backend is None:
             raise EngineError(f"trainer {self._rank} was not started")

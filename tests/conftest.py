@@ -1,10 +1,36 @@
-"""Tests marked gpu are skipped where there is none; nothing else is ever skipped."""
+"""What holds for every test: one thread a process; which cases are left out of the fast suite, and which need a GPU.
+
+Cases marked `full` run with --all only: the fast suite has one representative of each guarantee, docs/testing.md says
+which. Tests marked `gpu` are skipped where there is none; nothing else is ever skipped.
+"""
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[1]
+UNIT_TIMEOUT_S = 60
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# Before anything imports torch: with two threads each on two cores, processes are many times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also the cases that the fast suite leaves out (marked full)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Asks torch for a GPU only when a test needs one: importing it takes seconds."""
+    if not config.getoption("--all"):
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+    for item in items:
+        if item.path.is_relative_to(ROOT / "tests" / "unit") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(UNIT_TIMEOUT_S))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
@@ -13,3 +39,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print how long the tests of each folder took, fixtures included."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds["/".join(report.nodeid.split("::")[0].split("/")[:-1])] += report.duration
+    if seconds:
+        terminalreporter.section("minutes per folder")
+        for folder, time_s in seconds.most_common():
+            terminalreporter.write_line(f"{time_s / 60:6.2f}  {folder}")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.runs.conftest import ROOT, Run, flags, make_tiny
+from tests.integration.runs.conftest import ROOT, Run, ended_runs, flags, make_tiny
 
 __all__ = ["flags", "make_tiny"]  # fixtures
 
@@ -19,12 +18,16 @@ HERE = Path(__file__).parent
 SHARED_MEMORY = Path("/dev/shm")
 
 
+Faults = dict[str, str] | None
+
+
 class FaultyRun(Run):
     """A run whose processes are known by what is in their environment, wherever they have gone."""
 
-    def __init__(self, arguments: list[str], run_dir: Path, faults: dict[str, dict[str, str]]) -> None:
+    def __init__(self, arguments: list[str], run_dir: Path, *, exports: Faults = None, stagings: Faults = None) -> None:
         self.run_dir = run_dir
         self.output = run_dir.with_suffix(".out")
+        faults = {"exports": exports or {}, "stagings": stagings or {}}
         self._mark = json.dumps({**faults, "run": str(run_dir)})
         self._segments = set(SHARED_MEMORY.glob("coati*"))  # of others
         environment = {
@@ -78,17 +81,13 @@ class FaultyRun(Run):
 
 @pytest.fixture
 def start_run(tmp_path):
-    """Flags and faults -> a FaultyRun; one that a failing test leaves running is ended."""
-    runs = []
+    """Flags and faults -> a FaultyRun."""
+    with ended_runs(FaultyRun, tmp_path) as start:
+        yield start
 
-    def start(*arguments: object, exports=None, stagings=None) -> FaultyRun:
-        faults = {"exports": exports or {}, "stagings": stagings or {}}
-        run = FaultyRun([str(argument) for argument in arguments], tmp_path / "run", faults)
-        runs.append(run)
-        return run
 
-    yield start
-    for run in runs:
-        if run.process.poll() is None:
-            run.process.send_signal(signal.SIGTERM)
-            run.process.wait(60)
+@pytest.fixture(scope="module")
+def start_shared_run(tmp_path_factory):
+    """Flags and faults -> a FaultyRun that several tests of a file look at."""
+    with ended_runs(FaultyRun, tmp_path_factory.mktemp("runs")) as start:
+        yield start

@@ -1,7 +1,8 @@
 """Processes that die, stop or cannot meet while weights are on their way: who is told what, and how soon."""
 
 import socket
-import time
+
+import pytest
 
 from coati_rl.runtime.remote import STAGING_GRACE_S
 
@@ -44,26 +45,7 @@ def test_producers_that_die_or_stop_in_mid_transfer_are_replaced_and_the_sync_is
     assert set(run.syncs()[-1]["producers"]) <= {2, 3}, "those that came later"
 
 
-def test_a_producer_whose_engine_dies_is_replaced_and_a_trainer_that_dies_while_it_sends_ends_the_run(
-    make_tiny, start_run, flags
-):
-    job = flags(make_tiny(tied=True))
-    faults = {"stagings": {"0@1": "engine dies"}, "exports": {"3": "SIGKILL"}}  # exports: versions 0, 1, 1 again, 2
-    run = start_run(*job, "-b", "transformers", "--max-steps", 3, **faults)
-    run.wait_for_step(2)
-    begin = time.monotonic()
-
-    assert run.wait(60) == 1, run.text()
-
-    assert time.monotonic() - begin < 60
-    assert "producer 0 lost: " in run.text() and "the engine died: MemoryError: out of memory" in run.text()
-    last = run.text().splitlines()[-1]
-    assert "trainer-0 died" in last and "logs: " in last
-    assert [(sync["step"], sync["producers"]) for sync in run.syncs()] == [(0, [0]), (1, [1])]
-    assert [record["step"] for record in run.records()] == [1, 2]
-    assert run.left_over() == []
-
-
+@pytest.mark.full
 def test_a_taken_port_is_named_before_anything_is_trained(make_tiny, start_run, flags):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -7,24 +7,32 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[3]
 MODEL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 4096}
 
 
 @pytest.fixture(scope="session")
-def make_tiny(tmp_path_factory):
+def make_tiny(tmp_path_factory, worker_id):
     """tied or not -> the directory of a randomly initialised Qwen3 with tokenizer, chat template and prompt files."""
-    made = {}
+    # Made once for all of xdist's workers, which share the parent of their base directories.
+    base = tmp_path_factory.getbasetemp()
+    root = base if worker_id == "master" else base.parent
 
     def make(*, tied: bool) -> Path:
-        if tied not in made:
-            made[tied] = _make(tmp_path_factory.mktemp("tiny") / f"{'tied' if tied else 'untied'}", tied)
-        return made[tied]
+        directory = root / f"tiny-{'tied' if tied else 'untied'}"
+        with FileLock(f"{directory}.lock"):
+            if not directory.exists():
+                _make(directory.with_suffix(".unfinished"), tied).rename(directory)
+        return directory
 
     return make
 
@@ -135,24 +143,40 @@ def _command(process: psutil.Process) -> str:
         return ""
 
 
-@pytest.fixture
-def start_run(tmp_path):
-    """Flags -> a Run; one that a failing test leaves running is ended."""
+@contextmanager
+def ended_runs(make_run: Callable[..., Run], directory: Path) -> Iterator[Callable[..., Run]]:
+    """Flags -> a Run in the directory; one that a failing test leaves running is ended."""
     runs = []
 
-    def start(*arguments: object, name: str = "run") -> Run:
-        run = Run([str(argument) for argument in arguments], tmp_path / name)
+    def start(*arguments: object, name: str = "run", **options: Any) -> Run:
+        run = make_run([str(argument) for argument in arguments], directory / name, **options)
         runs.append(run)
         return run
 
-    yield start
-    for run in runs:
-        if run.process.poll() is None:
-            run.process.send_signal(signal.SIGTERM)
-            run.process.wait(60)
+    try:
+        yield start
+    finally:
+        for run in runs:
+            if run.process.poll() is None:
+                run.process.send_signal(signal.SIGTERM)
+                run.process.wait(60)
 
 
 @pytest.fixture
+def start_run(tmp_path):
+    """Flags -> a Run."""
+    with ended_runs(Run, tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_shared_run(tmp_path_factory):
+    """Flags -> a Run that several tests of a file look at."""
+    with ended_runs(Run, tmp_path_factory.mktemp("runs")) as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
 def flags():
     """The flags of a small job on a model directory."""
 

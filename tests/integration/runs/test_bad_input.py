@@ -1,22 +1,41 @@
 """A user's mistakes: one clear message, exit 2, nothing started."""
 
 import json
+import logging
 
 import pytest
+import ray
+
+import rl_example
 
 
 @pytest.fixture
-def refuse(start_run, make_tiny, tmp_path):
+def call(capsys, monkeypatch, tmp_path):
+    """Call the command line in this process. Returns: exit code, what was printed, the run directory it was given."""
+
+    def run(*arguments):
+        root = logging.getLogger()
+        run_dir = tmp_path / "run"
+        with monkeypatch.context() as patch:
+            patch.setattr(root, "handlers", [logging.NullHandler()])  # the command line sets a level of the first one
+            code = rl_example.main([*map(str, arguments), "--run-dir", str(run_dir)], tmp_path)
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err, run_dir
+
+    return run
+
+
+@pytest.fixture
+def refuse(call, make_tiny):
     """Run with these flags; the message of a refusal. Asserts that nothing was started or written."""
 
     def run(*arguments, model=None):
-        attempt = start_run("-m", model or make_tiny(tied=True), "-rt", "boxed", *arguments)
-        assert attempt.wait(120) == 2, attempt.text()
-        assert not attempt.run_dir.exists(), "a refused run leaves no run directory"
-        assert "Traceback" not in attempt.text()
-        lines = attempt.text().strip().splitlines()
-        assert all(line.startswith("rl_example.py: ") for line in lines), attempt.text()
-        return attempt.text()
+        code, message, run_dir = call("-m", model or make_tiny(tied=True), "-rt", "boxed", *arguments)
+        assert code == 2, message
+        assert not ray.is_initialized()
+        assert not run_dir.exists(), "a refused run leaves no run directory"
+        assert message and all(line.startswith("rl_example.py: ") for line in message.splitlines()), message
+        return message
 
     return run
 
@@ -34,6 +53,14 @@ def dataset(tmp_path):
 
 
 ROW = json.dumps({"messages": {"role": "user", "content": "1 + 1?"}, "gt_answer": "2"})
+
+
+def test_as_a_command_it_exits_with_2_and_one_line(start_run, make_tiny):
+    attempt = start_run("-m", make_tiny(tied=True), "-d", "/no/data.jsonl")
+    assert attempt.wait(120) == 2, attempt.text()
+    assert attempt.text().startswith("rl_example.py: --dataset /no/data.jsonl: no such file; ")
+    assert attempt.text().count("\n") == 1
+    assert not attempt.run_dir.exists()
 
 
 def test_a_missing_model_directory(refuse, dataset):
@@ -72,8 +99,9 @@ def test_a_reward_function_that_is_not_there_or_cannot_be_called(refuse, dataset
     mine.write_text("def score(question): return 1\n")
     message = refuse("-d", dataset(ROW), "-rt", f"boxed=1,{mine}:score=0.5")
     assert f"{mine}:score: takes (question); a reward function takes (messages, answer), " in message
-    mine.write_text("import nowhere_to_be_found\n")
-    assert "fails on import: ModuleNotFoundError" in refuse("-d", dataset(ROW), "-rt", f"{mine}:score")
+    other = tmp_path / "other.py"  # a file is imported once in a process
+    other.write_text("import nowhere_to_be_found\n")
+    assert "fails on import: ModuleNotFoundError" in refuse("-d", dataset(ROW), "-rt", f"{other}:score")
 
 
 def test_a_service_that_is_not_there(refuse, dataset, monkeypatch):
@@ -128,10 +156,10 @@ def test_more_devices_than_the_machine_has(refuse, dataset):
     assert "GPUs = P * ptp + T: 500 * 1 + 500 = 1000 are needed, this machine has" in message
 
 
-def test_a_dry_run_plans_for_devices_that_the_machine_lacks_with_a_warning(start_run, make_tiny):
+def test_a_dry_run_plans_for_devices_that_the_machine_lacks_with_a_warning(call, make_tiny):
     model = make_tiny(tied=True)
     sizes = ["-i", 500, "-t", 500, "-ibs", 64, "-tbs", 1, "-tMbs", 1, "-e", 100]
-    run = start_run("-m", model, "-d", model / "train.jsonl", "--dry-run", "--device", "cuda", *sizes)
-    assert run.wait(120) == 0, run.text()
-    assert "warning: GPUs = P * ptp + T" in run.text() and "sync period" in run.text()
-    assert not run.run_dir.exists()
+    code, printed, run_dir = call("-m", model, "-d", model / "train.jsonl", "--dry-run", "--device", "cuda", *sizes)
+    assert code == 0, printed
+    assert "warning: GPUs = P * ptp + T" in printed and "sync period" in printed
+    assert not run_dir.exists()

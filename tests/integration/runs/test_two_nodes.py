@@ -5,11 +5,11 @@ import time
 
 import pytest
 
+from tests.integration.runs.records import assert_engine_and_trainer_agree
 from tests.integration.runs.two_nodes import ADDRESSES, TwoNodes
 
 pytestmark = pytest.mark.timeout(900)  # raylets start slowly on a busy machine
 
-GAP_LIMIT = 1e-4  # nats, mean over a step's tokens, float32
 HEAD_CPUS = 3
 
 
@@ -43,6 +43,7 @@ def addresses_of(nodes, kind):
     return {address: len(nodes.processes(node, f"ray::{kind}")) for node, address in enumerate(ADDRESSES)}
 
 
+@pytest.mark.full
 def test_trainers_and_producers_are_put_where_they_fit_and_meet_across_nodes(nodes, start):
     # Both trainers fit on the node with 2 CPUs, which leaves the driver's own, with 3, to the producers: the trainers
     # meet at an address that the driver does not have, and the weights cross from one node to the other.
@@ -58,9 +59,7 @@ def test_trainers_and_producers_are_put_where_they_fit_and_meet_across_nodes(nod
     assert f"producer-1: 1 CPU at {head}, slot 1 of 2" in log
     records = run.records()
     assert [record["step"] for record in records] == [1, 2, 3]
-    assert all(record["sync_s"] > 0 for record in records[1:]), "K = 1: a sync before every step but the first"
-    assert all(record["logprob_gap_mean"] < GAP_LIMIT for record in records)
-    assert any(record["grad_norm"] > 0 for record in records), "else the weights never moved and the gap proves nothing"
+    assert_engine_and_trainer_agree(records)
     assert (run.run_dir / "checkpoints" / "step-3" / "manifest.json").is_file()
     assert run.actors() == []
 
@@ -74,11 +73,13 @@ def test_a_run_that_no_node_has_room_for_is_refused_with_what_each_node_has(star
     assert run.actors() == []
 
 
-def test_a_producer_of_a_lost_node_goes_on_elsewhere(nodes, start):
+def test_weights_cross_nodes_and_a_producer_of_a_lost_node_goes_on_elsewhere(nodes, start):
     # One trainer and a producer on the head, which then has a CPU left; the other producer on the second node.
-    run = start("-b", "fake", "-e", 1000, "--max-steps", 1000, cpus=3, trainers=1, inferencers=2)
+    run = start("-b", "transformers", "-e", 1000, "--max-steps", 1000, cpus=3, trainers=1, inferencers=2)
     run.wait_for_step(2, timeout_s=300)
     head, second = ADDRESSES
+    assert addresses_of(nodes, "CoordinatorActor") == {head: 1, second: 0}
+    assert addresses_of(nodes, "TrainerActor") == {head: 1, second: 0}
     assert addresses_of(nodes, "ProducerActor") == {head: 1, second: 1}
     kill_raylet(nodes)
     deadline = time.monotonic() + 180
@@ -88,11 +89,15 @@ def test_a_producer_of_a_lost_node_goes_on_elsewhere(nodes, start):
         time.sleep(0.2)
     run.wait_for_step(len(run.records()) + 5)
     assert "lost" in run.text()
+    assert_engine_and_trainer_agree(run.records())
     run.interrupt()
     assert run.wait(60) == 130, run.text()
+    log = (run.run_dir / "logs" / "driver.log").read_text()
+    assert f"producer-1: 1 CPU at {second}, slot 1 of 1" in log, "cores are shared among the actors of a node"
     assert run.actors() == []
 
 
+@pytest.mark.full
 def test_a_lost_node_ends_a_run_that_has_no_room_elsewhere_within_a_minute(nodes, start):
     # Both trainers on the head, which has one CPU left; both producers on the second node: only one can be replaced.
     run = start("-b", "fake", "-e", 1000, "--max-steps", 1000, cpus=3, trainers=2, inferencers=2)

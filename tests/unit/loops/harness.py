@@ -92,7 +92,9 @@ class ThreadedRun:
             for module in (crew, consumer.actor, producer.actor):
                 patch.setattr(module, "enter_actor", lambda place: None)
             patch.setattr(producer.actor, "create_engine", self._create_engine)
-            patch.setattr(consumer.actor, "ColossalBackend", lambda config, **options: self._make_backend(config))
+            patch.setattr(
+                "consumer.colossal_backend.ColossalBackend", lambda config, **options: self._make_backend(config)
+            )
             patch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
             patch.setattr(consumer.actor, "RemoteProducer", self._connect)
             self._coordinator = _recording(crew.CoordinatorActor, self.trace, hold_trainer=self._hold_trainer)(

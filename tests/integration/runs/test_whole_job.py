@@ -1,0 +1,79 @@
+"""One run with real vLLM and a real ColossalAI plugin, and what it promises: DAPO at temperature 0.7 on a tensor-parallel
+engine and two trainers, with untied embeddings, an evaluation, checkpoints, and prompts half of which can teach nothing.
+"""
+
+import json
+from collections import Counter
+
+import psutil
+import pytest
+
+from tests.integration.runs.records import assert_complete, assert_engine_and_trainer_agree, lines, read_rollouts
+
+NEVER_RIGHT = "123456789"  # the model guesses 1, 2 or 3
+NUM_PROMPTS = 32
+GROUP_SIZE = 8
+PROMPTS_PER_STEP = 4  # tbs 2 * dp 2 = P * ibs: K = 1
+
+
+@pytest.fixture(scope="module")
+def run(make_tiny, start_shared_run, flags, tmp_path_factory):
+    """The run in its second step."""
+    model, data = make_tiny(tied=False), tmp_path_factory.mktemp("data") / "half.jsonl"
+    rows = lines(model / "train.jsonl")[:NUM_PROMPTS]
+    for row in rows[::2]:
+        row["gt_answer"] = NEVER_RIGHT
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluation = json.dumps({"arithmetic": str(model / "eval.jsonl")})
+    run = start_shared_run(
+        *flags(model, trainers=2, samples=GROUP_SIZE),
+        *("-d", data, "--algo", "DAPO", "-temp", 0.7, "-ptp", 2, "-ed", evaluation, "-ei", 2, "-si", 2),
+    )
+    run.wait_for_step(1)
+    return run
+
+
+@pytest.fixture(scope="module")
+def records(run):
+    """Of the finished run."""
+    return assert_complete(run)
+
+
+def test_trainers_and_producers_have_cores_of_their_own(run):
+    actors = [process for kind in ("ray::ProducerActor", "ray::TrainerActor") for process in run.processes(kind)]
+    share = max(1, len(psutil.Process().cpu_affinity()) // 3)
+    assert [len(actor.cpu_affinity()) for actor in actors] == [share] * 3
+
+
+def test_untied_embeddings_survive_every_sync_to_a_tensor_parallel_engine_at_any_temperature(records):
+    assert len(records) >= 3
+    assert_engine_and_trainer_agree(records)
+
+
+def test_dapo_fills_every_step_with_effective_prompts(run, records):
+    assert all(record["samples_in_loss"] > PROMPTS_PER_STEP * GROUP_SIZE // 2 for record in records)
+    rollouts, num_trained = read_rollouts(run), len(records) * PROMPTS_PER_STEP
+    total, filtered = (sum(record[key] for record in records) for key in ("groups_total", "groups_filtered"))
+    assert filtered >= NUM_PROMPTS // 4, "half of the prompts teach nothing; those after the last step are not counted"
+    assert total - filtered == num_trained
+    assert set(Counter(sample["uid"] for sample in rollouts).values()) == {GROUP_SIZE}, "no prompt is rolled out twice"
+    trained = {sample["uid"] for sample in rollouts if sample["is_trained"]}
+    assert len(trained) == num_trained
+    impossible = {sample["uid"] for sample in rollouts if sample["gt_answer"] == NEVER_RIGHT}
+    assert impossible and not trained & impossible
+
+
+def test_evaluations_and_checkpoints_come_when_they_are_due_and_at_the_end(run, records):
+    from transformers import AutoModelForCausalLM
+
+    last = len(records)
+    due = [step for step in range(1, last) if step % 2 == 0]
+    assert [line["step"] for line in lines(run.run_dir / "eval" / "summary.jsonl")] == [0, *due, last]
+    checkpoints = run.run_dir / "checkpoints"
+    assert {path.name for path in checkpoints.iterdir()} == {f"step-{step}" for step in (*due, last)}
+    AutoModelForCausalLM.from_pretrained(checkpoints / f"step-{last}")
+
+
+def test_what_a_run_leaves_is_files_and_no_process(run, records):
+    assert list((run.run_dir / "tensorboard").iterdir()) and (run.run_dir / "config.yaml").is_file()
+    assert run.left_over() == []

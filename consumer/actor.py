@@ -1,7 +1,7 @@
 """The trainer as a Ray actor: joins the trainers' process group, builds the backend, runs the train loop.
 
-ColossalAI and transformers are imported by a trainer when it starts, not with this module: the driver imports it only to
-name the class.
+ColossalAI and transformers are imported when a trainer starts, not with this module, which the driver imports to name
+the class.
 """
 
 import logging
@@ -64,7 +64,7 @@ class TrainerActor:
         self._checkpoint_dir = checkpoint_dir
         self._resume_dir = resume_dir
         self._listener: socket.socket | None = None
-        self._backend: "ColossalBackend | None" = None
+        self._backend: ColossalBackend | None = None
 
     def open_listener(self, port: int) -> tuple[str, int]:
         """Rank 0 only: listen for the other trainers. Returns: address and port."""

@@ -1,4 +1,4 @@
-"""Weights that are not the model's: no producer serves them; an engine that dies is replaced, a dead trainer is the end."""
+"""Weights that are not the model's are served by no producer; a dead engine is replaced, a dead trainer ends the run."""
 
 import time
 

@@ -26,7 +26,7 @@ from rewards.workers.worker_process import BODY, SPEC_VARIABLE, as_line
 START_TIMEOUT_S = 60.0  # imports take 0.7 s on an idle core; this is for a machine that is loading models
 _END_TIMEOUT_S = 2.0  # to kill the workers and collect them
 _CONTROL_BUFFER = 4 << 20  # bytes of requests that wait while the reward is made, as far as the machine allows
-_MAX_STRETCH = 5  # of a time limit, for a worker that others keep from the cores
+_MAX_STRETCH = 2  # of a time limit, for a worker that others keep from the cores
 _LEAST_STEP_S = 0.01  # between two looks at that
 
 
@@ -86,7 +86,7 @@ class Worker(asyncio.Protocol):
         """The next scores.
 
         The limit is one on the clock, but the time in which the worker could have run and others had the cores does not
-        count, up to four times the limit. So an answer is not undecided because the machine is busy.
+        count, up to as much again. So an ordinary answer is not undecided because the machine is busy.
 
         Raises: TimeoutError; WorkerLostError.
         """

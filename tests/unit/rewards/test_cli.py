@@ -209,7 +209,7 @@ def test_sizes_that_are_too_small_end_with_exit_2(
 def test_scoring_does_not_pay_for_the_web_server() -> None:
     code = (
         "import sys; from rewards.__main__ import main; main();"
-        "print(sorted({'fastapi', 'uvicorn', 'aiohttp', 'torch'} & set(sys.modules)))"
+        "print(sorted({'fastapi', 'uvicorn', 'httpx2', 'torch'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "score", "--type", "boxed"],

@@ -26,8 +26,9 @@ from rewards.workers.worker_process import BODY, SPEC_VARIABLE, as_line
 START_TIMEOUT_S = 60.0  # imports take 0.7 s on an idle core; this is for a machine that is loading models
 _END_TIMEOUT_S = 2.0  # to kill the workers and collect them
 _CONTROL_BUFFER = 4 << 20  # bytes of requests that wait while the reward is made, as far as the machine allows
-_MAX_STRETCH = 2  # of a time limit, for a worker that others keep from the cores
-_LEAST_STEP_S = 0.01  # between two looks at that
+# A worker is starved if it has run for less than this share of a time limit because others had the cores. Its limit is
+# then stretched, at most so many times.
+_LEAST_SHARE, _MAX_STRETCH = 0.2, 5
 
 
 class StartError(Exception):
@@ -54,7 +55,7 @@ class Worker(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._lines: deque[bytes] = deque()
         self._unread = b""  # the beginning of a line
-        self._news: asyncio.Future[None] | None = None  # what `_lines_in_time` waits for
+        self._news: asyncio.Future[None] | None = None  # what `_line` waits for
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """As asyncio.Protocol."""
@@ -85,13 +86,13 @@ class Worker(asyncio.Protocol):
     async def scores(self, num_scores: int, timeout_s: float) -> list[Score]:
         """The next scores.
 
-        The limit is one on the clock, but the time in which the worker could have run and others had the cores does not
-        count, up to as much again. So an ordinary answer is not undecided because the machine is busy.
+        The limit is one on the clock, but a worker that is kept from the cores goes on until it has run for a fifth of
+        it, or for five times the limit: an ordinary answer is not undecided because the machine is busy.
 
         Raises: TimeoutError; WorkerLostError.
         """
         started, limit_s = monotonic(), timeout_s
-        waited_s = self._waited_s() if len(self._lines) < num_scores else 0.0
+        before = self._core_times_s() if len(self._lines) < num_scores else (0.0, 0.0)
         scores: list[Score] = []
         while len(scores) < num_scores:
             try:
@@ -99,10 +100,11 @@ class Worker(asyncio.Protocol):
             except TimeoutError:
                 if self._transport.get_write_buffer_size():  # stopped from outside, say: it has not seen the responses
                     raise WorkerLostError("it does not read") from None
-                longer_s = min(timeout_s + self._waited_s() - waited_s, _MAX_STRETCH * timeout_s)
-                if longer_s < limit_s + _LEAST_STEP_S:
+                ran_s, waited_s = (now - then for now, then in zip(self._core_times_s(), before, strict=True))
+                is_starved = ran_s < _LEAST_SHARE * timeout_s and waited_s > limit_s / 2
+                if not is_starved or limit_s >= _MAX_STRETCH * timeout_s:
                     raise
-                limit_s = longer_s
+                limit_s += timeout_s / 10
             except (TypeError, ValueError) as error:
                 raise WorkerLostError(f"what it says is no score: {error}") from error
         return scores
@@ -131,13 +133,14 @@ class Worker(asyncio.Protocol):
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    def _waited_s(self) -> float:
-        """How long its first thread has waited for a core so far; 0 where the kernel does not tell."""
+    def _core_times_s(self) -> tuple[float, float]:
+        """How long its first thread has run so far, and waited for a core; 0 where the kernel does not tell."""
         try:
             with open(f"/proc/{self.pid}/schedstat", "rb", buffering=0) as file:
-                return int(file.read(100).split()[1]) / 1e9
-        except (OSError, IndexError):
-            return 0.0
+                ran, waited, _ = file.read(100).split()
+        except (OSError, ValueError):
+            return 0.0, 0.0
+        return int(ran) / 1e9, int(waited) / 1e9
 
 
 class ForkServer:

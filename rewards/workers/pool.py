@@ -38,8 +38,8 @@ class RewardPool:
         spec: what is scored with.
         num_workers: responses that are scored at once; each uses one core. They share the 80 MiB of the process that
             they are forked from, and each adds about 12 MiB.
-        timeout_s: time that one response may take before its verdict is "invalid": on the clock, less what its process
-            waited for a core while others had them; at most twice as much on the clock.
+        timeout_s: time on the clock that one response may take before its verdict is "invalid"; longer, up to five
+            times, where its process has had less than a fifth of that because others had the cores.
     Raises: ConfigError for an unknown reward type or a size that is not positive.
 
     The processes start at once and end with `close`, with the end of this process (also by SIGKILL), at the latest.

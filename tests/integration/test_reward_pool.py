@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,17 +89,22 @@ def test_a_response_that_others_keep_from_the_cores_is_not_late(own: Own, monkey
         core = min(os.sched_getaffinity(0))
         os.sched_setaffinity(pid, {core})
         burn = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
-        burners = [subprocess.Popen([sys.executable, "-S", "-c", burn], stdout=subprocess.PIPE) for _ in range(4)]
+        burners = [subprocess.Popen([sys.executable, "-S", "-c", burn], stdout=subprocess.PIPE) for _ in range(12)]
         try:
             for burner in burners:
                 assert burner.stdout is not None
                 burner.stdout.readline()
-            (score,) = pool.submit(["compute 0.2"], FIVE).result(60)  # with a fifth of a core: 1 s on the clock
+            started = time.monotonic()
+            # With a 13th of a core: 0.78 s on the clock. What takes more than a fifth of the limit itself is late.
+            (score,) = pool.submit(["compute 0.06"], FIVE).result(60)
+            assert time.monotonic() - started > LIMIT_S
+            (late,) = pool.submit(["compute 60"], FIVE).result(60)
         finally:
             for burner in burners:
                 burner.kill()
                 burner.communicate()
     assert (score.verdict, score.detail) == ("wrong", "")
+    assert (late.verdict, late.detail) == ("invalid", LATE)
 
 
 def test_samples_of_a_killed_worker_are_scored_again(one_worker: RewardPool, own: Own) -> None:

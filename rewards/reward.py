@@ -22,8 +22,8 @@ class Reward(Protocol):
     """Scores the responses to a problem.
 
     It is made in one process and scores in forks of that: what holds threads, processes or connections is made with the
-    first score. It may have more: see `slice_of` and `warm_up`;
-    and `is_concurrent`: the responses of a call are scored at the same time.
+    first score. It may have more: `warm_up()`, see below; `is_fast`: a response takes hardly longer than to ask for its
+    score; `is_concurrent`: the responses of a call are scored at the same time.
     """
 
     is_batch: bool  # all responses are scored in one call: they share one time limit, and one failure
@@ -44,7 +44,7 @@ class ResponseReward:
     """A reward that looks at the text of one response at a time, and is fast."""
 
     is_batch = False
-    slice_s = 0.1  # ordinary answers take 0.1 to 30 ms
+    is_fast = True  # ordinary answers take 0.1 to 30 ms
 
     def __init__(self, reward_fn: RewardFn) -> None:
         self._reward_fn = reward_fn
@@ -58,14 +58,6 @@ class ResponseReward:
         """As `warm_up`."""
         for response in _EXAMPLES:
             score_safely(self._reward_fn, response, r"\frac{3}{7}")
-
-
-def slice_of(reward: Reward) -> float | None:
-    """A core's time after which a response makes way for others, `slice_s`; None, as without that: it has all its time.
-
-    For rewards whose usual responses take much less, and compute. A response that overruns may be scored twice.
-    """
-    return getattr(reward, "slice_s", None)
 
 
 def warm_up(reward: Reward) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from coati_rl.types import Problem, Score
-from rewards.reward import Reward, invalid_score, slice_of, warm_up
+from rewards.reward import Reward, invalid_score, warm_up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,8 +27,7 @@ class WeightedReward:
         self._parts = tuple(parts)
         self.is_batch = any(part.reward.is_batch for part in parts)
         self.is_concurrent = any(getattr(part.reward, "is_concurrent", False) for part in parts)
-        slices = [slice_of(part.reward) for part in parts]
-        self.slice_s = None if None in slices else sum(s for s in slices if s is not None)
+        self.is_fast = all(getattr(part.reward, "is_fast", False) for part in parts)
 
     def warm_up(self) -> None:
         """As `rewards.reward.warm_up`."""

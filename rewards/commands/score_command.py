@@ -1,28 +1,26 @@
-"""`python -m rewards score`: JSON lines to score flow in on stdin, their scores flow out on stdout, line for line.
+"""`python -m rewards score`: score the JSON lines of stdin, with a line on stdout for each.
 
-A bounded number of rows is in flight, and each score is written as soon as those before it are: a million rows need no
-more memory than a thousand. Is unblocked by: the pool, which settles every row.
+All lines are checked before any is scored. Then a bounded number is in flight, and each score is written as soon as
+those before it are: a million lines need no more memory than a thousand.
 """
 
 import argparse
 import json
 import sys
+import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
-from itertools import chain
+from typing import Any
 
-from coati_rl.types import Score
+from coati_rl.data.ground_truth import ground_truth
+from coati_rl.errors import ConfigError
+from coati_rl.types import Problem, Score
 from rewards.commands.command_arguments import add_reward_arguments, reward_spec
-from rewards.commands.score_rows import CheckedRows, Row
 from rewards.remote.wire import score_fields
 from rewards.workers.pool import RewardPool
 
-# A row that takes its whole time limit must not leave the other workers idle; a row of code tests may be megabytes.
-_MAX_ROWS_IN_FLIGHT = 4096
-_MAX_BYTES_IN_FLIGHT = 64 << 20
-_ERASE_LINE = "\r\x1b[2K"
+_MAX_IN_FLIGHT = 512  # a line that takes its whole time limit must not leave the other workers idle
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,52 +32,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def score_command(options: argparse.Namespace) -> None:
     """Score stdin to stdout. Raises: ConfigError for a bad argument or line, before anything is scored; RunError."""
     spec = reward_spec(options)
-    with (
-        closing(CheckedRows(sys.stdin.buffer)) as rows,
-        RewardPool(spec, num_workers=options.num_workers, timeout_s=spec.timeout_s) as pool,
-        _progress(rows.num_rows) as (advance, line_start),
-    ):
-        for score in _scores(pool, rows):
-            sys.stdout.write(f"{line_start}{json.dumps(score_fields(score), allow_nan=False)}\n")
-            advance()
-        sys.stdout.flush()
+    with tempfile.TemporaryFile() as lines:  # stdin may be a pipe, which can be read only once
+        for number, line in enumerate(sys.stdin.buffer, 1):
+            parse_line(line, number)
+            lines.write(line)
+        lines.seek(0)
+        with RewardPool(spec, num_workers=options.num_workers, timeout_s=spec.timeout_s) as pool:
+            for score in _scores(pool, lines):
+                sys.stdout.write(json.dumps(score_fields(score), allow_nan=False) + "\n")
+                sys.stdout.flush()
 
 
-def _scores(pool: RewardPool, rows: Iterable[Row]) -> Iterator[Score]:
-    """The scores of the rows, in order."""
-    in_flight: deque[tuple[Future[list[Score]], int]] = deque()
-    num_bytes = 0
-    for row in chain(rows, [None]):
-        while in_flight and (
-            row is None
-            or in_flight[0][0].done()
-            or len(in_flight) >= _MAX_ROWS_IN_FLIGHT
-            or num_bytes + row.num_bytes > _MAX_BYTES_IN_FLIGHT
-        ):
-            future, size = in_flight.popleft()
-            if not future.done():
-                sys.stdout.flush()  # whoever reads sees what there is while this one takes its time
-            yield future.result()[0]
-            num_bytes -= size
-        if row is not None:
-            in_flight.append((pool.submit([row.response], row.problem), row.num_bytes))
-            num_bytes += row.num_bytes
+def parse_line(line: bytes, number: int) -> tuple[str, Problem]:
+    """The response and the problem of a line.
 
-
-@contextmanager
-def _progress(num_rows: int) -> Iterator[tuple[Callable[[], object], str]]:
-    """A bar on stderr if that is a terminal.
-
-    Yields: (what to call after each row, what a line on stdout has to start with).
+    Raises: ConfigError with the line's number and what is wrong with it.
     """
-    if not sys.stderr.isatty():
-        yield (lambda: None), ""
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    where = f"line {number}"
+    try:
+        row: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is not JSON: {error}") from error
+    if not isinstance(row, dict) or not isinstance(row.get("response"), str):
+        raise ConfigError(f'{where} has no "response" (text)')
+    has_answer, has_tests = (row.get(key) is not None for key in ("gt_answer", "test_cases"))
+    if has_answer and has_tests:
+        raise ConfigError(f'{where} has "gt_answer" and "test_cases"; keep the one that your reward checks')
+    if not has_answer and not has_tests:
+        raise ConfigError(f'{where} has no "gt_answer" (text or a finite number) and no "test_cases"')
+    messages = row.get("messages") or []
+    messages = [messages] if isinstance(messages, dict) else messages
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise ConfigError(f'{where}: "messages" must be [{{"role": ..., "content": ...}}, ...]')
+    prompt = row.get("prompt") or ""
+    if not isinstance(prompt, str):
+        raise ConfigError(f'{where}: "prompt" must be text')
+    truth = ground_truth(row, "test_cases" if has_tests else None, where)
+    return row["response"], Problem(ground_truth=truth, uid=where, messages=tuple(messages), prompt=prompt)
 
-    columns = (TextColumn("scored"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), redirect_stdout=False, redirect_stderr=False) as progress:
-        task = progress.add_task("scored", total=num_rows)
-        # On a terminal that shows both streams a line takes the place of the bar, which is drawn again below it.
-        yield (lambda: progress.advance(task)), _ERASE_LINE if sys.stdout.isatty() else ""
+
+def _scores(pool: RewardPool, lines: Iterable[bytes]) -> Iterator[Score]:
+    """The scores of the lines, in order."""
+    in_flight: deque[Future[list[Score]]] = deque()
+    for number, line in enumerate(lines, 1):
+        response, problem = parse_line(line, number)
+        in_flight.append(pool.submit([response], problem))
+        while in_flight and (in_flight[0].done() or len(in_flight) >= _MAX_IN_FLIGHT):
+            yield in_flight.popleft().result()[0]
+    for future in in_flight:
+        yield future.result()[0]

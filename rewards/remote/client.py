@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from time import monotonic
 
-import aiohttp
+import httpx2
 from pydantic import ValidationError
 
 from coati_rl import __version__
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.reward_spec import public_reward_type
 from coati_rl.types import Problem, Score
-from rewards.remote.http_call import CallError, CallRefusedError, call, check_url, new_session, run
+from rewards.remote.http_call import CallError, CallRefusedError, call, check_url, new_client, run
 from rewards.remote.wire import TOKEN_VARIABLE, HealthReply, is_token, parse_reply, request_body
 from rewards.reward import invalid_score
 from rewards.text import shorten
@@ -75,7 +75,7 @@ class RemoteScorer:
         self._stop = asyncio.Event()
         self._slots = asyncio.Semaphore(max_in_flight)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._session: aiohttp.ClientSession | None = None  # made in the loop, by the first group
+        self._client: httpx2.AsyncClient | None = None  # made in the loop, by the first group
         self._thread = threading.Thread(target=self._run, name="remote-scorer", daemon=True)
         self._thread.start()
 
@@ -126,21 +126,21 @@ class RemoteScorer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        if self._client is not None:
+            await self._client.aclose()
 
     def _start(self, group: _Group) -> None:
-        self._session = self._session or new_session()
-        task = self._loop.create_task(self._score(group, self._session))
+        task = self._loop.create_task(self._score(group))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _score(self, group: _Group, session: aiohttp.ClientSession) -> None:
+    async def _score(self, group: _Group) -> None:
         await self._slots.acquire()  # as long as it takes: each request before this one has a deadline
         deadline = monotonic() + self._timeout_s
         try:
+            self._client = self._client or new_client()
             body = await call(
-                session, "POST", f"{self._url}/score", deadline=deadline, body=group.body, headers=self._headers
+                self._client, "POST", f"{self._url}/score", deadline=deadline, body=group.body, headers=self._headers
             )
             scores = parse_reply(body, group.num_responses)
         except (CallError, ValueError) as error:
@@ -194,18 +194,18 @@ def token_from_environment() -> str:
 
 async def _check(url: str, headers: dict[str, str], reward_type: str | None) -> None:
     deadline = monotonic() + _CHECK_S
-    session = new_session()
     try:
-        health = HealthReply.model_validate_json(await call(session, "GET", f"{url}/health", deadline=deadline))
-        if reward_type is not None and health.reward_type != public_reward_type(reward_type):
-            raise ConfigError(
-                f"{FLAG} {url}: the service scores {health.reward_type!r}, this run needs {reward_type!r}; "
-                f"start one with --type {reward_type}"
-            )
-        # No response to score: it shows that the token is right and costs nothing.
-        probe = request_body([], Problem(ground_truth=""), reward_type)
-        reply = await call(session, "POST", f"{url}/score", deadline=deadline, body=probe, headers=headers)
-        parse_reply(reply, 0)
+        async with new_client() as client:
+            health = HealthReply.model_validate_json(await call(client, "GET", f"{url}/health", deadline=deadline))
+            if reward_type is not None and health.reward_type != public_reward_type(reward_type):
+                raise ConfigError(
+                    f"{FLAG} {url}: the service scores {health.reward_type!r}, this run needs {reward_type!r}; "
+                    f"start one with --type {reward_type}"
+                )
+            # No response to score: it shows that the token is right and costs nothing.
+            probe = request_body([], Problem(ground_truth=""), reward_type)
+            reply = await call(client, "POST", f"{url}/score", deadline=deadline, body=probe, headers=headers)
+            parse_reply(reply, 0)
     except CallRefusedError as error:
         raise ConfigError(f"{FLAG} {url}: {error}; {_remedy(error.status)}") from error
     except (CallError, ValidationError, ValueError) as error:
@@ -213,8 +213,6 @@ async def _check(url: str, headers: dict[str, str], reward_type: str | None) -> 
             f"{FLAG} {url}: no reward service answers there: {' '.join(str(error).split())}; "
             f"start one with python -m rewards serve, or correct the address"
         ) from error
-    finally:
-        await session.close()
     if health.version != __version__:
         logger.warning("the reward service %s is of version %s, this is %s", url, health.version, __version__)
 

@@ -1,31 +1,31 @@
-"""One HTTP call, tried until it succeeds or its deadline passes: a body flows out, the body of the reply flows in.
+"""Make one HTTP call, repeated until it succeeds or its deadline passes.
 
 Asynchronous, because nothing else ends on time whatever the other side does: a timeout of a blocking socket starts anew
-with every byte that trickles in. No redirect is followed (it would carry the token elsewhere), no cookie is kept, no
-.netrc is read, no compressed reply is unpacked.
+with every byte that trickles in. No redirect is followed (it would carry the token elsewhere) and no compressed reply
+is unpacked.
 """
 
 import asyncio
-import ipaddress
-import random
+import ssl
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from time import time
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
-import aiohttp
+import httpx2
+import tenacity
+from tenacity import wait
 
 from coati_rl.errors import ConfigError
 from rewards.text import shorten
 
 RETRY_STATUSES = frozenset({429, 502, 503})  # no 504: what took too long is not asked for again
 MAX_REPLY_BYTES = 64 << 20
-_CONNECT_TIMEOUT_S = 10.0  # per address; a machine that is gone does not answer at all
-_FIRST_PAUSE_S = 0.2  # doubled with each attempt
-_LONGEST_PAUSE_S = 10.0
+_CONNECT_TIMEOUT_S = 10.0  # a machine that is gone does not answer at all
+_THIS_MACHINE = ("all://localhost", "all://127.0.0.0/8", "all://[::1]")
 
 T = TypeVar("T")
 
@@ -42,16 +42,22 @@ class CallRefusedError(CallError):
         self.status = status  # of HTTP; 0 if there was none
 
 
-class CallTimeoutError(CallError):
-    """The deadline has passed; the message names the last attempt's failure."""
-
-
 class _AttemptFailedError(Exception):
     """One attempt failed, the next may not."""
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s  # what the other side asked for
+
+
+# 0.2 s, doubled with each attempt up to 10 s; a random half of it, so that many clients do not come back at once. And
+# never before the time that the other side asks for.
+_PAUSE = (
+    wait.wait_exponential(multiplier=0.1, max=5.0)
+    + wait.wait_random_exponential(multiplier=0.1, max=5.0)
+    + wait.wait_exception(lambda error: getattr(error, "retry_after_s", 0.0))
+)
+_SSL_CONTEXT = httpx2.create_ssl_context()  # made once: it reads the machine's certificates
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -66,19 +72,24 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         loop.close()
 
 
-def new_session() -> aiohttp.ClientSession:
-    """A session for `call`; to be made where an event loop runs."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        headers={"Accept-Encoding": "identity"},
-    )
+def new_client() -> httpx2.AsyncClient:
+    """A client for `call`. It uses the proxy that the environment names, for other machines than this one.
+
+    Raises: CallRefusedError for a proxy that cannot be used.
+    """
+    try:
+        return httpx2.AsyncClient(
+            verify=_SSL_CONTEXT,
+            mounts=dict.fromkeys(_THIS_MACHINE),
+            timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+            headers={"Accept-Encoding": "identity"},
+        )
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:
+        raise CallRefusedError(f"the proxy in the environment: {shorten(error, 200)}") from error
 
 
 async def call(
-    session: aiohttp.ClientSession,
+    client: httpx2.AsyncClient,
     method: str,
     url: str,
     *,
@@ -88,28 +99,27 @@ async def call(
 ) -> bytes:
     """The body of the first reply with status 200.
 
-    Connection errors and the statuses 429, 502, 503 and 504 are tried again, after a pause that grows and is random in
-    part, so that many clients do not come back at once; never before the time that a Retry-After asks for.
+    Connection errors and the statuses 429, 502 and 503 are tried again, after a pause that grows.
 
     Args:
         deadline: when the whole call has to be over, in seconds of time.monotonic.
-    Raises: CallRefusedError for any other status and for a reply above 64 MiB; CallTimeoutError.
+    Raises: CallRefusedError for any other status and for a reply above 64 MiB; CallError past the deadline,
+            with the last attempt's failure.
     """
     clock = asyncio.get_running_loop().time
-    started, num_attempts, reason = clock(), 0, "no reply"
-    while True:
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await _attempt(session, method, url, body, headers)
-        except TimeoutError:
-            break
-        except _AttemptFailedError as failure:
-            reason, num_attempts = str(failure), num_attempts + 1
-            pause_s = _pause_s(num_attempts, failure.retry_after_s)
-        if clock() + pause_s >= deadline:
-            break
-        await asyncio.sleep(pause_s)
-    raise CallTimeoutError(f"{reason} (gave up after {clock() - started:.1f} s, {num_attempts} failed attempts)")
+    started, reason = clock(), "no reply"
+    attempts = tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception_type(_AttemptFailedError),
+        wait=_PAUSE,
+        stop=tenacity.stop_before_delay(deadline - started),
+    )
+    with suppress(tenacity.RetryError, TimeoutError):
+        async with asyncio.timeout_at(deadline):
+            async for attempt in attempts:
+                with attempt:
+                    return await _attempt(client, method, url, body, headers)
+                reason = str(attempt.retry_state.outcome and attempt.retry_state.outcome.exception())
+    raise CallError(f"{reason} (gave up after {clock() - started:.1f} s)")
 
 
 def check_url(url: str, *, flag: str, allows_query: bool = False) -> str:
@@ -132,64 +142,47 @@ def check_url(url: str, *, flag: str, allows_query: bool = False) -> str:
 
 
 async def _attempt(
-    session: aiohttp.ClientSession, method: str, url: str, body: bytes | None, headers: Mapping[str, str] | None
+    client: httpx2.AsyncClient, method: str, url: str, body: bytes | None, headers: Mapping[str, str] | None
 ) -> bytes:
     try:
-        async with session.request(
-            method, url, data=body, headers=headers, allow_redirects=False, proxy=_proxy(url)
-        ) as reply:
-            content = await _read(reply)
-    except (aiohttp.InvalidURL, aiohttp.ClientSSLError, ValueError) as error:
+        async with client.stream(method, url, content=body, headers=headers) as reply:
+            content = bytearray()
+            async for piece in reply.aiter_raw():
+                content += piece
+                if len(content) > MAX_REPLY_BYTES:
+                    raise CallRefusedError(f"a reply of more than {MAX_REPLY_BYTES >> 20} MiB", reply.status_code)
+    except httpx2.TransportError as error:
+        cause = _cause(error)
+        reason = shorten(str(cause) or type(cause).__name__, 200)
+        if isinstance(cause, ssl.SSLError):
+            raise CallRefusedError(reason) from error
+        raise _AttemptFailedError(reason) from error
+    except (httpx2.InvalidURL, ValueError) as error:
         raise CallRefusedError(f"{type(error).__name__}: {shorten(error, 200)}") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise _AttemptFailedError(shorten(str(error) or type(error).__name__, 200)) from error
-    if reply.status == HTTPStatus.OK:
-        return content
-    reason = f"status {reply.status}: {shorten(content.decode(errors='replace'), 200)}"
-    if reply.status in RETRY_STATUSES:
+    if reply.status_code == HTTPStatus.OK:
+        return bytes(content)
+    reason = f"status {reply.status_code}: {shorten(content.decode(errors='replace'), 200)}"
+    if reply.status_code in RETRY_STATUSES:
         raise _AttemptFailedError(reason, _retry_after_s(reply.headers.get("Retry-After", "")))
-    if 300 <= reply.status < 400:
-        reason = f"status {reply.status}: a redirect to {reply.headers.get('Location', '?')}, which is not followed"
-    raise CallRefusedError(reason, reply.status)
+    if reply.is_redirect:
+        reason = f"status {reply.status_code}: a redirect to {reply.headers['Location']}, which is not followed"
+    raise CallRefusedError(reason, reply.status_code)
 
 
-async def _read(reply: aiohttp.ClientResponse) -> bytes:
-    content = bytearray()
-    async for piece in reply.content.iter_chunked(1 << 16):
-        content += piece
-        if len(content) > MAX_REPLY_BYTES:
-            raise CallRefusedError(f"a reply of more than {MAX_REPLY_BYTES >> 20} MiB", reply.status)
-    return bytes(content)
-
-
-def _pause_s(num_attempts: int, retry_after_s: float) -> float:
-    backoff_s = min(_FIRST_PAUSE_S * 2.0 ** min(num_attempts - 1, 16), _LONGEST_PAUSE_S)
-    return retry_after_s + backoff_s * random.uniform(0.5, 1.0)
+def _cause(error: BaseException) -> BaseException:
+    """What the system said, where the client only says that "all connection attempts failed"."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return error
 
 
 def _retry_after_s(header: str) -> float:
     """Seconds to wait; the header holds a number or a date, 0 if it holds neither."""
     try:
-        return max(float(header), 0.0) if header.strip().isdigit() else _seconds_until(header)
+        is_number = header.strip().isdigit()
+        return max(float(header) if is_number else parsedate_to_datetime(header).timestamp() - time(), 0.0)
     except (ValueError, OverflowError):
         return 0.0
-
-
-def _seconds_until(date: str) -> float:
-    return max(parsedate_to_datetime(date).timestamp() - time(), 0.0)
-
-
-def _proxy(url: str) -> str | None:
-    """The proxy that the environment names for this URL; none for this machine, which no proxy can reach."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if host == "localhost" or _is_loopback(host) or proxy_bypass(host):
-        return None
-    return getproxies().get(parts.scheme)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

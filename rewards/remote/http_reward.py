@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from coati_rl.types import Problem, Score
-from rewards.remote.http_call import CallError, call, check_url, new_session, run
+from rewards.remote.http_call import CallError, call, check_url, new_client, run
 from rewards.reward import invalid_score
 from rewards.text import shorten
 
@@ -56,11 +56,8 @@ class HttpReward:
     async def _post(self, body: bytes) -> bytes:
         deadline = monotonic() + self._timeout_s
         headers = {"Content-Type": "application/json"}
-        session = new_session()
-        try:
-            return await call(session, "POST", self._url, deadline=deadline, body=body, headers=headers)
-        finally:
-            await session.close()
+        async with new_client() as client:
+            return await call(client, "POST", self._url, deadline=deadline, body=body, headers=headers)
 
 
 def _scores(reply: bytes, num_responses: int) -> list[Score]:

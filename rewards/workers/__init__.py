@@ -1,1 +1,1 @@
-"""Scoring in processes of their own: groups of responses flow in, scores flow out, each within its time."""
+"""Score groups of responses in worker processes, each response within its time limit."""

@@ -1,28 +1,34 @@
-"""Scores in processes of their own: groups of responses flow in, futures of their scores flow out.
+"""Score groups of responses in worker processes; `submit` returns at once.
 
-`submit` returns at once. One thread gives the responses to worker processes and hears their scores; which response runs
-where is said in `rewards/workers/lanes.py`, where processes come from in `rewards/workers/nursery.py`.
+One thread runs an event loop, with a coroutine for each worker that gives it responses, reads their scores and replaces
+it. A response that passes its time limit costs its process and itself: it is invalid. One whose process died is scored
+once more, then it is invalid. What the process had before it besides is scored by another, before all that came later.
 
 Not concurrent.futures or pebble, because the limit is per response (not per task), a hung process is killed without a
 grace period, and a process killed from outside while idle must not break the pool (it breaks pebble's).
 """
 
+import asyncio
+import logging
 import signal
 import threading
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from types import TracebackType
 
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem, Score
 from rewards.registry import make_reward
-from rewards.reward import slice_of
-from rewards.workers.lanes import Lanes
+from rewards.reward import invalid_score
+from rewards.workers.fork_server import ForkServer, StartError, Worker, WorkerLostError
 from rewards.workers.task import Group, Task
-from rewards.workers.workforce import StartError, Workforce
 
-_CLOSED = "the reward pool was closed before these responses were scored"
+logger = logging.getLogger(__name__)
+
+_MAX_ATTEMPTS = 2  # per task whose process dies, and per start of the processes
 
 
 class RewardPool:
@@ -30,40 +36,36 @@ class RewardPool:
 
     Args:
         spec: what is scored with.
-        num_workers: responses that are scored at once; each uses one core. As many that overran their slice of time may
-            go on beside them. They share the 80 MiB of their nursery, and each adds about 12 MiB.
-        timeout_s: wall time that one response may take before its verdict is "invalid".
-        slice_s: a core's time after which a response makes way for others; None for the reward's own.
+        num_workers: responses that are scored at once; each uses one core. They share the 80 MiB of the process that
+            they are forked from, and each adds about 12 MiB.
+        timeout_s: time on the clock that one response may take before its verdict is "invalid"; longer, up to five
+            times, where its process has had less than a fifth of that because others had the cores.
     Raises: ConfigError for an unknown reward type or a size that is not positive.
 
     The processes start at once and end with `close`, with the end of this process (also by SIGKILL), at the latest.
     """
 
-    def __init__(
-        self, spec: RewardSpec, *, num_workers: int = 1, timeout_s: float = 5.0, slice_s: float | None = None
-    ) -> None:
+    def __init__(self, spec: RewardSpec, *, num_workers: int = 1, timeout_s: float = 5.0) -> None:
         reward = make_reward(spec)
         if num_workers < 1 or timeout_s <= 0:
             raise ConfigError(f"num_workers is {num_workers}, timeout_s is {timeout_s:g}: both must be positive")
-        if slice_s is not None and slice_s <= 0:
-            raise ConfigError(f"slice_s is {slice_s:g}: it must be positive, or None for the reward's own")
-        slice_s = slice_of(reward) if slice_s is None else slice_s
+        self._spec = spec
         self._is_batch = reward.is_batch
-        # Without a slow lane a response would wait behind those before it, unless they are scored at the same time.
-        self._is_chunked = slice_s is not None or getattr(reward, "is_concurrent", False)
+        # Else a response would wait behind those before it while another worker is idle.
+        self._is_chunked = getattr(reward, "is_fast", False) or getattr(reward, "is_concurrent", False)
         self._num_workers = num_workers
-        self._workforce = Workforce(spec, num_places=num_workers)
-        self._lanes = Lanes(
-            self._workforce,
-            num_workers=num_workers,
-            timeout_s=timeout_s,
-            slice_s=slice_s,
-            settle=self._settle,
-        )
-        self._unsettled: set[Group] = set()  # the thread's alone
-        self._lock = threading.Lock()  # guards the two below
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()  # guards the next
         self._is_closed = False
-        self._submitted: list[Group] = []  # not seen by the thread yet
+        self._pids: tuple[int, ...] = ()  # of the processes that are up; replaced as a whole, for any thread to read
+        # From here on: the thread's alone.
+        self._queue: deque[Task] = deque()
+        self._unsettled: set[Group] = set()
+        self._workers: list[Worker] = []
+        self._num_failures = 0  # starts of the processes that have failed, or come to an end, since the last score
+        self._loop = asyncio.new_event_loop()
+        self._has_work = asyncio.Event()
+        self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="reward-pool", daemon=True)
         self._thread.start()
 
@@ -74,31 +76,27 @@ class RewardPool:
             when the pool is closed first; it cannot be cancelled. Its callbacks run on the pool's thread: be brief.
         Raises: RunError when the pool is closed already.
         """
-        group = Group(responses, problem, chunk_size=self._chunk_size(len(responses)))
-        if not responses:
-            group.future.set_result([])
+        share = -(-len(responses) // self._num_workers)
+        group = Group(responses, problem, chunk_size=share if self._is_chunked else 1)
         with self._lock:
             if self._is_closed:
                 raise RunError("the reward pool is closed")
             if responses:
-                self._submitted.append(group)
-                self._workforce.wake()
+                self._loop.call_soon_threadsafe(self._add, group)
+        if not responses:
+            group.future.set_result([])
         return group.future
 
-    def _chunk_size(self, num_responses: int) -> int:
-        """Responses of a group that a worker gets at a time."""
-        return -(-num_responses // self._num_workers) if self._is_chunked else 1
-
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers that are ready now, after that of the nursery that they come from."""
-        return list(self._workforce.pids)
+        """Process ids of the workers that are ready now, after that of the process that they are forked from."""
+        return list(self._pids)
 
     def close(self) -> None:
         """Kill the workers and wait for their end. Unfinished groups fail with RunError; a second call does nothing."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
-                self._workforce.wake()
+                self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
     def __enter__(self) -> "RewardPool":
@@ -113,44 +111,148 @@ class RewardPool:
         """Body of the thread. Consumes groups, waits for groups and workers, is unblocked by both, produces scores."""
         # Inherited by the processes, so that Ctrl-C cannot hit one before it ignores SIGINT.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        cause = _CLOSED
+        cause = "the reward pool was closed before these responses were scored"
         try:
-            while self._take_submitted():
-                try:
-                    self._lanes.step()
-                except StartError as error:
-                    self._lanes.clear()
-                    self._workforce.dismiss()
-                    self._fail_all(f"no reward worker: {error}")
+            self._loop.run_until_complete(self._until_closed())
         except BaseException as error:  # a fault of ours: nobody may wait for ever for a thread that is gone
             cause = f"the thread of the reward pool failed: {error!r}"
             raise
         finally:
             with self._lock:
                 self._is_closed = True
-                self._unsettled.update(self._submitted)
-            try:
-                self._workforce.close()
-            finally:
-                self._fail_all(cause)
+            self._loop.run_until_complete(asyncio.sleep(0))  # takes in what was submitted just before
+            self._fail_all(cause)
+            self._loop.close()
 
-    def _take_submitted(self) -> bool:
-        """Queue what was submitted. Returns: the pool is open."""
-        with self._lock:
-            groups, self._submitted = self._submitted, []
-            is_open = not self._is_closed
-        for group in groups:
-            self._unsettled.add(group)
-            for task in group.tasks(is_batch=self._is_batch):
-                self._lanes.add(task)
-        return is_open
+    async def _until_closed(self) -> None:
+        work = asyncio.create_task(self._keep_processes())
+        stop = asyncio.create_task(self._stop.wait())
+        done, _ = await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if work in done:
+            work.result()  # a fault of ours
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    async def _keep_processes(self) -> None:
+        """Start the processes, and again when they have ended."""
+        while True:
+            try:
+                await self._run_processes()
+            except StartError as error:
+                logger.warning("reward workers: %s", error)
+                self._num_failures += 1
+                if self._num_failures >= _MAX_ATTEMPTS:
+                    self._num_failures = 0
+                    self._fail_all(f"no reward worker: {error}")
+                    await self._until_work()  # the next who needs a worker will try
+
+    async def _run_processes(self) -> None:
+        """Have workers forked and at work. Raises: StartError when their parent has ended, or no worker can be had."""
+        server = ForkServer(self._spec)
+        self._note_pids(server)
+        tasks = [asyncio.create_task(self._keep_worker(server)) for _ in range(self._num_workers)]
+        tasks.append(asyncio.create_task(server.wait()))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done.pop().result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await server.close()
+            self._pids = ()
+
+    async def _keep_worker(self, server: ForkServer) -> None:
+        """Have a worker at work, and another one when that has ended."""
+        interrupted: list[Task] = []
+        try:
+            while True:
+                worker = await server.start_worker(on_end=self._has_work.set)
+                self._workers.append(worker)
+                self._note_pids(server)
+                # Not before: had their parent died, the other workers would be about to die over it as well.
+                self._put_back(interrupted)
+                interrupted = []
+                try:
+                    interrupted = await self._give_work(worker)
+                finally:
+                    self._workers.remove(worker)
+                    self._note_pids(server)
+                    server.end_worker(worker)
+        finally:
+            self._put_back(interrupted)
+
+    async def _give_work(self, worker: Worker) -> list[Task]:
+        """Give chunks to a worker until it has ended, or has to. Returns: the task that its death has interrupted."""
+        while await self._until_work(worker):
+            chunk = self._next_chunk()
+            try:
+                await self._score(worker, chunk)
+            except TimeoutError:
+                task = chunk.popleft()
+                self._settle(task, [invalid_score(f"timed out after {self._timeout_s:g} s")] * task.size)
+                return []
+            except WorkerLostError:
+                return self._after_death(chunk.popleft())
+            except asyncio.CancelledError:
+                chunk.extendleft(self._after_death(chunk.popleft()))
+                raise
+            finally:
+                self._put_back(chunk)
+        return []
+
+    async def _until_work(self, worker: Worker | None = None) -> bool:
+        """Wait for a task in the queue. Returns: False if the worker ended before."""
+        while not self._queue:
+            if worker is not None and worker.has_ended:
+                return False
+            self._has_work.clear()
+            await self._has_work.wait()
+        return True
+
+    async def _score(self, worker: Worker, chunk: deque[Task]) -> None:
+        """Have a chunk scored; what is settled leaves it. Raises: TimeoutError over its first; WorkerLostError."""
+        worker.send(chunk[0].group.request(chunk[0].start, chunk[-1].stop))
+        while chunk:
+            scores = await worker.scores(chunk[0].size, self._timeout_s)
+            self._settle(chunk.popleft(), scores)
+
+    def _next_chunk(self) -> deque[Task]:
+        chunk = deque([self._queue.popleft()])
+        group = chunk[0].group
+        while self._queue and self._queue[0].group is group and len(chunk) < group.chunk_size:
+            chunk.append(self._queue.popleft())
+        return chunk
+
+    def _put_back(self, tasks: Sequence[Task]) -> None:
+        self._queue.extendleft(reversed(tasks))
+        if tasks:
+            self._has_work.set()
+
+    def _after_death(self, task: Task) -> list[Task]:
+        """What is left to do of a task whose process died."""
+        num_deaths = task.num_deaths + 1
+        if num_deaths < _MAX_ATTEMPTS:
+            return [replace(task, num_deaths=num_deaths)]
+        self._settle(task, [invalid_score(f"its scoring process died {num_deaths} times")] * task.size)
+        return []
+
+    def _add(self, group: Group) -> None:
+        self._unsettled.add(group)
+        self._queue.extend(group.tasks(is_batch=self._is_batch))
+        self._has_work.set()
 
     def _settle(self, task: Task, scores: Sequence[Score]) -> None:
+        self._num_failures = 0
         if task.group.settle(task.start, scores):
             self._unsettled.remove(task.group)
             task.group.future.set_result(task.group.all_scores())
 
     def _fail_all(self, cause: str) -> None:
+        self._queue.clear()
         groups, self._unsettled = self._unsettled, set()
         for group in groups:
             group.future.set_exception(RunError(cause))
+
+    def _note_pids(self, server: ForkServer) -> None:
+        self._pids = (server.pid, *(worker.pid for worker in self._workers))

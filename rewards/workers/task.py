@@ -1,4 +1,4 @@
-"""What was submitted, and the pieces it is scored in: responses to a problem flow in, tasks and a future flow out."""
+"""Cut what was submitted into tasks, and put their scores together again."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ class Group:
     """The responses of one `submit`; what is known of them belongs to the pool's thread.
 
     Args:
-        chunk_size: responses that one worker gets at a time.
+        chunk_size: tasks that one worker gets at a time.
     """
 
     def __init__(self, responses: Sequence[str], problem: Problem, *, chunk_size: int) -> None:

@@ -17,13 +17,29 @@ import psutil
 
 REPOSITORY = Path(__file__).parents[2]
 TOKEN = "a-token-of-the-tests"
+# An address of this machine that no other run of the tests has, so that a port that was free stays so.
+HOST = "127." + ".".join(str(os.getpid() >> shift & 255) for shift in (16, 8, 0))
+SOURCE = """
+import time
+def score(response, ground_truth):
+    time.sleep(600 if response == "sleep" else 0)
+    return float(response == ground_truth)
+"""
+GRACE_S = 1.0  # instead of 5 s for requests in flight at the end
+_BODY = f"""
+import sys
+from rewards.__main__ import main
+from rewards.commands import serve_command
+serve_command._GRACE_S = {GRACE_S}
+sys.exit(main())
+"""
 
 
 class ServiceProcess:
     """Runs until `end` or `kill`; as a context until its end."""
 
-    def __init__(self, *flags: str, port: int = 0, reward_type: str = "boxed") -> None:
-        command = [sys.executable, "-m", "rewards", "serve", "--type", reward_type, "--port", str(port)]
+    def __init__(self, *flags: str, reward_type: str, host: str = HOST, port: int = 0) -> None:
+        command = [sys.executable, "-c", _BODY, "serve", "--type", reward_type, "--host", host, "--port", str(port)]
         self.process = subprocess.Popen(
             [*command, "--num-workers", "1", *flags],
             cwd=REPOSITORY,
@@ -40,7 +56,7 @@ class ServiceProcess:
                 break
         else:
             raise AssertionError(f"no service: {''.join(self.lines)}")
-        self.port = urlsplit(self.url).port or 0
+        self.address = (host, urlsplit(self.url).port or 0)
 
     def family(self) -> list[psutil.Process]:
         """The process and all its descendants."""
@@ -50,7 +66,7 @@ class ServiceProcess:
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal, wait for the end, return the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(30)
+        return self.process.wait(60)
 
     def __enter__(self) -> "ServiceProcess":
         return self
@@ -58,13 +74,13 @@ class ServiceProcess:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=60)
 
     def request(
         self, method: str, path: str, body: Any = None, *, token: str | None = TOKEN, timeout_s: float = 60.0
     ) -> tuple[int, dict[str, str], Any]:
         """Status, headers in lower case, and the parsed body; `body` is bytes, or is sent as JSON."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        connection = http.client.HTTPConnection(*self.address, timeout=timeout_s)
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         try:
@@ -79,7 +95,13 @@ class ServiceProcess:
         return self.request("GET", "/health", token=None)[2]
 
 
-def wait_until(claim: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def own_reward(directory: Path) -> str:
+    """The type of a reward that compares texts; "sleep" takes it for ever."""
+    (directory / "own.py").write_text(SOURCE)
+    return f"{directory}/own.py:score"
+
+
+def wait_until(claim: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait for something that must come true."""
     deadline = time.monotonic() + timeout_s
     while not claim():

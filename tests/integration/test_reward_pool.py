@@ -1,11 +1,11 @@
-"""The reward pool under poisonous answers, killed workers and killed parents. Real processes, nothing replaced."""
+"""The reward pool under slow answers, killed workers and killed parents. Real processes, nothing replaced."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -15,161 +15,199 @@ from coati_rl.errors import ConfigError, RunError
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem
 from rewards import RewardPool
+from rewards.workers import fork_server
+from tests.integration.reward_pools import FIVE, Own, has_ended, ready_workers, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 BOXED = RewardSpec(reward_type="boxed")
-FIVE = Problem(ground_truth="5")
-OWN = """
-import time
-
-def score(response, ground_truth):
-    if response == "sleep":
-        time.sleep(3600)
-    if response == "power":
-        return 9 ** 9 ** len(response) ** len(response)  # hours inside one big-integer multiplication
-    return float(response.strip() == ground_truth)
-"""
+LIMIT_S = 0.5
+LATE = "timed out after 0.5 s"
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> RewardSpec:
-    """A reward that takes as long as the response says."""
-    (tmp_path / "own.py").write_text(OWN)
-    return RewardSpec(reward_type=f"{tmp_path}/own.py:score")
-
-
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     before = set(psutil.Process().children(recursive=True))
     yield
     assert set(psutil.Process().children(recursive=True)) - before == set()
 
 
-def is_running(pid: int) -> bool:
-    """False once the process has ended, also while nobody has collected its exit code."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
+@pytest.fixture(scope="module")
+def own_of_module(tmp_path_factory: pytest.TempPathFactory) -> Own:
+    return Own(tmp_path_factory.mktemp("own"))
 
 
-def wait_until(claim: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not claim():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
+@pytest.fixture
+def own(own_of_module: Own) -> Own:
+    own_of_module.forget()
+    return own_of_module
 
 
-def ready_workers(pool: RewardPool, count: int = 1) -> list[int]:
-    """Process ids of the workers, once there are `count`. The first process is the nursery."""
-    wait_until(lambda: len(pool.worker_pids()) == 1 + count)
-    return pool.worker_pids()[1:]
-
-
-def test_a_group_is_scored_in_the_order_of_its_responses() -> None:
+@pytest.fixture(scope="module")
+def boxed() -> Iterator[RewardPool]:
     with RewardPool(BOXED, num_workers=2) as pool:
-        future = pool.submit([r"\boxed{4}", r"\boxed{5}", "no box", r"\boxed{5.0}", r"\boxed{-5}"], FIVE)
-        assert [score.verdict for score in future.result(60)] == ["wrong", "ok", "wrong", "ok", "wrong"]
+        yield pool
 
 
-def test_many_groups_are_in_flight_at_once_and_none_is_lost() -> None:
-    with RewardPool(BOXED, num_workers=2) as pool:
-        futures = [
-            pool.submit([rf"\boxed{{{number}}}", r"\boxed{x}"], Problem(ground_truth=str(number)))
-            for number in range(200)
-        ]
-        verdicts = {tuple(score.verdict for score in future.result(60)) for future in futures}
-    assert verdicts == {("ok", "wrong")}
+@pytest.fixture(scope="module")
+def one_worker(own_of_module: Own) -> Iterator[RewardPool]:
+    with RewardPool(own_of_module.score, timeout_s=LIMIT_S) as pool:
+        yield pool
 
 
-def test_an_empty_group_has_no_scores() -> None:
-    with RewardPool(BOXED) as pool:
-        assert pool.submit([], FIVE).result(1) == []
+def test_a_group_is_scored_in_the_order_of_its_responses(boxed: RewardPool) -> None:
+    future = boxed.submit([r"\boxed{4}", r"\boxed{5}", "no box", r"\boxed{5.0}", r"\boxed{-5}"], FIVE)
+    assert [score.verdict for score in future.result(60)] == ["wrong", "ok", "wrong", "ok", "wrong"]
 
 
-def test_the_time_limit_holds_inside_one_instruction_and_costs_its_own_sample_only(own: RewardSpec) -> None:
-    with RewardPool(own, timeout_s=1.0) as pool:
-        started = time.monotonic()
-        scores = pool.submit(["5", "power", "5", "6"], FIVE).result(60)
-        elapsed_s = time.monotonic() - started
+def test_many_groups_are_in_flight_at_once_and_none_is_lost(boxed: RewardPool) -> None:
+    futures = [
+        boxed.submit([rf"\boxed{{{number}}}", r"\boxed{x}"], Problem(ground_truth=str(number))) for number in range(200)
+    ]
+    assert {tuple(score.verdict for score in future.result(60)) for future in futures} == {("ok", "wrong")}
+
+
+def test_an_empty_group_has_no_scores(boxed: RewardPool) -> None:
+    assert boxed.submit([], FIVE).result(0) == []
+
+
+def test_the_time_limit_holds_inside_one_instruction_and_costs_its_own_sample_only(one_worker: RewardPool) -> None:
+    scores = one_worker.submit(["5", "power", "5", "6"], FIVE).result(60)
     assert [score.verdict for score in scores] == ["ok", "invalid", "ok", "wrong"]
-    assert scores[1].detail == "timed out after 1 s"
-    assert elapsed_s < 10  # 1 s and the start
+    assert (scores[1].detail, scores[1].reward) == (LATE, 0.0)
 
 
-def test_the_time_limit_counts_from_when_a_response_starts_to_run(own: RewardSpec) -> None:
-    with RewardPool(own, timeout_s=1.0) as pool:
-        details = [score.detail for score in pool.submit(["sleep", "sleep", "sleep"], FIVE).result(60)]
-    assert details == ["timed out after 1 s"] * 3
+def test_the_time_limit_counts_from_when_a_response_starts_to_run(one_worker: RewardPool, own: Own) -> None:
+    scores = one_worker.submit(["sleep 600", "sleep 600", "sleep 0.1", "sleep 0.1"], FIVE).result(60)
+    assert [score.detail for score in scores] == [LATE, LATE, "", ""]
+    assert own.calls() == ["sleep 600", "sleep 600", "sleep 0.1", "sleep 0.1"]
 
 
-def test_samples_of_a_killed_worker_are_scored_again(own: RewardSpec) -> None:
-    with RewardPool(own, timeout_s=2.0) as pool:
+def test_a_response_that_others_keep_from_the_cores_is_not_late(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "_MAX_STRETCH", 100)  # for a machine that is busy besides
+    with RewardPool(own.score, timeout_s=LIMIT_S) as pool:
         (pid,) = ready_workers(pool)
-        future = pool.submit(["5", "sleep", "6"], FIVE)
-        time.sleep(0.2)
-        os.kill(pid, signal.SIGKILL)
-        scores = future.result(60)
+        core = min(os.sched_getaffinity(0))
+        os.sched_setaffinity(pid, {core})
+        burn = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
+        burners = [subprocess.Popen([sys.executable, "-S", "-c", burn], stdout=subprocess.PIPE) for _ in range(12)]
+        try:
+            for burner in burners:
+                assert burner.stdout is not None
+                burner.stdout.readline()
+            started = time.monotonic()
+            # With a 13th of a core: 0.78 s on the clock. What takes more than a fifth of the limit itself is late.
+            (score,) = pool.submit(["compute 0.06"], FIVE).result(60)
+            assert time.monotonic() - started > LIMIT_S
+            (late,) = pool.submit(["compute 60"], FIVE).result(60)
+        finally:
+            for burner in burners:
+                burner.kill()
+                burner.communicate()
+    assert (score.verdict, score.detail) == ("wrong", "")
+    assert (late.verdict, late.detail) == ("invalid", LATE)
+
+
+def test_samples_of_a_killed_worker_are_scored_again(one_worker: RewardPool, own: Own) -> None:
+    (pid,) = ready_workers(one_worker)
+    future = one_worker.submit(["5", "sleep 600", "6"], FIVE)
+    own.wait_for("sleep 600")
+    os.kill(pid, signal.SIGKILL)
+    scores = future.result(60)
     assert [score.verdict for score in scores] == ["ok", "invalid", "wrong"]
-    assert scores[1].detail == "timed out after 2 s"  # its second attempt, not its first
+    assert scores[1].detail == LATE  # its second attempt, not its first
+    assert own.calls() == ["5", "sleep 600", "sleep 600", "6"]
 
 
-def test_a_sample_whose_worker_dies_twice_is_invalid_and_the_others_are_scored(own: RewardSpec) -> None:
-    with RewardPool(own, timeout_s=60.0) as pool:
-        (first,) = ready_workers(pool)
-        future = pool.submit(["5", "sleep", "6"], FIVE)
-        time.sleep(0.2)
-        os.kill(first, signal.SIGKILL)
-        wait_until(lambda: len(pool.worker_pids()) == 2 and pool.worker_pids()[1] != first)
-        time.sleep(0.2)
-        os.kill(pool.worker_pids()[1], signal.SIGKILL)
+def test_a_sample_whose_worker_dies_twice_is_invalid_and_the_others_are_scored(own: Own) -> None:
+    with RewardPool(own.score, timeout_s=600.0) as pool:
+        future = pool.submit(["5", "sleep 600", "6"], FIVE)
+        for attempt in (1, 2):
+            own.wait_for("sleep 600", attempt)
+            os.kill(pool.worker_pids()[1], signal.SIGKILL)
         scores = future.result(60)
     assert [score.verdict for score in scores] == ["ok", "invalid", "wrong"]
     assert scores[1].detail == "its scoring process died 2 times"
 
 
-def test_a_worker_killed_while_idle_is_replaced() -> None:
-    with RewardPool(BOXED) as pool:
-        (pid,) = ready_workers(pool)
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not is_running(pid))
-        assert pool.submit([r"\boxed{5}"], FIVE).result(60)[0].verdict == "ok"
+def test_a_worker_killed_while_idle_is_replaced(one_worker: RewardPool) -> None:
+    (pid,) = ready_workers(one_worker)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: has_ended(pid))
+    assert one_worker.submit(["5"], FIVE).result(60)[0].verdict == "ok"
 
 
-def test_a_stopped_worker_costs_time_not_the_run() -> None:
-    with RewardPool(BOXED, timeout_s=1.0) as pool:
-        (pid,) = ready_workers(pool)
-        os.kill(pid, signal.SIGSTOP)
-        long_responses = [r"\boxed{5}" + " " * 400_000] * 3  # more than the socket holds
-        scores = pool.submit(long_responses, FIVE).result(60)
-    assert [score.verdict for score in scores] == ["ok", "ok", "ok"]
+def test_a_stopped_worker_costs_time_not_the_run(one_worker: RewardPool) -> None:
+    (pid,) = ready_workers(one_worker)
+    os.kill(pid, signal.SIGSTOP)
+    long_responses = ["5" + " " * 400_000] * 3  # more than the socket holds
+    assert [score.verdict for score in one_worker.submit(long_responses, FIVE).result(60)] == ["wrong"] * 3
 
 
-def test_an_interrupt_from_the_keyboard_does_not_reach_the_processes() -> None:
-    with RewardPool(BOXED) as pool:
-        wait_until(lambda: bool(pool.worker_pids()))
-        os.kill(pool.worker_pids()[0], signal.SIGINT)  # while it imports
-        ready_workers(pool)
-        pids = pool.worker_pids()
-        for each in pids:
-            os.kill(each, signal.SIGINT)
-        assert pool.submit([r"\boxed{5}"], FIVE).result(60)[0].verdict == "ok"
-        assert pool.worker_pids() == pids
+def test_the_limit_holds_among_responses_that_a_socket_does_not_hold(one_worker: RewardPool) -> None:
+    responses = ["5", "sleep 600", "5" * 900_000, "sleep 600", "5" * 900_000, "5"]
+    futures = [one_worker.submit([response], FIVE) for response in responses]
+    verdicts = [future.result(60)[0].verdict for future in futures]
+    assert verdicts == ["ok", "invalid", "wrong", "invalid", "wrong", "ok"]
 
 
-def test_closing_leaves_no_process_and_fails_what_is_unfinished(own: RewardSpec) -> None:
-    pool = RewardPool(own, num_workers=2, timeout_s=60.0)
+def test_groups_are_scored_in_the_order_of_their_submission(one_worker: RewardPool, own: Own) -> None:
+    futures = [one_worker.submit([f"{number}a", f"{number}b"], FIVE) for number in range(20)]
+    for future in futures:
+        future.result(60)
+    assert own.calls() == [f"{number}{letter}" for number in range(20) for letter in "ab"]
+
+
+def test_what_is_left_of_a_chunk_is_scored_and_comes_before_later_groups(own: Own) -> None:
+    with RewardPool(own.at_once, timeout_s=LIMIT_S) as pool:
+        first = pool.submit(["5", "wait", "6", "5"], FIVE)  # one chunk: all four are begun at once
+        second = pool.submit(["7"], FIVE)
+        assert second.result(60)[0].verdict == "wrong"
+        assert [score.verdict for score in first.result(0)] == ["ok", "invalid", "wrong", "ok"]
+    assert own.calls() == ["5", "wait", "6", "5", "6", "5", "7"]
+
+
+def test_a_tenth_of_poison_costs_its_own_samples_only_and_there_are_never_more_processes(own: Own) -> None:
+    with RewardPool(own.score, num_workers=2, timeout_s=LIMIT_S) as pool:
+        most = 0
+        futures = [pool.submit(["5", "sleep 600" if number % 10 == 5 else "6"], FIVE) for number in range(40)]
+        while not all(future.done() for future in futures):
+            most = max(most, len(pool.worker_pids()))
+    details = [[score.detail for score in future.result(0)] for future in futures]
+    assert details == [["", LATE if number % 10 == 5 else ""] for number in range(40)]
+    assert most == 3
+
+
+def test_a_batch_reward_has_one_call_and_one_time_limit_for_a_group(own: Own) -> None:
+    with RewardPool(own.group, num_workers=2, timeout_s=1.0) as pool:
+        assert [score.reward for score in pool.submit(["a", "b", "c"], FIVE).result(60)] == [3.0, 3.0, 3.0]
+        assert own.calls() == ["['a', 'b', 'c']"]
+        late = pool.submit(["sleep 0.6", "sleep 0.6", "a"], FIVE)
+        good = pool.submit(["sleep 0.6", "a"], FIVE)
+        assert [score.detail for score in late.result(60)] == ["timed out after 1 s"] * 3
+        assert [score.reward for score in good.result(60)] == [2.0, 2.0]
+
+
+def test_a_batch_call_whose_process_dies_is_made_twice(own: Own) -> None:
+    with RewardPool(own.group) as pool:
+        scores = pool.submit(["a", "die"], FIVE).result(60)
+        assert [(score.verdict, score.detail) for score in scores] == [
+            ("invalid", "its scoring process died 2 times")
+        ] * 2
+        assert pool.submit(["a"], FIVE).result(60)[0].reward == 1.0
+    assert own.calls() == ["['a', 'die']", "['a', 'die']", "['a']"]
+
+
+def test_closing_leaves_no_process_and_fails_what_is_unfinished(own: Own) -> None:
+    pool = RewardPool(own.score, num_workers=2, timeout_s=600.0)
     future = pool.submit(["power", "5"], FIVE)
     ready_workers(pool, 2)
+    own.wait_for("power")
     pids = pool.worker_pids()
-    started = time.monotonic()
     pool.close()
-    assert time.monotonic() - started < 2
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert pool.worker_pids() == []
     with pytest.raises(RunError, match="closed before"):
-        future.result(1)
+        future.result(0)
     with pytest.raises(RunError, match="closed"):
         pool.submit(["5"], FIVE)
     pool.close()
@@ -179,19 +217,7 @@ def test_closing_while_libraries_are_imported_leaves_no_process() -> None:
     with RewardPool(BOXED, num_workers=2) as pool:
         future = pool.submit([r"\boxed{5}"], FIVE)
     with pytest.raises(RunError, match="closed before"):
-        future.result(1)
-
-
-def test_workers_that_cannot_start_fail_the_group_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with RewardPool(BOXED) as pool, pytest.raises(RunError, match="does not start"):
-        pool.submit([r"\boxed{5}"], FIVE).result(60)
-
-
-def test_an_interpreter_that_is_missing_fails_the_group_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with RewardPool(BOXED) as pool, pytest.raises(RunError, match=r"no reward worker: .*/no/such/python"):
-        pool.submit([r"\boxed{5}"], FIVE).result(60)
+        future.result(0)
 
 
 def test_bad_sizes_and_unknown_rewards_are_refused_before_a_process_starts() -> None:
@@ -199,8 +225,6 @@ def test_bad_sizes_and_unknown_rewards_are_refused_before_a_process_starts() -> 
         RewardPool(BOXED, num_workers=0)
     with pytest.raises(ConfigError, match="timeout_s is 0"):
         RewardPool(BOXED, timeout_s=0)
-    with pytest.raises(ConfigError, match="slice_s is -1"):
-        RewardPool(BOXED, slice_s=-1.0)
     with pytest.raises(ConfigError, match="unknown reward 'boxxed'"):
         RewardPool(RewardSpec(reward_type="boxxed"))
 
@@ -210,33 +234,37 @@ import sys, time
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem
 from rewards import RewardPool
-_, own, busy_s, then = sys.argv
-pool = RewardPool(RewardSpec(reward_type=own), num_workers=2, timeout_s=600.0, slice_s=0.1)
-pool.submit(["5"], Problem(ground_truth="5")).result()
-pool.submit(["power", "sleep"], Problem(ground_truth="5"))
-time.sleep(float(busy_s))
+from rewards.workers import fork_server
+_, own, state, then = sys.argv
+pool = RewardPool(RewardSpec(reward_type=own), num_workers=2, timeout_s=600.0)
+pool.submit(["power", "sleep 600"], Problem(ground_truth="5"))
+while len(pool.worker_pids()) < (3 if state == "busy" else 1):
+    time.sleep(0.01)
 print(*pool.worker_pids(), flush=True)
 if then == "wait":
     time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("busy_s", ["0", "2"], ids=["workers starting", "workers slow and idle"])
-def test_a_parent_killed_with_sigkill_leaves_no_process(own: RewardSpec, busy_s: str) -> None:
-    command = [sys.executable, "-c", PARENT, own.reward_type, busy_s, "wait"]
+@pytest.mark.parametrize("state", ["starting", "busy"])
+def test_a_parent_killed_with_sigkill_leaves_no_process(own: Own, state: str) -> None:
+    command = [sys.executable, "-c", PARENT, own.score.reward_type, state, "wait"]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         told = [int(pid) for pid in parent.stdout.readline().split()]
+        if state == "busy":
+            own.wait_for("power")
+            own.wait_for("sleep 600")
         pids = [process.pid for process in psutil.Process(parent.pid).children(recursive=True)]
         parent.kill()
     assert set(told) <= set(pids)
-    assert len(told) == 5 if busy_s == "2" else len(pids) >= 2  # a nursery, two slow and two idle workers
-    wait_until(lambda: not any(is_running(pid) for pid in pids), timeout_s=10.0)
+    assert len(told) == 3 or state == "starting"
+    wait_until(lambda: all(has_ended(pid) for pid in pids))
 
 
-def test_a_parent_that_ends_without_closing_the_pool_leaves_no_process(own: RewardSpec) -> None:
-    command = [sys.executable, "-c", PARENT, own.reward_type, "1", "exit"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
+def test_a_parent_that_ends_without_closing_the_pool_leaves_no_process(own: Own) -> None:
+    command = [sys.executable, "-c", PARENT, own.score.reward_type, "busy", "exit"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=True)
     pids = [int(pid) for pid in done.stdout.split()]
-    assert len(pids) == 5
-    wait_until(lambda: not any(is_running(pid) for pid in pids), timeout_s=10.0)
+    assert len(pids) == 3
+    wait_until(lambda: all(has_ended(pid) for pid in pids))

@@ -1,9 +1,9 @@
 """Client and service together: sharing, a full queue, and a service that is killed and comes back."""
 
 import signal
+import socket
 import threading
-import time
-from itertools import pairwise
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,134 +11,133 @@ import pytest
 from coati_rl.errors import ConfigError
 from coati_rl.types import Problem
 from rewards.remote.client import RemoteScorer, check_service
-from tests.integration.reward_service_process import TOKEN, ServiceProcess, all_gone, wait_until
+from tests.integration.reward_service_process import HOST, TOKEN, ServiceProcess, all_gone, own_reward, wait_until
 
 FIVE = Problem(ground_truth="5")
-ENDLESS_INTEGRAL = r"\boxed{\int_0^{\infty} \frac{\ln(x+3)}{x^5+2} dx}"  # never ends by itself
-GROUP = [r"\boxed{5}", r"\boxed{6}", "no box"]
+GROUP = ["5", "6", "no number"]
 
 
-def test_two_clients_share_a_service_and_none_gets_the_scores_of_the_other() -> None:
-    with ServiceProcess() as service:
-        clients = [RemoteScorer(service.url, token=TOKEN, reward_type="boxed") for _ in range(2)]
-        problems = [Problem(ground_truth=str(number)) for number in range(60)]
-        futures = [
-            clients[number % 2].submit([rf"\boxed{{{number}}}", r"\boxed{x}", rf"\boxed{{{number + 1}}}"], problem)
-            for number, problem in enumerate(problems)
-        ]
-        verdicts = {tuple(score.verdict for score in future.result(60)) for future in futures}
-        for client in clients:
-            client.close()
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return own_reward(tmp_path_factory.mktemp("own"))
+
+
+@pytest.fixture(scope="module")
+def service(own: str) -> Iterator[ServiceProcess]:
+    with ServiceProcess("--timeout-s", "1", reward_type=own) as running:
+        yield running
+
+
+def test_two_clients_share_a_service_and_none_gets_the_scores_of_the_other(service: ServiceProcess, own: str) -> None:
+    clients = [RemoteScorer(service.url, token=TOKEN, reward_type=own) for _ in range(2)]
+    futures = [
+        clients[number % 2].submit([str(number), "x", str(number + 1)], Problem(ground_truth=str(number)))
+        for number in range(60)
+    ]
+    verdicts = {tuple(score.verdict for score in future.result(60)) for future in futures}
+    for client in clients:
+        client.close()
     assert verdicts == {("ok", "wrong", "wrong")}
 
 
-def test_a_full_queue_makes_the_client_wait_and_succeed() -> None:
-    with ServiceProcess("--timeout-s", "1", "--max-queued", "1") as service:
+def test_a_full_queue_makes_the_client_wait_and_succeed(own: str) -> None:
+    with ServiceProcess("--timeout-s", "1", "--max-queued", "1", reward_type=own) as service:
         scorer = RemoteScorer(service.url, token=TOKEN, timeout_s=60.0)
-        poison = scorer.submit([ENDLESS_INTEGRAL], FIVE)
+        slow = scorer.submit(["sleep"], FIVE)
         wait_until(lambda: service.health()["queued"] == 1)
         assert service.request("POST", "/score", {"responses": ["x"], "problem": {"ground_truth": "5"}})[0] == 503
-        others = [scorer.submit(GROUP, FIVE) for _ in range(3)]
-        assert [score.verdict for score in poison.result(60)] == ["invalid"]
+        others = [scorer.submit(GROUP, FIVE) for _ in range(2)]
+        assert [score.verdict for score in slow.result(60)] == ["invalid"]
         for future in others:
             assert [score.verdict for score in future.result(60)] == ["ok", "wrong", "wrong"]
         scorer.close()
 
 
-def test_a_service_that_is_killed_makes_groups_invalid_in_time_and_scores_again_when_it_is_back() -> None:
-    with ServiceProcess("--timeout-s", "60") as service:
+def test_a_service_that_is_killed_makes_groups_invalid_in_time_and_scores_again_when_it_is_back(own: str) -> None:
+    patient, impatient = {"token": TOKEN, "timeout_s": 120.0}, {"token": TOKEN, "timeout_s": 2.0}
+    with ServiceProcess("--timeout-s", "600", reward_type=own) as service:
         family = service.family()
-        scorer = RemoteScorer(service.url, token=TOKEN, timeout_s=3.0)
-        started = time.monotonic()
-        lost = [scorer.submit([ENDLESS_INTEGRAL, r"\boxed{5}"], FIVE) for _ in range(3)]
+        scorer = RemoteScorer(service.url, **impatient)  # type: ignore[arg-type]
+        lost = [scorer.submit(["sleep", "5"], FIVE) for _ in range(3)]
         wait_until(lambda: service.health()["queued"] == 6)
         assert service.end(signal.SIGKILL) == -signal.SIGKILL
-        scores = [score for future in lost for score in future.result(10)]
-        assert time.monotonic() - started < 6.0
+        scores = [score for future in lost for score in future.result(60)]
         assert [(score.verdict, score.reward) for score in scores] == [("invalid", 0.0)] * 6
         assert "the reward service: " in scores[0].detail
-        wait_until(lambda: not any(process.is_running() for process in family[1:]))
-    waiting = RemoteScorer(service.url, token=TOKEN, timeout_s=60.0)
-    future = waiting.submit(GROUP, FIVE)  # while it is away
-    with ServiceProcess(port=service.port):
-        assert [score.verdict for score in future.result(60)] == ["ok", "wrong", "wrong"]
-        assert [score.verdict for score in scorer.submit(GROUP, FIVE).result(60)] == ["ok", "wrong", "wrong"]
-    scorer.close()
-    waiting.close()
-
-
-def test_a_service_that_ends_lets_requests_in_flight_finish() -> None:
-    with ServiceProcess("--timeout-s", "1") as service:
-        scorer = RemoteScorer(service.url, token=TOKEN, timeout_s=10.0)
-        future = scorer.submit([ENDLESS_INTEGRAL, r"\boxed{5}"], FIVE)
-        wait_until(lambda: service.health()["queued"] == 2)
-        service.process.send_signal(signal.SIGTERM)
-        assert [score.verdict for score in future.result(20)] == ["invalid", "ok"]
-        assert service.process.wait(20) == 0
+        wait_until(lambda: all_gone(family))
         scorer.close()
 
-
-def test_a_service_that_is_restarted_loses_no_group() -> None:
-    with ServiceProcess("--timeout-s", "60") as service:
-        scorer = RemoteScorer(service.url, token=TOKEN, timeout_s=60.0)
-        future = scorer.submit([ENDLESS_INTEGRAL, r"\boxed{5}"], FIVE)
+    scorer = RemoteScorer(service.url, **patient)  # type: ignore[arg-type]
+    future = scorer.submit(GROUP, FIVE)  # while it is away
+    with ServiceProcess("--timeout-s", "600", reward_type=own, port=service.address[1]) as service:
+        assert [score.verdict for score in future.result(60)] == ["ok", "wrong", "wrong"]
+        # One that is told to end breaks off what does not finish. The group is not lost: it is asked for again.
+        future = scorer.submit(["sleep", "5"], FIVE)
         wait_until(lambda: service.health()["queued"] > 0)
         assert service.end() == 0
         assert not future.done()
-    with ServiceProcess("--timeout-s", "1", port=service.port):
+
+    with ServiceProcess("--timeout-s", "0.5", reward_type=own, port=service.address[1]) as service:
         scores = future.result(60)
-    assert [score.verdict for score in scores] == ["invalid", "ok"]
-    assert "the reward service" not in scores[0].detail  # it is the time limit of the second one
+        assert [score.verdict for score in scores] == ["invalid", "ok"]
+        assert scores[0].detail == "timed out after 0.5 s"
+        # It lets requests in flight finish.
+        future = scorer.submit(["sleep", "5"], FIVE)
+        wait_until(lambda: service.health()["queued"] == 2)
+        service.process.send_signal(signal.SIGTERM)
+        assert [score.verdict for score in future.result(60)] == ["invalid", "ok"]
+        assert service.process.wait(60) == 0
     scorer.close()
 
 
-def test_closing_the_client_does_not_wait_for_the_service() -> None:
-    with ServiceProcess("--timeout-s", "60") as service:
-        scorer = RemoteScorer(service.url, token=TOKEN)
-        scorer.submit([ENDLESS_INTEGRAL], FIVE)
-        wait_until(lambda: service.health()["queued"] == 1)
-        started = time.monotonic()
-        scorer.close()
-        assert time.monotonic() - started < 5.0
+def test_closing_the_client_does_not_wait_for_the_service(service: ServiceProcess) -> None:
+    scorer = RemoteScorer(service.url, token=TOKEN)
+    scorer.submit(["sleep"] * 3, FIVE)
+    wait_until(lambda: service.health()["queued"] == 3)
+    scorer.close()
+    assert service.health()["queued"] > 0
+    wait_until(lambda: service.health()["queued"] == 0)
 
 
-def test_the_check_accepts_a_service_and_names_a_wrong_token_and_a_wrong_reward_type() -> None:
-    with ServiceProcess() as service:
-        check_service(service.url, token=TOKEN, reward_type="boxed")
-        check_service(service.url, token=TOKEN)
-        with pytest.raises(ConfigError, match=r"status 401.*wrong token.*set COATI_REWARD_TOKEN"):
-            check_service(service.url, token="wrong", reward_type="boxed")
-        with pytest.raises(ConfigError, match=r"the service scores 'boxed', this run needs 'code'"):
-            check_service(service.url, token=TOKEN, reward_type="code")
+def test_the_check_accepts_a_service_and_names_a_wrong_token_and_a_wrong_reward_type(
+    service: ServiceProcess, own: str
+) -> None:
+    check_service(service.url, token=TOKEN, reward_type=own)
+    check_service(service.url, token=TOKEN)
+    with pytest.raises(ConfigError, match=r"status 401.*wrong token.*set COATI_REWARD_TOKEN"):
+        check_service(service.url, token="wrong", reward_type=own)
+    with pytest.raises(ConfigError, match=r"the service scores '.*own\.py:score', this run needs 'code'"):
+        check_service(service.url, token=TOKEN, reward_type="code")
 
 
-def test_the_check_waits_for_a_service_that_is_being_started() -> None:
-    with ServiceProcess() as first:
-        port = first.port
+def test_the_check_waits_for_a_service_that_is_being_started(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rewards.remote.client._CHECK_S", 60.0)  # for a busy machine
+    with socket.create_server((HOST, 0)) as listener:
+        port = listener.getsockname()[1]
     started: list[ServiceProcess] = []
-    thread = threading.Thread(target=lambda: started.append(ServiceProcess(port=port)))
+    thread = threading.Thread(target=lambda: started.append(ServiceProcess(reward_type=own, port=port)))
     thread.start()
     try:
-        asked = time.monotonic()
-        check_service(f"http://127.0.0.1:{port}", token=TOKEN, reward_type="boxed")
-        assert time.monotonic() - asked > 0.1, "nobody listened yet: the imports alone take longer"
+        assert not started, "nobody listens yet: the imports alone take longer"
+        check_service(f"http://{HOST}:{port}", token=TOKEN, reward_type=own)
     finally:
         thread.join(60)
         with started[0] as second:
-            assert second.port == port
+            assert second.address == (HOST, port)
 
 
-def test_a_connection_is_used_again() -> None:
-    with ServiceProcess() as service:
-        scorer = RemoteScorer(service.url, token=TOKEN)
-        times = [time.monotonic()]
-        for _ in range(20):
-            scorer.submit([r"\boxed{5}"], FIVE).result(60)
-            times.append(time.monotonic())
-        connections = service.family()[0].net_connections(kind="tcp")
-        scorer.close()
-    assert sum(connection.status == "ESTABLISHED" for connection in connections) == 1
-    assert min(after - before for before, after in pairwise(times)) < 0.1
+def test_a_connection_is_used_again(service: ServiceProcess) -> None:
+    scorer = RemoteScorer(service.url, token=TOKEN)
+    connections = set()
+    for _ in range(10):
+        scorer.submit(["5"], FIVE).result(60)
+        connections |= {
+            connection.raddr
+            for connection in service.family()[0].net_connections(kind="tcp")
+            if connection.status == "ESTABLISHED"
+        }
+    scorer.close()
+    assert len(connections) == 1
 
 
 def test_a_service_whose_processes_do_not_start_says_so_and_recovers(
@@ -181,5 +180,5 @@ def test_programs_are_run_by_the_service_in_its_sandbox_and_none_outlives_it() -
         family = service.family()
         assert len(family) > 2  # the program's processes are among them
         assert service.end() == 0
-        wait_until(lambda: all_gone(family), timeout_s=10.0)
+        wait_until(lambda: all_gone(family), timeout_s=60.0)
         scorer.close()

@@ -7,29 +7,55 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.integration.reward_service_process import REPOSITORY, TOKEN, ServiceProcess, all_gone, wait_until
+from rewards.__main__ import main
+from rewards.commands import serve_command
+from tests.integration.reward_service_process import (
+    REPOSITORY,
+    TOKEN,
+    ServiceProcess,
+    all_gone,
+    own_reward,
+    wait_until,
+)
 
-ENDLESS = {"responses": [r"\boxed{\int_0^{\infty} \frac{\ln(x+3)}{x^5+2} dx}"], "problem": {"ground_truth": "5"}}
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return own_reward(tmp_path_factory.mktemp("own"))
 
 
-def refused(*flags: str, token: str | None = TOKEN) -> tuple[int, str]:
+@pytest.fixture(autouse=True)
+def handlers_are_back() -> Iterator[None]:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *flags: str, token: str | None = TOKEN
+) -> tuple[int, str]:
     """Exit code and stderr of a service that does not start."""
-    environment = {key: value for key, value in os.environ.items() if key != "COATI_REWARD_TOKEN"}
+    monkeypatch.delenv("COATI_REWARD_TOKEN", raising=False)
     if token is not None:
-        environment["COATI_REWARD_TOKEN"] = token
-    command = [sys.executable, "-m", "rewards", "serve", *flags]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.stdout == ""
-    return done.returncode, done.stderr
+        monkeypatch.setenv("COATI_REWARD_TOKEN", token)
+    code = main(["serve", *flags])
+    output = capsys.readouterr()
+    assert output.out == ""
+    return code, output.err
 
 
 @pytest.mark.parametrize("token", [None, "", "  ", "two words"])
-def test_a_service_without_a_token_does_not_start_and_says_how_to_make_one(token: str | None) -> None:
-    code, output = refused("--type", "boxed", "--port", "0", token=token)
+def test_a_service_without_a_token_does_not_start_and_says_how_to_make_one(
+    token: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output = refused(monkeypatch, capsys, "--type", "boxed", "--port", "0", token=token)
     assert code == 2
     assert "COATI_REWARD_TOKEN holds" in output
     assert "secrets.token_hex" in output
@@ -50,82 +76,109 @@ def test_a_service_without_a_token_does_not_start_and_says_how_to_make_one(token
         (["--type", "boxed", "--token-file", "/no/such/file"], "--token-file /no/such/file"),
     ],
 )
-def test_bad_arguments_end_with_exit_2_and_one_message(flags: list[str], complaint: str) -> None:
-    code, output = refused(*flags)
+def test_bad_arguments_end_with_exit_2_and_one_message(
+    flags: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output = refused(monkeypatch, capsys, *flags)
     assert code == 2
     assert complaint in output
     assert output.count("\n") == 1
 
 
-def test_a_port_that_is_taken_is_named() -> None:
+def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, output = refused("--type", "boxed", "--port", str(port))
+        code, output = refused(monkeypatch, capsys, "--type", "boxed", "--port", str(port))
     assert code == 2
     assert f"--port {port}: cannot listen there" in output
 
 
-def test_a_token_file_is_used_and_one_that_others_can_read_is_warned_about(tmp_path: Path) -> None:
+def test_a_refusal_is_the_exit_code_of_the_process() -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "COATI_REWARD_TOKEN"}
+    command = [sys.executable, "-m", "rewards", "serve", "--type", "boxed"]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+def test_a_token_file_that_others_can_read_is_warned_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "token"
+    file.write_text("from-the-file\n")
+    for mode, warning in ((0o600, ""), (0o644, "can be read by others; chmod 600")):
+        file.chmod(mode)
+        assert serve_command._read_token(file) == "from-the-file"
+        said = capsys.readouterr().err
+        assert warning in said and bool(warning) == bool(said)
+
+
+def test_only_loopback_goes_without_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    for host, warning in (
+        ("127.0.0.1", ""),
+        ("0.0.0.0", "--host 0.0.0.0 is reachable from other machines"),
+    ):
+        with serve_command._listen(host, 0) as listener:
+            socket.create_connection(("127.0.0.1", listener.getsockname()[1])).close()
+        said = capsys.readouterr().err
+        assert warning in said and bool(warning) == bool(said)
+
+
+def test_one_line_says_where_it_listens_the_token_stays_its_own_and_sigterm_leaves_no_process(
+    own: str, tmp_path: Path
+) -> None:
     file = tmp_path / "token"
     file.write_text("from-the-file\n")
     file.chmod(0o600)
-    with ServiceProcess("--token-file", str(file)) as service:
+    with ServiceProcess("--token-file", str(file), reward_type=own, host="127.0.0.1") as service:
+        (line,) = service.lines
+        assert re.fullmatch(
+            r"rewards: serving \S*own\.py:score on http://127\.0\.0\.1:\d+ \(scoring processes: 1\)\n", line
+        )
         body = {"responses": [], "problem": {"ground_truth": "5"}}
         assert service.request("POST", "/score", body, token="from-the-file")[0] == 200
         assert service.request("POST", "/score", body, token=TOKEN)[0] == 401
-        assert len(service.lines) == 1
-    file.chmod(0o644)
-    with ServiceProcess("--token-file", str(file)) as service:
-        assert "can be read by others" in service.lines[0]
-
-
-def test_scoring_processes_do_not_inherit_the_token() -> None:
-    with ServiceProcess() as service:
-        parent, *workers = service.family()
+        family = parent, *workers = service.family()
         assert workers
         assert "COATI_REWARD_TOKEN" in parent.environ()
         assert not any("COATI_REWARD_TOKEN" in worker.environ() for worker in workers)
+        assert service.end() == 0
+        wait_until(lambda: all_gone(family))
+        assert service.process.stderr is not None
+        assert service.process.stderr.read() == ""
 
 
-def test_one_line_says_where_a_service_listens_and_only_loopback_goes_without_a_warning() -> None:
-    with ServiceProcess() as service:
-        (line,) = service.lines
-        assert re.fullmatch(r"rewards: serving boxed on http://127\.0\.0\.1:\d+ \(scoring processes: 1\)\n", line)
-    with ServiceProcess("--host", "0.0.0.0") as service:
-        assert "warning: --host 0.0.0.0 is reachable from other machines and there is no TLS" in service.lines[0]
-        assert service.health()["status"] == "ok"
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
-def test_a_signal_ends_it_cleanly_and_leaves_no_process(number: int, code: int, is_busy: bool) -> None:
-    with ServiceProcess("--timeout-s", "60", "--request-timeout-s", "0.2") as service:
+def test_ctrl_c_ends_it_cleanly_and_leaves_no_process(own: str, is_busy: bool) -> None:
+    with ServiceProcess("--timeout-s", "600", "--request-timeout-s", "0.2", reward_type=own) as service:
         if is_busy:
-            assert service.request("POST", "/score", ENDLESS)[0] == 504
+            body = {"responses": ["sleep"], "problem": {"ground_truth": "5"}}
+            assert service.request("POST", "/score", body)[0] == 504
             assert service.health()["queued"] == 1
         family = service.family()
         assert len(family) > 1
-        assert service.end(number) == code
-        wait_until(lambda: all_gone(family), timeout_s=10.0)
+        assert service.end(signal.SIGINT) == 130
+        wait_until(lambda: all_gone(family))
         assert service.process.stderr is not None
-        assert service.process.stderr.read() == ("rewards: interrupted\n" if code else "")
+        assert service.process.stderr.read() == "rewards: interrupted\n"
 
 
-@pytest.mark.parametrize("body", [b"", json.dumps(ENDLESS).encode()], ids=["body", "scores"])
-def test_a_request_that_does_not_finish_is_told_to_come_back_and_holds_up_the_end_for_seconds(body: bytes) -> None:
-    head = (
-        f"POST /score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(body) or 9}\r\n\r\n"
-    )
-    with ServiceProcess("--timeout-s", "60") as service:
+def test_requests_that_do_not_finish_are_told_to_come_back_and_hold_up_the_end_for_seconds(own: str) -> None:
+    endless = json.dumps({"responses": ["sleep"], "problem": {"ground_truth": "5"}}).encode()
+    with ServiceProcess("--timeout-s", "600", reward_type=own) as service, ExitStack() as stack:
         family = service.family()
-        with socket.create_connection(("127.0.0.1", service.port)) as connection:
-            connection.sendall(head.encode() + body)
-            wait_until(lambda: service.health()["queued"] == (1 if body else 0))
-            assert service.end() == 0
+        connections = []
+        for body in (b"", endless):  # one waits for the body, one for the scores
+            connections.append(stack.enter_context(socket.create_connection(service.address)))
+            head = (
+                f"POST /score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+                f"Content-Length: {len(body) or 9}\r\n\r\n"
+            )
+            connections[-1].sendall(head.encode() + body)
+        wait_until(lambda: service.health()["queued"] == 1)
+        assert service.end() == 0
+        for connection in connections:
             answer = connection.recv(1 << 16)
-        wait_until(lambda: all_gone(family), timeout_s=10.0)
-        assert answer.startswith(b"HTTP/1.1 503 ")
-        assert b"\r\nretry-after: 1\r\n" in answer
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nretry-after: 1\r\n" in answer
+        wait_until(lambda: all_gone(family))
         assert service.process.stderr is not None
         assert service.process.stderr.read() == ""
 
@@ -133,16 +186,11 @@ def test_a_request_that_does_not_finish_is_told_to_come_back_and_holds_up_the_en
 def test_a_signal_while_it_starts_ends_it_too() -> None:
     command = [sys.executable, "-m", "rewards", "serve", "--type", "boxed", "--port", "0"]
     environment = {**os.environ, "COATI_REWARD_TOKEN": TOKEN}
-    for delay_s in (0.6, 0.8, 1.0):
-        with subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE) as process:
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(delay_s)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(30) in (0, -signal.SIGTERM)  # the latter while it still imports
-
-
-def test_a_service_that_is_killed_leaves_no_process() -> None:
-    with ServiceProcess() as service:
-        family = service.family()
-        assert service.end(signal.SIGKILL) == -signal.SIGKILL
-        wait_until(lambda: all_gone(family), timeout_s=10.0)
+    processes = [
+        subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=subprocess.DEVNULL) for _ in range(3)
+    ]
+    for process in processes:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)  # the second and the third are so much further
+        process.send_signal(signal.SIGTERM)
+    assert all(process.wait(60) in (0, -signal.SIGTERM) for process in processes)  # the latter while it imports

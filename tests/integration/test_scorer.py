@@ -82,18 +82,20 @@ def test_a_function_that_ends_its_process_costs_its_sample_only(factory, own) ->
 
 def test_a_response_has_the_time_of_reward_timeout_s(factory, own) -> None:
     name = own("import time\ndef score(response, ground_truth):\n    time.sleep(float(response))\n    return 1\n")
-    scores = scores_of(factory(f"-rt {name} --reward-timeout-s 1"), ["0", "600", "0"])
+    scores = scores_of(factory(f"-rt {name} --reward-timeout-s 0.5"), ["0", "600", "0"])
     assert [score.verdict for score in scores] == ["ok", "invalid", "ok"]
-    assert "1 s" in scores[1].detail
+    assert "0.5 s" in scores[1].detail
 
 
 def test_a_group_that_is_scored_in_one_call_has_the_time_of_all_its_responses(factory, own) -> None:
     name = own(
         "import time\ndef score(queries, prompts, labels):\n    time.sleep(float(queries[0]))\n    return [1] * 2\n"
     )
-    make_scorer = factory(f"-rt {name} --reward-timeout-s 1 -g 4")
-    assert [score.verdict for score in scores_of(make_scorer, ["2", ""])] == ["ok"] * 2
-    assert [score.verdict for score in scores_of(make_scorer, ["600", ""])] == ["invalid"] * 2
+    scorer = factory(f"-rt {name} --reward-timeout-s 0.5 -g 4")()
+    groups = [scorer.submit([response, ""], Problem(ground_truth="")) for response in ("1", "600")]
+    verdicts = [[score.verdict for score in group.result(120)] for group in groups]
+    scorer.close()
+    assert verdicts == [["ok"] * 2, ["invalid"] * 2]
 
 
 def test_as_many_processes_score_as_reward_workers_says(factory, own, tmp_path: Path) -> None:
@@ -133,7 +135,7 @@ def test_no_sandbox_on_this_machine_is_refused_unless_the_risk_is_taken(
     factory("-rt code --run-model-code-without-sandbox")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def service() -> Iterator[str]:
     """The address of a service that scores code."""
     command = [sys.executable, "-m", "rewards", "serve", "--type", "code", "--port", "0"]
@@ -177,5 +179,6 @@ def test_a_service_that_is_not_there_or_knows_another_token_is_refused(
     monkeypatch.setenv("COATI_REWARD_TOKEN", "another-token-0123456789")
     with pytest.raises(ConfigError, match="set COATI_REWARD_TOKEN to the token"):
         factory(f"-rt code -cv {service}")
+    monkeypatch.setattr("rewards.remote.client._CHECK_S", 0.5)
     with pytest.raises(ConfigError, match="no reward service answers there"):
         factory("-rt code -cv http://127.0.0.1:9")

@@ -135,6 +135,9 @@ class Sandbox:
             said = self._error_output()
             self.close()
             raise ConfigError(f"no sandbox for code rewards: {said or error}; {_REMEDY}") from error
+        except ConfigError:
+            ours.close()
+            raise
         self._channel = ours
         return ours
 

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+from rewards.code.sandbox import Limits
+
+_ENDLESS = frozenset({"cpu", "wall"})
+
 # For programs that call the kernel by number. `refused(name, ...)` is True if the call fails with EPERM.
 CALLS = """
 import ctypes, errno, os, platform, signal, struct, sys, time
@@ -40,3 +44,8 @@ class Attack:
     source: str
     prints: str | None = "held\n"  # exactly; None: what its end leaves it time for
     ends: tuple[str, ...] = ("exit 0",)  # one of these
+
+    @property
+    def limits(self) -> Limits:
+        """A short time for what never ends by itself; enough to get to another limit, or to its end, for the others."""
+        return Limits(cpu_s=0.2 if set(self.ends) <= _ENDLESS else 1.0)

@@ -1,21 +1,17 @@
 """What the attacks are after: places on this machine that hold a secret, or are open to whoever can reach them."""
 
 import ctypes
-import json
 import os
 import platform
 import secrets
 import socket
 import subprocess
-import sys
-import sysconfig
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -84,44 +80,3 @@ def sandbox() -> Iterator[Sandbox]:
     with Sandbox() as sandbox:
         sandbox.run("", limits=LIMITS)
         yield sandbox
-
-
-@pytest.fixture(scope="module")
-def as_other_user(target: Target) -> dict[str, dict[str, Any]]:
-    """By the attack's name, what became of it when the sandbox's owner is not root.
-
-    The interpreter, its packages and the project are shown in a place where any user may read them.
-    """
-    with tempfile.TemporaryDirectory(prefix="coati-other-", dir="/var/tmp") as folder:
-        os.chmod(folder, 0o755)
-        binds: list[str] = []
-        for name, shown in (
-            ("python", sys.base_prefix),
-            ("packages", sysconfig.get_path("purelib")),
-            ("project", str(PROJECT)),
-        ):
-            os.mkdir(f"{folder}/{name}")
-            binds += ["--ro-bind", os.path.realpath(shown), f"{folder}/{name}"]
-        rights = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if os.geteuid() == 0 else []
-        python = f"{folder}/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-        command = [python, "-m", "tests.integration.sandbox.other_user", json.dumps(target.places)]
-        done = subprocess.run(
-            [
-                "bwrap",
-                "--dev-bind",
-                "/",
-                "/",
-                *binds,
-                "--die-with-parent",
-                "--chdir",
-                f"{folder}/project",
-                *rights,
-                *command,
-            ],
-            env={**os.environ, "COATI_SECRET": target.secret, "PYTHONPATH": f"{folder}/packages"},
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-    assert done.returncode == 0, done.stderr
-    return {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}

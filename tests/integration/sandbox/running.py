@@ -1,7 +1,5 @@
 """Runs attacks: a sandbox and an attack flow in, what became of both flows out."""
 
-import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -11,7 +9,7 @@ import psutil
 from rewards.code.sandbox import Limits, Outcome, Sandbox
 from tests.integration.sandbox.attack import Attack
 
-_MAX_ATTEMPTS, _PAUSE_S = 5, 3.0
+_MAX_ATTEMPTS = 5
 T = TypeVar("T")
 NEXT = "print(input()[::-1])"
 
@@ -25,16 +23,12 @@ class Aftermath:
     next_output: bytes  # of a program that is right, run in the same sandbox
 
 
-def once_decided(run: Callable[[], T], is_starved: Callable[[T], bool]) -> T:
-    """The result of a run; of another one if others had the cores for so long that it says nothing.
-
-    On a machine that is not busy, that is a result as well: the program's own doing.
-    """
+def once_decided(run: Callable[[], T], is_undecided: Callable[[T], bool]) -> T:
+    """The result of a run; of another one if others had the machine for so long that it says nothing."""
     for _ in range(_MAX_ATTEMPTS - 1):
         result = run()
-        if not is_starved(result) or os.getloadavg()[0] < 2 * (os.cpu_count() or 1):
+        if not is_undecided(result):
             return result
-        time.sleep(_PAUSE_S)
     return run()
 
 
@@ -43,17 +37,19 @@ def own_processes() -> tuple[int, ...]:
     return tuple(sorted(process.pid for process in psutil.Process().children(recursive=True)))
 
 
-def run_attack(sandbox: Sandbox, attack: Attack, places: Mapping[str, str], limits: Limits) -> Aftermath:
+def run_attack(sandbox: Sandbox, attack: Attack, places: Mapping[str, str]) -> Aftermath:
     """Fill in the places of an attack and run it."""
     source = attack.source
     for place, value in places.items():
         source = source.replace(f"@{place}@", value)
-    outcome = once_decided(lambda: sandbox.run(source, limits=limits), lambda outcome: outcome.end == "starved")
+    # Its time is on the clock, less what it waited for a core. For pages it waits on a busy machine as well.
+    undecided = {"starved", "wall"} - set(attack.ends)
+    outcome = once_decided(lambda: sandbox.run(source, limits=attack.limits), lambda outcome: outcome.end in undecided)
     processes = own_processes()
     return Aftermath(
         outcome=outcome,
         processes=processes,
-        next_output=sandbox.run(NEXT, stdin=b"txen\n", limits=limits).output,
+        next_output=sandbox.run(NEXT, stdin=b"txen\n", limits=Limits()).output,
     )
 
 

@@ -46,17 +46,21 @@ def fenced(source: str) -> str:
     return f"This is how.\n```python\n{source}\n```\n"
 
 
-def score(reward: CodeReward, response: str, ground_truth: str) -> Score:
+def score(reward: CodeReward, response: str, ground_truth: str, *, may_reach_the_clock: bool = False) -> Score:
+    """Of another run where the machine was too busy to say, or for the limit on the clock."""
+    told = ("waited for a core",) if may_reach_the_clock else ("waited for a core", "no end after")
+
     def run() -> Score:
         (found,) = reward.score([response], Problem(ground_truth=ground_truth))
         return found
 
-    return once_decided(run, lambda found: "waited for a core" in found.detail)
+    return once_decided(run, lambda found: any(text in found.detail for text in told))
 
 
 def assert_wrong(judge: Judge, forgery: Forgery, ground_truth: str) -> None:
     processes = own_processes()
-    found = score(judge.reward, fenced(forgery.source), ground_truth)
+    may_reach_the_clock = forgery.detail in ("", "no end after")
+    found = score(judge.reward, fenced(forgery.source), ground_truth, may_reach_the_clock=may_reach_the_clock)
     assert (found.verdict, found.reward, found.answer_correct) == ("wrong", 0.0, False), found
     assert forgery.detail in found.detail
     assert json.loads(json.dumps(found.detail)) == found.detail

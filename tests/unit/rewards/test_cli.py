@@ -11,7 +11,7 @@ import pytest
 
 from coati_rl.types import Problem
 from rewards.__main__ import main
-from rewards.commands.score_rows import Row, parse_row
+from rewards.commands.score_command import parse_line
 from tests.unit.rewards.http_server import ScriptedServer
 
 REPOSITORY = Path(__file__).parents[3]
@@ -106,16 +106,23 @@ def test_a_served_model_is_asked_with_the_rows_prompt(
     assert json.loads(server.requests[0][3]) == {"query": ["2+3=5"], "prompts": ["2+3="], "labels": ["5"]}
 
 
-def test_a_row_holds_what_scorers_get_to_see() -> None:
+def test_a_line_holds_what_scorers_get_to_see() -> None:
     messages = [{"role": "user", "content": "2+3?"}]
     line = lines({"response": "5", "gt_answer": 5, "messages": messages, "prompt": "u:2+3?", "source": "gsm8k"})
-    assert parse_row(line, 3) == Row(
-        response="5",
-        problem=Problem(ground_truth="5", uid="line 3", messages=tuple(messages), prompt="u:2+3?"),
-        num_bytes=len(line),
+    assert parse_line(line, 3) == (
+        "5",
+        Problem(ground_truth="5", uid="line 3", messages=tuple(messages), prompt="u:2+3?"),
     )
     tests = {"inputs": ["1"], "outputs": ["2"], "fn_name": "f"}
-    assert json.loads(parse_row(lines({"response": "", "test_cases": tests}), 1).problem.ground_truth) == tests
+    assert json.loads(parse_line(lines({"response": "", "test_cases": tests}), 1)[1].ground_truth) == tests
+
+
+def test_a_line_separator_inside_of_a_string_does_not_end_the_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdin = '{"response": "a\N{LINE SEPARATOR}\\\\boxed{7}", "gt_answer": 7}'.encode()
+    assert run(["score", "--type", "boxed"], stdin, monkeypatch) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "ok"
 
 
 def test_an_empty_input_gives_an_empty_output(
@@ -135,11 +142,16 @@ BAD_LINES = [
     (b'{"response": 5, "gt_answer": "5"}', 'line 2 has no "response" (text)'),
     (b'{"response": "5"}', 'line 2 has no "gt_answer" (text or a finite number) and no "test_cases"'),
     (b'{"response": "5", "gt_answer": null}', 'line 2 has no "gt_answer"'),
-    (b'{"response": "5", "gt_answer": true}', 'line 2 has no "gt_answer"'),
-    (b'{"response": "5", "gt_answer": NaN}', 'line 2 has no "gt_answer"'),
-    (b'{"response": "5", "test_cases": []}', 'line 2: "test_cases" must be {"inputs": [...], "outputs": [...]}'),
-    (b'{"response": "5", "test_cases": {"inputs": []}}', 'line 2: "test_cases" must be'),
-    (b'{"response": "5", "test_cases": {"inputs": "1", "outputs": ["1"]}}', 'line 2: "test_cases" must be'),
+    (b'{"response": "5", "gt_answer": true}', "line 2: gt_answer is bool; write text or a number"),
+    (b'{"response": "5", "gt_answer": NaN}', "line 2: gt_answer is nan; write text or a finite number"),
+    (b'{"response": "5", "gt_answer": ["5"]}', "line 2: gt_answer is list; write text or a number"),
+    (b'{"response": "5", "test_cases": []}', "line 2: has no test_cases"),
+    (b'{"response": "5", "test_cases": {"inputs": []}}', "line 2: test_cases has no list of inputs"),
+    (b'{"response": "5", "test_cases": {"inputs": "1", "outputs": ["1"]}}', "line 2: test_cases has no list of inputs"),
+    (
+        b'{"response": "5", "test_cases": {"inputs": ["1", "2"], "outputs": ["1"]}}',
+        "line 2: test_cases has 2 inputs and 1 outputs",
+    ),
     (
         b'{"response": "5", "gt_answer": "5", "test_cases": {"inputs": [], "outputs": []}}',
         'line 2 has "gt_answer" and "test_cases"; keep the one',
@@ -209,7 +221,7 @@ def test_sizes_that_are_too_small_end_with_exit_2(
 def test_scoring_does_not_pay_for_the_web_server() -> None:
     code = (
         "import sys; from rewards.__main__ import main; main();"
-        "print(sorted({'fastapi', 'uvicorn', 'aiohttp', 'torch'} & set(sys.modules)))"
+        "print(sorted({'fastapi', 'uvicorn', 'httpx2', 'torch'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "score", "--type", "boxed"],

@@ -92,7 +92,7 @@ def test_what_a_function_of_ones_own_lacks_is_refused(tmp_path: Path) -> None:
 def test_importing_rewards_loads_no_engine_no_sympy_and_no_client() -> None:
     code = (
         "import sys, rewards;"
-        "heavy = {'torch', 'vllm', 'ray', 'transformers', 'sympy', 'math_verify', 'aiohttp'};"
+        "heavy = {'torch', 'vllm', 'ray', 'transformers', 'sympy', 'math_verify', 'httpx2'};"
         "heavy.add('rewards.code.code_reward');"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules);"
         "assert rewards.get_reward('boxed')('\\\\boxed{\\\\sin(x)}', '\\\\sin x').reward == 1.0;"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from coati_rl.types import Problem, Score
-from rewards.reward import ResponseReward, Reward, invalid_score, slice_of, warm_up
+from rewards.reward import ResponseReward, Reward, invalid_score, warm_up
 from rewards.weighted import WeightedPart, WeightedReward
 
 PROBLEM = Problem(ground_truth="4")
@@ -74,18 +74,16 @@ def test_if_any_part_cannot_decide_the_score_is_invalid_and_names_the_part() -> 
 
 
 @pytest.mark.parametrize(
-    ("parts", "is_batch", "slice_s"),
+    ("parts", "is_batch", "is_fast"),
     [
-        ([ResponseReward(scoring)], False, 0.1),
-        ([ResponseReward(scoring), ResponseReward(scoring)], False, 0.2),
-        ([ResponseReward(scoring), Length()], True, None),
+        ([ResponseReward(scoring)], False, True),
+        ([ResponseReward(scoring), ResponseReward(scoring)], False, True),
+        ([ResponseReward(scoring), Length()], True, False),
     ],
 )
-def test_one_part_that_needs_the_group_or_all_its_time_is_enough(
-    parts: list[Reward], is_batch: bool, slice_s: float | None
-) -> None:
+def test_one_part_that_needs_the_group_or_is_slow_is_enough(parts: list[Reward], is_batch: bool, is_fast: bool) -> None:
     reward = weighted(*((f"part {index}", 1.0, part) for index, part in enumerate(parts)))
-    assert (reward.is_batch, slice_of(reward)) == (is_batch, slice_s)
+    assert (reward.is_batch, reward.is_fast) == (is_batch, is_fast)
 
 
 def test_all_parts_are_warmed_up() -> None:

@@ -1,0 +1,194 @@
+"""Where the reward pool's workers come from: a fork server that is killed, stopped, or cannot make the reward."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coati_rl.errors import RunError
+from coati_rl.reward_spec import RewardSpec
+from rewards import RewardPool
+from rewards.workers import fork_server
+from tests.integration.reward_pools import FIVE, Own, has_ended, ready_workers, wait_until
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Own:
+    return Own(tmp_path)
+
+
+@pytest.fixture
+def make_reward(tmp_path: Path) -> Callable[[str], RewardSpec]:
+    """Source of a function `score` -> the reward that it is."""
+
+    def make(source: str) -> RewardSpec:
+        (tmp_path / "own.py").write_text(source)
+        return RewardSpec(reward_type=f"{tmp_path}/own.py:score")
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    assert set(psutil.Process().children(recursive=True)) - before == set()
+
+
+def test_workers_are_children_of_one_process_which_collects_and_replaces_those_that_are_killed(own: Own) -> None:
+    with RewardPool(own.score, num_workers=2) as pool:
+        first, second = ready_workers(pool, 2)
+        parent = pool.worker_pids()[0]
+        assert psutil.Process(parent).ppid() == os.getpid()
+        assert [psutil.Process(worker).ppid() for worker in (first, second)] == [parent] * 2
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: not psutil.pid_exists(first))  # no zombie
+        ready_workers(pool, 2)
+        assert pool.worker_pids()[:2] == [parent, second]
+
+
+def test_a_fork_server_that_is_killed_while_idle_is_replaced(own: Own) -> None:
+    with RewardPool(own.score, num_workers=2) as pool:
+        ready_workers(pool, 2)
+        pids = pool.worker_pids()
+        os.kill(pids[0], signal.SIGKILL)
+        assert pool.submit(["5"], FIVE).result(60)[0].verdict == "ok"
+        wait_until(lambda: all(has_ended(pid) for pid in pids))
+        ready_workers(pool, 2)
+
+
+def test_a_fork_server_that_is_killed_at_work_costs_an_attempt(own: Own) -> None:
+    with RewardPool(own.score, num_workers=2, timeout_s=60.0) as pool:
+        ready_workers(pool, 2)
+        future = pool.submit(["5", "sleep 1", "6"], FIVE)
+        own.wait_for("sleep 1")
+        os.kill(pool.worker_pids()[0], signal.SIGKILL)
+        assert [score.verdict for score in future.result(60)] == ["ok", "wrong", "wrong"]
+        assert own.calls().count("sleep 1") == 2
+
+
+def test_a_fork_server_that_is_killed_at_its_start_is_replaced(own: Own) -> None:
+    with RewardPool(own.score) as pool:
+        wait_until(lambda: len(pool.worker_pids()) == 1)
+        os.kill(pool.worker_pids()[0], signal.SIGKILL)
+        assert pool.submit(["5"], FIVE).result(60)[0].verdict == "ok"
+
+
+def test_a_stopped_fork_server_is_replaced_by_who_waits_for_a_worker(
+    own: Own, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    close = fork_server.ForkServer.close
+
+    async def close_it(server: fork_server.ForkServer) -> None:
+        monkeypatch.setattr(fork_server, "START_TIMEOUT_S", 60.0)  # for the next one
+        await close(server)
+
+    with RewardPool(own.score) as pool:
+        (worker,) = ready_workers(pool)
+        stopped = pool.worker_pids()[0]
+        monkeypatch.setattr(fork_server.ForkServer, "close", close_it)
+        monkeypatch.setattr(fork_server, "_END_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(fork_server, "START_TIMEOUT_S", 0.3)
+        os.kill(stopped, signal.SIGSTOP)
+        os.kill(worker, signal.SIGKILL)
+        assert pool.submit(["5"], FIVE).result(60)[0].verdict == "ok"
+        assert stopped not in pool.worker_pids()
+    assert "a worker was not ready after 0.3 s" in caplog.text
+
+
+def test_closing_ends_a_stopped_fork_server(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "_END_TIMEOUT_S", 0.2)
+    with RewardPool(own.score) as pool:
+        (worker,) = ready_workers(pool)
+        stopped = pool.worker_pids()[0]
+        os.kill(stopped, signal.SIGSTOP)
+    assert not psutil.pid_exists(stopped)
+    wait_until(lambda: has_ended(worker))
+
+
+def test_an_interrupt_from_the_keyboard_does_not_reach_the_processes(own: Own) -> None:
+    with RewardPool(own.score) as pool:
+        wait_until(lambda: bool(pool.worker_pids()))
+        os.kill(pool.worker_pids()[0], signal.SIGINT)  # while it imports
+        ready_workers(pool)
+        pids = pool.worker_pids()
+        for each in pids:
+            os.kill(each, signal.SIGINT)
+        assert pool.submit(["5"], FIVE).result(60)[0].verdict == "ok"
+        assert pool.worker_pids() == pids
+
+
+@pytest.mark.parametrize(
+    ("interpreter", "cause"),
+    [("/bin/false", "no reward worker: .*does not start"), ("/no/such/python", "no reward worker: .*/no/such/python")],
+)
+def test_processes_that_cannot_start_fail_the_group_instead_of_waiting(
+    interpreter: str, cause: str, own: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", interpreter)
+    with RewardPool(own.score) as pool, pytest.raises(RunError, match=cause):
+        pool.submit(["5"], FIVE).result(60)
+
+
+def test_a_reward_that_cannot_be_made_fails_each_group_with_its_cause(make_reward: Callable[[str], RewardSpec]) -> None:
+    own = make_reward("""
+import sys
+if sys.argv[-1] == "make":  # in the fork server, not here
+    raise OSError("no model in /models")
+def score(response, ground_truth):
+    return 1.0
+""")
+    with RewardPool(own, num_workers=2) as pool:
+        for _ in range(2):
+            with pytest.raises(RunError, match=r"no reward worker: .*own\.py fails on import: OSError: no model in /m"):
+                pool.submit(["5", "6"], FIVE).result(60)
+
+
+THREADED = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+executor = ThreadPoolExecutor(1)
+executor.submit(int).result()  # its thread runs from now on
+def score(response, ground_truth):
+    return executor.submit(lambda: float(response == ground_truth)).result()
+"""
+
+
+def test_a_reward_that_starts_threads_is_made_in_each_worker(make_reward: Callable[[str], RewardSpec]) -> None:
+    with RewardPool(make_reward(THREADED), num_workers=2) as pool:
+        assert [score.verdict for score in pool.submit(["5", "6", "5"], FIVE).result(60)] == ["ok", "wrong", "ok"]
+        ready_workers(pool, 2)
+        assert [psutil.Process(pid).num_threads() for pid in pool.worker_pids()] == [1, 2, 2]
+
+
+def test_a_reward_with_threads_that_a_worker_cannot_make_fails_the_group_with_its_cause(
+    make_reward: Callable[[str], RewardSpec],
+) -> None:
+    own = make_reward(
+        THREADED + "if sys.argv[-1] == 'leave it to the workers': raise OSError('no memory on the GPU')\n"
+    )
+    with RewardPool(own, num_workers=2) as pool, pytest.raises(RunError, match=r"no reward worker: .*no memory on"):
+        pool.submit(["5"], FIVE).result(60)
+
+
+def test_what_a_reward_has_started_ends_with_its_worker(
+    make_reward: Callable[[str], RewardSpec], tmp_path: Path
+) -> None:
+    own = make_reward("""
+import os, pathlib, subprocess, time
+def score(response, ground_truth):
+    child = subprocess.Popen(["sleep", "600"])
+    pathlib.Path(__file__).with_name("pid").write_text(str(child.pid))
+    if response == "leave":
+        os._exit(1)
+    time.sleep(600)
+""")
+    with RewardPool(own, timeout_s=0.5) as pool:
+        for response, detail in (("stay", "timed out after 0.5 s"), ("leave", "its scoring process died 2 times")):
+            assert pool.submit([response], FIVE).result(60)[0].detail == detail
+            pid = int((tmp_path / "pid").read_text())
+            wait_until(lambda pid=pid: has_ended(pid))  # type: ignore[misc]

@@ -127,12 +127,14 @@ class Timeline:
         # In this order: a span that is written may not be announced afterwards.
         if self._open.pop(id(span), None) is not None:
             all_args = {**span.args, **args} if args else span.args
-            self._keep(("X", span.name, span.track, span.number, span.begin_ns, now, all_args))
+            event = ("X", span.name, span.track, span.number, span.begin_ns, now, all_args)
+            self._keep(event, is_due=span.is_announced)
 
-    def _keep(self, event: tuple[Any, ...]) -> None:
+    def _keep(self, event: tuple[Any, ...], *, is_due: bool = False) -> None:
+        """`is_due`: its begin is in the file already."""
         if not self._is_on:
             return
-        if len(self._buffer) < self._max_buffered:
+        if is_due or len(self._buffer) < self._max_buffered:
             self._buffer.append(event)
         else:
             with self._lock:
@@ -170,7 +172,7 @@ class Timeline:
             self._file.write(b"".join(lines))
         if self._max_buffered and self._file.tell() > self._max_file_bytes:
             self._max_buffered = 0
-            self._file.write(_mark("full", "timeline full"))
+            self._file.write(_mark("i", "timeline full"))
             logger.warning("%s has %d bytes: from now on its events are only counted", self._path, self._file.tell())
         os.utime(self._file.fileno(), ns=(now_ns(), now_ns()))
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 logger = logging.getLogger(__name__)
 
 _ROLES = ("driver", "trainer", "producer", "coordinator")  # from top to bottom
-_PHASES = ("X", "i", "B", "process", "full")
+_PHASES = ("X", "i", "B", "process")
 
 
 @contextmanager
@@ -42,12 +42,10 @@ def write_trace(run_dir: Path) -> Path | None:
     actors = sorted((path.stem for path in (run_dir / "timeline").glob("*.jsonl")), key=_place_of)
     if not actors:
         return None
-    tids = itertools.count(len(actors) + 1)  # no tid is a pid: such a thread would be the "main" one
-    ids = itertools.count(1)
+    tids, ids = itertools.count(len(actors) + 1), itertools.count(1)  # a tid that is a pid would be the "main" thread
     path, partial = run_dir / "timeline.json", run_dir / ".timeline.json.partial"
     with partial.open("w", encoding="utf-8") as file:
-        file.write('{"displayTimeUnit":"ms","traceEvents":[')
-        separator = "\n"
+        separator = '{"displayTimeUnit":"ms","traceEvents":[\n'
         for pid, actor in enumerate(actors, start=1):
             for record in _records(pid, actor, list(_events_of(run_dir / "timeline" / f"{actor}.jsonl")), tids, ids):
                 file.write(separator + json.dumps(record, separators=(",", ":")))
@@ -80,10 +78,6 @@ def _events_of(path: Path) -> Iterator[_Event]:
             announced.clear()
         elif event.phase == "B":
             announced[key] = event
-        elif event.phase == "full":  # how long those lasted is not known
-            yield from _cut_off(announced, event.end_ns)
-            announced.clear()
-            yield event._replace(phase="i")
         else:
             announced.pop(key, None)
             yield event
@@ -123,7 +117,7 @@ def _records(
 ) -> Iterator[dict[str, Any]]:
     """The process of an actor: names, then events by time, what is around others before them."""
     tracks = {"main"} | {event.track for event in events if not event.number}
-    tid_of = {track: next(tids) for track in sorted(tracks, key=_place_of_track)}
+    tid_of = {track: next(tids) for track in sorted(tracks, key=_by_number)}
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": actor}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
     for track, tid in tid_of.items():
@@ -147,10 +141,6 @@ def _records(
 def _place_of(actor: str) -> tuple[int, list[tuple[int, str]]]:
     role = actor.split("-")[0]
     return _ROLES.index(role) if role in _ROLES else len(_ROLES), _by_number(actor)
-
-
-def _place_of_track(track: str) -> tuple[bool, list[tuple[int, str]]]:
-    return track != "main", _by_number(track)
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:

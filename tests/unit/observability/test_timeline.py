@@ -158,10 +158,22 @@ def test_a_full_file_says_so_once_and_how_much_is_missing(tmp_path, monkeypatch,
     timeline.close()
     ticks, (full, dropped) = recorded(tmp_path)[:-2], recorded(tmp_path)[-2:]
     assert [event["args"]["number"] for event in ticks] == list(range(len(ticks)))
-    assert (full["ph"], dropped["name"]) == ("full", "events dropped")
+    assert (full["name"], dropped["name"]) == ("timeline full", "events dropped")
     assert len(ticks) + dropped["args"]["number"] == next(numbers)
     assert 5_000 < size < (tmp_path / "trainer-0.jsonl").stat().st_size < size + 200
     assert len(caplog.records) == 1
+
+
+def test_a_span_whose_begin_is_in_the_file_gets_its_end_however_full_the_file_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(timeline_module, "FLUSH_INTERVAL_S", 0.01)
+    timeline = Timeline(tmp_path, "trainer-0", max_file_bytes=200)
+    with timeline.span("wait for rollouts"):
+        wait_until(lambda: "timeline full" in (tmp_path / "trainer-0.jsonl").read_text())
+    timeline.instant("tick")
+    timeline.close()
+    names = [(event["ph"], event["name"]) for event in recorded(tmp_path)]
+    waited = "wait for rollouts"
+    assert names == [("B", waited), ("i", "timeline full"), ("X", waited), ("i", "events dropped")]
 
 
 def test_a_resumed_run_does_not_fill_a_file_that_is_full(tmp_path, monkeypatch):

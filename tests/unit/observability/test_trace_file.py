@@ -132,16 +132,6 @@ def test_a_resumed_run_goes_on_in_the_files_of_the_one_that_was_killed(tmp_path)
     assert spans(trace)[:2] == [("train", 0, 4), ("save", 3, 1)]
 
 
-def test_what_goes_on_when_a_file_is_full_lasts_until_then(tmp_path):
-    lines = line("process", ""), line("B", "save", 1000), line("full", "timeline full", 5000)
-    path = write(tmp_path, "trainer-0", *lines, line("i", "events dropped", 9000, number=0))
-    os.utime(path, ns=(START, START + 60_000_000_000))
-    trace = merged(tmp_path)
-    check_format(trace)
-    assert spans(trace) == [("save", 1, 4)]
-    assert [e["name"] for e in trace if e["ph"] == "i"] == ["timeline full", "events dropped"]
-
-
 def test_not_a_number_does_not_spoil_the_file(tmp_path):
     write(tmp_path, "trainer-0", line("i", "step", 0, loss=float("nan")))
     assert merged(tmp_path)[-1]["args"] == {"loss": "NaN"}

@@ -166,9 +166,9 @@ def test_a_full_file_says_so_once_and_how_much_is_missing(tmp_path, monkeypatch,
 
 def test_a_span_whose_begin_is_in_the_file_gets_its_end_however_full_the_file_is(tmp_path, monkeypatch):
     monkeypatch.setattr(timeline_module, "FLUSH_INTERVAL_S", 0.01)
-    timeline = Timeline(tmp_path, "trainer-0", max_file_bytes=200)
+    path, timeline = tmp_path / "trainer-0.jsonl", Timeline(tmp_path, "trainer-0", max_file_bytes=200)
     with timeline.span("wait for rollouts"):
-        wait_until(lambda: "timeline full" in (tmp_path / "trainer-0.jsonl").read_text())
+        wait_until(lambda: path.is_file() and "timeline full" in path.read_text())
     timeline.instant("tick")
     timeline.close()
     names = [(event["ph"], event["name"]) for event in recorded(tmp_path)]

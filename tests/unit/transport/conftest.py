@@ -14,6 +14,7 @@ from coati_rl.transport.shm import SHM_DIRECTORY
 from coati_rl.transport.wire import WeightSender
 
 ROOT = Path(__file__).parents[3]
+PEER = Path(__file__).with_name("peer.py")
 
 
 @pytest.fixture(params=["gloo", "shm", "file"])
@@ -42,12 +43,13 @@ def sender(backend: CollectiveBackend, directory: Path) -> Iterator[WeightSender
 
 @pytest.fixture
 def spawn_peer(directory: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts peer.py with these arguments; ended with the test."""
+    """Starts peer.py with these arguments, after the Python of `before`; ended with the test."""
     peers: list[subprocess.Popen[str]] = []
 
-    def spawn(*arguments: str) -> subprocess.Popen[str]:
+    def spawn(*arguments: str, before: str = "") -> subprocess.Popen[str]:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(Path(__file__).with_name("peer.py")), *arguments]
+        program = f"{before}\nimport runpy\nrunpy.run_path({str(PEER)!r}, run_name='__main__')"
+        command = [sys.executable, "-c", program, *arguments]
         peers.append(
             subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         )

@@ -48,6 +48,7 @@ def send_twice(backend: CollectiveBackend, directory: Path, timeout_s: float) ->
         say("sending")
         sender.send(manifest, weights, timeout_s=timeout_s)
         sys.stdin.readline()
+    sender.close()
 
 
 def send_share_for_ever(rendezvous: Rendezvous, manifest: WeightManifest, timeout_s: float) -> None:

@@ -21,7 +21,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 NAME = "packed_sdpa"  # as transformers knows it
 HALF = (torch.bfloat16, torch.float16)
 # PyTorch 2.11's shares the heads of keys and values unasked.
-_SHARED_HEADS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+_SHARED_HEADS: dict[str, Any] = (
+    {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+)
 
 # Architectures whose attention asks for no more than `packed_attention` does; a test compares each with its own. Others
 # (with logit caps, sinks, position biases) go through transformers' masks, which it derives from position_ids.

@@ -112,7 +112,7 @@ class TrainerActor:
 
     def run(self, coordinator: TrainerCoordinator, namespace: str) -> int:
         """Train until the run is over. Returns: optimizer steps taken."""
-        from consumer.weight_sync import make_publish
+        from consumer.weight_sync import publishing
 
         config, backend = self._config, self._backend
         if backend is None:
@@ -121,7 +121,7 @@ class TrainerActor:
             TrainStep(backend, build_loss(c), step_settings(c), self._timeline)
             for c in (config, with_gap_correction(config))
         )
-        publish = make_publish(
+        publisher = publishing(
             backend,
             config,
             lambda producer: RemoteProducer(f"producer-{producer}", namespace),
@@ -129,7 +129,7 @@ class TrainerActor:
             host=own_address(config),
             directory=self._run_dir / "weights",
         )
-        with closing(self._timeline), self._profiler() as profiler:
+        with closing(self._timeline), self._profiler() as profiler, publisher as publish:
             loop = TrainLoop(
                 self._rank,
                 coordinator,

@@ -7,6 +7,7 @@ R rows, L tokens per row, T tokens of a sample, D size of a head.
 """
 
 import functools
+import inspect
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +20,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 NAME = "packed_sdpa"  # as transformers knows it
 HALF = (torch.bfloat16, torch.float16)
+# PyTorch 2.11's shares the heads of keys and values unasked.
+_SHARED_HEADS: dict[str, Any] = (
+    {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+)
 
 # Architectures whose attention asks for no more than `packed_attention` does; a test compares each with its own. Others
 # (with logit caps, sinks, position biases) go through transformers' masks, which it derives from position_ids.
@@ -92,7 +97,7 @@ def _attend_varlen(
     q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))  # [R * L, heads, D]
     window = (-1 if sliding_window is None else sliding_window - 1, 0)  # tokens before and after one's own
     attended = varlen_attn(
-        q, k, v, boundaries, boundaries, longest, longest, scale=scaling, window_size=window, enable_gqa=True
+        q, k, v, boundaries, boundaries, longest, longest, scale=scaling, window_size=window, **_SHARED_HEADS
     )
     return cast(Tensor, attended).view(rows, length, -1, query.shape[-1])
 

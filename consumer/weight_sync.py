@@ -5,7 +5,8 @@ All ranks score the sync's probe first, with the weights that are sent: what the
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import torch
@@ -26,7 +27,8 @@ from consumer.weight_publisher import StageSender, WeightPublisher, Weights
 Send = Callable[[SyncWork, Weights], None]
 
 
-def make_publish(
+@contextmanager
+def publishing(
     backend: TorchBackend,
     config: Config,
     connect: Callable[[int], WeightReceiver],
@@ -34,8 +36,8 @@ def make_publish(
     *,
     host: str,
     directory: Path,
-) -> Publish:
-    """What this rank does at a sync.
+) -> Iterator[Publish]:
+    """What this rank does at a sync; the group of the transfers is left at the end.
 
     Args:
         backend: of the weights.
@@ -45,14 +47,22 @@ def make_publish(
         host: this process's address, as producers and other trainers reach it.
         directory: for weights that travel as files.
     """
-    send = _make_send(backend, config, connect, reports, host=host, directory=directory)
+    device = backend.device
+    wire = choose_backend(
+        config.weight_transport,
+        device="cuda" if device.type == "cuda" else "cpu",
+        is_one_node=not config.master_address,
+        update_bytes=make_manifest(backend, 0).total_bytes,
+    )
+    with closing(WeightSender(backend=wire, host=host, device=device, directory=directory)) as sender:
+        send = _make_send(backend, config, connect, reports, sender)
 
-    def publish(work: SyncWork) -> None:
-        _score_probe(backend, work, reports)
-        # Collective: with sharded weights other ranks take part in the export, one of each stage sends.
-        send(work, backend.export_weights())
+        def publish(work: SyncWork) -> None:
+            _score_probe(backend, work, reports)
+            # Collective: with sharded weights other ranks take part in the export, one of each stage sends.
+            send(work, backend.export_weights())
 
-    return publish
+        yield publish
 
 
 def _make_send(
@@ -60,20 +70,11 @@ def _make_send(
     config: Config,
     connect: Callable[[int], WeightReceiver],
     reports: SyncReports,
-    *,
-    host: str,
-    directory: Path,
+    sender: WeightSender,
 ) -> Send:
-    layout, device = backend.layout, backend.device
+    layout = backend.layout
     if not layout.is_stage_head:
         return lambda work, weights: _exhaust(weights)
-    wire = choose_backend(
-        config.weight_transport,
-        device="cuda" if device.type == "cuda" else "cpu",
-        is_one_node=not config.master_address,
-        update_bytes=make_manifest(backend, 0).total_bytes,
-    )
-    sender = WeightSender(backend=wire, host=host, device=device, directory=directory)
     if not layout.is_first_stage:
         stage_sender = StageSender(sender, lambda: _hear(backend), rank=layout.stage)
         return lambda work, weights: stage_sender.take_part(weights)

@@ -1,31 +1,32 @@
 """What a process does -> <run-dir>/timeline/<actor>.jsonl, as it happens; `coati_rl.observability.trace_file` merges
-the files of all actors into one trace. A span has a name, a begin, an end and arguments, and lies on a track, where
-spans may nest but not overlap: that of its thread (`span`), or the first free row of its name (`start`).
+the files of all actors into one trace. A span has a name, a begin, an end and arguments. It lies on the track of its
+thread, where spans may nest but not overlap (`span`), or has a number and overlaps whatever it likes (`start`).
 
 A thread of its own writes every half second, so that a killed process loses what came after. A span that is open for
 longer is announced, and the file's modification time says until when the process lived: what hung is seen.
-Memory and disk are bounded: of a long run, the last MAX_FILE_BYTES to 2 * MAX_FILE_BYTES of each actor are kept.
+Memory and disk are bounded: beyond MAX_BUFFERED and MAX_FILE_BYTES events are dropped, and the file says how many.
 
 Times are nanoseconds of the wall clock, which is read once: from then on, the monotonic clock counts. See
 docs/timeline.md.
 """
 
 import atexit
+import itertools
 import json
 import logging
 import os
 import threading
 import time
-from collections import Counter, deque
-from heapq import heappop, heappush
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 logger = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_S = 0.5
-MAX_FILE_BYTES = 4 * 2**20  # then it becomes <actor>.old.jsonl, and the one before is gone
-MAX_BUFFERED = 20_000  # events not yet written; more are dropped and counted
+MAX_FILE_BYTES = 16 * 2**20  # per actor: some 120,000 spans
+MAX_BUFFERED = 20_000  # events not yet written
 
 _STEADY_TO_WALL_NS = time.time_ns() - time.perf_counter_ns()
 
@@ -38,13 +39,13 @@ def now_ns() -> int:
 class Span:
     """Something that is going on; it ends with the `with` block or `end`."""
 
-    __slots__ = ("_row", "_timeline", "args", "begin_ns", "is_announced", "name", "track")
+    __slots__ = ("_timeline", "args", "begin_ns", "is_announced", "name", "number", "track")
 
-    def __init__(self, timeline: "Timeline", name: str, track: str, args: dict[str, Any], row: int = 0) -> None:
+    def __init__(self, timeline: "Timeline", name: str, track: str, args: dict[str, Any], number: int = 0) -> None:
         self._timeline = timeline
-        self._row = row  # 0: on the track of a thread
         self.name = name
-        self.track = track
+        self.track = track  # of its thread, "" if it has a number
+        self.number = number  # 0: on the track of its thread
         self.args = args
         self.is_announced = False
         self.begin_ns = now_ns()
@@ -67,11 +68,11 @@ class Timeline:
         """`directory`: None records nothing."""
         self._is_on = directory is not None
         self._max_file_bytes = max_file_bytes
+        self._max_buffered = MAX_BUFFERED  # 0 when the file is full
         self._buffer: deque[tuple[Any, ...]] = deque()
         self._num_dropped = 0
         self._open: dict[int, Span] = {}  # by id
-        self._free_rows: dict[str, list[int]] = {}  # name -> heap
-        self._num_rows: Counter[str] = Counter()
+        self._numbers = itertools.count(1)  # of spans
         self._lock = threading.Lock()
         self._local = threading.local()  # .track: of the thread
         self._num_threads = 0
@@ -89,18 +90,12 @@ class Timeline:
 
     def start(self, name: str, **args: Any) -> Span:
         """Something that goes on from now on, beside others of its name, and may end in another thread."""
-        with self._lock:
-            if free := self._free_rows.get(name):
-                row = heappop(free)
-            else:
-                self._num_rows[name] += 1
-                row = self._num_rows[name]
-        return self._begin(Span(self, name, f"{name} {row}", args, row))
+        return self._begin(Span(self, name, "", args, next(self._numbers)))
 
     def instant(self, name: str, **args: Any) -> None:
         """Something that happens now, to the whole process."""
         now = now_ns()
-        self._keep(("i", name, "main", now, now, args))
+        self._keep(("i", name, "main", 0, now, now, args))
 
     def close(self) -> None:
         """Write what is left; later events are lost."""
@@ -129,31 +124,33 @@ class Timeline:
 
     def _end(self, span: Span, args: dict[str, Any] | None) -> None:
         now = now_ns()
-        if span._row:
-            with self._lock:
-                heappush(self._free_rows.setdefault(span.name, []), span._row)
-            span._row = 0
         # In this order: a span that is written may not be announced afterwards.
         if self._open.pop(id(span), None) is not None:
-            self._keep(("X", span.name, span.track, span.begin_ns, now, {**span.args, **args} if args else span.args))
+            all_args = {**span.args, **args} if args else span.args
+            event = ("X", span.name, span.track, span.number, span.begin_ns, now, all_args)
+            self._keep(event, is_due=span.is_announced)
 
-    def _keep(self, event: tuple[Any, ...]) -> None:
+    def _keep(self, event: tuple[Any, ...], *, is_due: bool = False) -> None:
+        """`is_due`: its begin is in the file already."""
         if not self._is_on:
             return
-        if len(self._buffer) < MAX_BUFFERED:
+        if is_due or len(self._buffer) < self._max_buffered:
             self._buffer.append(event)
         else:
-            self._num_dropped += 1
+            with self._lock:
+                self._num_dropped += 1
 
     # ---- the thread that writes ----
 
     def _write(self) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._start_file("process")
+            self._file = self._path.open("ab", buffering=0)
+            # The last line of a process that was killed may not be whole.
+            self._file.write(b"\n" + _mark("process"))
             while not self._closing.wait(FLUSH_INTERVAL_S):
-                self._flush()
-            self._flush()
+                self._flush(is_last=False)
+            self._flush(is_last=True)
         except (OSError, TypeError, ValueError) as error:  # of the disk, or of an argument that is not JSON
             self._is_on = False
             self._buffer.clear()
@@ -162,37 +159,41 @@ class Timeline:
             if self._file is not None:
                 self._file.close()
 
-    def _start_file(self, kind: str) -> None:
-        self._file = self._path.open("ab", buffering=0)
-        # The last line of a process that was killed may not be whole.
-        self._file.write(b"\n" + _line((kind, "", "", now_ns(), now_ns(), {})))
-
-    def _flush(self) -> None:
+    def _flush(self, *, is_last: bool) -> None:
         assert self._file is not None  # noqa: S101 - opened by the caller
-        lines = []
-        for _ in range(len(self._buffer)):
-            lines.append(_line(self._buffer.popleft()))
-        if self._num_dropped:
-            now, number, self._num_dropped = now_ns(), self._num_dropped, 0
-            lines.append(_line(("i", "events dropped", "main", now, now, {"number": number})))
+        lines = [_line(self._buffer.popleft()) for _ in range(len(self._buffer))]
+        if self._max_buffered:
+            lines += self._announcements()
+        if self._num_dropped and (self._max_buffered or is_last):  # a full file says it once
+            with self._lock:
+                number, self._num_dropped = self._num_dropped, 0
+            lines.append(_mark("i", "events dropped", number=number))
+        if lines:
+            self._file.write(b"".join(lines))
+        if self._max_buffered and self._file.tell() > self._max_file_bytes:
+            self._max_buffered = 0
+            self._file.write(_mark("i", "timeline full"))
+            logger.warning("%s has %d bytes: from now on its events are only counted", self._path, self._file.tell())
+        os.utime(self._file.fileno(), ns=(now_ns(), now_ns()))
+
+    def _announcements(self) -> Iterator[bytes]:
+        """Of spans that have been open for long."""
         long_ago = now_ns() - int(FLUSH_INTERVAL_S * 1e9)
         for span in list(self._open.values()):
             if not span.is_announced and span.begin_ns < long_ago:
                 span.is_announced = True
-                lines.append(_line(("B", span.name, span.track, span.begin_ns, span.begin_ns, span.args)))
-        if lines:
-            self._file.write(b"".join(lines))
-        os.utime(self._file.fileno(), ns=(now_ns(), now_ns()))
-        if self._file.tell() > self._max_file_bytes:
-            self._file.close()
-            self._path.replace(self._path.with_suffix(".old.jsonl"))
-            self._start_file("continued")
+                yield _line(("B", span.name, span.track, span.number, span.begin_ns, span.begin_ns, span.args))
 
 
 NO_TIMELINE = Timeline(None)
 
 
+def _mark(phase: str, name: str = "", **args: Any) -> bytes:
+    now = now_ns()
+    return _line((phase, name, "main", 0, now, now, args))
+
+
 def _line(event: tuple[Any, ...]) -> bytes:
-    phase, name, track, begin_ns, end_ns, args = event
-    record = {"ph": phase, "name": name, "track": track, "begin_ns": begin_ns, "end_ns": end_ns, "args": args}
+    names = ("ph", "name", "track", "number", "begin_ns", "end_ns", "args")
+    record = dict(zip(names, event, strict=True))
     return (json.dumps(record, separators=(",", ":"), default=str) + "\n").encode()

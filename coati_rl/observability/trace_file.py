@@ -1,11 +1,12 @@
 """<run-dir>/timeline/<actor>.jsonl of all actors -> <run-dir>/timeline.json, in the Trace Event Format of Chrome, which
-ui.perfetto.dev and chrome://tracing open. An actor is a process of the trace, each of its tracks a thread.
+ui.perfetto.dev and chrome://tracing open. An actor is a process of the trace, each of its tracks a thread; a span
+with a number is a pair of asynchronous events, which the viewer lays out below each other where they overlap.
 
-Rules of the format: times are microseconds; complete events ("X") of a thread nest or are apart; pid and tid are small,
-and not 0. Source: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+Rules of the format: times are microseconds, in any order; complete events ("X") of a thread nest or are apart, the
+outer one first; asynchronous ones ("b", "e") are paired by category and id; pid and tid are small, and not 0. Source:
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
-import heapq
 import itertools
 import json
 import logging
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 logger = logging.getLogger(__name__)
 
 _ROLES = ("driver", "trainer", "producer", "coordinator")  # from top to bottom
-_PHASES = ("X", "i", "B", "process", "continued")
+_PHASES = ("X", "i", "B", "process")
 
 
 @contextmanager
@@ -38,24 +39,17 @@ def write_trace(run_dir: Path) -> Path | None:
 
     Lines that are not whole are left out. Raises: OSError if a file cannot be read or written.
     """
-    files = sorted((run_dir / "timeline").glob("*.jsonl"))
-    actors = sorted({path.name.split(".")[0] for path in files}, key=_place_of)
+    actors = sorted((path.stem for path in (run_dir / "timeline").glob("*.jsonl")), key=_place_of)
     if not actors:
         return None
-    tids = itertools.count(len(actors) + 1)  # no tid is a pid: such a thread would be the "main" one
-    metadata: list[dict[str, Any]] = []
-    parts: list[list[tuple[int, int, str]]] = []
-    for pid, actor in enumerate(actors, start=1):
-        events = list(_events_of(run_dir / "timeline", actor))
-        tid_of = {track: next(tids) for track in sorted({event.track for event in events}, key=_place_of_track)}
-        metadata += _metadata(pid, actor, tid_of)
-        parts.append(sorted((e.begin_ns, -e.end_ns, _text(e, pid, tid_of[e.track])) for e in events))
+    tids, ids = itertools.count(len(actors) + 1), itertools.count(1)  # a tid that is a pid would be the "main" thread
     path, partial = run_dir / "timeline.json", run_dir / ".timeline.json.partial"
     with partial.open("w", encoding="utf-8") as file:
-        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        file.write(",\n".join(json.dumps(event, separators=(",", ":")) for event in metadata))
-        for _, _, text in heapq.merge(*parts):
-            file.write(",\n" + text)
+        separator = '{"displayTimeUnit":"ms","traceEvents":[\n'
+        for pid, actor in enumerate(actors, start=1):
+            for record in _records(pid, actor, list(_events_of(run_dir / "timeline" / f"{actor}.jsonl")), tids, ids):
+                file.write(separator + json.dumps(record, separators=(",", ":")))
+                separator = ",\n"
         file.write("\n]}\n")
     partial.replace(path)
     return path
@@ -67,34 +61,32 @@ class _Event(NamedTuple):
     phase: str
     name: str
     track: str
+    number: int  # not 0: it is on no track
     begin_ns: int
     end_ns: int
     args: dict[str, Any]
 
 
-def _events_of(directory: Path, actor: str) -> Iterator[_Event]:
+def _events_of(path: Path) -> Iterator[_Event]:
     """Spans and instants of an actor. A span that was announced and never ended lasts as long as its process did."""
-    announced: dict[tuple[str, str, int], _Event] = {}
+    announced: dict[tuple[str, int, str, int], _Event] = {}
     lived_until_ns = 0
-    for path in (directory / f"{actor}.old.jsonl", directory / f"{actor}.jsonl"):
-        for event in _lines_of(path):
-            key = (event.track, event.name, event.begin_ns)
-            if event.phase == "process":  # another process of the same name: the run was resumed
-                yield from _cut_off(announced, lived_until_ns)
-                announced.clear()
-            elif event.phase == "B":
-                announced[key] = event
-            elif event.phase != "continued":
-                announced.pop(key, None)
-                yield event
-            lived_until_ns = max(lived_until_ns, event.end_ns)
-    last_sign_ns = (directory / f"{actor}.jsonl").stat().st_mtime_ns if announced else 0
+    for event in _lines_of(path):
+        key = (event.track, event.number, event.name, event.begin_ns)
+        if event.phase == "process":  # another process of the same name: the run was resumed
+            yield from _cut_off(announced, lived_until_ns)
+            announced.clear()
+        elif event.phase == "B":
+            announced[key] = event
+        else:
+            announced.pop(key, None)
+            yield event
+        lived_until_ns = max(lived_until_ns, event.end_ns)
+    last_sign_ns = path.stat().st_mtime_ns if announced else 0
     yield from _cut_off(announced, max(lived_until_ns, last_sign_ns))
 
 
 def _lines_of(path: Path) -> Iterator[_Event]:
-    if not path.is_file():
-        return
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
@@ -103,6 +95,7 @@ def _lines_of(path: Path) -> Iterator[_Event]:
                     phase=record["ph"],
                     name=str(record["name"]),
                     track=str(record["track"]),
+                    number=int(record["number"]),
                     begin_ns=int(record["begin_ns"]),
                     end_ns=int(record["end_ns"]),
                     args=dict(record["args"]),
@@ -113,35 +106,41 @@ def _lines_of(path: Path) -> Iterator[_Event]:
                 yield event
 
 
-def _cut_off(announced: dict[tuple[str, str, int], _Event], end_ns: int) -> Iterator[_Event]:
+def _cut_off(announced: dict[tuple[str, int, str, int], _Event], end_ns: int) -> Iterator[_Event]:
     for event in announced.values():
         end_ns = max(end_ns, event.begin_ns)
         yield event._replace(phase="X", end_ns=end_ns, args={**event.args, "unfinished": True})
 
 
-def _metadata(pid: int, actor: str, tid_of: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _records(
+    pid: int, actor: str, events: list[_Event], tids: Iterator[int], ids: Iterator[int]
+) -> Iterator[dict[str, Any]]:
+    """The process of an actor: names, then events by time, what is around others before them."""
+    tracks = {"main"} | {event.track for event in events if not event.number}
+    tid_of = {track: next(tids) for track in sorted(tracks, key=_by_number)}
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": actor}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
     for track, tid in tid_of.items():
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": track}}
         yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
-
-
-def _text(event: _Event, pid: int, tid: int) -> str:
-    # Whole microseconds, rounded down: what nests still does, and they are exact as a double until the year 2255.
-    begin_us, end_us = event.begin_ns // 1000, event.end_ns // 1000
-    record: dict[str, Any] = {"ph": event.phase, "name": event.name, "pid": pid, "tid": tid, "ts": begin_us}
-    record |= {"dur": end_us - begin_us} if event.phase == "X" else {"s": "p"}
-    return json.dumps(record | {"args": event.args}, separators=(",", ":"))
+    for event in sorted(events, key=lambda event: (event.begin_ns, -event.end_ns)):
+        # Whole microseconds, rounded down: what nests still does, and they are exact as a double until the year 2255.
+        begin_us, end_us = event.begin_ns // 1000, event.end_ns // 1000
+        record = {"name": event.name, "pid": pid, "tid": tid_of["main" if event.number else event.track]}
+        begin = {"ts": begin_us, "args": event.args}
+        if event.number:
+            pair = {"cat": event.name, "id": hex(next(ids))}
+            yield {"ph": "b"} | record | pair | begin
+            yield {"ph": "e"} | record | pair | {"ts": end_us}
+        elif event.phase == "X":
+            yield {"ph": "X"} | record | begin | {"dur": end_us - begin_us}
+        else:
+            yield {"ph": "i", "s": "p"} | record | begin
 
 
 def _place_of(actor: str) -> tuple[int, list[tuple[int, str]]]:
     role = actor.split("-")[0]
     return _ROLES.index(role) if role in _ROLES else len(_ROLES), _by_number(actor)
-
-
-def _place_of_track(track: str) -> tuple[bool, list[tuple[int, str]]]:
-    return track != "main", _by_number(track)
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:

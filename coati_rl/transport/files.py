@@ -1,8 +1,8 @@
 """Buckets as safetensors files in a directory that all members share, under the tensors' Hugging Face names.
 
-A file is written under another name and renamed when it is complete; the communicator then says that it is there. The
-files of an update are in a directory of its own, which is removed when all members have read them, and by any member
-that sees a transfer fail. What is left when all members are killed at once, rank 0's next group removes.
+A file is written under another name and renamed when it is complete; the others look for it. Rank 0 removes the files
+of an update when all members have read them. The group's directory is removed by rank 0 when it leaves, and by any
+member that sees a transfer fail. What is left when all members are killed at once, rank 0's next group removes.
 """
 
 import re
@@ -17,20 +17,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from coati_rl.errors import TransferError
-from coati_rl.transport.communicator import Communicator, Operation
 from coati_rl.transport.deadline import Deadline
+from coati_rl.transport.file_communicator import read_when_there
 from coati_rl.transport.manifest import Bucket
 from coati_rl.transport.staging_memory import StagingMemory
 
 _GROUP_NAME = re.compile(r"group-[0-9a-f]{32}")
-_UPDATE_NAME = re.compile(_GROUP_NAME.pattern + r"-update-\d+")
 
 
 def new_group_directory(directory: Path) -> Path:
-    """What names of a new group begin with, in the run's `directory`; what dead groups left there is removed."""
+    """The name of a new group's directory in that of the run; what dead groups left there is removed."""
     with suppress(FileNotFoundError):
         for entry in directory.iterdir():
-            if _UPDATE_NAME.fullmatch(entry.name):
+            if _GROUP_NAME.fullmatch(entry.name):
                 shutil.rmtree(entry, ignore_errors=True)
     return directory.absolute() / f"group-{token_hex(16)}"
 
@@ -38,17 +37,15 @@ def new_group_directory(directory: Path) -> Path:
 class FileCarrier:
     """A `Carrier`. Memory: an engine's rank twice the update, a sender two buckets; disk: the update once."""
 
-    def __init__(self, communicator: Communicator, group: Path, *, rank: int) -> None:
-        if _GROUP_NAME.fullmatch(group.name) is None:  # what begins with it will be removed
-            raise TransferError(f"{group} is not the name of a group's files")
-        self._communicator = communicator
+    def __init__(self, group: Path, *, rank: int) -> None:
+        if _GROUP_NAME.fullmatch(group.name) is None:  # it will be removed
+            raise TransferError(f"{group} is not the name of a group's directory")
         self._group = group
         self._rank = rank
         self._num_updates = 0
         self._staging = StagingMemory()
         self._is_staging = False
         self._buckets: Sequence[Bucket] = ()
-        self._operations: dict[int, Operation] = {}
 
     def begin(
         self, buckets: Sequence[Bucket], *, device: torch.device, is_staging: bool, deadline: Deadline, what: str
@@ -57,10 +54,6 @@ class FileCarrier:
         self._buckets, self._is_staging = buckets, is_staging
         self._num_updates += 1
         self._staging.begin()
-        try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise TransferError(f"{what}: cannot make the directory of --weight-transport file: {error}") from error
 
     def buffer(self, index: int) -> torch.Tensor:
         """See `Carrier.buffer`."""
@@ -69,36 +62,27 @@ class FileCarrier:
 
     def start(self, index: int, *, deadline: Deadline, what: str) -> None:
         """See `Carrier.start`."""
-        bucket = self._buckets[index]
-        if bucket.sender == self._rank:
+        if self._buckets[index].sender == self._rank:
             deadline.run(lambda: self._write(index, what), what=f"{what}, writing {self._path(index)}")
-        word = torch.zeros(1, dtype=torch.uint8)
-        self._operations[index] = self._communicator.start(word, root=bucket.sender, deadline=deadline, what=what)
 
     def finish(self, index: int, *, deadline: Deadline, what: str) -> None:
         """See `Carrier.finish`."""
-        self._operations.pop(index).wait(deadline=deadline, what=what)
         if self._buckets[index].sender != self._rank:
-            deadline.run(lambda: self._read(index, what), what=f"{what}, reading {self._path(index)}")
+            read_when_there(self._path(index), lambda _: self._read(index, what), deadline=deadline, what=what)
 
     def end(self) -> None:
         """See `Carrier.end`."""
         if self._rank == 0:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            for index in range(len(self._buckets)):
+                self._path(index).unlink(missing_ok=True)
 
     def close(self, *, has_failed: bool) -> None:
         """See `Carrier.close`."""
-        self._operations = {}
-        if has_failed:  # the one before may be left too, if rank 0 ended while it removed it
-            for directory in self._group.parent.glob(f"{self._group.name}-update-*"):
-                shutil.rmtree(directory, ignore_errors=True)
-
-    @property
-    def _directory(self) -> Path:
-        return self._group.with_name(f"{self._group.name}-update-{self._num_updates}")
+        if has_failed:  # rank 0, whose task it is, may be dead
+            shutil.rmtree(self._group, ignore_errors=True)
 
     def _path(self, index: int) -> Path:
-        return self._directory / f"bucket-{index + 1}.safetensors"
+        return self._group / f"update-{self._num_updates}-bucket-{index + 1}.safetensors"
 
     def _write(self, index: int, what: str) -> None:
         path = self._path(index)

@@ -16,6 +16,7 @@ from coati_rl.transport.carrier import Carrier
 from coati_rl.transport.collective import CollectiveCarrier
 from coati_rl.transport.communicator import Communicator, broadcast
 from coati_rl.transport.deadline import Deadline
+from coati_rl.transport.file_communicator import FileCommunicator
 from coati_rl.transport.files import FileCarrier
 from coati_rl.transport.lifeline import Lifeline, LifelineHub, join_hub
 from coati_rl.transport.manifest import Bucket
@@ -117,15 +118,21 @@ def host_group(hub: LifelineHub, rendezvous: Rendezvous, *, device: torch.device
     watched = deadline.watching(lambda: next(filter(None, (lifeline.loss() for lifeline in lifelines)), None))
 
     def connect() -> Communicator:
-        if rendezvous.backend == "nccl":
+        def go(store_port: int = 0) -> None:
             for lifeline in lifelines:
-                lifeline.tell({"go": 0})
+                lifeline.tell({"go": store_port})
+
+        if rendezvous.backend == "nccl":
+            go()
             return _nccl(rendezvous, rank=0, device=device)
+        if rendezvous.backend == "file":
+            communicator = _files(rendezvous, rank=0)
+            go()
+            return communicator
         from coati_rl.transport.gloo import GlooCommunicator, open_store
 
         store, port = open_store(rendezvous.host)
-        for lifeline in lifelines:
-            lifeline.tell({"go": port})
+        go(port)
         return GlooCommunicator(store, rank=0, world_size=world_size, host=rendezvous.host, deadline=watched)
 
     communicator = watched.run(connect, what=what, discard=_close)
@@ -144,6 +151,8 @@ def join_group(rendezvous: Rendezvous, *, rank: int, device: torch.device, deadl
     def connect() -> Communicator:
         if rendezvous.backend == "nccl":
             return _nccl(rendezvous, rank=rank, device=device)
+        if rendezvous.backend == "file":
+            return _files(rendezvous, rank=rank)
         from coati_rl.transport.gloo import GlooCommunicator, connect_store
 
         store = connect_store(host, int(store_port))
@@ -163,6 +172,10 @@ def _nccl(rendezvous: Rendezvous, *, rank: int, device: torch.device) -> Communi
     return CupyNcclCommunicator(
         unique_id=rendezvous.unique_id or "", rank=rank, world_size=rendezvous.world_size, device=device
     )
+
+
+def _files(rendezvous: Rendezvous, *, rank: int) -> Communicator:
+    return FileCommunicator(Path(rendezvous.directory or ""), rank=rank, world_size=rendezvous.world_size)
 
 
 def _close(communicator: Communicator) -> None:
@@ -188,13 +201,13 @@ def _group(
 
 
 def _carrier(communicator: Communicator, rendezvous: Rendezvous, *, rank: int, device: torch.device) -> Carrier:
-    """Gloo connects the members of all but nccl, and says when something is there that goes another way."""
+    """Beside nccl and file, gloo connects the members, and says when something is there that goes another way."""
     make_segment: Callable[[str, int], Segment]
     match rendezvous.backend:
         case "gloo" | "nccl":
             return CollectiveCarrier(communicator)
         case "file":
-            return FileCarrier(communicator, Path(rendezvous.directory or ""), rank=rank)
+            return FileCarrier(Path(rendezvous.directory or ""), rank=rank)
         case "shm":
             make_segment = partial(ShmSegment, rendezvous.unique_id or "")
         case "ipc":

@@ -25,7 +25,7 @@ class Rendezvous:
     world_size: int  # all senders and all ranks of all engines
     first_rank: int
     unique_id: str | None = None  # hexadecimal; of nccl, or in the names of shm's segments
-    directory: str | None = None  # with which the names of this group's directories begin; file only
+    directory: str | None = None  # of this group's files; file only
 
     def __post_init__(self) -> None:
         if self.backend not in get_args(CollectiveBackend):

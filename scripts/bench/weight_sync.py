@@ -2,11 +2,13 @@
 
     python scripts/bench/weight_sync.py [--mib 1024] [--rounds 5] [--backends shm gloo file] [--directory DIR]
                                         [--engine-backends shm gloo] [--no-engine] [--json FILE]
+    python scripts/bench/weight_sync.py --device cuda [--quick] [--backends nccl ipc] [--json FILE]
 
 Staging: a bf16 state of realistic tensors goes from this process to another one on the same node, where it is staged
-and its digest compared; memcpy is `torch.Tensor.copy_` of the same tensors on one thread. Every way once a round.
-Engine: a random bf16 model is sent to a vLLM engine, staged beside the serving weights and committed; the commit alone
-is vLLM's load and re-pack. Figures are medians over rounds, after two rounds in which memory is touched first.
+and its digest compared; memcpy is `torch.Tensor.copy_` of the same tensors on one thread or on the GPU. Every way once
+a round. On a machine with one GPU, NCCL takes sockets: the figure says that it works, not how fast NCCL is.
+Engine: a random bf16 model is sent to a vLLM engine on CPU, staged beside the serving weights and committed; the commit
+alone is vLLM's load and re-pack. Figures are medians over rounds, after two in which memory is touched first.
 """
 
 import argparse
@@ -32,14 +34,11 @@ from coati_rl.transport.wire import WeightSender, receive
 
 TIMEOUT_S = 300.0
 NUM_WARM_UP = 2  # memory is used by turns of two
-CPU = torch.device("cpu")
+QUICK_MIB = 48  # one layer
 Named = list[tuple[str, torch.Tensor]]
 
 
-# ---- staging against memcpy ----
-
-
-def make_state(num_mib: int) -> Named:
+def make_state(num_mib: int, device: torch.device) -> Named:
     """Layers of a 1.5B-parameter Qwen2 until the size is reached."""
     shapes = {
         "self_attn.q_proj.weight": (1536, 1536),
@@ -59,7 +58,7 @@ def make_state(num_mib: int) -> Named:
     num_bytes, layer = 0, 0
     while num_bytes < num_mib * 2**20:
         for name, shape in shapes.items():
-            tensor = torch.empty(shape, dtype=torch.bfloat16).normal_()
+            tensor = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
             state.append((f"model.layers.{layer}.{name}", tensor))
             num_bytes += tensor.nbytes
         layer += 1
@@ -69,10 +68,11 @@ def make_state(num_mib: int) -> Named:
 @contextmanager
 def staging(backend: CollectiveBackend, state: Named, directory: Path) -> Iterator[Callable[[], object]]:
     """A process that stages whatever comes, and what sends it one update."""
-    sender = WeightSender(backend=backend, directory=directory)
+    sender = WeightSender(backend=backend, device=state[0][1].device, directory=directory)
     manifest = build_manifest(state, policy_version=1)
+    device = {"nccl": f"cuda:{torch.cuda.device_count() - 1}", "ipc": "cuda:0"}.get(backend, "cpu")
     (invitation,) = sender.open([1])
-    receiver = start("receive", invitation.to_json(), manifest.to_json())
+    receiver = start("receive", invitation.to_json(), manifest.to_json(), device)
     try:
         yield lambda: sender.send(manifest, state, timeout_s=TIMEOUT_S)  # ends when the receiver has its digest
     finally:
@@ -81,24 +81,34 @@ def staging(backend: CollectiveBackend, state: Named, directory: Path) -> Iterat
         receiver.wait()
 
 
-def receive_for_ever(invitation: Rendezvous, manifest: WeightManifest) -> None:
+def receive_for_ever(invitation: Rendezvous, manifest: WeightManifest, device: torch.device) -> None:
     """The other process."""
     torch.set_num_threads(1)
-    group = join_group(invitation, rank=invitation.first_rank, device=CPU, deadline=Deadline(TIMEOUT_S))
+    group = join_group(invitation, rank=invitation.first_rank, device=device, deadline=Deadline(TIMEOUT_S))
     while True:
-        receive(group, manifest, device=CPU, deadline=Deadline(TIMEOUT_S))
+        receive(group, manifest, device=device, deadline=Deadline(TIMEOUT_S))
+
+
+def nccl_environment(rank: int) -> dict[str, str]:
+    """What lets two ranks meet on one GPU, which NCCL refuses before 2.30 unless it takes them for two hosts."""
+    if torch.cuda.device_count() != 1:
+        return {}
+    hosts = {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    return hosts | {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
 
 def measure_staging(
-    backends: Sequence[CollectiveBackend], num_mib: int, num_rounds: int, directory: Path
+    backends: Sequence[CollectiveBackend], num_mib: int, num_rounds: int, directory: Path, device: torch.device
 ) -> dict[str, Any]:
     """Name -> GB/s and ratio to memcpy."""
-    state = make_state(num_mib)
+    state = make_state(num_mib, device)
     copies = [torch.zeros_like(tensor) for _, tensor in state]
 
     def memcpy() -> None:
         for copy, (_, tensor) in zip(copies, state, strict=True):
             copy.copy_(tensor)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
     with ExitStack() as stack:
         ways: dict[str, Callable[[], object]] = {"memcpy": memcpy}
@@ -114,9 +124,6 @@ def measure_staging(
         }
         for name, times in seconds.items()
     }
-
-
-# ---- into vLLM ----
 
 
 def make_checkpoint(directory: Path) -> Path:
@@ -206,9 +213,6 @@ def measure_engine(backends: Sequence[CollectiveBackend], num_rounds: int, direc
     }
 
 
-# ---- both ----
-
-
 def repeat(ways: dict[str, Callable[[], object]], num_rounds: int) -> dict[str, list[float]]:
     """Seconds of each way, every way once a round."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -237,29 +241,37 @@ def read_line(process: "subprocess.Popen[str]") -> str:
 
 def measure_all() -> None:
     """Measure, print, write."""
-    backends = [backend for backend in get_args(CollectiveBackend) if backend not in ("nccl", "ipc")]
+    backends = get_args(CollectiveBackend)
     parser = argparse.ArgumentParser(description="Weight sync against memcpy, and against vLLM's own loading.")
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--backends", nargs="*", choices=backends, default=["shm", "gloo", "file"])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_MIB} MiB in two rounds, no vLLM: does it run?")
+    parser.add_argument("--backends", nargs="*", choices=backends, help="default: all of the device")
     parser.add_argument("--engine-backends", nargs="*", choices=backends, default=["shm", "gloo"])
     parser.add_argument("--no-engine", action="store_true", help="leave vLLM out")
     parser.add_argument("--directory", type=Path, help="for the files; a temporary one by default")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.mib, arguments.rounds = QUICK_MIB, 2
+    if arguments.backends is None:
+        arguments.backends = ["nccl", "ipc"] if arguments.device == "cuda" else ["shm", "gloo", "file"]
+    os.environ |= nccl_environment(0)
     torch.set_num_threads(1)
     load_before = os.getloadavg()[0]
     written: dict[str, Any] = {"mib": arguments.mib, "rounds": arguments.rounds, "load": load_before}
     with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
         directory = Path(name)
         if arguments.backends:
+            device = torch.device("cuda:0" if arguments.device == "cuda" else "cpu")
             written["staging"] = measure_staging(
-                arguments.backends, arguments.mib, arguments.rounds, directory / "weights"
+                arguments.backends, arguments.mib, arguments.rounds, directory / "weights", device
             )
             print(f"{arguments.mib} MiB staged in another process{'seconds':>18}{'GB/s':>10}{'to memcpy':>12}")
             for way, figures in written["staging"].items():
                 print(f"{way:<40}{figures['seconds']:12.3f}{figures['gb_per_s']:10.2f}{figures['to_memcpy']:12.2f}")
-        if not arguments.no_engine:
+        if not (arguments.no_engine or arguments.quick or arguments.device == "cuda"):
             written["engine"] = measure_engine(arguments.engine_backends, arguments.rounds, directory)
             print(f"{'into vLLM':<40}{'seconds':>12}{'commit':>10}{'to commit':>12}")
             for way, figures in written["engine"].items():
@@ -272,8 +284,10 @@ def measure_all() -> None:
 def main() -> None:
     """The measurement, or one of the processes that it starts."""
     match sys.argv[1:]:
-        case ["receive", invitation, manifest]:
-            receive_for_ever(Rendezvous.from_json(invitation), WeightManifest.from_json(manifest))
+        case ["receive", invitation, manifest, device]:
+            os.environ |= nccl_environment(1)
+            parsed = Rendezvous.from_json(invitation), WeightManifest.from_json(manifest)
+            receive_for_ever(*parsed, torch.device(device))
         case ["send", ("shm" | "gloo" | "file") as backend, checkpoint, directory]:
             send_for_ever(backend, Path(checkpoint), Path(directory))
         case _:

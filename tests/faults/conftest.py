@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from secrets import token_hex
 
 import psutil
 import pytest
@@ -27,9 +28,9 @@ class FaultyRun(Run):
     def __init__(self, arguments: list[str], run_dir: Path, *, exports: Faults = None, stagings: Faults = None) -> None:
         self.run_dir = run_dir
         self.output = run_dir.with_suffix(".out")
+        self._group_prefix = token_hex(8)  # the names of its shared segments begin with it
         faults = {"exports": exports or {}, "stagings": stagings or {}}
-        self._mark = json.dumps({**faults, "run": str(run_dir)})
-        self._segments = set(SHARED_MEMORY.glob("coati*"))  # of others
+        self._mark = json.dumps({**faults, "run": str(run_dir), "group_prefix": self._group_prefix})
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -62,7 +63,7 @@ class FaultyRun(Run):
     def left_over(self, within_s: float = 15) -> list[object]:
         """Processes and shared memory that outlive the run."""
         deadline = time.monotonic() + within_s
-        while (left := [*self._processes(), *self._new_segments()]) and time.monotonic() < deadline:
+        while (left := [*self._processes(), *self._segments()]) and time.monotonic() < deadline:
             time.sleep(0.2)
         return left
 
@@ -75,8 +76,8 @@ class FaultyRun(Run):
         except psutil.Error:  # it has ended, or is another user's
             return False
 
-    def _new_segments(self) -> list[Path]:
-        return sorted(set(SHARED_MEMORY.glob("coati*")) - self._segments)
+    def _segments(self) -> list[Path]:
+        return sorted(SHARED_MEMORY.glob(f"coati-{self._group_prefix}*"))
 
 
 @pytest.fixture

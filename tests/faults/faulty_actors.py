@@ -10,9 +10,11 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from secrets import token_hex
 
 import torch
 
+from coati_rl.transport import wire
 from coati_rl.transport.group import Group
 from coati_rl.transport.manifest import WeightManifest
 from consumer.actor import TrainerActor
@@ -94,6 +96,7 @@ class FaultyTrainer(TrainerActor):
     """Sends wrong weights, or dies while it sends."""
 
     def start(self, address: str, port: int) -> float:
+        wire.token_hex = lambda num_bytes: json.loads(os.environ[FAULTS])["group_prefix"] + token_hex(num_bytes)
         seconds = super().start(address, port)
         self._backend.export_weights = Exports(self._backend, _faults("exports"))
         return seconds

@@ -75,19 +75,6 @@ def test_packed_samples_are_as_if_alone(name: str) -> None:
         assert difference < 1e-5, parameter_name
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", MODELS)
-def test_flash_attentions_varlen_kernel_agrees_with_samples_alone(name: str) -> None:
-    torch.manual_seed(0)
-    model = MODELS[name]().eval().to("cuda", torch.bfloat16)
-    token_ids = torch.randint(0, 40, (2, 15), device="cuda")
-    position_ids = torch.tensor([[t for n in row for t in range(n)] for row in LENGTHS], device="cuda")
-    packed = model.base_model(
-        input_ids=token_ids, position_ids=position_ids, use_cache=False, lengths=LENGTHS
-    ).last_hidden_state
-    torch.testing.assert_close(packed, alone(model, token_ids), rtol=2e-2, atol=2e-2)
-
-
 def test_rows_of_one_sample_need_no_lengths() -> None:
     torch.manual_seed(0)
     model = MODELS["qwen3"]().eval()

@@ -56,7 +56,7 @@ def test_the_timeline_shows_what_each_actor_did(trace):
     events = json.loads(write_trace(trace.paths.run_dir).read_text())["traceEvents"]
     check_format(events)
     actors = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    done = {(actors[e["pid"]], e["name"]) for e in events if e["ph"] in ("X", "i")}
+    done = {(actors[e["pid"]], e["name"]) for e in events if e["ph"] in ("X", "i", "b")}
     assert done == {
         *(("trainer-0", name) for name in ("wait for work", "train", "score reference", "forward_backward")),
         *(("trainer-0", name) for name in ("optimizer step", "sync", "save")),
@@ -68,5 +68,5 @@ def test_the_timeline_shows_what_each_actor_did(trace):
 def test_a_prompt_is_generated_and_scored_once(trace):
     events = json.loads(write_trace(trace.paths.run_dir).read_text())["traceEvents"]
     for name in ("generate", "score"):
-        uids = [e["args"]["uid"] for e in events if e["ph"] == "X" and e["name"] == name]
+        uids = [e["args"]["uid"] for e in events if e["ph"] == "b" and e["name"] == name]
         assert sorted(uids) == [f"train-{i}.0" for i in range(8)]

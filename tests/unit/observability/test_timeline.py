@@ -1,5 +1,6 @@
 """The record of what an actor does: spans on tracks, written as they come, whatever ends the process."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from coati_rl.observability.timeline import NO_TIMELINE, Timeline, now_ns
 def events(path: Path) -> list[dict]:
     """What a timeline says, without the line that says when the process started."""
     lines = [json.loads(line) for line in path.read_text().splitlines() if line]
-    return [line for line in lines if line["ph"] not in ("process", "continued")]
+    return [line for line in lines if line["ph"] != "process"]
 
 
 def recorded(directory: Path, actor: str = "trainer-0") -> list[dict]:
@@ -88,20 +89,18 @@ def test_threads_have_tracks_of_their_own_and_lose_nothing(tmp_path):
     }
 
 
-def test_what_overlaps_lies_in_rows_and_a_row_is_used_again(tmp_path):
+def test_what_overlaps_has_a_number_instead_of_a_track(tmp_path):
     timeline = Timeline(tmp_path, "producer-0")
     a, b = timeline.start("generate", uid="a"), timeline.start("generate", uid="b")
     a.end(tokens=7)
-    c = timeline.start("generate", uid="c")
     score = timeline.start("score")
-    for span in (b, c, score, c):  # to end twice is to end once
+    for span in (b, score, b):  # to end twice is to end once
         span.end()
     timeline.close()
-    assert [(span["track"], span["args"]) for span in recorded(tmp_path, "producer-0")] == [
-        ("generate 1", {"uid": "a", "tokens": 7}),
-        ("generate 2", {"uid": "b"}),
-        ("generate 1", {"uid": "c"}),
-        ("score 1", {}),
+    assert [(span["track"], span["number"], span["args"]) for span in recorded(tmp_path, "producer-0")] == [
+        ("", 1, {"uid": "a", "tokens": 7}),
+        ("", 2, {"uid": "b"}),
+        ("", 3, {}),
     ]
 
 
@@ -141,20 +140,51 @@ time.sleep(60)
     assert path.stat().st_mtime_ns >= recorded(tmp_path)[1]["begin_ns"]
 
 
-def test_disk_space_is_bounded_and_the_end_of_a_run_is_what_is_kept(tmp_path, monkeypatch):
+def test_a_full_file_says_so_once_and_how_much_is_missing(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(timeline_module, "FLUSH_INTERVAL_S", 0.001)
     timeline = Timeline(tmp_path, "trainer-0", max_file_bytes=5_000)
-    for step in range(400):
-        with timeline.span("train", step=step):
-            pass
-        time.sleep(0.0005)
+    numbers = itertools.count()
+
+    def tick() -> bool:
+        timeline.instant("tick", number=next(numbers))
+        return "only counted" in caplog.text
+
+    wait_until(tick)
+    size = (tmp_path / "trainer-0.jsonl").stat().st_size
+    for _ in range(100):
+        tick()
+    timeline.span("not announced any more")
+    time.sleep(0.01)
     timeline.close()
-    old, new = tmp_path / "trainer-0.old.jsonl", tmp_path / "trainer-0.jsonl"
-    assert old.is_file()
-    assert {path.name for path in tmp_path.iterdir()} == {old.name, new.name}
-    steps = [event["args"]["step"] for event in events(old) + events(new)]
-    assert steps == list(range(steps[0], 400))
-    assert steps[0] > 0
+    ticks, (full, dropped) = recorded(tmp_path)[:-2], recorded(tmp_path)[-2:]
+    assert [event["args"]["number"] for event in ticks] == list(range(len(ticks)))
+    assert (full["name"], dropped["name"]) == ("timeline full", "events dropped")
+    assert len(ticks) + dropped["args"]["number"] == next(numbers)
+    assert 5_000 < size < (tmp_path / "trainer-0.jsonl").stat().st_size < size + 200
+    assert len(caplog.records) == 1
+
+
+def test_a_span_whose_begin_is_in_the_file_gets_its_end_however_full_the_file_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(timeline_module, "FLUSH_INTERVAL_S", 0.01)
+    path, timeline = tmp_path / "trainer-0.jsonl", Timeline(tmp_path, "trainer-0", max_file_bytes=200)
+    with timeline.span("wait for rollouts"):
+        wait_until(lambda: path.is_file() and "timeline full" in path.read_text())
+    timeline.instant("tick")
+    timeline.close()
+    names = [(event["ph"], event["name"]) for event in recorded(tmp_path)]
+    waited = "wait for rollouts"
+    assert names == [("B", waited), ("i", "timeline full"), ("X", waited), ("i", "events dropped")]
+
+
+def test_a_resumed_run_does_not_fill_a_file_that_is_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(timeline_module, "FLUSH_INTERVAL_S", 0.01)
+    path = tmp_path / "trainer-0.jsonl"
+    for number in (1, 2):
+        timeline = Timeline(tmp_path, "trainer-0", max_file_bytes=1)
+        wait_until(lambda number=number: path.is_file() and path.read_text().count("timeline full") == number)
+        timeline.instant("tick")
+        timeline.close()
+    assert [event["name"] for event in recorded(tmp_path)] == ["timeline full", "events dropped"] * 2
 
 
 def test_memory_is_bounded_and_what_was_dropped_is_counted(tmp_path, monkeypatch):

@@ -10,10 +10,9 @@ from tests.unit.observability.trace_format import check_format
 START = 1_700_000_000_000_000_000  # ns
 
 
-def line(phase, name, begin_ns=0, end_ns=None, *, track="main", **args):
-    begin_ns, end_ns = START + begin_ns, START + (begin_ns if end_ns is None else end_ns)
-    record = {"ph": phase, "name": name, "track": track, "begin_ns": begin_ns, "end_ns": end_ns, "args": args}
-    return json.dumps(record) + "\n"
+def line(phase, name, begin_ns=0, end_ns=None, *, track="main", number=0, **args):
+    times = {"begin_ns": START + begin_ns, "end_ns": START + (begin_ns if end_ns is None else end_ns)}
+    return json.dumps({"ph": phase, "name": name, "track": track, "number": number, "args": args} | times) + "\n"
 
 
 def write(run_dir, actor, *lines):
@@ -34,10 +33,10 @@ def spans(trace):
 
 
 def test_every_actor_is_a_process_and_every_track_a_thread(tmp_path):
-    write(tmp_path, "producer-10", line("X", "generate", 0, 5000, track="generate 1"))
-    write(tmp_path, "producer-2", line("X", "generate", 0, 5000, track="generate 10"), line("i", "version", 9000))
+    write(tmp_path, "producer-10", line("X", "wait", 0, 5000, track="thread 3"), line("X", "wait", track="thread 12"))
+    write(tmp_path, "producer-2", line("X", "generate", 0, 5000, track="", number=1), line("i", "version", 9000))
     write(tmp_path, "coordinator", line("X", "assemble", 0, 1000))
-    write(tmp_path, "trainer-0", line("X", "train", 0, 1000), line("X", "weights", 0, 1, track="weights 2"))
+    write(tmp_path, "trainer-0", line("X", "train", 0, 1000), line("X", "weights", 0, 1, track="thread 2"))
     trace = merged(tmp_path)
     check_format(trace)
     processes = {e["pid"]: e["args"]["name"] for e in trace if e["name"] == "process_name"}
@@ -45,10 +44,11 @@ def test_every_actor_is_a_process_and_every_track_a_thread(tmp_path):
     threads = [(processes[e["pid"]], e["args"]["name"]) for e in trace if e["name"] == "thread_name"]
     assert threads == [
         ("trainer-0", "main"),
-        ("trainer-0", "weights 2"),
+        ("trainer-0", "thread 2"),
         ("producer-2", "main"),
-        ("producer-2", "generate 10"),
-        ("producer-10", "generate 1"),
+        ("producer-10", "main"),
+        ("producer-10", "thread 3"),
+        ("producer-10", "thread 12"),
         ("coordinator", "main"),
     ]
 
@@ -56,11 +56,22 @@ def test_every_actor_is_a_process_and_every_track_a_thread(tmp_path):
 def test_times_are_whole_microseconds_and_events_are_sorted(tmp_path):
     # A span is written when it ends: the outer one after the inner one.
     write(tmp_path, "trainer-0", line("X", "score", 1500, 3999), line("X", "train", 1500, 4999, step=2))
-    write(tmp_path, "producer-0", line("X", "generate", 900, 8000, track="generate 1"))
     trace = merged(tmp_path)
     check_format(trace)
-    assert spans(trace) == [("generate", 0, 8), ("train", 1, 3), ("score", 1, 2)]
+    assert spans(trace) == [("train", 1, 3), ("score", 1, 2)]
     assert trace[-2]["args"] == {"step": 2}
+
+
+def test_spans_that_overlap_are_pairs_with_an_id_of_their_own_in_the_whole_trace(tmp_path):
+    for actor in ("producer-0", "producer-1"):  # each counts from 1
+        first, second = line("B", "score", 0, number=1), line("X", "score", 500, 7000, number=2)
+        write(tmp_path, actor, first, second, line("X", "score", 0, 6000, number=1, uid="a"))
+    trace = merged(tmp_path)
+    check_format(trace)
+    pairs = [(e["pid"], e["ph"], e["ts"] - START // 1000) for e in trace if e["ph"] in ("b", "e")]
+    assert pairs == [(pid, *event) for pid in (1, 2) for event in (("b", 0), ("e", 6), ("b", 0), ("e", 7))]
+    assert len({e["id"] for e in trace if e["ph"] == "b"}) == 4
+    assert [e["args"] for e in trace if e["ph"] == "b"] == [{"uid": "a"}, {}] * 2
 
 
 def test_what_real_timelines_hold_keeps_the_format(tmp_path):
@@ -76,7 +87,7 @@ def test_what_real_timelines_hold_keeps_the_format(tmp_path):
         timeline.close()
     trace = merged(tmp_path)
     check_format(trace)
-    assert len([event for event in trace if event["ph"] != "M"]) == 20 * (3 + 4 + 1)
+    assert len([event for event in trace if event["ph"] in ("X", "i", "b")]) == 20 * (3 + 4 + 1)
 
 
 def test_a_torn_line_of_a_killed_process_is_left_out(tmp_path):
@@ -119,14 +130,6 @@ def test_a_resumed_run_goes_on_in_the_files_of_the_one_that_was_killed(tmp_path)
         ("train", {}),
     ]
     assert spans(trace)[:2] == [("train", 0, 4), ("save", 3, 1)]
-
-
-def test_what_was_moved_to_the_old_file_comes_first(tmp_path):
-    write(tmp_path, "trainer-0.old", line("process", ""), line("X", "train", 0, 1000), line("B", "save", 1000))
-    write(tmp_path, "trainer-0", line("continued", "", 2000), line("X", "save", 1000, 3000))
-    trace = merged(tmp_path)
-    assert spans(trace) == [("train", 0, 1), ("save", 1, 2)]
-    assert [e["args"]["name"] for e in trace if e["name"] == "process_name"] == ["trainer-0"]
 
 
 def test_not_a_number_does_not_spoil_the_file(tmp_path):

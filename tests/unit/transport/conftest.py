@@ -6,14 +6,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
 
+from coati_rl.transport import wire
 from coati_rl.transport.rendezvous import CollectiveBackend
 from coati_rl.transport.shm import SHM_DIRECTORY
 from coati_rl.transport.wire import WeightSender
 
 ROOT = Path(__file__).parents[3]
+PEER = Path(__file__).with_name("peer.py")
 
 
 @pytest.fixture(params=["gloo", "shm", "file"])
@@ -23,14 +26,21 @@ def backend(request: pytest.FixtureRequest) -> CollectiveBackend:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
+def group_prefix(monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the names of this test's shared segments begin with; others on the machine have some of their own."""
+    prefix = token_hex(8)
+    monkeypatch.setattr(wire, "token_hex", lambda num_bytes: prefix + token_hex(num_bytes))
+    return prefix
+
+
+@pytest.fixture
+def directory(tmp_path: Path, group_prefix: str) -> Iterator[Path]:
     """For the files of the file backend; nothing may be left there, nor in shared memory, however a test ends."""
-    before = set(SHM_DIRECTORY.glob("coati-*"))
     yield tmp_path / "weights"
     end = time.monotonic() + 10.0  # a member may still be cleaning up
-    while (left := {*SHM_DIRECTORY.glob("coati-*"), *tmp_path.glob("weights/*")} - before) and time.monotonic() < end:
+    while left := [*SHM_DIRECTORY.glob(f"coati-{group_prefix}*"), *tmp_path.glob("weights/*")]:
+        assert time.monotonic() < end, left
         time.sleep(0.05)
-    assert not left
 
 
 @pytest.fixture
@@ -41,13 +51,21 @@ def sender(backend: CollectiveBackend, directory: Path) -> Iterator[WeightSender
 
 
 @pytest.fixture
-def spawn_peer(directory: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts peer.py with these arguments; ended with the test."""
+def spawn_peer(directory: Path, group_prefix: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts peer.py with these arguments, after the Python of `before`; ended with the test."""
     peers: list[subprocess.Popen[str]] = []
 
-    def spawn(*arguments: str) -> subprocess.Popen[str]:
+    def spawn(*arguments: str, before: str = "") -> subprocess.Popen[str]:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(Path(__file__).with_name("peer.py")), *arguments]
+        program = [
+            before,
+            "import runpy",
+            "from coati_rl.transport import wire",
+            "token_hex = wire.token_hex",
+            f"wire.token_hex = lambda num_bytes: {group_prefix!r} + token_hex(num_bytes)",
+            f"runpy.run_path({str(PEER)!r}, run_name='__main__')",
+        ]
+        command = [sys.executable, "-c", "\n".join(program), *arguments]
         peers.append(
             subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         )

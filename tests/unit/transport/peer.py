@@ -1,8 +1,8 @@
 """The other end of a weight transfer as a process of its own, to be killed or stopped by the tests.
 
-    peer.py receive RENDEZVOUS MANIFEST TIMEOUT_S     receives until it is killed
-    peer.py send BACKEND DIRECTORY TIMEOUT_S          opens a group for one rank, sends twice, says so before each
-    peer.py join RENDEZVOUS MANIFEST TIMEOUT_S        sends its share of big_weights() until it is killed
+    peer.py receive RENDEZVOUS MANIFEST TIMEOUT_S [DEVICE]  receives until it is killed
+    peer.py send BACKEND DIRECTORY TIMEOUT_S                opens a group for one rank, announces and sends two
+    peer.py join RENDEZVOUS MANIFEST TIMEOUT_S              sends its share of big_weights() until it is killed
 
 It prints one line per event, for the test to wait for.
 """
@@ -31,10 +31,12 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def receive_for_ever(rendezvous: Rendezvous, manifest: WeightManifest, timeout_s: float) -> None:
-    group = join_group(rendezvous, rank=rendezvous.first_rank, device=CPU, deadline=Deadline(timeout_s))
+def receive_for_ever(rendezvous: Rendezvous, manifest: WeightManifest, timeout_s: float, device: torch.device) -> None:
+    group = join_group(rendezvous, rank=rendezvous.first_rank, device=device, deadline=Deadline(timeout_s))
     while True:
-        say(receive(group, manifest, device=CPU, deadline=Deadline(timeout_s)).digest)
+        staged = receive(group, manifest, device=device, deadline=Deadline(timeout_s))
+        assert {tensor.device for _, tensor in staged.tensors} == {device}
+        say(staged.digest)
 
 
 def send_twice(backend: CollectiveBackend, directory: Path, timeout_s: float) -> None:
@@ -48,6 +50,7 @@ def send_twice(backend: CollectiveBackend, directory: Path, timeout_s: float) ->
         say("sending")
         sender.send(manifest, weights, timeout_s=timeout_s)
         sys.stdin.readline()
+    sender.close()
 
 
 def send_share_for_ever(rendezvous: Rendezvous, manifest: WeightManifest, timeout_s: float) -> None:
@@ -61,8 +64,9 @@ def send_share_for_ever(rendezvous: Rendezvous, manifest: WeightManifest, timeou
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["receive", rendezvous, manifest, timeout_s]:
-            receive_for_ever(Rendezvous.from_json(rendezvous), WeightManifest.from_json(manifest), float(timeout_s))
+        case ["receive", rendezvous, manifest, timeout_s, *device]:
+            announced = Rendezvous.from_json(rendezvous), WeightManifest.from_json(manifest)
+            receive_for_ever(*announced, float(timeout_s), torch.device(*device or ["cpu"]))
         case ["send", ("gloo" | "shm" | "file") as backend, directory, timeout_s]:
             send_twice(backend, Path(directory), float(timeout_s))
         case ["join", rendezvous, manifest, timeout_s]:

@@ -1,16 +1,33 @@
 """The file backend: what is on the disk while an update passes, and what is made of files that are not the update."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import xxhash
 from safetensors.torch import load_file, save_file
 
 from coati_rl.errors import TransferError
+from coati_rl.transport import files
 from coati_rl.transport.files import FileCarrier, new_group_directory
 from coati_rl.transport.group import Group
 from coati_rl.transport.manifest import build_manifest
+from tests.unit.transport.peer import big_weights
 from tests.unit.transport.receivers import Receivers
 from tests.unit.transport.test_wire import weights
 
+WITHOUT_GLOO = """
+import sys
+import torch._C._distributed_c10d as c10d
+sys.modules["coati_rl.transport.gloo"] = None
+del c10d.ProcessGroupGloo, c10d.TCPStore
+try:
+    import coati_rl.transport.gloo
+except ImportError:
+    pass
+else:
+    raise SystemExit("gloo is still there")
+"""
 with_files = pytest.mark.parametrize("backend", ["file"])
 
 
@@ -33,6 +50,19 @@ def test_the_files_are_safetensors_with_the_tensors_real_names(sender, directory
     assert all(torch.equal(seen[name], tensor) for name, tensor in weights())
 
 
+def test_two_processes_that_have_no_gloo_send_and_receive_updates(spawn_peer, directory):
+    sending = spawn_peer("send", "file", str(directory), "60", before=WITHOUT_GLOO)
+    invitation, manifest = sending.stdout.readline().strip(), sending.stdout.readline().strip()
+    receiving = spawn_peer("receive", invitation, manifest, "60", before=WITHOUT_GLOO)
+    raw = b"".join(tensor.numpy().tobytes() for _, tensor in big_weights())
+    for _ in range(2):
+        assert sending.stdout.readline() == "sending\n"
+        assert receiving.stdout.readline().strip() == xxhash.xxh3_128(raw).hexdigest()
+        sending.stdin.write("\n")
+        sending.stdin.flush()
+    assert sending.wait(timeout=60.0) == 0
+
+
 @with_files
 @pytest.mark.parametrize(
     ("content", "message"),
@@ -46,23 +76,14 @@ def test_the_files_are_safetensors_with_the_tensors_real_names(sender, directory
 def test_a_file_that_is_not_what_was_announced_is_refused(sender, directory, monkeypatch, content, message):
     tensors = weights()[:1]
     manifest = build_manifest(tensors, policy_version=1)
-    start = Group.start
 
-    def replace_the_file(group: Group, index: int, **settings: object) -> None:
-        if group.rank == 0:
-            write = FileCarrier._write
+    def write_something_else(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        if content is None:
+            path.write_bytes(b"\xff" * 100)
+        else:
+            save_file(content, path)
 
-            def write_something_else(carrier: FileCarrier, index: int, what: str) -> None:
-                write(carrier, index, what)
-                if content is None:
-                    carrier._path(index).write_bytes(b"\xff" * 100)
-                else:
-                    save_file(content, carrier._path(index))
-
-            monkeypatch.setattr(FileCarrier, "_write", write_something_else)
-        start(group, index, **settings)
-
-    monkeypatch.setattr(Group, "start", replace_the_file)
+    monkeypatch.setattr(files, "save_file", write_something_else)
     (future,) = Receivers(sender.open([1]), [1]).start(manifest)
     with pytest.raises(TransferError, match=f"rank 1 gave up: .*{message}"):
         sender.send(manifest, tensors, timeout_s=20.0)
@@ -72,9 +93,8 @@ def test_a_file_that_is_not_what_was_announced_is_refused(sender, directory, mon
 
 def test_a_new_group_removes_what_dead_ones_left_and_nothing_else(directory):
     dead = new_group_directory(directory)
-    left = dead.with_name(f"{dead.name}-update-3")
-    left.mkdir(parents=True)
-    (left / "bucket-1.safetensors").write_bytes(b"")
+    dead.mkdir(parents=True)
+    (dead / "update-1-bucket-1.safetensors").write_bytes(b"")
     mine = directory / "notes"
     mine.mkdir()
     assert new_group_directory(directory) != dead
@@ -83,8 +103,8 @@ def test_a_new_group_removes_what_dead_ones_left_and_nothing_else(directory):
 
 
 def test_a_directory_that_is_not_a_groups_is_refused_since_it_would_be_removed(tmp_path):
-    with pytest.raises(TransferError, match="not the name of a group's files"):
-        FileCarrier(None, tmp_path, rank=1)
+    with pytest.raises(TransferError, match="not the name of a group's directory"):
+        FileCarrier(tmp_path, rank=1)
 
 
 @with_files

@@ -13,7 +13,7 @@ from tests.unit.transport.receivers import Receivers
 from tests.unit.transport.senders import OtherSenders, announce
 from tests.unit.transport.test_wire_faults import takes
 
-pytestmark = pytest.mark.parametrize("backend", ["gloo", "shm"])
+pytestmark = pytest.mark.parametrize("backend", ["gloo", "shm", "file"])
 STAGES = [big_weights()[:3], big_weights()[3:]]  # of 16 MiB tensors
 MANIFEST = announce(STAGES, bucket_bytes=2**20)  # a bucket for each
 

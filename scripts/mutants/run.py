@@ -6,6 +6,7 @@ working tree changes. Run: python scripts/mutants/run.py [-k WORD] [--jobs 2]
 """
 
 import argparse
+import multiprocessing
 import os
 import shutil
 import signal
@@ -26,6 +27,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 LISTS = Path(__file__).parent
 TESTS_PASSED, TESTS_FAILED = 0, 1  # pytest's exit codes; others say that tests could not be collected or run
+EXIT_CODES = 10  # what the process with the tests adds to pytest's
+LIBRARIES = ["hypothesis", "numpy", "pydantic", "pytest", "torch", "transformers.models.qwen3.modeling_qwen3", "xxhash"]
 BASELINE_TIMEOUT_S = 900.0  # for all killing tests one after another
 
 # "broken": pytest could not run the tests, which proves nothing.
@@ -77,25 +80,38 @@ def copy_tree(directory: Path) -> Path:
 
 
 def run_tests(tree: Path, tests: Sequence[str], *, timeout_s: float) -> tuple[int | None, str]:
-    """Run tests of a copy until one fails. Returns: pytest's exit code, None if it did not end in time; its output."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    path = os.pathsep.join([str(tree), str(tree / "scripts")])
-    process = subprocess.Popen(
-        command,
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        return None, process.communicate()[0]
-    return process.returncode, output
+    """Run tests of a copy until one fails. Returns: pytest's exit code, None if it did not end in time; its output.
+
+    In a fork of a process that has imported the large libraries, and nothing of ours: they take longer than most tests.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(LIBRARIES)
+    output = tree / "pytest-output.txt"
+    process = context.Process(target=_run_pytest, args=(tree, tests, output))
+    process.start()
+    process.join(timeout_s)
+    if process.exitcode is None:
+        os.killpg(process.ident or 0, signal.SIGKILL)
+        process.join()
+        return None, output.read_text("utf-8", errors="replace")
+    return process.exitcode - EXIT_CODES, output.read_text("utf-8", errors="replace")
+
+
+def _run_pytest(tree: Path, tests: Sequence[str], output: Path) -> None:
+    """Body of the process. Exits with EXIT_CODES and pytest's code; any other code is of an error of ours."""
+    os.setsid()
+    with output.open("w") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    os.chdir(tree)
+    sys.path[:0] = paths = [str(tree), str(tree / "scripts")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for processes that tests start
+
+    import pytest
+
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])
+    sys.stdout.flush()
+    sys.exit(EXIT_CODES + code)
 
 
 def judge(mutant: Mutant, code: int | None) -> Outcome:
@@ -158,6 +174,7 @@ def main(argv: Sequence[str]) -> int:
     if not mutants:
         print(f"no mutant has {arguments.k!r} in its name or file", file=sys.stderr)
         return 2
+    os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         trees = [copy_tree(Path(scratch) / str(number)) for number in range(min(arguments.jobs, len(mutants)))]
         begin = time.monotonic()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coati_rl.errors import RunError
+from coati_rl.errors import PeerLostError, RunError
 from coati_rl.runtime import supervisor
 from coati_rl.runtime.crew import Member
 from coati_rl.runtime.supervisor import Supervisor
@@ -58,6 +58,19 @@ def test_a_trainer_that_fails_is_the_cause(watch):
 
     with pytest.raises(RunError, match="out of memory"):
         watch(FakeCrew(), wait_for=fail)
+
+
+def test_of_trainers_that_fail_together_the_one_that_lost_no_peer_is_the_cause(watch):
+    # Its end takes the others' collectives down.
+    causes = {"trainer-0": PeerLostError("a collective was broken off"), "trainer-1": RunError("out of memory")}
+    crew = FakeCrew()
+    crew.trainers = {rank: Member(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
+
+    def fail(reference, **_):
+        raise causes[reference]
+
+    with pytest.raises(RunError, match="out of memory"):
+        watch(crew, wait_for=fail)
 
 
 class ProducerCrew(FakeCrew):

@@ -1,8 +1,8 @@
 """Mutation check: apply each one-line bug of the lists beside this file to a copy of the tree; the tests named with it
 must fail.
 
-In: scripts/mutants/*.yaml. Out: a line per mutant, killed or survived; exit code 1 if one was not killed. Nothing in the
-working tree changes. Run: python scripts/mutants/run.py [-k WORD] [--jobs 2]
+In: scripts/mutants/*.yaml. Out: a line per mutant, killed or survived; exit code 1 if one was not killed. Nothing in
+the working tree changes. Run: python scripts/mutants/run.py [-k WORD] [--jobs 2]
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Which gradients are summed over which ranks. The other ranks are stood in for: a sum over a group is a known multiple."""
+"""Which gradients are summed over which ranks. Other ranks are stood in for: a sum over a group is a known multiple."""
 
 from collections.abc import Callable
 
@@ -109,9 +109,10 @@ def test_under_zero_a_copy_keeps_its_slice_of_the_sum_over_micro_batches(
         assert (norm.grad is None) == (stage == 2)  # which holds no whole gradient between micro-batches
     gradients = reducer.reduce()
     assert torch.equal(gradients[NORM], 2 * 3 * torch.arange(16.0, 32.0))
-    assert all(gradient.numel() == -(-p.numel() // 2) for (_, p), gradient in zip(
-        model.named_parameters(), gradients.values(), strict=True
-    ))
+    assert all(
+        gradient.numel() == -(-p.numel() // 2)
+        for (_, p), gradient in zip(model.named_parameters(), gradients.values(), strict=True)
+    )
 
 
 def test_a_rank_without_samples_takes_part_with_zeros(make_reducer: Callable[..., Reducer]) -> None:

@@ -111,7 +111,9 @@ class ScriptedSandbox:
 def outcome(output: bytes = b"1", **changes: object) -> Outcome:
     """A run that ended well."""
     times = {"cpu_s": 0.1, "wall_s": 0.1, "waited_s": 0.0}
-    return Outcome(**{"end": "exit", "code": 0, "output": output, "error_output": b"", "returned": b"", **times, **changes})
+    return Outcome(
+        **{"end": "exit", "code": 0, "output": output, "error_output": b"", "returned": b"", **times, **changes}
+    )
 
 
 TWO_TESTS = '{"inputs": ["1", "2"], "outputs": ["1", "2"]}'

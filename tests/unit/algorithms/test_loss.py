@@ -87,6 +87,15 @@ def test_value_rollout_logprobs_stand_in_for_old_ones_and_leave_nothing_to_corre
     assert sums["correction_sum"].item() == 2
 
 
+def test_value_the_gap_to_the_engine_is_of_tokens_that_the_trainers_own_version_sampled() -> None:
+    _, sums, _ = evaluate(PolicyLoss(), two_tokens())  # the first token is of version 7, as the trainer's weights
+    assert sums["gap_tokens"].item() == 1
+    assert sums["gap_sum"].item() == pytest.approx(math.log(1.5), rel=1e-6)
+    assert sums["gap_max"].item() == pytest.approx(math.log(1.5), rel=1e-6)
+    assert sums["old_gap_sum"].item() == pytest.approx(2 * math.log(1.5), rel=1e-6)
+    assert sums["old_gap_max"].item() == pytest.approx(math.log(1.5), rel=1e-6)
+
+
 def test_gradient_of_two_tokens_by_hand() -> None:
     # policy 1.5 * -r A: -3, 3; kl 0.1 * (1 - exp(-D)): 0, 0.05; entropies: -0.05 each
     loss = dataclasses.replace(FULL, clip_high=2.0, correction_high=2.0)

@@ -1,6 +1,7 @@
 """A checkpoint appears whole or not at all, in files of bounded size, and transformers reads it as it is."""
 
 import json
+import os
 from math import prod
 from pathlib import Path
 
@@ -195,14 +196,15 @@ def test_until_the_last_byte_is_on_the_disk_the_name_does_not_exist(
     tmp_path: Path, tokenizer_dir: Path, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, flushed = tmp_path / "step-3", list[str]()
-    flush = checkpoint._flush
+    fsync = os.fsync
 
-    def recorded(path: Path) -> None:
+    def recorded(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
         flushed.append(path.name)
         assert directory.exists() == (path == tmp_path)  # only the parent's own entry is flushed after the rename
-        flush(path)
+        fsync(descriptor)
 
-    monkeypatch.setattr(checkpoint, "_flush", recorded)
+    monkeypatch.setattr(os, "fsync", recorded)
     save(directory, tokenizer_dir, model)
     assert names_in(directory) <= set(flushed[:-2])
     assert flushed[-2:] == [".step-3.partial", tmp_path.name]

@@ -252,6 +252,20 @@ def test_a_checkpoint_resumes_in_either_precision_from_the_same_masters(
         assert all(torch.equal(left, right) for left, right in pairs)
 
 
+def test_a_resumed_backend_draws_the_random_numbers_that_the_saved_one_would_have_drawn(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    backend = make_backend(model_dir)
+    train(backend)
+    torch.manual_seed(3)
+    backend.save(tmp_path / "step-1", state={})
+    expected = torch.rand(4)
+    resumed = make_backend(tmp_path / "step-1")
+    torch.manual_seed(4)
+    resumed.restore(tmp_path / "step-1")
+    assert torch.equal(torch.rand(4), expected)
+
+
 def test_the_optimizer_of_another_model_is_refused(
     model_dir: Path, save_model: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ class ScriptedBackend:
         self.trained: list[MiniBatch] = []
         self.version = 0
         self.kept: int | None = None
+        self.steps: list[tuple[float, float]] = []  # loss scale and learning rate of each
 
     def score(self, micro_batches: Sequence[MicroBatch], model: str = "policy") -> list[Tensor]:
         self.calls.append(f"score {model}")
@@ -50,6 +51,7 @@ class ScriptedBackend:
 
     def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
         self.version += 1
+        self.steps.append((loss_scale, learning_rate))
         return 0.5
 
 
@@ -75,6 +77,16 @@ def seen(backend: ScriptedBackend, name: str) -> list[list[float]]:
     """An array's values on response tokens, by mini-batch that was trained."""
     micro_batches = [mini_batch.micro_batches[0] for mini_batch in backend.trained]
     return [getattr(m, name)[m.loss_mask].tolist() for m in micro_batches]
+
+
+def test_a_step_is_taken_with_the_scale_of_its_last_mini_batch_and_the_rate_of_its_progress() -> None:
+    backend = ScriptedBackend()
+    step = step_of(backend)
+    assert step.run(batch(is_last=False, loss_scale=1.0)) is None
+    assert backend.steps == []
+    metrics = step.run(replace(batch(loss_scale=0.25), learning_rate_progress=0.5))
+    assert backend.steps == [(0.25, pytest.approx(0.1 * (0.1 + 0.9 / 2)))]
+    assert metrics["learning_rate"] == backend.steps[0][1]
 
 
 def test_without_recomputation_nothing_is_scored_and_the_old_gap_is_unknown() -> None:

@@ -1,5 +1,6 @@
 """Weight syncs from the heads of the pipeline stages to producers, over gloo between threads."""
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -74,6 +75,22 @@ def test_a_producer_whose_engine_died_is_to_be_replaced_and_not_to_be_asked_agai
     report = run.sync(1)
     assert (report.staged, report.failed) == ((), {1: "the engine died: out of memory"})
     assert report.problem == "producer 1: the engine died: out of memory"
+
+
+def test_a_producer_that_dies_when_it_has_received_all_keeps_the_others_from_committing(start_run, monkeypatch):
+    run = start_run(1)
+    stage = run.producers[1].stage_weights
+
+    def stage_and_die(*args: object, **options: object) -> None:
+        stage(*args, **options)
+        time.sleep(0.3)  # the transfer has ended well for everyone
+        raise PeerLostError("producer-1 died")
+
+    monkeypatch.setattr(run.producers[1], "stage_weights", stage_and_die)
+    report = run.sync(1)
+    assert (report.staged, report.failed) == ((), {1: "producer-1 died"})
+    assert run.producers[0].version == 0
+    assert run.sync(1, members=(0,)).staged == (0,)
 
 
 def test_a_producer_that_cannot_even_be_connected_to_is_reported_likewise(start_run):

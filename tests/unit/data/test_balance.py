@@ -74,6 +74,16 @@ def test_the_longest_share_a_bin_with_the_shortest():
     assert share_out([10, 1, 9, 2], num_ranks=1, max_samples=2) == [[[0, 1], [2, 3]]]  # 11 and 11 tokens
 
 
+def test_a_bin_that_has_all_its_samples_takes_no_more_however_light_it_is():
+    (bins,) = share_out([10, 1, 1, 1, 1, 1], num_ranks=1, max_samples=2)
+    assert sorted(map(len, bins)) == [2, 2, 2]
+
+
+def test_no_rank_waits_in_an_empty_bin_while_others_have_several_samples():
+    ranks = share_out([1] * 9, num_ranks=2, max_samples=4)  # three bins would do
+    assert sorted(len(bin_) for bins in ranks for bin_ in bins) == [2, 2, 2, 3]
+
+
 def test_padded_rows_are_cut_from_the_sorted_lengths():
     # 9, 10 | 1, 2: 2 * 10 + 2 * 2 = 24 tokens. 10, 1 | 9, 2 would be 2 * 10 + 2 * 9 = 38.
     assert share_out([10, 1, 9, 2], num_ranks=1, max_samples=2, one_sample_per_row=True) == [[[0, 2], [1, 3]]]

@@ -159,6 +159,20 @@ def test_a_producer_that_joins_late_gets_current_weights_before_its_first_prompt
     assert len(lease_all(coordinator, producer=1)) == 4
 
 
+def test_a_producer_that_joins_is_probed_even_when_the_sync_is_not_due_for_it(make_coordinator, make_group):
+    coordinator = make_coordinator(num_prompts=16, probe_interval=100)
+    coordinator.add_producer(0, version=-1)
+    first = work(coordinator, 0)
+    report_sync(coordinator, first)
+    coordinator.add_producer(1, version=-1)
+    join = work(coordinator, 1)
+    report_sync(coordinator, join)
+    assert (first.probe, join.probe) == (PROBE, PROBE)
+    finish_leases(coordinator, make_group, lease_all(coordinator))
+    work(coordinator, 2), work(coordinator, 3)
+    assert work(coordinator, 4) == SyncWork(index=4, policy_version=2, members=(0, 1), probe=())
+
+
 def test_a_sync_that_one_producer_did_not_survive_is_ordered_again_for_the_others(make_coordinator, make_group):
     coordinator = make_coordinator()
     coordinator.add_producer(0, version=0)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -75,9 +76,15 @@ def test_other_prompts_are_refused_with_what_may_have_changed_them(refusal):
     assert "--system-prompt, --reward-type and --max-prompt-tokens, or start from the weights alone" in message
 
 
-def test_the_fingerprint_sees_uids_and_tokens_but_not_answers(make_prompts):
-    from dataclasses import replace
+def test_as_many_prompts_with_other_tokens_are_refused_too(checkpoint, model_dir, make_prompts):
+    config = parse([*f"-m {model_dir} -cp {checkpoint} {SIZES}".split()])[0]
+    first, *others = make_prompts(10)
+    changed = [replace(first, token_ids=(*first.token_ids, 4)), *others]
+    with pytest.raises(ConfigError, match=r"not the prompts of .* \(10 prompts here, 10 there\)"):
+        open_resume_point(config, changed, num_prompts=10)
 
+
+def test_the_fingerprint_sees_uids_and_tokens_but_not_answers(make_prompts):
     first, *others = make_prompts(3)
     same = fingerprint([first, *others])
     assert fingerprint([replace(first, ground_truth="corrected"), *others]) == same

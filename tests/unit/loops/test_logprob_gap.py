@@ -44,3 +44,10 @@ def test_on_logprob_gap__corrects_from_the_next_step_on(run_in_threads):
 def test_an_engine_that_stays_behind_is_found_by_its_answers(run_in_threads):
     with pytest.raises(RunError, match=r"producer-0: .* they are those of version 0 .*: stale weights"):
         run_in_threads({**REAL, "learning_rate": 1e-2}, forgets_to_commit=True)
+
+
+def test_the_trainer_divides_logits_by_the_temperature_that_samples_were_drawn_at(run_in_threads):
+    trace = run_in_threads({**REAL, "temperature": 0.7, "max_logprob_gap": 100.0})
+    gaps = [record["logprob_gap_max"] for record in trace.steps if record["logprob_gap_tokens"]]
+    assert len(gaps) == 2
+    assert max(gaps) < 1e-5  # 0.14 at a temperature of 1

@@ -1,4 +1,4 @@
-"""What the code reward says before any program runs: which program a response holds, and whether there are tests."""
+"""What the code reward makes of a response: which program it holds, whether there are tests, what its runs decide."""
 
 import time
 
@@ -6,7 +6,9 @@ import pytest
 
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem, Score
+from rewards.code import code_reward
 from rewards.code.code_reward import CodeReward, last_program
+from rewards.code.sandbox import Outcome, SandboxError
 
 TESTS = '{"inputs": ["1"], "outputs": ["1"]}'
 
@@ -89,5 +91,70 @@ def test_a_response_without_a_program_is_wrong_and_has_no_format() -> None:
 )
 def test_tests_that_cannot_be_read_leave_a_response_undecided(ground_truth: str, detail: str) -> None:
     found = score("```python\nprint(1)\n```", ground_truth)
+    assert found.verdict == "invalid"
+    assert detail in found.detail
+
+
+class ScriptedSandbox:
+    """Gives the outcomes, or raises the errors, of a script instead of running anything."""
+
+    def __init__(self, script: list[Outcome | Exception]) -> None:
+        self.script = script
+
+    def run(self, program: str, **_: object) -> Outcome:
+        outcome = self.script.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+def outcome(output: bytes = b"1", **changes: object) -> Outcome:
+    """A run that ended well."""
+    times = {"cpu_s": 0.1, "wall_s": 0.1, "waited_s": 0.0}
+    return Outcome(
+        **{"end": "exit", "code": 0, "output": output, "error_output": b"", "returned": b"", **times, **changes}
+    )
+
+
+TWO_TESTS = '{"inputs": ["1", "2"], "outputs": ["1", "2"]}'
+RIGHT = [outcome(b"1"), outcome(b"2")]
+
+
+@pytest.mark.parametrize(
+    ("script", "verdict", "passed", "detail"),
+    [
+        (RIGHT, "ok", 1.0, "2 of 2 tests passed"),
+        ([outcome(b"1"), outcome(b"3")], "wrong", 0.5, "1 of 2 tests passed; test 2: '2' is expected, it is '3'"),
+        ([outcome(b"1", code=1), outcome(b"2")], "wrong", 0.5, "1 of 2 tests passed; test 1: exit code 1"),
+        ([outcome(b"1", end="signal", code=11), outcome(b"2")], "wrong", 0.5, "test 1: killed by signal 11"),
+        ([outcome(b"1", end="memory", code=9)], "wrong", 0.0, "test 1: more than 1024 MiB of memory"),
+        ([outcome(b"1"), outcome(b"2", wall_s=1e3)], "wrong", 0.5, "test 2: all tests up to here took more than"),
+        ([SandboxError("no warden"), *RIGHT], "ok", 1.0, "2 of 2 tests passed"),
+    ],
+    ids=["right", "wrong output", "exit code", "signal", "memory", "too slow", "sandbox failed once"],
+)
+def test_a_program_is_right_if_every_run_ends_well_with_the_expected_output(
+    monkeypatch: pytest.MonkeyPatch, script: list[Outcome | Exception], verdict: str, passed: float, detail: str
+) -> None:
+    monkeypatch.setattr(code_reward, "Sandbox", lambda **_: ScriptedSandbox([*script]))
+    found = score("```python\nprint(1)\n```", TWO_TESTS)
+    assert (found.verdict, found.reward, found.format_valid) == (verdict, float(verdict == "ok"), True)
+    assert found.breakdown == {"tests_passed": passed}
+    assert detail in found.detail
+
+
+@pytest.mark.parametrize(
+    ("script", "detail"),
+    [
+        ([SandboxError("no warden")] * 2, "no warden"),
+        ([outcome(b"1"), outcome(b"", end="starved", wall_s=30.0, waited_s=29.0)], "test 2: no end after 30 s"),
+    ],
+    ids=["sandbox failed twice", "starved"],
+)
+def test_what_says_nothing_of_the_program_leaves_it_undecided(
+    monkeypatch: pytest.MonkeyPatch, script: list[Outcome | Exception], detail: str
+) -> None:
+    monkeypatch.setattr(code_reward, "Sandbox", lambda **_: ScriptedSandbox([*script]))
+    found = score("```python\nprint(1)\n```", TWO_TESTS)
     assert found.verdict == "invalid"
     assert detail in found.detail

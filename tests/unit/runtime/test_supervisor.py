@@ -1,8 +1,8 @@
-"""The driver ends after the last event, not with the last trainer."""
+"""The driver ends after the last event, not with the last trainer; a producer that dies is replaced, within limits."""
 
 import pytest
 
-from coati_rl.errors import RunError
+from coati_rl.errors import PeerLostError, RunError
 from coati_rl.runtime import supervisor
 from coati_rl.runtime.crew import Member
 from coati_rl.runtime.supervisor import Supervisor
@@ -58,3 +58,119 @@ def test_a_trainer_that_fails_is_the_cause(watch):
 
     with pytest.raises(RunError, match="out of memory"):
         watch(FakeCrew(), wait_for=fail)
+
+
+def test_of_trainers_that_fail_together_the_one_that_lost_no_peer_is_the_cause(watch):
+    # Its end takes the others' collectives down.
+    causes = {"trainer-0": PeerLostError("a collective was broken off"), "trainer-1": RunError("out of memory")}
+    crew = FakeCrew()
+    crew.trainers = {rank: Member(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
+
+    def fail(reference, **_):
+        raise causes[reference]
+
+    with pytest.raises(RunError, match="out of memory"):
+        watch(crew, wait_for=fail)
+
+
+class ProducerCrew(FakeCrew):
+    """One producer at a time, that is dead when the driver looks, or works if its number is not among `dead`.
+
+    The trainer ends when there are no looks left.
+    """
+
+    def __init__(self, *looks, dead=(), dead_at_start=(), idle_s=0.0):
+        super().__init__(*looks)
+        self.dead, self.dead_at_start, self.idle_s = dead, dead_at_start, idle_s
+        self.dropped = []
+        self.num_made = 0
+        self.add_producer()
+
+    def add_producer(self):
+        name = f"producer-{self.num_made}"
+        self.starting[self.num_made] = Member(name=name, handle=None, task=("start", self.num_made))
+        self.num_made += 1
+
+    def admit_producer(self, producer_id):
+        member = self.starting.pop(producer_id)
+        self.producers[producer_id] = Member(name=member.name, handle=None, task=("run", producer_id))
+
+    def drop_producer(self, producer_id, cause):
+        self.dropped.append((producer_id, cause))
+        del (self.starting if producer_id in self.starting else self.producers)[producer_id]
+
+    def seconds_since_progress(self):
+        return self.idle_s
+
+    def wait(self, references, **_):
+        done = [reference for reference in references if self._is_done(reference)]
+        return done, [reference for reference in references if reference not in done]
+
+    def _is_done(self, reference):
+        if reference == "task":
+            return not self.looks
+        call, number = reference
+        return call == "start" or number in self.dead
+
+    def wait_for(self, reference, **_):
+        call, number = reference if reference != "task" else ("run", None)
+        if number in (self.dead if call == "run" else self.dead_at_start):
+            raise RunError("out of memory")
+
+
+@pytest.fixture
+def supervise(monkeypatch):
+    """A crew of one producer, watched until the trainer ends."""
+
+    def run(crew):
+        monkeypatch.setattr(supervisor.ray, "wait", crew.wait)
+        monkeypatch.setattr(supervisor, "wait_for", crew.wait_for)
+        Supervisor(crew, lambda event: None, num_producers=1, stall_timeout_s=60.0).run()
+        return crew
+
+    return run
+
+
+NOTHING, STEP = [], [{"event": "step", "step": 1}]
+LOST = [{"event": "producer_lost", "producer": 0, "cause": "no answer"}]
+
+
+@pytest.mark.parametrize("when", ["dead", "dead_at_start"])
+def test_a_producer_that_dies_is_dropped_with_its_cause_and_replaced_once(supervise, when):
+    crew = supervise(ProducerCrew(*[NOTHING] * 6, **{when: {0}}))
+    assert crew.dropped == [(0, "out of memory")]
+    assert list(crew.producers) == [1]
+    assert crew.num_made == 2
+
+
+def test_a_producer_that_a_weight_sync_found_dead_is_replaced(supervise):
+    crew = supervise(ProducerCrew(NOTHING, LOST, *[NOTHING] * 3))
+    assert crew.dropped == [(0, "no answer")]
+    assert list(crew.producers) == [1]
+
+
+def test_producers_that_die_one_after_another_end_the_run(supervise):
+    assert supervisor.MAX_REPLACEMENTS == 3
+    with pytest.raises(RunError, match="producer-3: out of memory; 3 replacements failed before it"):
+        supervise(ProducerCrew(*[NOTHING] * 12, dead=range(9)))
+
+
+def test_an_optimizer_step_in_between_allows_as_many_replacements_again(supervise):
+    # Three producers die before the step, as many as may; three after it, and the seventh lives.
+    crew = supervise(ProducerCrew(*[NOTHING] * 3, STEP, *[NOTHING] * 8, dead=range(6)))
+    assert [number for number, _ in crew.dropped] == [0, 1, 2, 3, 4, 5]
+    assert list(crew.producers) == [6]
+
+
+def test_a_producer_that_does_not_load_in_time_is_replaced(supervise, monkeypatch):
+    crew = ProducerCrew(*[NOTHING] * 4)
+    crew._is_done = lambda reference: not crew.looks if reference == "task" else reference == ("start", 1)
+    clock = iter(range(0, 1_000_000, int(supervisor.START_TIMEOUT_S) // 2))
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: next(clock))
+    supervise(crew)
+    assert crew.dropped == [(0, "not ready after 600 s")]
+
+
+def test_a_run_without_progress_is_ended(supervise):
+    with pytest.raises(RunError, match="no rollout, step or weight sync was finished for 60 s"):
+        supervise(ProducerCrew(NOTHING, NOTHING, idle_s=61.0))

@@ -46,4 +46,18 @@ def test_another_thread_can_cancel_it():
     cancelled = threading.Event()
     threading.Timer(0.05, cancelled.set).start()
     with pytest.raises(TransferError, match="waiting: cancelled"):
-        Deadline(60.0, cancelled=cancelled).run(threading.Event().wait, what="waiting")
+        Deadline(10.0, cancelled=cancelled).run(threading.Event().wait, what="waiting")
+
+
+def test_what_is_watched_can_end_it_with_its_reason():
+    reasons = iter([None, None, "rank 3 died"])
+    begin = time.monotonic()
+    with pytest.raises(TransferError, match="waiting: rank 3 died"):
+        Deadline(10.0).watching(lambda: next(reasons)).run(threading.Event().wait, what="waiting")
+    assert time.monotonic() - begin < 5.0
+
+
+def test_watching_wins_no_time():
+    deadline = Deadline(0.01)
+    time.sleep(0.02)
+    assert deadline.watching(lambda: None).remaining_s() == 0.0

@@ -72,15 +72,18 @@ def test_strangers_and_double_ranks_are_turned_away_and_members_are_found():
     strangers[2].sendall(json.dumps({"rank": 2, "epoch": 5}).encode() + b"\n")  # there are ranks 0 and 1 only
     strangers[3].close()
 
+    answers = []
+
     def join() -> None:
-        join_hub("127.0.0.1", hub.port, rank=1, epoch=5, what="joining", deadline=Deadline(20.0))
+        answers.append(join_hub("127.0.0.1", hub.port, rank=1, epoch=5, what="joining", deadline=Deadline(20.0))[1])
 
     thread = threading.Thread(target=join)
     thread.start()
     (member,) = hub.gather(2, deadline=Deadline(20.0))
     assert member.peer == "rank 1"
-    member.tell({"go": 0})
+    member.tell({"go": 7})
     thread.join()
+    assert answers == [7], "the member is the one of this group"
 
 
 def test_those_who_are_missing_are_named():

@@ -1,0 +1,64 @@
+"""The plain transformers engine's core, step by step on the test's own thread: seeds, versions, the cache."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from coati_rl.types import GenerationRequest, SamplingParams
+from producer.engines.transformers_engine import _TransformersCore
+
+PROMPT = (5, 6, 7, 8)
+
+
+@pytest.fixture
+def core(model_dir):
+    core = _TransformersCore(str(model_dir), dtype="float32", max_model_len=64, max_num_seqs=8, device="cpu")
+    core.load()
+    return core
+
+
+def add(core, *, num_samples=1, seed=0, temperature=1.0, max_new_tokens=12):
+    sampling = SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
+    request = GenerationRequest(
+        request_id=f"{seed}", token_ids=PROMPT, num_samples=num_samples, sampling=sampling, min_policy_version=0
+    )
+    core.add(request)
+
+
+def finish(core):
+    """The samples of the one request that is under way."""
+    while core.num_running():
+        for result in core.step():
+            return result.completions
+    raise AssertionError("no request")
+
+
+def test_sample_i_of_a_request_has_the_requests_seed_plus_i(core):
+    add(core, num_samples=3, seed=5)
+    samples = [sample.token_ids.tolist() for sample in finish(core)]
+    assert len({*map(tuple, samples)}) == 3
+    for index, sample in enumerate(samples):
+        add(core, seed=5 + index)
+        assert finish(core)[0].token_ids.tolist() == sample
+
+
+def test_after_a_commit_running_samples_go_on_under_the_new_weights_alone(core, make_model_dir, monkeypatch):
+    other = AutoModelForCausalLM.from_pretrained(make_model_dir(1), dtype=torch.float32)
+    staged = SimpleNamespace(tensors=[(name, weight.detach()) for name, weight in other.named_parameters()])
+    monkeypatch.setattr(core._staging, "take", lambda: staged)
+    add(core, num_samples=4, seed=3)
+    for _ in range(3):
+        core.step()
+    core.commit(1)
+    samples = finish(core)
+    assert max(len(sample.token_ids) for sample in samples) == 12, "else no sample met the commit"
+    for sample in samples:
+        length = len(sample.token_ids)
+        assert sample.policy_versions.tolist() == [0] * min(3, length) + [1] * max(0, length - 3)
+        token_ids = torch.tensor([[*PROMPT, *sample.token_ids.tolist()]])
+        with torch.no_grad():  # from the prompt on, as if nothing had been computed under the old weights
+            logprobs = other(input_ids=token_ids[:, :-1]).logits[0, len(PROMPT) - 1 :].log_softmax(dim=-1)
+        expected = logprobs.gather(-1, token_ids[0, len(PROMPT) :, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(sample.logprobs[3:]), expected[3:], rtol=0, atol=1e-5)

@@ -1,0 +1,52 @@
+"""The lists of mutants fit the tree: each bug has one place, compiles, and names tests that are there."""
+
+from pathlib import Path
+
+import pytest
+from mutants.run import ROOT, Mutant, judge, load_mutants
+
+MUTANTS = load_mutants()
+
+
+def test_there_are_at_least_60_mutants_and_no_two_have_one_name() -> None:
+    assert len(MUTANTS) >= 60
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_each_mutant_has_one_place_and_makes_other_code_of_it() -> None:
+    for mutant in MUTANTS:
+        text = (ROOT / mutant.file).read_text("utf-8")
+        mutated = mutant.apply(text)
+        assert mutated != text, mutant.name
+        if mutant.file.endswith(".py"):
+            compile(mutated, mutant.file, "exec")  # an error of syntax would fail any test
+
+
+def test_the_killing_tests_are_there() -> None:
+    for mutant in MUTANTS:
+        assert mutant.killed_by, mutant.name
+        for node_id in mutant.killed_by:
+            file, _, function = node_id.partition("::")
+            text = (ROOT / file).read_text("utf-8")
+            assert f"def {function.partition('[')[0]}(" in text, f"{mutant.name}: {node_id}"
+
+
+def test_an_old_text_that_is_not_there_exactly_once_is_refused() -> None:
+    mutant = Mutant(name="x", file="f.py", old="a", new="b", killed_by=("t",))
+    assert mutant.apply("cad") == "cbd"
+    for text in ("", "aa"):
+        with pytest.raises(ValueError, match=r"x: f\.py holds its old text \d times, not once"):
+            mutant.apply(text)
+
+
+def test_only_tests_that_ran_and_failed_kill_a_mutant() -> None:
+    mutant = Mutant(name="x", file="f.py", old="a", new="b", killed_by=("t",))
+    hanging = Mutant(name="x", file="f.py", old="a", new="b", killed_by=("t",), kills_by_timeout=True)
+    assert [judge(mutant, code) for code in (0, 1, 2, 4, 5, None)] == [
+        *("SURVIVED", "killed", "BROKEN", "BROKEN", "BROKEN", "TIMEOUT"),
+    ]
+    assert [judge(hanging, code) for code in (0, 1, None)] == ["SURVIVED", "killed", "killed"]
+
+
+def test_the_root_is_this_trees() -> None:
+    assert (ROOT / "tests" / "unit" / Path(__file__).name).samefile(__file__)

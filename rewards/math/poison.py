@@ -1,8 +1,8 @@
 r"""Refuse an answer that is too long, too deeply nested or has too large an exponent, before math-verify reads it.
 
-Models write such text by accident (`1e999999999`, `9^{9^{9^9}}`, hundreds of brackets); math-verify would take seconds and
-hundreds of MiB over it. Nothing else that takes long is told from the text (`20!!`, one integral of two): that is left
-to the time limit of the reward's worker.
+Models write such text by accident (`1e999999999`, `9^{9^{9^9}}`, hundreds of brackets), and math-verify would take
+seconds and hundreds of MiB over it. Nothing else that takes long is told from the text (`20!!`, one integral of two):
+that is left to the time limit of the reward's worker.
 """
 
 import re

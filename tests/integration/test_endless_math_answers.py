@@ -1,4 +1,4 @@
-"""Math answers that nothing refuses beforehand and that keep math-verify busy for ever: the pool's time limit ends them."""
+"""Math answers that keep math-verify busy for ever and that nothing refuses beforehand: the time limit ends them."""
 
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem

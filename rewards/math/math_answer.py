@@ -1,22 +1,20 @@
-r"""Decides whether two answers mean the same: two texts flow in, a verdict with one line of explanation flows out.
+r"""Decide whether two answers mean the same, with one line of explanation.
 
 The verdict is math-verify's: it reads the whole answer as one LaTeX expression, never a part of it, after notations
-that it misreads are rewritten (`answer_latex`, `latex_reader`). Two short cuts go round it. Plain answers, nearly all,
-are compared without it, with the verdict that it would give, in microseconds (`plain_numbers`, `plain_answers`). What
-would take it seconds is recognised and is invalid (`poison`).
+that it misreads are rewritten (`answer_latex`, `latex_reader`). Two plain numbers, which most pairs are, are compared
+without it, with the verdict that it would give, in microseconds (`plain_numbers`). What is too long, too deep or too
+large to be read is invalid (`poison`).
 There is no time limit here, SIGALRM works on a main thread only: `RewardPool` limits the time from outside.
 """
 
 import logging
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from coati_rl.types import Verdict
 from rewards.math.answer_latex import to_latex
-from rewards.math.plain_answers import are_equal_answers
-from rewards.math.plain_latex import read_plain_latex
-from rewards.math.plain_numbers import are_equal, read_plain_number
+from rewards.math.plain_numbers import PlainNumber, are_equal, read_plain_number
 from rewards.math.poison import MAX_LENGTH, find_poison
 from rewards.text import shorten
 
@@ -39,9 +37,10 @@ def check_answer(answer: str | None, ground_truth: str) -> Decision:
         ground_truth: LaTeX, a number or a word; `str()` of a JSON number is fine.
     Returns: "ok" when equal, "wrong" when not or when the answer does not parse, "invalid" when that cannot be decided.
     """
-    # First of all what is too long: no cache is to keep it.
-    if max(len(answer or ""), len(ground_truth)) > MAX_LENGTH and (poisoned := _find_poison(answer, ground_truth)):
-        return poisoned
+    # First of all what is too long: it is not even rewritten, and no cache is to keep it.
+    for name, text in (("ground truth", ground_truth), ("answer", answer or "")):
+        if len(text) > MAX_LENGTH:
+            return _poisoned(name, text, f"it is longer than {MAX_LENGTH:,} characters")
     return _check(answer, ground_truth)
 
 
@@ -62,35 +61,41 @@ def compare_by_math_verify(answer: str | None, ground_truth: str) -> Decision:
 
 def clear_caches() -> None:
     """Forget all decisions and readings."""
-    for cached in (_check, _whole_latex, _parse, read_plain_latex):
+    for cached in (_check, _rewrite, _parse):
         cached.cache_clear()
+
+
+class _Rewritten(NamedTuple):
+    latex: str | None  # None for an answer without a single reading
+    number: PlainNumber | None = None  # what it is, if it is a plain number
+    poison: str | None = None  # why math-verify is not to read it
 
 
 @lru_cache(maxsize=4096)
 def _check(answer: str | None, ground_truth: str) -> Decision:
-    is_equal = _compare_plain(answer, ground_truth)
-    if is_equal is not None:
+    gold, found = _rewrite(ground_truth), _rewrite(answer or "")
+    if answer is None and gold.number:
+        return _decision(False, answer, ground_truth)
+    if gold.number and found.number and (is_equal := are_equal(gold.number, found.number)) is not None:
         return _decision(is_equal, answer, ground_truth)
-    return _find_poison(answer, ground_truth) or compare_by_math_verify(answer, ground_truth)
+    for name, text, rewritten in (("ground truth", ground_truth, gold), ("answer", answer, found)):
+        if rewritten.poison:
+            return _poisoned(name, text, rewritten.poison)
+    return compare_by_math_verify(answer, ground_truth)
 
 
-def _find_poison(answer: str | None, ground_truth: str) -> Decision | None:
-    for name, text in (("ground truth", ground_truth), ("answer", answer)):
-        if text is not None and (reason := find_poison(text)):
-            return Decision(verdict="invalid", detail=f"the {name} {shorten(text)} cannot be compared: {reason}")
-    return None
+# Cached, as _parse is, because the G responses of a group share one ground truth.
+@lru_cache(maxsize=1024)
+def _rewrite(text: str) -> _Rewritten:
+    latex = to_latex(text)
+    if latex is None:
+        return _Rewritten(None)
+    content = latex[len(_BOX) : -len(_END_OF_BOX)] if latex.startswith(_BOX) else latex
+    return _Rewritten(latex, read_plain_number(content), find_poison(content))
 
 
-def _compare_plain(answer: str | None, ground_truth: str) -> bool | None:
-    """None where it takes math-verify. A missing answer differs from a ground truth that is plain, and so defined."""
-    if answer is None:
-        gold = _whole_latex(ground_truth)
-        return False if gold is not None and read_plain_latex(gold) else None
-    number, gold_number = read_plain_number(answer.strip()), read_plain_number(ground_truth.strip())
-    if number and gold_number:
-        return are_equal(gold_number, number)
-    latex, gold = _whole_latex(answer), _whole_latex(ground_truth)
-    return None if latex is None or gold is None else are_equal_answers(gold, latex)
+def _poisoned(name: str, text: str | None, reason: str) -> Decision:
+    return Decision(verdict="invalid", detail=f"the {name} {shorten(text)} cannot be compared: {reason}")
 
 
 def _decision(is_equal: bool, answer: str | None, ground_truth: str) -> Decision:
@@ -101,17 +106,10 @@ def _decision(is_equal: bool, answer: str | None, ground_truth: str) -> Decision
     return Decision(verdict="ok" if is_equal else "wrong", detail=detail)
 
 
-@lru_cache(maxsize=1024)
-def _whole_latex(answer: str) -> str | None:
-    r"""The answer as LaTeX without its `\boxed{}`; None for one without a single reading, or with `$...$` in it."""
-    latex = to_latex(answer)
-    return latex[len(_BOX) : -len(_END_OF_BOX)] if latex and latex.startswith(_BOX) else None
-
-
-# sympy objects are untyped. Cached because the G responses of a group share one ground truth.
+# sympy objects are untyped.
 @lru_cache(maxsize=1024)
 def _parse(answer: str) -> Any | None:
-    latex = to_latex(answer)
+    latex = _rewrite(answer).latex
     if latex is None:
         return None
     library = _math_verify()

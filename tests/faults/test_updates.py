@@ -1,4 +1,4 @@
-"""Weights that are not the model's are served by no producer; a dead engine is replaced, a dead trainer ends the run."""
+"""Weights that are not the model's are not served; a dead engine is replaced, a dead trainer ends the run."""
 
 import time
 

@@ -1,7 +1,7 @@
 """One run with real vLLM and a real ColossalAI plugin, and what it promises.
 
-DAPO at temperature 0.7, a tensor-parallel engine, two trainers, untied embeddings, evaluations, checkpoints, and prompts
-half of which can teach nothing.
+DAPO at temperature 0.7, a tensor-parallel engine, two trainers, untied embeddings, evaluations, checkpoints, and
+prompts half of which can teach nothing.
 """
 
 import json

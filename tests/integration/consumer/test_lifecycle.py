@@ -2,7 +2,7 @@
 
 import functools
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -12,29 +12,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from coati_rl.data.checkpoint_dir import read_state
-from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, launch_and_check, save_model
-from tests.integration.consumer.lifecycle_process import WIRE
+from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, save_model
+from tests.integration.consumer.lifecycle_process import WIRE, Case, Resume, run_tasks
 from tests.integration.consumer.samples import cut, make_samples, sample_logprobs
+from tests.integration.consumer.trainer_server import TrainerServers
 
 Results = list[dict[str, Any]]  # by rank
-
-
-class Case(NamedTuple):
-    """A life from the first step to the refusals."""
-
-    layout: str
-    precision: str
-    model: str
-
-
-class Resume(NamedTuple):
-    """What takes over the checkpoint of another layout; (layout, precision, model, their layout, their precision)."""
-
-    layout: str
-    precision: str
-    model: str
-    from_layout: str
-    from_precision: str
 
 
 MODELS = {"tied": "qwen3", "untied": "qwen2"}
@@ -60,15 +43,15 @@ RESUMES = [
 
 
 @pytest.fixture(scope="module")
-def out_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def out_dir(trainers: TrainerServers, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three launches, since starting a process takes longer than any life: of four, of two and of one trainer."""
     directory = tmp_path_factory.mktemp("lifecycle")
     for name, architecture in MODELS.items():
         # Dropout in the configuration is for transformers' own trainers; ours compares with a model in eval mode.
         save_model(directory / name, architecture, tied=name == "tied", attention_dropout=0.5)
     for world_size in (4, 2, 1):
-        tasks = [",".join(task) for task in (*CASES, *RESUMES) if LAYOUTS[task.layout][0] == world_size]
-        launch_and_check("lifecycle_process.py", directory, *tasks, world_size=world_size)
+        tasks = [task for task in (*CASES, *RESUMES) if LAYOUTS[task.layout][0] == world_size]
+        trainers.launch_and_check(run_tasks, directory, tasks, world_size=world_size)
     return directory
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.integration.consumer.conftest import LAYOUTS, VOCAB_SIZE, launch_and_check, reference_of, save_with_reference
-from tests.integration.consumer.replay_process import EXECUTION, FAULT, KL_COEFF, PROMPTS_PER_STEP, REPLAYS
+from tests.integration.consumer.conftest import LAYOUTS, VOCAB_SIZE, reference_of, save_with_reference
+from tests.integration.consumer.replay_process import EXECUTION, KL_COEFF, PROMPTS_PER_STEP, REPLAYS, run_replays
+from tests.integration.consumer.trainer_server import TrainerServers
 
 NUM_STEPS, GROUP_SIZE, TEMPERATURE = 5, 4, 0.9
 TOLERANCE = 1e-5
@@ -143,9 +144,11 @@ def score(model: Any, prompt: list[int], token_ids: list[int]) -> tuple[torch.Te
 
 
 def test_whitening_over_the_tokens_of_a_rank_alone_is_noticed(
-    metrics: Metrics, model_dir: Path, recording: Path, tmp_path: Path
+    trainers: TrainerServers, metrics: Metrics, model_dir: Path, recording: Path, tmp_path: Path
 ) -> None:
-    launch_and_check("replay_process.py", tmp_path, model_dir, recording, FAULT, "dp2", world_size=2)
+    trainers.launch_and_check(
+        run_replays, tmp_path, model_dir, recording, [("dp2", "reinforce_pp")], True, world_size=2
+    )
     found = json.loads((tmp_path / "dp2-reinforce_pp.json").read_text())[0]
     right = metrics["dp1", "reinforce_pp"][0]
     assert found["kl_mean"] == pytest.approx(right["kl_mean"], abs=TOLERANCE)

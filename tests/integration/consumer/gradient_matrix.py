@@ -1,0 +1,100 @@
+"""Which losses, cuts, models and layouts are tried together: chosen so that they meet pairwise, or with `--all` whole.
+
+A run is a layout in a precision. The fast choice has every loss in each of WHOLE and the first loss, which has a clip
+and a penalty, in all runs with six cuts; test_gradient_matrix.py says what meets what in it.
+"""
+
+import itertools
+from typing import Any, NamedTuple
+
+from tests.integration.consumer.conftest import LAYOUTS
+from tests.integration.consumer.losses import CUT_SIZES, CUT_SPLITS, LOSSES, Cut
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # architecture, and what `save_model` is told
+    "qwen3-tied": ("qwen3", {"tied": True}),
+    "qwen2-untied": ("qwen2", {"tied": False}),
+    "qwen3-untied": ("qwen3", {"tied": False}),
+    "qwen2-tied": ("qwen2", {"tied": True}),
+}
+# Stages of one layer and of two; biases in all projections; attention to the last five tokens.
+OTHER_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"tied": False, "num_hidden_layers": 3, "attention_bias": True}),
+    "mistral": ("mistral", {"tied": True, "num_hidden_layers": 3, "sliding_window": 5}),
+}
+PRECISIONS = ("fp32", "bf16")
+# What else can be combined of the others; the whole product has the first model alone there.
+COMBINED = ("pp2_zero1_dp2", "tp2_zero2_dp2", "pp2_dp2", "zero1_dp1")
+CLIPPED = ("clip", "clip, whole")
+NUM_OTHERS = 4  # losses next to the first in a run that does not have them all
+
+
+class Run(NamedTuple):
+    layout: str
+    precision: str
+
+    @property
+    def world_size(self) -> int:
+        return LAYOUTS[self.layout][0]
+
+
+class Trial(NamedTuple):
+    """Two optimizer steps from a model."""
+
+    model: str
+    loss: str
+    cut: Cut
+
+
+# ZeRO shares out float32 masters of bfloat16 weights; there is no such thing in float32.
+RUNS = [Run(*run) for run in itertools.product(LAYOUTS, PRECISIONS) if not ("zero" in run[0] and run[1] == "fp32")]
+WHOLE = [Run("dp1", "fp32"), Run("tp2", "fp32"), Run("tp2_pp2", "fp32"), Run("zero2_dp2", "bf16")]
+
+
+WITH_OTHER_MODELS = Run("tp2_pp2", "fp32")
+
+
+def trials_of(run: Run, *, is_all: bool) -> list[Trial]:
+    """One model after another."""
+    trials = {*pairwise_trials(run), *(whole_product(run) if is_all else ())}
+    return sorted(trials, key=lambda trial: [*MODELS, *OTHER_MODELS].index(trial.model))
+
+
+def pairwise_trials(run: Run) -> list[Trial]:
+    first, *others = LOSSES
+    models, index = [*MODELS], RUNS.index(run)
+    trials = [
+        Trial(models[(index + number) % 4], first, Cut(size, packed, CUT_SPLITS[(index + number) % 3]))
+        for number, (packed, size) in enumerate(itertools.product((True, False), CUT_SIZES))
+    ]
+    if run == WITH_OTHER_MODELS:
+        trials += [
+            Trial(model, first, latin_cut(number, place)) for number, model in enumerate(OTHER_MODELS) for place in range(4)
+        ]
+    if run in WHOLE:
+        place = WHOLE.index(run)
+        return trials + [latin_trial(loss, number, place) for number, loss in enumerate(others)]
+    place = [run for run in RUNS if run not in WHOLE].index(run)
+    numbers = [(NUM_OTHERS * place + step) % len(others) for step in range(NUM_OTHERS)]
+    return trials + [latin_trial(others[number], number, place + 1) for number in numbers]
+
+
+def latin_trial(loss: str, number: int, place: int) -> Trial:
+    """A loss meets, in any four places that follow each other, every model and every size, split and way of packing."""
+    return Trial([*MODELS][(number + place) % 4], loss, latin_cut(number, place))
+
+
+def latin_cut(number: int, place: int) -> Cut:
+    size, split = CUT_SIZES[(number + place) % 3], CUT_SPLITS[(number + 2 * place) % 3]
+    return Cut(size, (number + place // 2) % 2 == 0, split)
+
+
+def whole_product(run: Run) -> list[Trial]:
+    """Every loss with its cuts on the first model, the clip with all cuts on every model."""
+    models = list(MODELS)[:1] if run.layout in COMBINED else [*MODELS]
+    models += OTHER_MODELS if run == WITH_OTHER_MODELS else []
+    return [
+        Trial(model, loss, cut)
+        for model in models
+        for loss in (LOSSES if model == models[0] and run.layout not in COMBINED else CLIPPED)
+        for cut in LOSSES[loss].cuts
+    ]

@@ -21,7 +21,7 @@ from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, NUM_STEP
 from tests.integration.consumer.gradient_matrix import Run, Trial
 from tests.integration.consumer.losses import LOSSES, Cut, LossCase
 from tests.integration.consumer.samples import Sample, cut, samples_near, scale_of, to_mini_batch
-from tests.integration.consumer.trainer import make_backend, whole_tensors
+from tests.integration.consumer.trainer import make_backend
 
 
 def mini_batches_of(samples: Sequence[Sample], split: str) -> list[Sequence[Sample]]:
@@ -52,24 +52,17 @@ def steps_of(backend: ColossalBackend, model_dir: Path, loss: LossCase, how: Cut
             is_last = index == len(mini_batches) - 1
             batch = to_mini_batch(micro_batches, step=step, is_last=is_last)
             sums = merge_sums(sums, backend.forward_backward(batch, loss.loss_fn))
-        gradients = {name: gradient * scale for name, gradient in whole_on_head(backend, backend.gradients).items()}
+        gradients = {name: gradient * scale for name, gradient in backend.gradients.items()}
         norm = backend.optimizer_step(loss_scale=scale, learning_rate=LEARNING_RATE)
         weights = {name: p.detach() for name, p in backend.parameters.by_name.items()}
-        masters = {name: m.detach() for name, m in backend._masters().items()}
         yield {
             "gradients": gradients,
-            "masters": whole_on_head(backend, masters),
+            "masters": {name: master.detach().clone() for name, master in backend._masters().items()},
             "norm": norm,
             "sums": backend.reduce_sums(sums),
             "loss_scale": scale,
             "weights": digests_of(backend, weights) if step == NUM_STEPS - 1 else {},
         }
-
-
-def whole_on_head(backend: ColossalBackend, slices: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Full tensors of this stage, float32, on its head alone."""
-    tensors = whole_tensors(backend, slices)
-    return {name: tensor.clone() for name, tensor in tensors.items()} if backend.layout.is_stage_head else {}
 
 
 def digests_of(backend: ColossalBackend, weights: dict[str, Tensor]) -> dict[tuple[str, int | None], str]:
@@ -81,6 +74,12 @@ def digests_of(backend: ColossalBackend, weights: dict[str, Tensor]) -> dict[tup
         )
         for name, weight in weights.items()
     }
+
+
+def shards_of(backend: ColossalBackend) -> dict[str, tuple[tuple[int, ...], int | None]]:
+    """The shape of this tensor rank's part of each parameter, and along which dimension it was cut."""
+    infos, held = backend.parameters.infos, backend.parameters.by_name
+    return {name: (tuple(held[name].shape), info.split_dim) for name, info in infos.items()}
 
 
 def with_reference(backend: ColossalBackend, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
@@ -118,7 +117,7 @@ def take_trials(
     runs: Sequence[tuple[Run, Sequence[Trial]]],
     fault: Callable[[], None] | None = None,
 ) -> None:
-    """Write down the results of each run, by trial. `fault` is put into the trainer first."""
+    """Write down what this rank holds of the results of each run. `fault` is put into the trainer first."""
     gradient_reduction.BUCKET_ELEMENTS = 5000  # some parameters fill a bucket together, some are larger than one
     for evaluate in (fused_token_loss, token_logprobs):
         evaluate.__kwdefaults__["chunk_elements"] = 8 * VOCAB_SIZE  # many responses are longer than a chunk
@@ -128,7 +127,8 @@ def take_trials(
         results: dict[Any, Any] = {}
         for model, of_model in itertools.groupby(trials, lambda trial: trial.model):
             backend = make_trained(model_root / model, run)
-            results["layout"] = (backend.layout.dp_rank, backend.layout.stage, backend.layout.tp_rank)
+            results["place"] = (backend.layout.dp_rank, backend.layout.stage, backend.layout.tp_rank)
+            results[model, "shards"] = shards_of(backend)
             restarts = Restarts(backend)
             for trial in of_model:
                 restarts.restart()

@@ -4,6 +4,7 @@ The oracle is `plain_training`: it knows no rows, micro-batches or ranks.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ MASTER_TOLERANCE = {"fp32": 2e-3, "bf16": 0.2}
 UPDATE_TOLERANCE = 2e-3  # the same, of what AdamW makes of each tensor in a step
 
 every_run = pytest.mark.parametrize("run", RUNS, ids="-".join)
-Ranks = list[dict[Any, Any]]
+Steps = list[dict[str, Any]]
 
 
 class Trained:
@@ -42,13 +43,36 @@ class Trained:
         self._run = run
         self._trials = trials
         name = "-".join(run)
-        self.ranks: Ranks = [torch.load(out_dir / f"{name}-rank{rank}.pt") for rank in range(run.world_size)]
+        self.ranks: list[dict[Any, Any]] = [torch.load(out_dir / f"{name}-rank{rank}.pt") for rank in range(run.world_size)]
 
-    def __iter__(self) -> Iterator[tuple[Trial, list[list[dict[str, Any]]], list[dict[str, Any]]]]:
+    def __iter__(self) -> Iterator[tuple[Trial, list[Steps], Steps]]:
         """Trial, its steps on each rank, its steps in plain training."""
         for trial in self._trials:
             right = plain_steps(self._model_root / trial.model, trial.loss, self._run.precision)
             yield trial, [rank[trial] for rank in self.ranks], right
+
+    def joined(self, trial: Trial, step: int, what: str) -> dict[str, Tensor]:
+        """The whole tensors of the model from what each rank holds of them."""
+        slices: dict[str, dict[int, dict[int, Tensor]]] = {}  # by name, tensor rank and data-parallel rank
+        for rank in self.ranks:
+            dp_rank, _, tp_rank = rank["place"]
+            for name, tensor in rank[trial][step][what].items():
+                slices.setdefault(name, {}).setdefault(tp_rank, {})[dp_rank] = tensor
+        known = {name: shard for rank in self.ranks for name, shard in rank[trial.model, "shards"].items()}
+        is_sliced = LAYOUTS[self._run.layout][1].get("zero_stage", 0) > 0
+        return {name: join(by_rank, *known[name], is_sliced=is_sliced) for name, by_rank in slices.items()}
+
+
+def join(
+    by_rank: dict[int, dict[int, Tensor]], shape: tuple[int, ...], split_dim: int | None, *, is_sliced: bool
+) -> Tensor:
+    """A tensor from its shards by tensor rank, which ZeRO has flattened, padded and sliced over data-parallel ranks."""
+    shards = []
+    for tp_rank in sorted(by_rank):
+        copies = [by_rank[tp_rank][dp_rank] for dp_rank in sorted(by_rank[tp_rank])]
+        whole = torch.cat([copy.flatten() for copy in copies]) if is_sliced else copies[0]
+        shards.append(whole.flatten()[: math.prod(shape)].view(shape))
+    return shards[0] if split_dim is None else torch.cat(shards, dim=split_dim)
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +107,6 @@ def trained(
     return results
 
 
-def joined(ranks: list[list[dict[str, Any]]], step: int, what: str) -> dict[str, Tensor]:
-    """Full tensors of the whole model: those of each stage, from its head."""
-    return {name: tensor for steps in ranks for name, tensor in steps[step][what].items()}
-
-
 def differences(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, float]:
     assert left.keys() == right.keys()
     return {name: float((left[name] - right[name]).norm() / right[name].norm()) for name in right}
@@ -112,9 +131,10 @@ def test_every_part_of_a_loss_acts_on_the_samples(model_root: Path, loss: str) -
 def test_every_cut_gives_the_plain_gradient_and_norm_for_two_steps(
     trained: Callable[[Run], Trained], run: Run
 ) -> None:
-    for trial, ranks, right in trained(run):
+    results = trained(run)
+    for trial, ranks, right in results:
         for step in range(NUM_STEPS):
-            found = differences(joined(ranks, step, "gradients"), right[step]["gradients"])
+            found = differences(results.joined(trial, step, "gradients"), right[step]["gradients"])
             assert max(found.values()) < TOLERANCE[run.precision], (trial, step, found)
             for steps in ranks:
                 assert steps[step]["norm"] == pytest.approx(right[step]["norm"], rel=NORM_TOLERANCE[run.precision])
@@ -126,11 +146,12 @@ def test_every_cut_steps_as_plain_training_does(
     model_root: Path, trained: Callable[[Run], Trained], run: Run
 ) -> None:
     """The update follows signs of gradients that may be noise; this compares learning rate, decay and clipping."""
-    for trial, ranks, right in trained(run):
-        before = dict(plain_model(model_root / trial.model).named_parameters())
+    results = trained(run)
+    for trial, _, right in results:
+        before = {name: p.detach() for name, p in plain_model(model_root / trial.model).named_parameters()}
         found_before = before
         for step in range(NUM_STEPS):
-            after, found_after = right[step]["masters"], joined(ranks, step, "masters")
+            after, found_after = right[step]["masters"], results.joined(trial, step, "masters")
             found = differences(
                 {name: found_after[name] - found_before[name] for name in found_after},
                 {name: after[name] - before[name] for name in after},
@@ -143,9 +164,10 @@ def test_every_cut_steps_as_plain_training_does(
 def test_the_optimizer_moves_its_masters_where_plain_training_moves_them(
     model_root: Path, trained: Callable[[Run], Trained], run: Run
 ) -> None:
-    for trial, ranks, steps in trained(run):
+    results = trained(run)
+    for trial, _, steps in results:
         start = plain_model(model_root / trial.model).state_dict()
-        found, right = joined(ranks, NUM_STEPS - 1, "masters"), steps[-1]["masters"]
+        found, right = results.joined(trial, NUM_STEPS - 1, "masters"), steps[-1]["masters"]
         assert found.keys() == right.keys()
         moved = torch.cat([(right[name] - start[name]).flatten() for name in right])
         apart = torch.cat([(found[name] - right[name]).flatten() for name in right])
@@ -166,7 +188,7 @@ def test_ranks_that_hold_the_same_weights_keep_them_bit_equal(trained: Callable[
 @every_run
 def test_ranks_with_the_lm_head_report_the_plain_loss(trained: Callable[[Run], Trained], run: Run) -> None:
     results = trained(run)
-    stages = [rank["layout"][1] for rank in results.ranks]
+    stages = [rank["place"][1] for rank in results.ranks]
     for trial, ranks, right in results:
         for step in range(NUM_STEPS):
             for stage, steps in zip(stages, ranks, strict=True):
@@ -195,8 +217,9 @@ def test_a_fault_in_the_trainer_is_noticed(
     run, trial = Run(layout, "fp32"), Trial("qwen3-tied", loss, LOSSES[loss].cuts[0])
     due = [(run, [trial])]
     trainers.launch_and_check(take_trials, tmp_path, model_root, due, put_in, world_size=LAYOUTS[layout][0])
-    ((_, ranks, right),) = Trained(model_root, run, [trial], tmp_path)
-    found = differences(joined(ranks, 0, "gradients"), right[0]["gradients"])
+    results = Trained(model_root, run, [trial], tmp_path)
+    right = plain_steps(model_root / trial.model, loss)
+    found = differences(results.joined(trial, 0, "gradients"), right[0]["gradients"])
     assert max(found.values()) > 1000 * TOLERANCE["fp32"]
     if fault == "dropped_q_norm_sum":
         wrong = {name for name, difference in found.items() if difference > TOLERANCE["fp32"]}

@@ -15,6 +15,15 @@ from tests.integration.consumer.trainer_server import TrainerServers
 
 NUM_STEPS, GROUP_SIZE, TEMPERATURE = 5, 4, 0.9
 TOLERANCE = 1e-5
+# Every replay in one process, and in two layouts or more; reinforce_pp, which whitens over copies, where there are two.
+FAST = {
+    "dp1": tuple(REPLAYS),
+    "dp2": ("grpo", "reinforce_pp", "skip"),
+    "tp2": ("grpo", "gspo"),
+    "pp2": ("grpo", "old_policy"),
+    "tp2_pp2": ("grpo", "skip"),
+    "pp2_dp2": ("reinforce_pp", "gspo", "old_policy"),
+}
 
 Metrics = dict[tuple[str, str], list[dict[str, Any]]]  # layout and replay to those of each step
 
@@ -57,20 +66,31 @@ def sample_response(model: Any, rng: np.random.Generator, prompt: list[int], len
 
 
 @pytest.fixture(scope="module")
-def metrics(model_dir: Path, recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Metrics:
+def metrics(
+    request: pytest.FixtureRequest,
+    trainers: TrainerServers,
+    model_dir: Path,
+    recording: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Metrics:
     directory = tmp_path_factory.mktemp("replay")
+    chosen = {layout: REPLAYS if request.config.getoption("--all") else FAST[layout] for layout in EXECUTION}
+    due = [(layout, replay) for layout, replays in chosen.items() for replay in replays]
     for world_size in (1, 2, 4):
-        layouts = ",".join(layout for layout in EXECUTION if LAYOUTS[layout][0] == world_size)
-        launch_and_check("replay_process.py", directory, model_dir, recording, "all", layouts, world_size=world_size)
-    return {
-        (layout, replay): json.loads((directory / f"{layout}-{replay}.json").read_text())
+        replays = [pair for pair in due if LAYOUTS[pair[0]][0] == world_size]
+        trainers.launch_and_check(run_replays, directory, model_dir, recording, replays, world_size=world_size)
+    return {pair: json.loads((directory / f"{'-'.join(pair)}.json").read_text()) for pair in due}
+
+
+@pytest.mark.parametrize(
+    ("layout", "replay"),
+    [
+        pytest.param(layout, replay, marks=[] if replay in FAST[layout] else pytest.mark.full)
         for layout in EXECUTION
         for replay in REPLAYS
-    }
-
-
-@pytest.mark.parametrize("replay", REPLAYS)
-@pytest.mark.parametrize("layout", [layout for layout in EXECUTION if layout != "dp1"])
+        if layout != "dp1"
+    ],
+)
 def test_five_steps_have_the_losses_norms_and_metrics_of_one_process(
     metrics: Metrics, layout: str, replay: str
 ) -> None:

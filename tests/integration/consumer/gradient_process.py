@@ -1,4 +1,4 @@
-"""A trainer that takes two steps for every loss and way of cutting the same samples, and writes down their gradients."""
+"""A trainer that takes two steps for each trial of the gradient matrix, and writes down what it holds of them."""
 
 import dataclasses
 import itertools

@@ -25,6 +25,7 @@ from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE
 from tests.integration.consumer.samples import cut, make_samples, to_mini_batch
 from tests.integration.consumer.trainer import make_backend, whole_tensors
 
+
 class Case(NamedTuple):
     """A life from the first step to the refusals."""
 

@@ -1,5 +1,4 @@
-"""A trainer that takes the optimizer steps of recorded rollouts, through the real batcher and train step.
-"""
+"""A trainer that takes the optimizer steps of recorded rollouts, through the real batcher and train step."""
 
 import json
 from collections.abc import Sequence

@@ -43,7 +43,9 @@ class Trained:
         self._run = run
         self._trials = trials
         name = "-".join(run)
-        self.ranks: list[dict[Any, Any]] = [torch.load(out_dir / f"{name}-rank{rank}.pt") for rank in range(run.world_size)]
+        self.ranks: list[dict[Any, Any]] = [
+            torch.load(out_dir / f"{name}-rank{rank}.pt") for rank in range(run.world_size)
+        ]
 
     def __iter__(self) -> Iterator[tuple[Trial, list[Steps], Steps]]:
         """Trial, its steps on each rank, its steps in plain training."""
@@ -119,18 +121,14 @@ def test_every_part_of_a_loss_acts_on_the_samples(model_root: Path, loss: str) -
     for step in range(NUM_STEPS):
         samples = samples_near(model_dir, step, recomputes_old=case.recomputes_old)
         with_it, without_it = (
-            plain_gradients(
-                plain_model(model_dir), samples, ref_logprobs_of(model_dir, step), formula, aggregation
-            )[1]
+            plain_gradients(plain_model(model_dir), samples, ref_logprobs_of(model_dir, step), formula, aggregation)[1]
             for formula, aggregation in ((case.formula, case.aggregation), (case.without, "sample_level"))
         )
         assert min(differences(without_it, with_it).values()) > 4 * TOLERANCE["bf16"]
 
 
 @every_run
-def test_every_cut_gives_the_plain_gradient_and_norm_for_two_steps(
-    trained: Callable[[Run], Trained], run: Run
-) -> None:
+def test_every_cut_gives_the_plain_gradient_and_norm_for_two_steps(trained: Callable[[Run], Trained], run: Run) -> None:
     results = trained(run)
     for trial, ranks, right in results:
         for step in range(NUM_STEPS):
@@ -142,9 +140,7 @@ def test_every_cut_gives_the_plain_gradient_and_norm_for_two_steps(
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if run.precision == "fp32"], ids="-".join)
-def test_every_cut_steps_as_plain_training_does(
-    model_root: Path, trained: Callable[[Run], Trained], run: Run
-) -> None:
+def test_every_cut_steps_as_plain_training_does(model_root: Path, trained: Callable[[Run], Trained], run: Run) -> None:
     """The update follows signs of gradients that may be noise; this compares learning rate, decay and clipping."""
     results = trained(run)
     for trial, _, right in results:

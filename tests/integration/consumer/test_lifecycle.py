@@ -16,11 +16,11 @@ from coati_rl.data.checkpoint_dir import read_state
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, save_model
 from tests.integration.consumer.lifecycle_process import WIRE, Case, Resume, run_tasks
 from tests.integration.consumer.samples import cut, make_samples, sample_logprobs
-from tests.integration.consumer.trainer_server import TrainerServers
+from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerServers
+
+pytestmark = pytest.mark.timeout(LAUNCH_TIMEOUT_S)  # whichever test is first waits for all launches
 
 Results = list[dict[str, Any]]  # by rank
-
-
 MODELS = {"tied": "qwen3", "untied": "qwen2"}
 KINDS = [
     ("tp2_pp2", "fp32"),
@@ -51,7 +51,6 @@ RESUMES = [
 
 
 def is_fast(task: Case | Resume) -> bool:
-    """What goes on from a checkpoint is where the checkpoint is."""
     source = task if isinstance(task, Case) else Case(task.from_layout, task.from_precision, task.model)
     return source in FAST_CASES
 

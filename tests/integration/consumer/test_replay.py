@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from tests.integration.consumer.conftest import LAYOUTS, VOCAB_SIZE, reference_of, save_with_reference
 from tests.integration.consumer.replay_process import EXECUTION, KL_COEFF, PROMPTS_PER_STEP, REPLAYS, run_replays
-from tests.integration.consumer.trainer_server import TrainerServers
+from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerServers
+
+pytestmark = pytest.mark.timeout(LAUNCH_TIMEOUT_S)  # whichever test is first waits for all launches
 
 NUM_STEPS, GROUP_SIZE, TEMPERATURE = 5, 4, 0.9
 TOLERANCE = 1e-5

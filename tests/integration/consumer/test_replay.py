@@ -17,14 +17,14 @@ pytestmark = pytest.mark.timeout(LAUNCH_TIMEOUT_S)  # whichever test is first wa
 
 NUM_STEPS, GROUP_SIZE, TEMPERATURE = 5, 4, 0.9
 TOLERANCE = 1e-5
-# Every replay in one process, and in two layouts or more; reinforce_pp, which whitens over copies, where there are two.
+# Every replay in one process, and where its sums or its models are shared out; reinforce_pp whitens over copies.
 FAST = {
     "dp1": tuple(REPLAYS),
-    "dp2": ("grpo", "reinforce_pp", "skip"),
-    "tp2": ("grpo", "gspo"),
-    "pp2": ("grpo", "old_policy"),
-    "tp2_pp2": ("grpo", "skip"),
-    "pp2_dp2": ("reinforce_pp", "gspo", "old_policy"),
+    "dp2": ("grpo", "reinforce_pp", "old_policy", "skip"),
+    "tp2": ("gspo", "skip"),
+    "pp2": ("gspo", "old_policy"),
+    "tp2_pp2": ("grpo",),
+    "pp2_dp2": ("reinforce_pp",),
 }
 
 Metrics = dict[tuple[str, str], list[dict[str, Any]]]  # layout and replay to those of each step

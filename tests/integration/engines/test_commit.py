@@ -80,7 +80,7 @@ def test_a_commit_waits_until_no_request_runs_and_a_stream_of_requests_does_not_
     version = harness.stage_checkpoint(1 - harness.serving)
     names = [f"running {i}" for i in range(4)]
     for i, name in enumerate(names):
-        harness.engine.submit(request(name, range(5 + i, 200), max_new_tokens=60, num_samples=64))
+        harness.engine.submit(request(name, range(5 + i, 200), max_new_tokens=60, num_samples=16))
     results = []
     with ThreadPoolExecutor(max_workers=1) as pool:
         committed = pool.submit(harness.commit, version, 1 - harness.serving)
@@ -103,7 +103,7 @@ def test_a_commit_waits_until_no_request_runs_and_a_stream_of_requests_does_not_
 def test_a_commit_that_waits_too_long_is_withdrawn_and_may_be_made_again(harness):
     version = harness.stage_checkpoint(1 - harness.serving)
     for i in range(4):
-        harness.engine.submit(request(f"running {i}", range(5 + i, 200), max_new_tokens=60, num_samples=64))
+        harness.engine.submit(request(f"running {i}", range(5 + i, 200), max_new_tokens=60, num_samples=16))
     with pytest.raises(EngineError, match=r"[1-4] requests were still running"):
         harness.engine.commit_weights(version, in_flight=False, timeout_s=0.0)
     while harness.engine.num_unfinished():

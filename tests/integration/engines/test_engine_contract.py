@@ -195,7 +195,7 @@ def test_staging_leaves_the_old_weights_serving_until_the_commit(harness):
 
 def test_an_update_is_received_while_requests_run(harness):
     for i in range(4):
-        harness.engine.submit(request(f"meanwhile {i}", range(5 + i, 100), max_new_tokens=150, num_samples=16))
+        harness.engine.submit(request(f"meanwhile {i}", range(5 + i, 100), max_new_tokens=150, num_samples=8))
     version = harness.stage_checkpoint(1 - harness.serving)
     while harness.engine.num_unfinished():
         assert all(result.error is None for result in harness.engine.poll(60.0))

@@ -1,19 +1,16 @@
 """Tiny models, the layouts of trainers, and how to run trainers as processes."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from consumer.process_group import open_listener
+from tests.integration.consumer.trainer_server import TrainerServers
 
-ROOT = Path(__file__).resolve().parents[3]
 VOCAB_SIZE = 96
-LAUNCH_TIMEOUT_S = 900
 # AdamW's first step moves every weight by this, in the direction of the gradient's sign. Where a gradient is nearly 0
 # the sign is rounding noise, so a large rate would turn 1e-7 in the first gradient into 1e-5 in the second.
 LEARNING_RATE = 1e-4
@@ -31,13 +28,10 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {  # processes, and what the ba
     "tp2_zero1_dp2": (4, {"tp_size": 2, "zero_stage": 1}),
     # What else can be combined of these.
     "pp2_zero1_dp2": (4, {"pp_size": 2, "zero_stage": 1}),
+    "zero1_dp1": (1, {"zero_stage": 1}),
     "tp2_zero2_dp2": (4, {"tp_size": 2, "zero_stage": 2}),
     "pp2_dp2": (4, {"pp_size": 2}),
-    "zero1_dp1": (1, {"zero_stage": 1}),
 }
-COMBINED = {"pp2_zero1_dp2", "tp2_zero2_dp2", "pp2_dp2", "zero1_dp1"}
-
-
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig, "mistral": MistralConfig}
 
 
@@ -75,40 +69,8 @@ def reference_of(model_dir: Path) -> Path:
     return model_dir / "reference"
 
 
-def launch(script: str, *arguments: object, world_size: int) -> list[subprocess.CompletedProcess[str]]:
-    """Run a script of this directory as so many trainers: SCRIPT RANK WORLD_SIZE PORT LISTENER_FD ARGUMENTS...
-
-    Returns: one result per rank, whatever the exit codes; the listener's descriptor is rank 0's.
-    """
-    path = Path(__file__).with_name(script)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with open_listener("127.0.0.1") as listener:
-        port = listener.getsockname()[1]
-        processes = [
-            subprocess.Popen(
-                [sys.executable, path, *map(str, (rank, world_size, port, listener.fileno(), *arguments))],
-                pass_fds=[listener.fileno()] if rank == 0 else [],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(world_size)
-        ]
-    results = []
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=LAUNCH_TIMEOUT_S)
-            results.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
-    finally:
-        for process in processes:
-            process.kill()
-    return results
-
-
-def launch_and_check(script: str, *arguments: object, world_size: int) -> list[subprocess.CompletedProcess[str]]:
-    """The same, and all must end well."""
-    results = launch(script, *arguments, world_size=world_size)
-    for rank, result in enumerate(results):
-        assert result.returncode == 0, f"rank {rank} of {world_size}:\n{result.stdout}\n{result.stderr}"
-    return results
+@pytest.fixture(scope="session")
+def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainerServers]:
+    servers = TrainerServers(tmp_path_factory.mktemp("trainers"))
+    yield servers
+    servers.close()

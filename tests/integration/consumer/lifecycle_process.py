@@ -1,15 +1,12 @@
 """A trainer that scores, trains, exports, saves, resumes and is given what it must refuse, and writes all that down.
 
-lifecycle_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_DIR TASK...
-
-A task is LAYOUT,PRECISION,MODEL for a whole life, whose results and checkpoint go to OUT_DIR/LAYOUT-PRECISION-MODEL;
-with ,LAYOUT,PRECISION after it, it goes on from the checkpoint that such a life left behind.
+The results and the checkpoint of a life go to OUT_DIR/LAYOUT-PRECISION-MODEL; a resume goes on from such a checkpoint.
 """
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import psutil
 import torch
@@ -26,7 +23,26 @@ from consumer.train_step import StepSettings, TrainStep
 from consumer.weight_sync import make_manifest
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE
 from tests.integration.consumer.samples import cut, make_samples, to_mini_batch
-from tests.integration.consumer.trainer import join, make_backend, whole_tensors
+from tests.integration.consumer.trainer import make_backend, whole_tensors
+
+
+class Case(NamedTuple):
+    """A life from the first step to the refusals."""
+
+    layout: str
+    precision: str
+    model: str
+
+
+class Resume(NamedTuple):
+    """What takes over the checkpoint of another layout; (layout, precision, model, their layout, their precision)."""
+
+    layout: str
+    precision: str
+    model: str
+    from_layout: str
+    from_precision: str
+
 
 LOSS = PolicyLoss()  # without a penalty: the reference is scored here for its own sake
 WIRE = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -160,26 +176,20 @@ def resume(
     return sums, state
 
 
-def main() -> None:
-    """Every task."""
-    rank, _, (out, *tasks) = join()
+def run_tasks(rank: int, out_dir: Path, tasks: Sequence[Case | Resume]) -> None:
     listening = {
         connection.laddr.ip
         for connection in psutil.Process(os.getpid()).net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN
     }
     for task in tasks:
-        layout, precision, model, *source = task.split(",")
+        layout, precision, model, *source = task
         if source:
-            saved = Path(out) / "-".join([*source, model])
+            saved = out_dir / "-".join([*source, model])
             name = f"resumed-{layout}-{precision}"
             sums, state = resume(saved / "step-2", layout, precision, again=saved / name / "step-2")
             result = {"sums": sums, "state": state}
         else:
-            saved, name = Path(out) / "-".join([layout, precision, model]), "life"
-            result = {**live(Path(out), layout, precision, model), "listening": listening}
+            saved, name = out_dir / "-".join([layout, precision, model]), "life"
+            result = {**live(out_dir, layout, precision, model), "listening": listening}
         torch.save(result, saved / f"{name}-rank{rank}.pt")
-
-
-if __name__ == "__main__":
-    main()

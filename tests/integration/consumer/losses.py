@@ -28,9 +28,10 @@ class Cut(NamedTuple):
     split: str  # into mini-batches: one, several or uneven ones
 
 
+CUT_SIZES, CUT_SPLITS = (1, 2, 4), ("one", "several", "uneven")
 ALL_CUTS = tuple(
-    Cut(size, packed, ("one", "several", "uneven")[index % 3])
-    for index, (packed, size) in enumerate(itertools.product((True, False), (1, 2, 4)))
+    Cut(size, packed, CUT_SPLITS[index % 3])
+    for index, (packed, size) in enumerate(itertools.product((True, False), CUT_SIZES))
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from coati_rl.algorithms.aggregation import LossVariation
 from tests.integration.consumer.conftest import LEARNING_RATE, MAX_GRAD_NORM, NUM_STEPS, WEIGHT_DECAY, reference_of
@@ -18,6 +18,7 @@ from tests.integration.consumer.losses import LOSSES, Formula, Response
 from tests.integration.consumer.samples import (
     MAX_RESPONSE,
     Sample,
+    plain_model,
     sample_log_softmax,
     sample_logprobs,
     samples_near,
@@ -37,14 +38,13 @@ def plain_training(
     model_dir: Path, precision: str, formula: Formula, aggregation: LossVariation, recomputes_old: bool
 ) -> Steps:
     """In float32; with "bf16" the weights that are computed with are rounded to bfloat16, as those of a trainer are."""
-    masters, reference = plain_model(model_dir), plain_model(reference_of(model_dir))
+    masters = copy.deepcopy(plain_model(model_dir))
     model = copy.deepcopy(masters)
     optimizer = torch.optim.AdamW(masters.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     steps = []
     for step in range(NUM_STEPS):
         samples = samples_near(model_dir, step, recomputes_old=recomputes_old)
-        loss, gradients = plain_gradients(model, reference, samples, formula, aggregation)
-        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        loss, gradients = plain_gradients(model, samples, ref_logprobs_of(model_dir, step), formula, aggregation)
         for name, master in masters.named_parameters():
             master.grad = gradients[name].clone()
         norm = torch.nn.utils.clip_grad_norm_(masters.parameters(), MAX_GRAD_NORM).item()
@@ -52,16 +52,15 @@ def plain_training(
         with torch.no_grad():
             for master, parameter in zip(masters.parameters(), model.parameters(), strict=True):
                 parameter.copy_(master.bfloat16() if precision == "bf16" else master)
-        updates = {name: p.detach() - before[name] for name, p in model.named_parameters()}
         stepped = {name: p.detach().clone() for name, p in masters.named_parameters()}
-        steps.append({"loss": loss, "gradients": gradients, "norm": norm, "updates": updates, "masters": stepped})
+        steps.append({"loss": loss, "gradients": gradients, "norm": norm, "masters": stepped})
     return steps
 
 
 def plain_gradients(
     model: PreTrainedModel,
-    reference: PreTrainedModel,
     samples: tuple[Sample, ...],
+    ref_logprobs: tuple[Tensor, ...],
     formula: Formula,
     aggregation: LossVariation,
 ) -> tuple[float, dict[str, Tensor]]:
@@ -69,10 +68,8 @@ def plain_gradients(
     num_tokens = sum(sample.num_response for sample in samples)
     denominators = {"token_level": num_tokens, "constant": len(samples) * MAX_RESPONSE}
     total = 0.0
-    for sample in samples:
-        with torch.no_grad():
-            ref_logprobs = sample_logprobs(reference, sample)
-        terms = formula(Response(sample, sample_log_softmax(model, sample), ref_logprobs))
+    for sample, ref in zip(samples, ref_logprobs, strict=True):
+        terms = formula(Response(sample, sample_log_softmax(model, sample), ref))
         loss = terms.mean() / len(samples) if aggregation == "sample_level" else terms.sum() / denominators[aggregation]
         loss.backward()
         total += loss.item()
@@ -81,5 +78,9 @@ def plain_gradients(
     return total, gradients
 
 
-def plain_model(directory: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
+@functools.cache
+@torch.no_grad()
+def ref_logprobs_of(model_dir: Path, step: int) -> tuple[Tensor, ...]:
+    """float32[T] of each sample of a step, from the model's reference."""
+    reference = plain_model(reference_of(model_dir))
+    return tuple(sample_logprobs(reference, sample) for sample in samples_near(model_dir, step))

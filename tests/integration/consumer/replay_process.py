@@ -1,11 +1,7 @@
-"""A trainer that takes the optimizer steps of recorded rollouts, through the real batcher and train step.
-
-replay_process.py RANK WORLD_SIZE PORT LISTENER_FD OUT_DIR MODEL_DIR RECORDING WHAT LAYOUT,...
-
-WHAT is "all" REPLAYS, or the one FAULT, which is put into the replay that it concerns.
-"""
+"""A trainer that takes the optimizer steps of recorded rollouts, through the real batcher and train step."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +19,7 @@ from consumer.colossal_backend import ColossalBackend
 from consumer.torch_backend import TorchBackend
 from consumer.train_step import StepSettings, TrainStep
 from tests.integration.consumer.conftest import LAYOUTS, reference_of
-from tests.integration.consumer.trainer import join, make_backend
+from tests.integration.consumer.trainer import make_backend
 
 PROMPTS_PER_STEP = 4
 MAX_NEW_TOKENS = 32
@@ -89,9 +85,6 @@ def whitened_by_rank() -> None:
     ColossalBackend.reduce_sums = own_sums
 
 
-FAULT = whitened_by_rank.__name__
-
-
 def read_groups(recording: Path) -> list[list[RolloutGroup]]:
     """Step by step."""
     return [
@@ -151,17 +144,13 @@ def take_steps(model_dir: Path, steps: list[list[RolloutGroup]], layout: str, re
     return [step for step in metrics if step is not None] if place.is_reporter else []
 
 
-def main() -> None:
-    """One layout after another."""
-    _, _, (out_dir, model_dir, recording, what, layouts) = join()
-    if what == FAULT:
+def run_replays(
+    _: int, out_dir: Path, model_dir: Path, recording: Path, replays: Sequence[tuple[str, str]], is_faulty: bool = False
+) -> None:
+    """`replays`: layout and name of each. `is_faulty`: ranks whiten with their own sums."""
+    if is_faulty:
         whitened_by_rank()
-    for layout in layouts.split(","):
-        for name in ["reinforce_pp"] if what == FAULT else REPLAYS:
-            metrics = take_steps(Path(model_dir), read_groups(Path(recording)), layout, REPLAYS[name])
-            if metrics:
-                (Path(out_dir) / f"{layout}-{name}.json").write_text(json.dumps(metrics))
-
-
-if __name__ == "__main__":
-    main()
+    for layout, name in replays:
+        metrics = take_steps(model_dir, read_groups(recording), layout, REPLAYS[name])
+        if metrics:
+            (out_dir / f"{layout}-{name}.json").write_text(json.dumps(metrics))

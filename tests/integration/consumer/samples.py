@@ -68,8 +68,7 @@ def samples_near(model_dir: Path, step: int, *, recomputes_old: bool = False) ->
     # With other seeds bfloat16 was up to 3.1e-2 from float32, in the biases of keys alone. Their gradient nearly
     # cancels: attention does not see what all keys have in common, except through rotary positions.
     rng = np.random.default_rng(900 + step)
-    model = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager").eval()
-    samples = make_samples(step)
+    model, samples = plain_model(model_dir), make_samples(step)
     with torch.no_grad():
         exact = [sample_logprobs(model, sample).numpy() for sample in samples]
     old = [logprobs - ratios for logprobs, ratios in zip(exact, _log_ratios(rng, samples), strict=True)]
@@ -93,6 +92,12 @@ def _log_ratios(rng: np.random.Generator, samples: Sequence[Sample]) -> list[np.
 
 def _replace(sample: Sample, **logprobs: np.ndarray) -> Sample:
     return dataclasses.replace(sample, **{name: values.astype(np.float32) for name, values in logprobs.items()})
+
+
+@functools.cache
+def plain_model(directory: Path) -> PreTrainedModel:
+    """For all who do not change it."""
+    return AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
 
 
 def sample_log_softmax(model: PreTrainedModel, sample: Sample) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """Scores, exports, checkpoints and refusals of real trainers in every kind of layout, against plain transformers."""
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -12,31 +13,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from coati_rl.data.checkpoint_dir import read_state
-from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, launch_and_check, save_model
-from tests.integration.consumer.lifecycle_process import WIRE
+from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, save_model
+from tests.integration.consumer.lifecycle_process import WIRE, Case, Resume, run_tasks
 from tests.integration.consumer.samples import cut, make_samples, sample_logprobs
+from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerServers
+
+pytestmark = pytest.mark.timeout(LAUNCH_TIMEOUT_S)  # whichever test is first waits for all launches
 
 Results = list[dict[str, Any]]  # by rank
-
-
-class Case(NamedTuple):
-    """A life from the first step to the refusals."""
-
-    layout: str
-    precision: str
-    model: str
-
-
-class Resume(NamedTuple):
-    """What takes over the checkpoint of another layout; (layout, precision, model, their layout, their precision)."""
-
-    layout: str
-    precision: str
-    model: str
-    from_layout: str
-    from_precision: str
-
-
 MODELS = {"tied": "qwen3", "untied": "qwen2"}
 KINDS = [
     ("tp2_pp2", "fp32"),
@@ -48,6 +32,13 @@ KINDS = [
     ("dp1", "fp32"),
 ]
 CASES = [Case(*kind, model) for kind in KINDS for model in MODELS]
+FAST_CASES = {
+    Case("tp2_pp2", "fp32", "tied"),
+    Case("tp2_zero1_dp2", "bf16", "untied"),
+    Case("pp2", "fp32", "untied"),
+    Case("zero2_dp2", "bf16", "tied"),
+    Case("dp1", "fp32", "untied"),
+}
 RESUMES = [
     Resume(*kind, model, *source)
     for source, kinds in {
@@ -59,16 +50,26 @@ RESUMES = [
 ]
 
 
+def is_fast(task: Case | Resume) -> bool:
+    source = task if isinstance(task, Case) else Case(task.from_layout, task.from_precision, task.model)
+    return source in FAST_CASES
+
+
+def marked(tasks: Sequence[Case | Resume]) -> list[Any]:
+    return [pytest.param(task, marks=[] if is_fast(task) else pytest.mark.full) for task in tasks]
+
+
 @pytest.fixture(scope="module")
-def out_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three launches, since starting a process takes longer than any life: of four, of two and of one trainer."""
+def out_dir(request: pytest.FixtureRequest, trainers: TrainerServers, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three launches: of four, of two and of one trainer."""
     directory = tmp_path_factory.mktemp("lifecycle")
     for name, architecture in MODELS.items():
         # Dropout in the configuration is for transformers' own trainers; ours compares with a model in eval mode.
         save_model(directory / name, architecture, tied=name == "tied", attention_dropout=0.5)
+    due = [task for task in (*CASES, *RESUMES) if is_fast(task) or request.config.getoption("--all")]
     for world_size in (4, 2, 1):
-        tasks = [",".join(task) for task in (*CASES, *RESUMES) if LAYOUTS[task.layout][0] == world_size]
-        launch_and_check("lifecycle_process.py", directory, *tasks, world_size=world_size)
+        tasks = [task for task in due if LAYOUTS[task.layout][0] == world_size]
+        trainers.launch_and_check(run_tasks, directory, tasks, world_size=world_size)
     return directory
 
 
@@ -92,7 +93,7 @@ class Life:
         return [rank for rank in self.ranks if rank["has_head"]]
 
 
-@pytest.fixture(params=CASES, ids="-".join)
+@pytest.fixture(params=marked(CASES), ids="-".join)
 def life(request: pytest.FixtureRequest, out_dir: Path) -> Life:
     return Life(out_dir, request.param)
 
@@ -240,7 +241,7 @@ def test_every_rank_hears_of_a_checkpoint_that_one_could_not_write(life: Life, r
         assert message.startswith("checkpoint " if rank == failing else f"trainer {failing}: checkpoint ")
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["tied", pytest.param("untied", marks=pytest.mark.full)])
 def test_activations_that_are_computed_again_give_the_same_gradients(out_dir: Path, model: str) -> None:
     for rank in Life(out_dir, Case("tp2_pp2", "fp32", model)).ranks:
         assert all_equal(rank["gradients, True"], rank["gradients, False"])
@@ -269,7 +270,7 @@ class Resumed:
         self.sums_tolerance = 1e-6 if same else 1e-3
 
 
-@pytest.fixture(params=RESUMES, ids="-".join)
+@pytest.fixture(params=marked(RESUMES), ids="-".join)
 def resumed(request: pytest.FixtureRequest, out_dir: Path) -> Resumed:
     return Resumed(out_dir, request.param)
 

@@ -9,11 +9,23 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.integration.consumer.conftest import LAYOUTS, VOCAB_SIZE, launch_and_check, reference_of, save_with_reference
-from tests.integration.consumer.replay_process import EXECUTION, FAULT, KL_COEFF, PROMPTS_PER_STEP, REPLAYS
+from tests.integration.consumer.conftest import LAYOUTS, VOCAB_SIZE, reference_of, save_with_reference
+from tests.integration.consumer.replay_process import EXECUTION, KL_COEFF, PROMPTS_PER_STEP, REPLAYS, run_replays
+from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerServers
+
+pytestmark = pytest.mark.timeout(LAUNCH_TIMEOUT_S)  # whichever test is first waits for all launches
 
 NUM_STEPS, GROUP_SIZE, TEMPERATURE = 5, 4, 0.9
 TOLERANCE = 1e-5
+# Every replay in one process, and where its sums or its models are shared out; reinforce_pp whitens over copies.
+FAST = {
+    "dp1": tuple(REPLAYS),
+    "dp2": ("grpo", "reinforce_pp", "old_policy", "skip"),
+    "tp2": ("gspo", "skip"),
+    "pp2": ("gspo", "old_policy"),
+    "tp2_pp2": ("grpo",),
+    "pp2_dp2": ("reinforce_pp",),
+}
 
 Metrics = dict[tuple[str, str], list[dict[str, Any]]]  # layout and replay to those of each step
 
@@ -56,20 +68,31 @@ def sample_response(model: Any, rng: np.random.Generator, prompt: list[int], len
 
 
 @pytest.fixture(scope="module")
-def metrics(model_dir: Path, recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Metrics:
+def metrics(
+    request: pytest.FixtureRequest,
+    trainers: TrainerServers,
+    model_dir: Path,
+    recording: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Metrics:
     directory = tmp_path_factory.mktemp("replay")
+    chosen = {layout: REPLAYS if request.config.getoption("--all") else FAST[layout] for layout in EXECUTION}
+    due = [(layout, replay) for layout, replays in chosen.items() for replay in replays]
     for world_size in (1, 2, 4):
-        layouts = ",".join(layout for layout in EXECUTION if LAYOUTS[layout][0] == world_size)
-        launch_and_check("replay_process.py", directory, model_dir, recording, "all", layouts, world_size=world_size)
-    return {
-        (layout, replay): json.loads((directory / f"{layout}-{replay}.json").read_text())
+        replays = [pair for pair in due if LAYOUTS[pair[0]][0] == world_size]
+        trainers.launch_and_check(run_replays, directory, model_dir, recording, replays, world_size=world_size)
+    return {pair: json.loads((directory / f"{'-'.join(pair)}.json").read_text()) for pair in due}
+
+
+@pytest.mark.parametrize(
+    ("layout", "replay"),
+    [
+        pytest.param(layout, replay, marks=[] if replay in FAST[layout] else pytest.mark.full)
         for layout in EXECUTION
         for replay in REPLAYS
-    }
-
-
-@pytest.mark.parametrize("replay", REPLAYS)
-@pytest.mark.parametrize("layout", [layout for layout in EXECUTION if layout != "dp1"])
+        if layout != "dp1"
+    ],
+)
 def test_five_steps_have_the_losses_norms_and_metrics_of_one_process(
     metrics: Metrics, layout: str, replay: str
 ) -> None:
@@ -143,9 +166,11 @@ def score(model: Any, prompt: list[int], token_ids: list[int]) -> tuple[torch.Te
 
 
 def test_whitening_over_the_tokens_of_a_rank_alone_is_noticed(
-    metrics: Metrics, model_dir: Path, recording: Path, tmp_path: Path
+    trainers: TrainerServers, metrics: Metrics, model_dir: Path, recording: Path, tmp_path: Path
 ) -> None:
-    launch_and_check("replay_process.py", tmp_path, model_dir, recording, FAULT, "dp2", world_size=2)
+    trainers.launch_and_check(
+        run_replays, tmp_path, model_dir, recording, [("dp2", "reinforce_pp")], True, world_size=2
+    )
     found = json.loads((tmp_path / "dp2-reinforce_pp.json").read_text())[0]
     right = metrics["dp1", "reinforce_pp"][0]
     assert found["kl_mean"] == pytest.approx(right["kl_mean"], abs=TOLERANCE)

@@ -1,8 +1,5 @@
-"""What the trainer processes of these tests begin with: join the group that `conftest.launch` describes."""
+"""The backend of the trainer processes of these tests, and what its optimizer holds."""
 
-import atexit
-import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,28 +7,9 @@ import torch
 from torch import Tensor
 
 from consumer.colossal_backend import ColossalBackend
-from consumer.process_group import destroy_process_group, init_process_group
 from consumer.torch_backend import BackendConfig
 from tests.integration.consumer.conftest import MAX_GRAD_NORM, WEIGHT_DECAY
-
-TIMEOUT_S = 60.0
-
-
-def join() -> tuple[int, int, list[str]]:
-    """Returns: rank, world size, and the arguments that are left."""
-    torch.set_num_threads(1)
-    rank, world_size, port, descriptor = map(int, sys.argv[1:5])
-    init_process_group(
-        rank=rank,
-        world_size=world_size,
-        address="127.0.0.1",
-        port=port,
-        listener=socket.socket(fileno=descriptor) if rank == 0 else None,
-        timeout_s=TIMEOUT_S,
-        seed=0,
-    )
-    atexit.register(destroy_process_group)  # gloo's threads do not survive the interpreter's end
-    return rank, world_size, sys.argv[5:]
+from tests.integration.consumer.trainer_server import TIMEOUT_S
 
 
 def make_backend(model_dir: Path, *, timeout_s: float = TIMEOUT_S, **settings: object) -> ColossalBackend:

@@ -4,12 +4,16 @@ Their logits are scaled so that distributions are peaked (mean log-probability a
 implementations of one model differ most; the embeddings are tied or not, and each has a second version of its weights.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from tests.integration.engines.engine_process import hosted_engine
+from tests.integration.engines.harness import MAX_MODEL_LEN, Harness
 
 VOCAB_SIZE = 320
 EOS_TOKEN = "<|endoftext|>"
@@ -62,11 +66,45 @@ def save_checkpoint(directory: Path, seed: int, *, tied: bool) -> Path:
     return directory
 
 
-@pytest.fixture(scope="session", params=[True, False], ids=["tied", "untied"])
-def checkpoints(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two versions of one model."""
+Checkpoints = dict[str, tuple[Path, Path]]  # two versions of a model, "tied" or "untied"
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     root = tmp_path_factory.mktemp("models")
-    return tuple(save_checkpoint(root / f"v{seed}", seed, tied=request.param) for seed in (0, 1))
+    return {
+        model: tuple(save_checkpoint(root / f"{model}{seed}", seed, tied=model == "tied") for seed in (0, 1))
+        for model in ("tied", "untied")
+    }
+
+
+ENGINES = [
+    ("vllm", "tied"),
+    ("vllm", "untied"),
+    ("transformers", "untied"),
+    pytest.param(("transformers", "tied"), marks=pytest.mark.full),
+    ("fake", "tied"),
+    pytest.param(("fake", "untied"), marks=pytest.mark.full),
+]
+
+
+@pytest.fixture(scope="session", params=ENGINES, ids="-".join)
+def harness(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Iterator[Harness]:
+    """One engine of each kind and model, for all tests that leave it without a request; of whatever version then."""
+    backend, model = request.param
+    settings = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 16, "policy_version": -1}
+    with hosted_engine(backend, model=str(checkpoints[model][0]), **settings) as engine:
+        harness = Harness(engine, checkpoints[model])
+        harness.has_model = backend != "fake"
+        harness.commit_first(range(40, 60))
+        yield harness
+        harness.sender.close()
+
+
+@pytest.fixture
+def model_harness(harness: Harness) -> Harness:
+    """For tests that the fake engine, having no model, is left out of."""
+    return harness
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -74,7 +112,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def lacks_model(item: pytest.Item) -> bool:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
-        return parameters.get("harness") == "fake" and "model_harness" in getattr(item, "fixturenames", ())
+        return "fake" in parameters.get("harness", ()) and "model_harness" in getattr(item, "fixturenames", ())
 
     config.hook.pytest_deselected(items=[item for item in items if lacks_model(item)])
     items[:] = [item for item in items if not lacks_model(item)]

@@ -14,6 +14,7 @@ from coati_rl.transport.wire import WeightSender
 from coati_rl.types import Completion, GenerationRequest, GenerationResult, SamplingParams
 
 TIMEOUT_S = 60.0
+MAX_MODEL_LEN = 256
 
 
 class Harness:
@@ -27,6 +28,12 @@ class Harness:
         self.sender = WeightSender()
         self._num_ranks = num_ranks
         self._invitation = None
+
+    def commit_first(self, prompt: Sequence[int]) -> None:
+        """Have an engine of unproven weights, of version -1, commit the same again; and sample before and after."""
+        (self.before_first_commit,) = self.complete(prompt, seed=1)
+        self.first_version = self.sync(0, in_flight=True)  # nothing runs
+        (self.after_first_commit,) = self.complete(prompt, seed=1)
 
     # ---- generation ----
 

@@ -7,23 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from coati_rl.errors import EngineError
-from tests.integration.engines.engine_process import hosted_engine
-from tests.integration.engines.harness import TIMEOUT_S, Harness, request
+from tests.integration.engines.harness import MAX_MODEL_LEN, TIMEOUT_S, Harness, request
 
-MAX_MODEL_LEN = 256
+pytestmark = pytest.mark.usefixtures("model_harness")  # the fake engine has no weights
 EOS = 0
 PROMPTS = [tuple(range(40 + i, 60 + i)) for i in range(12)]
 LONG_PROMPT = tuple(2 + (7 * place) % 300 for place in range(150))  # more than one block of vLLM's prefix cache
-
-
-@pytest.fixture(scope="module", params=["vllm", "transformers"])
-def harness(request, checkpoints):
-    with hosted_engine(
-        request.param, model=str(checkpoints[0]), max_model_len=MAX_MODEL_LEN, max_num_seqs=16, policy_version=-1
-    ) as engine:
-        harness = Harness(engine, checkpoints)
-        yield harness
-        harness.sender.close()
 
 
 def submit_many(harness: Harness) -> dict[str, tuple[int, ...]]:
@@ -48,12 +37,10 @@ def collect(harness: Harness, number: int) -> dict[str, list]:
 
 
 def test_an_engine_of_unproven_weights_commits_version_zero(harness):
-    assert harness.engine.version() == -1
-    (sample,) = harness.complete(PROMPTS[0], seed=1)
-    assert set(sample.policy_versions.tolist()) == {-1}
-    assert harness.sync(0, in_flight=True) == 0  # nothing runs
-    (again,) = harness.complete(PROMPTS[0], seed=1)
-    assert again.token_ids.tolist() == sample.token_ids.tolist()
+    assert harness.before_first_commit.policy_versions.tolist() == [-1] * len(harness.before_first_commit.token_ids)
+    assert harness.first_version == 0
+    assert harness.after_first_commit.token_ids.tolist() == harness.before_first_commit.token_ids.tolist()
+    assert harness.after_first_commit.policy_versions.tolist() == [0] * len(harness.after_first_commit.token_ids)
 
 
 def test_every_token_is_of_the_weights_that_its_version_names(harness):
@@ -93,7 +80,7 @@ def test_a_commit_waits_until_no_request_runs_and_a_stream_of_requests_does_not_
     version = harness.stage_checkpoint(1 - harness.serving)
     names = [f"running {i}" for i in range(4)]
     for i, name in enumerate(names):
-        harness.engine.submit(request(name, range(5 + i, 200), max_new_tokens=60, num_samples=64))
+        harness.engine.submit(request(name, range(5 + i, 200), max_new_tokens=60, num_samples=16))
     results = []
     with ThreadPoolExecutor(max_workers=1) as pool:
         committed = pool.submit(harness.commit, version, 1 - harness.serving)
@@ -116,7 +103,7 @@ def test_a_commit_waits_until_no_request_runs_and_a_stream_of_requests_does_not_
 def test_a_commit_that_waits_too_long_is_withdrawn_and_may_be_made_again(harness):
     version = harness.stage_checkpoint(1 - harness.serving)
     for i in range(4):
-        harness.engine.submit(request(f"running {i}", range(5 + i, 200), max_new_tokens=60, num_samples=64))
+        harness.engine.submit(request(f"running {i}", range(5 + i, 200), max_new_tokens=60, num_samples=16))
     with pytest.raises(EngineError, match=r"[1-4] requests were still running"):
         harness.engine.commit_weights(version, in_flight=False, timeout_s=0.0)
     while harness.engine.num_unfinished():

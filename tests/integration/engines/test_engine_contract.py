@@ -7,30 +7,11 @@ import torch
 from coati_rl.errors import EngineError, TransferError
 from coati_rl.transport.manifest import WeightManifest, build_manifest
 from coati_rl.types import Completion
-from tests.integration.engines.engine_process import hosted_engine
-from tests.integration.engines.harness import TIMEOUT_S, Harness, request
+from tests.integration.engines.harness import MAX_MODEL_LEN, TIMEOUT_S, request
 
-MAX_MODEL_LEN = 256
 EOS = 0
 PROMPT = tuple(range(40, 60))
 LONG_PROMPT = tuple(2 + (7 * place) % 300 for place in range(200))  # more than one block of vLLM's prefix cache
-
-
-@pytest.fixture(scope="module", params=["vllm", "transformers", "fake"])
-def harness(request, checkpoints):
-    with hosted_engine(
-        request.param, model=str(checkpoints[0]), max_model_len=MAX_MODEL_LEN, max_num_seqs=16
-    ) as engine:
-        harness = Harness(engine, checkpoints)
-        harness.has_model = request.param != "fake"
-        yield harness
-        harness.sender.close()
-
-
-@pytest.fixture
-def model_harness(harness):
-    """For tests that the fake engine, having no model, is left out of (see conftest.py)."""
-    return harness
 
 
 def tokens(completions: tuple[Completion, ...]) -> list[list[int]]:
@@ -214,7 +195,7 @@ def test_staging_leaves_the_old_weights_serving_until_the_commit(harness):
 
 def test_an_update_is_received_while_requests_run(harness):
     for i in range(4):
-        harness.engine.submit(request(f"meanwhile {i}", range(5 + i, 100), max_new_tokens=150, num_samples=16))
+        harness.engine.submit(request(f"meanwhile {i}", range(5 + i, 100), max_new_tokens=150, num_samples=8))
     version = harness.stage_checkpoint(1 - harness.serving)
     while harness.engine.num_unfinished():
         assert all(result.error is None for result in harness.engine.poll(60.0))

@@ -9,17 +9,18 @@ import pytest
 
 from coati_rl.errors import EngineError
 from tests.integration.engines.engine_process import hosted_engine
-from tests.integration.engines.harness import TIMEOUT_S, Harness, request
+from tests.integration.engines.harness import MAX_MODEL_LEN, TIMEOUT_S, Harness, request
 
 PROMPT = tuple(range(40, 60))
 
 
-@pytest.fixture(scope="module")
-def harness(checkpoints):
+@pytest.fixture(scope="module", params=["tied", pytest.param("untied", marks=pytest.mark.full)])
+def harness(request, checkpoints):
+    models = checkpoints[request.param]
     with hosted_engine(
-        "vllm", model=str(checkpoints[0]), tensor_parallel_size=2, max_model_len=256, max_num_seqs=16
+        "vllm", model=str(models[0]), tensor_parallel_size=2, max_model_len=MAX_MODEL_LEN, max_num_seqs=16
     ) as engine:
-        harness = Harness(engine, checkpoints, num_ranks=2)
+        harness = Harness(engine, models, num_ranks=2)
         yield harness
         harness.sender.close()
 
@@ -64,20 +65,20 @@ def test_seeds_and_greedy_hold_over_two_ranks(harness):
     assert greedy.token_ids.tolist() == harness.logits(PROMPT, greedy).argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("checkpoints", [True], indirect=True, ids=["tied"])
-def test_a_worker_that_dies_ends_the_engine_and_the_killed_engine_leaves_no_process(checkpoints):
-    with hosted_engine("vllm", model=str(checkpoints[0]), tensor_parallel_size=2, max_model_len=256) as engine:
-        engine_pid, children = engine.process_ids()
-        workers = [psutil.Process(pid) for pid in children]
-        named = [worker for worker in workers if "VLLM" in worker.name() or "spawn_main" in " ".join(worker.cmdline())]
-        assert len(named) >= 2
-        engine.submit(request("running", PROMPT, num_samples=64, max_new_tokens=200))
-        os.kill(named[-1].pid, signal.SIGKILL)
-        with pytest.raises(EngineError, match="died"):
-            while True:
-                assert engine.poll(60.0), "the engine did not notice"
-        os.kill(engine_pid, signal.SIGKILL)
-        end = time.monotonic() + 10.0
-        while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
-            assert time.monotonic() < end, f"left behind: {workers}"
-            time.sleep(0.05)
+def test_last_a_worker_that_dies_ends_the_engine_and_the_killed_engine_leaves_no_process(harness):
+    """Last, as it ends the engine of the tests above."""
+    engine = harness.engine
+    engine_pid, children = engine.process_ids()
+    workers = [psutil.Process(pid) for pid in children]
+    named = [worker for worker in workers if "VLLM" in worker.name() or "spawn_main" in " ".join(worker.cmdline())]
+    assert len(named) >= 2
+    engine.submit(request("running", PROMPT, num_samples=64, max_new_tokens=200))
+    os.kill(named[-1].pid, signal.SIGKILL)
+    with pytest.raises(EngineError, match="died"):
+        while True:
+            assert engine.poll(60.0), "the engine did not notice"
+    os.kill(engine_pid, signal.SIGKILL)
+    end = time.monotonic() + 10.0
+    while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
+        assert time.monotonic() < end, f"left behind: {workers}"
+        time.sleep(0.05)

@@ -1,0 +1,116 @@
+"""Which losses, cuts, models and layouts are tried together: chosen so that they meet pairwise, or with `--all` whole.
+
+A run is a layout in a precision. The fast choice has every loss in each of WHOLE; and in all runs the first loss, which
+has a clip and a penalty, in every way of cutting. test_gradient_matrix.py says what meets what in it.
+"""
+
+import itertools
+from typing import Any, NamedTuple
+
+from tests.integration.consumer.conftest import LAYOUTS
+from tests.integration.consumer.losses import CUT_SPLITS, LOSSES, Cut
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # architecture, and what `save_model` is told
+    "qwen3-tied": ("qwen3", {"tied": True}),
+    "qwen2-untied": ("qwen2", {"tied": False}),
+    "qwen3-untied": ("qwen3", {"tied": False}),
+    "qwen2-tied": ("qwen2", {"tied": True}),
+}
+# Stages of one layer and of two; biases in all projections; attention to the last five tokens.
+OTHER_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"tied": False, "num_hidden_layers": 3, "attention_bias": True}),
+    "mistral": ("mistral", {"tied": True, "num_hidden_layers": 3, "sliding_window": 5}),
+}
+PRECISIONS = ("fp32", "bf16")
+# What else can be combined of the others; the whole product has the first model alone there.
+COMBINED = ("pp2_zero1_dp2", "tp2_zero2_dp2", "pp2_dp2", "zero1_dp1")
+CLIPPED = ("clip", "clip, whole")
+WAYS = ((1, False), (2, True), (4, False), (2, False), (4, True))  # size, packed: one sample is the same in a row
+
+
+class Run(NamedTuple):
+    layout: str
+    precision: str
+
+    @property
+    def world_size(self) -> int:
+        return LAYOUTS[self.layout][0]
+
+
+class Trial(NamedTuple):
+    """Two optimizer steps from a model."""
+
+    model: str
+    loss: str
+    cut: Cut
+
+
+# ZeRO shares out float32 masters of bfloat16 weights; there is no such thing in float32.
+RUNS = [Run(*run) for run in itertools.product(LAYOUTS, PRECISIONS) if not ("zero" in run[0] and run[1] == "fp32")]
+WHOLE = [Run("dp1", "fp32"), Run("tp2", "fp32"), Run("tp2_pp2", "fp32"), Run("zero2_dp2", "bf16")]
+
+
+WITH_OTHER_MODELS = Run("tp2_pp2", "fp32")
+
+
+def trials_of(run: Run, *, is_all: bool) -> list[Trial]:
+    """One model after another."""
+    trials = {*pairwise_trials(run), *(whole_product(run) if is_all else ())}
+    return sorted(trials, key=lambda trial: [*MODELS, *OTHER_MODELS].index(trial.model))
+
+
+def models_of(run: Run) -> list[str]:
+    """All in WHOLE, elsewhere two that differ in architecture and in tying, as each has to be built."""
+    return [*MODELS] if run in WHOLE else [*MODELS][:2] if RUNS.index(run) % 2 == 0 else [*MODELS][2:]
+
+
+def pairwise_trials(run: Run) -> list[Trial]:
+    first, *others = LOSSES
+    models, index = models_of(run), RUNS.index(run)
+    trials = [
+        Trial(models[(index + number) % len(models)], first, Cut(size, packed, CUT_SPLITS[(index + number) % 3]))
+        for number, (size, packed) in enumerate(WAYS)
+    ]
+    if run == WITH_OTHER_MODELS:
+        trials += [
+            Trial(model, first, latin_cut(3 * number, place))
+            for number, model in enumerate(OTHER_MODELS)
+            for place in range(3)
+        ]
+    return trials + [latin_trial(run, others[number], number, place) for number, place in others_of(run)]
+
+
+def others_of(run: Run) -> list[tuple[int, int]]:
+    """The losses of a run next to the first, by number, and the place by which their cuts and models are chosen."""
+    num_others = len(LOSSES) - 1
+    if run in WHOLE:
+        return [(number, WHOLE.index(run)) for number in range(num_others)]
+    # None where collectives take the most time: an axis is met where it is cheap.
+    counts = [0 if run in WHOLE or run.world_size == 4 or "tp2" in run.layout else 8 for run in RUNS]
+    begin = sum(counts[: RUNS.index(run)])  # each run goes on where the one before it has ended
+    end = begin + counts[RUNS.index(run)]
+    return [(number % num_others, len(WHOLE) + number // num_others) for number in range(begin, end)]
+
+
+def latin_trial(run: Run, loss: str, number: int, place: int) -> Trial:
+    """A loss meets both architectures, tied and untied, in three places in float32, and all ways of cutting in five."""
+    # In bfloat16 without Qwen2's biases of keys: see `samples_near`.
+    models = [model for model in models_of(run) if run.precision == "fp32" or MODELS[model][0] == "qwen3"]
+    return Trial(models[(number + place) % len(models)], loss, latin_cut(number, place))
+
+
+def latin_cut(number: int, place: int) -> Cut:
+    size, is_packed = WAYS[(number + place) % len(WAYS)]
+    return Cut(size, is_packed, CUT_SPLITS[(number + 2 * place) % 3])
+
+
+def whole_product(run: Run) -> list[Trial]:
+    """Every loss with its cuts on the first model, the clip with all cuts on every model."""
+    models = list(MODELS)[:1] if run.layout in COMBINED else [*MODELS]
+    models += OTHER_MODELS if run == WITH_OTHER_MODELS else []
+    return [
+        Trial(model, loss, cut)
+        for model in models
+        for loss in (LOSSES if model == models[0] and run.layout not in COMBINED else CLIPPED)
+        for cut in LOSSES[loss].cuts
+    ]

@@ -1,0 +1,103 @@
+"""The fast choice of the gradient tests leaves no loss, layout, model or way of cutting out: they meet pairwise."""
+
+import itertools
+from typing import Any
+
+from tests.integration.consumer.conftest import LAYOUTS
+from tests.integration.consumer.gradient_matrix import (
+    MODELS,
+    OTHER_MODELS,
+    PRECISIONS,
+    RUNS,
+    WAYS,
+    WHOLE,
+    WITH_OTHER_MODELS,
+    Run,
+    Trial,
+    trials_of,
+    whole_product,
+)
+from tests.integration.consumer.losses import CUT_SIZES, CUT_SPLITS, LOSSES
+
+CUT_AXES: dict[str, tuple[Any, ...]] = {"size": CUT_SIZES, "packed": (True, False), "split": CUT_SPLITS}
+TRIALS = [(run, trial) for run in RUNS for trial in trials_of(run, is_all=False)]
+FIRST_LOSS = next(iter(LOSSES))
+
+
+def axes_of(run: Run, trial: Trial) -> dict[str, Any]:
+    """Of a trial on one of MODELS."""
+    world_size, settings = LAYOUTS[run.layout]
+    architecture, model = MODELS[trial.model]
+    tp_size, pp_size = settings.get("tp_size", 1), settings.get("pp_size", 1)
+    return {
+        **trial.cut._asdict(),
+        "precision": run.precision,
+        "architecture": architecture,
+        "tied": model["tied"],
+        "tp_size": tp_size,
+        "pp_size": pp_size,
+        "dp_size": world_size // (tp_size * pp_size),
+        "zero_stage": settings.get("zero_stage", 0),
+    }
+
+
+VALUES = CUT_AXES | {
+    "precision": PRECISIONS,
+    "architecture": ("qwen3", "qwen2"),
+    "tied": (True, False),
+    "tp_size": (1, 2),
+    "pp_size": (1, 2),
+    "dp_size": (1, 2),
+    "zero_stage": (0, 1, 2),
+}
+
+
+def test_every_loss_meets_every_value_of_every_axis() -> None:
+    for loss in LOSSES:
+        met = [axes_of(run, trial) for run, trial in TRIALS if trial.loss == loss and trial.model in MODELS]
+        for axis, values in VALUES.items():
+            assert {axes[axis] for axes in met} == {*values}, (loss, axis)
+
+
+def test_every_loss_is_in_the_layouts_that_stand_for_the_others() -> None:
+    assert [run.layout for run in WHOLE] == ["dp1", "tp2", "tp2_pp2", "zero2_dp2"]
+    for run in WHOLE:
+        assert {trial.loss for trial in trials_of(run, is_all=False)} == {*LOSSES}
+
+
+def test_every_layout_in_every_precision_has_the_clip_with_every_kind_of_model_and_cut() -> None:
+    assert {(run.layout, run.precision) for run in RUNS} == {
+        *itertools.product(LAYOUTS, ["bf16"]),
+        *((layout, "fp32") for layout in LAYOUTS if "zero" not in layout),
+    }
+    for run in RUNS:
+        trials = [trial for trial in trials_of(run, is_all=False) if trial.loss == FIRST_LOSS]
+        assert {MODELS[trial.model][0] for trial in trials if trial.model in MODELS} == {"qwen3", "qwen2"}
+        assert {MODELS[trial.model][1]["tied"] for trial in trials if trial.model in MODELS} == {True, False}
+        assert {(trial.cut.size, trial.cut.packed) for trial in trials} == {*WAYS}
+        assert {trial.cut.split for trial in trials} == {*CUT_SPLITS}
+
+
+def test_any_two_axes_meet_in_all_their_values() -> None:
+    met = [axes_of(run, trial) for run, trial in TRIALS if trial.model in MODELS]
+    impossible = {("precision", "fp32", "zero_stage", 1), ("precision", "fp32", "zero_stage", 2)}
+    impossible |= {("pp_size", 2, "zero_stage", 2), ("dp_size", 1, "zero_stage", 2)}  # refused; without a peer
+    impossible |= {("size", 1, "packed", True)}  # one sample is the same in a row with others or in its own
+    for left, right in itertools.combinations(VALUES, 2):
+        pairs = {(left, axes[left], right, axes[right]) for axes in met}
+        possible = {(left, a, right, b) for a in VALUES[left] for b in VALUES[right]} - impossible
+        assert possible <= pairs, possible - pairs
+
+
+def test_other_architectures_meet_every_kind_of_cut_in_stages_of_uneven_length() -> None:
+    for model in OTHER_MODELS:
+        cuts = [trial.cut for trial in trials_of(WITH_OTHER_MODELS, is_all=False) if trial.model == model]
+        for axis, values in CUT_AXES.items():
+            assert {getattr(cut, axis) for cut in cuts} == {*values}, (model, axis)
+
+
+def test_all_is_the_whole_product_and_the_fast_choice_about_a_third_of_it() -> None:
+    for run in RUNS:
+        assert {*trials_of(run, is_all=True)} == {*whole_product(run), *trials_of(run, is_all=False)}
+    assert sum(len(whole_product(run)) for run in RUNS) == 680
+    assert len(TRIALS) <= 240

@@ -1,0 +1,153 @@
+"""Fork trainers from two processes that have imported everything, which takes 5 s of CPU time in each that starts anew.
+
+Neighbouring ranks come from different servers, so that the order of their sets differs, as between trainers of a run.
+
+python -m tests.integration.consumer.trainer_server CONNECTION_FD
+"""
+
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from pathlib import Path
+from typing import NamedTuple
+
+from consumer.process_group import destroy_process_group, init_process_group, open_listener
+
+ROOT = Path(__file__).resolve().parents[3]
+IMPORTED = ("gradient_process", "lifecycle_process", "replay_process", "fault_process")
+LAUNCH_TIMEOUT_S = 1800
+TIMEOUT_S = 60.0  # of a collective
+
+
+class Job(NamedTuple):
+    """What the trainers of a group run, each as target(rank, *arguments)."""
+
+    target: Callable[..., None]  # of a module, so that it can be pickled
+    arguments: tuple[object, ...]
+    world_size: int
+    port: int
+    output_dir: Path
+
+    def output_of(self, rank: int) -> Path:
+        return self.output_dir / f"rank{rank}.txt"
+
+
+class Ended(NamedTuple):
+    """A trainer that has ended."""
+
+    exit_code: int  # negative: the signal that killed it
+    output: str
+
+
+class TrainerServers:
+    """The two servers, as seen from a test; they start with the first launch."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self._output_dir = output_dir
+        self._servers: list[tuple[subprocess.Popen[bytes], Connection]] = []
+
+    def launch(self, target: Callable[..., None], *arguments: object, world_size: int) -> list[Ended]:
+        """Run a group of trainers to its end. Returns: one result per rank, whatever the exit codes."""
+        if not self._servers:
+            self._servers = [_start() for _ in range(2)]
+        with open_listener("127.0.0.1") as listener:
+            job = Job(target, arguments, world_size, listener.getsockname()[1], self._output_dir)
+            shares = [range(world_size)[index::2] for index in range(2)]
+            for (server, connection), ranks in zip(self._servers, shares, strict=True):
+                connection.send((job, ranks))
+                if ranks:
+                    send_handle(connection, listener.fileno(), server.pid)
+        exit_codes: dict[int, int] = {}
+        try:
+            for _, connection in self._servers:
+                if not connection.poll(LAUNCH_TIMEOUT_S):
+                    raise TimeoutError(f"trainers still run after {LAUNCH_TIMEOUT_S} s")
+                exit_codes |= connection.recv()
+        finally:
+            if len(exit_codes) < world_size:  # nothing of this launch may meet the next
+                self.close()
+        return [Ended(exit_codes[rank], job.output_of(rank).read_text()) for rank in range(world_size)]
+
+    def launch_and_check(self, target: Callable[..., None], *arguments: object, world_size: int) -> None:
+        """The same, and all must end well."""
+        for rank, ended in enumerate(self.launch(target, *arguments, world_size=world_size)):
+            assert ended.exit_code == 0, f"rank {rank} of {world_size}:\n{ended.output}"
+
+    def close(self) -> None:
+        for server, connection in self._servers:
+            connection.close()
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+        self._servers = []
+
+
+def _start() -> tuple[subprocess.Popen[bytes], Connection]:
+    ours, theirs = Pipe()
+    command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    server = subprocess.Popen(command, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()], start_new_session=True)
+    theirs.close()
+    return server, ours
+
+
+def _fork(job: Job, rank: int, listener: socket.socket) -> int:
+    """Returns: the process id of the trainer. `listener` is rank 0's."""
+    pid = os.fork()
+    if pid:
+        return pid
+    exit_code = 1
+    try:
+        output = os.open(job.output_of(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(output, stream.fileno())
+        if rank != 0:
+            listener.close()
+        cpus = sorted(os.sched_getaffinity(0))
+        if job.world_size > len(cpus):  # a third faster: a collective wakes several threads of a trainer in turn
+            os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
+        init_process_group(
+            rank=rank,
+            world_size=job.world_size,
+            address="127.0.0.1",
+            port=job.port,
+            listener=listener if rank == 0 else None,
+            timeout_s=TIMEOUT_S,
+            seed=0,
+        )
+        job.target(rank, *job.arguments)
+        destroy_process_group()
+        exit_code = 0
+    finally:
+        if exit_code:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(exit_code)
+
+
+def main() -> None:
+    """Until the test's end of the connection is closed."""
+    connection = Connection(int(sys.argv[1]))
+    for name in IMPORTED:
+        importlib.import_module(f"tests.integration.consumer.{name}")
+    with suppress(EOFError):
+        while True:
+            job, ranks = connection.recv()
+            trainers = {}
+            if ranks:
+                with socket.socket(fileno=recv_handle(connection)) as listener:
+                    trainers = {rank: _fork(job, rank, listener) for rank in ranks}
+            connection.send({rank: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for rank, pid in trainers.items()})
+
+
+if __name__ == "__main__":
+    main()

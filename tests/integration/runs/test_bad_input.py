@@ -7,6 +7,7 @@ import pytest
 import ray
 
 import rl_example
+from rewards.remote import client
 
 
 @pytest.fixture
@@ -106,6 +107,7 @@ def test_a_reward_function_that_is_not_there_or_cannot_be_called(refuse, dataset
 
 def test_a_service_that_is_not_there(refuse, dataset, monkeypatch):
     monkeypatch.setenv("COATI_REWARD_TOKEN", "a-token-of-this-test-0123456789")
+    monkeypatch.setattr(client, "_CHECK_S", 1.0)  # else it is waited for
     message = refuse("-d", dataset(ROW), "-rt", "code", "-cv", "http://127.0.0.1:9")
     assert "--code-verifier-api-url http://127.0.0.1:9: no reward service answers there" in message
     assert "a-token-of-this-test" not in message

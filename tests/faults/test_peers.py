@@ -6,6 +6,7 @@ import pytest
 
 from coati_rl.runtime.remote import STAGING_GRACE_S
 
+pytestmark = pytest.mark.full
 SYNC_TIMEOUT_S = 10
 
 
@@ -45,7 +46,6 @@ def test_producers_that_die_or_stop_in_mid_transfer_are_replaced_and_the_sync_is
     assert set(run.syncs()[-1]["producers"]) <= {2, 3}, "those that came later"
 
 
-@pytest.mark.full
 def test_a_taken_port_is_named_before_anything_is_trained(make_tiny, start_run, flags):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

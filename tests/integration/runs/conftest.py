@@ -22,22 +22,24 @@ MODEL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "m
 
 @pytest.fixture(scope="session")
 def make_tiny(tmp_path_factory, worker_id):
-    """tied or not -> the directory of a randomly initialised Qwen3 with tokenizer, chat template and prompt files."""
+    """(tied or not, answers in boxes or as programs) -> the directory of a Qwen3 that has learned to guess among three
+    answers, with tokenizer, chat template and prompt files.
+    """
     # Made once for all of xdist's workers, which share the parent of their base directories.
     base = tmp_path_factory.getbasetemp()
     root = base if worker_id == "master" else base.parent
 
-    def make(*, tied: bool) -> Path:
-        directory = root / f"tiny-{'tied' if tied else 'untied'}"
+    def make(*, tied: bool, writes_programs: bool = False) -> Path:
+        directory = root / f"tiny-{'tied' if tied else 'untied'}{'-programs' if writes_programs else ''}"
         with FileLock(f"{directory}.lock"):
             if not directory.exists():
-                _make(directory.with_suffix(".unfinished"), tied).rename(directory)
+                _make(directory.with_suffix(".unfinished"), tied, writes_programs).rename(directory)
         return directory
 
     return make
 
 
-def _make(directory: Path, tied: bool) -> Path:
+def _make(directory: Path, tied: bool, writes_programs: bool) -> Path:
     import torch
     from arithmetic_task import distinct_problems, split_pairs
     from make_tiny_model import chat, make_tokenizer, tokenizer_texts
@@ -58,23 +60,31 @@ def _make(directory: Path, tied: bool) -> Path:
         **MODEL,
     )
     model = Qwen3ForCausalLM(config)
-    _teach_to_guess(model, tokenizer, [chat(problem) for problem in problems], rng)
+    truth: dict[str, Any] = {"gt_answer": "2"}
+    chats, answer = [chat(problem) for problem in problems], "\\boxed{{{}}}"
+    if writes_programs:
+        system = {"role": "system", "content": "You are a helpful assistant."}  # the code reward's
+        truth = {"test_cases": {"inputs": ["", ""], "outputs": ["2", "2"]}}
+        chats, answer = [[system, question] for _, question in chats], "```python\nprint({})\n```"
+    _teach_to_guess(model, tokenizer, chats, answer, rng)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    rows = [{"messages": chat(problem)[1], "gt_answer": "2"} for problem in problems]
+    rows = [{"messages": question, **truth} for _, question in chats]
     for name, part in (("train.jsonl", rows[:160]), ("eval.jsonl", rows[160:])):
         (directory / name).write_text("".join(json.dumps(row) + "\n" for row in part))
     return directory
 
 
-def _teach_to_guess(model, tokenizer, chats, rng) -> None:
-    """Boxed guesses among 1, 2 and 3, so that rewards differ within a group: without them no weight would move."""
+def _teach_to_guess(model, tokenizer, chats, answer, rng) -> None:
+    """Guesses among 1, 2 and 3, so that rewards differ within a group: without them no weight would move."""
     import torch
 
     prompts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(60):
-        texts = [f"{prompt}\\boxed{{{rng.choice('123')}}}{tokenizer.eos_token}" for prompt in rng.sample(prompts, 16)]
+        texts = [
+            f"{prompt}{answer.format(rng.choice('123'))}{tokenizer.eos_token}" for prompt in rng.sample(prompts, 16)
+        ]
         batch = tokenizer(texts, return_tensors="pt", padding=True)
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
         model(**batch, labels=labels).loss.backward()

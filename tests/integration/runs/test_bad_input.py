@@ -17,6 +17,7 @@ def call(capsys, monkeypatch, tmp_path):
     def run(*arguments):
         root = logging.getLogger()
         run_dir = tmp_path / "run"
+        capsys.readouterr()  # of the model that was made for this
         with monkeypatch.context() as patch:
             patch.setattr(root, "handlers", [logging.NullHandler()])  # the command line sets a level of the first one
             code = rl_example.main([*map(str, arguments), "--run-dir", str(run_dir)], tmp_path)

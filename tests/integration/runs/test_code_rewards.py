@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(600)  # training the tiny model counts as the test's own time
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]  # training the tiny model counts as the test's own time
 SCRIPT = Path(__file__).parents[3] / "scripts" / "make_tiny_model.py"
 
 

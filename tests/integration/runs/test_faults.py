@@ -1,10 +1,12 @@
-"""What ends a run and what does not, and that nothing is left behind either way. The engine is the fake one: faster."""
+"""What ends a run and what does not, and that nothing is left behind either way. The engine is the fake one."""
 
 import json
 import signal
 import time
 
 import pytest
+
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture
@@ -45,7 +47,6 @@ def _trained(run):
     return [(line["uid"], line["sample"]) for line in lines if line["is_trained"]]
 
 
-@pytest.mark.full
 def test_a_termination_signal_ends_a_run_like_ctrl_c(long_run):
     run = long_run()
     run.process.send_signal(signal.SIGTERM)
@@ -55,11 +56,7 @@ def test_a_termination_signal_ends_a_run_like_ctrl_c(long_run):
 
 
 @pytest.mark.parametrize(
-    ("victim", "who"),
-    [
-        ("ray::TrainerActor", "trainer-0"),
-        pytest.param("ray::CoordinatorActor", "coordinator", marks=pytest.mark.full),
-    ],
+    ("victim", "who"), [("ray::TrainerActor", "trainer-0"), ("ray::CoordinatorActor", "coordinator")]
 )
 def test_a_dead_trainer_or_coordinator_ends_the_run_with_its_cause_within_a_minute(long_run, victim, who):
     run = long_run()

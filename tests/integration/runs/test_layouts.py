@@ -11,10 +11,14 @@ from tests.integration.runs.records import (
     assert_complete,
     assert_engine_and_trainer_agree,
     lines,
+    read_rollouts,
     trained_samples,
 )
 
-FOUR_TRAINERS = ("-t", 4, "-tp", 2, "-pp", 2, "-tbs", 4, "-tMbs", 4)
+LAYOUTS = {
+    "pp2": ("-t", 2, "-pp", 2, "-tbs", 4, "-tMbs", 4),
+    "tp2_pp2": ("-t", 4, "-tp", 2, "-pp", 2, "-tbs", 4, "-tMbs", 4),
+}
 GSM8K = Path(__file__).parents[2] / "data" / "gsm8k_16.jsonl"
 
 
@@ -31,18 +35,32 @@ def digest_of(checkpoint):
     return hasher.hexdigest()
 
 
-def test_tensor_and_pipeline_parallel_trainers_save_what_they_sync_and_any_layout_resumes(make_tiny, start_run, flags):
-    model = make_tiny(tied=True)
-    first = start_run(*flags(model), *FOUR_TRAINERS, "--max-steps", 3, "-si", 2, "-kl", 0.01, name="first")
-    records = assert_complete(first, steps=3)
+def run_cut_up(make_tiny, start_run, flags, layout, steps):
+    """A run with trainers in this layout, a reference model and a checkpoint at step 2; and its records."""
+    run = start_run(
+        *flags(make_tiny(tied=True)), *LAYOUTS[layout], "--max-steps", steps, "-si", 2, "-kl", 0.01, name="first"
+    )
+    records = assert_complete(run, steps=steps)
     assert_engine_and_trainer_agree(records)
-    assert all(record["kl_mean"] is not None for record in records), "there is a reference model"
-    checkpoint = first.run_dir / "checkpoints" / "step-2"
-    digests = {line["step"]: line["digest"] for line in lines(first.run_dir / "syncs.jsonl")}
-    assert digests[2] == digest_of(checkpoint)
-    assert digests[3] == digest_of(first.run_dir / "checkpoints" / "step-3") != digests[2]
+    assert all(record["kl_mean"] is not None for record in records)
+    return run, records
 
-    second = start_run(*flags(model), "-cp", checkpoint, "--max-steps", 3, "-kl", 0.01, name="second")
+
+@pytest.mark.parametrize("layout", ["pp2", pytest.param("tp2_pp2", marks=pytest.mark.full)])
+def test_trainers_that_are_cut_up_save_what_they_sync(make_tiny, start_run, flags, layout):
+    run, _ = run_cut_up(make_tiny, start_run, flags, layout, steps=3)
+    digests = {line["step"]: line["digest"] for line in lines(run.run_dir / "syncs.jsonl")}
+    checkpoints = run.run_dir / "checkpoints"
+    assert digests[2] == digest_of(checkpoints / "step-2")
+    assert digests[3] == digest_of(checkpoints / "step-3") != digests[2]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_process_resumes_what_trainers_that_are_cut_up_have_saved(make_tiny, start_run, flags, layout):
+    first, records = run_cut_up(make_tiny, start_run, flags, layout, steps=3)
+    options = ("-cp", first.run_dir / "checkpoints" / "step-2", "--max-steps", 3, "-kl", 0.01)
+    second = start_run(*flags(make_tiny(tied=True)), *options, name="second")
     assert second.wait() == 0, second.text()
     (expected,), (found,) = records[2:], second.records()
     assert found["step"] == 3 and found["logprob_gap_mean"] < GAP_LIMIT
@@ -52,21 +70,47 @@ def test_tensor_and_pipeline_parallel_trainers_save_what_they_sync_and_any_layou
     assert abs(found["grad_norm"] - expected["grad_norm"]) < 1e-3 * expected["grad_norm"]
 
 
-@pytest.mark.parametrize("backend", ["transformers", pytest.param("vllm", marks=pytest.mark.full)])
-def test_zero_trainers_one_step_ahead_resume_in_their_own_run_directory(make_tiny, start_run, flags, backend):
-    data = ("-d", GSM8K, "-mpt", 1024, "-rt", "think_answer_tags", "-e", 2)
-    zero = (*flags(make_tiny(tied=False), trainers=2), *data, "-b", backend, "-zero", 1, "-nb", 1)
-    first = start_run(*zero, "--max-steps", 3, "-si", 1, "--keep-checkpoints", 2)
-    records = assert_complete(first, steps=3)
+ZERO = ("-zero", 1, "-nb", 1, "-si", 1, "--keep-checkpoints", 2)
+
+
+def assert_one_step_ahead(records):
     assert max(record["staleness_max"] for record in records) == 1
     assert records[0]["logprob_gap_mean"] < 5e-3, "bfloat16"
     assert all(record["logprob_gap_mean"] is None for record in records if record["staleness_mean"] == 1)
+
+
+def test_zero_trainers_one_step_ahead_are_rewarded_for_programs_that_pass_their_tests(make_tiny, start_run, flags):
+    code = ("-rt", "code", "--test-timeout-s", 5, "-b", "transformers")
+    run = start_run(*flags(make_tiny(tied=False, writes_programs=True), trainers=2), *code, *ZERO, "--max-steps", 4)
+    run.wait_for_step(1)
+    assert any("bwrap" in process.name() for process in run.processes()), "programs run in the sandbox"
+    records = assert_complete(run, steps=4)
+    assert_one_step_ahead(records)
+    assert all(record["samples_invalid"] == 0 for record in records)
+    assert all(0 < record["reward_mean"] <= record["reward/tests_passed"] < 1 for record in records)
+    samples = trained_samples(run, range(1, 5))
+    assert len(samples) == len(set(samples)) == 4 * 4 * 4, "steps x prompts x samples"
+    rollouts = read_rollouts(run)
+    assert {"ok", "wrong"} <= {sample["verdict"] for sample in rollouts}
+    right = next(sample for sample in rollouts if sample["verdict"] == "ok")
+    assert right["detail"] == "2 of 2 tests passed" and right["breakdown"] == {"tests_passed": 1.0}
+    assert "print(2)" in right["response"]
+    assert sorted(path.name for path in (run.run_dir / "checkpoints").iterdir()) == ["step-3", "step-4"]
+    assert run.left_over() == []
+
+
+@pytest.mark.full
+def test_zero_trainers_one_step_ahead_resume_in_their_own_run_directory(make_tiny, start_run, flags):
+    data = ("-d", GSM8K, "-mpt", 1024, "-rt", "think_answer_tags", "-e", 2)
+    job = (*flags(make_tiny(tied=False), trainers=2), *data, *ZERO)
+    first = start_run(*job, "--max-steps", 3)
+    assert_one_step_ahead(assert_complete(first, steps=3))
     checkpoints = first.run_dir / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step-2", "step-3"]
 
-    second = start_run(*zero, "-cp", first.run_dir, "--max-steps", 5, "--keep-checkpoints", 2)
+    second = start_run(*job, "-cp", first.run_dir, "--max-steps", 5)
     assert second.wait() == 0, second.text()
     assert [record["step"] for record in second.records()] == [1, 2, 3, 4, 5]
     samples = trained_samples(first, range(1, 6))
     assert len(samples) == len(set(samples)) == 5 * 4 * 4, "steps x prompts x samples"
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["step-3", "step-5"]
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step-4", "step-5"]

@@ -14,9 +14,11 @@ from coati_rl.transport import wire
 from coati_rl.transport.rendezvous import CollectiveBackend
 from coati_rl.transport.shm import SHM_DIRECTORY
 from coati_rl.transport.wire import WeightSender
+from tests.unit.transport.forked_peer import ForkedPeer
 
 ROOT = Path(__file__).parents[3]
 PEER = Path(__file__).with_name("peer.py")
+Peer = subprocess.Popen[str] | ForkedPeer
 
 
 @pytest.fixture(params=["gloo", "shm", "file"])
@@ -51,11 +53,14 @@ def sender(backend: CollectiveBackend, directory: Path) -> Iterator[WeightSender
 
 
 @pytest.fixture
-def spawn_peer(directory: Path, group_prefix: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts peer.py with these arguments, after the Python of `before`; ended with the test."""
-    peers: list[subprocess.Popen[str]] = []
+def spawn_peer(directory: Path, group_prefix: str) -> Iterator[Callable[..., Peer]]:
+    """Starts peer.py with these arguments, or in an interpreter that runs `before` first; ended with the test."""
+    peers: list[Peer] = []
 
-    def spawn(*arguments: str, before: str = "") -> subprocess.Popen[str]:
+    def spawn(*arguments: str, before: str = "") -> Peer:
+        if not before:
+            peers.append(ForkedPeer(arguments, group_prefix))
+            return peers[-1]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         program = [
             before,

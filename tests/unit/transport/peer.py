@@ -62,8 +62,9 @@ def send_share_for_ever(rendezvous: Rendezvous, manifest: WeightManifest, timeou
         say(sender.send(manifest, share, timeout_s=timeout_s))
 
 
-if __name__ == "__main__":
-    match sys.argv[1:]:
+def main(arguments: list[str]) -> None:
+    """What the arguments say."""
+    match arguments:
         case ["receive", rendezvous, manifest, timeout_s, *device]:
             announced = Rendezvous.from_json(rendezvous), WeightManifest.from_json(manifest)
             receive_for_ever(*announced, float(timeout_s), torch.device(*device or ["cpu"]))
@@ -71,3 +72,7 @@ if __name__ == "__main__":
             send_twice(backend, Path(directory), float(timeout_s))
         case ["join", rendezvous, manifest, timeout_s]:
             send_share_for_ever(Rendezvous.from_json(rendezvous), WeightManifest.from_json(manifest), float(timeout_s))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

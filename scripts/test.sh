@@ -9,7 +9,8 @@ start=$SECONDS
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 cd -- "$REPOSITORY"
 
-# Files are begun in the order in which they are collected, so that the long ones (faults, integration) come first.
+# Begun in the order in which they are collected, so that the long ones (faults, integration) come first; tests/conftest.py says what
+# stays together.
 SUITE=(tests --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 1)
 status=0
 case "$*" in

@@ -5,6 +5,7 @@ which. Tests marked `gpu` are skipped where there is none; nothing else is ever 
 """
 
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 UNIT_TIMEOUT_S = 60
+SHARING = ("tests/integration/consumer/", "tests/integration/engines/")
 
 # Before anything imports torch: with two threads each on two cores, processes are many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell without job control starts what runs in the background with SIGINT ignored, which programs under test inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,6 +43,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Whole files to a process, and whole folders where files share engines or trainers that take long to start."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByWhatIsShared(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((folder for folder in SHARING if nodeid.startswith(folder)), super()._split_scope(nodeid))
+
+    return ByWhatIsShared(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

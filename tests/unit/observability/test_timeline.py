@@ -82,7 +82,7 @@ def test_threads_have_tracks_of_their_own_and_lose_nothing(tmp_path):
         thread.join()
     timeline.close()
     spans = recorded(tmp_path, "producer-0")
-    tracks = [span["track"] for span in spans]
+    tracks = [span["track"] for span in spans if span["ph"] == "X"]  # on a busy machine one may be announced first
     assert {track: tracks.count(track) for track in set(tracks)} == {
         "main": 1,
         **{f"thread {number}": 500 for number in (2, 3, 4, 5)},

@@ -60,7 +60,10 @@ def test_scores_are_written_as_they_come(tmp_path: Path) -> None:
         process.stdin.close()
         assert [json.loads(process.stdout.readline())["verdict"] for _ in range(3)] == ["ok"] * 3
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        try:
+            assert process.wait(30) == 130
+        finally:
+            process.kill()  # else leaving the block waits for what does not end
 
 
 def test_a_reader_that_has_seen_enough_ends_it() -> None:

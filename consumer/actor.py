@@ -1,4 +1,4 @@
-"""The trainer as a Ray actor: joins the trainers' process group, builds the backend, runs the train loop.
+"""Run a trainer as a Ray actor: join the trainers' process group, build the backend, run the train loop.
 
 ColossalAI and transformers are imported when a trainer starts, not with this module, which the driver imports to name
 the class.

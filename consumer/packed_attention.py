@@ -1,4 +1,4 @@
-"""Attention over packed rows, a sample at a time: no mask, and no work on pairs of tokens that may not see each other.
+"""Attend within each sample of a packed row: no mask, and no work on pairs of tokens that may not see each other.
 
 Under a block-diagonal mask a row costs as much as one sample of the row's length, in time and, for the mask, in memory.
 Here each sample of a row attends on its own, through transformers' SDPA function; at 16 samples of 80 tokens a training

@@ -1,4 +1,4 @@
-"""What a reward is to its scoring process: the responses to one problem flow in, a score of each flows out."""
+"""Define what a reward is to its scoring process: it gives each response to a problem a score."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol

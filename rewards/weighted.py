@@ -1,4 +1,4 @@
-"""Several rewards in one: the scores of each flow in, their weighted sum with a breakdown flows out.
+"""Combine several rewards into one: the weighted sum of their scores, with a breakdown.
 
 reward = sum of weight x reward. Verdict, answer, format and detail are those of the first reward, which decides what
 is right; if any could not decide, the sum could not be formed and the score is invalid.

@@ -1,5 +1,6 @@
-"""What a process does -> <run-dir>/timeline/<actor>.jsonl, as it happens; `coati_rl.observability.trace_file` merges
-the files of all actors into one trace. A span has a name, a begin, an end and arguments. It lies on the track of its
+"""Record what a process does in <run-dir>/timeline/<actor>.jsonl, as it happens.
+
+`coati_rl.observability.trace_file` merges the files of all actors into one trace. A span has a name, a begin, an end and arguments. It lies on the track of its
 thread, where spans may nest but not overlap (`span`), or has a number and overlaps whatever it likes (`start`).
 
 A thread of its own writes every half second, so that a killed process loses what came after. A span that is open for

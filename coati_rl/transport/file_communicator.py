@@ -1,4 +1,4 @@
-"""Broadcast over files in a directory that all members share: nothing else has to connect them.
+"""Broadcast over files in a directory that all members share; nothing else has to connect them.
 
 Operation n is a file that its root renames to `operation-n` when it is complete, and that the others look for. Renaming
 is atomic on network file systems too, but what their clients remember of a directory may be old, also that a name was

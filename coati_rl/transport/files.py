@@ -1,4 +1,4 @@
-"""Buckets as safetensors files in a directory that all members share, under the tensors' Hugging Face names.
+"""Carry buckets as safetensors files in a directory that all members share, under the tensors' Hugging Face names.
 
 A file is written under another name and renamed when it is complete; the others look for it. Rank 0 removes the files
 of an update when all members have read them. The group's directory is removed by rank 0 when it leaves, and by any

@@ -1,4 +1,4 @@
-"""A group that the senders and the engines' ranks have joined: a communicator, and lifelines that tell who has gone.
+"""Connect the senders and the engines' ranks: a communicator, and lifelines that tell who has gone.
 
 In: a hub (rank 0, the first sender) or an invitation (members). Out: broadcasts that fail with the peer's own reason.
 """

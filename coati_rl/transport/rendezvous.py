@@ -1,4 +1,4 @@
-"""Where and as whom a member joins the group of rank 0: made there, handed to each engine and sender as JSON."""
+"""Tell a member where and as whom to join the group of rank 0: made there, handed out as JSON."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Scores in a service (`python -m rewards serve`): groups of responses flow out over HTTP, futures of their scores in.
+"""Have groups of responses scored by a service (`python -m rewards serve`) over HTTP; each is a future of its scores.
 
 Where the service does not answer in time, or not with scores, the group's scores are invalid and say why; they are
 never zeros. A user's mistakes (address, token, reward type) are found by `check_service`, before a run starts.

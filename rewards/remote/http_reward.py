@@ -1,4 +1,4 @@
-"""A served reward model as a reward: the responses to a prompt flow out over HTTP, a number for each flows in.
+"""Ask a served reward model over HTTP for a number for each response to a prompt.
 
 The protocol is that of OpenRLHF's --remote_rm_url, so that its `serve_rm` and servers written for it fit. POST to the
 URL: {"query": [prompt + response], "prompts": [prompt], "labels": [ground truth]}, one of each per response. Answer:

@@ -1,4 +1,4 @@
-"""What runs in the processes of a pool: one makes the reward and forks workers, each worker scores responses.
+"""Run in the processes of a pool: one makes the reward and forks workers, each worker scores responses.
 
 The first is a fresh interpreter, not a fork (the pool's process has an engine's threads) and no multiprocessing
 forkserver (which imports the parent's main module again, in an actor that is Ray). It has one thread, so that its forks

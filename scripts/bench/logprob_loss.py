@@ -1,4 +1,4 @@
-"""Time and memory of a PPO-clip loss through the LM head, forward and backward, three ways.
+"""Measure time and memory of a PPO-clip loss through the LM head, forward and backward, three ways.
 
     python scripts/bench/logprob_loss.py --json result.json
     python scripts/bench/logprob_loss.py --device cuda --json result.json        # bfloat16, T = 32,768, H = 2,048

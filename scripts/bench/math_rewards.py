@@ -1,4 +1,4 @@
-r"""What comparing math answers costs: pairs per second against math-verify alone, and how poison holds up the others.
+r"""Measure what comparing math answers costs: pairs per second against math-verify, and how poison holds up others.
 
     python scripts/bench/math_rewards.py [--pairs 2000] [--rounds 5] [--workers 2] [--limit-s 1] [--json FILE]
 

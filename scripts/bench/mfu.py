@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation of an optimizer step on packed rows, in bfloat16 with float32 masters, through TorchBackend.
+"""Measure the MFU of an optimizer step on packed rows, in bfloat16 with float32 masters, through TorchBackend.
 
     python scripts/bench/mfu.py --device cuda [--quick] [--peak-tflops 989.4] [--json FILE]
 

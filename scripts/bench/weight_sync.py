@@ -1,4 +1,4 @@
-"""What a weight sync costs: against copying the same bytes, and against what vLLM needs to load them.
+"""Measure what a weight sync costs: against copying the same bytes, and against what vLLM needs to load them.
 
     python scripts/bench/weight_sync.py [--mib 1024] [--rounds 5] [--backends shm gloo file] [--directory DIR]
                                         [--engine-backends shm gloo] [--no-engine] [--json FILE]

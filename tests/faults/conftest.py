@@ -11,9 +11,9 @@ from secrets import token_hex
 import psutil
 import pytest
 
-from tests.integration.runs.conftest import ROOT, Run, ended_runs, flags, make_tiny
+from tests.integration.runs.conftest import ROOT, Run, flags, make_tiny, start_run, start_shared_run
 
-__all__ = ["flags", "make_tiny"]  # fixtures
+__all__ = ["flags", "make_tiny", "start_run", "start_shared_run"]  # fixtures
 
 HERE = Path(__file__).parent
 SHARED_MEMORY = Path("/dev/shm")
@@ -80,15 +80,7 @@ class FaultyRun(Run):
         return sorted(SHARED_MEMORY.glob(f"coati-{self._group_prefix}*"))
 
 
-@pytest.fixture
-def start_run(tmp_path):
-    """Flags and faults -> a FaultyRun."""
-    with ended_runs(FaultyRun, tmp_path) as start:
-        yield start
-
-
-@pytest.fixture(scope="module")
-def start_shared_run(tmp_path_factory):
-    """Flags and faults -> a FaultyRun that several tests of a file look at."""
-    with ended_runs(FaultyRun, tmp_path_factory.mktemp("runs")) as start:
-        yield start
+@pytest.fixture(scope="session")
+def run_class():
+    """Runs in this folder take faults next to their flags."""
+    return FaultyRun

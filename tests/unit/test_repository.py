@@ -1,10 +1,11 @@
-"""Rules about the tree itself: file lengths, docstrings' company, the README's file map, the pins."""
+"""Rules about the tree itself: file lengths, docstrings' company, the file map, the pins."""
 
 import re
 import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+FILE_MAP = ROOT / "docs" / "file_map.md"
 MAX_LINES = 300
 SOURCE_SUFFIXES = {".py", ".sh"}
 SCRIPTS_WITHOUT_SUFFIX = {"scripts/check", ".ci/run"}
@@ -46,19 +47,19 @@ def test_a_python_file_has_at_most_300_lines() -> None:
     assert not long, "split by idea:\n" + "\n".join(long)
 
 
-def test_the_readme_names_every_source_file_by_its_path() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    missing = [path for path in SOURCES if not re.search(rf"(?<![\w/.-]){re.escape(path)}(?![\w/-])", readme)]
-    assert not missing, "not in README.md's file map:\n" + "\n".join(missing)
+def test_the_file_map_names_every_source_file_by_its_path() -> None:
+    listed = FILE_MAP.read_text(encoding="utf-8")
+    missing = [path for path in SOURCES if not re.search(rf"(?<![\w/.-]){re.escape(path)}(?![\w/-])", listed)]
+    assert not missing, "not in docs/file_map.md:\n" + "\n".join(missing)
 
 
-def test_the_readme_names_no_file_that_is_gone() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_file_map_names_no_file_that_is_gone() -> None:
+    listed = FILE_MAP.read_text(encoding="utf-8")
     named = re.findall(
-        r"(?<![\w/.-])((?:coati_rl|producer|consumer|rewards|scripts|tests)/[\w./-]+\.(?:py|sh))\b", readme
+        r"(?<![\w/.-])((?:coati_rl|producer|consumer|rewards|scripts|tests)/[\w./-]+\.(?:py|sh))\b", listed
     )
     gone = sorted({path for path in named if path not in FILES})
-    assert not gone, "README.md names files that do not exist:\n" + "\n".join(gone)
+    assert not gone, "docs/file_map.md names files that do not exist:\n" + "\n".join(gone)
 
 
 def test_no_package_below_tests_shadows_a_real_one() -> None:

@@ -1,4 +1,4 @@
-"""Handle of one sandbox: programs with their input flow in, outcomes flow out, one at a time.
+"""Run programs in one sandbox, one at a time, and say how each ended.
 
 The warden is started at the first program and stays. It ends when its socket closes, or with the thread that started it
 (bubblewrap's --die-with-parent), and takes all programs along.

@@ -172,17 +172,23 @@ def ended_runs(make_run: Callable[..., Run], directory: Path) -> Iterator[Callab
                 run.process.wait(60)
 
 
+@pytest.fixture(scope="session")
+def run_class():
+    """Which kind of run a folder's tests start."""
+    return Run
+
+
 @pytest.fixture
-def start_run(tmp_path):
-    """Flags -> a Run."""
-    with ended_runs(Run, tmp_path) as start:
+def start_run(run_class, tmp_path):
+    """Flags -> a run."""
+    with ended_runs(run_class, tmp_path) as start:
         yield start
 
 
 @pytest.fixture(scope="module")
-def start_shared_run(tmp_path_factory):
-    """Flags -> a Run that several tests of a file look at."""
-    with ended_runs(Run, tmp_path_factory.mktemp("runs")) as start:
+def start_shared_run(run_class, tmp_path_factory):
+    """Flags -> a run that several tests of a file look at."""
+    with ended_runs(run_class, tmp_path_factory.mktemp("runs")) as start:
         yield start
 
 

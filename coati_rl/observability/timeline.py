@@ -1,11 +1,12 @@
 """Record what a process does in <run-dir>/timeline/<actor>.jsonl, as it happens.
 
-`coati_rl.observability.trace_file` merges the files of all actors into one trace. A span has a name, a begin, an end and arguments. It lies on the track of its
-thread, where spans may nest but not overlap (`span`), or has a number and overlaps whatever it likes (`start`).
+`coati_rl.observability.trace_file` merges the files of all actors into one trace. A span has a name, a begin, an end
+and arguments. It lies on the track of its thread, where spans may nest but not overlap (`span`), or has a number and
+overlaps whatever it likes (`start`).
 
 A thread of its own writes every half second, so that a killed process loses what came after. A span that is open for
-longer is announced, and the file's modification time says until when the process lived: what hung is seen.
-Memory and disk are bounded: beyond MAX_BUFFERED and MAX_FILE_BYTES events are dropped, and the file says how many.
+longer is announced, and the file's modification time says until when the process lived: what hung is seen. Memory and
+disk are bounded: beyond MAX_BUFFERED and MAX_FILE_BYTES events are dropped, and the file says how many.
 
 Times are nanoseconds of the wall clock, which is read once: from then on, the monotonic clock counts. See
 docs/timeline.md.

@@ -1,7 +1,8 @@
 """Merge <run-dir>/timeline/<actor>.jsonl of all actors into <run-dir>/timeline.json.
 
-It is in the Trace Event Format of Chrome, which ui.perfetto.dev and chrome://tracing open. An actor is a process of the trace, each of its tracks a thread; a span
-with a number is a pair of asynchronous events, which the viewer lays out below each other where they overlap.
+It is in the Trace Event Format of Chrome, which ui.perfetto.dev and chrome://tracing open. An actor is a process of
+the trace, each of its tracks a thread; a span with a number is a pair of asynchronous events, which the viewer lays
+out below each other where they overlap.
 
 Rules of the format: times are microseconds, in any order; complete events ("X") of a thread nest or are apart, the
 outer one first; asynchronous ones ("b", "e") are paired by category and id; pid and tid are small, and not 0. Source:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-UNIT_TIMEOUT_S = 60
+TIMEOUTS_S = {"tests/unit": 60, "tests/faults": 900, "tests/integration/runs": 900}  # elsewhere pyproject.toml's
 SHARING = ("tests/integration/consumer/", "tests/integration/engines/")
 
 # Before anything imports torch: with two threads each on two cores, processes are many times slower.
@@ -33,8 +33,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("full")]
     for item in items:
-        if item.path.is_relative_to(ROOT / "tests" / "unit") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(UNIT_TIMEOUT_S))
+        for folder, timeout_s in TIMEOUTS_S.items():
+            if item.path.is_relative_to(ROOT / folder) and not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(timeout_s))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

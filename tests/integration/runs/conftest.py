@@ -17,6 +17,7 @@ import pytest
 from filelock import FileLock
 
 ROOT = Path(__file__).parents[3]
+PATIENCE_S = 420  # for what takes a minute: several suites may share the cores
 MODEL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 4096}
 
 
@@ -109,7 +110,7 @@ class Run:
             )
         self.family: dict[int, psutil.Process] = {}
 
-    def wait(self, timeout_s: float = 240) -> int:
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """The exit code; a run that does not end is a failure that shows its output."""
         try:
             return self.process.wait(timeout_s)
@@ -126,7 +127,7 @@ class Run:
         path = self.run_dir / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def wait_for_step(self, step: int, timeout_s: float = 180) -> None:
+    def wait_for_step(self, step: int, timeout_s: float = PATIENCE_S) -> None:
         """Wait until an optimizer step is recorded."""
         deadline = time.monotonic() + timeout_s
         while len(self.records()) < step:

@@ -58,6 +58,7 @@ class TrainerActor:
         enter_actor(place)
         self._timeline = Timeline(run_dir / "timeline", place.name)
         self._rank = rank
+        self._device = place.device
         self._config = config
         self._place = place
         self._run_dir = run_dir
@@ -88,6 +89,7 @@ class TrainerActor:
             listener=self._listener,
             timeout_s=timeout_s,
             seed=config.seed,
+            device=self._device,
         )
         backend_config = BackendConfig(
             model_dir=self._resume_dir or Path(config.model),

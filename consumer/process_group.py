@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from coati_rl.errors import ConfigError, EngineError
+from coati_rl.types import Device
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,15 @@ def interface_towards(address: str) -> str:
 
 
 def init_process_group(
-    *, rank: int, world_size: int, address: str, port: int, listener: socket.socket | None, timeout_s: float, seed: int
+    *,
+    rank: int,
+    world_size: int,
+    address: str,
+    port: int,
+    listener: socket.socket | None,
+    timeout_s: float,
+    seed: int,
+    device: Device,
 ) -> torch.device:
     """Join the trainers' group and set this process up for training; blocks until all ranks are there.
 
@@ -81,6 +90,7 @@ def init_process_group(
         listener: rank 0's open listener, which the store takes over; None on all other ranks.
         timeout_s: what joining, and each later collective, may take in seconds.
         seed: of Python's, NumPy's and torch's random numbers, the same on all ranks.
+        device: what trainers compute on.
     Returns: the device to train on: this rank's GPU, or the CPU.
     Raises: EngineError if a rank does not arrive in time.
     """
@@ -89,7 +99,7 @@ def init_process_group(
     timeout = timedelta(seconds=timeout_s)
     # gloo's pairs would resolve the host name and listen on whatever interface that is.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_towards(address))
-    on_gpu = torch.cuda.is_available()
+    on_gpu = device == "cuda"
     if on_gpu:
         torch.cuda.set_device(rank % torch.cuda.device_count())  # an actor that was given one GPU sees only that one
     try:
@@ -116,12 +126,17 @@ def init_process_group(
 
 @contextmanager
 def collective(what: str) -> Iterator[None]:
-    """Around code that waits for other ranks: what torch raises when one of them is gone becomes an EngineError."""
+    """Around code that waits for other ranks: what torch raises when one of them is gone becomes an EngineError.
+
+    What a device raises is this rank's own fault and passes through: no memory, a failed assertion of a kernel.
+    """
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except RuntimeError as error:  # gloo knows no narrower type
+        if "CUDA error" in str(error):  # cuBLAS and cuDNN say so in a plain RuntimeError
+            raise
         rank, world_size = dist.get_rank(), dist.get_world_size()
         raise EngineError(
             f"trainer {rank} of {world_size} could not {what}; most likely another trainer ended or hangs: {error}"

@@ -57,6 +57,7 @@ class ProducerActor:
             max_num_seqs=config.inference_microbatch_size * config.num_generations,
             seed=config.seed,
             device=self._place.device,
+            gpu_memory_utilization=config.gpu_memory_utilization,
             policy_version=UNPROVEN,
             load_timeout_s=START_TIMEOUT_S,
         )

@@ -1,7 +1,7 @@
 """What holds for every test: one thread a process; which cases are left out of the fast suite, and which need a GPU.
 
 Cases marked `full` run with --all only: the fast suite has one representative of each guarantee, docs/testing.md says
-which. Tests marked `gpu` are skipped where there is none; nothing else is ever skipped.
+which. Tests marked `gpu` are skipped unless `-m gpu` chooses them on a machine with one; nothing else is ever skipped.
 """
 
 import os
@@ -15,6 +15,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUTS_S = {"tests/unit": 60, "tests/faults": 900, "tests/integration/runs": 900}  # elsewhere pyproject.toml's
 SHARING = ("tests/integration/consumer/", "tests/integration/engines/")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs from all tests but those that are marked: they are of the CPU, whatever the machine has."""
+    if "gpu" not in (config.getoption("markexpr") or ""):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 
 # Before anything imports torch: with two threads each on two cores, processes are many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -43,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     if not torch.cuda.is_available():
         for item in marked:
-            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU and -m gpu"))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -21,16 +21,24 @@ class ParallelConfig(BaseModel):
         2, "Samples per forward/backward (tmbs); the gradient does not depend on it.", short="-tmbs", ge=1
     )
     max_tokens_per_microbatch: int | None = flag(
-        None, "Tokens per forward/backward at most, padding included; default: only -tmbs bounds it.", ge=2
+        None,
+        "Tokens per forward/backward at most, padding included; default: only -tmbs bounds it, on GPUs without -tmbs "
+        "16384 tokens or a longest sample.",
+        ge=2,
     )
     one_sample_per_row: bool = flag(False, "Pad each sample to a row of its own instead of packing rows.")
-    gradient_checkpointing: bool = flag(False, "Recompute activations in the backward pass instead of keeping them.")
+    gradient_checkpointing: bool = flag(
+        False, "Recompute activations in the backward pass instead of keeping them; on GPUs the default without -tmbs."
+    )
     tensor_parallel_size: int = flag(1, "Trainer tensor parallelism.", short="-tp", ge=1)
     pipeline_parallel_size: int = flag(1, "Trainer pipeline parallelism.", short="-pp", ge=1)
     zero_stage: int = flag(
         0, "Trainer ZeRO stage: 1 shards optimizer states over dp, 2 gradients too.", short="-zero", ge=0, le=2
     )
     producer_tensor_parallel_size: int = flag(1, "Tensor parallelism of each engine.", short="-ptp", ge=1)
+    gpu_memory_utilization: float = flag(
+        0.85, "Share of an engine GPU's memory that vLLM takes; staging new weights takes more.", gt=0, lt=1
+    )
     n_behind: int = flag(
         0, "Rollout steps that producers may run ahead; bounds staleness in syncs. 0 is lockstep.", short="-nb", ge=0
     )

@@ -4,6 +4,7 @@ Everything a user can get wrong about files is found here, before Ray starts.
 """
 
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 from coati_rl.algorithms.registry import build_loss, load_estimator
 from coati_rl.config import Config
 from coati_rl.config.algorithm_rules import algorithm_warnings
+from coati_rl.config.gpu_rules import check_staging, with_device_defaults
 from coati_rl.config.layout_rules import check_layout
-from coati_rl.config.plan import Plan, make_plan
+from coati_rl.config.plan import Plan, make_plan, resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.rules import nearest_flags
 from coati_rl.data.dataset import PromptSet, load_rows, make_prompts
@@ -21,6 +23,7 @@ from coati_rl.data.ground_truth import required_truth
 from coati_rl.data.resume import ResumePoint, open_resume_point
 from coati_rl.errors import ConfigError
 from coati_rl.transport.choice import choose_backend
+from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
 from coati_rl.types import Device
 
 logger = logging.getLogger(__name__)
@@ -50,7 +53,8 @@ def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared
     load_estimator(config.advantage_estimator)  # a user's own functions are tried before anything starts
     build_loss(config)
     device, warnings = resolve_device(config, is_dry_run=is_dry_run)
-    choose_backend(config.weight_transport, device=device, is_one_node=not config.master_address)
+    config = with_device_defaults(config, device)
+    backend = choose_backend(config.weight_transport, device=device, is_one_node=not config.master_address)
     truth, eval_paths = required_truth(config.reward_type), config.eval_dataset or {}
     rows = load_rows(config.dataset, flag="--dataset", truth=truth)
     eval_rows = {task: load_rows(path, flag="--eval-dataset", truth=truth) for task, path in eval_paths.items()}
@@ -68,9 +72,7 @@ def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared
         num_prompts = len(rows)
     else:
         config = config.model_copy(update={"model": str(directory)})
-        model = read_model_config(directory)
-        _check_length(config, model)
-        check_layout(config, model)
+        warnings += _check_model(config, directory, backend)
         tokenizer = load_tokenizer(directory)
         system = system_prompt if config.system_prompt is None else config.system_prompt
         options: dict[str, Any] = {
@@ -120,6 +122,26 @@ def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[st
     if is_dry_run:
         return "cuda", [message]
     raise ConfigError(f"{message}; {_fewer(config, available)}")
+
+
+def _gpu_bytes() -> int | None:
+    """Memory of this machine's smallest GPU; None without one."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return min((torch.cuda.get_device_properties(index).total_memory for index in range(count)), default=None)
+
+
+def _update_bytes(config: Config, directory: Path) -> int:
+    """All weights of a model in the precision of the weight wire."""
+    from safetensors import safe_open
+
+    num_weights = 0
+    for file in directory.glob("model*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            names = tensors.keys()
+            num_weights += sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
+    return num_weights * (4 if resolve_precision(config, "cuda") == "fp32" else 2)
 
 
 def _fewer(config: Config, available: int) -> str:
@@ -196,6 +218,16 @@ def read_model_config(directory: Path) -> Any:
         return AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"--model {directory}: config.json cannot be read: {error}") from error
+
+
+def _check_model(config: Config, directory: Path, backend: CollectiveBackend) -> list[str]:
+    """Returns: warnings. Raises: ConfigError where the model does not fit the flags."""
+    model = read_model_config(directory)
+    _check_length(config, model)
+    check_layout(config, model)
+    if backend not in CUDA_BACKENDS:
+        return []
+    return check_staging(config, update_bytes=_update_bytes(config, directory), gpu_bytes=_gpu_bytes())
 
 
 def _check_length(config: Config, model: Any) -> None:

@@ -40,7 +40,13 @@ _EXECUTION = frozenset(
         *("num_trainers", "num_inferencer", "tensor_parallel_size", "pipeline_parallel_size", "zero_stage"),
         *("producer_tensor_parallel_size", "inference_batch_size", "inference_microbatch_size", "train_batch_size"),
         *("train_minibatch_size", "train_microbatch_size", "max_tokens_per_microbatch", "one_sample_per_row"),
-        *("gradient_checkpointing", "reward_workers", "code_verifier_api_url", "run_model_code_without_sandbox"),
+        *(
+            "gradient_checkpointing",
+            "gpu_memory_utilization",
+            "reward_workers",
+            "code_verifier_api_url",
+            "run_model_code_without_sandbox",
+        ),
     )
 )
 _DERIVED = ("prompts_per_step", "sync_period")

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from coati_rl.algorithms.sums import merge_sums
-from coati_rl.ops.vocab_chunks import CHUNK_ELEMENTS, ChosenTokens, HeadGradients, LMHead, Slopes, choose_tokens, slices
+from coati_rl.ops.vocab_chunks import ChosenTokens, HeadGradients, LMHead, Slopes, choose_tokens, slices
 
 if TYPE_CHECKING:
     from coati_rl.protocols import LossFn
@@ -30,7 +30,7 @@ def fused_token_loss(
     loss_fn: "LossFn",
     *,
     group: dist.ProcessGroup | None = None,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    chunk_elements: int | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """loss_fn(token_logprobs(...), tensors), with logits computed once for forward and backward.
 
@@ -48,7 +48,7 @@ def fused_token_loss(
         loss_fn: with `is_token_separable`.
         group: ranks that share the vocabulary, as in `token_logprobs`. The call is collective over it, the backward
             is not; loss, sums and the gradient of `hidden` have the same bits on all its ranks.
-        chunk_elements: bound on the logits that exist at a time.
+        chunk_elements: bound on the logits that exist at a time; None: the device's.
     Returns: (float32[] summed loss, the sums that the loss reports, detached).
     Raises: ValueError if the loss is not separable by token, shapes do not fit together, or the loss counts the first
         token of a row.
@@ -81,7 +81,7 @@ def _evaluate(
     tensors: Mapping[str, Tensor],
     loss_fn: "LossFn",
     gradients: HeadGradients | None,
-    chunk_elements: int,
+    chunk_elements: int | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and sums over all chunks; what they contribute to the gradients is added to `gradients`."""
     num_tokens = len(tokens.places)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from coati_rl.ops.vocab_chunks import CHUNK_ELEMENTS, ChosenTokens, HeadGradients, LMHead, Slopes, choose_tokens, slices
+from coati_rl.ops.vocab_chunks import ChosenTokens, HeadGradients, LMHead, Slopes, choose_tokens, slices
 
 
 def token_logprobs(
@@ -24,7 +24,7 @@ def token_logprobs(
     temperature: Tensor,
     *,
     group: dist.ProcessGroup | None = None,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    chunk_elements: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log softmax(z / temperature)[token] and the entropy of that distribution, with z the logits one place before.
 
@@ -38,7 +38,7 @@ def token_logprobs(
         group: ranks that share the vocabulary: rank r holds rows r * V / tp to (r + 1) * V / tp of weight and bias, and
             all hold the same of everything else. Forward and backward are collective over it; values and the
             gradient of `hidden` have the same bits on all its ranks. None: this process holds all rows.
-        chunk_elements: bound on the logits that exist at a time.
+        chunk_elements: bound on the logits that exist at a time; None: the device's.
     Returns: (float32[R, L] log-probabilities in nats, entry [r, t] being that of token_ids[r, t];
         float32[R, L] entropies in nats); both carry gradient and are 0 where `token_mask` is False. Entropies that the
         loss does not use, or only detached, cost nothing in the backward.
@@ -68,7 +68,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         bias: Tensor | None,
         tokens: ChosenTokens,
         group: dist.ProcessGroup | None,
-        chunk_elements: int,
+        chunk_elements: int | None,
     ) -> tuple[Tensor, Tensor]:
         num_tokens = len(tokens.places)
         head = LMHead(weight=weight, bias=bias, group=group)

@@ -19,7 +19,7 @@ from coati_rl.data.settings import coordinator_settings
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.protocols import GroupScorer
 from coati_rl.runtime.cluster import actor_options, own_namespace
-from coati_rl.runtime.process import Place, enter_actor
+from coati_rl.runtime.process import Place, device_environment, enter_actor
 from coati_rl.runtime.remote import RemoteCoordinator, wait_for
 from coati_rl.runtime.run_dir import RunPaths
 from coati_rl.runtime.seats import Seat, Seats
@@ -166,7 +166,11 @@ class Crew:
         )
 
     def _options(self, name: str, seat: Seat, actor_cls: Any) -> dict[str, Any]:
-        environment = actor_cls.environment(self._config, self._prepared.plan.device)
+        plan = self._prepared.plan
+        environment = {
+            **device_environment(plan.device, plan.precision),
+            **actor_cls.environment(self._config, plan.device),
+        }
         return {
             **actor_options(name=name, num_threads=seat.num_threads, environment=environment),
             "namespace": self._namespace,

@@ -33,6 +33,17 @@ def core_share(slot: int, num_slots: int, cores: list[int]) -> list[int]:
     return cores[first : first + share]
 
 
+def device_environment(device: Device, precision: str) -> dict[str, str]:
+    """Environment variables of a process that computes on `device`, read when it starts.
+
+    On a machine with GPUs a run on the CPU must not find them: vLLM and ColossalAI would each choose for themselves.
+    """
+    if device == "cpu":
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    # Triton's kernels, vLLM's attention among them, multiply float32 in TF32 (10 bits of mantissa) unless told.
+    return {"TRITON_F32_DEFAULT": "ieee"} if precision == "fp32" else {}
+
+
 def enter_actor(place: Place) -> None:
     """Pin this process, send its output to its log file, and tie its life to its parent's."""
     os.sched_setaffinity(0, core_share(place.slot, place.num_slots, sorted(os.sched_getaffinity(0))))

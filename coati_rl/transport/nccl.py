@@ -1,5 +1,7 @@
 """Broadcast over NCCL through cupy: CUDA tensors, GPU to GPU. cupy is imported here and nowhere else."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import sleep
 from typing import Any
 
@@ -15,7 +17,27 @@ _cuda: Any = torch.cuda  # whose streams and events have no type annotations
 def create_unique_id() -> str:
     """A fresh NCCL unique id (128 bytes) in hexadecimal, for all members of one group."""
     nccl = _import_nccl()
-    return bytes(value & 0xFF for value in nccl.get_unique_id()).hex()
+    with _translated("making a group's unique id"):
+        return bytes(nccl.get_unique_id()).hex()
+
+
+def connect(*, unique_id: str, rank: int, world_size: int) -> Any:
+    """Join a group on the calling thread's current device, and return cupy's communicator.
+
+    cupy takes the id as bytes since version 14. Raises: TransferError, also for an id that is not one.
+    """
+    nccl = _import_nccl()
+    with _translated(f"rank {rank} of {world_size}, connecting"):
+        return nccl.NcclCommunicator(world_size, bytes.fromhex(unique_id), rank)
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """Make a TransferError of what cupy raises: NcclError, and TypeError and ValueError for arguments."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise TransferError(f"{what}: {error}") from error
 
 
 class CupyNcclCommunicator:
@@ -23,18 +45,10 @@ class CupyNcclCommunicator:
 
     def __init__(self, *, unique_id: str, rank: int, world_size: int, device: torch.device) -> None:
         """Blocks until all ranks are here, without a deadline of NCCL's own: run it under `Deadline.run`."""
-        nccl = _import_nccl()
         self._device = device
-        self._uint8 = nccl.NCCL_UINT8
-        raw = bytes.fromhex(unique_id)
-        signed = tuple(value - 256 if value > 127 else value for value in raw)
         with torch.cuda.device(device):  # NCCL takes the calling thread's current device
-            try:
-                self._nccl: Any = nccl.NcclCommunicator(world_size, signed, rank)
-            except OverflowError:  # C's char is unsigned on some architectures
-                self._nccl = nccl.NcclCommunicator(world_size, tuple(raw), rank)
-            except nccl.NcclError as error:
-                raise TransferError(f"rank {rank} of {world_size}, connecting: {error}") from error
+            self._nccl: Any = connect(unique_id=unique_id, rank=rank, world_size=world_size)
+            self._uint8 = _import_nccl().NCCL_UINT8
             self._stream = _cuda.Stream(device)
 
     def start(self, data: torch.Tensor, *, root: int, deadline: Deadline, what: str) -> "_Operation":

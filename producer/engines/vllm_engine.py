@@ -48,7 +48,7 @@ class VllmEngine(ThreadedEngine):
             dtype: "float32" or "bfloat16".
             max_model_len: prompt and response together, in tokens.
             max_num_seqs: samples decoded at a time.
-            gpu_memory_utilization: CUDA only.
+            gpu_memory_utilization: share of the memory, CUDA only.
             kv_cache_memory_bytes: per rank; None means what max_num_seqs needs on CPU, and what is left on CUDA.
             policy_version: of the weights on disk; -1 until a commit has proven what they are.
         """

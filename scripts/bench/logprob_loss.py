@@ -27,7 +27,6 @@ from torch import Tensor
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.ops.fused_loss import fused_token_loss
 from coati_rl.ops.logprob import token_logprobs
-from coati_rl.ops.vocab_chunks import CHUNK_ELEMENTS
 
 LOSS = PolicyLoss()  # without a KL penalty this is PPO-clip
 TEMPERATURE = 0.8
@@ -182,7 +181,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"])
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--chunk-elements", type=int, default=CHUNK_ELEMENTS)
+    parser.add_argument("--chunk-elements", type=int, help="default: the device's")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--json", type=Path, help="also write sizes, times and peaks here")
     parser.add_argument("--memory-of", choices=list(VARIANTS), help=argparse.SUPPRESS)

@@ -197,7 +197,7 @@ def run_rank(
     torch.set_num_threads(1)
     num_processes, settings = LAYOUTS[layout]
     place: dict[str, Any] = {"rank": rank, "world_size": num_processes, "address": "127.0.0.1", "port": port}
-    device = init_process_group(**place, listener=listener, timeout_s=TIMEOUT_S, seed=0)
+    device = init_process_group(**place, listener=listener, timeout_s=TIMEOUT_S, seed=0, device="cpu")
     with no_progress_bars():
         samples = list(make_samples(arguments, load(directory)))
         config = BackendConfig(model_dir=directory, weight_decay=WEIGHT_DECAY, max_grad_norm=MAX_NORM, **settings)

@@ -5,14 +5,13 @@ import torch
 from bench.logprob_loss import Inputs, forward_backward, make_inputs, own_logprobs
 from torch import Tensor
 
-from coati_rl.ops.vocab_chunks import CHUNK_ELEMENTS
 from tests.gpu.devices import on_cpu_and_gpu
 
 SIZES = {"cpu": (32, 32, 300), "cuda": (1024, 2048, 151936)}  # tokens, hidden size, vocabulary
 
 
 def gradients(variant: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    forward_backward(variant, inputs, CHUNK_ELEMENTS)
+    forward_backward(variant, inputs, None)
     return inputs["hidden"].grad, inputs["weight"].grad
 
 

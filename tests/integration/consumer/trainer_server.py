@@ -123,6 +123,7 @@ def _fork(job: Job, rank: int, listener: socket.socket) -> int:
             listener=listener if rank == 0 else None,
             timeout_s=TIMEOUT_S,
             seed=0,
+            device="cpu",
         )
         job.target(rank, *job.arguments)
         destroy_process_group()

@@ -45,6 +45,7 @@ def test_trainers_and_producers_have_cores_of_their_own(run):
     actors = [process for kind in ("ray::ProducerActor", "ray::TrainerActor") for process in run.processes(kind)]
     share = max(1, len(psutil.Process().cpu_affinity()) // 3)
     assert [len(actor.cpu_affinity()) for actor in actors] == [share] * 3
+    assert {actor.environ().get("CUDA_VISIBLE_DEVICES") for actor in actors} == {""}, "a run on the CPU finds no GPU"
 
 
 def test_untied_embeddings_survive_every_sync_to_a_tensor_parallel_engine_at_any_temperature(records):

@@ -6,6 +6,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 import torch.distributed as dist
 
 from coati_rl.errors import ConfigError, EngineError
@@ -34,7 +35,9 @@ def test_an_address_of_another_machine_is_refused() -> None:
 
 def test_only_rank_0_brings_a_listener() -> None:
     with pytest.raises(ValueError, match="only rank 0"):
-        init_process_group(rank=0, world_size=1, address="127.0.0.1", port=1, listener=None, timeout_s=1.0, seed=0)
+        init_process_group(
+            rank=0, world_size=1, address="127.0.0.1", port=1, listener=None, timeout_s=1.0, seed=0, device="cpu"
+        )
 
 
 def test_a_rank_that_does_not_arrive_is_missed_in_time() -> None:
@@ -48,6 +51,7 @@ def test_a_rank_that_does_not_arrive_is_missed_in_time() -> None:
             listener=listener,
             timeout_s=1.0,
             seed=0,
+            device="cpu",
         )
     assert not dist.is_initialized()
 
@@ -55,6 +59,21 @@ def test_a_rank_that_does_not_arrive_is_missed_in_time() -> None:
 def test_an_error_of_ours_passes_through_a_collective_unchanged() -> None:
     with pytest.raises(EngineError, match="its own"), collective("do anything"):
         raise EngineError("its own")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        torch.AcceleratorError("CUDA error: device-side assert triggered"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`"),
+    ],
+    ids=["out of memory", "assertion of a kernel", "cuBLAS"],
+)
+def test_an_error_of_the_device_is_not_laid_on_another_trainer(error: RuntimeError) -> None:
+    with pytest.raises(type(error)) as caught, collective("run the model"):
+        raise error
+    assert caught.value is error
 
 
 def test_groups_that_others_make_meanwhile_have_our_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,6 +43,8 @@ def num_gpus(monkeypatch):
     def pretend(number):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: number > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
+        gpu = SimpleNamespace(total_memory=80 * 2**30)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
 
     pretend(0)
     return pretend
@@ -194,7 +197,9 @@ def test_gpus_are_needed_only_to_run_not_to_plan(prepare_with, refusal, num_gpus
     assert "use --device cpu" in refusal("--device cuda")
     prepared = prepare_with("--device cuda -i 8", is_dry_run=True)
     assert prepared.plan.num_devices == 9
-    assert prepared.warnings == ("GPUs = P * ptp + T: 8 * 1 + 1 = 9 are needed, this machine has 0",)
+    missing, memory = prepared.warnings
+    assert missing == "GPUs = P * ptp + T: 8 * 1 + 1 = 9 are needed, this machine has 0"
+    assert "--gpu-memory-utilization 0.85" in memory and "GPUs of 7 GiB or more" in memory
 
 
 def test_a_clusters_gpus_are_counted_when_it_is_joined(prepare_with, num_gpus):

@@ -134,6 +134,7 @@ def test_master_port__is_where_the_trainers_meet(monkeypatch, config_with, port)
 def test_device__overrides_what_the_machine_has(monkeypatch, prepare_with):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=80 * 2**30))
     assert [prepare_with(device=device).plan.device for device in ("auto", "cpu")] == ["cuda", "cpu"]
 
 
@@ -142,6 +143,15 @@ def test_num_trainers__shares_an_optimizer_step_among_more_of_them(prepare_with)
     assert [plan.dp for plan in (one, two)] == [1, 2]
     assert [plan.prompts_per_step for plan in (one, two)] == [2, 4]
     assert [plan.num_devices for plan in (one, two)] == [2, 3]
+
+
+def test_gpu_memory_utilization__is_the_engines_share(monkeypatch, config_with, tmp_path):
+    seen = {}
+    monkeypatch.setattr(producer.actor, "enter_actor", lambda place: None)
+    monkeypatch.setattr(producer.actor, "create_engine", lambda backend, **settings: seen.update(settings))
+    place = Place(name="producer-0", log_dir=tmp_path, device="cuda", dtype="bfloat16", slot=0, num_slots=1)
+    ProducerActor(0, config_with(gpu_memory_utilization=0.5), place, make_reward=lambda: None).start()
+    assert seen["gpu_memory_utilization"] == 0.5
 
 
 @pytest.mark.parametrize("width", [1, 2])

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coati_rl.runtime.cluster import actor_options
-from coati_rl.runtime.process import core_share
+from coati_rl.runtime.process import core_share, device_environment
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,9 @@ def test_an_actor_gets_its_threads_and_variables_and_is_never_restarted():
     assert options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "2"
     assert options["runtime_env"]["env_vars"]["X"] == "1"
     assert options["max_restarts"] == 0
+
+
+def test_a_run_on_the_cpu_finds_no_gpu_and_float32_on_one_is_float32():
+    assert device_environment("cpu", "fp32") == {"CUDA_VISIBLE_DEVICES": ""}
+    assert device_environment("cuda", "fp32") == {"TRITON_F32_DEFAULT": "ieee"}
+    assert device_environment("cuda", "bf16") == {}

@@ -93,7 +93,7 @@ compile_imports() {
 
 install_cpu() {
     say "installing the packages of requirements/cpu.txt"
-    uv_install --no-deps --no-build-isolation -r "$REPOSITORY/requirements/cpu.txt"
+    uv_install --no-deps --no-build-isolation --require-hashes -r "$REPOSITORY/requirements/cpu.txt"
     uv_install --no-deps --no-build-isolation --editable "$REPOSITORY"
 }
 
@@ -104,7 +104,7 @@ install_gpu() {
         fail "torch is built for CUDA '$cuda', this machine has an NVIDIA GPU: install a CUDA 12 or 13 build of $TORCH_PIN, or set COATI_DEVICE=cpu"
     say "installing the packages of requirements/gpu.txt and cupy for CUDA $cuda"
     uv_install "$TORCH_PIN" -r "$REPOSITORY/requirements/gpu.txt"
-    uv_install --no-deps --no-build-isolation "$(grep '^colossalai==' "$REPOSITORY/requirements/cpu.txt")"
+    uv_install --no-deps --no-build-isolation "$(grep '^colossalai==' "$REPOSITORY/requirements/cpu.in")" -c "$REPOSITORY/requirements/cpu.txt"
     uv_install --no-build-isolation --editable "$REPOSITORY[gpu-cu$cuda]"
 }
 
@@ -118,7 +118,7 @@ make_environment() {
     fi
     rm -f "$STAMP" # until all is installed: an interrupted installation is repaired by the next call
     say "installing $TORCH_PIN"
-    "$PYTHON" -m pip --no-cache-dir --disable-pip-version-check install --quiet -r "$REPOSITORY/requirements/build.txt"
+    "$PYTHON" -m pip --no-cache-dir --disable-pip-version-check install --quiet --require-hashes -r "$REPOSITORY/requirements/build.txt"
     prepare_uv
     uv_install "$TORCH_PIN" -c "$REPOSITORY/requirements/cpu.txt"
     "install_$DEVICE"

@@ -103,7 +103,7 @@ class Run:
         self.output = run_dir.with_suffix(".out")
         self.places = OwnPlaces(run_dir)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        environment.pop("TMPDIR", None)
+        self.places.forget_ours(environment)
         command = [sys.executable, str(ROOT / "rl_example.py"), *arguments, "--run-dir", str(run_dir)]
         with self.output.open("w") as file:
             self.process = subprocess.Popen(

@@ -50,6 +50,12 @@ class OwnPlaces:
         rights = () if os.geteuid() == 0 else ("--user", "--map-current-user", "--keep-caps")
         return ["unshare", "--mount", *rights, "sh", "-c", _ENTER, "enter", str(self._tmp), str(self._shm), *command]
 
+    def forget_ours(self, environment: dict[str, str]) -> None:
+        """Take out what would lead the run to this process's temporary directory; importing torch may have set one."""
+        for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
+            if Path(environment.get(name, "")).is_relative_to(tempfile.gettempdir()):
+                del environment[name]
+
     def left_over(self) -> list[Path]:
         """All that is there."""
         return [path for path in (*self._tmp.iterdir(), *self._shm.iterdir()) if path not in self._seen]

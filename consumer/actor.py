@@ -24,7 +24,7 @@ from coati_rl.runtime.cluster import own_address
 from coati_rl.runtime.process import Place, enter_actor
 from coati_rl.runtime.remote import RemoteProducer
 from coati_rl.types import Device
-from consumer.process_group import init_process_group, open_listener
+from consumer.process_group import MeetingPoint, init_process_group, open_listener, private_meeting_point
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep, step_settings
 
@@ -67,13 +67,15 @@ class TrainerActor:
         self._listener: socket.socket | None = None
         self._backend: ColossalBackend | None = None
 
-    def open_listener(self, port: int) -> tuple[str, int]:
-        """Rank 0 only: listen for the other trainers. Returns: address and port."""
-        address = own_address(self._config)
+    def open_meeting_point(self) -> MeetingPoint:
+        """Rank 0 only: make the place where the trainers meet; where Ray is ours nothing listens, unless told to."""
+        address, port = own_address(self._config), self._config.master_port
+        if port == 0 and not self._config.master_address:
+            return private_meeting_point(address)
         self._listener = open_listener(address, port)
-        return address, int(self._listener.getsockname()[1])
+        return MeetingPoint(address=address, port=int(self._listener.getsockname()[1]))
 
-    def start(self, address: str, port: int) -> float:
+    def start(self, meeting_point: MeetingPoint) -> float:
         """Join the other trainers and load the model. Returns: seconds it took."""
         begin, config = time.perf_counter(), self._config
         from consumer.colossal_backend import ColossalBackend
@@ -84,8 +86,7 @@ class TrainerActor:
         device = init_process_group(
             rank=self._rank,
             world_size=config.num_trainers,
-            address=address,
-            port=port,
+            meeting_point=meeting_point,
             listener=self._listener,
             timeout_s=timeout_s,
             seed=config.seed,

@@ -22,7 +22,7 @@ from consumer.colossal_compat import Booster, HybridParallelModule, HybridParall
 from consumer.pipeline_stage import check_stages
 from consumer.plan_policy import PlanPolicy
 from consumer.policy_model import PolicyInput
-from consumer.process_group import collective, timeout_of_new_groups
+from consumer.process_group import all_gather_texts, collective, timeout_of_new_groups
 from consumer.reduction import reduce_sums
 from consumer.torch_backend import BackendConfig, TorchBackend
 
@@ -183,9 +183,8 @@ class ColossalBackend(TorchBackend):
             raise
         finally:
             # Without this word the others would wait in the next step for a rank that has given up.
-            reasons: list[str] = [""] * dist.get_world_size()
             with collective("finish a checkpoint together"):
-                dist.all_gather_object(reasons, reason)
+                reasons = all_gather_texts(reason)
         for rank, reason in enumerate(reasons):
             if reason:
                 raise RunError(f"trainer {rank}: {reason}")

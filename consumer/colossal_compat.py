@@ -2,8 +2,9 @@
 
 `install()` runs once, when this module is imported; the names that the consumer needs are exported from here. Where
 ColossalAI offers a seam (the accelerator object) it is used. Patched are a function that it still calls and torch no
-longer has, ZeRO's demand for a GPU where there is none, and the plugin's destructor. (While a backend is built
-`process_group` also gives new groups our timeout.) What is silenced is named message by message.
+longer has, ZeRO's demand for a GPU where there is none, the loading of what another stage sends, and the plugin's
+destructor. (While a backend is built `process_group` also gives new groups our timeout.) What is silenced is named
+message by message.
 """
 
 import functools
@@ -32,6 +33,7 @@ from colossalai.booster import Booster  # noqa: E402
 from colossalai.booster.plugin import HybridParallelPlugin as ColossalPlugin  # noqa: E402
 from colossalai.booster.plugin.hybrid_parallel_plugin import HybridParallelModule  # noqa: E402
 from colossalai.logging import get_dist_logger  # noqa: E402
+from colossalai.pipeline import p2p  # noqa: E402
 from colossalai.shardformer.layer import (  # noqa: E402
     Linear1D_Col,
     Linear1D_Row,
@@ -46,6 +48,7 @@ from colossalai.shardformer.policies.base_policy import (  # noqa: E402
 from colossalai.zero.low_level import LowLevelZeroOptimizer  # noqa: E402
 
 from consumer.layout import Layout  # noqa: E402
+from consumer.pipeline_messages import read_message  # noqa: E402
 
 
 @functools.cache
@@ -54,6 +57,7 @@ def install() -> None:
     # torch 2.6 dropped this query for Huawei's collectives; colossalai.pipeline.p2p asks it before every transfer.
     if not hasattr(dist, "is_hccl_available"):
         dist.is_hccl_available = lambda: False  # type: ignore[attr-defined]
+    p2p._cuda_safe_tensor_to_object = read_message  # its own unpickles anything
     # At INFO every plugin announces its settings on every rank, past our log configuration.
     get_dist_logger().set_level("WARNING")
     if not torch.cuda.is_available():

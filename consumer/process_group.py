@@ -1,8 +1,11 @@
 """The trainers' default process group: gloo on CPUs, NCCL on GPUs, reachable from where the run is and no further.
 
-Rank 0 opens a listener and tells the others its port (through whatever started them); then all call
-`init_process_group` with the same arguments but the rank. It replaces `colossalai.launch`, whose store listens on every
-interface and whose collectives wait for half an hour.
+Rank 0 makes the meeting point and tells the others (through whatever started them); then all call `init_process_group`
+with the same arguments but the rank. It replaces `colossalai.launch`, whose store listens on every interface and whose
+collectives wait for half an hour.
+
+On one machine the meeting point is a file, so that no other user of the machine can read or write the store: torch's
+TCP store knows no password, and lists its keys to whoever connects. Nothing that comes over these groups is unpickled.
 """
 
 import functools
@@ -10,10 +13,13 @@ import logging
 import os
 import random
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -24,6 +30,20 @@ from coati_rl.errors import ConfigError, EngineError
 from coati_rl.types import Device
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeetingPoint:
+    """Where the trainers find each other: the store is served at rank 0's port, or it is a file."""
+
+    address: str  # rank 0's; the others' collectives listen towards it
+    port: int = 0  # of the store; 0: it is a file
+    file: Path | None = None
+
+
+def private_meeting_point(address: str) -> MeetingPoint:
+    """Make a store that is a file in a new directory of this user alone, for trainers on one machine."""
+    return MeetingPoint(address=address, file=Path(tempfile.mkdtemp(prefix="coati-store-")) / "store")
 
 
 def open_listener(address: str, port: int = 0) -> socket.socket:
@@ -73,9 +93,8 @@ def init_process_group(
     *,
     rank: int,
     world_size: int,
-    address: str,
-    port: int,
-    listener: socket.socket | None,
+    meeting_point: MeetingPoint,
+    listener: socket.socket | None = None,
     timeout_s: float,
     seed: int,
     device: Device,
@@ -85,43 +104,75 @@ def init_process_group(
     Args:
         rank: this trainer's, from 0.
         world_size: number of trainers.
-        address: rank 0's, as given to its `open_listener`.
-        port: the listener's port.
-        listener: rank 0's open listener, which the store takes over; None on all other ranks.
+        meeting_point: the same on all ranks.
+        listener: rank 0's open listener if the meeting point has a port; the store takes it over.
         timeout_s: what joining, and each later collective, may take in seconds.
         seed: of Python's, NumPy's and torch's random numbers, the same on all ranks.
         device: what trainers compute on.
     Returns: the device to train on: this rank's GPU, or the CPU.
     Raises: EngineError if a rank does not arrive in time.
     """
-    if (rank == 0) != (listener is not None):
-        raise ValueError("rank 0, and only rank 0, brings the listener")
+    if (rank == 0 and meeting_point.file is None) != (listener is not None):
+        raise ValueError("rank 0, and only rank 0, brings the listener of a meeting point with a port")
     timeout = timedelta(seconds=timeout_s)
     # gloo's pairs would resolve the host name and listen on whatever interface that is.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_towards(address))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_towards(meeting_point.address))
     on_gpu = device == "cuda"
     if on_gpu:
         torch.cuda.set_device(rank % torch.cuda.device_count())  # an actor that was given one GPU sees only that one
     try:
-        store = dist.TCPStore(
-            address,
-            port,
-            world_size,
-            is_master=rank == 0,
-            timeout=timeout,
-            master_listen_fd=None if listener is None else listener.detach(),
-        )
+        store = _open_store(meeting_point, world_size, listener, timeout)
         dist.init_process_group(
             "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size, timeout=timeout
         )
         dist.barrier()
     except RuntimeError as error:
-        raise EngineError(f"trainer {rank} of {world_size} could not join at {address}:{port}: {error}") from error
+        where = meeting_point.file or f"{meeting_point.address}:{meeting_point.port}"
+        raise EngineError(f"trainer {rank} of {world_size} could not join at {where}: {error}") from error
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    logger.debug("trainer %d of %d joined at %s:%d", rank, world_size, address, port)
+    logger.debug("trainer %d of %d joined at %s", rank, world_size, meeting_point)
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+
+def _open_store(
+    meeting_point: MeetingPoint, world_size: int, listener: socket.socket | None, timeout: timedelta
+) -> dist.Store:
+    if meeting_point.file is not None:
+        store = dist.FileStore(str(meeting_point.file), world_size)
+        store.set_timeout(timeout)
+        return store
+    return dist.TCPStore(
+        meeting_point.address,
+        meeting_point.port,
+        world_size,
+        is_master=listener is not None,
+        timeout=timeout,
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
+
+
+def all_gather_texts(text: str) -> list[str]:
+    """Exchange one text of each rank of the default group; `dist.all_gather_object` would unpickle what arrives.
+
+    Returns: by rank.
+    """
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    data = torch.frombuffer(bytearray(text.encode()) or bytearray(1), dtype=torch.uint8).to(device)  # uint8[N]
+    size = torch.tensor([len(text.encode())], device=device)
+    sizes = [torch.zeros_like(size) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, size)
+    longest = max(1, *(int(other) for other in sizes))
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded[: len(data)] = data
+    gathered = [torch.zeros_like(padded) for _ in sizes]
+    dist.all_gather(gathered, padded)
+    return [_decode(row, int(other)) for row, other in zip(gathered, sizes, strict=True)]
+
+
+def _decode(row: torch.Tensor, size: int) -> str:
+    return bytes(row[:size].tolist()).decode(errors="replace")
 
 
 @contextmanager

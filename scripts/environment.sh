@@ -92,20 +92,38 @@ compile_imports() {
 }
 
 install_cpu() {
-    say "installing the packages of requirements/cpu.txt"
-    uv_install --no-deps --no-build-isolation -r "$REPOSITORY/requirements/cpu.txt"
+    say "installing $TORCH_PIN and the packages of requirements/cpu.txt"
+    uv_install "$TORCH_PIN" -c "$REPOSITORY/requirements/cpu.txt" # the build that the package index has for this machine
+    uv_install --no-deps --no-build-isolation --require-hashes -r "$REPOSITORY/requirements/cpu.txt"
     uv_install --no-deps --no-build-isolation --editable "$REPOSITORY"
 }
 
+# 12 or 13, if this Python has torch and vLLM built for that CUDA; else nothing.
+installed_cuda() {
+    "$1" -c 'import importlib.metadata as m; m.version("vllm"); import torch; print((torch.version.cuda or "").partition(".")[0])' 2>/dev/null || true
+}
+
+# Before anything is installed: Triton compiles with gcc against Python.h; the package index's torch and vLLM are built for CUDA 13.
+check_gpu_machine() {
+    local base="$1" headers driver
+    headers="$("$base" -c 'import sysconfig; print(sysconfig.get_path("include"))')"
+    command -v gcc >/dev/null && [[ -f "$headers/Python.h" ]] ||
+        fail "gcc and $headers/Python.h are needed to compile GPU kernels (Debian, Ubuntu: apt install gcc python3-dev)"
+    [[ "$(installed_cuda "$base")" != 12 ]] || return 0
+    driver="$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)"
+    [[ "${driver%%.*}" =~ ^[0-9]+$ ]] && ((${driver%%.*} >= 580)) ||
+        fail "the NVIDIA driver is '${driver:-unknown}' and CUDA 13 needs 580 or newer: update it, or install CUDA 12 builds of torch and vllm for $base first, or set COATI_DEVICE=cpu"
+}
+
 install_gpu() {
-    local cuda
-    cuda="$("$PYTHON" -c 'import torch; print((torch.version.cuda or "none").partition(".")[0])')"
-    [[ "$cuda" == 12 || "$cuda" == 13 ]] ||
-        fail "torch is built for CUDA '$cuda', this machine has an NVIDIA GPU: install a CUDA 12 or 13 build of $TORCH_PIN, or set COATI_DEVICE=cpu"
-    say "installing the packages of requirements/gpu.txt and cupy for CUDA $cuda"
-    uv_install "$TORCH_PIN" -r "$REPOSITORY/requirements/gpu.txt"
-    uv_install --no-deps --no-build-isolation "$(grep '^colossalai==' "$REPOSITORY/requirements/cpu.txt")"
-    uv_install --no-build-isolation --editable "$REPOSITORY[gpu-cu$cuda]"
+    local cuda lock
+    cuda="$(installed_cuda "$PYTHON")"
+    lock="$REPOSITORY/requirements/gpu-cu${cuda:=13}.txt"
+    [[ -f "$lock" ]] || fail "torch and vllm are built for CUDA $cuda: install CUDA 12 or 13 builds, or set COATI_DEVICE=cpu"
+    say "installing the packages of requirements/${lock##*/}"
+    uv_install --no-deps --no-build-isolation --require-hashes -r "$lock"
+    uv_install --no-deps --no-build-isolation "$(grep '^colossalai==' "$REPOSITORY/requirements/cpu.in")" -c "$REPOSITORY/requirements/cpu.txt"
+    uv_install --no-deps --no-build-isolation --editable "$REPOSITORY"
 }
 
 make_environment() {
@@ -113,14 +131,16 @@ make_environment() {
     if ! "$PYTHON" -c 'import pip' 2>/dev/null; then
         base="$(find_python)" ||
             fail "Python 3.11 or 3.12 with venv is needed and was not found (Debian, Ubuntu: apt install python3 python3-venv)"
+        [[ "$DEVICE" == cpu ]] || check_gpu_machine "$base"
         say "making .venv with $("$base" --version)"
-        "$base" -m venv --clear "$VENV"
+        # CUDA 12 builds of torch and vLLM are not on the package index: those that the machine has are used.
+        local site=()
+        [[ "$DEVICE" == cpu || "$(installed_cuda "$base")" != 12 ]] || site=(--system-site-packages)
+        "$base" -m venv --clear "${site[@]}" "$VENV"
     fi
     rm -f "$STAMP" # until all is installed: an interrupted installation is repaired by the next call
-    say "installing $TORCH_PIN"
-    "$PYTHON" -m pip --no-cache-dir --disable-pip-version-check install --quiet -r "$REPOSITORY/requirements/build.txt"
+    "$PYTHON" -m pip --no-cache-dir --disable-pip-version-check install --quiet --require-hashes -r "$REPOSITORY/requirements/build.txt"
     prepare_uv
-    uv_install "$TORCH_PIN" -c "$REPOSITORY/requirements/cpu.txt"
     "install_$DEVICE"
     rm -rf "$UV_CACHE_DIR"
     say "compiling what is imported"

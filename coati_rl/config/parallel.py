@@ -42,10 +42,18 @@ class ParallelConfig(BaseModel):
     n_behind: int = flag(
         0, "Rollout steps that producers may run ahead; bounds staleness in syncs. 0 is lockstep.", short="-nb", ge=0
     )
-    ray_dir: str | None = flag(None, "Temporary directory for Ray's sockets and logs.", spelling="--ray_dir")
+    ray_dir: str | None = flag(
+        None,
+        "Directory in which a Ray started here keeps sockets and logs, in one of the run's own; default: temporary.",
+        spelling="--ray_dir",
+    )
     master_address: str | None = flag(
         None, "Address of a running Ray cluster's head; default: start Ray here.", spelling="--master_address"
     )
     master_port: int = flag(
-        29506, "Port of the trainers' process group; 0 picks a free one.", spelling="--master_port", ge=0, le=65535
+        0,
+        "Port at which the trainers meet; default: a free one, and none where Ray is started here.",
+        spelling="--master_port",
+        ge=0,
+        le=65535,
     )

@@ -11,7 +11,8 @@ import json
 import logging
 import re
 import shutil
-from pathlib import Path
+from collections.abc import Iterable
+from pathlib import Path, PurePath
 from typing import Any
 
 import xxhash
@@ -100,6 +101,7 @@ def _incomplete(directory: Path) -> str | None:
     """What is missing or has another size, None if nothing."""
     try:
         files = _manifest(directory)
+        _check_names(files)
         for name, entry in files.items():
             size = (directory / name).stat().st_size
             if size != entry["bytes"]:
@@ -109,6 +111,14 @@ def _incomplete(directory: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST_FILE} cannot be read: {error}"
     return None if STATE_FILE in files else f"{MANIFEST_FILE} does not name {STATE_FILE}"
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """Refuse a name that leads out of the checkpoint, by `..` or from the root. Raises: ValueError."""
+    for name in names:
+        path = PurePath(name)
+        if path.is_absolute() or ".." in path.parts or "\0" in name:
+            raise ValueError(f"it names {name!r}, which is not in the checkpoint")
 
 
 def _differing(directory: Path) -> str | None:

@@ -3,6 +3,8 @@
 import logging
 import secrets
 import signal
+import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from coati_rl.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _OBJECT_STORE_BYTES = 512 * 2**20  # groups and batches are small; Ray would take a third of the memory
+_MAX_SESSION_PATH = 43  # characters: Ray's sockets are up to 64 further on, and the kernel takes 107 in all
 
 
 @contextmanager
@@ -26,8 +29,8 @@ def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int, scratch: Path) 
     Args:
         num_cpus: logical, when Ray is started here.
         num_gpus: likewise.
-        scratch: for the sockets and logs of a Ray started here, unless --ray_dir is given.
-    Raises: ConfigError if the cluster cannot be joined.
+        scratch: of the run, with mode 0700; the sockets and logs of a Ray started here lie below it, or --ray_dir.
+    Raises: ConfigError if the cluster cannot be joined, or --ray_dir or TMPDIR is of no use to Ray.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -43,7 +46,7 @@ def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int, scratch: Path) 
                 namespace=_new_namespace(),
                 object_store_memory=_OBJECT_STORE_BYTES,
                 logging_level=logging.CRITICAL,
-                _temp_dir=str(Path(config.ray_dir).absolute() if config.ray_dir else scratch),
+                _temp_dir=str(_session_path(config, scratch)),
                 _node_ip_address="127.0.0.1",
             )
         for number, handler in handlers.items():  # Ray puts its own there, which abort the driver
@@ -51,6 +54,39 @@ def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int, scratch: Path) 
         yield
     finally:
         ray.shutdown()
+
+
+def _session_path(config: Config, scratch: Path) -> Path:
+    """Choose the directory of Ray's sessions. Ray makes it open to everyone (0777), so a private one is around it."""
+    session = scratch / "ray"
+    if len(str(session)) > _MAX_SESSION_PATH:
+        most = _MAX_SESSION_PATH - len(f"/{scratch.name}/{session.name}")
+        raise ConfigError(
+            f"TMPDIR {scratch.parent}: too long for paths of Ray's sockets, of which it may take {most} characters; "
+            "set TMPDIR=/tmp"
+        )
+    if config.ray_dir is not None:
+        session.symlink_to(_make_private(Path(config.ray_dir).absolute()) / "ray")
+        session.readlink().mkdir()
+    return session
+
+
+def _make_private(directory: Path) -> Path:
+    """Make a directory of this run's own, with mode 0700, in the one that --ray_dir names. It is not removed.
+
+    Raises: ConfigError if it cannot be made, or if other users could put another one in its place.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        mode = directory.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise ConfigError(
+                f"--ray_dir {directory}: every user may replace what is in it (mode {stat.S_IMODE(mode):04o}): "
+                f"`chmod o-w {directory}`, or use another directory"
+            )
+        return Path(tempfile.mkdtemp(prefix="coati-", dir=directory))
+    except OSError as error:
+        raise ConfigError(f"--ray_dir {directory}: cannot be written: {error.strerror}; use another one") from error
 
 
 def _join(master_address: str) -> None:

@@ -87,10 +87,8 @@ class Crew:
         for _ in range(self._config.num_inferencer):
             self.add_producer()
         handles = [self._make_trainer(rank) for rank in range(self._config.num_trainers)]
-        meeting_point = wait_for(
-            handles[0].open_listener.remote(self._config.master_port), who="trainer-0", timeout_s=START_TIMEOUT_S
-        )
-        starts = [handle.start.remote(*meeting_point) for handle in handles]
+        meeting_point = wait_for(handles[0].open_meeting_point.remote(), who="trainer-0", timeout_s=START_TIMEOUT_S)
+        starts = [handle.start.remote(meeting_point) for handle in handles]
         for rank, reference in enumerate(starts):
             wait_for(reference, who=f"trainer-{rank}", timeout_s=START_TIMEOUT_S)
         self.trainers = {

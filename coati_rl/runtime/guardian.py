@@ -38,6 +38,7 @@ def run_guarded(main: Callable[[Path], int]) -> int:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, interrupt_once)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(scratch)  # whatever is written meanwhile goes with the run
         try:
             return main(scratch)
         finally:

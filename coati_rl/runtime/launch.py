@@ -20,6 +20,7 @@ from coati_rl.runtime.cluster import ray_cluster
 from coati_rl.runtime.crew import Crew
 from coati_rl.runtime.process import LOG_FORMAT
 from coati_rl.runtime.run_dir import RunPaths, held, make_run_dir
+from coati_rl.runtime.shared_memory import family, unlink_mapped
 from coati_rl.runtime.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ def launch(
                 crew.start()
                 supervisor.run()
             finally:
+                unlink_mapped(family())  # of engines that are still loading: they are killed now
                 crew.end()
     except RunError as error:
         raise RunError(f"{error} (logs: {paths.logs})") from error

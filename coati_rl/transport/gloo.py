@@ -1,17 +1,25 @@
-"""Broadcast over gloo: CPU tensors, plain sockets."""
+"""Broadcast over gloo: CPU tensors, plain sockets.
+
+Members exchange their addresses in a store of rank 0's: a file of this user alone where all are on one machine, since
+torch's TCP store knows no password and lists its keys to whoever connects; else the TCP store.
+"""
 
 import atexit
 import ctypes
 import os
 import re
+import shutil
 import socket
+import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import BroadcastOptions, ProcessGroupGloo, TCPStore, Work
+from torch._C._distributed_c10d import BroadcastOptions, FileStore, ProcessGroupGloo, Store, TCPStore, Work
 
 from coati_rl.errors import TransferError, TransferTimeoutError
 from coati_rl.transport.deadline import Deadline
@@ -24,8 +32,21 @@ _GRACE_S = 1.0  # how much longer than ours gloo's own time limit is, so that ou
 class GlooCommunicator:
     """A `Communicator` on a bare ProcessGroupGloo."""
 
-    def __init__(self, store: TCPStore, *, rank: int, world_size: int, host: str, deadline: Deadline) -> None:
-        """Blocks until all ranks are connected; `host` is the store's address, which decides our own interface."""
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        world_size: int,
+        host: str,
+        deadline: Deadline,
+        at_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Blocks until all ranks are connected; `host` is rank 0's address, which decides our own interface.
+
+        `at_end` is called when the group is closed, or could not be connected.
+        """
+        self._at_end = at_end
         gloo: Any = ProcessGroupGloo  # torch's type stubs lack _Options and broadcast
         options = gloo._Options()
         options._devices = [_device_towards(host)]
@@ -34,6 +55,7 @@ class GlooCommunicator:
         try:
             self._group: Any = gloo(store, rank, world_size, options)
         except RuntimeError as error:
+            at_end()
             raise TransferError(f"rank {rank} of {world_size}, connecting: {_reason(error)}") from error
         self._works: list[Work] = []  # not known to have ended
 
@@ -54,6 +76,7 @@ class GlooCommunicator:
 
     def close(self) -> None:
         """See `Communicator.close`."""
+        self._at_end()
         group, works = self._group, [work for work in self._works if not work.is_completed()]
         self._group, self._works = None, []
         if group is not None and works:
@@ -95,8 +118,15 @@ def _leak_lingering() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(reference))
 
 
-def open_store(host: str) -> tuple[TCPStore, int]:
-    """Serve the key-value store over which gloo exchanges addresses, on this address alone; and its port."""
+def open_store(host: str) -> tuple[Store, int | str]:
+    """Make the key-value store over which gloo exchanges addresses.
+
+    Returns: the store, and where the others find it: its port at this address alone, or its file, which `close_store`
+        removes.
+    """
+    if _is_loopback(host):
+        path = Path(tempfile.mkdtemp(prefix="coati-store-")) / "store"
+        return _file_store(path), str(path)
     with listen_on(host) as listener:
         port = int(listener.getsockname()[1])
         descriptor = listener.detach()  # the store owns it from here on
@@ -105,12 +135,26 @@ def open_store(host: str) -> tuple[TCPStore, int]:
     ), port
 
 
-def connect_store(host: str, port: int) -> TCPStore:
-    """Connect to the trainer's store."""
+def connect_store(host: str, place: int | str) -> Store:
+    """Connect to the trainer's store; `place` is what `open_store` returned."""
     try:
-        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+        if isinstance(place, str):
+            return _file_store(Path(place))
+        return TCPStore(host, place, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
     except RuntimeError as error:
-        raise TransferError(f"cannot reach the trainer's store at {host}:{port}: {error}") from error
+        raise TransferError(f"cannot reach the trainer's store at {host}, {place}: {error}") from error
+
+
+def close_store(place: int | str) -> None:
+    """Remove the store's file, when nobody connects any more."""
+    if isinstance(place, str):
+        shutil.rmtree(Path(place).parent, ignore_errors=True)
+
+
+def _file_store(path: Path) -> FileStore:
+    store = FileStore(str(path))
+    store.set_timeout(_STORE_TIMEOUT)
+    return store
 
 
 def _reason(error: RuntimeError) -> str:
@@ -126,10 +170,18 @@ def _device_towards(host: str) -> ProcessGroupGloo.Device:
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface:
         return ProcessGroupGloo.create_device(interface=interface)
-    address = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0][4][0]
-    if ip_address(address).is_loopback:
+    if _is_loopback(host):
         return ProcessGroupGloo.create_device(hostname=host)
-    family = socket.AF_INET6 if ":" in str(address) else socket.AF_INET
+    address = _resolve(host)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a UDP socket only picks a route
         probe.connect((address, 9))
         return ProcessGroupGloo.create_device(hostname=str(probe.getsockname()[0]))
+
+
+def _is_loopback(host: str) -> bool:
+    return ip_address(_resolve(host)).is_loopback
+
+
+def _resolve(host: str) -> str:
+    return str(socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0][4][0])

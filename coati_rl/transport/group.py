@@ -118,9 +118,9 @@ def host_group(hub: LifelineHub, rendezvous: Rendezvous, *, device: torch.device
     watched = deadline.watching(lambda: next(filter(None, (lifeline.loss() for lifeline in lifelines)), None))
 
     def connect() -> Communicator:
-        def go(store_port: int = 0) -> None:
+        def go(store: int | str = 0) -> None:
             for lifeline in lifelines:
-                lifeline.tell({"go": store_port})
+                lifeline.tell({"go": store})
 
         if rendezvous.backend == "nccl":
             go()
@@ -129,11 +129,14 @@ def host_group(hub: LifelineHub, rendezvous: Rendezvous, *, device: torch.device
             communicator = _files(rendezvous, rank=0)
             go()
             return communicator
-        from coati_rl.transport.gloo import GlooCommunicator, open_store
+        from coati_rl.transport.gloo import GlooCommunicator, close_store, open_store
 
-        store, port = open_store(rendezvous.host)
-        go(port)
-        return GlooCommunicator(store, rank=0, world_size=world_size, host=rendezvous.host, deadline=watched)
+        store, place = open_store(rendezvous.host)
+        go(place)
+        at_end = partial(close_store, place)
+        return GlooCommunicator(
+            store, rank=0, world_size=world_size, host=rendezvous.host, deadline=watched, at_end=at_end
+        )
 
     communicator = watched.run(connect, what=what, discard=_close)
     return _group(communicator, lifelines, rendezvous, rank=0, device=device)
@@ -143,8 +146,8 @@ def join_group(rendezvous: Rendezvous, *, rank: int, device: torch.device, deadl
     """A member's side. Raises: TransferError, TransferTimeoutError."""
     host, world_size = rendezvous.host, rendezvous.world_size
     who = f"rank {rank} of {world_size}"
-    lifeline, store_port = join_hub(
-        host, rendezvous.port, rank=rank, epoch=rendezvous.epoch, what=f"{who}, joining", deadline=deadline
+    lifeline, place = join_hub(
+        host, rendezvous.port, rank=rank, secret=rendezvous.secret, what=f"{who}, joining", deadline=deadline
     )
     watched = deadline.watching(lifeline.loss)
 
@@ -155,7 +158,7 @@ def join_group(rendezvous: Rendezvous, *, rank: int, device: torch.device, deadl
             return _files(rendezvous, rank=rank)
         from coati_rl.transport.gloo import GlooCommunicator, connect_store
 
-        store = connect_store(host, int(store_port))
+        store = connect_store(host, place)
         return GlooCommunicator(store, rank=rank, world_size=world_size, host=host, deadline=watched)
 
     try:

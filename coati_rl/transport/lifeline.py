@@ -4,7 +4,7 @@ In: the other end's last words, or its silence. Out: the reason why a transfer c
 still time. gloo does not wake a sender whose receiver dies in mid-transfer, and NCCL's kernels spin for ever; neither
 can say who is missing or why. So members meet over their lifelines, and every wait of a transfer looks at them.
 
-One JSON object per line: {"rank", "epoch"} from a member, then {"go"} from rank 0, {"end"} from either.
+One JSON object per line: {"rank", "secret"} from a member, then {"go"} from rank 0, {"end"} from either.
 """
 
 import json
@@ -12,6 +12,7 @@ import select
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from hmac import compare_digest
 from typing import Any
 
 from coati_rl.errors import TransferError
@@ -94,9 +95,9 @@ class Lifeline:
 class LifelineHub:
     """Rank 0's ends: waits for all members, then watches them."""
 
-    def __init__(self, host: str, *, epoch: int) -> None:
-        """Listens on this address alone, at a port that the system chooses."""
-        self._epoch = epoch
+    def __init__(self, host: str, *, secret: str) -> None:
+        """Listens on this address alone, at a port that the system chooses; who knows the secret is a member."""
+        self._secret = secret
         self._listener = listen_on(host)
         self._listener.setblocking(False)
         self._lifelines: dict[int, Lifeline] = {}  # by rank
@@ -133,15 +134,18 @@ class LifelineHub:
         match stranger.listen():
             case None if stranger.loss() is None:
                 return False
-            case {"rank": int(rank), "epoch": self._epoch} if rank in missing:
+            case {"rank": int(rank), "secret": str(said)} if rank in missing and self._is_secret(said):
                 stranger.peer = f"rank {rank}"
                 self._lifelines[rank] = stranger
             case other:
                 stranger.close(f"unexpected {other!r}")
         return True
 
+    def _is_secret(self, said: str) -> bool:
+        return compare_digest(said.encode(), self._secret.encode())
 
-def join_hub(host: str, port: int, *, rank: int, epoch: int, what: str, deadline: Deadline) -> tuple[Lifeline, Any]:
+
+def join_hub(host: str, port: int, *, rank: int, secret: str, what: str, deadline: Deadline) -> tuple[Lifeline, Any]:
     """A member's end, and what the trainer said when all were there.
 
     Raises: TransferError if the trainer is gone, TransferTimeoutError if not all come in time.
@@ -152,7 +156,7 @@ def join_hub(host: str, port: int, *, rank: int, epoch: int, what: str, deadline
         deadline.check(what)
         raise TransferError(f"{what}: cannot reach the trainer at {host}:{port}: {error}") from error
     lifeline = Lifeline(connection, peer="rank 0")
-    lifeline.tell({"rank": rank, "epoch": epoch})
+    lifeline.tell({"rank": rank, "secret": secret})
     watched = deadline.watching(lifeline.loss)
     try:
         while (message := lifeline.listen()) is None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal, cast, get_args
 
 from coati_rl.errors import TransferError
@@ -12,6 +12,7 @@ CollectiveBackend = Literal["gloo", "nccl", "shm", "ipc", "file"]
 CUDA_BACKENDS: frozenset[CollectiveBackend] = frozenset({"nccl", "ipc"})  # stage on the model's GPU; the others on CPU
 
 _OPTIONAL = ("unique_id", "directory")
+_RANDOM_HEX = r"([0-9a-f]{2}){16,}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +20,7 @@ class Rendezvous:
     """An engine's invitation: tensor-parallel rank r joins as group rank `first_rank + r`; or that of a sender."""
 
     backend: CollectiveBackend
-    epoch: int  # counts the groups that rank 0 has opened
+    secret: str = field(repr=False)  # of this group: hexadecimal, what a member says to be let in
     host: str  # of rank 0's store
     port: int
     world_size: int  # all senders and all ranks of all engines
@@ -30,9 +31,11 @@ class Rendezvous:
     def __post_init__(self) -> None:
         if self.backend not in get_args(CollectiveBackend):
             raise TransferError(f"rendezvous: unknown backend {self.backend!r}")
+        if re.fullmatch(_RANDOM_HEX, self.secret) is None:
+            raise TransferError("rendezvous: secret is not hexadecimal, or too short")
         if (self.backend in ("nccl", "shm")) != (self.unique_id is not None):
             raise TransferError(f"rendezvous: backend {self.backend} with unique_id {self.unique_id!r}")
-        if self.unique_id is not None and re.fullmatch(r"([0-9a-f]{2}){16,}", self.unique_id) is None:
+        if self.unique_id is not None and re.fullmatch(_RANDOM_HEX, self.unique_id) is None:
             raise TransferError(f"rendezvous: unique_id {self.unique_id!r} is not hexadecimal, or too short")
         if (self.backend == "file") != (self.directory is not None):
             raise TransferError(f"rendezvous: backend {self.backend} with directory {self.directory!r}")
@@ -47,11 +50,11 @@ class Rendezvous:
     @staticmethod
     def from_json(text: str) -> "Rendezvous":
         """The inverse of `to_json`. Raises: TransferError on anything else."""
-        types = {"backend": str, "epoch": int, "host": str, "port": int, "world_size": int, "first_rank": int}
+        types = {"backend": str, "secret": str, "host": str, "port": int, "world_size": int, "first_rank": int}
         fields = parse_object(text, types | dict.fromkeys(_OPTIONAL, str), what="rendezvous")
         return Rendezvous(
             backend=cast(CollectiveBackend, fields["backend"]),
-            epoch=fields["epoch"],
+            secret=fields["secret"],
             host=fields["host"],
             port=fields["port"],
             world_size=fields["world_size"],

@@ -59,7 +59,6 @@ class WeightSender:
         self._host = host
         self._device = (device or torch.device("cuda")) if backend in CUDA_BACKENDS else torch.device("cpu")
         self._directory = directory
-        self._epoch = 0
         self._num_senders = 1  # of the open group; rank 0 alone knows
         self._own: Rendezvous | None = None  # of the open group, if any
         self._hub: LifelineHub | None = None  # rank 0 only
@@ -100,14 +99,14 @@ class WeightSender:
             unique_id = token_hex(16)
         elif self._backend == "file" and self._directory is not None:
             directory = str(new_group_directory(self._directory))
-        self._epoch += 1
-        self._hub = LifelineHub(self._host, epoch=self._epoch)
+        secret = token_hex(16)
+        self._hub = LifelineHub(self._host, secret=secret)
         invitations, first_rank = [], num_senders
         for world_size in world_sizes:
             invitations.append(
                 Rendezvous(
                     backend=self._backend,
-                    epoch=self._epoch,
+                    secret=secret,
                     host=self._host,
                     port=self._hub.port,
                     unique_id=unique_id,

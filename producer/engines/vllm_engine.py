@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from coati_rl.errors import EngineError, TransferError, TransferTimeoutError
+from coati_rl.runtime.shared_memory import unlink_mapped
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import Completion, Device, FinishReason, GenerationRequest, GenerationResult
@@ -104,7 +105,8 @@ class _VllmCore:
             self._engine_args["kv_cache_memory_bytes"] = _cpu_kv_cache_bytes(self._engine_args)
         self._engine = LLMEngine.from_engine_args(EngineArgs(**self._engine_args))
         self._engine.set_weight_version(str(self.policy_version))
-        self._engine.collective_rpc("coati_prepare", args=(os.getpid(),))
+        workers = self._engine.collective_rpc("coati_prepare", args=(os.getpid(),))
+        unlink_mapped({os.getpid(), *workers})  # queues between the ranks, which are all connected now
         self.vocab_size = self._engine.model_config.get_vocab_size()
 
     def add(self, request: GenerationRequest) -> None:

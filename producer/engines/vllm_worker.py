@@ -33,8 +33,11 @@ class StagingWorkerExtension:
 
     coati_staging: StagingArea
 
-    def coati_prepare(self, engine_pid: int) -> None:
-        """Called once after loading. A worker process must not outlive the engine's, whatever kills that."""
+    def coati_prepare(self, engine_pid: int) -> int:
+        """Called once after loading. A worker process must not outlive the engine's, whatever kills that.
+
+        Returns: this process's id.
+        """
         self.coati_staging = StagingArea(device=self.device, tensor_parallel_rank=self.rank)
         # It warns of layers that got nothing, such as a rotary embedding; names were compared before the transfer.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
@@ -44,6 +47,7 @@ class StagingWorkerExtension:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != engine_pid:  # it died before the line above
                 os._exit(1)
+        return os.getpid()
 
     def coati_start_staging(self, manifest: str, rendezvous: str, timeout_s: float) -> None:
         """Begin to receive in the background."""

@@ -13,7 +13,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import socket
 import statistics
 import sys
 import tempfile
@@ -35,7 +34,7 @@ from coati_rl.data.packing import Sample, pack
 from consumer import packed_attention
 from consumer.colossal_backend import ColossalBackend
 from consumer.policy_model import no_progress_bars
-from consumer.process_group import destroy_process_group, init_process_group, open_listener
+from consumer.process_group import MeetingPoint, destroy_process_group, init_process_group
 from consumer.torch_backend import BackendConfig
 from consumer.train_step import StepSettings, TrainStep
 
@@ -191,13 +190,14 @@ def measure(steps: Mapping[str, Step], rounds: int) -> dict[str, dict[str, list[
 
 
 def run_rank(
-    rank: int, layout: str, listener: socket.socket | None, port: int, directory: Path, arguments: argparse.Namespace
+    rank: int, layout: str, meeting_point: MeetingPoint, directory: Path, arguments: argparse.Namespace
 ) -> None:
     """One process of a layout; the last, which has the LM head in any, writes what it measured to LAYOUT.json."""
     torch.set_num_threads(1)
     num_processes, settings = LAYOUTS[layout]
-    place: dict[str, Any] = {"rank": rank, "world_size": num_processes, "address": "127.0.0.1", "port": port}
-    device = init_process_group(**place, listener=listener, timeout_s=TIMEOUT_S, seed=0, device="cpu")
+    device = init_process_group(
+        rank=rank, world_size=num_processes, meeting_point=meeting_point, timeout_s=TIMEOUT_S, seed=0, device="cpu"
+    )
     with no_progress_bars():
         samples = list(make_samples(arguments, load(directory)))
         config = BackendConfig(model_dir=directory, weight_decay=WEIGHT_DECAY, max_grad_norm=MAX_NORM, **settings)
@@ -221,14 +221,13 @@ def run_rank(
 def run_layout(layout: str, directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """All processes of a layout; what the last measured."""
     context = multiprocessing.get_context("spawn")
-    with open_listener("127.0.0.1") as listener:
-        common = (listener.getsockname()[1], directory, arguments)
-        processes = [
-            context.Process(target=run_rank, args=(rank, layout, None if rank else listener, *common), daemon=True)
-            for rank in range(LAYOUTS[layout][0])
-        ]
-        for process in processes:
-            process.start()
+    meeting_point = MeetingPoint(address="127.0.0.1", file=directory / f"{layout}.store")
+    common = (layout, meeting_point, directory, arguments)
+    processes = [
+        context.Process(target=run_rank, args=(rank, *common), daemon=True) for rank in range(LAYOUTS[layout][0])
+    ]
+    for process in processes:
+        process.start()
     for process in processes:
         process.join()
     if any(process.exitcode for process in processes):

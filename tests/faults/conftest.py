@@ -6,18 +6,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from secrets import token_hex
 
 import psutil
 import pytest
 
 from tests.integration.runs.conftest import ROOT, Run, flags, make_tiny, start_run, start_shared_run
+from tests.integration.runs.places import OwnPlaces
 
 __all__ = ["flags", "make_tiny", "start_run", "start_shared_run"]  # fixtures
 
 HERE = Path(__file__).parent
-SHARED_MEMORY = Path("/dev/shm")
-
 
 Faults = dict[str, str] | None
 
@@ -28,9 +26,9 @@ class FaultyRun(Run):
     def __init__(self, arguments: list[str], run_dir: Path, *, exports: Faults = None, stagings: Faults = None) -> None:
         self.run_dir = run_dir
         self.output = run_dir.with_suffix(".out")
-        self._group_prefix = token_hex(8)  # the names of its shared segments begin with it
+        self.places = OwnPlaces(run_dir)
         faults = {"exports": exports or {}, "stagings": stagings or {}}
-        self._mark = json.dumps({**faults, "run": str(run_dir), "group_prefix": self._group_prefix})
+        self._mark = json.dumps({**faults, "run": str(run_dir)})
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -38,9 +36,11 @@ class FaultyRun(Run):
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")]),
             "COATI_FAULTS": self._mark,
         }
+        self.places.forget_ours(environment)
+        command = [sys.executable, str(HERE / "faulty_run.py"), *arguments, "--run-dir", str(run_dir)]
         with self.output.open("w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "faulty_run.py"), *arguments, "--run-dir", str(run_dir)],
+                self.places.command(command),
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=environment,
@@ -61,9 +61,9 @@ class FaultyRun(Run):
         return [json.loads(line) for line in (self.run_dir / "timeline" / f"{name}.jsonl").read_text().splitlines()]
 
     def left_over(self, within_s: float = 15) -> list[object]:
-        """Processes and shared memory that outlive the run."""
+        """Processes, temporary files and shared memory that outlive the run."""
         deadline = time.monotonic() + within_s
-        while (left := [*self._processes(), *self._segments()]) and time.monotonic() < deadline:
+        while (left := [*self._processes(), *self.places.left_over()]) and time.monotonic() < deadline:
             time.sleep(0.2)
         return left
 
@@ -75,9 +75,6 @@ class FaultyRun(Run):
             return process.environ().get("COATI_FAULTS") == self._mark and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:  # it has ended, or is another user's
             return False
-
-    def _segments(self) -> list[Path]:
-        return sorted(SHARED_MEMORY.glob(f"coati-{self._group_prefix}*"))
 
 
 @pytest.fixture(scope="session")

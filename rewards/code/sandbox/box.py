@@ -20,6 +20,7 @@ from typing import Any
 from coati_rl.errors import ConfigError
 from rewards.code.sandbox.bubblewrap import sandbox_command, warden_command
 from rewards.code.sandbox.limits import Limits, Outcome
+from rewards.code.sandbox.user_ids import claim_user_id
 from rewards.text import shorten
 
 _START_TIMEOUT_S = 30.0  # 0.1 s on an idle machine; this is for one that is loading models
@@ -46,6 +47,7 @@ class Sandbox:
         self._channel: socket.socket | None = None
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._errors = -1
+        self._user: tuple[int, socket.socket] | None = None  # the programs', when we are root
 
     def run(self, source: str, *, stdin: bytes = b"", function: str = "", limits: Limits) -> Outcome:
         """Run a Python program to its end, or to a limit.
@@ -95,6 +97,9 @@ class Sandbox:
         if self._directory is not None:
             self._directory.cleanup()
             self._directory = None
+        if self._user is not None:
+            self._user[1].close()
+            self._user = None
         if self._errors >= 0:
             os.close(self._errors)
             self._errors = -1
@@ -143,7 +148,9 @@ class Sandbox:
 
     def _start(self, descriptor: int) -> None:
         if self._is_isolated:
-            command = sandbox_command(descriptor)
+            if os.geteuid() == 0 and self._user is None:
+                self._user = claim_user_id()
+            command = sandbox_command(descriptor, user=self._user[0] if self._user else None)
         else:
             self._directory = tempfile.TemporaryDirectory(prefix="coati-programs-", ignore_cleanup_errors=True)
             path = Path(__file__).parent / "warden.py"

@@ -20,17 +20,17 @@ from coati_rl.errors import ConfigError
 from rewards.code.sandbox.seccomp import seccomp_filter
 
 _HERE = Path(__file__).parent
-_FIRST_USER, _NUM_USERS = 60_000, 5_000  # ids that Debian's policy (9.2.2) leaves to be given out on demand
 _INSIDE = ("warden.py", "program.py", "usage.py")
 _DEVICES = ("null", "full", "random", "urandom")  # no zero: mapped as shared, it is memory that counts as nobody's
 _CAPABILITIES_OF_ROOT = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_KILL")
 
 
-def sandbox_command(descriptor: int) -> list[str]:
+def sandbox_command(descriptor: int, *, user: int | None) -> list[str]:
     """Start the warden inside the walls.
 
     Args:
         descriptor: the warden's end of the socket, to be inherited.
+        user: id of the user that programs become; root alone chooses one.
     Raises: ConfigError when bubblewrap is missing, or the machine is unknown.
     """
     bwrap = shutil.which("bwrap")
@@ -39,7 +39,6 @@ def sandbox_command(descriptor: int) -> list[str]:
             "code rewards run programs in bubblewrap, and there is no bwrap here: install it (Debian, Ubuntu: "
             "apt install bubblewrap), or have programs run elsewhere with --code-verifier-api-url"
         )
-    is_root = os.geteuid() == 0
     walls = [
         *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
         *("--as-pid-1", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"),
@@ -50,14 +49,13 @@ def sandbox_command(descriptor: int) -> list[str]:
         *("--remount-ro", "/", "--chdir", "/"),
         *("--setenv", "PYTHONHASHSEED", "0"),
     ]
-    if is_root:
+    if user is not None:
         for capability in _CAPABILITIES_OF_ROOT:
             walls += ["--cap-add", capability]
     else:
         # As user 0 of the namespace: for another one bubblewrap makes two of them, and rights in the inner one are none
         # in the outer, to which the process namespace belongs.
         walls += ["--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "CAP_SYS_ADMIN"]
-    user = _FIRST_USER + os.getpid() % _NUM_USERS if is_root else None
     return [bwrap, *walls, *warden_command("/sandbox/warden.py", descriptor, user=user, is_isolated=True)]
 
 

@@ -8,7 +8,6 @@ python -m tests.integration.consumer.trainer_server CONNECTION_FD
 import importlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import traceback
@@ -16,11 +15,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import NamedTuple
 
-from consumer.process_group import destroy_process_group, init_process_group, open_listener
+from consumer.process_group import MeetingPoint, destroy_process_group, init_process_group
 
 ROOT = Path(__file__).resolve().parents[3]
 IMPORTED = ("gradient_process", "lifecycle_process", "replay_process", "fault_process")
@@ -34,7 +32,7 @@ class Job(NamedTuple):
     target: Callable[..., None]  # of a module, so that it can be pickled
     arguments: tuple[object, ...]
     world_size: int
-    port: int
+    meeting_point: MeetingPoint
     output_dir: Path
 
     def output_of(self, rank: int) -> Path:
@@ -54,18 +52,17 @@ class TrainerServers:
     def __init__(self, output_dir: Path) -> None:
         self._output_dir = output_dir
         self._servers: list[tuple[subprocess.Popen[bytes], Connection]] = []
+        self._num_launched = 0
 
     def launch(self, target: Callable[..., None], *arguments: object, world_size: int) -> list[Ended]:
         """Run a group of trainers to its end. Returns: one result per rank, whatever the exit codes."""
         if not self._servers:
             self._servers = [_start() for _ in range(2)]
-        with open_listener("127.0.0.1") as listener:
-            job = Job(target, arguments, world_size, listener.getsockname()[1], self._output_dir)
-            shares = [range(world_size)[index::2] for index in range(2)]
-            for (server, connection), ranks in zip(self._servers, shares, strict=True):
-                connection.send((job, ranks))
-                if ranks:
-                    send_handle(connection, listener.fileno(), server.pid)
+        self._num_launched += 1
+        meeting_point = MeetingPoint(address="127.0.0.1", file=self._output_dir / f"store-{self._num_launched}")
+        job = Job(target, arguments, world_size, meeting_point, self._output_dir)
+        for index, (_, connection) in enumerate(self._servers):
+            connection.send((job, range(world_size)[index::2]))
         exit_codes: dict[int, int] = {}
         try:
             for _, connection in self._servers:
@@ -100,8 +97,8 @@ def _start() -> tuple[subprocess.Popen[bytes], Connection]:
     return server, ours
 
 
-def _fork(job: Job, rank: int, listener: socket.socket) -> int:
-    """Returns: the process id of the trainer. `listener` is rank 0's."""
+def _fork(job: Job, rank: int) -> int:
+    """Returns: the process id of the trainer."""
     pid = os.fork()
     if pid:
         return pid
@@ -110,17 +107,13 @@ def _fork(job: Job, rank: int, listener: socket.socket) -> int:
         output = os.open(job.output_of(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for stream in (sys.stdout, sys.stderr):
             os.dup2(output, stream.fileno())
-        if rank != 0:
-            listener.close()
         cpus = sorted(os.sched_getaffinity(0))
         if job.world_size > len(cpus):  # a third faster: a collective wakes several threads of a trainer in turn
             os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
         init_process_group(
             rank=rank,
             world_size=job.world_size,
-            address="127.0.0.1",
-            port=job.port,
-            listener=listener if rank == 0 else None,
+            meeting_point=job.meeting_point,
             timeout_s=TIMEOUT_S,
             seed=0,
             device="cpu",
@@ -143,10 +136,7 @@ def main() -> None:
     with suppress(EOFError):
         while True:
             job, ranks = connection.recv()
-            trainers = {}
-            if ranks:
-                with socket.socket(fileno=recv_handle(connection)) as listener:
-                    trainers = {rank: _fork(job, rank, listener) for rank in ranks}
+            trainers = {rank: _fork(job, rank) for rank in ranks}
             connection.send({rank: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for rank, pid in trainers.items()})
 
 

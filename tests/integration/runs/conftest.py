@@ -16,6 +16,8 @@ import psutil
 import pytest
 from filelock import FileLock
 
+from tests.integration.runs.places import OwnPlaces
+
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 420  # for what takes a minute: several suites may share the cores
 MODEL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 4096}
@@ -99,10 +101,13 @@ class Run:
     def __init__(self, arguments: list[str], run_dir: Path) -> None:
         self.run_dir = run_dir
         self.output = run_dir.with_suffix(".out")
+        self.places = OwnPlaces(run_dir)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        self.places.forget_ours(environment)
+        command = [sys.executable, str(ROOT / "rl_example.py"), *arguments, "--run-dir", str(run_dir)]
         with self.output.open("w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, str(ROOT / "rl_example.py"), *arguments, "--run-dir", str(run_dir)],
+                self.places.command(command),
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=environment,
@@ -141,10 +146,20 @@ class Run:
         self.family.update({process.pid: process for process in family})
         return [process for process in family if name in _command(process)]
 
-    def left_over(self, within_s: float = 15) -> list[psutil.Process]:
-        """Remembered processes that are still there."""
+    def left_over(self, within_s: float = 15) -> list[psutil.Process | Path]:
+        """Remembered processes that are still there; temporary files and shared memory of any name."""
+        deadline = time.monotonic() + within_s
         _, alive = psutil.wait_procs(self.family.values(), timeout=within_s)
-        return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+        while (files := self.places.left_over()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return [*(process for process in alive if process.status() != psutil.STATUS_ZOMBIE), *files]
+
+    def end(self) -> None:
+        """End it if it still goes on."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(60)
+        self.places.remove()
 
 
 def _command(process: psutil.Process) -> str:
@@ -168,9 +183,7 @@ def ended_runs(make_run: Callable[..., Run], directory: Path) -> Iterator[Callab
         yield start
     finally:
         for run in runs:
-            if run.process.poll() is None:
-                run.process.send_signal(signal.SIGTERM)
-                run.process.wait(60)
+            run.end()
 
 
 @pytest.fixture(scope="session")

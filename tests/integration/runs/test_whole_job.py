@@ -6,10 +6,13 @@ prompts half of which can teach nothing.
 
 import json
 from collections import Counter
+from ipaddress import ip_address
+from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.integration.runs.places import is_closed_to_others, listening_addresses, unix_listeners
 from tests.integration.runs.records import assert_complete, assert_engine_and_trainer_agree, lines, read_rollouts
 
 NEVER_RIGHT = "123456789"  # the model guesses 1, 2 or 3
@@ -48,6 +51,18 @@ def test_trainers_and_producers_have_cores_of_their_own(run):
     assert {actor.environ().get("CUDA_VISIBLE_DEVICES") for actor in actors} == {""}, "a run on the CPU finds no GPU"
 
 
+def test_while_it_goes_on_nobody_else_on_the_machine_or_beyond_it_reaches_anything_of_it(run):
+    processes = [psutil.Process(run.process.pid), *run.processes()]
+    (raylet,) = run.processes("raylet/raylet")
+    scratch = Path(raylet.environ()["TMPDIR"])
+    assert {"ray"} < {path.name for path in Path(f"/proc/{raylet.pid}/root{scratch}").iterdir()}, "what is protected"
+    assert not is_closed_to_others(raylet, Path("/tmp"))
+    assert is_closed_to_others(raylet, scratch)
+    assert listening_addresses(processes) == {ip_address("127.0.0.1")}
+    assert all(name.startswith(f"{scratch}/") for name in unix_listeners(processes))
+    assert unix_listeners(processes)
+
+
 def test_untied_embeddings_survive_every_sync_to_a_tensor_parallel_engine_at_any_temperature(records):
     assert len(records) >= 3
     assert_engine_and_trainer_agree(records)
@@ -77,6 +92,6 @@ def test_evaluations_and_checkpoints_come_when_they_are_due_and_at_the_end(run, 
     AutoModelForCausalLM.from_pretrained(checkpoints / f"step-{last}")
 
 
-def test_what_a_run_leaves_is_files_and_no_process(run, records):
+def test_what_a_run_leaves_is_its_directory_no_process_no_temporary_file_and_no_shared_memory(run, records):
     assert list((run.run_dir / "tensorboard").iterdir()) and (run.run_dir / "config.yaml").is_file()
     assert run.left_over() == []

@@ -1,6 +1,6 @@
 """The trainers' meeting place, without meeting."""
 
-import socket
+import stat
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +10,16 @@ import torch
 import torch.distributed as dist
 
 from coati_rl.errors import ConfigError, EngineError
-from consumer.process_group import collective, init_process_group, open_listener, timeout_of_new_groups
+from consumer.process_group import (
+    MeetingPoint,
+    all_gather_texts,
+    collective,
+    destroy_process_group,
+    init_process_group,
+    open_listener,
+    private_meeting_point,
+    timeout_of_new_groups,
+)
 
 
 def test_a_listener_is_on_its_address_alone_at_a_port_of_its_own() -> None:
@@ -33,27 +42,51 @@ def test_an_address_of_another_machine_is_refused() -> None:
         open_listener("192.0.2.1")
 
 
-def test_only_rank_0_brings_a_listener() -> None:
-    with pytest.raises(ValueError, match="only rank 0"):
-        init_process_group(
-            rank=0, world_size=1, address="127.0.0.1", port=1, listener=None, timeout_s=1.0, seed=0, device="cpu"
-        )
-
-
-def test_a_rank_that_does_not_arrive_is_missed_in_time() -> None:
-    listener: socket.socket = open_listener("127.0.0.1")
-    with pytest.raises(EngineError, match="trainer 0 of 2 could not join"):
+@pytest.mark.parametrize("point", [MeetingPoint(address="127.0.0.1", port=1), private_meeting_point("127.0.0.1")])
+def test_only_rank_0_brings_a_listener_where_the_store_has_a_port(point: MeetingPoint) -> None:
+    with open_listener("127.0.0.1") as listener, pytest.raises(ValueError, match="only rank 0"):
         init_process_group(
             rank=0,
-            world_size=2,
-            address="127.0.0.1",
-            port=listener.getsockname()[1],
-            listener=listener,
+            world_size=1,
+            meeting_point=point,
+            listener=listener if point.file else None,
             timeout_s=1.0,
             seed=0,
             device="cpu",
         )
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_rank_that_does_not_arrive_is_missed_in_time(is_file: bool) -> None:
+    listener, point = None, private_meeting_point("127.0.0.1")
+    if not is_file:
+        listener = open_listener("127.0.0.1")
+        point = MeetingPoint(address="127.0.0.1", port=listener.getsockname()[1])
+    with pytest.raises(EngineError, match="trainer 0 of 2 could not join"):
+        init_process_group(
+            rank=0, world_size=2, meeting_point=point, listener=listener, timeout_s=1.0, seed=0, device="cpu"
+        )
     assert not dist.is_initialized()
+
+
+def test_a_private_meeting_point_is_open_to_nobody_else_and_nothing_listens_for_it() -> None:
+    before = listening()
+    point = private_meeting_point("127.0.0.1")
+    init_process_group(rank=0, world_size=1, meeting_point=point, timeout_s=20.0, seed=0, device="cpu")
+    try:
+        assert point.file is not None and point.file.exists()
+        assert stat.S_IMODE(point.file.parent.stat().st_mode) == 0o700
+        (gloo,) = listening() - before  # a TCP store would be another
+        assert gloo[0] == "127.0.0.1"
+        assert all_gather_texts("naïve") == ["naïve"]
+        assert all_gather_texts("") == [""]
+    finally:
+        destroy_process_group()
+
+
+def listening() -> set[tuple[str, int]]:
+    connections = psutil.Process().net_connections(kind="inet")
+    return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
 
 
 def test_an_error_of_ours_passes_through_a_collective_unchanged() -> None:

@@ -30,6 +30,12 @@ def make_checkpoint(tmp_path):
     return make
 
 
+def add_to_manifest(checkpoint, name):
+    manifest = json.loads((checkpoint / MANIFEST_FILE).read_text())
+    manifest["files"][name] = {"bytes": 7, "xxh3_128": "0" * 32}
+    (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest))
+
+
 def names(directory):
     return sorted(path.name for path in directory.iterdir())
 
@@ -57,6 +63,18 @@ def test_the_state_of_a_whole_checkpoint_is_read(make_checkpoint):
         (lambda p: (p / MANIFEST_FILE).unlink(), r"manifest.json is missing"),
         (lambda p: (p / MANIFEST_FILE).write_text("{"), r"manifest.json cannot be read"),
         (lambda p: (p / MANIFEST_FILE).write_text('{"files": {}}'), r"manifest.json does not name state.json"),
+        (
+            lambda p: add_to_manifest(p, "/etc/hostname"),
+            r"manifest.json cannot be read: it names '/etc/hostname', which is not in the checkpoint",
+        ),
+        (
+            lambda p: add_to_manifest(p, "/no/such/file"),
+            r"manifest.json cannot be read: it names '/no/such/file', which is not in the checkpoint",
+        ),
+        (
+            lambda p: add_to_manifest(p, "a/../../file"),
+            r"manifest.json cannot be read: it names 'a/\.\./\.\./file', which is not in the checkpoint",
+        ),
         (lambda p: ((p / STATE_FILE).write_text("[]"), write_manifest(p)), r"state.json holds no object"),
         (lambda p: ((p / STATE_FILE).write_text("{"), write_manifest(p)), r"state.json is not JSON"),
     ],

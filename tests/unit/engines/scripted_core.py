@@ -15,7 +15,7 @@ from coati_rl.types import GenerationRequest, GenerationResult, SamplingParams
 from producer.engines.engine_thread import ThreadedEngine
 
 MANIFEST = WeightManifest(policy_version=4, entries=(TensorEntry(name="a", dtype="float32", shape=(1,)),))
-INVITATION = Rendezvous(backend="gloo", epoch=1, host="127.0.0.1", port=1, world_size=2, first_rank=1)
+INVITATION = Rendezvous(backend="gloo", secret="5e" * 16, host="127.0.0.1", port=1, world_size=2, first_rank=1)
 
 
 class ScriptedCore:

@@ -1,8 +1,14 @@
 """Runs in threads, and the small data they run on."""
 
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
+
+from coati_rl.config.cli import build_config
+from coati_rl.config.rules import check
+from coati_rl.runtime import cluster
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -60,3 +66,37 @@ def run_in_threads(small_run, tmp_path_factory):
         return ThreadedRun(values, **options).run()
 
     return run
+
+
+@pytest.fixture
+def config_with(small_run, tmp_path):
+    def make(**changes):
+        config = build_config({**small_run, "run_dir": str(tmp_path / "run"), **changes})
+        check(config)
+        return config
+
+    return make
+
+
+@pytest.fixture
+def ray_calls(monkeypatch):
+    """What `ray.init` is called with."""
+    calls = []
+    monkeypatch.setattr(cluster.ray, "init", lambda **options: calls.append(options))
+    monkeypatch.setattr(cluster.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(cluster.ray.util, "get_node_ip_address", lambda: "10.0.0.9")
+    return calls
+
+
+@pytest.fixture
+def start_ray(ray_calls):
+    """A configuration -> Ray, started or joined, and ended."""
+
+    def start(config):
+        with (
+            tempfile.TemporaryDirectory(prefix="coati-", dir="/tmp") as scratch,
+            cluster.ray_cluster(config, num_cpus=2, num_gpus=2, scratch=Path(scratch)),
+        ):
+            pass
+
+    return start

@@ -23,6 +23,7 @@ from coati_rl.runtime import crew
 from coati_rl.runtime.process import Place
 from coati_rl.runtime.run_dir import RunPaths, make_run_dir
 from coati_rl.types import Lease, RolloutGroup, Score
+from consumer.process_group import MeetingPoint
 from consumer.torch_backend import TorchBackend
 from producer.engines import create_engine
 from rewards import default_system_prompt, get_reward
@@ -148,7 +149,7 @@ class ThreadedRun:
                 checkpoint_dir=self.trace.paths.checkpoints,
                 resume_dir=resume.directory if resume else None,
             )
-            trainer.start("127.0.0.1", 0)
+            trainer.start(MeetingPoint(address="127.0.0.1"))
             trainer.run(self._coordinator, "namespace")
             self.trace.weights = {name: weight.clone() for name, weight in self._backend.export_weights()}
         except RunError as error:

@@ -12,7 +12,13 @@ import pytest
 
 from coati_rl.config import Config
 from coati_rl.data.work import SyncWork, TrainWork
-from tests.unit.loops import test_algorithms, test_flags_of_rewards, test_flags_of_the_cluster, test_logprob_gap
+from tests.unit.loops import (
+    test_algorithms,
+    test_flags_of_ray,
+    test_flags_of_rewards,
+    test_flags_of_the_cluster,
+    test_logprob_gap,
+)
 
 
 @dataclass(frozen=True)
@@ -184,7 +190,13 @@ IN_RUNS = {
 
 ELSEWHERE = {  # fields that act on Ray and on processes, or end a run, each in a test of its own
     name.removeprefix("test_").split("__")[0]: function
-    for module in (test_flags_of_the_cluster, test_flags_of_rewards, test_algorithms, test_logprob_gap)
+    for module in (
+        test_flags_of_the_cluster,
+        test_flags_of_ray,
+        test_flags_of_rewards,
+        test_algorithms,
+        test_logprob_gap,
+    )
     for name, function in vars(module).items()
     if name.startswith("test_") and "__" in name and inspect.isfunction(function)
 }

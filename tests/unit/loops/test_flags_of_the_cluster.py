@@ -14,7 +14,6 @@ import consumer.actor
 import producer.actor
 from coati_rl.config.cli import build_config
 from coati_rl.config.plan import resolve_precision
-from coati_rl.config.rules import check
 from coati_rl.data.prepare import prepare
 from coati_rl.data.settings import coordinator_settings
 from coati_rl.errors import ConfigError, RunError
@@ -23,20 +22,11 @@ from coati_rl.runtime import cluster, crew, launch
 from coati_rl.runtime.process import Place
 from coati_rl.runtime.run_dir import make_run_dir
 from coati_rl.transport.wire import WeightSender
+from consumer.process_group import MeetingPoint
 from consumer.weight_publisher import WeightPublisher
 from producer.actor import ProducerActor
 
 FOUR_TRAINERS = {"num_trainers": 4, "train_batch_size": 1, "train_minibatch_size": 1, "train_microbatch_size": 2}
-
-
-@pytest.fixture
-def config_with(small_run, tmp_path):
-    def make(**changes):
-        config = build_config({**small_run, "run_dir": str(tmp_path / "run"), **changes})
-        check(config)
-        return config
-
-    return make
 
 
 @pytest.fixture
@@ -52,7 +42,7 @@ def backend_of(monkeypatch, tmp_path):
         )
         place = Place(name="trainer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
         trainer = consumer.actor.TrainerActor(0, config, place, run_dir=tmp_path, checkpoint_dir=tmp_path)
-        trainer.start("127.0.0.1", 0)
+        trainer.start(MeetingPoint(address="127.0.0.1"))
         return seen[0]
 
     return make
@@ -63,34 +53,11 @@ def prepare_with(config_with):
     return lambda **changes: prepare(config_with(**changes), system_prompt="", is_dry_run=False)
 
 
-@pytest.fixture
-def ray_calls(monkeypatch):
-    """What `ray.init` is called with."""
-    calls = []
-    monkeypatch.setattr(cluster.ray, "init", lambda **options: calls.append(options))
-    monkeypatch.setattr(cluster.ray, "shutdown", lambda: None)
-    monkeypatch.setattr(cluster.ray.util, "get_node_ip_address", lambda: "10.0.0.9")
-    return calls
-
-
-def test_ray_dir__is_where_ray_puts_its_sockets_and_logs(ray_calls, config_with, tmp_path):
-    sizes = {"num_cpus": 2, "num_gpus": 0, "scratch": tmp_path / "scratch"}
-    with cluster.ray_cluster(config_with(ray_dir=str(tmp_path / "ray")), **sizes):
-        assert cluster.own_address(config_with()) == "127.0.0.1"
-    with cluster.ray_cluster(config_with(), **sizes):
-        pass
-    assert [call["_temp_dir"] for call in ray_calls] == [str(tmp_path / "ray"), str(tmp_path / "scratch")]
-
-
-def test_master_address__joins_a_cluster_instead_of_starting_one(ray_calls, config_with, tmp_path):
-    sizes = {"num_cpus": 2, "num_gpus": 2, "scratch": tmp_path}
-    with cluster.ray_cluster(config_with(), **sizes):
-        pass
+def test_master_address__joins_a_cluster_instead_of_starting_one(ray_calls, start_ray, config_with):
     joined = config_with(master_address="10.0.0.1")
-    with cluster.ray_cluster(joined, **sizes):
-        assert cluster.own_address(joined) == "10.0.0.9", "each actor is reached at its own node's address"
-    with cluster.ray_cluster(config_with(master_address="10.0.0.1:7000"), **sizes):
-        pass
+    for config in (config_with(), joined, config_with(master_address="10.0.0.1:7000")):
+        start_ray(config)
+    assert cluster.own_address(joined) == "10.0.0.9", "each actor is reached at its own node's address"
     assert [call["address"] for call in ray_calls] == ["local", "10.0.0.1:6379", "10.0.0.1:7000"]
 
 
@@ -114,21 +81,20 @@ def test_master_address__that_cannot_be_joined_is_refused(monkeypatch, config_wi
         pass
 
 
-@pytest.mark.parametrize("port", [29506, 31000])
-def test_master_port__is_where_the_trainers_meet(monkeypatch, config_with, port):
-    calls = []
+def test_master_port__reaches_all_trainers(monkeypatch, config_with):
+    calls, meeting_point = [], MeetingPoint(address="127.0.0.1", port=31000)
 
     def remote(name):
-        return SimpleNamespace(remote=lambda *args: calls.append((name, *args)) or ("127.0.0.1", port))
+        return SimpleNamespace(remote=lambda *args: calls.append((name, *args)) or meeting_point)
 
-    handle = SimpleNamespace(open_listener=remote("open_listener"), start=remote("start"), run=remote("run"))
+    handle = SimpleNamespace(open_meeting_point=remote("open"), start=remote("start"), run=remote("run"))
     members = crew.Crew.__new__(crew.Crew)
-    vars(members).update(_config=config_with(master_port=port), _namespace="run", coordinator=None, trainers={})
+    vars(members).update(_config=config_with(num_trainers=1), _namespace="run", coordinator=None, trainers={})
     monkeypatch.setattr(crew.Crew, "add_producer", lambda self: 0)
     monkeypatch.setattr(crew.Crew, "_make_trainer", lambda self, rank: handle)
     monkeypatch.setattr(crew, "wait_for", lambda reference, **_: reference)
     members.start()
-    assert calls[:2] == [("open_listener", port), ("start", "127.0.0.1", port)]
+    assert calls[:2] == [("open",), ("start", meeting_point)]
 
 
 def test_device__overrides_what_the_machine_has(monkeypatch, prepare_with):

@@ -135,7 +135,7 @@ def test_weights_are_announced_to_a_producer_as_json_with_a_deadline(monkeypatch
     handle, timeouts = Handle(), ray_get(("digest",))
     monkeypatch.setattr(remote.ray, "get_actor", lambda name, namespace: handle)
     manifest = WeightManifest(policy_version=4, entries=(TensorEntry(name="w", dtype="float32", shape=(2,)),))
-    invitation = Rendezvous(backend="gloo", epoch=1, host="127.0.0.1", port=1, world_size=2, first_rank=1)
+    invitation = Rendezvous(backend="gloo", secret="5e" * 16, host="127.0.0.1", port=1, world_size=2, first_rank=1)
     producer = RemoteProducer("producer-0", "coati-rl")
     assert producer.stage_weights(manifest, invitation, timeout_s=60.0) == ("digest",)
     producer.commit_weights(4, [7, 8], timeout_s=60.0)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,11 +37,17 @@ def group_prefix(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def directory(tmp_path: Path, group_prefix: str) -> Iterator[Path]:
-    """For the files of the file backend; nothing may be left there, nor in shared memory, however a test ends."""
+def directory(tmp_path: Path, group_prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """For the files of the file backend; nothing may be left there, of rank 0's store, or in shared memory, however a
+    test ends.
+    """
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     yield tmp_path / "weights"
     end = time.monotonic() + 10.0  # a member may still be cleaning up
-    while left := [*SHM_DIRECTORY.glob(f"coati-{group_prefix}*"), *tmp_path.glob("weights/*")]:
+    places = (SHM_DIRECTORY, f"coati-{group_prefix}*"), (tmp_path, "weights/*"), (temporary, "coati-*")
+    while left := [path for parent, pattern in places for path in parent.glob(pattern)]:
         assert time.monotonic() < end, left
         time.sleep(0.05)
 

@@ -65,17 +65,19 @@ def test_lines_come_out_one_by_one_however_they_arrive():
 
 
 def test_strangers_and_double_ranks_are_turned_away_and_members_are_found():
-    hub = LifelineHub("127.0.0.1", epoch=5)
-    strangers = [socket.create_connection(("127.0.0.1", hub.port)) for _ in range(4)]
+    hub = LifelineHub("127.0.0.1", secret="ours")
+    strangers = [socket.create_connection(("127.0.0.1", hub.port)) for _ in range(5)]
     strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
-    strangers[1].sendall(json.dumps({"rank": 1, "epoch": 4}).encode() + b"\n")  # of an older group
-    strangers[2].sendall(json.dumps({"rank": 2, "epoch": 5}).encode() + b"\n")  # there are ranks 0 and 1 only
-    strangers[3].close()
+    strangers[1].sendall(json.dumps({"rank": 1, "secret": "öurs"}).encode() + b"\n")  # of an older group, or nobody
+    strangers[2].sendall(json.dumps({"rank": 2, "secret": "ours"}).encode() + b"\n")  # there are ranks 0 and 1 only
+    strangers[3].sendall(json.dumps({"rank": 1}).encode() + b"\n")
+    strangers[4].close()
 
     answers = []
 
     def join() -> None:
-        answers.append(join_hub("127.0.0.1", hub.port, rank=1, epoch=5, what="joining", deadline=Deadline(20.0))[1])
+        line = join_hub("127.0.0.1", hub.port, rank=1, secret="ours", what="joining", deadline=Deadline(20.0))
+        answers.append(line[1])
 
     thread = threading.Thread(target=join)
     thread.start()
@@ -87,11 +89,11 @@ def test_strangers_and_double_ranks_are_turned_away_and_members_are_found():
 
 
 def test_those_who_are_missing_are_named():
-    hub = LifelineHub("127.0.0.1", epoch=1)
+    hub = LifelineHub("127.0.0.1", secret="ours")
     with pytest.raises(TransferTimeoutError, match=r"waiting for rank 1, 2: not done within 0\.1 s"):
         hub.gather(3, deadline=Deadline(0.1))
 
 
 def test_an_address_that_is_not_ours_is_refused_by_name():
     with pytest.raises(TransferError, match=r"cannot listen on 192\.0\.2\.1"):
-        LifelineHub("192.0.2.1", epoch=1)
+        LifelineHub("192.0.2.1", secret="ours")

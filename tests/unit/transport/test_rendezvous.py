@@ -7,13 +7,21 @@ import pytest
 from coati_rl.errors import TransferError
 from coati_rl.transport.rendezvous import Rendezvous
 
-GLOO = Rendezvous(backend="gloo", epoch=3, host="127.0.0.1", port=4711, world_size=4, first_rank=2)
+GLOO = Rendezvous(backend="gloo", secret="5e" * 16, host="127.0.0.1", port=4711, world_size=4, first_rank=2)
 NCCL = Rendezvous(
-    backend="nccl", epoch=1, host="10.0.0.1", port=4711, world_size=2, first_rank=1, unique_id="00ff" * 64
+    backend="nccl", secret="5e" * 16, host="10.0.0.1", port=4711, world_size=2, first_rank=1, unique_id="00ff" * 64
 )
-SHM = Rendezvous(backend="shm", epoch=1, host="127.0.0.1", port=4711, world_size=2, first_rank=1, unique_id="0f" * 16)
+SHM = Rendezvous(
+    backend="shm", secret="5e" * 16, host="127.0.0.1", port=4711, world_size=2, first_rank=1, unique_id="0f" * 16
+)
 FILE = Rendezvous(
-    backend="file", epoch=1, host="127.0.0.1", port=4711, world_size=2, first_rank=1, directory="/shared/group-1"
+    backend="file",
+    secret="5e" * 16,
+    host="127.0.0.1",
+    port=4711,
+    world_size=2,
+    first_rank=1,
+    directory="/shared/group-1",
 )
 
 
@@ -37,6 +45,8 @@ def test_json_and_back_is_the_same_invitation(invitation):
         {"first_rank": 4},
         {"port": "4711"},
         {"surplus": 1},
+        {"secret": ""},
+        {"secret": "5e"},
     ],
 )
 def test_a_malformed_invitation_is_refused(change):

@@ -78,11 +78,11 @@ def test_staged_tensors_survive_their_group(sender):
     assert all(torch.equal(got, sent) for (_, got), (_, sent) in zip(staged.tensors, weights(), strict=True))
 
 
-def test_new_members_mean_a_new_group_and_a_new_epoch(sender):
+def test_new_members_mean_a_new_group_and_a_new_secret(sender):
     (old,) = sender.open([1])
     transfer(sender, Receivers([old], [1]), weights())
     new = sender.open([1, 1])
-    assert {invitation.epoch for invitation in new} == {old.epoch + 1}
+    assert len({invitation.secret for invitation in new}) == 1 and new[0].secret != old.secret
     assert [invitation.first_rank for invitation in new] == [1, 2]
     assert {invitation.world_size for invitation in new} == {3}
     _, staged = transfer(sender, Receivers(new, [1, 1]), weights(), version=2)
@@ -102,7 +102,7 @@ def test_nothing_listens_outside_of_the_loopback(sender, backend):
     receivers = Receivers(sender.open([1]), [1])
     transfer(sender, receivers, weights())
     opened = listening() - before
-    assert len(opened) == (0 if backend == "file" else 3)  # the store, and each end of the group
+    assert len(opened) == (0 if backend == "file" else 2)  # each end of the group
     assert {ip for ip, _ in opened} <= {"127.0.0.1"}
 
 

@@ -1,0 +1,82 @@
+"""What scripts/environment.sh says on machines with a GPU that cannot run what it would install; nothing is installed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ("bash", "awk", "cat", "cut", "dirname", "flock", "grep", "head", "mkdir", "mv", "rm", "sed", "sha256sum", "tr")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A checkout without an environment, and a PATH with a GPU of driver 570, a compiler and Python's headers."""
+    for name in ("scripts/environment.sh", "setup.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "Python.h").touch()
+    for tool in TOOLS:
+        (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))
+    add_command(tmp_path, "gcc", "exit 0")
+    add_command(tmp_path, "nvidia-smi", '[[ "$1" == -L ]] && echo "GPU 0: H100" || echo 570.86.15')
+    add_command(tmp_path, "python3.11", python(tmp_path))
+    return tmp_path
+
+
+def add_command(machine: Path, name: str, line: str) -> None:
+    file = machine / "bin" / name
+    file.write_text(f"#!{shutil.which('bash')}\n{line}\n")
+    file.chmod(0o755)
+
+
+def python(machine: Path, cuda: str = "") -> str:
+    """A Python with torch and vLLM for this CUDA, if any; it makes no environment."""
+    return f"""case "$*" in
+        *sysconfig*) echo {machine / "include"} ;;
+        *vllm*) echo '{cuda}' ;;
+        "-m venv"*) echo "venv $*"; exit 3 ;;
+        *) exec {sys.executable} "$@" ;;
+    esac"""
+
+
+def said(machine: Path) -> str:
+    """All that is said until the environment would be made."""
+    command = ["bash", "-c", f"source {machine}/scripts/environment.sh"]
+    environment = {"PATH": str(machine / "bin"), "HOME": os.environ.get("HOME", "/")}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    assert ended.returncode != 0
+    return ended.stdout + ended.stderr
+
+
+def test_an_old_driver_is_named_before_anything_is_installed(machine: Path) -> None:
+    text = said(machine)
+    assert "the NVIDIA driver is '570.86.15' and CUDA 13 needs 580 or newer" in text
+    assert "install CUDA 12 builds of torch and vllm for python3.11 first" in text and "COATI_DEVICE=cpu" in text
+    assert not (machine / ".venv").exists()
+
+
+def test_a_missing_compiler_is_named(machine: Path) -> None:
+    (machine / "bin" / "gcc").unlink()
+    assert "gcc and " in (text := said(machine)) and "apt install gcc python3-dev" in text
+
+
+def test_missing_headers_of_python_are_named(machine: Path) -> None:
+    (machine / "include" / "Python.h").unlink()
+    assert f"{machine}/include/Python.h are needed" in said(machine)
+
+
+def test_builds_for_cuda_12_that_the_machine_has_are_used(machine: Path) -> None:
+    add_command(machine, "python3.11", python(machine, cuda="12"))
+    assert f"venv -m venv --clear --system-site-packages {machine}/.venv" in said(machine)
+
+
+def test_a_new_driver_gets_an_environment_of_its_own(machine: Path) -> None:
+    add_command(machine, "nvidia-smi", '[[ "$1" == -L ]] && echo "GPU 0: H100" || echo 580.65.06')
+    assert f"venv -m venv --clear {machine}/.venv" in said(machine)

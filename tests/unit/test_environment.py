@@ -1,4 +1,4 @@
-"""What scripts/environment.sh says on machines with a GPU that cannot run what it would install; nothing is installed."""
+"""What scripts/environment.sh says on machines with a GPU that cannot run what it installs; nothing is installed."""
 
 import os
 import shutil

@@ -5,7 +5,7 @@ gt_answer, whatever else is in the sum. Functions of the user's and served model
 gt_answer, else the test_cases, else an empty text.
 
 test_cases are {"inputs": [text], "outputs": [text]}, or JSON text of that; a list of lines is as good as a text. With
-"fn_name": name, inputs and outputs may be any JSON. Their ground truth is the JSON of the whole object, less what is
+"fn_name": name, inputs and outputs may be any JSON. A list of {"input", "output"} becomes that first. Their ground truth is the JSON of the whole object, less what is
 null.
 """
 
@@ -13,6 +13,7 @@ import json
 import math
 from typing import Any, Literal
 
+from coati_rl.data.test_lists import tests_of_list
 from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import BUILT_IN_REWARDS, parse_reward_type
 
@@ -73,6 +74,8 @@ def _tests(value: object, where: str) -> dict[str, Any]:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where}: test_cases is text that is not JSON ({error}); write {form}") from error
+    if isinstance(value, list):
+        value = tests_of_list(value, where)
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: test_cases is {type(value).__name__}; write {form}")
     tests = {key: part for key, part in value.items() if part is not None}

@@ -42,7 +42,7 @@ _PROCESSES_OF_OURS = 1
 _MAX_REQUEST = 64 * 1024
 _POLL_S = 0.02  # between two looks at what a program uses; a short one ends before the first
 _KILL_TIMEOUT_S = 10.0
-# Of a process's first thread: 600,000 calls deep, also through C (functools.cache takes 500 bytes a call, __call__ 750).
+# Of a process's first thread: 600,000 calls deep, also through C (functools.cache takes 500 bytes, __call__ 750).
 _STACK = 512 * 1024 * 1024
 _THREAD_STACK = 8 * 1024 * 1024  # of the others, as usual: the C library would give each as much as the first
 _SIZE_OF_THREAD_ATTRIBUTES = 64  # at least sizeof(pthread_attr_t)
@@ -274,7 +274,9 @@ def _make_room_for_the_stack() -> None:
     soft, most = resource.getrlimit(resource.RLIMIT_STACK)
     wanted = _STACK if most < 0 else min(_STACK, most)
     if soft != wanted:
-        resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))  # solutions raise it further; memory is limited anyway
+        resource.setrlimit(
+            resource.RLIMIT_STACK, (wanted, most)
+        )  # solutions raise it further; memory is limited anyway
         os.execv(sys.executable, sys.orig_argv)
     attributes = ctypes.create_string_buffer(_SIZE_OF_THREAD_ATTRIBUTES)
     _libc.pthread_attr_init(attributes)

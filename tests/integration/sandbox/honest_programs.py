@@ -1,8 +1,8 @@
 """Read the honest programs of honest/*.yaml: right solutions in many styles, each a response with the row's tests.
 
 A group has what is `given` and `expected` and `programs` by name (or whole `responses`, as a model writes them). With
-`function` it is called, with `given` as its arguments (or `lines`, a JSON value each), and returns `expected` (or one of
-`outputs`, as the row writes it); `cases` are tests in LiveCodeBench's form.
+`function` it is called, with `given` as its arguments (or `lines`, a JSON value each), and returns `expected` (or what
+`outputs` says, as in a row); `cases` are tests in LiveCodeBench's form.
 """
 
 import json

@@ -14,7 +14,7 @@ _FORM = '[{"input": ..., "output": ...}, ...]'
 _CALLED = ("functional", "function_call")  # LiveCodeBench's word, and that of PrimeIntellect's data
 
 
-def tests_of_list(cases: list[Any], where: str) -> dict[str, Any]:
+def read_listed_tests(cases: list[Any], where: str) -> dict[str, Any]:
     """The tests as {"inputs", "outputs"}, and "fn_name" if a function is called.
 
     Args:

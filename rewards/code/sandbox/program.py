@@ -82,7 +82,7 @@ def run_program(source: str, function: str, names: dict[str, Any]) -> int:
     code = 0
     try:
         arguments = json.load(sys.stdin, object_hook=_with_integer_keys) if function else []
-        exec(compile(source, path, "exec"), module.__dict__)
+        exec(compile(source.removeprefix("\ufeff"), path, "exec"), module.__dict__)
         if function:
             _call(function, arguments, module.__dict__)
     except SystemExit as exit_request:
@@ -214,7 +214,7 @@ def _end(code: int, module: Any, stdout: Any) -> int:
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-        _flush(sys.stdout)
+        _flush(getattr(sys, "stdout", None))
         _flush(stdout)
         sys.stdout = sys.__stdout__ = stdout  # a stream of the program's needs what now goes
         while module.__dict__:

@@ -274,9 +274,7 @@ def _make_room_for_the_stack() -> None:
     soft, most = resource.getrlimit(resource.RLIMIT_STACK)
     wanted = _STACK if most < 0 else min(_STACK, most)
     if soft != wanted:
-        resource.setrlimit(
-            resource.RLIMIT_STACK, (wanted, most)
-        )  # solutions raise it further; memory is limited anyway
+        resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))  # programs may raise it; memory is limited anyway
         os.execv(sys.executable, sys.orig_argv)
     attributes = ctypes.create_string_buffer(_SIZE_OF_THREAD_ATTRIBUTES)
     _libc.pthread_attr_init(attributes)

@@ -16,7 +16,7 @@ PROGRAMS = honest_programs()
 
 @pytest.fixture(scope="module")
 def reward() -> Iterator[CodeReward]:
-    reward = CodeReward(RewardSpec(reward_type="code"))
+    reward = CodeReward(RewardSpec(reward_type="code", timeout_s=60.0))
     yield reward
     reward.close()
 

@@ -216,7 +216,7 @@ def _end(code: int, module: Any, stdout: Any) -> int:
         atexit._run_exitfuncs()
         _flush(getattr(sys, "stdout", None))
         _flush(stdout)
-        sys.stdout = sys.__stdout__ = stdout  # a stream of the program's needs what now goes
+        sys.stdout = stdout  # a stream of the program's needs what now goes
         while module.__dict__:
             module.__dict__.popitem()  # last first: finalizers still find what they use
         _flush(stdout)

@@ -1,6 +1,6 @@
 """The tests of a coding problem: the text of its row flows in, inputs with what is expected of them flow out.
 
-The PRIME format: {"inputs": [...], "outputs": [...]}, equally many. A program reads an input from stdin and writes the
+The PRIME format: {"inputs": [...], "outputs": [...]}, equally many, or LiveCodeBench's list of tests. A program reads an input from stdin and writes the
 output to stdout. With "fn_name" (as in APPS) a function is called instead: an input holds its arguments, as a list or
 as text with one JSON value a line, an output the value it returns, as a value or as text: JSON if all texts of the row
 are JSON, else Python's literals if all are, else the texts themselves.
@@ -17,6 +17,9 @@ from decimal import Decimal
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
+
+from coati_rl.data.listed_tests import read_listed_tests
+from coati_rl.errors import ConfigError
 
 _MAX_CACHED = 64  # the G responses of a group share their tests
 # Numbers with a decimal point or an exponent may differ by this much of the expected one, or absolutely (the format's
@@ -70,6 +73,11 @@ def parse_tests(ground_truth: str) -> CodeTests:
 
 
 def _tests(tests: Any) -> CodeTests:
+    if isinstance(tests, list) and tests:
+        try:
+            tests = read_listed_tests(tests, "the row")
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
     if not isinstance(tests, dict):
         raise ValueError('not {"inputs": [...], "outputs": [...]}')
     inputs, outputs, function = tests.get("inputs"), tests.get("outputs"), tests.get("fn_name") or ""

@@ -164,6 +164,13 @@ def test_a_list_of_lines_is_as_good_as_text() -> None:
     assert (test.stdin, test.expected) == (b"1\n2", "3\né")
 
 
+def test_a_list_of_tests_as_in_livecodebench_is_as_good() -> None:
+    (test,) = parse_tests('[{"input": "1 2\\n", "output": "3", "testtype": "stdin"}]').tests
+    assert (test.stdin, test.expected) == (b"1 2\n", "3")
+    tests = parse_tests('[{"input": "[1]\\n2", "output": "3", "testtype": "functional", "fn_name": "f"}]')
+    assert (tests.function, json.loads(tests.tests[0].stdin), tests.tests[0].expected) == ("f", [[1], 2], 3)
+
+
 def test_a_function_s_arguments_are_a_list_or_a_json_value_a_line() -> None:
     tests = parse_tests(
         '{"fn_name": "f", "inputs": [[1, [2]], "1\\n[2]\\n", "\\"a\\"\\n\\n"], "outputs": [3, "[3, 4]", "\\"b\\""]}'
@@ -211,6 +218,7 @@ def test_what_else_a_row_says_of_its_tests_is_not_looked_at() -> None:
         ("", "Expecting value"),
         ("5", "not .*inputs"),
         ("[]", "not .*inputs"),
+        ("[1]", "the row: test_cases, test 1 has no input and output"),
         ("{}", "not .*inputs"),
         ('{"inputs": ["1"]}', "not .*inputs"),
         ('{"inputs": "1", "outputs": "1"}', "not .*inputs"),

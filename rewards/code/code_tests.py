@@ -1,9 +1,9 @@
 """The tests of a coding problem: the text of its row flows in, inputs with what is expected of them flow out.
 
-The PRIME format: {"inputs": [...], "outputs": [...]}, equally many, or LiveCodeBench's list of tests. A program reads an input from stdin and writes the
-output to stdout. With "fn_name" (as in APPS) a function is called instead: an input holds its arguments, as a list or
-as text with one JSON value a line, an output the value it returns, as a value or as text: JSON if all texts of the row
-are JSON, else Python's literals if all are, else the texts themselves.
+The PRIME format: {"inputs": [...], "outputs": [...]}, equally many, or LiveCodeBench's list of tests. A program reads
+an input from stdin and writes the output to stdout. With "fn_name" (as in APPS) a function is called instead: an input
+holds its arguments, as a list or as text with one JSON value a line, an output the value it returns, as a value or as
+text: JSON if all texts of the row are JSON, else Python's literals if all are, else the texts themselves.
 """
 
 import ast

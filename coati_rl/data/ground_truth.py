@@ -5,16 +5,19 @@ gt_answer, whatever else is in the sum. Functions of the user's and served model
 gt_answer, else the test_cases, else an empty text.
 
 test_cases are {"inputs": [text], "outputs": [text]}, or JSON text of that; a list of lines is as good as a text. With
-"fn_name": name, inputs and outputs may be any JSON. Their ground truth is the JSON of the whole object, less what is
-null.
+"fn_name": name, inputs and outputs may be any JSON. A list of {"input", "output"} becomes that first. Their ground
+truth is the JSON of the whole object, less what is null.
 """
 
 import json
 import math
 from typing import Any, Literal
 
+from coati_rl.data.listed_tests import read_listed_tests
 from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import BUILT_IN_REWARDS, parse_reward_type
+
+_FORM = '{"inputs": [...], "outputs": [...]}'
 
 TruthKey = Literal["gt_answer", "test_cases"]
 
@@ -67,19 +70,11 @@ def _answer(value: object, where: str) -> str:
 
 def _tests(value: object, where: str) -> dict[str, Any]:
     """The tests as an object without nulls: a column that only some rows have is null in the others."""
-    form = '{"inputs": [...], "outputs": [...]}'
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{where}: test_cases is text that is not JSON ({error}); write {form}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: test_cases is {type(value).__name__}; write {form}")
-    tests = {key: part for key, part in value.items() if part is not None}
+    tests = {key: part for key, part in _test_object(value, where).items() if part is not None}
     inputs, outputs = tests.get("inputs"), tests.get("outputs")
     for key, part in (("inputs", inputs), ("outputs", outputs)):
         if not isinstance(part, list) or not part:
-            raise ConfigError(f"{where}: test_cases has no list of {key}; write {form}, one test at least")
+            raise ConfigError(f"{where}: test_cases has no list of {key}; write {_FORM}, one test at least")
     if len(tests["inputs"]) != len(tests["outputs"]):
         raise ConfigError(
             f"{where}: test_cases has {len(tests['inputs'])} inputs and {len(tests['outputs'])} outputs; "
@@ -97,6 +92,19 @@ def _tests(value: object, where: str) -> dict[str, Any]:
                     "the program reads or prints (other values need fn_name)"
                 )
     return tests
+
+
+def _test_object(value: object, where: str) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{where}: test_cases is text that is not JSON ({error}); write {_FORM}") from error
+    if isinstance(value, list):
+        return read_listed_tests(value, where)
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: test_cases is {type(value).__name__}; write {_FORM}")
+    return value
 
 
 def _is_text(value: object) -> bool:

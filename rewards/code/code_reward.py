@@ -4,7 +4,7 @@ Nothing that the program can reach decides: expected outputs never enter the san
 descriptors that this side holds, after the program and all that it started have ended.
 """
 
-import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -12,31 +12,18 @@ from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem, Score
 from rewards.code.code_tests import CodeTest, CodeTests, parse_tests
+from rewards.code.fences import last_program
 from rewards.code.sandbox import Limits, Outcome, Sandbox, SandboxError
 from rewards.code.sandbox.limits import MIB
 from rewards.reward import invalid_score
 from rewards.text import shorten
 
-_OPENING = re.compile(r"```[ \t]*(?:python3?|py)[ \t]*\r?\n", re.IGNORECASE)
 _MAX_ATTEMPTS = 2  # per run, when the sandbox itself fails
+_MAX_SHOWN = 1000  # bytes of what was found in the place of what is expected
 _LIMITS_REACHED = ("cpu", "wall", "memory", "processes")
 # Of the time of a response, for all tests together: what the program may take itself, and with waiting for a core.
 # Past the first it is too slow, which is wrong; past the second nothing is known. The rest is ours, to say so in time.
 _OWN_SHARE, _CLOCK_SHARE = 0.8, 0.9
-
-
-def last_program(response: str) -> str | None:
-    """What stands in the last closed ```python fence; None when there is none."""
-    program, position = None, 0
-    while opening := _OPENING.search(response, position):
-        end = response.find("```", opening.end())
-        if end < 0:
-            break
-        if _OPENING.match(response, end):  # the fence before it was never closed
-            position = end
-            continue
-        program, position = response[opening.end() : end], end + 3
-    return program
 
 
 class CodeReward:
@@ -69,26 +56,33 @@ class CodeReward:
         return self._run_tests(program, tests)
 
     def _run_tests(self, program: str, tests: CodeTests) -> Score:
-        """Run all tests; past the first failure only as long as that is cheap, for the fraction alone."""
-        num_passed, failure, undecided, own_s, clock_s = 0, "", "", 0.0, 0.0
+        """Run all tests; past the first failure only as long as that is cheap, for the fraction alone.
+
+        Reading and comparing what a program wrote counts as its own time, as much as it takes of a core.
+        """
+        num_passed, failure, undecided, own_s, started_s = 0, "", "", 0.0, time.monotonic()
         for number, test in enumerate(tests.tests, 1):
+            ours_s, left_s = time.thread_time(), self._clock_s - (time.monotonic() - started_s)
+            if left_s <= 0:
+                undecided = f"test {number}: no time is left, the machine was too busy"
+                break
             try:
-                outcome = self._run(program, test, tests.function, self._clock_s - clock_s)
+                outcome = self._run(program, test, tests.function, left_s)
             except (SandboxError, ConfigError, OSError) as error:
                 undecided = str(error)
                 break
-            own_s += outcome.wall_s - outcome.waited_s
-            clock_s += outcome.wall_s
+            problem = self._problem(outcome, test, tests)
+            own_s += outcome.wall_s - outcome.waited_s + time.thread_time() - ours_s
             if own_s > self._own_s:
                 failure = failure or f"test {number}: all tests up to here took more than {self._own_s:g} s"
                 break
             if outcome.end == "starved":
                 undecided = f"test {number}: {outcome.explain(self._limits)}"
                 break
-            problem = self._problem(outcome, test, tests)
             num_passed += not problem
             failure = failure or (problem and f"test {number}: {problem}")
-            if outcome.end in _LIMITS_REACHED or (failure and clock_s > self._limits.cpu_s):
+            is_cheap = time.monotonic() - started_s <= self._limits.cpu_s
+            if outcome.end in _LIMITS_REACHED or (failure and not is_cheap):
                 break
         if undecided and not failure:
             return invalid_score(undecided)
@@ -113,7 +107,7 @@ class CodeReward:
         if tests.is_passed(test, output=outcome.output, returned=outcome.returned):
             return ""
         found = outcome.returned if tests.function else outcome.output
-        return f"{shorten(test.expected)!r} is expected, it is {shorten(found.decode(errors='replace'))!r}"
+        return f"{shorten(test.expected)!r} is expected, it is {shorten(found[:_MAX_SHOWN].decode(errors='replace'))!r}"
 
 
 def _score_of(num_passed: int, tests: CodeTests, failure: str, *, has_program: bool) -> Score:

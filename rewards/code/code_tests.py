@@ -1,19 +1,25 @@
 """The tests of a coding problem: the text of its row flows in, inputs with what is expected of them flow out.
 
-The PRIME format: {"inputs": [...], "outputs": [...]}, equally many. A program reads an input from stdin and writes the
-output to stdout. With "fn_name" (as in APPS) a function is called instead: an input holds its arguments, as a list or
-as text with one JSON value a line, an output the value it returns, as a value or as JSON text.
+The PRIME format: {"inputs": [...], "outputs": [...]}, equally many, or LiveCodeBench's list of tests. A program reads
+an input from stdin and writes the output to stdout. With "fn_name" (as in APPS) a function is called instead: an input
+holds its arguments, as a list or as text with one JSON value a line, an output the value it returns, as a value or as
+text: JSON if all texts of the row are JSON, else Python's literals if all are, else the texts themselves.
 """
 
+import ast
 import json
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
+
+from coati_rl.data.listed_tests import read_listed_tests
+from coati_rl.errors import ConfigError
 
 _MAX_CACHED = 64  # the G responses of a group share their tests
 # Numbers with a decimal point or an exponent may differ by this much of the expected one, or absolutely (the format's
@@ -44,7 +50,7 @@ class CodeTests:
     def is_passed(self, test: CodeTest, *, output: bytes, returned: bytes) -> bool:
         """Whether a run that ended well gave what the test expects."""
         if not self.function:
-            return same_output(output.decode(errors="surrogateescape"), test.expected)
+            return _same_bytes(output, test.expected)
         if len(returned) > _MAX_LENGTH_RATIO * (len(json.dumps(test.expected)) + 64):
             return False  # before it is taken apart: 16 MiB of brackets would take 400 MiB
         try:
@@ -67,6 +73,11 @@ def parse_tests(ground_truth: str) -> CodeTests:
 
 
 def _tests(tests: Any) -> CodeTests:
+    if isinstance(tests, list) and tests:
+        try:
+            tests = read_listed_tests(tests, "the row")
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
     if not isinstance(tests, dict):
         raise ValueError('not {"inputs": [...], "outputs": [...]}')
     inputs, outputs, function = tests.get("inputs"), tests.get("outputs"), tests.get("fn_name") or ""
@@ -75,7 +86,18 @@ def _tests(tests: Any) -> CodeTests:
     if len(inputs) != len(outputs) or not inputs:
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs; they must be equally many, at least one")
     make = _function_test if function else _stdin_test
-    return CodeTests(function=function, tests=tuple(make(*pair) for pair in zip(inputs, outputs, strict=True)))
+    pairs = zip(inputs, _values(outputs) if function else outputs, strict=True)
+    return CodeTests(function=function, tests=tuple(make(*pair) for pair in pairs))
+
+
+def _same_bytes(output: bytes, expected: str) -> bool:
+    """As `same_output`. What is no UTF-8 is no expected output, and is told from one before it is made text of."""
+    if output.strip() == expected.encode(errors="surrogatepass").strip():
+        return True
+    try:
+        return same_output(output.decode(), expected)
+    except UnicodeDecodeError:
+        return False
 
 
 def same_output(actual: str, expected: str) -> bool:
@@ -149,10 +171,22 @@ def _as_text(value: Any, what: str) -> str:
     return value
 
 
+def _values(outputs: list[Any]) -> list[Any]:
+    """What a function has to return in each test."""
+    for read in (json.loads, _literal):
+        with suppress(ValueError, SyntaxError, TypeError):
+            return [read(output) if isinstance(output, str) else output for output in outputs]
+    return outputs
+
+
+def _literal(text: str) -> Any:
+    """A value as Python writes it, True or ['a', (1, 2)], with what JSON makes of it."""
+    return json.loads(json.dumps(ast.literal_eval(text)))
+
+
 def _function_test(given: Any, expected: Any) -> CodeTest:
     arguments = [json.loads(line) for line in given.split("\n") if line.strip()] if isinstance(given, str) else given
     if not isinstance(arguments, list):
         raise ValueError(f"an input is {type(given).__name__}; write a list of arguments, or one JSON value a line")
-    value = json.loads(expected) if isinstance(expected, str) else expected
-    same_value(value, value)  # nested as deep as it is, it can be compared
-    return CodeTest(stdin=json.dumps(arguments).encode(), expected=value)
+    same_value(expected, expected)  # nested as deep as it is, it can be compared
+    return CodeTest(stdin=json.dumps(arguments).encode(), expected=expected)

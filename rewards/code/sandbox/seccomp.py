@@ -31,6 +31,14 @@ _WORD = 0xFFFFFFFF
 _AF_UNIX = 1
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x1, 0x20, 0x40000
 _PR_SET_SECCOMP, _PR_SET_THP_DISABLE, _PR_SCHED_CORE = 22, 41, 62
+# fcntl: what would leave a trace on a file that the machine and all sandboxes share, or would show one. A lock for
+# reading that nobody can ask about (F_GETLK) or collide with (the file is read-only) is none.
+_F_GETLK, _F_OFD_GETLK, _F_OFD_SETLK, _F_OFD_SETLKW = 5, 36, 37, 38
+_F_SETLEASE, _F_NOTIFY, _F_SET_RW_HINT, _F_SET_FILE_RW_HINT = 1024, 1026, 1036, 1038
+_REFUSED_FCNTL = (
+    *(_F_GETLK, _F_OFD_GETLK, _F_OFD_SETLK, _F_OFD_SETLKW, _F_SETLEASE, _F_NOTIFY, _F_SET_RW_HINT),
+    _F_SET_FILE_RW_HINT,
+)
 _UP_TO_REUSEADDR = 0x3  # SO_DEBUG, SO_REUSEADDR, SO_TYPE; SO_SNDBUF and the filters come after
 # CLONE_NEW{TIME,NS,CGROUP,UTS,IPC,USER,PID,NET}
 _NEW_NAMESPACES = 0x80 | 0x20000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
@@ -64,6 +72,8 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "sendmsg": (46, 211),  # descriptors in flight
     "sendmmsg": (307, 269),
     "io_setup": (206, 0),
+    # marks on files that the machine and all sandboxes share
+    "flock": (73, 32),
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
     "landlock_create_ruleset": (444, 444),
@@ -149,6 +159,7 @@ _REFUSED_IF: dict[str, tuple[tuple[int, int], tuple[tuple[int, int, int, bool], 
         (9, 222),
         ((3, _MAP_SHARED | _MAP_ANONYMOUS, _MAP_SHARED | _MAP_ANONYMOUS, True), (3, _MAP_HUGETLB, 0, False)),
     ),
+    "fcntl": ((72, 25), tuple((1, _WORD, command, True) for command in _REFUSED_FCNTL)),
     "prctl": (
         (157, 167),
         tuple((0, _WORD, option, True) for option in (_PR_SET_SECCOMP, _PR_SET_THP_DISABLE, _PR_SCHED_CORE)),

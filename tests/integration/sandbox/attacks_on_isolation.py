@@ -69,7 +69,7 @@ for path in ("@FILE@", "@PROJECT@/rewards/sandbox/box.py", "/etc/shadow", "/etc/
         print(path)
 print(sorted(os.listdir("/etc")), sorted(os.listdir("/dev")), os.listdir("/tmp"), os.listdir("/dev/shm"))
 """,
-        prints="['ld.so.cache'] ['full', 'null', 'random', 'shm', 'urandom'] [] []\n",
+        prints="['ld.so.cache'] ['full', 'null', 'random', 'shm', 'urandom'] ['solution.py'] []\n",
     ),
     Attack(
         name="homes, keys and tokens",
@@ -126,14 +126,57 @@ print("held")
 """,
     ),
     Attack(
-        name="a module of the program's in the place of the standard library's",
+        name="modules of the program's in the place of the sandbox's own, for the programs after it",
         source="""
 import os, sys
-os.makedirs("/tmp/lib")
-open("/tmp/json.py", "w").write("print('mine')")
-print([folder for folder in sys.path if folder in ("", ".", "/tmp", os.getcwd())])
+for folder in sys.path:
+    for name in ("json", "traceback", "program", "usage"):
+        try:
+            open(f"{folder}/{name}.py", "w").write("print('mine')")
+        except OSError:
+            pass
+print([folder for folder in sys.path if os.path.exists(f"{folder}/usage.py")])
 """,
-        prints="[]\n",
+        prints="['/tmp']\n",
+    ),
+    Attack(
+        name="times of the devices, which all sandboxes share",
+        source="""
+import errno, os
+found = os.stat("/dev/null").st_mtime_ns
+for name in ("null", "full", "random", "urandom"):
+    for change in (
+        lambda: os.utime(f"/dev/{name}"), lambda: os.utime(f"/dev/{name}", (1, 2)),
+        lambda: os.utime(os.open(f"/dev/{name}", os.O_WRONLY)), lambda: os.chmod(f"/dev/{name}", 0o600),
+        lambda: os.open("/dev/null", os.O_WRONLY | os.O_TRUNC) and os.truncate(f"/dev/{name}", 0),
+    ):
+        try:
+            change()
+            print("changed", name)
+        except OSError:
+            pass
+with open("/dev/null", "r+b", 0) as null:
+    null.write(b"x")
+    print("held" if null.read(1) == b"" and os.stat("/dev/null").st_mtime_ns == found else "changed")
+""",
+    ),
+    Attack(
+        name="locks, leases and watches of files that all sandboxes share",
+        source=CALLS
+        + """
+import fcntl
+import json
+for path in ("/usr", json.__file__, sys.executable, "/dev/null", "/sandbox/program.py"):
+    shared = os.open(path, os.O_RDONLY)
+    print([
+        *(attempt(fcntl.flock, shared, kind) for kind in (fcntl.LOCK_SH, fcntl.LOCK_EX | fcntl.LOCK_NB)),
+        *(attempt(fcntl.fcntl, shared, command, 1) for command in (fcntl.F_NOTIFY, fcntl.F_SETLEASE)),
+        *(attempt(fcntl.fcntl, shared, command, bytes(32)) for command in (5, 36, 37, 38, 1036, 1038)),
+        attempt(fcntl.lockf, shared, fcntl.LOCK_EX | fcntl.LOCK_NB),
+    ] == ["EPERM"] * 10 + ["EBADF"], end=" ")
+print(attempt(fcntl.flock, os.open("/tmp", os.O_RDONLY), fcntl.LOCK_EX))
+""",
+        prints="True True True True True EPERM\n",
     ),
     Attack(
         name="the session's keys",

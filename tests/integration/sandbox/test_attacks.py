@@ -132,7 +132,7 @@ except ProcessLookupError:
 """
     assert sandbox.run(leave, limits=LIMITS).end == "exit"
     found = sandbox.run(look, limits=LIMITS)
-    assert found.output == b"[] [] False False False False [1]\nalone\n", found.error_output
+    assert found.output == b"['solution.py'] [] False False False False [1]\nalone\n", found.error_output
 
 
 def test_what_two_sandboxes_do_at_once_stays_apart(sandbox: Sandbox) -> None:
@@ -144,7 +144,7 @@ print(os.listdir("/tmp"), os.listdir("/dev/shm"))
 """
     with Sandbox() as other, ThreadPoolExecutor(2) as threads:
         runs = [threads.submit(one.run, meet, limits=LIMITS) for one in (sandbox, other)]
-        assert [run.result().output for run in runs] == [b"[] ['here']\n"] * 2
+        assert [run.result().output for run in runs] == [b"['solution.py'] ['here']\n"] * 2
 
 
 def test_what_a_run_s_own_user_has_is_gone_with_the_run(sandbox: Sandbox) -> None:

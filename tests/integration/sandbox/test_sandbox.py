@@ -54,8 +54,11 @@ def test_an_error_is_told_with_the_program_s_own_lines(sandbox: Sandbox) -> None
     outcome = run(sandbox, "def f(x):\n    return 1 / x\n\nf(0)\n")
     assert outcome.error_output.decode().splitlines() == [
         "Traceback (most recent call last):",
-        '  File "solution.py", line 4, in <module>',
-        '  File "solution.py", line 2, in f',
+        '  File "/tmp/solution.py", line 4, in <module>',
+        "    f(0)",
+        '  File "/tmp/solution.py", line 2, in f',
+        "    return 1 / x",
+        "           ~~^~~",
         "ZeroDivisionError: division by zero",
     ]
     assert outcome.explain(LIMITS) == "exit code 1: ZeroDivisionError: division by zero"

@@ -56,6 +56,37 @@ def test_tests_are_json_whether_they_come_as_an_object_or_as_text(tests, require
     assert json.loads(ground_truth(row, required)) == tests
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize(
+    ("cases", "tests"),
+    [
+        (
+            [{"input": "1 2", "output": "3", "testtype": "stdin"}, {"input": "", "output": "0"}],
+            {"inputs": ["1 2", ""], "outputs": ["3", "0"]},
+        ),
+        (
+            [{"input": "[1]\n2", "output": "3", "testtype": "functional", "metadata": {"func_name": "f"}}],
+            {"inputs": ["[1]\n2"], "outputs": ["3"], "fn_name": "f"},
+        ),
+        (
+            [{"input": "1", "output": "3", "testtype": "functional", "metadata": '{"func_name": "f"}'}],
+            {"inputs": ["1"], "outputs": ["3"], "fn_name": "f"},
+        ),
+        (
+            [{"input": [[1], 2], "output": 3, "type": "function_call", "fn_name": "f"}],
+            {"inputs": [[[1], 2]], "outputs": [3], "fn_name": "f"},
+        ),
+        (
+            [{"input": "1", "output": "1", "testtype": "stdin", "fn_name": None, "metadata": {"func_name": None}}],
+            {"inputs": ["1"], "outputs": ["1"]},
+        ),
+    ],
+)
+def test_a_list_of_tests_is_as_good(cases, tests, as_text):
+    row = {"test_cases": json.dumps(cases) if as_text else cases}
+    assert json.loads(ground_truth(row, "test_cases")) == tests
+
+
 def test_what_is_null_in_a_column_of_other_rows_is_left_out():
     row = {"test_cases": {**TESTS, "fn_name": None}}
     assert json.loads(ground_truth(row, "test_cases")) == TESTS
@@ -102,7 +133,17 @@ def test_a_row_without_its_ground_truth_is_refused_with_its_place(row, required,
     [
         ("{broken", "test_cases is text that is not JSON (Expecting property name"),
         ("[" * 100_000, "test_cases is text that is not JSON (maximum recursion depth"),
-        ("[1]", 'test_cases is list; write {"inputs": [...], "outputs": [...]}'),
+        ("[1]", 'test_cases, test 1 has no input and output; write [{"input": ..., "output": ...}, ...]'),
+        ([{"input": "1", "output": "1"}, {"input": "1"}], "test_cases, test 2 has no input and output; write"),
+        ([{"input": [1], "output": "1"}], "test_cases, test 1: its input is list; write the text that"),
+        (
+            [{"input": "1", "output": "1", "testtype": "functional"}],
+            'test_cases, test 1 is functional and names no function; write "fn_name": name beside its input and output',
+        ),
+        (
+            [{"input": "1", "output": "1", "fn_name": "f"}, {"input": "1", "output": "1"}],
+            "test_cases call f and no function; write a row for each function",
+        ),
         (7, 'test_cases is int; write {"inputs": [...], "outputs": [...]}'),
         ({"inputs": ["1"]}, "test_cases has no list of outputs; write"),
         ({"inputs": "1", "outputs": ["1"]}, "test_cases has no list of inputs; write"),

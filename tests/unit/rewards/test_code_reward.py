@@ -1,5 +1,6 @@
-"""What the code reward makes of a response: which program it holds, whether there are tests, what its runs decide."""
+"""What the code reward makes of a response: whether there are a program and tests, what its runs decide."""
 
+import json
 import time
 
 import pytest
@@ -7,8 +8,8 @@ import pytest
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem, Score
 from rewards.code import code_reward
-from rewards.code.code_reward import CodeReward, last_program
-from rewards.code.sandbox import Outcome, SandboxError
+from rewards.code.code_reward import CodeReward
+from rewards.code.sandbox import Limits, Outcome, SandboxError
 
 TESTS = '{"inputs": ["1"], "outputs": ["1"]}'
 
@@ -16,62 +17,6 @@ TESTS = '{"inputs": ["1"], "outputs": ["1"]}'
 def score(response: str, ground_truth: str = TESTS) -> Score:
     (found,) = CodeReward(RewardSpec(reward_type="code")).score([response], Problem(ground_truth=ground_truth))
     return found
-
-
-@pytest.mark.parametrize(
-    ("response", "program"),
-    [
-        ("```python\nx\n```", "x\n"),
-        ("```py\nx\n```", "x\n"),
-        ("```python3\nx\n```", "x\n"),
-        ("```Python\nx\n```", "x\n"),
-        ("``` python \nx\n```", "x\n"),
-        ("```python\r\nx\r\n```", "x\r\n"),
-        ("text ```python\nx\n``` text", "x\n"),
-        ("```python\nx```", "x"),
-        ("```python\n```", ""),
-        ("```python\nnever closed </think>\n```python\nmeant\n```", "meant\n"),
-        ("```python\nfirst\n```\n```python\nlast\n```", "last\n"),
-        ("```python\nright\n```\n```python\nwrong\n```\nThe first one is meant.", "wrong\n"),
-        ("```python\nclosed\n```\n```python\nopen\n", "closed\n"),
-        ("```\nother\n```\n```python\nx\n```\n```cpp\nint main;\n```", "x\n"),
-        ("<think>```python\nmaybe\n```</think>```python\nx\n```", "x\n"),
-        ('```python\nprint("```")\n```', 'print("'),  # a fence in a string ends it, as in Markdown on a line of its own
-        ("````python\nx\n````", "x\n"),
-    ],
-)
-def test_the_last_closed_fence_is_the_program(response: str, program: str) -> None:
-    assert last_program(response) == program
-
-
-@pytest.mark.parametrize(
-    "response",
-    [
-        "",
-        "print(1)",
-        "```\nprint(1)\n```",
-        "```cpp\nint main;\n```",
-        "```python\nprint(1)\n",
-        "```python print(1)```",
-        "```python\nprint(1)\n``",
-        "'''python\nprint(1)\n'''",
-        "```pythonic\nprint(1)\n```",
-        "``` `python\nprint(1)\n```",
-    ],
-)
-def test_without_a_closed_fence_there_is_no_program(response: str) -> None:
-    assert last_program(response) is None
-
-
-@pytest.mark.parametrize(
-    "response",
-    ["`" * 10**6, "```python\n" * 10**5, "``` " * 250_000, "```" + " \t" * 500_000, "```python " * 10**5],
-    ids=["backticks", "openings", "spaced", "white space", "no line end"],
-)
-def test_a_response_of_fences_is_read_at_once(response: str) -> None:
-    started = time.process_time()
-    last_program(response)
-    assert time.process_time() - started < 1
 
 
 def test_a_response_without_a_program_is_wrong_and_has_no_format() -> None:
@@ -158,3 +103,39 @@ def test_what_says_nothing_of_the_program_leaves_it_undecided(
     found = score("```python\nprint(1)\n```", TWO_TESTS)
     assert found.verdict == "invalid"
     assert detail in found.detail
+
+
+LONGEST = Limits().output_bytes - 1
+
+
+@pytest.mark.parametrize("output", [b"\xff" * LONGEST, b"a" * LONGEST, "\u00e9".encode() * (LONGEST // 2)])
+def test_a_program_does_not_get_itself_masked_by_output_that_takes_long_to_read(
+    monkeypatch: pytest.MonkeyPatch, output: bytes
+) -> None:
+    monkeypatch.setattr(code_reward, "Sandbox", lambda **_: ScriptedSandbox([outcome(output)] * 100))
+    started = time.process_time()
+    found = score("```python\nprint(1)\n```", json.dumps({"inputs": ["1"] * 100, "outputs": ["1"] * 100}))
+    assert found.verdict == "wrong"
+    assert "test 1: '1' is expected, it is" in found.detail
+    assert time.process_time() - started < 8
+
+
+def test_the_time_to_compare_a_right_output_counts_as_the_program_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = outcome(b"\n" * (LONGEST - 2) + b"01", wall_s=0.0)
+    monkeypatch.setattr(code_reward, "Sandbox", lambda **_: ScriptedSandbox([output] * 330))
+    spec = RewardSpec(reward_type="code", timeout_s=0.5)
+    tests = json.dumps({"inputs": ["1"] * 330, "outputs": ["01"] * 330})
+    reward = CodeReward(spec)
+    reward._clock_s = 60.0  # however long this process waits for a core
+    (found,) = reward.score(["```python\nprint(1)\n```"], Problem(ground_truth=tests))
+    assert found.verdict == "wrong"
+    assert "all tests up to here took more than 0.4 s" in found.detail
+
+
+def test_without_time_on_the_clock_nothing_is_run_and_nothing_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_reward, "Sandbox", lambda **_: ScriptedSandbox([*RIGHT]))
+    clock = iter([0.0, 0.0, 1.0, 100.0])
+    monkeypatch.setattr(code_reward.time, "monotonic", lambda: next(clock))
+    found = score("```python\nprint(1)\n```", TWO_TESTS)
+    assert found.verdict == "invalid"
+    assert found.detail == "test 2: no time is left, the machine was too busy"

@@ -164,6 +164,13 @@ def test_a_list_of_lines_is_as_good_as_text() -> None:
     assert (test.stdin, test.expected) == (b"1\n2", "3\né")
 
 
+def test_a_list_of_tests_as_in_livecodebench_is_as_good() -> None:
+    (test,) = parse_tests('[{"input": "1 2\\n", "output": "3", "testtype": "stdin"}]').tests
+    assert (test.stdin, test.expected) == (b"1 2\n", "3")
+    tests = parse_tests('[{"input": "[1]\\n2", "output": "3", "testtype": "functional", "fn_name": "f"}]')
+    assert (tests.function, json.loads(tests.tests[0].stdin), tests.tests[0].expected) == ("f", [[1], 2], 3)
+
+
 def test_a_function_s_arguments_are_a_list_or_a_json_value_a_line() -> None:
     tests = parse_tests(
         '{"fn_name": "f", "inputs": [[1, [2]], "1\\n[2]\\n", "\\"a\\"\\n\\n"], "outputs": [3, "[3, 4]", "\\"b\\""]}'
@@ -171,6 +178,24 @@ def test_a_function_s_arguments_are_a_list_or_a_json_value_a_line() -> None:
     assert tests.function == "f"
     assert [json.loads(test.stdin) for test in tests.tests] == [[1, [2]], [1, [2]], ["a"]]
     assert [test.expected for test in tests.tests] == [3, [3, 4], "b"]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [
+        (["[1, 2]", '"a"'], [[1, 2], "a"]),
+        ([[1, 2], "3"], [[1, 2], 3]),
+        (["abc"], ["abc"]),
+        (["abc", "5"], ["abc", "5"]),  # text for one test is text for all
+        (["True", "None", "[1, (2, 'a')]"], [True, None, [1, [2, "a"]]]),
+        (["True", "a b"], ["True", "a b"]),
+        (["{1}"], ["{1}"]),
+        (["1 +", 5], ["1 +", 5]),
+    ],
+)
+def test_what_a_function_returns_may_be_written_as_json_as_python_or_as_text(outputs: Any, expected: Any) -> None:
+    tests = parse_tests(json.dumps({"fn_name": "f", "inputs": [[]] * len(outputs), "outputs": outputs}))
+    assert [test.expected for test in tests.tests] == expected
 
 
 def test_arguments_are_split_at_line_feeds_alone() -> None:
@@ -193,6 +218,7 @@ def test_what_else_a_row_says_of_its_tests_is_not_looked_at() -> None:
         ("", "Expecting value"),
         ("5", "not .*inputs"),
         ("[]", "not .*inputs"),
+        ("[1]", "the row: test_cases, test 1 has no input and output"),
         ("{}", "not .*inputs"),
         ('{"inputs": ["1"]}', "not .*inputs"),
         ('{"inputs": "1", "outputs": "1"}', "not .*inputs"),
@@ -205,7 +231,6 @@ def test_what_else_a_row_says_of_its_tests_is_not_looked_at() -> None:
         ('{"inputs": ["\\ud800"], "outputs": ["1"]}', "surrogates not allowed"),
         ('{"fn_name": "f", "inputs": [5], "outputs": [1]}', "an input is int; write a list of arguments"),
         ('{"fn_name": "f", "inputs": ["a b"], "outputs": [1]}', "Expecting value"),
-        ('{"fn_name": "f", "inputs": [[1]], "outputs": ["a b"]}', "Expecting value"),
         ("[" * 100_000, "nested too deeply"),
         ('{"fn_name": "f", "inputs": [[1]], "outputs": [' + "[" * 900 + "]" * 900 + "]}", "nested too deeply"),
     ],
@@ -220,6 +245,7 @@ def test_a_program_s_output_is_compared_as_text() -> None:
     (test,) = tests.tests
     assert tests.is_passed(test, output="é \ufffd\n".encode(), returned=b"")
     assert not tests.is_passed(test, output="é ".encode() + b"\xff\n", returned=b"")  # no character is no other
+    assert tests.is_passed(test, output="\u3000é\u00a0\ufffd\n\n".encode(), returned=b"")
     assert not tests.is_passed(test, output=b"", returned="é \ufffd".encode())
 
 

@@ -47,6 +47,7 @@ REFUSED = {
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
     "seccomp": (317, 277),
+    "flock": (73, 32),
     "setpriority": (141, 140),
     "sched_setscheduler": (144, 119),
     "sched_setattr": (314, 274),
@@ -80,7 +81,7 @@ USUAL = {
     "exit_group": (231, 94),
 }
 CLONE, SOCKET, SOCKETPAIR = (56, 220), (41, 198), (53, 199)
-MMAP, PRCTL, SETSOCKOPT = (9, 222), (157, 167), (54, 208)
+MMAP, PRCTL, SETSOCKOPT, FCNTL = (9, 222), (157, 167), (54, 208), (72, 25)
 
 
 def judge(program: bytes, *, architecture: int, number: int, arguments: tuple[int, ...] = ()) -> str:
@@ -192,3 +193,14 @@ def test_the_filter_is_short_enough_for_the_kernel(machine: str) -> None:
 def test_on_an_unknown_machine_there_is_no_sandbox() -> None:
     with pytest.raises(ConfigError, match="no system calls of 'riscv64'; run on x86_64 or aarch64, or have"):
         seccomp_filter("riscv64")
+
+
+@pytest.mark.parametrize("command", [5, 36, 37, 38, 1024, 1026, 1036, 1038])
+def test_marks_on_shared_files_fail_with_eperm(machine: str, command: int) -> None:
+    assert call(machine, FCNTL, 3, command) == "EPERM"
+    assert call(machine, FCNTL, 3, command | 1 << 32) == "EPERM"  # the kernel reads the low word alone
+
+
+@pytest.mark.parametrize("command", [0, 1, 2, 3, 4, 6, 7, 1030, 1031, 1032])
+def test_locks_for_writing_and_what_else_descriptors_need_is_allowed(machine: str, command: int) -> None:
+    assert call(machine, FCNTL, 3, command) == ALLOWED

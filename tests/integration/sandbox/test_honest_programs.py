@@ -1,0 +1,36 @@
+"""Honest programs in many styles get their reward."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from coati_rl.reward_spec import RewardSpec
+from coati_rl.types import Problem
+from rewards.code.code_reward import CodeReward
+from tests.integration.sandbox.honest_programs import HonestProgram, honest_programs
+from tests.integration.sandbox.running import once_decided
+
+PROGRAMS = honest_programs()
+
+
+@pytest.fixture(scope="module")
+def reward() -> Iterator[CodeReward]:
+    reward = CodeReward(RewardSpec(reward_type="code", timeout_s=60.0))
+    yield reward
+    reward.close()
+
+
+def test_there_are_enough_and_no_two_have_one_name_or_one_text() -> None:
+    assert len(PROGRAMS) >= 250
+    assert Counter(program.name for program in PROGRAMS).most_common(1)[0][1] == 1
+    assert Counter(program.response for program in PROGRAMS).most_common(1)[0][1] == 1
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_an_honest_program_is_right(program: HonestProgram, reward: CodeReward) -> None:
+    (found,) = once_decided(
+        lambda: [*reward.score([program.response], Problem(ground_truth=program.tests))],
+        lambda scores: scores[0].verdict == "invalid",
+    )
+    assert (found.verdict, found.reward) == ("ok", 1.0), found.detail

@@ -2,7 +2,7 @@
 
 --help lists the flags.
 
-Exit code: 0 success, 2 bad arguments (nothing was started), 1 a failed run, 130 after Ctrl-C.
+Exit code: 0 success, 2 bad arguments (nothing was started), 1 a failed run, 130 after Ctrl-C or another signal to end.
 """
 
 import functools
@@ -15,6 +15,7 @@ from coati_rl.config import Config
 from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
 from coati_rl.errors import CoatiError, ConfigError
+from coati_rl.runtime.ending import read_note, say
 from coati_rl.runtime.guardian import run_guarded
 from coati_rl.runtime.ray_environment import prepare_ray_environment
 
@@ -28,13 +29,14 @@ def main(argv: Sequence[str], scratch: Path) -> int:
         check(config)
         return _run(config, is_dry_run, scratch)
     except ConfigError as error:
-        sys.stderr.write("".join(f"rl_example.py: {line}\n" for line in str(error).splitlines()))
+        say(str(error))
         return 2
     except CoatiError as error:
-        sys.stderr.write(f"rl_example.py: the run failed: {' '.join(str(error).split())}\n")
+        say(f"the run failed: {' '.join(str(error).split())}{read_note(scratch).how_to_resume()}")
         return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("rl_example.py: interrupted; everything was stopped\n")
+    except KeyboardInterrupt as interrupt:
+        details = "".join(f"; {detail}" for detail in interrupt.args)
+        say(f"interrupted; everything was stopped{details}{read_note(scratch).how_to_resume()}")
         return 130
 
 
@@ -46,7 +48,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     make_scorer = scorer_factory(config)
     prepared = prepare(config, system_prompt=default_system_prompt(config.reward_type), is_dry_run=is_dry_run)
     for warning in prepared.warnings:
-        sys.stderr.write(f"rl_example.py: warning: {warning}\n")
+        say(f"warning: {warning}")
     if is_dry_run:
         print("\n".join(prepared.plan.lines()))
         if prepared.resume is not None:

@@ -18,6 +18,7 @@ from coati_rl.errors import CoatiError, ConfigError
 from coati_rl.runtime.ending import read_note, say
 from coati_rl.runtime.guardian import run_guarded
 from coati_rl.runtime.ray_environment import prepare_ray_environment
+from coati_rl.runtime.run_dir import probe_outputs
 
 
 def main(argv: Sequence[str], scratch: Path) -> int:
@@ -27,6 +28,7 @@ def main(argv: Sequence[str], scratch: Path) -> int:
     try:
         config, is_dry_run = parse(argv)
         check(config)
+        probe_outputs(config)
         return _run(config, is_dry_run, scratch)
     except ConfigError as error:
         say(str(error))
@@ -35,8 +37,8 @@ def main(argv: Sequence[str], scratch: Path) -> int:
         say(f"the run failed: {' '.join(str(error).split())}{read_note(scratch).how_to_resume()}")
         return 1
     except KeyboardInterrupt as interrupt:
-        details = "".join(f"; {detail}" for detail in interrupt.args)
-        say(f"interrupted; everything was stopped{details}{read_note(scratch).how_to_resume()}")
+        problem = f"; {interrupt}" if str(interrupt) else ""
+        say(f"interrupted; everything was stopped{problem}{read_note(scratch).how_to_resume()}")
         return 130
 
 

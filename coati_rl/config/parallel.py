@@ -39,5 +39,5 @@ class ParallelConfig(BaseModel):
         None, "Address of a running Ray cluster's head; default: start Ray here.", spelling="--master_address"
     )
     master_port: int = flag(
-        29506, "Port of the trainers' process group; 0 picks a free one.", spelling="--master_port", ge=0, le=65535
+        0, "Port of the trainers' process group; 0 picks a free one.", spelling="--master_port", ge=0, le=65535
     )

@@ -84,12 +84,13 @@ class Crew:
 
     def start(self) -> None:
         """Make all actors and wait for the trainers; producers are ready when they are ready."""
+        handles = [self._make_trainer(rank) for rank in range(self._config.num_trainers)]
+        listening = handles[0].open_listener.remote(self._config.master_port)
+        if self._config.master_port:  # it may be taken, which is found before engines are loaded
+            wait_for(listening, who="trainer-0", timeout_s=START_TIMEOUT_S)
         for _ in range(self._config.num_inferencer):
             self.add_producer()
-        handles = [self._make_trainer(rank) for rank in range(self._config.num_trainers)]
-        meeting_point = wait_for(
-            handles[0].open_listener.remote(self._config.master_port), who="trainer-0", timeout_s=START_TIMEOUT_S
-        )
+        meeting_point = wait_for(listening, who="trainer-0", timeout_s=START_TIMEOUT_S)
         starts = [handle.start.remote(*meeting_point) for handle in handles]
         for rank, reference in enumerate(starts):
             wait_for(reference, who=f"trainer-{rank}", timeout_s=START_TIMEOUT_S)

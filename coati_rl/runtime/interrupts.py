@@ -1,6 +1,7 @@
 """Treat the signals that end a run alike: Ctrl-C, SIGTERM, a closed terminal (SIGHUP) and Ctrl-\\ (SIGQUIT)."""
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -32,24 +33,35 @@ def interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 @contextmanager
-def noted_interrupts() -> Iterator[Callable[[], bool]]:
+def noted_interrupts() -> Iterator[Callable[[], float | None]]:
     """Let the block come to an end of its own when a signal comes: it asks for it, and nothing in it is cut short.
 
-    Raises: KeyboardInterrupt after the block, if there was a signal and no error.
+    Yields: when the first signal came, seconds of the monotonic clock; None while there is none.
     """
-    came = False
+    came_at: float | None = None
 
     def note(_number: int, _frame: FrameType | None) -> None:
-        nonlocal came
-        came = True
+        nonlocal came_at
+        came_at = time.monotonic()
 
     handlers = {number: signal.getsignal(number) for number in ending_signals()}
     handle_first(set(handlers), note)
     try:
-        yield lambda: came
+        yield lambda: came_at
     finally:
-        if not came:
+        if came_at is None:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-    if came:
-        raise KeyboardInterrupt
+
+
+@contextmanager
+def kept_from_children() -> Iterator[None]:
+    """Block SIGHUP and SIGQUIT while processes are started, which inherit that; here they come after the block.
+
+    A terminal sends them to all processes of its foreground group; it is the driver that ends the others.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGQUIT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

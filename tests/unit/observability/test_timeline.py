@@ -207,6 +207,16 @@ def test_a_disk_that_refuses_ends_the_timeline_and_not_the_run(tmp_path, caplog)
     assert "the timeline ends here" in caplog.text
 
 
+def test_a_full_disk_is_told_with_path_and_remedy(tmp_path):
+    (tmp_path / "driver.jsonl").symlink_to("/dev/full")
+    timeline = Timeline(tmp_path, "driver")
+    timeline.instant("tick")
+    timeline.close()
+    assert timeline.problem.startswith(
+        f"{tmp_path}/driver.jsonl cannot be written: No space left on device; free space"
+    )
+
+
 def test_an_actor_without_a_directory_records_nothing():
     with NO_TIMELINE.span("train"):
         NO_TIMELINE.instant("tick")

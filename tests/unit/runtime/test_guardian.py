@@ -143,7 +143,9 @@ def test_a_driver_that_does_not_end_is_killed_after_the_grace_period(start):
     assert guardian.wait(20) == 130
     assert time.monotonic() - begin >= 2.0
     assert guardian.stdout.read() == "was told\n"
-    said = "rl_example.py: interrupted; what had not ended after 2 s was killed; no checkpoint was written: start it again"
+    said = (
+        "rl_example.py: interrupted; what had not ended after 2 s was killed; no checkpoint was written: start it again"
+    )
     assert guardian.stderr.read() == said + "\n"
     assert not orphan.is_running()
     assert not scratch.exists()

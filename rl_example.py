@@ -9,6 +9,7 @@ import functools
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from coati_rl.config import Config
@@ -63,7 +64,8 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     from producer.actor import ProducerActor
 
     paths = launch(prepared, ProducerActor, TrainerActor, make_scorer, scratch=scratch)
-    print(f"done: {paths.run_dir}")
+    with suppress(OSError):  # of a terminal that is gone
+        print(f"done: {paths.run_dir}{read_note(scratch).how_to_train_on()}", flush=True)
     return 0
 
 

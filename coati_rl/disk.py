@@ -35,22 +35,22 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise RunError(disk_problem(path, error)) from error
 
 
-def probe(flag: str, path: Path) -> None:
-    """Write and delete a nameless file where a path is or will be.
+def probe(directory: Path, *, asked_by: str) -> None:
+    """Write and delete a nameless file.
 
     Args:
-        flag: that names the path, for the message.
-        path: a directory, or one still to be made.
+        directory: or one still to be made; the nearest that exists is tried.
+        asked_by: the flag and its value, for the message.
     Raises: ConfigError if the disk refuses.
     """
-    directory = _existing(path)
+    directory = _existing(directory)
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             file.write(bytes(_PROBE_BYTES))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise ConfigError(f"{flag} {path}: {disk_problem(directory, error)}") from error
+        raise ConfigError(f"{asked_by}: {disk_problem(directory, error)}") from error
 
 
 def check_free_space(directory: Path, *, needed: int) -> None:

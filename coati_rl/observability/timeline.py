@@ -160,7 +160,7 @@ class Timeline:
             self._is_on = False
             self._buffer.clear()
             self.problem = disk_problem(self._path, error) if isinstance(error, OSError) else str(error)
-            logger.warning("the timeline ends here: %s", self.problem)
+            logger.info("the timeline ends here: %s", self.problem)
         finally:
             if self._file is not None:
                 self._file.close()

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from coati_rl.runtime.ending import read_note, say
+from coati_rl.runtime.ending import give_up_output, read_note, say
 from coati_rl.runtime.interrupts import ending_signals, handle_first, interrupt
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -54,6 +54,7 @@ def run_guarded(main: Callable[[Path], int]) -> int:
         try:
             return main(scratch)
         finally:
+            give_up_output()
             shutil.rmtree(scratch, ignore_errors=True)
     code, problem = _watch(driver, ending, scratch)
     if problem:

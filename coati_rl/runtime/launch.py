@@ -20,7 +20,7 @@ from coati_rl.observability.trace_file import merged_at_the_end
 from coati_rl.protocols import GroupScorer
 from coati_rl.runtime.cluster import check_port, ray_cluster
 from coati_rl.runtime.crew import Crew
-from coati_rl.runtime.ending import note_run
+from coati_rl.runtime.ending import RunNote, write_note
 from coati_rl.runtime.interrupts import noted_interrupts
 from coati_rl.runtime.process import LOG_FORMAT
 from coati_rl.runtime.run_dir import RunPaths, checkpoint_bytes, held, make_run_dir
@@ -54,7 +54,13 @@ def launch(
     if config.master_port and not config.master_address:
         check_port(config.master_port)
     paths = make_run_dir(config, prepared.resume, checkpoint_bytes=checkpoint_bytes(Path(config.model), plan.precision))
-    note_run(scratch, run_dir=paths.run_dir, checkpoints=paths.checkpoints, grace_s=config.interrupt_grace_s)
+    note = RunNote(
+        run_dir=paths.run_dir,
+        checkpoints=paths.checkpoints,
+        resumed_from=prepared.resume.directory if prepared.resume else None,
+        grace_s=config.interrupt_grace_s,
+    )
+    write_note(scratch, note)
     first_step = prepared.resume.position.step if prepared.resume else 0
     num_gpus = plan.num_devices if plan.device == "cuda" else 0
     num_cpus = config.num_inferencer + config.num_trainers
@@ -80,10 +86,7 @@ def launch(
             )
             try:
                 crew.start()
-                with noted_interrupts() as interrupted_at:
-                    supervisor.run(interrupted_at)
-                    if (signal_s := interrupted_at()) is not None:
-                        raise KeyboardInterrupt(_save(supervisor, config, signal_s=signal_s))
+                _watch(supervisor, config)
             finally:
                 crew.end()
     except RunError as error:
@@ -91,20 +94,23 @@ def launch(
     return paths
 
 
-def _save(supervisor: Supervisor, config: Config, *, signal_s: float) -> str:
-    """Write the last checkpoint of a run that was interrupted, if that is wanted.
+def _watch(supervisor: Supervisor, config: Config) -> None:
+    """Run to the end; when a signal comes, save first, in what the grace period leaves.
 
-    Args:
-        signal_s: when the signal came, by the monotonic clock; some of the grace period is left for the end of the run.
-    Returns: why there is none, "" if there is or none was wanted.
+    Raises: KeyboardInterrupt, with the reason if the last step is not saved; RunError.
     """
-    if not config.save_on_interrupt:
-        return ""
-    try:
-        supervisor.save(deadline=signal_s + max(config.interrupt_grace_s - _END_S, config.interrupt_grace_s / 2))
-    except RunError as error:
-        return f"no checkpoint of the last step: {error}"
-    return ""
+    save_s = max(config.interrupt_grace_s - _END_S, config.interrupt_grace_s / 2)
+    with noted_interrupts() as interrupted_at:
+        try:
+            supervisor.run(interrupted_at)
+            if (signal_s := interrupted_at()) is not None and config.save_on_interrupt:
+                supervisor.save(deadline=signal_s + save_s)
+        except RunError as error:
+            if interrupted_at() is None:
+                raise
+            raise KeyboardInterrupt(f"no checkpoint of the last step: {error}") from error
+        if interrupted_at() is not None:
+            raise KeyboardInterrupt
 
 
 class _LogFile(logging.FileHandler):

@@ -42,10 +42,15 @@ class RunPaths:
 def probe_outputs(config: Config) -> None:
     """Try to write where the run will, before anything large is imported. Raises: ConfigError if a disk refuses."""
     if config.checkpoint_path is None:  # else the run may go on in its own directory, wherever that is
-        probe("--run-dir", _wanted(config).parent)
-    for flag in ("save_dir", "eval_save_dir", "rollout_save_dir"):
-        if path := getattr(config, flag):
-            probe(f"--{flag.replace('_', '-')}", Path(path))
+        probe(_wanted(config).parent, asked_by=f"--run-dir {_wanted(config)}")
+    outputs = {
+        "--save-dir": config.save_dir,
+        "--eval-save-dir": config.eval_save_dir,
+        "--rollout-save-dir": config.rollout_save_dir,
+    }
+    for flag, path in outputs.items():
+        if path is not None:
+            probe(Path(path), asked_by=f"{flag} {path}")
 
 
 def checkpoint_bytes(model: Path, precision: str) -> int:

@@ -71,7 +71,7 @@ def test_a_full_disk_is_found_before_anything_large_is_imported(tmp_path):
     done = subprocess.run([*command, str(tmp_path), *flags], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "2\n", done.stderr
     full = "No space left on device; free space there (--keep-checkpoints N deletes older checkpoints)"
-    assert done.stderr == f"rl_example.py: --run-dir {disk}: {disk} cannot be written: {full}\n"
+    assert done.stderr == f"rl_example.py: --run-dir {disk}/run: {disk} cannot be written: {full}\n"
 
 
 def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path):

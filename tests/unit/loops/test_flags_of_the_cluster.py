@@ -238,12 +238,15 @@ def launch_interrupted(monkeypatch, prepare_with, tmp_path):
 
             def save(self, *, deadline):
                 deadlines.append(round(deadline - self.at, 3))
+                raise RunError("trainer-0 died")
 
         monkeypatch.setattr(launch, "ray_cluster", lambda config, **_: nullcontext("127.0.0.1"))
         monkeypatch.setattr(launch, "Crew", lambda *_, **__: SimpleNamespace(start=lambda: None, end=lambda: None))
         monkeypatch.setattr(launch, "Supervisor", Interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as interrupt:
             launch.launch(prepare_with(**fields), object, object, lambda: None, scratch=tmp_path)
+        reason = "no checkpoint of the last step: trainer-0 died"
+        assert str(interrupt.value) == (reason if deadlines else "")
         return deadlines, read_note(tmp_path)
 
     before = {number: signal.getsignal(number) for number in ending_signals()}

@@ -199,6 +199,7 @@ def test_memory_is_bounded_and_what_was_dropped_is_counted(tmp_path, monkeypatch
 
 
 def test_a_disk_that_refuses_ends_the_timeline_and_not_the_run(tmp_path, caplog):
+    caplog.set_level("INFO")
     (tmp_path / "timeline").write_text("a file where the directory should be")
     timeline = Timeline(tmp_path / "timeline", "trainer-0")
     with timeline.span("train"):

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 DRIVER = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from coati_rl.runtime.ending import note_run
+from coati_rl.runtime.ending import RunNote, write_note
 from coati_rl.runtime.guardian import run_guarded
 
 def main(scratch):
@@ -31,7 +31,7 @@ def end(scratch, orphan):
     {end}
 
 def hang(scratch, grace_s):
-    note_run(scratch, run_dir=Path("run"), checkpoints=Path("run/checkpoints"), grace_s=grace_s)
+    write_note(scratch, RunNote(run_dir=Path("run"), checkpoints=Path("run/checkpoints"), grace_s=grace_s))
     state = "hangs"
     while True:
         try:
@@ -89,7 +89,8 @@ def test_of_a_driver_that_was_killed_the_guardian_says_what_it_was_and_how_to_re
         (checkpoint / "state.json").write_text("{}")
         files = {"state.json": {"bytes": 2, "xxh3_128": ""}}
         (checkpoint / "manifest.json").write_text(json.dumps({"files": files}))
-    note = f"note_run(scratch, run_dir=Path({str(run_dir)!r}), checkpoints=Path({str(checkpoint.parent)!r}), grace_s=1)"
+    paths = f"run_dir=Path({str(run_dir)!r}), checkpoints=Path({str(checkpoint.parent)!r})"
+    note = f"write_note(scratch, RunNote({paths}))"
     guardian, orphan, scratch = start(f"{note}; os.kill(os.getpid(), signal.SIGKILL)")
     assert guardian.wait(20) == 1, "as documented for a run that failed"
     assert guardian.stderr.read() == (
@@ -99,6 +100,15 @@ def test_of_a_driver_that_was_killed_the_guardian_says_what_it_was_and_how_to_re
     )
     assert not orphan.is_running()
     assert not scratch.exists()
+
+
+def test_output_that_nobody_takes_does_not_change_the_exit_code():
+    run = "sys.exit(run_guarded(lambda _: sys.stdout.write('1') and 3))"
+    command = [sys.executable, "-c", f"import sys; from coati_rl.runtime.guardian import run_guarded; {run}"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # it is the last flush that fails
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr) == (3, b"")
 
 
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]

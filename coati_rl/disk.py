@@ -21,14 +21,14 @@ _REMEDIES = {
 
 
 def disk_problem(path: Path, error: OSError) -> str:
-    """What a person reads of a file that could not be written."""
+    """Describe in a sentence why a file could not be written, and what to do."""
     remedy = _REMEDIES.get(error.errno or 0, "see to that disk")
     return f"{path} cannot be written: {error.strerror or error}; {remedy}"
 
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Around code that writes a file. Raises: RunError instead of an OSError."""
+    """Turn an OSError of a block that writes a file into a RunError."""
     try:
         yield
     except OSError as error:
@@ -54,7 +54,7 @@ def probe(directory: Path, *, asked_by: str) -> None:
 
 
 def check_free_space(directory: Path, *, needed: int) -> None:
-    """Raises: ConfigError if a directory, or one still to be made, has no room for so many bytes."""
+    """Refuse a directory, or one still to be made, without room for so many bytes. Raises: ConfigError."""
     free = shutil.disk_usage(_existing(directory)).free
     if free < needed:
         raise ConfigError(

@@ -53,7 +53,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def newest_complete(directory: Path) -> Path | None:
-    """The newest checkpoint of a directory of which no file is missing or cut off; the digests are not compared."""
+    """Find the newest checkpoint of which no file is missing or cut off; the digests are not compared."""
     for checkpoint in reversed(checkpoints_in(directory)):
         problem = _incomplete(checkpoint)
         if problem is None:
@@ -97,6 +97,11 @@ def read_state(directory: Path) -> dict[str, Any]:
 def _others(checkpoint: Path) -> list[Path]:
     """The checkpoints beside one, the newest first."""
     return [path for path in reversed(checkpoints_in(checkpoint.parent)) if path != checkpoint]
+
+
+def left_over_bytes(directory: Path) -> int:
+    """Add up what half-written checkpoints take; the next one to be written deletes them."""
+    return sum(path.stat().st_size for path in directory.glob(".step-*.partial/**/*") if path.is_file())
 
 
 def prune(checkpoint_dir: Path, keep: int) -> None:

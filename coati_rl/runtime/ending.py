@@ -22,7 +22,7 @@ _NOTE = "run.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunNote:
-    """What is known of a run from outside."""
+    """Describe a run to whoever has its last word."""
 
     run_dir: Path | None = None  # None: it did not come that far
     checkpoints: Path | None = None
@@ -30,7 +30,7 @@ class RunNote:
     grace_s: float = GRACE_S
 
     def how_to_resume(self) -> str:
-        """Half a sentence for the last line of a run; empty if nothing had begun."""
+        """Say how to go on, as half a sentence for the last line of a run; nothing if it had not begun."""
         if self.run_dir is None:
             return ""
         newest = self._newest()
@@ -39,7 +39,7 @@ class RunNote:
         return f"; go on from step {step_of(newest)} with: {self._command(newest)}"
 
     def how_to_train_on(self) -> str:
-        """The same for a run that is done."""
+        """Say the same of a run that is done."""
         newest = self._newest()
         command = f": {self._command(newest)}" if newest else ""
         return f"; to train on, raise --num-episodes or --max-steps{command}"
@@ -67,7 +67,7 @@ def write_note(scratch: Path, note: RunNote) -> None:
 
 
 def read_note(scratch: Path) -> RunNote:
-    """The note of `write_note`; the defaults where there is none."""
+    """Read the note of `write_note`; the defaults where there is none."""
     try:
         note: dict[str, Any] = json.loads((scratch / _NOTE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -10,7 +10,7 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 def ending_signals() -> set[signal.Signals]:
-    """Those that end a run; not SIGHUP where nohup has it ignored."""
+    """List those that end a run; not SIGHUP where nohup has it ignored."""
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
     return numbers - ({signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set())
 

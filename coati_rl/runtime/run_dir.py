@@ -16,7 +16,7 @@ import yaml
 from safetensors import safe_open
 
 from coati_rl.config import Config
-from coati_rl.data.checkpoint_dir import checkpoints_in
+from coati_rl.data.checkpoint_dir import checkpoints_in, left_over_bytes
 from coati_rl.data.resume import ResumePoint
 from coati_rl.disk import check_free_space, probe
 from coati_rl.errors import ConfigError
@@ -54,7 +54,7 @@ def probe_outputs(config: Config) -> None:
 
 
 def checkpoint_bytes(model: Path, precision: str) -> int:
-    """What a checkpoint of a model takes: its weights, AdamW's two moments, and float32 masters of bfloat16 weights."""
+    """Estimate what a checkpoint takes: weights, AdamW's two moments, and float32 masters of bfloat16 weights."""
     num_parameters = 0
     for path in model.glob("*.safetensors"):
         if not path.name.startswith("optimizer"):  # the model may be a checkpoint of ours
@@ -77,7 +77,8 @@ def make_run_dir(config: Config, resume: ResumePoint | None = None, *, checkpoin
     wanted = _wanted(config) if config.run_dir else None
     _check_save_dir(config, resume)
     own = _directory_of_run(resume, wanted)
-    check_free_space(_paths(config, own or _wanted(config)).checkpoints, needed=checkpoint_bytes)
+    checkpoints = _paths(config, own or _wanted(config)).checkpoints
+    check_free_space(checkpoints, needed=checkpoint_bytes - left_over_bytes(checkpoints))
     try:
         paths = _paths(config, own or _make_new(_wanted(config)))
         with held(paths.run_dir):

@@ -1,5 +1,8 @@
 """A run writes where it was told, and never into another run; a resumed one goes on where it was."""
 
+import shutil
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -139,6 +142,16 @@ def test_without_room_for_a_checkpoint_no_directory_is_made_and_nothing_is_moved
     with pytest.raises(ConfigError, match=r"runs/GRPO/checkpoints: a checkpoint takes about"):
         make_run_dir(parse([])[0], point, checkpoint_bytes=2**60)
     assert (directory / "step-30").is_dir()
+
+
+def test_half_a_checkpoint_makes_room_for_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    partial = tmp_path / "model/.step-3.partial"
+    partial.mkdir(parents=True)
+    (partial / "model.safetensors").write_bytes(bytes(2**20))
+    make_run_dir(parse(["-sd", "model"])[0], checkpoint_bytes=2**21)
+    with pytest.raises(ConfigError, match=r"a checkpoint takes about 1.0 MiB, and 1.0 MiB are free"):
+        make_run_dir(parse(["-sd", "model"])[0], checkpoint_bytes=2**21 + 1)
 
 
 @pytest.mark.parametrize(("precision", "per_parameter"), [("fp32", 12), ("bf16", 14)])

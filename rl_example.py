@@ -2,21 +2,24 @@
 
 --help lists the flags.
 
-Exit code: 0 success, 2 bad arguments (nothing was started), 1 a failed run, 130 after Ctrl-C.
+Exit code: 0 success, 2 bad arguments (nothing was started), 1 a failed run, 130 after Ctrl-C or another signal to end.
 """
 
 import functools
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from coati_rl.config import Config
 from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
 from coati_rl.errors import CoatiError, ConfigError
+from coati_rl.runtime.ending import read_note, say
 from coati_rl.runtime.guardian import run_guarded
 from coati_rl.runtime.ray_environment import prepare_ray_environment
+from coati_rl.runtime.run_dir import probe_outputs
 
 
 def main(argv: Sequence[str], scratch: Path) -> int:
@@ -26,15 +29,17 @@ def main(argv: Sequence[str], scratch: Path) -> int:
     try:
         config, is_dry_run = parse(argv)
         check(config)
+        probe_outputs(config)
         return _run(config, is_dry_run, scratch)
     except ConfigError as error:
-        sys.stderr.write("".join(f"rl_example.py: {line}\n" for line in str(error).splitlines()))
+        say(str(error))
         return 2
     except CoatiError as error:
-        sys.stderr.write(f"rl_example.py: the run failed: {' '.join(str(error).split())}\n")
+        say(f"the run failed: {' '.join(str(error).split())}{read_note(scratch).how_to_resume()}")
         return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("rl_example.py: interrupted; everything was stopped\n")
+    except KeyboardInterrupt as interrupt:
+        problem = f"; {interrupt}" if str(interrupt) else ""
+        say(f"interrupted; everything was stopped{problem}{read_note(scratch).how_to_resume()}")
         return 130
 
 
@@ -46,7 +51,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     make_scorer = scorer_factory(config)
     prepared = prepare(config, system_prompt=default_system_prompt(config.reward_type), is_dry_run=is_dry_run)
     for warning in prepared.warnings:
-        sys.stderr.write(f"rl_example.py: warning: {warning}\n")
+        say(f"warning: {warning}")
     if is_dry_run:
         print("\n".join(prepared.plan.lines()))
         if prepared.resume is not None:
@@ -59,7 +64,8 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     from producer.actor import ProducerActor
 
     paths = launch(prepared, ProducerActor, TrainerActor, make_scorer, scratch=scratch)
-    print(f"done: {paths.run_dir}")
+    with suppress(OSError):  # of a terminal that is gone
+        print(f"done: {paths.run_dir}{read_note(scratch).how_to_train_on()}", flush=True)
     return 0
 
 

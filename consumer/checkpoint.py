@@ -8,6 +8,7 @@ trainers: tensors are whole. The first rank of each pipeline stage writes its ow
 import copy
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coati_rl.data.checkpoint_dir import STATE_FILE, prune, write_manifest
+from coati_rl.disk import disk_problem
 from coati_rl.errors import ConfigError, RunError
 from consumer.parameters import ParameterInfo
 
@@ -149,8 +151,12 @@ class CheckpointReader:
 def _disk_errors(directory: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"checkpoint {directory} could not be written: {error}") from error
+    except OSError as error:
+        raise RunError(f"checkpoint {disk_problem(directory, error)}") from error
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))  # Rust's text of the system's error
+        cause = OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
+        raise RunError(f"checkpoint {disk_problem(directory, cause)}") from error
 
 
 def _cut_into_files(infos: Sequence[ParameterInfo], itemsize: int, max_bytes: int) -> list[list[str]]:

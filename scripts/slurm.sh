@@ -71,7 +71,7 @@ if ((nodes > 1)); then
     wait_for_nodes "$nodes"
 fi
 
-"$bin/python" rl_example.py --master_address "$address:$port" "$@" &
+"$bin/python" rl_example.py --master_address "$address:$port" --interrupt-grace-s 110 "$@" &
 driver=$!
 # SLURM sends INT two minutes before the time limit, and TERM when the job is cancelled.
 trap 'kill -INT "$driver" 2>/dev/null || true' INT TERM

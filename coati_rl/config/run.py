@@ -20,6 +20,12 @@ class RunConfig(BaseModel):
     keep_checkpoints: int | None = flag(
         None, "Checkpoints kept; older ones are deleted when a new one is complete. Default: all.", ge=1
     )
+    save_on_interrupt: bool = flag(
+        True, "On Ctrl-C or SIGTERM, write a checkpoint of the weights as they are, within --interrupt-grace-s."
+    )
+    interrupt_grace_s: float = flag(
+        15.0, "Seconds from Ctrl-C or SIGTERM until what has not ended is killed; a second one kills at once.", gt=0
+    )
     save_dir: str | None = flag(None, "Checkpoints; default: <run-dir>/checkpoints.", short="-sd")
     eval_save_dir: str | None = flag(None, "Evaluation results; default: <run-dir>/eval.", short="-esd")
     rollout_save_dir: str | None = flag(None, "Rollouts as JSONL; default: <run-dir>/rollouts.", short="-rsd")

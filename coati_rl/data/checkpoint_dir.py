@@ -48,12 +48,19 @@ def find_checkpoint(path: Path) -> Path:
     if (path / STATE_FILE).is_file():
         return path
     for directory in (path, path / "checkpoints"):
-        for checkpoint in reversed(checkpoints_in(directory)):
-            problem = _incomplete(checkpoint)
-            if problem is None:
-                return checkpoint
-            logger.warning("%s is passed over: %s", checkpoint, problem)
+        if checkpoint := newest_complete(directory):
+            return checkpoint
     raise ConfigError(f"--checkpoint-path {path}: no checkpoint is there; {_REMEDY}")
+
+
+def newest_complete(directory: Path) -> Path | None:
+    """Find the newest checkpoint of which no file is missing or cut off; the digests are not compared."""
+    for checkpoint in reversed(checkpoints_in(directory)):
+        problem = _incomplete(checkpoint)
+        if problem is None:
+            return checkpoint
+        logger.warning("%s is passed over: %s", checkpoint, problem)
+    return None
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
@@ -83,7 +90,19 @@ def read_state(directory: Path) -> dict[str, Any]:
             if isinstance(state, dict):
                 return state
             problem = f"{STATE_FILE} holds no object"
-    raise ConfigError(f"--checkpoint-path {directory} is no checkpoint to resume from: {problem}; {_REMEDY}")
+    intact = next((path for path in _others(directory) if not (_incomplete(path) or _differing(path))), None)
+    remedy = _REMEDY if intact is None else f"the newest intact one beside it is -cp {intact}"
+    raise ConfigError(f"--checkpoint-path {directory} is no checkpoint to resume from: {problem}; {remedy}")
+
+
+def _others(checkpoint: Path) -> list[Path]:
+    """The checkpoints beside one, the newest first."""
+    return [path for path in reversed(checkpoints_in(checkpoint.parent)) if path != checkpoint]
+
+
+def left_over_bytes(directory: Path) -> int:
+    """Add up what half-written checkpoints take; the next one to be written deletes them."""
+    return sum(path.stat().st_size for path in directory.glob(".step-*.partial/**/*") if path.is_file())
 
 
 def prune(checkpoint_dir: Path, keep: int) -> None:
@@ -102,14 +121,14 @@ def _incomplete(directory: Path) -> str | None:
     try:
         files = _manifest(directory)
         _check_names(files)
-        for name, entry in files.items():
-            size = (directory / name).stat().st_size
-            if size != entry["bytes"]:
-                return f"{name} has {size} bytes instead of {entry['bytes']}"
+        for name, (size, _) in files.items():
+            found = (directory / name).stat().st_size
+            if found != size:
+                return f"{name} has {found} bytes instead of {size}"
     except FileNotFoundError as error:
         return f"{Path(error.filename).relative_to(directory)} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{MANIFEST_FILE} cannot be read: {error}"
+        return f"{MANIFEST_FILE} cannot be read: {_said(error)}"
     return None if STATE_FILE in files else f"{MANIFEST_FILE} does not name {STATE_FILE}"
 
 
@@ -122,19 +141,24 @@ def _check_names(names: Iterable[str]) -> None:
 
 
 def _differing(directory: Path) -> str | None:
-    for name, entry in _manifest(directory).items():
+    for name, (_, written) in _manifest(directory).items():
         try:
             digest = _digest(directory / name)
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
-        if digest != entry["xxh3_128"]:
-            return f"{name} is not what was written: its digest is {digest} instead of {entry['xxh3_128']}"
+        if digest != written:
+            return f"{name} is not what was written: its digest is {digest} instead of {written}"
     return None
 
 
-def _manifest(directory: Path) -> dict[str, dict[str, Any]]:
+def _manifest(directory: Path) -> dict[str, tuple[int, str]]:
+    """Name -> bytes, digest. Raises: OSError, or what a manifest with other keys than ours leads to."""
     manifest: dict[str, dict[str, dict[str, Any]]] = json.loads((directory / MANIFEST_FILE).read_text(encoding="utf-8"))
-    return dict(manifest["files"].items())
+    return {name: (int(entry["bytes"]), str(entry["xxh3_128"])) for name, entry in manifest["files"].items()}
+
+
+def _said(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _digest(path: Path) -> str:

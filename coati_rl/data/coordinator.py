@@ -4,9 +4,8 @@ Consumes: finished groups from producers, reports from trainers. Waits for: grou
 current weights (producers wait). Is unblocked by: `put`, reports of syncs, membership changes. Produces: leases, work
 items, events for the driver. A plain class with one lock; runtime/ makes an actor of it. Every wait has a timeout.
 
-Where each prompt is, and how many may be out, is the business of `PromptFlow`; which groups are trained, that of
-`StepBook`, which records the others with the step that they came in for; `WeightSyncs` follows the weights. In every
-checkpoint is the position (`coati_rl.data.position`) from which another coordinator goes on.
+`PromptFlow` knows where each prompt is and how many may be out, `StepBook` which groups are trained, `WeightSyncs` who
+holds which weights. Every checkpoint holds the position (`coati_rl.data.position`) from which another one goes on.
 """
 
 import threading
@@ -46,12 +45,10 @@ class Coordinator:
         start: Position | None = None,
     ) -> None:
         """`start`: of the checkpoint that the run is resumed from."""
-        if start is None:
-            start = Position()
-        else:
+        if start is not None:
             cursor.resume(start.num_drawn, start.waiting)
             board.resume(start.step, start.last_evaluated)
-        self._settings = settings
+        self._settings, self._dp, start = settings, settings.batch.dp, start or Position()
         self._cursor = cursor
         self._board = board
         self._leases = TimedLeaseBook(settings.sampling_plans, seed=settings.seed)
@@ -192,6 +189,12 @@ class Coordinator:
             self._changed.wait_for(lambda: bool(self._events.kept()), timeout_s)
             return self._events.kept()
 
+    def stop(self) -> None:
+        """Write a checkpoint of the weights as they are, drop the step under way, and let the trainers end."""
+        with self._changed:
+            self._flow.is_stopped = True
+            self._progressed()
+
     def seconds_since_progress(self) -> float:
         """Time since a group, a step or a sync was last finished."""
         with self._changed:
@@ -205,19 +208,19 @@ class Coordinator:
             return None
         if is_over := self._flow.is_over():
             self._flow.give_up_step()
-        dp, step, at_boundary = self._settings.batch.dp, self._flow.step, self._flow.is_between_steps
+        if self._flow.is_stopped:
+            return self._save() if self._is_save_due(is_over=True) else self._finish()
+        step, at_boundary = self._flow.step, self._flow.is_between_steps
         sync_due = at_boundary and self._members.is_sync_due(step, self._settings.sync_period, is_over=is_over)
         version = step if sync_due else self._members.published_version
         if sync_due and self._board.is_running:
             return None  # its answers belong to the weights that serve now
         stale, is_committing = self._members.stale(version), self._members.is_committing
         if stale and not is_committing:
-            return [self._syncs.order(index, step, stale)] * dp
-        if stale and sync_due:
-            return None  # what is staged must not be overwritten
+            return [self._syncs.order(index, step, stale)] * self._dp
+        if sync_due and (stale or not self._members.ids):
+            return None  # what is staged must not be overwritten; a replacement is on its way
         if sync_due:
-            if not self._members.ids:
-                return None  # a replacement is on its way
             self._members.complete_sync(step)
             self._is_corrected = self._gate.is_corrected  # not in between, where the old policy would be another
             self._flow.free_slots()
@@ -225,31 +228,31 @@ class Coordinator:
         if at_boundary:
             self._evaluate_if_due(is_over=is_over)
             if self._is_save_due(is_over=is_over):
-                self._last_saved = step
-                return [SaveWork(step=step, data_state=self._data_state())] * dp
+                return self._save()
         if is_over:
             return None if self._board.is_running or is_committing else self._finish()
         batches = self._flow.next_mini_batch(self._members.sync_index)
         if batches and batches[0].is_last:
-            step, staleness = self._flow.step, self._members.staleness
-            self._book.close(step, self._flow.close_step(), staleness=staleness, sync_s=self._syncs.seconds)
+            groups = self._flow.close_step()
+            self._book.close(step, groups, staleness=self._members.staleness, sync_s=self._syncs.seconds)
         return [TrainWork(batch=batch, is_corrected=self._is_corrected) for batch in batches] if batches else None
 
-    def _data_state(self) -> dict[str, Any]:
+    def _save(self) -> list[Work]:
+        self._last_saved = self._flow.step
         known: dict[str, Any] = {"last_evaluated": self._board.last_finished, "time_s": self._book.records.time_s}
-        known |= self._book.counts.dropped()
-        return data_state(replace(self._flow.position(), **known), self._cursor.order)
+        position = replace(self._flow.position(), **known, **self._book.counts.dropped())
+        return [SaveWork(step=position.step, data_state=data_state(position, self._cursor.order))] * self._dp
 
     def _finish(self) -> list[Work]:
-        if self._flow.step == 0:
+        if self._flow.step == 0 and not self._flow.is_stopped:
             raise RunError(self._book.counts.nothing_trained(self._flow.num_finished))
         self._is_finished = True
         self._announce_the_end()
-        return [FinishWork(step=self._flow.step)] * self._settings.batch.dp
+        return [FinishWork(step=self._flow.step)] * self._dp
 
     def _announce_the_end(self) -> None:
         """The last event, once: after the last step's record, which may come when the trainers know already."""
-        if self._is_finished and self._book.records.is_complete:
+        if self._is_finished and self._book.records.is_complete and not self._flow.is_stopped:
             # Filtered since the last step, whose record has those before.
             filtered = self._book.counts.dropped()["groups_filtered"]
             numbers = {"groups_dropped": self._flow.num_finished, "groups_filtered": filtered}
@@ -266,15 +269,12 @@ class Coordinator:
         return self._board.draw() or self._flow.draw()
 
     def _is_save_due(self, *, is_over: bool) -> bool:
-        interval = self._settings.save_interval
-        due = is_over or (interval is not None and self._flow.step % interval == 0)
-        return due and self._flow.step > self._last_saved
+        interval, step = self._settings.save_interval, self._flow.step
+        return step > self._last_saved and (is_over or (interval is not None and step % interval == 0))
 
     def _evaluate_if_due(self, *, is_over: bool) -> None:
         interval, step = self._settings.eval_interval, self._flow.step
-        if interval is None or self._members.published_version != step:
-            return
-        if self._board.is_due(step, interval, is_over=is_over):
+        if self._members.published_version == step and self._board.is_due(step, interval, is_over=is_over):
             self._board.start(step)
             self._changed.notify_all()
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from coati_rl.disk import disk_errors
 from coati_rl.observability.records import score_fields, shown_truth, step_of_record
 from coati_rl.types import Prompt, RolloutGroup
 
@@ -44,9 +45,12 @@ class EvaluationBoard:
         done = [number for line in lines if (number := step_of_record(line)) is not None and number <= step]
         self._last_started = self.last_finished = max([last_finished, *done])
 
-    def is_due(self, step: int, interval: int, *, is_over: bool) -> bool:
-        """True when steps have passed a multiple of `interval` since the last round, and at the end of the run."""
-        if self.is_running or step <= self._last_started:
+    def is_due(self, step: int, interval: int | None, *, is_over: bool) -> bool:
+        """True when steps have passed a multiple of `interval` since the last round, and at the end of the run.
+
+        `interval`: None is never.
+        """
+        if interval is None or self.is_running or step <= self._last_started:
             return False
         return is_over or step // interval > self._last_started // interval
 
@@ -73,17 +77,17 @@ class EvaluationBoard:
         num_due = sum(len(prompts) for prompts in self._tasks.values())
         if self._step is None or len(self._groups) + sum(self._num_failed.values()) < num_due:
             return []
-        summaries = [self._summarise(task, self._step) for task in self._tasks]
-        self._directory.mkdir(parents=True, exist_ok=True)
-        with (self._directory / "summary.jsonl").open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(summary) + "\n" for summary in summaries)
+        with disk_errors(self._directory):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            summaries = [self._summarise(task, self._step) for task in self._tasks]
+            with (self._directory / "summary.jsonl").open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(summary) + "\n" for summary in summaries)
         self.last_finished = self._step
         self._step = None
         return summaries
 
     def _summarise(self, task: str, step: int) -> dict[str, object]:
         groups = sorted((g for g in self._groups if g.prompt.task == task), key=lambda g: g.prompt.uid)
-        self._directory.mkdir(parents=True, exist_ok=True)
         with (self._directory / f"{task}-step-{step:06d}.jsonl").open("w", encoding="utf-8") as file:
             for group in groups:
                 for completion, score in zip(group.completions, group.scores, strict=True):

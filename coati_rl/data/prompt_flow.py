@@ -43,6 +43,7 @@ class PromptFlow:
         # Groups that hold a slot until the next sync. Producers of a resumed run may not run further ahead of it.
         self._num_trained_unsynced = start.step % settings.sync_period * settings.batch.prompts_per_step
         self.step = start.step  # optimizer steps handed out
+        self.is_stopped = False  # by the user, before the run is over
 
     @property
     def is_between_steps(self) -> bool:
@@ -56,6 +57,8 @@ class PromptFlow:
 
     def may_draw(self) -> bool:
         """True if a new prompt has a slot and will be needed."""
+        if self.is_stopped:
+            return False
         ahead = self._leases.num_open("train") + len(self._finished)
         if ahead + self._num_trained_unsynced >= self._settings.num_slots or not self._cursor.has_more:
             return False
@@ -73,7 +76,9 @@ class PromptFlow:
         self._finished.append(_Finished(group=group, sync_index=sync_index))
 
     def is_over(self) -> bool:
-        """True when no further optimizer step can be filled."""
+        """True when no further optimizer step can be filled, or none is wanted."""
+        if self.is_stopped:
+            return True
         if self._settings.max_steps is not None and self.step >= self._settings.max_steps:
             return True
         if self._cursor.has_more or self._leases.num_open("train"):

@@ -34,7 +34,7 @@ _EXECUTION = frozenset(
     (
         *("project", "run_dir", "checkpoint_path", "save_dir", "eval_save_dir", "rollout_save_dir", "keep_checkpoints"),
         *("save_interval", "eval_interval", "eval_dataset", "enable_profiling", "wandb"),
-        *("max_failure_rate", "max_empty_batches"),
+        *("max_failure_rate", "max_empty_batches", "save_on_interrupt", "interrupt_grace_s"),
         *("inflight_update", "weight_transport", "probe_interval", "max_logprob_gap", "on_logprob_gap"),
         *("sync_timeout_s", "stall_timeout_s", "device", "ray_dir", "master_address", "master_port"),
         *("num_trainers", "num_inferencer", "tensor_parallel_size", "pipeline_parallel_size", "zero_stage"),

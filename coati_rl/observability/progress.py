@@ -1,6 +1,7 @@
 """Events of the coordinator -> the person at the terminal: a live display there, plain lines elsewhere."""
 
 import logging
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -37,11 +38,13 @@ class ProgressDisplay:
 
     def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
-            self._live.stop()
+            with suppress(OSError):
+                self._live.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        """A line that stays; where nobody takes it (a terminal that is gone, a full disk), the run goes on without."""
+        with suppress(OSError):
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, event: dict[str, Any]) -> None:
         """One event of the coordinator."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from coati_rl.disk import disk_errors
 from coati_rl.observability.records import score_fields, shown_truth
 from coati_rl.types import RolloutGroup
 
@@ -21,12 +22,16 @@ class RolloutRecorder:
     def write(
         self, step: int, groups: Sequence[RolloutGroup], *, is_trained: Callable[[RolloutGroup], np.ndarray]
     ) -> None:
-        """Record the groups that came in for optimizer step `step` (from 1); `is_trained`: group -> bool[G]."""
+        """Record the groups that came in for optimizer step `step` (from 1); `is_trained`: group -> bool[G].
+
+        Raises: RunError if the disk refuses.
+        """
         first = (step - 1) // _STEPS_PER_FILE * _STEPS_PER_FILE + 1
-        self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"steps-{first:06d}-{first + _STEPS_PER_FILE - 1:06d}.jsonl"
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(line for group in groups for line in _lines(step, group, is_trained(group)))
+        with disk_errors(path):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(line for group in groups for line in _lines(step, group, is_trained(group)))
 
 
 def _lines(step: int, group: RolloutGroup, is_trained: np.ndarray) -> list[str]:

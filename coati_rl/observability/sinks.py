@@ -3,17 +3,21 @@
 import json
 import logging
 import math
+import os
+import socket
+import time
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from coati_rl.config import Config
+from coati_rl.disk import disk_errors
 from coati_rl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Takes complete records; numbers only."""
+    """Takes complete records; numbers only. Both methods raise RunError if the disk refuses."""
 
     def write(self, step: int, record: dict[str, Any]) -> None:
         """Take one record."""
@@ -26,38 +30,62 @@ class JsonlSink:
     """One object a line, flushed at once: a run that is killed has its record up to the last step."""
 
     def __init__(self, path: Path) -> None:
-        self._file: IO[str] = path.open("a", encoding="utf-8")
+        self._path = path
+        with disk_errors(path):
+            self._file: IO[str] = path.open("a", encoding="utf-8")
 
     def write(self, step: int, record: dict[str, Any]) -> None:
         """Append a line; the step is in the record."""
         # JSON has neither NaN nor infinity: a reader would refuse the line.
         numbers = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-        self._file.write(json.dumps(numbers, allow_nan=False) + "\n")
-        self._file.flush()
+        with disk_errors(self._path):
+            self._file.write(json.dumps(numbers, allow_nan=False) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with disk_errors(self._path):
+            self._file.close()
 
 
 class TensorBoardSink:
-    """One scalar per key."""
+    """One scalar per key, flushed at once.
+
+    TensorBoard's own writer has a thread, which dies with a traceback when the disk is full; this one says so.
+    """
 
     def __init__(self, directory: Path, *, first_step: int = 0) -> None:
         """`first_step`: of a run that is resumed; what an earlier file says of later steps is void."""
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._writer = SummaryWriter(str(directory), purge_step=first_step + 1 if first_step else None)
+        self._path = directory / f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}.{os.getpid()}"
+        with disk_errors(self._path):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._writer = RecordWriter(self._path.open("wb"))
+        self._add(file_version="brain.Event:2")
+        if first_step:
+            self._add(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, step: int, record: dict[str, Any]) -> None:
         """Add the record's numbers."""
-        for key, value in record.items():
-            if isinstance(value, int | float) and key != "step":
-                self._writer.add_scalar(key, value, step)
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        numbers = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "step"}
+        values = [Summary.Value(tag=key, simple_value=value) for key, value in numbers.items()]
+        self._add(step=step, summary=Summary(value=values))
 
     def close(self) -> None:
-        """Write what is buffered."""
-        self._writer.close()
+        """Close the file."""
+        with disk_errors(self._path):
+            self._writer.close()
+
+    def _add(self, **fields: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        with disk_errors(self._path):
+            self._writer.write(Event(wall_time=time.time(), **fields).SerializeToString())
+            self._writer.flush()
 
 
 class WandbSink:

@@ -24,6 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from coati_rl.disk import disk_problem
+
 logger = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_S = 0.5
@@ -69,6 +71,7 @@ class Timeline:
     def __init__(self, directory: Path | None, actor: str = "", *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
         """`directory`: None records nothing."""
         self._is_on = directory is not None
+        self.problem: str | None = None  # why nothing is recorded any more
         self._max_file_bytes = max_file_bytes
         self._max_buffered = MAX_BUFFERED  # 0 when the file is full
         self._buffer: deque[tuple[Any, ...]] = deque()
@@ -156,7 +159,8 @@ class Timeline:
         except (OSError, TypeError, ValueError) as error:  # of the disk, or of an argument that is not JSON
             self._is_on = False
             self._buffer.clear()
-            logger.warning("%s: the timeline ends here: %s", self._path, error)
+            self.problem = disk_problem(self._path, error) if isinstance(error, OSError) else str(error)
+            logger.info("the timeline ends here: %s", self.problem)
         finally:
             if self._file is not None:
                 self._file.close()

@@ -11,14 +11,13 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 import itertools
 import json
-import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-logger = logging.getLogger(__name__)
+from coati_rl.disk import disk_errors
 
 _ROLES = ("driver", "trainer", "producer", "coordinator")  # from top to bottom
 _PHASES = ("X", "i", "B", "process")
@@ -26,14 +25,18 @@ _PHASES = ("X", "i", "B", "process")
 
 @contextmanager
 def merged_at_the_end(run_dir: Path) -> Iterator[None]:
-    """Write the trace when the block ends, however it ends; if that fails, the log says so."""
+    """Write the trace when the block ends, however it ends.
+
+    Raises: RunError if the disk refuses and nothing else went wrong before.
+    """
     try:
         yield
-    finally:
-        try:
+    except BaseException:
+        with suppress(OSError):
             write_trace(run_dir)
-        except OSError as error:
-            logger.warning("%s: the timelines could not be merged: %s", run_dir / "timeline.json", error)
+        raise
+    with disk_errors(run_dir / "timeline.json"):
+        write_trace(run_dir)
 
 
 def write_trace(run_dir: Path) -> Path | None:
@@ -44,17 +47,24 @@ def write_trace(run_dir: Path) -> Path | None:
     actors = sorted((path.stem for path in (run_dir / "timeline").glob("*.jsonl")), key=_place_of)
     if not actors:
         return None
-    tids, ids = itertools.count(len(actors) + 1), itertools.count(1)  # a tid that is a pid would be the "main" thread
     path, partial = run_dir / "timeline.json", run_dir / ".timeline.json.partial"
-    with partial.open("w", encoding="utf-8") as file:
+    try:
+        _write(partial, actors, run_dir / "timeline")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)  # of a disk that is full
+    return path
+
+
+def _write(path: Path, actors: Sequence[str], directory: Path) -> None:
+    tids, ids = itertools.count(len(actors) + 1), itertools.count(1)  # a tid that is a pid would be the "main" thread
+    with path.open("w", encoding="utf-8") as file:
         separator = '{"displayTimeUnit":"ms","traceEvents":[\n'
         for pid, actor in enumerate(actors, start=1):
-            for record in _records(pid, actor, list(_events_of(run_dir / "timeline" / f"{actor}.jsonl")), tids, ids):
+            for record in _records(pid, actor, list(_events_of(directory / f"{actor}.jsonl")), tids, ids):
                 file.write(separator + json.dumps(record, separators=(",", ":")))
                 separator = ",\n"
         file.write("\n]}\n")
-    partial.replace(path)
-    return path
 
 
 class _Event(NamedTuple):

@@ -3,6 +3,7 @@
 import logging
 import secrets
 import signal
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from ray.exceptions import AuthenticationError
 
 from coati_rl.config import Config
 from coati_rl.errors import ConfigError
+from coati_rl.runtime.interrupts import ending_signals, kept_from_children
 
 logger = logging.getLogger(__name__)
 
@@ -32,23 +34,24 @@ def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int, scratch: Path) 
         scratch: of the run, with mode 0700; the sockets and logs of a Ray started here lie below it, or --ray_dir.
     Raises: ConfigError if the cluster cannot be joined, or --ray_dir or TMPDIR is of no use to Ray.
     """
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in ending_signals()}
     try:
         if config.master_address:
             _join(config.master_address)
         else:
-            ray.init(
-                address="local",
-                num_cpus=max(num_cpus, config.num_devices),  # logical: actors pin themselves to real cores
-                num_gpus=num_gpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                namespace=_new_namespace(),
-                object_store_memory=_OBJECT_STORE_BYTES,
-                logging_level=logging.CRITICAL,
-                _temp_dir=str(_session_path(config, scratch)),
-                _node_ip_address="127.0.0.1",
-            )
+            with kept_from_children():
+                ray.init(
+                    address="local",
+                    num_cpus=max(num_cpus, config.num_devices),  # logical: actors pin themselves to real cores
+                    num_gpus=num_gpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    namespace=_new_namespace(),
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    logging_level=logging.CRITICAL,
+                    _temp_dir=str(_session_path(config, scratch)),
+                    _node_ip_address="127.0.0.1",
+                )
         for number, handler in handlers.items():  # Ray puts its own there, which abort the driver
             signal.signal(number, handler)
         yield
@@ -103,6 +106,22 @@ def _join(master_address: str) -> None:
             f"--master_address {address}: no Ray cluster answers, or this machine is not one of its nodes; "
             f"`ray start --head` there first, and `ray start --address={address}` here"
         ) from error
+
+
+def check_port(port: int) -> None:
+    """Find out that another process listens where the trainers of this machine are to meet, before anything starts.
+
+    Raises: ConfigError.
+    """
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(
+                f"--master_port {port}: the trainers cannot meet at 127.0.0.1:{port}: {error.strerror}; "
+                "use --master_port 0 for a free port"
+            ) from error
 
 
 def _new_namespace() -> str:

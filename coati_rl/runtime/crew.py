@@ -84,11 +84,14 @@ class Crew:
 
     def start(self) -> None:
         """Make all actors and wait for the trainers; producers are ready when they are ready."""
+        handles = [self._make_trainer(rank) for rank in range(self._config.num_trainers)]
+        meeting_point = handles[0].open_meeting_point.remote()
+        if self._config.master_port:  # it may be taken, which is found before engines are loaded
+            wait_for(meeting_point, who="trainer-0", timeout_s=START_TIMEOUT_S)
         for _ in range(self._config.num_inferencer):
             self.add_producer()
-        handles = [self._make_trainer(rank) for rank in range(self._config.num_trainers)]
-        meeting_point = wait_for(handles[0].open_meeting_point.remote(), who="trainer-0", timeout_s=START_TIMEOUT_S)
-        starts = [handle.start.remote(meeting_point) for handle in handles]
+        where = wait_for(meeting_point, who="trainer-0", timeout_s=START_TIMEOUT_S)
+        starts = [handle.start.remote(where) for handle in handles]
         for rank, reference in enumerate(starts):
             wait_for(reference, who=f"trainer-{rank}", timeout_s=START_TIMEOUT_S)
         self.trainers = {

@@ -1,14 +1,16 @@
 """A prepared run -> its end. Starts Ray and the crew, watches them, writes what a person sees, ends them."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from coati_rl.config import Config
 from coati_rl.data.prepare import Prepared
 from coati_rl.data.resume import ResumePoint
+from coati_rl.disk import disk_errors, disk_problem
 from coati_rl.errors import RunError
 from coati_rl.observability.metrics import complete
 from coati_rl.observability.progress import ProgressDisplay
@@ -16,14 +18,18 @@ from coati_rl.observability.sinks import JsonlSink, Sink, open_sinks
 from coati_rl.observability.timeline import Timeline
 from coati_rl.observability.trace_file import merged_at_the_end
 from coati_rl.protocols import GroupScorer
-from coati_rl.runtime.cluster import ray_cluster
+from coati_rl.runtime.cluster import check_port, ray_cluster
 from coati_rl.runtime.crew import Crew
+from coati_rl.runtime.ending import RunNote, write_note
+from coati_rl.runtime.interrupts import noted_interrupts
 from coati_rl.runtime.process import LOG_FORMAT
-from coati_rl.runtime.run_dir import RunPaths, held, make_run_dir
+from coati_rl.runtime.run_dir import RunPaths, checkpoint_bytes, held, make_run_dir
 from coati_rl.runtime.shared_memory import family, unlink_mapped
 from coati_rl.runtime.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
+
+_END_S = 5.0  # of the grace period: for actors, Ray and files to be closed
 
 
 def launch(
@@ -46,13 +52,22 @@ def launch(
     Raises: ConfigError before anything started; RunError with its cause and the logs' path.
     """
     config, plan = prepared.config, prepared.plan
-    paths = make_run_dir(config, prepared.resume)
+    if config.master_port and not config.master_address:
+        check_port(config.master_port)
+    paths = make_run_dir(config, prepared.resume, checkpoint_bytes=checkpoint_bytes(Path(config.model), plan.precision))
+    note = RunNote(
+        run_dir=paths.run_dir,
+        checkpoints=paths.checkpoints,
+        resumed_from=prepared.resume.directory if prepared.resume else None,
+        grace_s=config.interrupt_grace_s,
+    )
+    write_note(scratch, note)
     first_step = prepared.resume.position.step if prepared.resume else 0
     num_gpus = plan.num_devices if plan.device == "cuda" else 0
     num_cpus = config.num_inferencer + config.num_trainers
     try:
         with (
-            _driver_log(paths.logs / "driver.log"),
+            _driver_log(paths.logs / "driver.log") as log,
             _records(config, paths.run_dir, first_step=first_step) as (sinks, syncs),
             held(paths.run_dir),
             merged_at_the_end(paths.run_dir),  # when all who write are dead
@@ -66,13 +81,13 @@ def launch(
             crew = Crew(prepared, paths, producer_cls=producer_cls, consumer_cls=consumer_cls, make_reward=make_reward)
             supervisor = Supervisor(
                 crew,
-                lambda event: _record(_marked(event, timeline), display, sinks, syncs),
+                lambda event: _record(_marked(event, timeline, log), display, sinks, syncs),
                 num_producers=config.num_inferencer,
                 stall_timeout_s=config.stall_timeout_s,
             )
             try:
                 crew.start()
-                supervisor.run()
+                _watch(supervisor, config)
             finally:
                 unlink_mapped(family())  # of engines that are still loading: they are killed now
                 crew.end()
@@ -81,16 +96,55 @@ def launch(
     return paths
 
 
+def _watch(supervisor: Supervisor, config: Config) -> None:
+    """Run to the end; when a signal comes, save first, in what the grace period leaves.
+
+    Raises: KeyboardInterrupt, with the reason if the last step is not saved; RunError.
+    """
+    save_s = max(config.interrupt_grace_s - _END_S, config.interrupt_grace_s / 2)
+    with noted_interrupts() as interrupted_at:
+        try:
+            supervisor.run(interrupted_at)
+            if (signal_s := interrupted_at()) is not None and config.save_on_interrupt:
+                supervisor.save(deadline=signal_s + save_s)
+        except RunError as error:
+            if interrupted_at() is None:
+                raise
+            raise KeyboardInterrupt(f"no checkpoint of the last step: {error}") from error
+        if interrupted_at() is not None:
+            raise KeyboardInterrupt
+
+
+class _LogFile(logging.FileHandler):
+    """A log file that keeps to itself what the disk refuses: `problem` says it."""
+
+    problem: str | None = None
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Called in an `except` block of the logging module."""
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            self.problem = disk_problem(Path(self.baseFilename), error)
+        else:
+            super().handleError(record)
+
+    def close(self) -> None:
+        """Close the file; lines that it could not take are lost."""
+        with suppress(OSError):
+            super().close()
+
+
 @contextmanager
-def _driver_log(path: Path) -> Iterator[None]:
+def _driver_log(path: Path) -> Iterator[_LogFile]:
     """What the driver logs meanwhile goes to a file."""
-    log = logging.FileHandler(path)
+    with disk_errors(path):
+        log = _LogFile(path)
     log.setFormatter(logging.Formatter(LOG_FORMAT))
     logger_of_all = logging.getLogger("coati_rl")
     logger_of_all.addHandler(log)
     logger_of_all.setLevel(logging.INFO)
     try:
-        yield
+        yield log
     finally:
         logger_of_all.removeHandler(log)
         log.close()
@@ -113,7 +167,9 @@ def _say_what_is_resumed(resume: ResumePoint, display: ProgressDisplay) -> None:
         logger.info("%s", line)
 
 
-def _marked(event: dict[str, Any], timeline: Timeline) -> dict[str, Any]:
+def _marked(event: dict[str, Any], timeline: Timeline, log: _LogFile) -> dict[str, Any]:
+    if problem := timeline.problem or log.problem:
+        raise RunError(problem)
     names = ("step", "policy_version", "producer", "uid", "task", "cause")
     timeline.instant(event["event"], **{name: event[name] for name in names if name in event})
     return event

@@ -118,6 +118,10 @@ class RemoteCoordinator:
         events: list[dict[str, Any]] = self._call("events", after, timeout_s=timeout_s, wait_s=timeout_s)
         return events
 
+    def stop(self) -> None:
+        """See Coordinator."""
+        self._call("stop")
+
     def seconds_since_progress(self) -> float:
         """See Coordinator."""
         return float(self._call("seconds_since_progress"))

@@ -9,17 +9,23 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import yaml
+from safetensors import safe_open
 
 from coati_rl.config import Config
-from coati_rl.data.checkpoint_dir import checkpoints_in
+from coati_rl.data.checkpoint_dir import checkpoints_in, left_over_bytes
 from coati_rl.data.resume import ResumePoint
+from coati_rl.disk import check_free_space, probe
 from coati_rl.errors import ConfigError
 from coati_rl.runtime.abandoned import free_name, set_aside_checkpoints, set_aside_records
 
 logger = logging.getLogger(__name__)
+
+_BYTES_FP32 = 4 + 2 * 4  # a parameter in a checkpoint
+_BYTES_BF16 = 2 + 4 + 2 * 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,20 +39,48 @@ class RunPaths:
     logs: Path
 
 
-def make_run_dir(config: Config, resume: ResumePoint | None = None) -> RunPaths:
+def probe_outputs(config: Config) -> None:
+    """Try to write where the run will, before anything large is imported. Raises: ConfigError if a disk refuses."""
+    if config.checkpoint_path is None:  # else the run may go on in its own directory, wherever that is
+        probe(_wanted(config).parent, asked_by=f"--run-dir {_wanted(config)}")
+    outputs = {
+        "--save-dir": config.save_dir,
+        "--eval-save-dir": config.eval_save_dir,
+        "--rollout-save-dir": config.rollout_save_dir,
+    }
+    for flag, path in outputs.items():
+        if path is not None:
+            probe(Path(path), asked_by=f"{flag} {path}")
+
+
+def checkpoint_bytes(model: Path, precision: str) -> int:
+    """Estimate what a checkpoint takes: weights, AdamW's two moments, and float32 masters of bfloat16 weights."""
+    num_parameters = 0
+    for path in model.glob("*.safetensors"):
+        if not path.name.startswith("optimizer"):  # the model may be a checkpoint of ours
+            with safe_open(path, framework="np") as tensors:
+                num_parameters += sum(prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
+    return num_parameters * (_BYTES_BF16 if precision == "bf16" else _BYTES_FP32)
+
+
+def make_run_dir(config: Config, resume: ResumePoint | None = None, *, checkpoint_bytes: int = 0) -> RunPaths:
     """Create the directory; where one exists, runs/name-2, runs/name-3, ... so that two runs are never mixed.
 
     A run that is resumed from <run-dir>/checkpoints goes on in <run-dir>, unless --run-dir is another one. What was
     written there after the checkpoint moves to <run-dir>/discarded.
 
-    Raises: ConfigError if it cannot be created or written, if the run that is resumed is still going on, or if the
-        directory of checkpoints holds those of another run.
+    Args:
+        checkpoint_bytes: what a checkpoint will take.
+    Raises: ConfigError if it cannot be created or written or has no room for a checkpoint, if the run that is resumed
+        is still going on, or if the directory of checkpoints holds those of another run.
     """
-    wanted = Path(config.run_dir).absolute() if config.run_dir else None
+    wanted = _wanted(config) if config.run_dir else None
     _check_save_dir(config, resume)
     own = _directory_of_run(resume, wanted)
+    checkpoints = _paths(config, own or _wanted(config)).checkpoints
+    check_free_space(checkpoints, needed=checkpoint_bytes - left_over_bytes(checkpoints))
     try:
-        paths = _paths(config, own or _make_new(wanted or (Path("runs") / config.project).absolute()))
+        paths = _paths(config, own or _make_new(_wanted(config)))
         with held(paths.run_dir):
             if resume is not None:
                 _discard_what_follows(resume, paths, is_same_run=own is not None)
@@ -72,6 +106,10 @@ def held(run_dir: Path) -> Iterator[None]:
         except OSError as error:  # a file system without locks
             logger.warning("%s is not locked against a second run: %s", run_dir, error.strerror)
         yield
+
+
+def _wanted(config: Config) -> Path:
+    return (Path(config.run_dir) if config.run_dir else Path("runs") / config.project).absolute()
 
 
 def _check_save_dir(config: Config, resume: ResumePoint | None) -> None:

@@ -34,9 +34,14 @@ class Supervisor:
         self._replacements_left = self._replacements = MAX_REPLACEMENTS * num_producers
         self._started_at: dict[int, float] = {}
 
-    def run(self) -> None:
-        """Returns when all trainers are done. Raises: RunError with the cause that ended the run."""
-        while True:
+    def run(self, interrupted_at: Callable[[], float | None] = lambda: None) -> None:
+        """Returns when all trainers are done, or soon after an interrupt.
+
+        Args:
+            interrupted_at: None while there is no interrupt.
+        Raises: RunError with the cause that ended the run.
+        """
+        while interrupted_at() is None:
             self._take_events()
             if self._trainers_are_done():
                 self._take_events()
@@ -46,16 +51,34 @@ class Supervisor:
             if self._crew.coordinator.seconds_since_progress() > self._stall_timeout_s:
                 raise RunError(f"no rollout, step or weight sync was finished for {self._stall_timeout_s:g} s")
 
+    def save(self, *, deadline: float) -> None:
+        """Have the trainers write a checkpoint and end, after an interrupt.
+
+        Args:
+            deadline: seconds of the monotonic clock.
+        Raises: RunError if there is no checkpoint by then, or a trainer fails.
+        """
+        self._crew.coordinator.stop()
+        while not self._trainers_are_done():
+            self._pass_on_events()
+            if time.monotonic() > deadline:
+                raise RunError("the checkpoint was not written in time; raise --interrupt-grace-s")
+        self._pass_on_events()
+
     def _take_events(self) -> None:
-        events = self._crew.coordinator.events(self._num_seen, timeout_s=EVENT_WAIT_S)
-        self._num_seen += len(events)
-        for event in events:
+        for event in self._pass_on_events():
             if event["event"] == "step":
                 self._replacements_left = self._replacements
             elif event["event"] == "producer_lost" and event["producer"] in self._crew.producers:
                 # The weight sync found it dead or hung; it is ended here in either case.
                 self._replace(event["producer"], event["cause"])
+
+    def _pass_on_events(self) -> list[dict[str, Any]]:
+        events = self._crew.coordinator.events(self._num_seen, timeout_s=EVENT_WAIT_S)
+        self._num_seen += len(events)
+        for event in events:
             self._on_event(event)
+        return events
 
     def _trainers_are_done(self) -> bool:
         """Raises: RunError when one of them has failed."""

@@ -237,7 +237,7 @@ def test_every_rank_hears_of_a_checkpoint_that_one_could_not_write(life: Life, r
     failing = {"tp2_pp2": 2, "pp2": 1}.get(life.case.layout, 0) if refused == "write" else 0
     for rank, result in enumerate(life.ranks):
         message = result["refusals"][refused]
-        assert "could not be written: " in message, "the cause, on every rank"
+        assert "cannot be written: " in message, "the cause, on every rank"
         assert message.startswith("checkpoint " if rank == failing else f"trainer {failing}: checkpoint ")
 
 

@@ -1,9 +1,14 @@
 """What ends a run and what does not, and that nothing is left behind either way. The engine is the fake one."""
 
 import json
+import os
+import re
+import shlex
 import signal
 import time
+from contextlib import suppress
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.full
@@ -47,11 +52,48 @@ def _trained(run):
     return [(line["uid"], line["sample"]) for line in lines if line["is_trained"]]
 
 
-def test_a_termination_signal_ends_a_run_like_ctrl_c(long_run):
-    run = long_run()
-    run.process.send_signal(signal.SIGTERM)
+def _resumes_from(run):
+    """The checkpoint's step that the last line tells to go on from, and the flags it gives."""
+    last = run.text().splitlines()[-1]
+    match = re.search(r"; go on from step (\d+) with: python rl_example.py (.*)$", last)
+    assert match, last
+    return int(match[1]), shlex.split(match[2])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_ends_a_run_after_the_step_is_saved_and_the_last_line_resumes_it(long_run, start_run, number):
+    run = long_run("-si", -1)
+    if number == signal.SIGTERM:
+        run.process.send_signal(number)
+    else:
+        os.killpg(run.process.pid, number)  # as a terminal does: to the whole foreground group
     assert run.wait(60) == 130, run.text()
-    assert "interrupted" in run.text()
+    assert "interrupted; everything was stopped; go on" in run.text()
+    assert run.left_over() == []
+    step, flags = _resumes_from(run)
+    assert len(run.records()) == step, "what is saved is recorded, and what is recorded is saved"
+
+    resumed = start_run(*flags, "--max-steps", step + 2)
+    assert resumed.wait() == 0, resumed.text()
+    assert [record["step"] for record in run.records()] == list(range(1, step + 3))
+    uids = _trained(run)
+    assert len(uids) == len(set(uids)), "no prompt was trained twice"
+
+
+@pytest.mark.parametrize("victim", ["rl_example.py", "gcs_server", "raylet"])
+def test_a_run_ends_in_time_when_its_driver_or_a_part_of_ray_is_stopped_and_stays_so(long_run, victim):
+    run = long_run("--interrupt-grace-s", 6)
+    stopped = run.processes(victim)[0]
+    stopped.suspend()
+    begin = time.monotonic()
+    run.process.send_signal(signal.SIGINT)
+    while run.process.poll() is None and time.monotonic() - begin < 60:
+        with suppress(psutil.NoSuchProcess):
+            stopped.suspend()  # the guardian continues it once
+        time.sleep(0.01)
+    assert time.monotonic() - begin < 6 + 10
+    assert run.wait(0) == 130, run.text()
+    assert run.text().splitlines()[-1].startswith("rl_example.py: interrupted")
     assert run.left_over() == []
 
 
@@ -72,7 +114,10 @@ def test_a_killed_driver_leaves_no_process(long_run):
     driver = run.processes("rl_example.py")[0]
     assert driver.pid != run.process.pid, "the guardian is the process that the user started"
     driver.kill()
-    assert run.wait(60) == 128 + signal.SIGKILL
+    assert run.wait(60) == 1
+    last = run.text().splitlines()[-1]
+    assert last.startswith("rl_example.py: the run failed: its driver was killed by SIGKILL")
+    assert last.endswith("; no checkpoint was written: start it again")
     assert run.left_over() == []
 
 

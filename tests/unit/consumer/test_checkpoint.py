@@ -232,6 +232,6 @@ def test_a_disk_that_refuses_is_a_run_error_that_names_the_checkpoint(
         directory = tmp_path / "file" / "step-3"
     else:
         monkeypatch.setattr(checkpoint, {"write": "save_file", "publish": "write_manifest"}[at], full)
-    with pytest.raises(RunError, match=f"checkpoint {directory} could not be written: "):
+    with pytest.raises(RunError, match=f"checkpoint {directory} cannot be written: "):
         save(directory, tokenizer_dir, model)
     assert not directory.exists()

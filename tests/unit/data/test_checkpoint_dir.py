@@ -36,6 +36,12 @@ def add_to_manifest(checkpoint, name):
     (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest))
 
 
+def edit(checkpoint, old, new):
+    manifest = checkpoint / MANIFEST_FILE
+    assert old in manifest.read_text()
+    manifest.write_text(manifest.read_text().replace(old, new))
+
+
 def names(directory):
     return sorted(path.name for path in directory.iterdir())
 
@@ -75,6 +81,12 @@ def test_the_state_of_a_whole_checkpoint_is_read(make_checkpoint):
             lambda p: add_to_manifest(p, "a/../../file"),
             r"manifest.json cannot be read: it names 'a/\.\./\.\./file', which is not in the checkpoint",
         ),
+        (lambda p: (p / MANIFEST_FILE).write_text("[]"), r"manifest.json cannot be read"),
+        (lambda p: (p / MANIFEST_FILE).write_text("{}"), r"manifest.json cannot be read: it has no 'files'"),
+        (lambda p: edit(p, '"files"', '"fils"'), r"manifest.json cannot be read: it has no 'files'"),
+        (lambda p: edit(p, '"bytes"', '"size"'), r"manifest.json cannot be read: it has no 'bytes'"),
+        (lambda p: edit(p, '"xxh3_128"', '"xxh3"'), r"manifest.json cannot be read: it has no 'xxh3_128'"),
+        (lambda p: edit(p, '"bytes": 7', '"bytes": null'), r"manifest.json cannot be read"),
         (lambda p: ((p / STATE_FILE).write_text("[]"), write_manifest(p)), r"state.json holds no object"),
         (lambda p: ((p / STATE_FILE).write_text("{"), write_manifest(p)), r"state.json is not JSON"),
     ],
@@ -84,6 +96,16 @@ def test_a_damaged_checkpoint_is_refused_with_the_file_and_the_remedy(make_check
     damage(path)
     with pytest.raises(ConfigError, match=rf"step-3 is no checkpoint to resume from: {message}.*give -cp a directory"):
         read_state(path)
+
+
+@pytest.mark.parametrize("damages", [1, 2])
+def test_a_refusal_names_the_newest_intact_checkpoint_beside_the_damaged_one(make_checkpoint, tmp_path, damages):
+    paths = [make_checkpoint(step) for step in (9, 10, 100)]
+    for path in paths[-damages:]:
+        (path / "model.safetensors").write_bytes(b"weightZ")
+    damaged = find_checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match=rf"model.* the newest intact one beside it is -cp {paths[2 - damages]}$"):
+        read_state(damaged)
 
 
 def test_a_path_means_itself_the_newest_of_its_checkpoints_or_the_newest_of_its_run(make_checkpoint, tmp_path):

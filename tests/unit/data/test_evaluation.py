@@ -6,6 +6,7 @@ import json
 import pytest
 
 from coati_rl.data.evaluation import EvaluationBoard
+from coati_rl.errors import RunError
 
 
 @pytest.fixture
@@ -53,6 +54,17 @@ def test_accuracy_is_over_all_prompts_and_what_failed_or_could_not_be_scored_is_
     ]
     assert [json.loads(line) for line in (tmp_path / "eval/summary.jsonl").read_text().splitlines()] == summaries
     assert not board.is_running
+
+
+@pytest.mark.parametrize("name", ["summary.jsonl", "easy-step-000004.jsonl"])
+def test_a_full_disk_is_told_with_path_and_remedy(board, answer, tmp_path, name):
+    board.start(4)
+    for prompt in draw_all(board):
+        board.add(answer(prompt, 1.0))
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / name).symlink_to("/dev/full")
+    with pytest.raises(RunError, match=f"{tmp_path}/eval cannot be written: No space left on device; free space"):
+        board.finish_if_done()
 
 
 def test_every_answer_is_written_in_the_order_of_the_prompts(board, answer, tmp_path):

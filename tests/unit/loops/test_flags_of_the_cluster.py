@@ -3,6 +3,9 @@
 The part of a test's name before two underscores is the field (see test_flags.py).
 """
 
+import os
+import signal
+import socket
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -19,6 +22,8 @@ from coati_rl.data.settings import coordinator_settings
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.observability.sinks import open_sinks
 from coati_rl.runtime import cluster, crew, launch
+from coati_rl.runtime.ending import read_note
+from coati_rl.runtime.interrupts import ending_signals
 from coati_rl.runtime.process import Place
 from coati_rl.runtime.run_dir import make_run_dir
 from coati_rl.transport.wire import WeightSender
@@ -81,7 +86,8 @@ def test_master_address__that_cannot_be_joined_is_refused(monkeypatch, config_wi
         pass
 
 
-def test_master_port__reaches_all_trainers(monkeypatch, config_with):
+@pytest.mark.parametrize("port", [0, 31000])
+def test_master_port__is_where_the_trainers_meet(monkeypatch, config_with, port):
     calls, meeting_point = [], MeetingPoint(address="127.0.0.1", port=31000)
 
     def remote(name):
@@ -89,12 +95,25 @@ def test_master_port__reaches_all_trainers(monkeypatch, config_with):
 
     handle = SimpleNamespace(open_meeting_point=remote("open"), start=remote("start"), run=remote("run"))
     members = crew.Crew.__new__(crew.Crew)
-    vars(members).update(_config=config_with(num_trainers=1), _namespace="run", coordinator=None, trainers={})
-    monkeypatch.setattr(crew.Crew, "add_producer", lambda self: 0)
+    vars(members).update(
+        _config=config_with(num_trainers=1, master_port=port), _namespace="run", coordinator=None, trainers={}
+    )
+    monkeypatch.setattr(crew.Crew, "add_producer", lambda self: calls.append("producer"))
     monkeypatch.setattr(crew.Crew, "_make_trainer", lambda self, rank: handle)
-    monkeypatch.setattr(crew, "wait_for", lambda reference, **_: reference)
+    monkeypatch.setattr(crew, "wait_for", lambda reference, **_: calls.append("wait") or reference)
     members.start()
-    assert calls[:2] == [("open",), ("start", meeting_point)]
+    wait = ["wait"] if port else []  # a port that is taken is found before engines are loaded
+    begin = [("open",), *wait, "producer", "wait", ("start", meeting_point)]
+    assert calls[: len(begin)] == begin
+
+
+def test_master_port__that_is_taken_is_found_before_anything_is_made_or_moved(prepare_with, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        prepared = prepare_with(master_port=port)
+        with pytest.raises(ConfigError, match=f"--master_port {port}: .* already in use; use --master_port 0"):
+            launch.launch(prepared, object, object, lambda: None, scratch=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_device__overrides_what_the_machine_has(monkeypatch, prepare_with):
@@ -180,6 +199,52 @@ def test_wandb__adds_a_sink(monkeypatch, config_with, tmp_path):
     assert sinks[1][2] == "wandb"
     for sink in (*sinks[0], *sinks[1][:2]):
         sink.close()
+
+
+@pytest.fixture
+def launch_interrupted(monkeypatch, prepare_with, tmp_path):
+    """Fields -> what the driver does after Ctrl-C, and the note that it leaves for the guardian."""
+
+    def run(**fields):
+        deadlines = []
+
+        class Interrupted:
+            def __init__(self, *_, **__): ...
+
+            def run(self, interrupted_at):
+                os.kill(os.getpid(), signal.SIGINT)
+                self.at = interrupted_at()
+
+            def save(self, *, deadline):
+                deadlines.append(round(deadline - self.at, 3))
+                raise RunError("trainer-0 died")
+
+        monkeypatch.setattr(launch, "ray_cluster", lambda config, **_: nullcontext("127.0.0.1"))
+        monkeypatch.setattr(launch, "Crew", lambda *_, **__: SimpleNamespace(start=lambda: None, end=lambda: None))
+        monkeypatch.setattr(launch, "Supervisor", Interrupted)
+        with pytest.raises(KeyboardInterrupt) as interrupt:
+            launch.launch(prepare_with(**fields), object, object, lambda: None, scratch=tmp_path)
+        reason = "no checkpoint of the last step: trainer-0 died"
+        assert str(interrupt.value) == (reason if deadlines else "")
+        return deadlines, read_note(tmp_path)
+
+    before = {number: signal.getsignal(number) for number in ending_signals()}
+    yield run
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_save_on_interrupt__is_done_within_the_grace_period(launch_interrupted):
+    assert launch_interrupted()[0] == [10.0], "5 s of 15 are left to end everything"
+    assert launch_interrupted(save_on_interrupt=False)[0] == []
+
+
+def test_interrupt_grace_s__is_what_the_driver_and_its_guardian_allow(launch_interrupted, tmp_path):
+    deadlines, note = launch_interrupted(interrupt_grace_s=8.0)
+    assert (deadlines, note.grace_s) == ([4.0], 8.0)
+    deadlines, note = launch_interrupted(interrupt_grace_s=600.0)
+    assert (deadlines, note.grace_s) == ([595.0], 600.0)
+    assert note.how_to_resume() == "; no checkpoint was written: start it again"
 
 
 @pytest.mark.parametrize("seconds", [1800.0, 5.0])

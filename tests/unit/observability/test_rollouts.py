@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score
 
@@ -72,6 +73,13 @@ def test_every_sample_is_a_line_with_what_a_person_asks_for(tmp_path, group):
     assert (second["sample"], second["policy_versions"], second["verdict"]) == (1, [], "invalid")
     assert second["is_trained"] is False
     assert second["reward"] is None, "a reward without meaning may be no number, which JSON cannot say"
+
+
+def test_a_full_disk_is_told_with_path_and_remedy(tmp_path, group):
+    path = tmp_path / "steps-000001-000100.jsonl"
+    path.symlink_to("/dev/full")
+    with pytest.raises(RunError, match=f"{path} cannot be written: No space left on device; free space there"):
+        RolloutRecorder(tmp_path).write(7, [group], is_trained=first_only)
 
 
 @pytest.mark.parametrize(

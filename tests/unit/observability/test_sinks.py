@@ -2,12 +2,13 @@
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from coati_rl.config.cli import parse
-from coati_rl.errors import ConfigError
+from coati_rl.errors import ConfigError, RunError
 from coati_rl.observability.sinks import JsonlSink, TensorBoardSink, WandbSink, open_sinks
 
 
@@ -27,6 +28,26 @@ def test_what_json_cannot_say_is_null(tmp_path):
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     record = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert record == {"step": 1, "ratio_max": None, "loss": None, "grad_norm": 1.0}
+
+
+def test_a_full_disk_is_told_with_path_and_remedy(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    full = rf"{tmp_path}/metrics.jsonl cannot be written: No space left on device; free space there"
+    with pytest.raises(RunError, match=full):
+        sink.write(1, {"step": 1})
+    with pytest.raises(RunError, match=full):
+        sink.close()  # the line is still in the buffer
+
+
+def test_a_full_disk_under_tensorboard_is_told_and_no_thread_prints_a_traceback(tmp_path, monkeypatch, capsys):
+    def limited(path, mode):
+        return open("/dev/full", mode)
+
+    monkeypatch.setattr(Path, "open", limited)
+    with pytest.raises(RunError, match=rf"{tmp_path}/events.out.tfevents.* cannot be written: No space left on device"):
+        TensorBoardSink(tmp_path)
+    assert capsys.readouterr().err == ""
 
 
 def test_tensorboard_gets_every_number_under_its_key(tmp_path):

@@ -199,12 +199,23 @@ def test_memory_is_bounded_and_what_was_dropped_is_counted(tmp_path, monkeypatch
 
 
 def test_a_disk_that_refuses_ends_the_timeline_and_not_the_run(tmp_path, caplog):
+    caplog.set_level("INFO")
     (tmp_path / "timeline").write_text("a file where the directory should be")
     timeline = Timeline(tmp_path / "timeline", "trainer-0")
     with timeline.span("train"):
         pass
     timeline.close()
     assert "the timeline ends here" in caplog.text
+
+
+def test_a_full_disk_is_told_with_path_and_remedy(tmp_path):
+    (tmp_path / "driver.jsonl").symlink_to("/dev/full")
+    timeline = Timeline(tmp_path, "driver")
+    timeline.instant("tick")
+    timeline.close()
+    assert timeline.problem.startswith(
+        f"{tmp_path}/driver.jsonl cannot be written: No space left on device; free space"
+    )
 
 
 def test_an_actor_without_a_directory_records_nothing():

@@ -3,6 +3,9 @@
 import json
 import os
 
+import pytest
+
+from coati_rl.errors import RunError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.observability.trace_file import merged_at_the_end, write_trace
 from tests.unit.observability.trace_format import check_format
@@ -153,9 +156,13 @@ def test_the_trace_is_written_when_a_run_fails(tmp_path):
     assert spans(json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]) == [("train", 0, 1)]
 
 
-def test_a_trace_that_cannot_be_written_does_not_hide_how_the_run_ended(tmp_path, caplog):
+def test_a_trace_that_cannot_be_written_fails_a_run_and_does_not_hide_why_one_has_failed(tmp_path):
     write(tmp_path, "trainer-0", line("X", "train", 0, 1000))
-    (tmp_path / "timeline.json").mkdir()
-    with merged_at_the_end(tmp_path):
+    (tmp_path / ".timeline.json.partial").symlink_to("/dev/full")
+    full = r"timeline.json cannot be written: No space left on device; free space there"
+    with pytest.raises(RunError, match=full), merged_at_the_end(tmp_path):
         pass
-    assert "could not be merged" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == ["timeline"], "half a trace takes no space"
+    (tmp_path / ".timeline.json.partial").symlink_to("/dev/full")
+    with pytest.raises(KeyboardInterrupt), merged_at_the_end(tmp_path):
+        raise KeyboardInterrupt

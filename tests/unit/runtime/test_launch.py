@@ -1,7 +1,34 @@
 """Which events become records, and where they go."""
 
+import time
+from contextlib import closing
+
+import pytest
+
+from coati_rl.errors import RunError
 from coati_rl.observability.metrics import METRIC_KEYS
-from coati_rl.runtime.launch import _record
+from coati_rl.observability.timeline import Timeline
+from coati_rl.runtime import launch
+from coati_rl.runtime.launch import _driver_log, _marked, _record
+
+
+@pytest.mark.parametrize("full", ["timeline/driver.jsonl", "logs/driver.log"])
+def test_a_full_disk_under_timeline_or_log_ends_the_run_with_the_next_event(tmp_path, full, capsys):
+    for name in ("timeline", "logs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / full).symlink_to("/dev/full")
+    event = {"event": "checkpoint", "step": 1, "path": "p"}
+    with (
+        _driver_log(tmp_path / "logs/driver.log") as log,
+        closing(Timeline(tmp_path / "timeline", "driver")) as timeline,
+    ):
+        launch.logger.info("begins")
+        deadline = time.monotonic() + 20
+        with pytest.raises(RunError, match=f"{tmp_path / full} cannot be written: No space left on device; free space"):
+            while time.monotonic() < deadline:
+                assert _marked(event, timeline, log) == event
+                time.sleep(0.05)
+    assert capsys.readouterr().err == "", "logging prints a traceback of its own, unless told not to"
 
 
 class Notes:

@@ -1,12 +1,17 @@
 """A run writes where it was told, and never into another run; a resumed one goes on where it was."""
 
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from coati_rl.config.cli import parse
 from coati_rl.data.position import Position
 from coati_rl.data.resume import ResumePoint
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.run_dir import held, make_run_dir
+from coati_rl.runtime.run_dir import checkpoint_bytes, held, make_run_dir
 
 
 def paths_of(*argv):
@@ -122,6 +127,42 @@ def test_checkpoints_of_another_run_are_not_mixed_with_new_ones(tmp_path):
     with pytest.raises(ConfigError, match=r"--save-dir model: holds checkpoints of another run, .* step-100"):
         paths_of("-sd", "model")
     assert not (tmp_path / "runs").exists()
+
+
+def test_without_room_for_a_checkpoint_no_directory_is_made_and_nothing_is_moved(tmp_path, resumed):
+    with pytest.raises(
+        ConfigError, match=r"runs/GRPO/checkpoints: a checkpoint takes about .* or write checkpoints els"
+    ):
+        make_run_dir(parse([])[0], checkpoint_bytes=2**60)
+    assert not (tmp_path / "runs").exists()
+    directory = paths_of().checkpoints
+    for step in (20, 30):
+        (directory / f"step-{step}").mkdir(parents=True)
+    point = ResumePoint(directory=directory / "step-20", position=Position(step=20), num_steps=40, changes=())
+    with pytest.raises(ConfigError, match=r"runs/GRPO/checkpoints: a checkpoint takes about"):
+        make_run_dir(parse([])[0], point, checkpoint_bytes=2**60)
+    assert (directory / "step-30").is_dir()
+
+
+def test_half_a_checkpoint_makes_room_for_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    partial = tmp_path / "model/.step-3.partial"
+    partial.mkdir(parents=True)
+    (partial / "model.safetensors").write_bytes(bytes(2**20))
+    make_run_dir(parse(["-sd", "model"])[0], checkpoint_bytes=2**21)
+    with pytest.raises(ConfigError, match=r"a checkpoint takes about 1.0 MiB, and 1.0 MiB are free"):
+        make_run_dir(parse(["-sd", "model"])[0], checkpoint_bytes=2**21 + 1)
+
+
+@pytest.mark.parametrize(("precision", "per_parameter"), [("fp32", 12), ("bf16", 14)])
+def test_a_checkpoint_takes_weights_two_moments_and_masters_of_bf16(tmp_path, precision, per_parameter):
+    for name, shape in {
+        "model-1.safetensors": (3, 4),
+        "model-2.safetensors": (5,),
+        "optimizer.safetensors": (9,),
+    }.items():
+        save_file({"weight": np.zeros(shape, dtype=np.float16)}, tmp_path / name)
+    assert checkpoint_bytes(tmp_path, precision) == (3 * 4 + 5) * per_parameter
 
 
 def test_a_directory_is_held_by_one_process_at_a_time(tmp_path):

@@ -1,5 +1,7 @@
 """The driver ends after the last event, not with the last trainer; a producer that dies is replaced, within limits."""
 
+import time
+
 import pytest
 
 from coati_rl.errors import PeerLostError, RunError
@@ -50,6 +52,44 @@ def test_a_record_that_comes_while_the_trainers_end_is_not_lost(watch):
     # The trainer ends after the second look at the events; the last record and the end come after that look.
     steps = [[{"event": "step", "step": 1}], [], [{"event": "step", "step": 2}, {"event": "finished"}]]
     assert watch(FakeCrew(*steps)) == [event for look in steps for event in look]
+
+
+class StoppedCrew(FakeCrew):
+    """The trainer ends some looks after it was told to, before the driver's last one."""
+
+    is_stopped = False
+
+    def stop(self):
+        self.is_stopped = True
+
+    def wait(self, references, **_):
+        return (references, []) if self.is_stopped and len(self.looks) <= 1 else ([], references)
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """(crew, deadline in seconds) -> the events that the driver saw of a run that is interrupted and saved."""
+
+    def run(crew, deadline_s):
+        monkeypatch.setattr(supervisor.ray, "wait", crew.wait)
+        monkeypatch.setattr(supervisor, "wait_for", lambda *_, **__: 2)
+        seen = []
+        watched = Supervisor(crew, seen.append, num_producers=1, stall_timeout_s=60.0)
+        watched.run(lambda: 1.0 if seen else None)
+        watched.save(deadline=time.monotonic() + deadline_s)
+        return seen
+
+    return run
+
+
+def test_an_interrupted_run_is_saved_and_no_event_is_lost(interrupted):
+    steps = [[{"event": "step", "step": 1}], [], [{"event": "step", "step": 2}], [{"event": "checkpoint", "step": 2}]]
+    assert interrupted(StoppedCrew(*steps), 60.0) == [event for look in steps for event in look]
+
+
+def test_a_checkpoint_that_takes_too_long_is_given_up(interrupted):
+    with pytest.raises(RunError, match="the checkpoint was not written in time; raise --interrupt-grace-s"):
+        interrupted(StoppedCrew([{"event": "step", "step": 1}], *[[]] * 9), -1.0)
 
 
 def test_a_trainer_that_fails_is_the_cause(watch):

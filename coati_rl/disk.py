@@ -1,0 +1,72 @@
+"""Say in one sentence what the disk refuses: which file, why, what to do. Also: try to write before a run starts."""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from coati_rl.errors import ConfigError, RunError
+
+_PROBE_BYTES = 2**16
+_REMEDIES = {
+    errno.ENOSPC: "free space there (--keep-checkpoints N deletes older checkpoints)",
+    errno.EDQUOT: "free some of your quota there (--keep-checkpoints N deletes older checkpoints)",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
+    errno.EROFS: "mount it writable, or write elsewhere",
+    errno.EACCES: "make it writable for this user, or write elsewhere",
+}
+
+
+def disk_problem(path: Path, error: OSError) -> str:
+    """Describe in a sentence why a file could not be written, and what to do."""
+    remedy = _REMEDIES.get(error.errno or 0, "see to that disk")
+    return f"{path} cannot be written: {error.strerror or error}; {remedy}"
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError of a block that writes a file into a RunError."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(disk_problem(path, error)) from error
+
+
+def probe(directory: Path, *, asked_by: str) -> None:
+    """Write and delete a nameless file.
+
+    Args:
+        directory: or one still to be made; the nearest that exists is tried.
+        asked_by: the flag and its value, for the message.
+    Raises: ConfigError if the disk refuses.
+    """
+    directory = _existing(directory)
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ConfigError(f"{asked_by}: {disk_problem(directory, error)}") from error
+
+
+def check_free_space(directory: Path, *, needed: int) -> None:
+    """Refuse a directory, or one still to be made, without room for so many bytes. Raises: ConfigError."""
+    free = shutil.disk_usage(_existing(directory)).free
+    if free < needed:
+        raise ConfigError(
+            f"{directory}: a checkpoint takes about {_size(needed)}, and {_size(free)} are free; "
+            "free space there, or write checkpoints elsewhere with --save-dir"
+        )
+
+
+def _existing(path: Path) -> Path:
+    path = path.expanduser().absolute()
+    return next((parent for parent in (path, *path.parents) if parent.exists()), path)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

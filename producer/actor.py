@@ -14,6 +14,7 @@ from coati_rl.data.membership import UNPROVEN
 from coati_rl.errors import EngineError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
+from coati_rl.runtime.heartbeats import Beat, own_beat
 from coati_rl.runtime.process import Place, enter_actor
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
@@ -78,6 +79,10 @@ class ProducerActor:
         finally:
             self.close()
         logger.info("producer %d is done", self._producer_id)
+
+    def beat(self) -> Beat:
+        """A sign of life, answered while other threads of this actor work."""
+        return own_beat()
 
     def stage_weights(self, manifest: str, rendezvous: str, timeout_s: float) -> tuple[str, ...]:
         """Receive an update beside the serving weights; JSON in, one digest per tensor-parallel rank out."""

@@ -1,7 +1,8 @@
 """The driver's loop. Consumes: the coordinator's events. Waits for: events, and the end of any actor. Is unblocked by:
-either. Produces: records for the sinks, replacements for dead producers, and the one cause if the run cannot go on.
+either, and once a second to hear who lives. Produces: records for the sinks, replacements for producers that are dead
+or hang, and the one cause if the run cannot go on.
 
-A producer may die; a trainer or the coordinator may not.
+A producer may die or hang; a trainer or the coordinator may not.
 """
 
 import logging
@@ -43,8 +44,10 @@ class Supervisor:
                 return
             self._admit_started()
             self._replace_dead()
+            self._find_hung()
             if self._crew.coordinator.seconds_since_progress() > self._stall_timeout_s:
-                raise RunError(f"no rollout, step or weight sync was finished for {self._stall_timeout_s:g} s")
+                doing = self._crew.heartbeats.doing()
+                raise RunError(f"no rollout, step or weight sync was finished for {self._stall_timeout_s:g} s: {doing}")
 
     def _take_events(self) -> None:
         events = self._crew.coordinator.events(self._num_seen, timeout_s=EVENT_WAIT_S)
@@ -89,6 +92,16 @@ class Supervisor:
             cause = _failure(member)
             if cause is not None:
                 self._replace(producer_id, cause)
+
+    def _find_hung(self) -> None:
+        heartbeats = self._crew.heartbeats
+        heartbeats.look({member.name: member.handle for member in self._crew.members()})
+        at_work = [member.name for member in self._crew.trainers.values() if not _is_done(member)]
+        if problem := heartbeats.trainers_problem(at_work):
+            raise RunError(problem)
+        for producer_id, member in [*self._crew.producers.items(), *self._crew.starting.items()]:
+            if (problem := heartbeats.producer_problem(member.name)) is not None:
+                self._replace(producer_id, problem)
 
     def _replace(self, producer_id: int, cause: str) -> None:
         logger.info("producer-%d: %s", producer_id, cause)

@@ -27,6 +27,7 @@ class FaultyRun(Run):
 
     def __init__(self, arguments: list[str], run_dir: Path, *, exports: Faults = None, stagings: Faults = None) -> None:
         self.run_dir = run_dir
+        self.family = {}
         self.output = run_dir.with_suffix(".out")
         self._group_prefix = token_hex(8)  # the names of its shared segments begin with it
         faults = {"exports": exports or {}, "stagings": stagings or {}}
@@ -55,6 +56,10 @@ class FaultyRun(Run):
     def syncs(self) -> list[dict]:
         """syncs.jsonl."""
         return [json.loads(line) for line in (self.run_dir / "syncs.jsonl").read_text().splitlines()]
+
+    def rollouts(self) -> list[dict]:
+        """All lines of rollouts/*.jsonl."""
+        return [json.loads(line) for path in (self.run_dir / "rollouts").iterdir() for line in path.open()]
 
     def timeline(self, name: str) -> list[dict]:
         """What an actor noted on its time line."""

@@ -8,6 +8,25 @@ from coati_rl.runtime.crew import Member
 from coati_rl.runtime.supervisor import Supervisor
 
 
+class FakeHeartbeats:
+    """Hangs: producer name -> cause, and that of a trainer."""
+
+    def __init__(self):
+        self.hung, self.trainer, self.names = {}, None, []
+
+    def look(self, handles):
+        self.names = list(handles)
+
+    def producer_problem(self, name):
+        return self.hung.get(name)
+
+    def trainers_problem(self, names):
+        return self.trainer
+
+    def doing(self):
+        return "trainer-0: wait for work"
+
+
 class FakeCrew:
     """One trainer; events as they are after each look."""
 
@@ -18,6 +37,10 @@ class FakeCrew:
         self.trainers = {0: Member(name="trainer-0", handle=None, task="task")}
         self.starting, self.producers = {}, {}
         self.is_done = False
+        self.heartbeats = FakeHeartbeats()
+
+    def members(self):
+        return [*self.trainers.values(), *self.starting.values(), *self.producers.values()]
 
     def events(self, after, *, timeout_s):
         self.happened += self.looks.pop(0) if self.looks else []
@@ -172,5 +195,24 @@ def test_a_producer_that_does_not_load_in_time_is_replaced(supervise, monkeypatc
 
 
 def test_a_run_without_progress_is_ended(supervise):
-    with pytest.raises(RunError, match="no rollout, step or weight sync was finished for 60 s"):
+    with pytest.raises(RunError, match="sync was finished for 60 s: trainer-0: wait for work"):
         supervise(ProducerCrew(NOTHING, NOTHING, idle_s=61.0))
+
+
+@pytest.mark.parametrize("when", ["running", "starting"])
+def test_a_producer_that_hangs_is_replaced_with_its_cause(supervise, when):
+    crew = ProducerCrew(*[NOTHING] * 5)
+    if when == "starting":
+        crew._is_done = lambda reference: not crew.looks if reference == "task" else reference == ("start", 1)
+    crew.heartbeats.hung = {"producer-0": "no sign of life for 31 s"}
+    supervise(crew)
+    assert crew.dropped == [(0, "no sign of life for 31 s")]
+    assert list(crew.producers) == [1]
+    assert crew.heartbeats.names == ["trainer-0", "producer-1"]
+
+
+def test_a_trainer_that_hangs_ends_the_run_by_name(supervise):
+    crew = ProducerCrew(*[NOTHING] * 5)
+    crew.heartbeats.trainer = "trainer-0 hangs: no sign of life for 31 s"
+    with pytest.raises(RunError, match="^trainer-0 hangs: no sign of life for 31 s$"):
+        supervise(crew)

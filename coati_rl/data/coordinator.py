@@ -67,8 +67,7 @@ class Coordinator:
         self._book = StepBook(settings, start, recorder)
         self._events = EventLog()
         self._is_finished = False
-        self._clock = RunningClock()
-        self._last_progress = self._clock.read()
+        self._since_progress = RunningClock()
         with self._changed:
             self._evaluate_if_due(is_over=False)
 
@@ -197,7 +196,7 @@ class Coordinator:
     def seconds_since_progress(self) -> float:
         """Time since a group, a step or a sync was last finished; while this process was stopped, none passed."""
         with self._changed:
-            return self._clock.read() - self._last_progress
+            return self._since_progress.read()
 
     # --- all below runs under the lock -----------------------------------------------------------------------------
 
@@ -274,9 +273,8 @@ class Coordinator:
 
     def _evaluate_if_due(self, *, is_over: bool) -> None:
         interval, step = self._settings.eval_interval, self._flow.step
-        if interval is None or self._members.published_version != step:
-            return
-        if self._board.is_due(step, interval, is_over=is_over):
+        is_current = self._members.published_version == step
+        if interval is not None and is_current and self._board.is_due(step, interval, is_over=is_over):
             self._board.start(step)
             self._changed.notify_all()
 
@@ -298,5 +296,5 @@ class Coordinator:
         self._progressed()
 
     def _progressed(self) -> None:
-        self._last_progress = self._clock.read()
+        self._since_progress.restart()
         self._changed.notify_all()

@@ -11,7 +11,7 @@ MAX_GAP_S = 2.0  # what a gap between two readings counts at most; the clock has
 
 
 class RunningClock:
-    """Seconds since it was made, without those in which nobody read it for long; from any thread."""
+    """Seconds since it was made or restarted, without those in which nobody read it for long; from any thread."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         """`now`: a monotonic clock, in seconds."""
@@ -27,3 +27,8 @@ class RunningClock:
             self._seconds += min(now - self._last, MAX_GAP_S)
             self._last = now
             return self._seconds
+
+    def restart(self) -> None:
+        """Count from now on."""
+        with self._lock:
+            self._last, self._seconds = self._now(), 0.0

@@ -135,6 +135,10 @@ class Crew:
                 self._seats.give_back(member.seat)
             self.coordinator.remove_producer(producer_id, cause)
 
+    def dead_raylets(self) -> list[str]:
+        """See Seats."""
+        return self._seats.dead_raylets()
+
     def members(self) -> list[Member]:
         """All but the coordinator."""
         return [*self.trainers.values(), *self.producers.values(), *self.starting.values()]

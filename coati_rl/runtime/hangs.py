@@ -27,9 +27,7 @@ class Patience:
     def of(config: Config) -> "Patience":
         """The config's. In a weight sync, a producer that does not answer is given up at its own deadline."""
         sync_s = config.phase_timeout_s + config.sync_timeout_s
-        return Patience(
-            heartbeat_s=config.heartbeat_timeout_s, phase_s=config.phase_timeout_s, floors={"sync": sync_s}
-        )
+        return Patience(heartbeat_s=config.heartbeat_timeout_s, phase_s=config.phase_timeout_s, floors={"sync": sync_s})
 
     def limit_s(self, phase: Phase) -> float | None:
         """For a phase; None for those that wait for others."""

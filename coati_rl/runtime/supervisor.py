@@ -37,6 +37,16 @@ class Supervisor:
 
     def run(self) -> None:
         """Returns when all trainers are done. Raises: RunError with the cause that ended the run."""
+        try:
+            self._watch()
+        except RunError as error:
+            if addresses := self._crew.dead_raylets():
+                raise RunError(
+                    f"Ray's raylet at {', '.join(addresses)} is dead, and the actors there with it: {error}"
+                ) from error
+            raise
+
+    def _watch(self) -> None:
         while True:
             self._take_events()
             if self._trainers_are_done():

@@ -127,5 +127,6 @@ def test_a_dead_raylet_is_called_so(long_run):
     run, _ = long_run()
     next(process for process in run.processes() if process.name() == "raylet").kill()
     assert run.wait(60) == 1, run.text()
-    assert "raylet" in run.text().splitlines()[-1]
+    last = run.text().splitlines()[-1]
+    assert "the run failed: Ray's raylet at " in last and " is dead, and the actors there with it: " in last
     assert run.left_over() == []

@@ -38,9 +38,13 @@ class FakeCrew:
         self.starting, self.producers = {}, {}
         self.is_done = False
         self.heartbeats = FakeHeartbeats()
+        self.raylets_lost = []
 
     def members(self):
         return [*self.trainers.values(), *self.starting.values(), *self.producers.values()]
+
+    def dead_raylets(self):
+        return self.raylets_lost
 
     def events(self, after, *, timeout_s):
         self.happened += self.looks.pop(0) if self.looks else []
@@ -81,6 +85,17 @@ def test_a_trainer_that_fails_is_the_cause(watch):
 
     with pytest.raises(RunError, match="out of memory"):
         watch(FakeCrew(), wait_for=fail)
+
+
+def test_a_dead_raylet_is_the_cause_of_whatever_died_with_it(watch):
+    def fail(*_, **__):
+        raise PeerLostError("trainer-0 died: connection reset")
+
+    crew = FakeCrew()
+    crew.raylets_lost = ["10.0.0.7"]
+    expected = "Ray's raylet at 10.0.0.7 is dead, and the actors there with it: trainer-0 died: connection reset"
+    with pytest.raises(RunError, match=expected):
+        watch(crew, wait_for=fail)
 
 
 def test_of_trainers_that_fail_together_the_one_that_lost_no_peer_is_the_cause(watch):
@@ -214,5 +229,5 @@ def test_a_producer_that_hangs_is_replaced_with_its_cause(supervise, when):
 def test_a_trainer_that_hangs_ends_the_run_by_name(supervise):
     crew = ProducerCrew(*[NOTHING] * 5)
     crew.heartbeats.trainer = "trainer-0 hangs: no sign of life for 31 s"
-    with pytest.raises(RunError, match="^trainer-0 hangs: no sign of life for 31 s$"):
+    with pytest.raises(RunError, match="trainer-0 hangs: no sign of life for 31 s"):
         supervise(crew)

@@ -20,7 +20,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from coati_rl.errors import ConfigError, EngineError
+from coati_rl.errors import CollectiveError, ConfigError, EngineError
 
 logger = logging.getLogger(__name__)
 
@@ -116,14 +116,14 @@ def init_process_group(
 
 @contextmanager
 def collective(what: str) -> Iterator[None]:
-    """Around code that waits for other ranks: what torch raises when one of them is gone becomes an EngineError."""
+    """Around code that waits for other ranks: what torch raises when one is gone becomes a CollectiveError."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # gloo knows no narrower type
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        raise EngineError(
+        raise CollectiveError(
             f"trainer {rank} of {world_size} could not {what}; most likely another trainer ended or hangs: {error}"
         ) from error
 

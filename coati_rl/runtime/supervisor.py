@@ -12,13 +12,14 @@ from typing import Any
 
 import ray
 
-from coati_rl.errors import PeerLostError, RunError
+from coati_rl.errors import CollectiveError, PeerLostError, RunError
 from coati_rl.runtime.crew import START_TIMEOUT_S, Crew, Member
 from coati_rl.runtime.remote import first_line, wait_for
 
 logger = logging.getLogger(__name__)
 
 EVENT_WAIT_S = 0.25
+CAUSE_WAIT_S = 3.0  # for the other trainers, when one has failed
 MAX_REPLACEMENTS = 3  # per producer place, without an optimizer step in between
 
 
@@ -72,8 +73,17 @@ class Supervisor:
 
     def _trainers_are_done(self) -> bool:
         """Raises: RunError when one of them has failed."""
+        errors, is_running = self._trainers_ends(timeout_s=0.0)
+        if errors and is_running:  # it may not be the first whose end is heard of
+            errors, _ = self._trainers_ends(timeout_s=CAUSE_WAIT_S)
+        if errors:
+            raise min(errors, key=_distance_from_the_cause)
+        return not is_running
+
+    def _trainers_ends(self, *, timeout_s: float) -> tuple[list[RunError], bool]:
+        """What trainers failed of, and whether some still run."""
         references = [member.task for member in self._crew.trainers.values()]
-        done, running = ray.wait(references, num_returns=len(references), timeout=0)
+        done, running = ray.wait(references, num_returns=len(references), timeout=timeout_s)
         errors: list[RunError] = []
         for member in self._crew.trainers.values():
             if member.task in done:
@@ -81,10 +91,7 @@ class Supervisor:
                     wait_for(member.task, who=member.name, timeout_s=1.0)
                 except RunError as error:
                     errors.append(error)
-        if errors:
-            # A trainer that failed takes the others' collectives down; the one with a cause of its own is the reason.
-            raise min(errors, key=lambda error: isinstance(error, PeerLostError))
-        return not running
+        return errors, bool(running)
 
     def _admit_started(self) -> None:
         for producer_id, member in list(self._crew.starting.items()):
@@ -120,6 +127,13 @@ class Supervisor:
             raise RunError(f"producer-{producer_id}: {cause}; {self._replacements} replacements failed before it")
         self._replacements_left -= 1
         self._crew.add_producer()
+
+
+def _distance_from_the_cause(error: RunError) -> int:
+    """A trainer that fails takes the others' collectives down; one with a cause of its own is the reason."""
+    if isinstance(error, CollectiveError):
+        return 2
+    return 1 if isinstance(error, PeerLostError) else 0
 
 
 def _is_done(member: Member) -> bool:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from secrets import token_hex
 
@@ -25,12 +26,20 @@ Faults = dict[str, str] | None
 class FaultyRun(Run):
     """A run whose processes are known by what is in their environment, wherever they have gone."""
 
-    def __init__(self, arguments: list[str], run_dir: Path, *, exports: Faults = None, stagings: Faults = None) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        run_dir: Path,
+        *,
+        exports: Faults = None,
+        stagings: Faults = None,
+        signals: Sequence[dict] = (),
+    ) -> None:
         self.run_dir = run_dir
         self.family = {}
         self.output = run_dir.with_suffix(".out")
         self._group_prefix = token_hex(8)  # the names of its shared segments begin with it
-        faults = {"exports": exports or {}, "stagings": stagings or {}}
+        faults = {"exports": exports or {}, "stagings": stagings or {}, "signals": list(signals)}
         self._mark = json.dumps({**faults, "run": str(run_dir), "group_prefix": self._group_prefix})
         environment = {
             **os.environ,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coati_rl.errors import PeerLostError, RunError
+from coati_rl.errors import CollectiveError, PeerLostError, RunError
 from coati_rl.runtime import supervisor
 from coati_rl.runtime.crew import Member
 from coati_rl.runtime.supervisor import Supervisor
@@ -109,6 +109,36 @@ def test_of_trainers_that_fail_together_the_one_that_lost_no_peer_is_the_cause(w
 
     with pytest.raises(RunError, match="out of memory"):
         watch(crew, wait_for=fail)
+
+
+def test_a_trainer_that_died_is_the_cause_and_not_the_one_whose_collective_broke(watch):
+    causes = {"trainer-0": CollectiveError("could not sum gradients"), "trainer-1": PeerLostError("trainer-1 died")}
+    crew = FakeCrew()
+    crew.trainers = {rank: Member(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
+
+    def fail(reference, **_):
+        raise causes[reference]
+
+    with pytest.raises(PeerLostError, match="trainer-1 died"):
+        watch(crew, wait_for=fail)
+
+
+def test_a_failed_trainer_is_told_when_the_others_had_time_to_fail_too(monkeypatch):
+    # Ray reports the end of trainer-1, which was killed, a moment after that of trainer-0, which noticed it.
+    causes = {"trainer-0": CollectiveError("could not sum gradients"), "trainer-1": PeerLostError("trainer-1 died")}
+    crew = FakeCrew()
+    crew.trainers = {rank: Member(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
+
+    def wait(references, *, timeout, **_):
+        return (references, []) if timeout else (references[:1], references[1:])
+
+    def fail(reference, **_):
+        raise causes[reference]
+
+    monkeypatch.setattr(supervisor.ray, "wait", wait)
+    monkeypatch.setattr(supervisor, "wait_for", fail)
+    with pytest.raises(PeerLostError, match="trainer-1 died"):
+        Supervisor(crew, lambda event: None, num_producers=1, stall_timeout_s=60.0).run()
 
 
 class ProducerCrew(FakeCrew):

@@ -129,8 +129,8 @@ class Crew:
         """End a producer, dead, hung or alive, and have its prompts issued again."""
         member = self.producers.pop(producer_id, None) or self.starting.pop(producer_id, None)
         if member is not None:
-            ray.kill(member.handle)
             self.heartbeats.end(member.name)
+            ray.kill(member.handle)
             if member.seat is not None:
                 self._seats.give_back(member.seat)
             self.coordinator.remove_producer(producer_id, cause)

@@ -12,6 +12,7 @@ from coati_rl.observability.phases import Phase
 
 MEDIANS = 10  # a phase may take so many times its own median
 FIRST = 10  # the first of its kind may take so many times --phase-timeout-s
+_CALLS_S = 60.0  # of a producer to the coordinator, in one turn of its loop
 _WAIT = "wait for "  # begins the names of phases that end when others have done something
 
 
@@ -25,9 +26,13 @@ class Patience:
 
     @staticmethod
     def of(config: Config) -> "Patience":
-        """The config's. In a weight sync, a producer that does not answer is given up at its own deadline."""
-        sync_s = config.phase_timeout_s + config.sync_timeout_s
-        return Patience(heartbeat_s=config.heartbeat_timeout_s, phase_s=config.phase_timeout_s, floors={"sync": sync_s})
+        """The config's. A phase that waits for calls with deadlines of their own has as much more."""
+        sync_s, loop_s = config.phase_timeout_s + config.sync_timeout_s, config.phase_timeout_s + _CALLS_S
+        return Patience(
+            heartbeat_s=config.heartbeat_timeout_s,
+            phase_s=config.phase_timeout_s,
+            floors={"sync": sync_s, "rollout loop": loop_s},
+        )
 
     def limit_s(self, phase: Phase) -> float | None:
         """For a phase; None for those that wait for others."""

@@ -13,6 +13,7 @@ from coati_rl.observability.phases import Phase
 MEDIANS = 10  # a phase may take so many times its own median
 FIRST = 10  # the first of its kind may take so many times --phase-timeout-s
 _CALLS_S = 60.0  # of a producer to the coordinator, in one turn of its loop
+_WITH_DEADLINE = ("stage weights", "commit weights")  # --sync-timeout-s; the engine's part of it is a phase of its own
 _WAIT = "wait for "  # begins the names of phases that end when others have done something
 
 
@@ -35,8 +36,8 @@ class Patience:
         )
 
     def limit_s(self, phase: Phase) -> float | None:
-        """For a phase; None for those that wait for others."""
-        if phase.name.startswith(_WAIT):
+        """For a phase; None for those that wait for others, or have deadlines of their own."""
+        if phase.name.startswith(_WAIT) or phase.name in _WITH_DEADLINE:
             return None
         floor = max(self.phase_s, self.floors.get(phase.name, 0.0))
         return max(floor, FIRST * self.phase_s if phase.median_s is None else MEDIANS * phase.median_s)
@@ -81,7 +82,7 @@ def doing(phases: Sequence[Phase]) -> str:
     """What an actor was doing, for messages: each thread's innermost phase."""
     paths = [phase.path for phase in phases]
     inner = [path for path in paths if not any(other.startswith(f"{path} > ") for other in paths)]
-    return ", ".join(dict.fromkeys(inner)) or "nothing that takes time"
+    return ", ".join(dict.fromkeys(inner)) or "no phase"
 
 
 def _late(phase: Phase, patience: Patience) -> str:

@@ -21,6 +21,7 @@ def phase(name, seconds, *, median_s=1.0, path=None, item=None, **more):
         ("sync", 1.0, 120.0),  # its producers have a deadline of their own
         ("sync", None, 600.0),
         ("wait for work", 1.0, None),
+        ("commit weights", 1.0, None),  # waits for long responses, with a deadline; "engine commit" is its swap
     ],
 )
 def test_a_phase_may_take_ten_times_its_median_and_a_minute_at_least(name, median_s, limit_s):
@@ -82,4 +83,4 @@ def test_a_trainer_between_two_items_moves():
 def test_what_an_actor_does_is_told_by_its_innermost_phases():
     phases = [phase("train", 1, path="train"), phase("step", 1, path="train > step"), phase("engine step", 1)]
     assert doing(phases) == "train > step, engine step"
-    assert doing([]) == "nothing that takes time"
+    assert doing([]) == "no phase"

@@ -76,6 +76,7 @@ class Seats:
         if _answers(seat.node_id):
             return seat
         logger.info("the node at %s is lost", seat.address)
+        self._raylets.pop(seat.node_id, None)  # the run goes on without it
         remove_placement_group(seat.group)
         one = replace(self._request, num_trainers=0, num_producers=1)
         try:

@@ -4,7 +4,6 @@ A beat is answered by a thread of the actor beside those that compute: it shows 
 its threads are doing. Only time in which this process ran counts as silence.
 """
 
-import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,8 +17,6 @@ from ray.exceptions import GetTimeoutError, RayError
 from coati_rl.observability.phases import PHASES, Phase
 from coati_rl.observability.running_clock import RunningClock
 from coati_rl.runtime.hangs import Patience, doing, judge_producer, judge_trainers
-
-logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 _END_S = 10.0  # for another node to end a process
@@ -120,28 +117,30 @@ class Heartbeats:
         """What everyone does, for messages."""
         return "; ".join(f"{name}: {doing(w.beat.phases)}" for name, w in self._watched.items() if w.beat is not None)
 
-    def end_silent(self) -> None:
-        """Kill those that do not answer."""
-        for name in [name for name, watched in self._watched.items() if self._silence(watched)]:
-            self.end(name)
+    def end(self, name: str) -> Any:
+        """Kill an actor's process and its children: a stopped one does not follow Ray's request to exit.
 
-    def end(self, name: str) -> None:
-        """Kill an actor's process and its children: a stopped one does not follow Ray's request to exit."""
+        Returns: a reference to wait for, where another node does it; None when it is done.
+        """
         watched = self._watched.pop(name, None)
         beat = watched.beat if watched else None
         if beat is None:
-            return
+            return None
         if beat.node_id == ray.get_runtime_context().get_node_id():
             end_process(beat.pid, beat.started_at)
-            return
+            return None
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         there = NodeAffinitySchedulingStrategy(beat.node_id, soft=False)
         task = ray.remote(end_process).options(num_cpus=0, scheduling_strategy=there)
-        try:
-            ray.get(task.remote(beat.pid, beat.started_at), timeout=_END_S)
-        except RayError as error:  # the node is lost, and the process with it
-            logger.warning("%s: process %d could not be ended on its node: %s", name, beat.pid, error)
+        return task.remote(beat.pid, beat.started_at)  # nobody waits: the node may be lost, which takes Ray a while
+
+    def end_silent(self) -> None:
+        """Kill those that do not answer, as the run ends."""
+        silent = [name for name, watched in self._watched.items() if self._silence(watched)]
+        references = [reference for name in silent if (reference := self.end(name)) is not None]
+        if references:
+            ray.wait(references, num_returns=len(references), timeout=_END_S)
 
     def _silence(self, watched: _Watched) -> str | None:
         seconds, beat = self._clock.read() - watched.answered_at, watched.beat

@@ -14,6 +14,7 @@ from coati_rl.runtime import heartbeats as heartbeats_module
 from coati_rl.runtime.hangs import Patience
 from coati_rl.runtime.heartbeats import Beat, Heartbeats, end_process
 
+NODE = "ab" * 28
 PATIENCE = Patience(heartbeat_s=30.0, phase_s=60.0)
 
 
@@ -33,7 +34,7 @@ class Actors:
     def answer(self, reference):
         if reference in self.dead:
             raise RayActorError
-        beat = Beat(pid=-1, started_at=0.0, node_id="here", phases=self.phases)
+        beat = Beat(pid=-1, started_at=0.0, node_id=NODE, phases=self.phases)
         return None if reference in self.silent else beat
 
     def run(self, seconds, names=("producer-0", "trainer-0")):
@@ -112,6 +113,30 @@ def test_a_phase_over_its_limit_is_a_hang_of_one_that_answers(actors):
     actors.phases = (Phase(name="train", path="train (step 2)", item=1, seconds=61.0, median_s=0.1),)
     actors.run(2)
     assert "'train (step 2)' is not done after 61 s" in actors.heartbeats.trainers_problem(["trainer-0"])
+
+
+def test_a_silent_process_of_another_node_is_ended_there_when_the_run_ends(actors, monkeypatch):
+    calls, waits = [], []
+
+    class Task:
+        def options(self, *, num_cpus, scheduling_strategy):
+            self.strategy = scheduling_strategy
+            assert num_cpus == 0
+            return self
+
+        def remote(self, *process):
+            calls.append((self.strategy.node_id, process))
+            return "reference"
+
+    monkeypatch.setattr(heartbeats_module.ray, "remote", lambda function: function is end_process and Task())
+    monkeypatch.setattr(heartbeats_module.ray, "wait", lambda references, **options: waits.append(references))
+    actors.heartbeats.end_silent()
+    assert calls == []
+    actors.silent = {"trainer-0"}
+    actors.run(32)
+    actors.heartbeats.end_silent()
+    assert calls == [(NODE, (-1, 0.0))], "the node and the process of trainer-0"
+    assert waits == [["reference"]]
 
 
 @pytest.fixture

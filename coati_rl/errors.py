@@ -20,6 +20,10 @@ class EngineError(RunError):
     """A generation or training engine refused or failed an operation."""
 
 
+class CollectiveError(EngineError):
+    """A collective of the trainers broke off, most likely as another one ended or hangs. It names the operation."""
+
+
 class TransferError(RunError):
     """A weight transfer failed: a peer died, a deadline passed, or what arrived is not what was announced."""
 

@@ -21,6 +21,7 @@ from coati_rl.errors import EngineError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import TrainerCoordinator
 from coati_rl.runtime.cluster import own_address
+from coati_rl.runtime.heartbeats import Beat, own_beat
 from coati_rl.runtime.process import Place, enter_actor
 from coati_rl.runtime.remote import RemoteProducer
 from coati_rl.types import Device
@@ -147,6 +148,10 @@ class TrainerActor:
             steps = loop.run()
         logger.info("trainer %d is done after %d steps", self._rank, steps)
         return steps
+
+    def beat(self) -> Beat:
+        """A sign of life, answered while other threads of this actor work."""
+        return own_beat()
 
     @contextmanager
     def _profiler(self) -> Iterator[Any]:

@@ -26,7 +26,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from coati_rl.errors import ConfigError, EngineError
+from coati_rl.errors import CollectiveError, ConfigError, EngineError
 from coati_rl.types import Device
 
 logger = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ def _decode(row: torch.Tensor, size: int) -> str:
 
 @contextmanager
 def collective(what: str) -> Iterator[None]:
-    """Around code that waits for other ranks: what torch raises when one of them is gone becomes an EngineError.
+    """Around code that waits for other ranks: what torch raises when one is gone becomes a CollectiveError.
 
     What a device raises is this rank's own fault and passes through: no memory, a failed assertion of a kernel.
     """
@@ -189,7 +189,7 @@ def collective(what: str) -> Iterator[None]:
         if "CUDA error" in str(error):  # cuBLAS and cuDNN say so in a plain RuntimeError
             raise
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        raise EngineError(
+        raise CollectiveError(
             f"trainer {rank} of {world_size} could not {what}; most likely another trainer ended or hangs: {error}"
         ) from error
 

@@ -57,11 +57,12 @@ class TrainLoop:
         fetcher, index = ThreadPoolExecutor(1, thread_name_prefix="next-work"), 0
         try:
             coming = fetcher.submit(self._next_work, index)
-            while not isinstance(work := self._await(coming), FinishWork):
+            while not isinstance(work := self._await(coming, index), FinishWork):
                 index += 1
                 # The next item is put together, and comes here, while this one is carried out.
                 coming = fetcher.submit(self._next_work, index)
-                with self._timeline.span(type(work).__name__.removesuffix("Work").lower(), item=index - 1):
+                kind = type(work).__name__.removesuffix("Work").lower()
+                with self._timeline.span(kind, item=index - 1, step=_step_of(work)):
                     if isinstance(work, TrainWork):
                         self._train(work)
                     elif isinstance(work, SyncWork):
@@ -80,10 +81,10 @@ class TrainLoop:
             work = self._coordinator.next_work(index, rank=self._rank, timeout_s=POLL_S)
         return work
 
-    def _await(self, coming: "Future[Work | None]") -> Work | None:
+    def _await(self, coming: "Future[Work | None]", index: int) -> Work | None:
         begin = time.perf_counter()
         self._idle.note(self._rank, is_idle=True)
-        with self._timeline.span("wait for work"):
+        with self._timeline.span("wait for work", item=index):
             work = coming.result()
         self._idle.note(self._rank, is_idle=isinstance(work, SyncWork))
         if isinstance(work, TrainWork):
@@ -107,3 +108,10 @@ class TrainLoop:
         if self._rank == 0:
             self._coordinator.report_saved(work.step, str(path))
             logger.info("step %d: checkpoint %s", work.step, path)
+
+
+def _step_of(work: Work | None) -> int | None:
+    """The optimizer step, counted from 1, that an item belongs to: that after which weights are sent or saved."""
+    if isinstance(work, TrainWork):
+        return work.batch.step + 1
+    return work.policy_version if isinstance(work, SyncWork) else getattr(work, "step", None)

@@ -12,8 +12,10 @@ import numpy as np
 from coati_rl.config import Config
 from coati_rl.data.membership import UNPROVEN
 from coati_rl.errors import EngineError
+from coati_rl.observability.phases import PHASES
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
+from coati_rl.runtime.heartbeats import Beat, own_beat
 from coati_rl.runtime.process import Place, enter_actor
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
@@ -80,16 +82,20 @@ class ProducerActor:
             self.close()
         logger.info("producer %d is done", self._producer_id)
 
+    def beat(self) -> Beat:
+        """A sign of life, answered while other threads of this actor work."""
+        return own_beat()
+
     def stage_weights(self, manifest: str, rendezvous: str, timeout_s: float) -> tuple[str, ...]:
         """Receive an update beside the serving weights; JSON in, one digest per tensor-parallel rank out."""
         update, invitation = WeightManifest.from_json(manifest), Rendezvous.from_json(rendezvous)
-        with self._timeline.start("stage weights", policy_version=update.policy_version):
+        with PHASES.phase("stage weights"), self._timeline.start("stage weights", policy_version=update.policy_version):
             return self._loaded_engine().stage_weights(update, invitation, timeout_s=timeout_s)
 
     def commit_weights(self, policy_version: int, probe: Sequence[int], timeout_s: float) -> CommitResult:
         """Serve the staged weights, at once or when nothing is generating, and score the probe with them."""
         engine, begin = self._loaded_engine(), time.perf_counter()
-        with self._timeline.start("commit weights", policy_version=policy_version):
+        with PHASES.phase("commit weights"), self._timeline.start("commit weights", policy_version=policy_version):
             engine.commit_weights(policy_version, in_flight=self._config.inflight_update, timeout_s=timeout_s)
         self._timeline.instant("policy version", policy_version=policy_version)
         seconds = time.perf_counter() - begin

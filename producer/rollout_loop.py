@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+from coati_rl.observability.phases import PHASES
 from coati_rl.observability.timeline import NO_TIMELINE, Span, Timeline
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
 from coati_rl.types import Completion, GenerationRequest, GenerationResult, Lease, RolloutGroup, Score
@@ -54,10 +55,19 @@ class RolloutLoop:
 
     def run(self) -> None:
         """Returns when the run is over. Raises EngineError when the engine died."""
-        while self._take_prompts():
-            for result in self._engine.poll(BUSY_WAIT_S if self._generating else 0.0):
-                self._start_scoring(result)
-            self._hand_in()
+        is_over = False
+        while not is_over:
+            with PHASES.phase("rollout loop"):
+                is_over = self._turn()
+
+    def _turn(self) -> bool:
+        """One round; True when the run is over."""
+        if not self._take_prompts():
+            return True
+        for result in self._engine.poll(BUSY_WAIT_S if self._generating else 0.0):
+            self._start_scoring(result)
+        self._hand_in()
+        return False
 
     def _take_prompts(self) -> bool:
         """Fill the engine; False when the run is over."""

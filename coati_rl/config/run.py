@@ -34,6 +34,17 @@ class RunConfig(BaseModel):
     )
     wandb: bool = flag(False, "Log to Weights & Biases too.")
     stall_timeout_s: float = flag(1800.0, "A run in which nothing finishes for so long is stopped, seconds.", gt=0)
+    heartbeat_timeout_s: float = flag(
+        30.0,
+        "A producer that gives no sign of life for so long is replaced; a trainer ends the run, seconds.",
+        ge=5,
+    )
+    phase_timeout_s: float = flag(
+        60.0,
+        "The same for a phase, such as an optimizer step, that takes so long and ten times its own median, seconds; "
+        "the first of its kind may take ten times as long.",
+        ge=1,
+    )
     max_failure_rate: float = flag(
         0.1, "Share of failed or undecidable samples, over a step, past which the run stops.", ge=0, le=1
     )

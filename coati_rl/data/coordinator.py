@@ -30,6 +30,7 @@ from coati_rl.data.weight_syncs import WeightSyncs
 from coati_rl.data.work import CommitReport, FinishWork, LeaseReply, SaveWork, SyncReport, TodoList, TrainWork, Work
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
+from coati_rl.observability.running_clock import RunningClock
 from coati_rl.types import Lease, Prompt, RolloutGroup
 
 
@@ -63,7 +64,7 @@ class Coordinator:
         self._book = StepBook(settings, start, recorder)
         self._events = EventLog()
         self._is_finished = False
-        self._last_progress = time.monotonic()
+        self._since_progress = RunningClock()
         with self._changed:
             self._evaluate_if_due(is_over=False)
 
@@ -196,9 +197,9 @@ class Coordinator:
             self._progressed()
 
     def seconds_since_progress(self) -> float:
-        """Time since a group, a step or a sync was last finished."""
+        """Time since a group, a step or a sync was last finished; while this process was stopped, none passed."""
         with self._changed:
-            return time.monotonic() - self._last_progress
+            return self._since_progress.read()
 
     # --- all below runs under the lock -----------------------------------------------------------------------------
 
@@ -296,5 +297,5 @@ class Coordinator:
         self._progressed()
 
     def _progressed(self) -> None:
-        self._last_progress = time.monotonic()
+        self._since_progress.restart()
         self._changed.notify_all()

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from coati_rl.disk import disk_problem
+from coati_rl.observability.phases import PHASES
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def now_ns() -> int:
 class Span:
     """Something that is going on; it ends with the `with` block or `end`."""
 
-    __slots__ = ("_timeline", "args", "begin_ns", "is_announced", "name", "number", "track")
+    __slots__ = ("_timeline", "args", "begin_ns", "is_announced", "name", "number", "phase", "track")
 
     def __init__(self, timeline: "Timeline", name: str, track: str, args: dict[str, Any], number: int = 0) -> None:
         self._timeline = timeline
@@ -52,6 +53,7 @@ class Span:
         self.number = number  # 0: on the track of its thread
         self.args = args
         self.is_announced = False
+        self.phase: int | None = None  # in PHASES, if it has a deadline there
         self.begin_ns = now_ns()
 
     def end(self, **args: Any) -> None:
@@ -90,8 +92,12 @@ class Timeline:
             atexit.register(self.close)
 
     def span(self, name: str, **args: Any) -> Span:
-        """Something that this thread does, from now on; nests in what it does already."""
-        return self._begin(Span(self, name, self._track_of_thread(), args))
+        """Something that this thread does, from now on; nests in what it does already. It is a phase, too: what takes
+        too long ends the run, or its producer (`coati_rl.runtime.hangs`).
+        """
+        span = Span(self, name, self._track_of_thread(), args)
+        span.phase = PHASES.begin(name, item=args.get("item"), step=args.get("step"))
+        return self._begin(span)
 
     def start(self, name: str, **args: Any) -> Span:
         """Something that goes on from now on, beside others of its name, and may end in another thread."""
@@ -129,6 +135,8 @@ class Timeline:
 
     def _end(self, span: Span, args: dict[str, Any] | None) -> None:
         now = now_ns()
+        if span.phase is not None:
+            PHASES.end(span.phase)
         # In this order: a span that is written may not be announced afterwards.
         if self._open.pop(id(span), None) is not None:
             all_args = {**span.args, **args} if args else span.args

@@ -19,6 +19,8 @@ from coati_rl.data.settings import coordinator_settings
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.protocols import GroupScorer
 from coati_rl.runtime.cluster import actor_options, own_namespace
+from coati_rl.runtime.hangs import Patience
+from coati_rl.runtime.heartbeats import Heartbeats
 from coati_rl.runtime.process import Place, device_environment, enter_actor
 from coati_rl.runtime.remote import RemoteCoordinator, wait_for
 from coati_rl.runtime.run_dir import RunPaths
@@ -81,6 +83,7 @@ class Crew:
         self.trainers: dict[int, Member] = {}
         self.starting: dict[int, Member] = {}  # producers that load their engine
         self.producers: dict[int, Member] = {}
+        self.heartbeats = Heartbeats(Patience.of(self._config))
 
     def start(self) -> None:
         """Make all actors and wait for the trainers; producers are ready when they are ready."""
@@ -127,16 +130,25 @@ class Crew:
         """End a producer, dead, hung or alive, and have its prompts issued again."""
         member = self.producers.pop(producer_id, None) or self.starting.pop(producer_id, None)
         if member is not None:
+            self.heartbeats.end(member.name)
             ray.kill(member.handle)
             if member.seat is not None:
                 self._seats.give_back(member.seat)
             self.coordinator.remove_producer(producer_id, cause)
 
+    def dead_raylets(self) -> list[str]:
+        """See Seats."""
+        return self._seats.dead_raylets()
+
+    def members(self) -> list[Member]:
+        """All but the coordinator."""
+        return [*self.trainers.values(), *self.producers.values(), *self.starting.values()]
+
     def end(self) -> None:
         """Kill every actor."""
-        members = [*self.trainers.values(), *self.producers.values(), *self.starting.values()]
-        for handle in [member.handle for member in members] + [self.coordinator_handle]:
+        for handle in [member.handle for member in self.members()] + [self.coordinator_handle]:
             ray.kill(handle)
+        self.heartbeats.end_silent()
 
     def _make_coordinator(self) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -5,6 +5,7 @@ The clients here have the interface of the plain classes they stand for, so that
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from coati_rl.types import CommitResult, RolloutGroup
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 30.0  # for an actor to answer, on top of what the call itself may take
+_SLICE_S = 2.0  # of a wait: a stop in it counts as so much at most
 STAGING_GRACE_S = 10.0  # for a producer whose transfer has its own deadline; all others wait for it
 
 
@@ -30,7 +32,7 @@ def wait_for(reference: "ray.ObjectRef[Any]", *, who: str, timeout_s: float) -> 
         RunError for any other failure of the call.
     """
     try:
-        return ray.get(reference, timeout=timeout_s)
+        return _get(reference, timeout_s)
     except GetTimeoutError as error:
         raise PeerLostError(f"{who} did not answer within {timeout_s:g} s") from error
     except RayActorError as error:
@@ -43,6 +45,16 @@ def wait_for(reference: "ray.ObjectRef[Any]", *, who: str, timeout_s: float) -> 
         raise RunError(f"{who} failed: {type(cause).__name__}: {first_line(cause)}") from error
     except RayError as error:
         raise RunError(f"{who}: {first_line(error)}") from error
+
+
+def _get(reference: "ray.ObjectRef[Any]", timeout_s: float) -> Any:
+    """`ray.get` with a deadline in time that this process runs: what it is stopped for (Ctrl-Z) counts for nothing."""
+    left_s = timeout_s
+    while left_s > _SLICE_S:
+        with suppress(GetTimeoutError):
+            return ray.get(reference, timeout=_SLICE_S)
+        left_s -= _SLICE_S
+    return ray.get(reference, timeout=left_s)
 
 
 def first_line(error: BaseException) -> str:

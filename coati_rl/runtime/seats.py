@@ -62,6 +62,7 @@ class Seats:
         places = _wait_for_places(self._request, timeout_s=PLACEMENT_TIMEOUT_S)
         self._num_slots = Counter([*places.producers, *places.trainers])
         self._next_slot: Counter[str] = Counter()
+        self._raylets: dict[str, tuple[str, int]] = {}  # node -> address and port, of nodes with a seat
         self._free = [self._producer_seat(node_id) for node_id in places.producers]
         needs = [self._request.trainer] * len(places.trainers)
         self.trainers = self._reserve(needs, places.trainers)  # by rank
@@ -75,6 +76,7 @@ class Seats:
         if _answers(seat.node_id):
             return seat
         logger.info("the node at %s is lost", seat.address)
+        self._raylets.pop(seat.node_id, None)  # the run goes on without it
         remove_placement_group(seat.group)
         one = replace(self._request, num_trainers=0, num_producers=1)
         try:
@@ -88,6 +90,10 @@ class Seats:
         """The producer on it has gone; its successor takes it."""
         self._free.append(seat)
 
+    def dead_raylets(self) -> list[str]:
+        """Addresses of nodes with a seat on which Ray's daemon is dead; all actors there die with it."""
+        return sorted(address for address, port in self._raylets.values() if not _accepts(address, port))
+
     def _producer_seat(self, node_id: str) -> Seat:
         return self._reserve([self._request.producer], [node_id])[0]
 
@@ -98,7 +104,9 @@ class Seats:
             strategy="PACK",
             bundle_label_selector=[{"ray.io/node-id": node_id} for node_id in node_ids],
         )
-        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in _ray_nodes()}
+        known = {node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"]) for node in _ray_nodes()}
+        self._raylets.update((node_id, known[node_id]) for node_id in node_ids if node_id in known)
+        addresses = {node_id: address for node_id, (address, _) in known.items()}
         if not group.wait(RESERVATION_TIMEOUT_S):
             where = ", ".join(sorted({addresses.get(node_id, "a lost node") for node_id in node_ids}))
             raise RunError(
@@ -151,7 +159,7 @@ def cluster_nodes() -> tuple[list[Node], list[Node]]:
     alive = [node for node in _ray_nodes() if node["Alive"]]
     alive.sort(key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"], node["NodeID"]))
     available = available_resources_per_node()  # type: ignore[no-untyped-call]
-    free = [_node(node, available.get(node["NodeID"], {})) for node in alive if _accepts(node)]
+    free = [_node(node, available.get(node["NodeID"], {})) for node in alive if _is_up(node)]
     ids = {node.node_id for node in free}
     return free, [_node(node, node["Resources"]) for node in alive if node["NodeID"] in ids]
 
@@ -171,13 +179,17 @@ def _node(node: dict[str, Any], resources: dict[str, float]) -> Node:
 
 
 def _answers(node_id: str) -> bool:
-    return any(node["NodeID"] == node_id and node["Alive"] and _accepts(node) for node in _ray_nodes())
+    return any(node["NodeID"] == node_id and node["Alive"] and _is_up(node) for node in _ray_nodes())
 
 
-def _accepts(node: dict[str, Any]) -> bool:
-    """True if the node's raylet accepts a connection. Ray believes in a dead one until health checks failed."""
+def _is_up(node: dict[str, Any]) -> bool:
+    return _accepts(node["NodeManagerAddress"], node["NodeManagerPort"])
+
+
+def _accepts(address: str, port: int) -> bool:
+    """True if the raylet there accepts a connection. Ray believes in a dead one until health checks failed."""
     try:
-        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=_ANSWER_S).close()
+        socket.create_connection((address, port), timeout=_ANSWER_S).close()
     except OSError:
         return False
     return True

@@ -1,7 +1,8 @@
 """The driver's loop. Consumes: the coordinator's events. Waits for: events, and the end of any actor. Is unblocked by:
-either. Produces: records for the sinks, replacements for dead producers, and the one cause if the run cannot go on.
+either, and once a second to hear who lives. Produces: records for the sinks, replacements for producers that are dead
+or hang, and the one cause if the run cannot go on.
 
-A producer may die; a trainer or the coordinator may not.
+A producer may die or hang; a trainer or the coordinator may not.
 """
 
 import logging
@@ -11,13 +12,14 @@ from typing import Any
 
 import ray
 
-from coati_rl.errors import PeerLostError, RunError
+from coati_rl.errors import CollectiveError, PeerLostError, RunError
 from coati_rl.runtime.crew import START_TIMEOUT_S, Crew, Member
 from coati_rl.runtime.remote import first_line, wait_for
 
 logger = logging.getLogger(__name__)
 
 EVENT_WAIT_S = 0.25
+CAUSE_WAIT_S = 3.0  # for the other trainers, when one has failed
 MAX_REPLACEMENTS = 3  # per producer place, without an optimizer step in between
 
 
@@ -41,6 +43,16 @@ class Supervisor:
             interrupted_at: None while there is no interrupt.
         Raises: RunError with the cause that ended the run.
         """
+        try:
+            self._watch(interrupted_at)
+        except RunError as error:
+            if addresses := self._crew.dead_raylets():
+                raise RunError(
+                    f"Ray's raylet at {', '.join(addresses)} is dead, and the actors there with it: {error}"
+                ) from error
+            raise
+
+    def _watch(self, interrupted_at: Callable[[], float | None]) -> None:
         while interrupted_at() is None:
             self._take_events()
             if self._trainers_are_done():
@@ -48,8 +60,10 @@ class Supervisor:
                 return
             self._admit_started()
             self._replace_dead()
+            self._find_hung()
             if self._crew.coordinator.seconds_since_progress() > self._stall_timeout_s:
-                raise RunError(f"no rollout, step or weight sync was finished for {self._stall_timeout_s:g} s")
+                doing = self._crew.heartbeats.doing()
+                raise RunError(f"no rollout, step or weight sync was finished for {self._stall_timeout_s:g} s: {doing}")
 
     def save(self, *, deadline: float) -> None:
         """Have the trainers write a checkpoint and end, after an interrupt.
@@ -82,8 +96,17 @@ class Supervisor:
 
     def _trainers_are_done(self) -> bool:
         """Raises: RunError when one of them has failed."""
+        errors, is_running = self._trainers_ends(timeout_s=0.0)
+        if errors and is_running:  # it may not be the first whose end is heard of
+            errors, _ = self._trainers_ends(timeout_s=CAUSE_WAIT_S)
+        if errors:
+            raise min(errors, key=_distance_from_the_cause)
+        return not is_running
+
+    def _trainers_ends(self, *, timeout_s: float) -> tuple[list[RunError], bool]:
+        """What trainers failed of, and whether some still run."""
         references = [member.task for member in self._crew.trainers.values()]
-        done, running = ray.wait(references, num_returns=len(references), timeout=0)
+        done, running = ray.wait(references, num_returns=len(references), timeout=timeout_s)
         errors: list[RunError] = []
         for member in self._crew.trainers.values():
             if member.task in done:
@@ -91,10 +114,7 @@ class Supervisor:
                     wait_for(member.task, who=member.name, timeout_s=1.0)
                 except RunError as error:
                     errors.append(error)
-        if errors:
-            # A trainer that failed takes the others' collectives down; the one with a cause of its own is the reason.
-            raise min(errors, key=lambda error: isinstance(error, PeerLostError))
-        return not running
+        return errors, bool(running)
 
     def _admit_started(self) -> None:
         for producer_id, member in list(self._crew.starting.items()):
@@ -113,6 +133,16 @@ class Supervisor:
             if cause is not None:
                 self._replace(producer_id, cause)
 
+    def _find_hung(self) -> None:
+        heartbeats = self._crew.heartbeats
+        heartbeats.look({member.name: member.handle for member in self._crew.members()})
+        at_work = [member.name for member in self._crew.trainers.values() if not _is_done(member)]
+        if problem := heartbeats.trainers_problem(at_work):
+            raise RunError(problem)
+        for producer_id, member in [*self._crew.producers.items(), *self._crew.starting.items()]:
+            if (problem := heartbeats.producer_problem(member.name)) is not None:
+                self._replace(producer_id, problem)
+
     def _replace(self, producer_id: int, cause: str) -> None:
         logger.info("producer-%d: %s", producer_id, cause)
         self._crew.drop_producer(producer_id, cause)
@@ -120,6 +150,13 @@ class Supervisor:
             raise RunError(f"producer-{producer_id}: {cause}; {self._replacements} replacements failed before it")
         self._replacements_left -= 1
         self._crew.add_producer()
+
+
+def _distance_from_the_cause(error: RunError) -> int:
+    """A trainer that fails takes the others' collectives down; one with a cause of its own is the reason."""
+    if isinstance(error, CollectiveError):
+        return 2
+    return 1 if isinstance(error, PeerLostError) else 0
 
 
 def _is_done(member: Member) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from coati_rl.errors import CoatiError, EngineError, TransferError, TransferTimeoutError
+from coati_rl.observability.phases import PHASES
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import GenerationRequest, GenerationResult, SamplingParams
@@ -190,7 +191,9 @@ class ThreadedEngine:
                 self._serve_inbox()
                 self._serve_commit()
                 if self._core.num_running() and not self._closing:
-                    self._publish(self._core.step())
+                    with PHASES.phase("engine step"):
+                        results = self._core.step()
+                    self._publish(results)
             self._fail("the engine is closed", None)
         except BaseException as error:
             logger.debug("engine thread ended", exc_info=error)
@@ -258,7 +261,8 @@ class ThreadedEngine:
     def _swap(self, commit: PendingCommit) -> None:
         self._check_staged(commit.policy_version)  # another transfer may have begun since
         if commit.begin():
-            results = self._core.commit(commit.policy_version)
+            with PHASES.phase("engine commit"):
+                results = self._core.commit(commit.policy_version)
             self._staged_version = None
             self.policy_version = commit.policy_version
             self._publish(results)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -23,11 +24,20 @@ Faults = dict[str, str] | None
 class FaultyRun(Run):
     """A run whose processes are known by what is in their environment, wherever they have gone."""
 
-    def __init__(self, arguments: list[str], run_dir: Path, *, exports: Faults = None, stagings: Faults = None) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        run_dir: Path,
+        *,
+        exports: Faults = None,
+        stagings: Faults = None,
+        signals: Sequence[dict] = (),
+    ) -> None:
         self.run_dir = run_dir
+        self.family = {}
         self.output = run_dir.with_suffix(".out")
         self.places = OwnPlaces(run_dir)
-        faults = {"exports": exports or {}, "stagings": stagings or {}}
+        faults = {"exports": exports or {}, "stagings": stagings or {}, "signals": list(signals)}
         self._mark = json.dumps({**faults, "run": str(run_dir)})
         environment = {
             **os.environ,
@@ -55,6 +65,10 @@ class FaultyRun(Run):
     def syncs(self) -> list[dict]:
         """syncs.jsonl."""
         return [json.loads(line) for line in (self.run_dir / "syncs.jsonl").read_text().splitlines()]
+
+    def rollouts(self) -> list[dict]:
+        """All lines of rollouts/*.jsonl."""
+        return [json.loads(line) for path in (self.run_dir / "rollouts").iterdir() for line in path.open()]
 
     def timeline(self, name: str) -> list[dict]:
         """What an actor noted on its time line."""

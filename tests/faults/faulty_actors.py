@@ -3,16 +3,24 @@
 In: the environment variable COATI_FAULTS, which Ray hands on to every process of the run:
     {"exports": {"1": "NaN"}, "stagings": {"0@2": "SIGSTOP"}}
 spoils the trainer's second export of weights, and sends producer 0 a signal in the middle of its transfer of version 2.
+    {"signals": [{"phase": "save", "nth": 2, "victim": "coordinator", "signal": "SIGSTOP"}], "run": "/tmp/run"}
+stops the coordinator when the trainers save for the second time, and notes the time beside the run directory.
 """
 
 import json
 import os
 import signal
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
 
+import psutil
 import torch
 
+from coati_rl.observability.phases import PHASES
 from coati_rl.transport.group import Group
 from coati_rl.transport.manifest import WeightManifest
 from consumer.actor import TrainerActor
@@ -91,8 +99,61 @@ class Exports:
         self._backend.infos = infos
 
 
+class Signals:
+    """Sends what COATI_FAULTS asks for, when this process has reached a phase n times."""
+
+    NAMES: ClassVar = {"engine step": "generation", "optimizer step": "step", "save": "save"}  # of phases of PHASES
+
+    def __init__(self, actor: str) -> None:
+        faults = json.loads(os.environ[FAULTS])
+        self._run = Path(faults["run"])
+        self._signals = faults.get("signals", [])
+        self._reached: Counter[str] = Counter()
+        self._pid_file(actor).write_text(str(os.getpid()))
+        honest = PHASES.begin
+
+        def begin(name: str, **options) -> int:
+            number = honest(name, **options)
+            if actor != "trainer-1" and name in self.NAMES:
+                self.reach(self.NAMES[name])
+            return number
+
+        PHASES.begin = begin
+
+    def reach(self, phase: str) -> None:
+        """Called where the phase begins."""
+        self._reached[phase] += 1
+        for fault in self._signals:
+            note = self._run.with_name(f"{self._run.name}.signalled-{phase}-{fault['victim']}")
+            if fault["phase"] != phase or self._reached[phase] < fault["nth"] or note.exists():
+                continue
+            victim = self._process_of(fault["victim"])
+            if victim is not None:
+                note.write_text(str(time.time()))
+                victim.send_signal(signal.Signals[fault["signal"]])
+
+    def _process_of(self, victim: str) -> psutil.Process | None:
+        """None if it is dead or stopped already."""
+        if victim == "coordinator":
+            siblings = psutil.Process().parent().children()
+            return next(process for process in siblings if process.name().startswith("ray::Coord"))
+        paths = [*self._run.parent.glob(f"{self._run.name}.pid-{victim}*")]
+        try:
+            process = psutil.Process(int(max(paths, key=lambda path: path.stat().st_mtime_ns).read_text()))
+            return None if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) else process
+        except psutil.NoSuchProcess:
+            return None
+
+    def _pid_file(self, actor: str) -> Path:
+        return self._run.with_name(f"{self._run.name}.pid-{actor}")
+
+
 class FaultyTrainer(TrainerActor):
     """Sends wrong weights, or dies while it sends."""
+
+    def __init__(self, rank: int, *args, **options) -> None:
+        super().__init__(rank, *args, **options)
+        Signals(f"trainer-{rank}")
 
     def start(self, meeting_point: MeetingPoint) -> float:
         seconds = super().start(meeting_point)
@@ -103,23 +164,44 @@ class FaultyTrainer(TrainerActor):
 class FaultyProducer(ProducerActor):
     """Dies or stops while it receives, or loses its engine."""
 
+    def __init__(self, producer_id: int, *args, **options) -> None:
+        super().__init__(producer_id, *args, **options)
+        self._signals = Signals(f"producer-{producer_id}")
+
+    def run(self, coordinator) -> None:
+        honest = coordinator.lease
+
+        def lease(*args, **options):
+            reply = honest(*args, **options)
+            if any(lease.prompt.purpose == "eval" for lease in reply.leases):
+                self._signals.reach("evaluation")
+            return reply
+
+        coordinator.lease = lease
+        super().run(coordinator)
+
+    def commit_weights(self, *args, **options):
+        self._signals.reach("commit")
+        return super().commit_weights(*args, **options)
+
     def stage_weights(self, manifest: str, rendezvous: str, timeout_s: float) -> tuple[str, ...]:
         version = WeightManifest.from_json(manifest).policy_version
         match _faults("stagings").get(f"{self._producer_id}@{version}"):
             case None:
-                pass
+                _at_the_first_bucket(lambda: self._signals.reach("staging"))
             case "engine dies":
                 _end_at_the_next_poll(self._loaded_engine())
             case name:
-                _signal_at_the_first_bucket(signal.Signals[name])
+                _at_the_first_bucket(lambda: os.kill(os.getpid(), signal.Signals[name]))
         return super().stage_weights(manifest, rendezvous, timeout_s)
 
 
-def _signal_at_the_first_bucket(number: signal.Signals) -> None:
+def _at_the_first_bucket(act: Callable[[], None]) -> None:
     honest = Group.start
 
     def start(*args, **kwargs) -> None:
-        os.kill(os.getpid(), number)
+        Group.start = honest
+        act()
         honest(*args, **kwargs)
 
     Group.start = start

@@ -20,9 +20,11 @@ from coati_rl.config.plan import resolve_precision
 from coati_rl.data.prepare import prepare
 from coati_rl.data.settings import coordinator_settings
 from coati_rl.errors import ConfigError, RunError
+from coati_rl.observability.phases import Phase
 from coati_rl.observability.sinks import open_sinks
 from coati_rl.runtime import cluster, crew, launch
 from coati_rl.runtime.ending import read_note
+from coati_rl.runtime.hangs import Patience
 from coati_rl.runtime.interrupts import ending_signals
 from coati_rl.runtime.process import Place
 from coati_rl.runtime.run_dir import make_run_dir
@@ -271,3 +273,15 @@ def test_max_failure_rate__decides_how_many_failures_end_the_run(run_in_threads,
     assert run_in_threads({"max_failure_rate": 0.5}, fails={refused}).of("finished"), "2 of 4 samples may fail"
     with pytest.raises(RunError, match="1 are allowed"):
         run_in_threads({"max_failure_rate": 0.49}, fails={refused})
+
+
+@pytest.mark.parametrize("seconds", [30.0, 5.0])
+def test_heartbeat_timeout_s__is_how_long_an_actor_may_be_silent(config_with, seconds):
+    assert Patience.of(config_with(heartbeat_timeout_s=seconds)).heartbeat_s == seconds
+
+
+@pytest.mark.parametrize("seconds", [60.0, 5.0])
+def test_phase_timeout_s__is_the_least_that_a_phase_may_take(config_with, seconds):
+    patience = Patience.of(config_with(phase_timeout_s=seconds, sync_timeout_s=50.0))
+    phases = [Phase(name=n, path=n, item=1, seconds=0.0, median_s=0.1) for n in ("train", "sync")]
+    assert [patience.limit_s(phase) for phase in phases] == [seconds, seconds + 50.0]

@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+import psutil
+
 from coati_rl.config import Config
 from coati_rl.errors import CoatiError
 from coati_rl.runtime.ray_environment import prepare_ray_environment
@@ -42,7 +44,13 @@ def main(scratch: Path) -> None:
             "occupied": refusal("cpu", num_trainers=1, num_inferencer=1),
             "too_small": refusal("cpu", num_trainers=3, num_inferencer=2),
             "no_gpu": refusal("cuda", num_trainers=1, num_inferencer=1),
+            "address": mine.trainers[0].address,
+            "dead_raylets_before": mine.dead_raylets(),
         }
+        raylet = next(child for child in psutil.Process().children() if child.name() == "raylet")
+        raylet.kill()
+        raylet.wait()
+        result["dead_raylets"] = mine.dead_raylets()
     sys.stdout.write(json.dumps(result) + "\n")
 
 

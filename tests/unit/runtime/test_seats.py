@@ -54,3 +54,8 @@ def test_a_cluster_that_can_never_hold_the_run_is_refused(got):
     assert "no room for 1 trainer(s); free: " in got["too_small"]
     assert got["no_gpu"].startswith(f"{start} 1 trainer(s) of 1 CPU and 1 GPU and ")
     assert got["no_gpu"].endswith("4 of 4 CPUs, 0 of 0 GPUs; lower -i, -ptp or -t, or add nodes")
+
+
+def test_a_dead_raylet_is_seen_at_once_and_without_asking_ray(got):
+    assert got["dead_raylets_before"] == []
+    assert got["dead_raylets"] == [got["address"]]

@@ -4,10 +4,29 @@ import time
 
 import pytest
 
-from coati_rl.errors import PeerLostError, RunError
+from coati_rl.errors import CollectiveError, PeerLostError, RunError
 from coati_rl.runtime import supervisor
 from coati_rl.runtime.crew import Member
 from coati_rl.runtime.supervisor import Supervisor
+
+
+class FakeHeartbeats:
+    """Hangs: producer name -> cause, and that of a trainer."""
+
+    def __init__(self):
+        self.hung, self.trainer, self.names = {}, None, []
+
+    def look(self, handles):
+        self.names = list(handles)
+
+    def producer_problem(self, name):
+        return self.hung.get(name)
+
+    def trainers_problem(self, names):
+        return self.trainer
+
+    def doing(self):
+        return "trainer-0: wait for work"
 
 
 class FakeCrew:
@@ -20,6 +39,14 @@ class FakeCrew:
         self.trainers = {0: Member(name="trainer-0", handle=None, task="task")}
         self.starting, self.producers = {}, {}
         self.is_done = False
+        self.heartbeats = FakeHeartbeats()
+        self.raylets_lost = []
+
+    def members(self):
+        return [*self.trainers.values(), *self.starting.values(), *self.producers.values()]
+
+    def dead_raylets(self):
+        return self.raylets_lost
 
     def events(self, after, *, timeout_s):
         self.happened += self.looks.pop(0) if self.looks else []
@@ -100,6 +127,17 @@ def test_a_trainer_that_fails_is_the_cause(watch):
         watch(FakeCrew(), wait_for=fail)
 
 
+def test_a_dead_raylet_is_the_cause_of_whatever_died_with_it(watch):
+    def fail(*_, **__):
+        raise PeerLostError("trainer-0 died: connection reset")
+
+    crew = FakeCrew()
+    crew.raylets_lost = ["10.0.0.7"]
+    expected = "Ray's raylet at 10.0.0.7 is dead, and the actors there with it: trainer-0 died: connection reset"
+    with pytest.raises(RunError, match=expected):
+        watch(crew, wait_for=fail)
+
+
 def test_of_trainers_that_fail_together_the_one_that_lost_no_peer_is_the_cause(watch):
     # Its end takes the others' collectives down.
     causes = {"trainer-0": PeerLostError("a collective was broken off"), "trainer-1": RunError("out of memory")}
@@ -111,6 +149,36 @@ def test_of_trainers_that_fail_together_the_one_that_lost_no_peer_is_the_cause(w
 
     with pytest.raises(RunError, match="out of memory"):
         watch(crew, wait_for=fail)
+
+
+def test_a_trainer_that_died_is_the_cause_and_not_the_one_whose_collective_broke(watch):
+    causes = {"trainer-0": CollectiveError("could not sum gradients"), "trainer-1": PeerLostError("trainer-1 died")}
+    crew = FakeCrew()
+    crew.trainers = {rank: Member(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
+
+    def fail(reference, **_):
+        raise causes[reference]
+
+    with pytest.raises(PeerLostError, match="trainer-1 died"):
+        watch(crew, wait_for=fail)
+
+
+def test_a_failed_trainer_is_told_when_the_others_had_time_to_fail_too(monkeypatch):
+    # Ray reports the end of trainer-1, which was killed, a moment after that of trainer-0, which noticed it.
+    causes = {"trainer-0": CollectiveError("could not sum gradients"), "trainer-1": PeerLostError("trainer-1 died")}
+    crew = FakeCrew()
+    crew.trainers = {rank: Member(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
+
+    def wait(references, *, timeout, **_):
+        return (references, []) if timeout else (references[:1], references[1:])
+
+    def fail(reference, **_):
+        raise causes[reference]
+
+    monkeypatch.setattr(supervisor.ray, "wait", wait)
+    monkeypatch.setattr(supervisor, "wait_for", fail)
+    with pytest.raises(PeerLostError, match="trainer-1 died"):
+        Supervisor(crew, lambda event: None, num_producers=1, stall_timeout_s=60.0).run()
 
 
 class ProducerCrew(FakeCrew):
@@ -212,5 +280,24 @@ def test_a_producer_that_does_not_load_in_time_is_replaced(supervise, monkeypatc
 
 
 def test_a_run_without_progress_is_ended(supervise):
-    with pytest.raises(RunError, match="no rollout, step or weight sync was finished for 60 s"):
+    with pytest.raises(RunError, match="sync was finished for 60 s: trainer-0: wait for work"):
         supervise(ProducerCrew(NOTHING, NOTHING, idle_s=61.0))
+
+
+@pytest.mark.parametrize("when", ["running", "starting"])
+def test_a_producer_that_hangs_is_replaced_with_its_cause(supervise, when):
+    crew = ProducerCrew(*[NOTHING] * 5)
+    if when == "starting":
+        crew._is_done = lambda reference: not crew.looks if reference == "task" else reference == ("start", 1)
+    crew.heartbeats.hung = {"producer-0": "no sign of life for 31 s"}
+    supervise(crew)
+    assert crew.dropped == [(0, "no sign of life for 31 s")]
+    assert list(crew.producers) == [1]
+    assert crew.heartbeats.names == ["trainer-0", "producer-1"]
+
+
+def test_a_trainer_that_hangs_ends_the_run_by_name(supervise):
+    crew = ProducerCrew(*[NOTHING] * 5)
+    crew.heartbeats.trainer = "trainer-0 hangs: no sign of life for 31 s"
+    with pytest.raises(RunError, match="trainer-0 hangs: no sign of life for 31 s"):
+        supervise(crew)

@@ -1,0 +1,116 @@
+"""Signals x processes x phases x steps behind, every pair of values in a run: each time the cause is named within its
+deadline, and what comes out in the end is what an undisturbed run trains, each sample once.
+
+A trainer or a coordinator that is lost ends the run, which is then resumed and meets the next fault; a producer is lost
+in the last part, which goes on to the end. The engine is the fake one: its responses depend on nothing but the prompt.
+"""
+
+import functools
+import itertools
+import json
+import time
+
+import pytest
+
+HEARTBEAT_S = 10
+DEADLINE_S = {"SIGKILL": 60, "SIGSTOP": 90}  # from the signal to the end of the run, on a loaded machine
+STEPS = 16
+
+# Reached so often, after the first checkpoint: 8 prompts are evaluated before step 1, and 4 are trained in each.
+PHASES = {"generation": 14, "staging": 3, "commit": 3, "step": 3, "save": 2, "evaluation": 4}
+VICTIMS = ("trainer-0", "trainer-1", "coordinator", "producer")
+SIGNALS = ("SIGSTOP", "SIGKILL")
+
+# Every phase meets every victim; the signal and -nb alternate so that each meets each, and all phases and victims.
+ROWS = [
+    (SIGNALS[(p + v) % 2], victim, phase, (p + v // 2) % 2)
+    for (p, phase), (v, victim) in itertools.product(enumerate(PHASES), enumerate(VICTIMS))
+]
+
+REWARD = """
+def score(response, ground_truth):
+    return float(len(response) % 2)
+"""
+
+
+def test_every_pair_of_values_meets():
+    values = (SIGNALS, VICTIMS, tuple(PHASES), (0, 1))
+    for i, j in itertools.combinations(range(4), 2):
+        assert {(row[i], row[j]) for row in ROWS} == set(itertools.product(values[i], values[j]))
+    assert len(ROWS) == 24
+
+
+def fault(row):
+    signal, victim, phase, _ = row
+    return {"signal": signal, "victim": victim, "phase": phase, "nth": PHASES[phase]}
+
+
+def chains(n_behind):
+    """Rows to be met one after the other: three that end the run, and one that does not."""
+    rows = [row for row in ROWS if row[3] == n_behind]
+    fatal, survived = ([row for row in rows if (row[1] == "producer") == is_last] for is_last in (False, True))
+    return [(*fatal[3 * i : 3 * i + 3], survived[i]) for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def job(make_tiny, flags, tmp_path_factory):
+    """The flags of all runs."""
+    reward = tmp_path_factory.mktemp("reward") / "own_reward.py"
+    reward.write_text(REWARD)
+    model = make_tiny(tied=True)
+    evaluation = ["-ed", json.dumps({"own": str(model / "eval.jsonl")}), "-ei", 2]
+    options = ["-b", "fake", "-rt", f"{reward}:score", "-si", 1, "--max-steps", STEPS, "-lr", 1e-4]
+    deadlines = ["--heartbeat-timeout-s", HEARTBEAT_S, "--max-failure-rate", 1]
+    return [*flags(model, trainers=2), *options, *evaluation, *deadlines]
+
+
+def trained(run):
+    """(step, prompt, sample) of all that were trained, and the weights in the end."""
+    rows = sorted((row["step"], row["uid"], row["sample"]) for row in run.rollouts() if row["is_trained"])
+    weights = run.run_dir / "checkpoints" / f"step-{STEPS}" / "model.safetensors"
+    return rows, weights.read_bytes()
+
+
+def assert_ends_by_name(run, row):
+    """Within the deadline of its signal."""
+    signal, victim, phase, _ = row
+    assert run.wait() == 1, run.text()
+    seconds = time.time() - float(run.run_dir.with_name(f"run.signalled-{phase}-{victim}").read_text())
+    assert seconds < DEADLINE_S[signal], (row, run.text())
+    last = run.text().splitlines()[-1]
+    how = "died" if signal == "SIGKILL" else "did not answer" if victim == "coordinator" else "no sign of life"
+    assert f"the run failed: {'the ' * (victim == 'coordinator')}{victim}" in last and how in last, (row, last)
+    assert run.left_over() == [], row
+
+
+@pytest.fixture(scope="module")
+def undisturbed(job, start_shared_run):
+    """Steps behind -> what a run without faults trains."""
+
+    @functools.cache
+    def make(n_behind):
+        run = start_shared_run(*job, "-nb", n_behind, name=f"undisturbed-{n_behind}")
+        assert run.wait() == 0, run.text()
+        assert any(record["grad_norm"] for record in run.records()), "else any weights would do"
+        return trained(run)
+
+    return make
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("chain", [*chains(0), *chains(1)], ids=lambda chain: "-".join(row[2] for row in chain))
+def test_what_is_lost_is_named_in_time_and_what_is_trained_in_the_end_is_the_same(chain, undisturbed, start_run, job):
+    *fatal, last = chain
+    resume, n_behind = [], last[3]
+    for row in fatal:
+        run = start_run(*job, "-nb", n_behind, *resume, signals=[fault(row)])
+        assert_ends_by_name(run, row)
+        resume = ["-cp", run.run_dir]
+    run = start_run(*job, "-nb", n_behind, *resume, signals=[fault(last)])
+    assert run.wait() == 0, run.text()
+
+    assert run.text().count("\nproducer 0 lost: ") == 1, run.text()
+    rows, weights = trained(run)
+    assert len(rows) == len(set(rows)) == STEPS * 4 * 4, "steps x prompts x samples"
+    assert (rows, weights) == undisturbed(n_behind)
+    assert run.left_over() == []

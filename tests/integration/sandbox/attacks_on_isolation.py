@@ -104,6 +104,7 @@ for folder, folders, files in os.walk("/"):
         name="code that runs next time: site-packages, the standard library, the sandbox's own",
         source="""
 import json, os, sys, sysconfig
+sys.path.remove("/tmp")
 for folder in [sysconfig.get_path("purelib"), os.path.dirname(json.__file__), *sys.path, "/sandbox", "/usr/lib", "/"]:
     for name in ("sitecustomize.py", "coati.pth", "json.py"):
         try:

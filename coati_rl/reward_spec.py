@@ -1,4 +1,4 @@
-"""What responses are scored with: the text of `-rt` flows in, named rewards with their weights flow out.
+"""Read what responses are scored with, the text of `-rt`: named rewards with their weights.
 
 A reward is built in, a function of the user's (FILE.py:FUNCTION), or a served model (http://...). Several are joined by
 commas, each with its weight: `boxed=1,brevity.py:score=0.2`. The first decides what is right and what is not.
@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import urlsplit
 
 from coati_rl.errors import ConfigError
@@ -19,6 +20,7 @@ from coati_rl.plugins import absolute, is_plugin
 BUILT_IN_REWARDS = ("think_answer_tags", "boxed", "code")
 TIMEOUT_S = 5.0  # an answer's comparison takes milliseconds; what takes this long takes for ever
 LONG_TIMEOUT_S = 60.0  # where programs run, another machine is asked, or a function of the user's may load a model
+MathAnswer = Literal["number", "any"]
 _ANSWERS = ("think_answer_tags", "boxed")
 _CHOICES = f"{', '.join(BUILT_IN_REWARDS)}, FILE.py:FUNCTION or http(s)://..."
 
@@ -37,6 +39,7 @@ class RewardSpec:
 
     reward_type: str  # as of -rt
     timeout_s: float = TIMEOUT_S  # wall time that one response may take
+    math_answer: MathAnswer = "number"  # what may answer a ground truth that is a number
     group_timeout_s: float | None = None  # that a group may take which is scored in one call; None: the same
     test_timeout_s: float = 10.0  # CPU seconds that a program may take for one test (code)
     test_memory_mb: int = 1024  # memory that it may take, MiB

@@ -1,4 +1,7 @@
-"""The rewards by name: a `--reward-type` flows in, what scores with it and the default system prompt flow out."""
+"""Make the rewards that a `--reward-type` names, and tell their default system prompts."""
+
+from functools import partial
+from typing import Protocol
 
 from coati_rl.reward_spec import BUILT_IN_REWARDS, RewardSpec, is_own, is_url, parse_reward_type, short_names
 from coati_rl.types import Problem, Score
@@ -8,7 +11,12 @@ from rewards.own_function import OwnFunctionReward
 from rewards.reward import ResponseReward, Reward, RewardFn
 from rewards.weighted import WeightedPart, WeightedReward
 
-_FUNCTIONS: dict[str, RewardFn] = {"boxed": boxed_reward, "think_answer_tags": think_answer_tags_reward}
+
+class _MathRewardFn(Protocol):
+    def __call__(self, response: str, ground_truth: str, *, must_be_number: bool = True) -> Score: ...
+
+
+_FUNCTIONS: dict[str, _MathRewardFn] = {"boxed": boxed_reward, "think_answer_tags": think_answer_tags_reward}
 _SHARE_OF_A_SERVER = 0.9  # of the time of a response: who still waits when it is over is killed, process and all
 
 # Word for word the reference's, "and<answer>" included: models trained there were prompted with this text.
@@ -79,4 +87,4 @@ def _make_one(name: str, spec: RewardSpec) -> Reward:
         from rewards.code.code_reward import CodeReward  # as above
 
         return CodeReward(spec)
-    return ResponseReward(_FUNCTIONS[name])
+    return ResponseReward(partial(_FUNCTIONS[name], must_be_number=spec.math_answer == "number"))

@@ -7,6 +7,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import (
     LONG_TIMEOUT_S,
     TIMEOUT_S,
+    MathAnswer,
     RewardPart,
     RewardSpec,
     absolute_reward_type,
@@ -35,6 +36,11 @@ class RewardConfig(BaseModel):
         f"Time for one response, seconds (g of them for a group that is scored in one call); past it a sample is "
         f"invalid. Default: {TIMEOUT_S:g} for math, else {LONG_TIMEOUT_S:g}.",
         gt=0,
+    )
+    math_answer: MathAnswer = flag(
+        "number",
+        "math: where the ground truth is a number, the answer must be one (fractions, percent, units), or may be any "
+        "formula of its value, as 27 + 45 for 72.",
     )
     test_timeout_s: float = flag(10.0, "code: CPU time that a program may take for one test, seconds.", gt=0)
     test_memory_mb: int = flag(1024, "code: memory that a program may take, MiB.", ge=32)
@@ -70,6 +76,7 @@ def reward_spec(config: RewardConfig) -> RewardSpec:
     return RewardSpec(
         reward_type=config.reward_type,
         timeout_s=config.response_timeout_s,
+        math_answer=config.math_answer,
         test_timeout_s=config.test_timeout_s,
         test_memory_mb=config.test_memory_mb,
         is_sandboxed=not config.run_model_code_without_sandbox,

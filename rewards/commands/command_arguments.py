@@ -2,11 +2,13 @@
 
 import argparse
 import math
+from typing import get_args
 
 from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import (
     LONG_TIMEOUT_S,
     TIMEOUT_S,
+    MathAnswer,
     RewardSpec,
     absolute_reward_type,
     default_timeout_s,
@@ -25,6 +27,13 @@ def add_reward_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout-s",
         type=float,
         help=f"seconds that one response may take (default: {TIMEOUT_S:g} for math, else {LONG_TIMEOUT_S:g})",
+    )
+    parser.add_argument(
+        "--math-answer",
+        choices=get_args(MathAnswer),
+        default=spec.math_answer,
+        help="where the ground truth is a number: the answer must be one, or any formula of its value "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--test-timeout-s",
@@ -63,6 +72,7 @@ def reward_spec(options: argparse.Namespace) -> RewardSpec:
     spec = RewardSpec(
         reward_type=reward_type,
         timeout_s=options.timeout_s or default_timeout_s(parts),
+        math_answer=options.math_answer,
         test_timeout_s=options.test_timeout_s,
         test_memory_mb=options.test_memory_mb,
         is_sandboxed=not options.run_model_code_without_sandbox,

@@ -1,9 +1,11 @@
 """Make the rewards that a `--reward-type` names, and tell their default system prompts."""
 
+import os
 from functools import partial
 from typing import Protocol
 
 from coati_rl.reward_spec import BUILT_IN_REWARDS, RewardSpec, is_own, is_url, parse_reward_type, short_names
+from coati_rl.reward_url import secrets_of
 from coati_rl.types import Problem, Score
 from rewards.math.boxed import boxed_reward
 from rewards.math.think_answer_tags import think_answer_tags_reward
@@ -41,7 +43,7 @@ def get_reward(name: str) -> RewardFn:
     """
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
-    reward = make_reward(RewardSpec(reward_type=name))
+    reward = make_reward(RewardSpec(reward_type=name, secrets=secrets_of(name, os.environ)))
 
     def score_one(response: str, ground_truth: str) -> Score:
         return next(iter(reward.score([response], Problem(ground_truth=ground_truth))))
@@ -80,7 +82,9 @@ def _make_one(name: str, spec: RewardSpec) -> Reward:
     if is_url(name):
         from rewards.remote.http_reward import HttpReward  # a client's imports are paid by who uses it
 
-        return HttpReward(name, timeout_s=_SHARE_OF_A_SERVER * (spec.group_timeout_s or spec.timeout_s))
+        return HttpReward(
+            name, secrets=spec.secrets, timeout_s=_SHARE_OF_A_SERVER * (spec.group_timeout_s or spec.timeout_s)
+        )
     if is_own(name):
         return OwnFunctionReward(name)
     if name == "code":

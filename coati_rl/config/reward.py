@@ -6,6 +6,7 @@ from coati_rl.config.fields import flag
 from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import (
     LONG_TIMEOUT_S,
+    MATH_REWARDS,
     TIMEOUT_S,
     MathAnswer,
     RewardPart,
@@ -33,8 +34,8 @@ class RewardConfig(BaseModel):
     reward_workers: int = flag(1, "Scoring processes of each producer.", ge=1)
     reward_timeout_s: float | None = flag(
         None,
-        f"Time for one response, seconds (g of them for a group that is scored in one call); past it a sample is "
-        f"invalid. Default: {TIMEOUT_S:g} for math, else {LONG_TIMEOUT_S:g}.",
+        f"Time for one response, seconds (CPU time for math; g times as long for a group that is scored in one call); "
+        f"past it a sample is invalid. Default: {TIMEOUT_S:g} for math, else {LONG_TIMEOUT_S:g}.",
         gt=0,
     )
     math_answer: MathAnswer = flag(
@@ -57,6 +58,11 @@ class RewardConfig(BaseModel):
     def scores_code(self) -> bool:
         """True if programs of the model are run."""
         return any(part.name == "code" for part in self._parts())
+
+    @property
+    def scores_math(self) -> bool:
+        """True if answers are compared with a ground truth."""
+        return any(part.name in MATH_REWARDS for part in self._parts())
 
     @property
     def response_timeout_s(self) -> float:

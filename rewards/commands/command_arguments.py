@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 from typing import get_args
 
 from coati_rl.errors import ConfigError
@@ -14,6 +15,7 @@ from coati_rl.reward_spec import (
     default_timeout_s,
     parse_reward_type,
 )
+from coati_rl.reward_url import secrets_of
 from rewards.registry import make_reward
 
 _LEAST = {"num_workers": 1, "timeout_s": 0, "test_timeout_s": 0, "test_memory_mb": 32}  # 0: more than that
@@ -71,6 +73,7 @@ def reward_spec(options: argparse.Namespace) -> RewardSpec:
     parts = parse_reward_type(reward_type)
     spec = RewardSpec(
         reward_type=reward_type,
+        secrets=secrets_of(reward_type, os.environ),
         timeout_s=options.timeout_s or default_timeout_s(parts),
         math_answer=options.math_answer,
         test_timeout_s=options.test_timeout_s,

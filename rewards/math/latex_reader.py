@@ -42,7 +42,7 @@ def read_latex(latex: str) -> Any | None:
 
 
 def normalization(latex: str) -> NormalizationConfig:
-    r"""How math-verify is to normalise `latex`, a text that may be in a `\boxed{}`: with units, or what looks like one."""
+    r"""How math-verify is to normalise `latex`, which may be in a `\boxed{}`: with the removal of units or without."""
     return _WITHOUT_UNITS if ends_in_variables(latex) else _WITH_UNITS
 
 

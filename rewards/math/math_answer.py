@@ -67,6 +67,11 @@ def compare_by_math_verify(answer: str | None, ground_truth: str) -> Decision:
         return Decision(verdict="invalid", detail=f"the comparison failed: {type(error).__name__}: {shorten(error)}")
 
 
+def is_plain_number(ground_truth: str) -> bool:
+    """Whether `ground_truth` is compared without math-verify, if the answer is a plain number too."""
+    return len(ground_truth) <= MAX_LENGTH and _rewrite(ground_truth).number is not None
+
+
 def clear_caches() -> None:
     """Forget all decisions and readings."""
     for cached in (_check, _rewrite, _parse):

@@ -13,10 +13,10 @@ from tests.unit.rewards.test_math_answer_table import RIGHT, WRONG
 # Their value is right.
 RESTATED = {
     "72": [
-        "27 + 45", "27+45=72", "1=2=72", "72=72", r"8 \times 9", r"8 \cdot 9", "6*12", "100-28", "72+0", "72^1", "-(-72)",
-        "--72", "|-72|", r"\sqrt{5184}", r"\max(72,1)", r"\frac{27+45}{1}", r"\frac{\frac{144}{2}}{1}", "x=70+2",
-        "The answer is $70+2$", r"\{70+2\}", r"\int_0^{72} dx", r"\log_2 2^{72}", r"\lfloor 72.5 \rfloor",
-        r"\binom{72}{1}", r"72\times1", "72/1/1", "２７＋４５", "72 + 0i",
+        "27 + 45", "27+45=72", "1=2=72", "72=72", r"8 \times 9", r"8 \cdot 9", "6*12", "100-28", "72+0", "72^1",
+        "-(-72)", "--72", "|-72|", r"\sqrt{5184}", r"\max(72,1)", r"\frac{27+45}{1}", r"\frac{\frac{144}{2}}{1}",
+        "x=70+2", "The answer is $70+2$", r"\{70+2\}", r"\int_0^{72} dx", r"\log_2 2^{72}", r"\lfloor 72.5 \rfloor",
+        r"\binom{72}{1}", r"72\times1", "72/1/1", "\uff12\uff17\uff0b\uff14\uff15", "72 + 0i",
     ],
     "5050": [r"\sum_{k=1}^{100} k", r"\frac{100 \cdot 101}{2}", "100*101/2"],
     "6": ["3!", r"\frac{12}{2}+0"],
@@ -29,9 +29,10 @@ RESTATED = {
 NUMBERS = {
     "72": [
         "72", "72.0", "+72", "7.2e1", r"7.2 \times 10^1", "144/2", r"\frac{144}{2}", r"\dfrac{72}{1}", "72%", "72 cm",
-        r"72 \text{ cm}^2", r"72\,\text{m}/\text{s}", r"72^\circ", r"\$72", "72 dollars", "72 eggs", "x=72", "x = y = 72",
-        "f(2)=72", "x+y=72", r"\angle ABC = 72^\circ", r"\text{Answer} = 72", r"x \approx 72", r"\mathbf{72}",
-        r"\left(72\right)", "{72}", r"\{72\}", "The answer is $72$", r"x = \boxed{72}", "７２", "７２．０", r"72\quad",
+        r"72 \text{ cm}^2", r"72\,\text{m}/\text{s}", r"72^\circ", r"\$72", "72 dollars", "72 eggs", "x=72",
+        "x = y = 72", "f(2)=72", "x+y=72", r"\angle ABC = 72^\circ", r"\text{Answer} = 72", r"x \approx 72",
+        r"\mathbf{72}", r"\left(72\right)", "{72}", r"\{72\}", "The answer is $72$", r"x = \boxed{72}", r"72\quad",
+        "\uff17\uff12", "\uff17\uff12\uff0e\uff10",
     ],
     "1000000": ["10^6", "10^{6}", "1,000,000", r"1\,000\,000", r"1 \cdot 10^6"],
     "3.5": ["3 1/2", r"3\frac{1}{2}", "7/2", r"\frac72", "350%"],
@@ -97,7 +98,7 @@ def _verdict(answer: str, truth: str) -> str:
     ("name", "form"), [("boxed", r"\boxed{%s}"), ("think_answer_tags", "<think></think><answer>%s</answer>")]
 )
 def test_the_rewards_do_not_pay_for_a_task_that_is_restated(name: str, form: str) -> None:
-    verdicts = [get_reward(name)(form % answer, "72").verdict for answer in ("27 + 45", "1=2=72", "72", "７２")]
+    verdicts = [get_reward(name)(form % answer, "72").verdict for answer in ("27 + 45", "1=2=72", "72", "\uff17\uff12")]
     assert verdicts == ["wrong", "wrong", "ok", "ok"]
 
 

@@ -34,14 +34,14 @@ def read_latex(latex: str) -> Any | None:
     Returns: None when it does not parse.
     Raises: RecursionError, MemoryError when it is too deep or too large to be parsed.
     """
-    text = normalize_latex(latex, config=normalization(latex))
+    text = normalize_latex(latex, config=_normalization(latex))
     expression = _parse(text)
     if expression is None and (last_side := get_last_eq(text)) != text:
         expression = _parse(last_side)  # of a chain a = b = c
     return expression
 
 
-def normalization(latex: str) -> NormalizationConfig:
+def _normalization(latex: str) -> NormalizationConfig:
     r"""How math-verify is to normalise `latex`, which may be in a `\boxed{}`: with the removal of units or without."""
     return _WITHOUT_UNITS if ends_in_variables(latex) else _WITH_UNITS
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from coati_rl.types import Verdict
 from rewards.math.answer_latex import to_latex
 from rewards.math.answer_words import is_reordered_word, is_same_text
+from rewards.math.extraction import formulas
 from rewards.math.number_answer import is_number, states_number, states_power
 from rewards.math.plain_numbers import PlainNumber, are_equal, read_plain_number
 from rewards.math.poison import MAX_LENGTH, find_poison
@@ -111,6 +112,8 @@ def _rewrite(text: str) -> _Rewritten:
     if latex is None:
         return _Rewritten(None)
     content = latex[len(_BOX) : -len(_END_OF_BOX)] if latex.startswith(_BOX) else latex
+    if content is latex and len(formula := formulas(latex)) == 1:  # The answer is $5$
+        content, latex = formula[0], f"{_BOX}{formula[0]}{_END_OF_BOX}"
     if number := read_plain_number(content):
         return _Rewritten(latex, number, find_poison(content), is_number=True, states_number=True)
     poison = find_poison(content)

@@ -8,9 +8,9 @@ with a factor; with a sign, a currency, a percent sign, a unit. Names may stand 
 
 import re
 
+from rewards.math.extraction import formulas
 from rewards.math.units import without_unit
 
-_MATH = re.compile(r"\\boxed\s*\{(.*)\}|(?<!\\)\$([^$]+)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _EQUALS = re.compile(r"=|\\approx(?![A-Za-z])")
 _SPACE = re.compile(r"(?:\\[,;:! ]|\\(?:left|right|displaystyle|quad)(?![A-Za-z])|~|\s)+")
 _TWO_NUMBERS = re.compile(r"(?<!frac )(?<!frac)[\d.}] [\d.]")  # math-verify multiplies them
@@ -88,7 +88,5 @@ def _value(latex: str) -> str | None:
 
 def _sides(latex: str) -> list[str] | None:
     """What stands between the equals signs of the one formula in `latex`; None when there are several formulas."""
-    formulas = [next(filter(None, match.groups()), "") for match in _MATH.finditer(latex)]
-    if len(formulas) > 1:
-        return None
-    return _EQUALS.split(formulas[0] if formulas else latex)
+    found = formulas(latex)
+    return _EQUALS.split(found[0]) if len(found) == 1 else None

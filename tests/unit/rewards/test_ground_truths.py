@@ -1,10 +1,13 @@
 """Ground truths that the math rewards cannot read are counted before a run."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import rl_example
 from coati_rl.config.cli import build_config
 from coati_rl.types import Prompt
 from rewards import ground_truths
@@ -33,6 +36,15 @@ def test_of_many_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = prompts(UNREADABLE, "Monday", "Tuesday", "Friday")
     (warning,) = ground_truth_warnings(config, {"--dataset": rows})
     assert "1 of 4 ground truths cannot be read by the math reward, of 2 of 4 that were looked at" in warning
+
+
+def test_a_run_says_so_before_it_starts(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "rows.jsonl"
+    rows = [{"messages": {"role": "user", "content": "?"}, "gt_answer": truth} for truth in ("5", UNREADABLE)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    sizes = "-i 1 -t 1 -g 2 -ibs 2 -imbs 2 -tbs 2 -tMbs 2 -tmbs 4 -mpt 128 -mnt 16 -rt boxed --device cpu --dry-run"
+    assert rl_example.main(["-m", str(model_dir), "-d", str(data), *sizes.split()], tmp_path) == 0
+    assert "warning: --dataset: 1 of 2 ground truths cannot be read by the math reward" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("reward_type", ["boxed", "code"])

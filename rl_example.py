@@ -45,12 +45,15 @@ def main(argv: Sequence[str], scratch: Path) -> int:
 
 def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     from coati_rl.data.prepare import prepare
+    from rewards.ground_truths import ground_truth_warnings
     from rewards.registry import default_system_prompt
     from rewards.scorer import scorer_factory
 
     make_scorer = scorer_factory(config)
     prepared = prepare(config, system_prompt=default_system_prompt(config.reward_type), is_dry_run=is_dry_run)
-    for warning in prepared.warnings:
+    datasets = {"--dataset": prepared.train.prompts}
+    datasets |= {f"--eval-dataset {task}": prompts.prompts for task, prompts in prepared.evaluation.items()}
+    for warning in (*prepared.warnings, *ground_truth_warnings(config, datasets)):
         say(f"warning: {warning}")
     if is_dry_run:
         print("\n".join(prepared.plan.lines()))

@@ -1,4 +1,4 @@
-"""What responses are scored with: the text of `-rt` flows in, named rewards with their weights flow out.
+"""Read what responses are scored with, the text of `-rt`: named rewards with their weights.
 
 A reward is built in, a function of the user's (FILE.py:FUNCTION), or a served model (http://...). Several are joined by
 commas, each with its weight: `boxed=1,brevity.py:score=0.2`. The first decides what is right and what is not.
@@ -10,16 +10,19 @@ first: `http://host/score?k=3` has weight 1, `http://host/score?k=3=0.5` has 0.5
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 from urllib.parse import urlsplit
 
 from coati_rl.errors import ConfigError
 from coati_rl.plugins import absolute, is_plugin
+from coati_rl.reward_url import check_no_credentials, redacted
 
 BUILT_IN_REWARDS = ("think_answer_tags", "boxed", "code")
 TIMEOUT_S = 5.0  # an answer's comparison takes milliseconds; what takes this long takes for ever
 LONG_TIMEOUT_S = 60.0  # where programs run, another machine is asked, or a function of the user's may load a model
-_ANSWERS = ("think_answer_tags", "boxed")
+MathAnswer = Literal["number", "any"]
+MATH_REWARDS = ("think_answer_tags", "boxed")
 _CHOICES = f"{', '.join(BUILT_IN_REWARDS)}, FILE.py:FUNCTION or http(s)://..."
 
 
@@ -37,10 +40,12 @@ class RewardSpec:
 
     reward_type: str  # as of -rt
     timeout_s: float = TIMEOUT_S  # wall time that one response may take
+    math_answer: MathAnswer = "number"  # what may answer a ground truth that is a number
     group_timeout_s: float | None = None  # that a group may take which is scored in one call; None: the same
     test_timeout_s: float = 10.0  # CPU seconds that a program may take for one test (code)
     test_memory_mb: int = 1024  # memory that it may take, MiB
     is_sandboxed: bool = True  # False: programs run with the user's rights
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # the variables that addresses name
 
 
 def is_url(name: str) -> bool:
@@ -55,7 +60,7 @@ def public_reward_type(text: str) -> str:
 
 def default_timeout_s(parts: Sequence[RewardPart]) -> float:
     """Time for one response where the user sets none."""
-    return LONG_TIMEOUT_S if any(part.name not in _ANSWERS for part in parts) else TIMEOUT_S
+    return LONG_TIMEOUT_S if any(part.name not in MATH_REWARDS for part in parts) else TIMEOUT_S
 
 
 def has_host(url: str) -> bool:
@@ -76,11 +81,12 @@ def parse_reward_type(text: str) -> tuple[RewardPart, ...]:
 
     Raises: ConfigError for an unknown name, a name twice, or a weight that is no finite number.
     """
-    parts = tuple(_part(piece.strip(), f"--reward-type {text!r}") for piece in text.split(","))
+    where = f"--reward-type {redacted(text)!r}"
+    parts = tuple(_part(piece.strip(), where) for piece in text.split(","))
     names = [part.name for part in parts]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f"--reward-type {text!r}: {twice} is named twice; name it once, with the sum of the weights")
+        raise ConfigError(f"{where}: {redacted(twice)} is named twice; name it once, with the sum of the weights")
     return parts
 
 
@@ -106,12 +112,14 @@ def short_names(parts: tuple[RewardPart, ...]) -> tuple[str, ...]:
 
 
 def _part(piece: str, where: str) -> RewardPart:
+    if is_url(piece):
+        check_no_credentials(piece, where)
     name, weight_text = _split(piece)
     if not _is_known(name):
-        what = f"unknown reward {name!r}" if name else "a reward without a name"
+        what = f"unknown reward {redacted(name)!r}" if name else "a reward without a name"
         raise ConfigError(f"{where}: {what}; use {_CHOICES}, each with =WEIGHT if there are several, joined by commas")
     if is_url(name) and not has_host(name):
-        raise ConfigError(f"{where}: {name!r} names no host; use http://HOST:PORT/PATH")
+        raise ConfigError(f"{where}: {redacted(name)!r} names no host; use http://HOST:PORT/PATH")
     if weight_text is None:
         return RewardPart(name=name)
     weight = _as_number(weight_text)
@@ -153,7 +161,8 @@ def _short_name(name: str) -> str:
 
 
 def _is_known(name: str) -> bool:
-    return name in BUILT_IN_REWARDS or is_plugin(name) or is_url(name)
+    is_function = is_plugin(name) and "@" not in name.rpartition(":")[2]  # else an address without http://
+    return name in BUILT_IN_REWARDS or is_function or is_url(name)
 
 
 def _as_number(text: str) -> float | None:

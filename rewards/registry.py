@@ -1,6 +1,11 @@
-"""The rewards by name: a `--reward-type` flows in, what scores with it and the default system prompt flow out."""
+"""Make the rewards that a `--reward-type` names, and tell their default system prompts."""
+
+import os
+from functools import partial
+from typing import Protocol
 
 from coati_rl.reward_spec import BUILT_IN_REWARDS, RewardSpec, is_own, is_url, parse_reward_type, short_names
+from coati_rl.reward_url import secrets_of
 from coati_rl.types import Problem, Score
 from rewards.math.boxed import boxed_reward
 from rewards.math.think_answer_tags import think_answer_tags_reward
@@ -8,7 +13,12 @@ from rewards.own_function import OwnFunctionReward
 from rewards.reward import ResponseReward, Reward, RewardFn
 from rewards.weighted import WeightedPart, WeightedReward
 
-_FUNCTIONS: dict[str, RewardFn] = {"boxed": boxed_reward, "think_answer_tags": think_answer_tags_reward}
+
+class _MathRewardFn(Protocol):
+    def __call__(self, response: str, ground_truth: str, *, must_be_number: bool = True) -> Score: ...
+
+
+_FUNCTIONS: dict[str, _MathRewardFn] = {"boxed": boxed_reward, "think_answer_tags": think_answer_tags_reward}
 _SHARE_OF_A_SERVER = 0.9  # of the time of a response: who still waits when it is over is killed, process and all
 
 # Word for word the reference's, "and<answer>" included: models trained there were prompted with this text.
@@ -33,7 +43,7 @@ def get_reward(name: str) -> RewardFn:
     """
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
-    reward = make_reward(RewardSpec(reward_type=name))
+    reward = make_reward(RewardSpec(reward_type=name, secrets=secrets_of(name, os.environ)))
 
     def score_one(response: str, ground_truth: str) -> Score:
         return next(iter(reward.score([response], Problem(ground_truth=ground_truth))))
@@ -72,11 +82,13 @@ def _make_one(name: str, spec: RewardSpec) -> Reward:
     if is_url(name):
         from rewards.remote.http_reward import HttpReward  # a client's imports are paid by who uses it
 
-        return HttpReward(name, timeout_s=_SHARE_OF_A_SERVER * (spec.group_timeout_s or spec.timeout_s))
+        return HttpReward(
+            name, secrets=spec.secrets, timeout_s=_SHARE_OF_A_SERVER * (spec.group_timeout_s or spec.timeout_s)
+        )
     if is_own(name):
         return OwnFunctionReward(name)
     if name == "code":
         from rewards.code.code_reward import CodeReward  # as above
 
         return CodeReward(spec)
-    return ResponseReward(_FUNCTIONS[name])
+    return ResponseReward(partial(_FUNCTIONS[name], must_be_number=spec.math_answer == "number"))

@@ -23,7 +23,8 @@ class Reward(Protocol):
 
     It is made in one process and scores in forks of that: what holds threads, processes or connections is made with the
     first score. It may have more: `warm_up()`, see below; `is_fast`: a response takes hardly longer than to ask for its
-    score; `is_concurrent`: the responses of a call are scored at the same time.
+    score; `is_concurrent`: the responses of a call are scored at the same time; `only_computes`: it scores one response
+    at a time, never waits, and needs little memory, so that CPU time and memory are what is limited.
     """
 
     is_batch: bool  # all responses are scored in one call: they share one time limit, and one failure
@@ -45,6 +46,7 @@ class ResponseReward:
 
     is_batch = False
     is_fast = True  # ordinary answers take 0.1 to 30 ms
+    only_computes = True
 
     def __init__(self, reward_fn: RewardFn) -> None:
         self._reward_fn = reward_fn
@@ -66,6 +68,11 @@ def warm_up(reward: Reward) -> None:
     It imports libraries and fills caches, and leaves no thread, process or connection behind: it runs before forks.
     """
     getattr(reward, "warm_up", lambda: None)()
+
+
+def only_computes(reward: Reward) -> bool:
+    """Whether CPU time and memory of the process that scores are limited, and not time on the clock."""
+    return bool(getattr(reward, "only_computes", False))
 
 
 def score_safely(reward_fn: RewardFn, response: str, ground_truth: str) -> Score:

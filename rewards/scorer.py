@@ -1,6 +1,7 @@
-"""A run's configuration -> what scores its responses: tried once where the run starts, then made in each producer."""
+"""Make what scores a run's responses from its configuration: tried where the run starts, made in each producer."""
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ from coati_rl.config import Config
 from coati_rl.config.reward import reward_spec
 from coati_rl.protocols import GroupScorer
 from coati_rl.reward_spec import parse_reward_type
+from coati_rl.reward_url import secrets_of
 from rewards.registry import make_reward
 from rewards.workers.pool import RewardPool
 
@@ -16,8 +18,8 @@ def scorer_factory(config: Config) -> Callable[[], GroupScorer]:
     """Processes on the producer's node, or with --code-verifier-api-url a client of the service.
 
     Tried here: a function of the user's is imported, a program is run in the sandbox, the service is asked. No process
-    stays. The service's token comes from this process's environment, which other nodes need not have, and goes into the
-    factory.
+    stays. The service's token, and the variables that an address names, come from this process's environment, which
+    other nodes need not have, and go into the factory.
 
     Args:
         config: checked by `rules.check`.
@@ -26,7 +28,7 @@ def scorer_factory(config: Config) -> Callable[[], GroupScorer]:
     """
     if config.code_verifier_api_url is not None:
         return _of_service(config.code_verifier_api_url, config)
-    spec = reward_spec(config)
+    spec = replace(reward_spec(config), secrets=secrets_of(config.reward_type, os.environ))
     timeout_s = spec.timeout_s
     if make_reward(spec).is_batch:  # the responses of a group share the time of all, and parts come one after another
         spec = replace(spec, group_timeout_s=timeout_s * config.num_generations)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from coati_rl.types import Problem, Score
-from rewards.reward import Reward, invalid_score, warm_up
+from rewards.reward import Reward, invalid_score, only_computes, warm_up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +27,7 @@ class WeightedReward:
         self._parts = tuple(parts)
         self.is_batch = any(part.reward.is_batch for part in parts)
         self.is_concurrent = any(getattr(part.reward, "is_concurrent", False) for part in parts)
+        self.only_computes = all(only_computes(part.reward) for part in parts)
         self.is_fast = all(getattr(part.reward, "is_fast", False) for part in parts)
 
     def warm_up(self) -> None:

@@ -6,7 +6,9 @@ from coati_rl.config.fields import flag
 from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import (
     LONG_TIMEOUT_S,
+    MATH_REWARDS,
     TIMEOUT_S,
+    MathAnswer,
     RewardPart,
     RewardSpec,
     absolute_reward_type,
@@ -32,9 +34,14 @@ class RewardConfig(BaseModel):
     reward_workers: int = flag(1, "Scoring processes of each producer.", ge=1)
     reward_timeout_s: float | None = flag(
         None,
-        f"Time for one response, seconds (g of them for a group that is scored in one call); past it a sample is "
-        f"invalid. Default: {TIMEOUT_S:g} for math, else {LONG_TIMEOUT_S:g}.",
+        f"Time for one response, seconds (CPU time for math; g times as long for a group that is scored in one call); "
+        f"past it a sample is invalid. Default: {TIMEOUT_S:g} for math, else {LONG_TIMEOUT_S:g}.",
         gt=0,
+    )
+    math_answer: MathAnswer = flag(
+        "number",
+        "math: where the ground truth is a number, the answer must be one (fractions, percent, units), or may be any "
+        "formula of its value, as 27 + 45 for 72.",
     )
     test_timeout_s: float = flag(10.0, "code: CPU time that a program may take for one test, seconds.", gt=0)
     test_memory_mb: int = flag(1024, "code: memory that a program may take, MiB.", ge=32)
@@ -51,6 +58,11 @@ class RewardConfig(BaseModel):
     def scores_code(self) -> bool:
         """True if programs of the model are run."""
         return any(part.name == "code" for part in self._parts())
+
+    @property
+    def scores_math(self) -> bool:
+        """True if answers are compared with a ground truth."""
+        return any(part.name in MATH_REWARDS for part in self._parts())
 
     @property
     def response_timeout_s(self) -> float:
@@ -70,6 +82,7 @@ def reward_spec(config: RewardConfig) -> RewardSpec:
     return RewardSpec(
         reward_type=config.reward_type,
         timeout_s=config.response_timeout_s,
+        math_answer=config.math_answer,
         test_timeout_s=config.test_timeout_s,
         test_memory_mb=config.test_memory_mb,
         is_sandboxed=not config.run_model_code_without_sandbox,

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from coati_rl.config.config import Config
 from coati_rl.errors import ConfigError
-from coati_rl.reward_spec import has_host, is_url, parse_reward_type
+from coati_rl.reward_spec import MATH_REWARDS, has_host, is_url, parse_reward_type
+from coati_rl.reward_url import redacted
 
 _OF_CODE = ("test_timeout_s", "test_memory_mb", "run_model_code_without_sandbox")
 
@@ -16,7 +17,7 @@ def reward_problems(config: Config) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
         return
-    answers = [name for name in names if name in ("boxed", "think_answer_tags")]
+    answers = [name for name in names if name in MATH_REWARDS]
     if "code" in names and answers:
         yield (
             f"--reward-type {config.reward_type}: code is scored by a row's test_cases, {answers[0]} by its gt_answer, "
@@ -44,6 +45,8 @@ def reward_warnings(config: Config) -> Iterator[str]:
             "--run-model-code-without-sandbox: programs that the model writes run with your rights: they can read, "
             "change and delete your files, use your keys and your network; leave it out to run them in the sandbox"
         )
+    if config.math_answer != _default("math_answer") and not config.scores_math:
+        yield f"--math-answer {config.math_answer}: only {' and '.join(MATH_REWARDS)} compare answers; no effect"
     if config.reward_workers > 1 and config.code_verifier_api_url is not None:
         yield (
             f"--reward-workers {config.reward_workers}: with --code-verifier-api-url nothing is scored here; the "
@@ -56,7 +59,10 @@ def _service(config: Config) -> Iterator[str]:
     if url is None:
         return
     if not is_url(url) or not has_host(url):
-        yield f"--code-verifier-api-url {url}: is no address of a service; use http://HOST:PORT or https://HOST:PORT"
+        yield (
+            f"--code-verifier-api-url {redacted(url)}: is no address of a service; use http://HOST:PORT or "
+            "https://HOST:PORT"
+        )
     if config.reward_type != "code":
         yield f"--code-verifier-api-url with --reward-type {config.reward_type}: serves code alone; use -rt code"
 

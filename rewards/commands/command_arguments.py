@@ -2,16 +2,20 @@
 
 import argparse
 import math
+import os
+from typing import get_args
 
 from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import (
     LONG_TIMEOUT_S,
     TIMEOUT_S,
+    MathAnswer,
     RewardSpec,
     absolute_reward_type,
     default_timeout_s,
     parse_reward_type,
 )
+from coati_rl.reward_url import secrets_of
 from rewards.registry import make_reward
 
 _LEAST = {"num_workers": 1, "timeout_s": 0, "test_timeout_s": 0, "test_memory_mb": 32}  # 0: more than that
@@ -25,6 +29,13 @@ def add_reward_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout-s",
         type=float,
         help=f"seconds that one response may take (default: {TIMEOUT_S:g} for math, else {LONG_TIMEOUT_S:g})",
+    )
+    parser.add_argument(
+        "--math-answer",
+        choices=get_args(MathAnswer),
+        default=spec.math_answer,
+        help="where the ground truth is a number: the answer must be one, or any formula of its value "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--test-timeout-s",
@@ -62,7 +73,9 @@ def reward_spec(options: argparse.Namespace) -> RewardSpec:
     parts = parse_reward_type(reward_type)
     spec = RewardSpec(
         reward_type=reward_type,
+        secrets=secrets_of(reward_type, os.environ),
         timeout_s=options.timeout_s or default_timeout_s(parts),
+        math_answer=options.math_answer,
         test_timeout_s=options.test_timeout_s,
         test_memory_mb=options.test_memory_mb,
         is_sandboxed=not options.run_model_code_without_sandbox,

@@ -23,7 +23,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import public_reward_type
 from rewards.commands.command_arguments import add_reward_arguments, reward_spec
 from rewards.remote.service import Limits, ScoringDesk, make_app
-from rewards.remote.wire import TOKEN_VARIABLE, is_token
+from rewards.remote.wire import MIN_TOKEN_LENGTH, TOKEN_VARIABLE, is_token
 from rewards.workers.pool import RewardPool
 
 _IDLE_S = 30.0  # without a request on an open connection; longer than clients keep theirs, which reuse would cross
@@ -163,8 +163,10 @@ def _read_token(path: Path | None) -> str:
         token = (from_environment if path is None else path.read_text(encoding="ascii")).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: {error}; give a readable file with one line") from error
-    if not is_token(token):
+    if not is_token(token) or len(token) < MIN_TOKEN_LENGTH:
         problem = "holds no token" if not token else "holds a token with spaces or letters that no header can carry"
+        if is_token(token):
+            problem = f"holds a token of {len(token)} characters, and {MIN_TOKEN_LENGTH} are the least"
         raise ConfigError(
             f"{source} {problem}; clients must prove that they know one: "
             f"export {TOKEN_VARIABLE}=\"$(python -c 'import secrets; print(secrets.token_hex(32))')\""

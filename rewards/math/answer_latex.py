@@ -1,4 +1,4 @@
-r"""Rewrites what people and models write as LaTeX: an answer flows in, text that math-verify reads whole flows out.
+r"""Rewrite what people and models write as LaTeX that math-verify reads whole.
 
 math-verify misreads or refuses many common notations: `1\,000` is 0 to it, `3 1/2` is 2, `1e3` is 3e, `12 eggs` is a
 product of letters, `3:00` a division by zero. Each rule here is one of them; tests/unit/rewards/test_math_answer.py has
@@ -8,6 +8,7 @@ its pairs. All rules are linear in the length of the text.
 import re
 
 from rewards.math.extraction import has_balanced_braces
+from rewards.math.plus_minus import expand_plus_minus
 
 _UNICODE = str.maketrans(
     {
@@ -20,6 +21,9 @@ _UNICODE = str.maketrans(
         "\N{SUPERSCRIPT THREE}": "^3",
         "\N{INFINITY}": r"\infty ",
         "\N{ALMOST EQUAL TO}": r"\approx ",
+        "\N{IDEOGRAPHIC SPACE}": " ",
+        # Fullwidth forms of ASCII: models write fullwidth digits among Chinese and Japanese text.
+        **{chr(code + 0xFEE0): chr(code) for code in range(ord("!"), ord("~") + 1)},
     }
 )
 _ROOT = re.compile(r"\N{SQUARE ROOT}\s*(?:(\d+|[a-z])|\(([^()]*)\))")
@@ -47,6 +51,10 @@ _LATEX_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;: ]|,\\!|\{,\}|~)(?=\d{3}(?!\d))
 _THOUSANDS_IN_BRACES = re.compile(rf"(?<=\{{){_THOUSANDS}(?=\}})")
 _THOUSANDS_IN_FRACTION = re.compile(rf"-?(?:{_THOUSANDS}|\d+)\s*/\s*(?:{_THOUSANDS}|\d+)")
 _ADJACENT_NUMBERS = re.compile(r"\d\s+\d")
+# math-verify takes a text at the end for a unit, and 2+3\mathrm{i} for 5.
+_UPRIGHT_CONSTANT = re.compile(
+    r"(?P<command>\\[A-Za-z]+)?\s*\\(?:mathrm|mathit|textrm|text|rm)\s*\{\s*(?P<letter>[ie])\s*\}"
+)
 
 _WORDS = re.compile(r"[A-Za-z]+(?:\s+[A-Za-z]+)*")
 _LONG_WORD = re.compile(r"[A-Za-z]{4}")  # so many letters in a row are a word, fewer may be a product of variables
@@ -120,13 +128,16 @@ def _rewrite(text: str) -> str:
 def _rewrite_numbers(text: str) -> str:
     text = _LATEX_THOUSANDS.sub("", text)
     text = _THOUSANDS_IN_BRACES.sub(_without_commas, text)
+    text = _UPRIGHT_CONSTANT.sub(
+        lambda match: f"{match['command']} {match['letter']}" if match["command"] else match["letter"], text
+    )
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text)
     if _THOUSANDS_IN_FRACTION.fullmatch(text):
         text = text.replace(",", "")
     if "\\" not in text:  # `\frac 1 2` is LaTeX; without a command, spaces between digits are a person's notation
         text = _SPACED_THOUSANDS.sub(lambda match: re.sub(r"\s", "", match[0]), text)
         text = _MIXED_NUMBER.sub(r"\1\\frac{\2}{\3}", text)
-    return text.replace(r"\varnothing", r"\emptyset")
+    return expand_plus_minus(text.replace(r"\varnothing", r"\emptyset"))
 
 
 def _without_commas(match: re.Match[str]) -> str:

@@ -1,17 +1,18 @@
-r"""The `boxed` reward: a response flows in whose final answer stands in \boxed{}, a score of 1 or 0 flows out."""
+r"""Score a response by the final answer in its \boxed{}: the `boxed` reward."""
 
 from coati_rl.types import Score
 from rewards.math.extraction import last_boxed
 from rewards.math.math_answer import check_answer
 
 
-def boxed_reward(response: str, ground_truth: str) -> Score:
+def boxed_reward(response: str, ground_truth: str, *, must_be_number: bool = True) -> Score:
     r"""1.0 when the last closed \boxed{} holds the ground truth's value, else 0.0.
 
-    `format_valid` says that there is a closed \boxed{}; it earns nothing by itself.
+    `format_valid` says that there is a closed \boxed{}; it earns nothing by itself. `must_be_number` as of
+    `check_answer`.
     """
     answer = last_boxed(response)
-    decision = check_answer(answer, ground_truth)
+    decision = check_answer(answer, ground_truth, must_be_number=must_be_number)
     is_correct = decision.verdict == "ok"
     return Score(
         reward=1.0 if is_correct else 0.0,

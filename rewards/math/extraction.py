@@ -1,4 +1,4 @@
-r"""Finds the final answer: response text flows in, the text inside the last \boxed{} or <answer> tag flows out.
+r"""Find the final answer of a response, the text inside the last \boxed{} or <answer> tag, and formulas in text.
 
 Pure functions, linear in the length of the text whatever a model writes. None means that there is no such answer.
 """
@@ -8,6 +8,8 @@ import re
 # A run of backslashes is accepted before "boxed": models echo the `\\boxed{}` of an escaped prompt. `\\.` swallows
 # escaped characters, so that the `\{` of a set never counts as a brace.
 _BRACE_TOKEN = re.compile(r"(?P<boxed>\\+boxed\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
+
+_FORMULA = re.compile(r"\\boxed\s*\{(.*)\}|(?<!\\)\$([^$]+)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
 
 def last_boxed(text: str) -> str | None:
@@ -34,6 +36,12 @@ def last_answer_tag(text: str) -> str | None:
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
     return text[start + len("<answer>") : end] if start >= 0 else None
+
+
+def formulas(latex: str) -> list[str]:
+    r"""What stands in `$...$`, `\(...\)`, `\[...\]` or `\boxed{...}`; `latex` itself where there is none of these."""
+    found = [next(filter(None, match.groups()), "") for match in _FORMULA.finditer(latex)]
+    return found or [latex]
 
 
 def has_balanced_braces(text: str) -> bool:

@@ -1,11 +1,12 @@
-r"""Reads one LaTeX expression: the text of an answer flows in, a sympy expression as math-verify makes it flows out.
+r"""Read one LaTeX expression as the sympy expression that math-verify makes of it.
 
-The steps are those of `math_verify.parse` for a text that is one `\boxed{}`, with two differences:
+The steps are those of `math_verify.parse` for a text that is one `\boxed{}`, with three differences:
 
 - All of the text is read or none of it. Where the whole does not parse, math-verify looks for a part that does, so that
   `1, \frac{1}{3}, or \frac{1}{2}, ,` would be 1/2.
 - The parser first runs in ANTLR's SLL mode, which gives the same tree as the LL mode or an error, and is up to 20 times
   faster (a pair (1, 2): 1 ms for 20 ms). After an error the LL mode has the last word.
+- Letters at the end are dropped only where they are a unit (`units`).
 """
 
 from dataclasses import replace
@@ -17,11 +18,14 @@ from antlr4.atn.PredictionMode import PredictionMode  # type: ignore[import-unty
 from antlr4.dfa.DFA import DFA  # type: ignore[import-untyped]
 from antlr4.PredictionContext import PredictionContextCache  # type: ignore[import-untyped]
 from latex2sympy2_extended.latex2sympy2 import PSParser, _Latex2Sympy
-from latex2sympy2_extended.math_normalization import normalize_latex
+from latex2sympy2_extended.math_normalization import NormalizationConfig, normalize_latex
 from math_verify.grader import should_treat_as_complex
 from math_verify.parser import LatexExtractionConfig, get_last_eq
 
-_NORMALIZATION = replace(LatexExtractionConfig().normalization_config, boxed="last")
+from rewards.math.units import ends_in_variables
+
+_WITH_UNITS = replace(LatexExtractionConfig().normalization_config, boxed="last")
+_WITHOUT_UNITS = replace(_WITH_UNITS, units=False)
 
 
 def read_latex(latex: str) -> Any | None:
@@ -30,11 +34,16 @@ def read_latex(latex: str) -> Any | None:
     Returns: None when it does not parse.
     Raises: RecursionError, MemoryError when it is too deep or too large to be parsed.
     """
-    text = normalize_latex(latex, config=_NORMALIZATION)
+    text = normalize_latex(latex, config=_normalization(latex))
     expression = _parse(text)
     if expression is None and (last_side := get_last_eq(text)) != text:
         expression = _parse(last_side)  # of a chain a = b = c
     return expression
+
+
+def _normalization(latex: str) -> NormalizationConfig:
+    r"""How math-verify is to normalise `latex`, which may be in a `\boxed{}`: with the removal of units or without."""
+    return _WITHOUT_UNITS if ends_in_variables(latex) else _WITH_UNITS
 
 
 def _parse(text: str) -> Any | None:

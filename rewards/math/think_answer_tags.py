@@ -1,4 +1,4 @@
-"""The `think_answer_tags` reward: a response in <think> and <answer> tags flows in, a score of 1 or 0 flows out."""
+"""Score a response in <think> and <answer> tags: the `think_answer_tags` reward."""
 
 from coati_rl.types import Score
 from rewards.math.answer_format import THINK_ANSWER_TAGS
@@ -6,13 +6,13 @@ from rewards.math.extraction import last_answer_tag
 from rewards.math.math_answer import check_answer
 
 
-def think_answer_tags_reward(response: str, ground_truth: str) -> Score:
+def think_answer_tags_reward(response: str, ground_truth: str, *, must_be_number: bool = True) -> Score:
     """1.0 when the answer is right and the format valid, else 0.0 (the reference pays nothing for either alone).
 
     `answer_correct` is about the last closed <answer> alone, so that a right answer in a broken format shows in the
-    metrics; its verdict is "wrong", because it earns nothing.
+    metrics; its verdict is "wrong", because it earns nothing. `must_be_number` as of `check_answer`.
     """
-    decision = check_answer(last_answer_tag(response), ground_truth)
+    decision = check_answer(last_answer_tag(response), ground_truth, must_be_number=must_be_number)
     is_correct = decision.verdict == "ok"
     is_valid = THINK_ANSWER_TAGS.is_valid(response)
     if is_correct and not is_valid:

@@ -20,6 +20,7 @@ import tenacity
 from tenacity import wait
 
 from coati_rl.errors import ConfigError
+from coati_rl.reward_url import redacted
 from rewards.text import shorten
 
 RETRY_STATUSES = frozenset({429, 502, 503})  # no 504: what took too long is not asked for again
@@ -133,10 +134,10 @@ def check_url(url: str, *, flag: str, allows_query: bool = False) -> str:
     except ValueError:  # of a port that is no number, or of half an IPv6 address
         is_valid = False
     if not is_valid or any(character <= " " for character in url):
-        raise ConfigError(f"{flag} {url!r} is no address; write http://HOST:PORT")
+        raise ConfigError(f"{flag} {redacted(url)!r} is no address; write http://HOST:PORT")
     if parts.fragment or (parts.query and not allows_query):
         raise ConfigError(
-            f"{flag} {url!r}: write the address without what follows the {'#' if parts.fragment else '?'}"
+            f"{flag} {redacted(url)!r}: write the address without what follows the {'#' if parts.fragment else '?'}"
         )
     return url
 

@@ -7,11 +7,12 @@ URL: {"query": [prompt + response], "prompts": [prompt], "labels": [ground truth
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
+from coati_rl.reward_url import filled_in, without_secrets
 from coati_rl.types import Problem, Score
 from rewards.remote.http_call import CallError, call, check_url, new_client, run
 from rewards.reward import invalid_score
@@ -24,7 +25,8 @@ class HttpReward:
     """Asks a reward model; all responses in one request.
 
     Args:
-        url: the address that takes the POST, path included.
+        url: the address that takes the POST, path included; it may name environment variables, as ${NAME}.
+        secrets: the values of those variables.
         timeout_s: for one `score`, retries included; keep it below the time limit of the process that scores, which
             would be killed without a reason.
     Raises: ConfigError for a URL that is none.
@@ -32,8 +34,9 @@ class HttpReward:
 
     is_batch = True
 
-    def __init__(self, url: str, *, timeout_s: float = 50.0) -> None:
-        self._url = check_url(url, flag="--reward-type", allows_query=True)
+    def __init__(self, url: str, *, secrets: Mapping[str, str] | None = None, timeout_s: float = 50.0) -> None:
+        self._secrets = secrets or {}
+        self._url = check_url(filled_in(url, self._secrets), flag="--reward-type", allows_query=True)
         self._name = urlsplit(url).netloc.rpartition("@")[2]  # without a password, for messages
         self._timeout_s = timeout_s
 
@@ -51,7 +54,8 @@ class HttpReward:
             reply = run(self._post(json.dumps(body).encode()))
             return iter(_scores(reply, len(queries)))
         except (CallError, ValueError, OverflowError) as error:
-            return iter([invalid_score(f"the reward model {self._name}: {error}")] * len(queries))
+            reason = without_secrets(str(error), self._url, self._secrets)
+            return iter([invalid_score(f"the reward model {self._name}: {reason}")] * len(queries))
 
     async def _post(self, body: bytes) -> bytes:
         deadline = monotonic() + self._timeout_s

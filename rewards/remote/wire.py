@@ -16,6 +16,7 @@ from rewards.reward import invalid_score
 from rewards.text import shorten
 
 TOKEN_VARIABLE = "COATI_REWARD_TOKEN"  # the environment variable with the secret that client and service share
+MIN_TOKEN_LENGTH = 12  # characters; a shorter one can be tried out
 
 
 class ProblemRecord(BaseModel):

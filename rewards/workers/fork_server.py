@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +30,8 @@ _CONTROL_BUFFER = 4 << 20  # bytes of requests that wait while the reward is mad
 # A worker is starved if it has run for less than this share of a time limit because others had the cores. Its limit is
 # then stretched, at most so many times.
 _LEAST_SHARE, _MAX_STRETCH = 0.2, 5
+_MAX_CPU_STRETCH = 20  # limits on the clock after which a limit of CPU time ends what does not run
+_CPU_CLOCK = 2  # CPUCLOCK_SCHED of the kernel, for the clock of another process: see clock_getcpuclockid(3)
 
 
 class StartError(Exception):
@@ -96,22 +99,48 @@ class Worker(asyncio.Protocol):
         scores: list[Score] = []
         while len(scores) < num_scores:
             try:
-                scores.append(Score(**json.loads(await self._line(started + limit_s))))
+                scores.append(await self._score(started + limit_s))
             except TimeoutError:
-                if self._transport.get_write_buffer_size():  # stopped from outside, say: it has not seen the responses
-                    raise WorkerLostError("it does not read") from None
                 ran_s, waited_s = (now - then for now, then in zip(self._core_times_s(), before, strict=True))
                 is_starved = ran_s < _LEAST_SHARE * timeout_s and waited_s > limit_s / 2
                 if not is_starved or limit_s >= _MAX_STRETCH * timeout_s:
                     raise
                 limit_s += timeout_s / 10
-            except (TypeError, ValueError) as error:
-                raise WorkerLostError(f"what it says is no score: {error}") from error
         return scores
+
+    async def score_in_cpu_time(self, cpu_limit_s: float) -> Score:
+        """The next score of a worker that computes and never waits; its limit is CPU time, however busy the machine is.
+
+        A worker that does not get so much in twenty times as long on the clock (it is stopped, say) is lost, not late:
+        its response may be scored by another.
+
+        Raises: TimeoutError; WorkerLostError.
+        """
+        started, before_s, ran_s = monotonic(), self._cpu_time_s(), 0.0
+        while True:
+            try:
+                return await self._score(monotonic() + max(cpu_limit_s - ran_s, cpu_limit_s / 50))
+            except TimeoutError:
+                ran_s = self._cpu_time_s() - before_s
+                if ran_s >= cpu_limit_s:
+                    raise
+                if monotonic() - started >= _MAX_CPU_STRETCH * cpu_limit_s:
+                    raise WorkerLostError("it does not run") from None
 
     def close(self) -> None:
         """Close the connection."""
         self._transport.abort()
+
+    async def _score(self, until: float) -> Score:
+        """The next score. Raises: TimeoutError; WorkerLostError."""
+        try:
+            return Score(**json.loads(await self._line(until)))
+        except TimeoutError:
+            if self._transport.get_write_buffer_size():  # stopped from outside, say: it has not seen the responses
+                raise WorkerLostError("it does not read") from None
+            raise
+        except (TypeError, ValueError) as error:
+            raise WorkerLostError(f"what it says is no score: {error}") from error
 
     async def _line(self, until: float) -> bytes:
         """The next line. What has arrived in time counts, however late this thread comes to it."""
@@ -132,6 +161,13 @@ class Worker(asyncio.Protocol):
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
+
+    def _cpu_time_s(self) -> float:
+        """CPU time of the process so far; 0 when it has ended."""
+        try:
+            return time.clock_gettime(~self.pid << 3 | _CPU_CLOCK)
+        except OSError:
+            return 0.0
 
     def _core_times_s(self) -> tuple[float, float]:
         """How long its first thread has run so far, and waited for a core; 0 where the kernel does not tell."""

@@ -1,8 +1,10 @@
 """Score groups of responses in worker processes; `submit` returns at once.
 
 One thread runs an event loop, with a coroutine for each worker that gives it responses, reads their scores and replaces
-it. A response that passes its time limit costs its process and itself: it is invalid. One whose process died is scored
-once more, then it is invalid. What the process had before it besides is scored by another, before all that came later.
+it. The limit of rewards that only compute is CPU time, so that a verdict does not depend on the machine's load; that of
+the others, which may wait for something, is time on the clock. A response that passes its time limit costs its process
+and itself: it is invalid. One whose process died is scored once more, then it is invalid. What else the process had is
+scored by another, before all that came later.
 
 Not concurrent.futures or pebble, because the limit is per response (not per task), a hung process is killed without a
 grace period, and a process killed from outside while idle must not break the pool (it breaks pebble's).
@@ -22,7 +24,7 @@ from coati_rl.errors import ConfigError, RunError
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem, Score
 from rewards.registry import make_reward
-from rewards.reward import invalid_score
+from rewards.reward import invalid_score, only_computes
 from rewards.workers.fork_server import ForkServer, StartError, Worker, WorkerLostError
 from rewards.workers.task import Group, Task
 
@@ -38,8 +40,9 @@ class RewardPool:
         spec: what is scored with.
         num_workers: responses that are scored at once; each uses one core. They share the 80 MiB of the process that
             they are forked from, and each adds about 12 MiB.
-        timeout_s: time on the clock that one response may take before its verdict is "invalid"; longer, up to five
-            times, where its process has had less than a fifth of that because others had the cores.
+        timeout_s: CPU time that one response may take before its verdict is "invalid", where the reward only computes
+            (math). Else time on the clock; longer, up to five times, where its process has had less than a fifth of
+            that because others had the cores.
     Raises: ConfigError for an unknown reward type or a size that is not positive.
 
     The processes start at once and end with `close`, with the end of this process (also by SIGKILL), at the latest.
@@ -51,6 +54,7 @@ class RewardPool:
             raise ConfigError(f"num_workers is {num_workers}, timeout_s is {timeout_s:g}: both must be positive")
         self._spec = spec
         self._is_batch = reward.is_batch
+        self._only_computes = only_computes(reward)
         # Else a response would wait behind those before it while another worker is idle.
         self._is_chunked = getattr(reward, "is_fast", False) or getattr(reward, "is_concurrent", False)
         self._num_workers = num_workers
@@ -190,10 +194,11 @@ class RewardPool:
                 await self._score(worker, chunk)
             except TimeoutError:
                 task = chunk.popleft()
-                self._settle(task, [invalid_score(f"timed out after {self._timeout_s:g} s")] * task.size)
+                limit = f"{self._timeout_s:g} s" + (" of CPU time" if self._only_computes else "")
+                self._settle(task, [invalid_score(f"timed out after {limit}")] * task.size)
                 return []
-            except WorkerLostError:
-                return self._after_death(chunk.popleft())
+            except WorkerLostError as error:
+                return self._after_death(chunk.popleft(), "" if worker.has_ended else f" ({error})")
             except asyncio.CancelledError:
                 chunk.extendleft(self._after_death(chunk.popleft()))
                 raise
@@ -214,7 +219,10 @@ class RewardPool:
         """Have a chunk scored; what is settled leaves it. Raises: TimeoutError over its first; WorkerLostError."""
         worker.send(chunk[0].group.request(chunk[0].start, chunk[-1].stop))
         while chunk:
-            scores = await worker.scores(chunk[0].size, self._timeout_s)
+            if self._only_computes:
+                scores = [await worker.score_in_cpu_time(self._timeout_s)]
+            else:
+                scores = await worker.scores(chunk[0].size, self._timeout_s)
             self._settle(chunk.popleft(), scores)
 
     def _next_chunk(self) -> deque[Task]:
@@ -229,12 +237,12 @@ class RewardPool:
         if tasks:
             self._has_work.set()
 
-    def _after_death(self, task: Task) -> list[Task]:
-        """What is left to do of a task whose process died."""
+    def _after_death(self, task: Task, reason: str = "") -> list[Task]:
+        """What is left to do of a task whose process died, or was ended for a reason."""
         num_deaths = task.num_deaths + 1
         if num_deaths < _MAX_ATTEMPTS:
             return [replace(task, num_deaths=num_deaths)]
-        self._settle(task, [invalid_score(f"its scoring process died {num_deaths} times")] * task.size)
+        self._settle(task, [invalid_score(f"its scoring process died {num_deaths} times{reason}")] * task.size)
         return []
 
     def _add(self, group: Group) -> None:

@@ -11,12 +11,17 @@ The pool sends it {"start" | "kill": number of the worker}, "start" with the wor
 A worker sends {"ready": its process id}, or {"error": why there is no reward} and ends. Then each line that it gets is
 [problem, responses], answered with a line per response, in order, each as soon as it is known. So the pool knows which
 response is being scored at any time, and one that hangs costs itself only.
+
+A worker whose reward only computes has little memory. What needs more is invalid: an allocation fails, or the peak
+shows it afterwards (sympy goes on after a failed allocation, and might call the response wrong). Then the worker ends,
+because its memory may not come back.
 """
 
 import ctypes
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -32,13 +37,16 @@ from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem, Score
 from rewards.registry import make_reward
-from rewards.reward import Reward, invalid_score, warm_up
+from rewards.reward import Reward, invalid_score, only_computes, warm_up
 from rewards.text import shorten
 
 BODY = "from rewards.workers.worker_process import main; main()"
 SPEC_VARIABLE = "COATI_REWARD_SPEC"
 _COLLECT_INTERVAL_S = 0.01  # while killed workers have not ended: large ones need a moment
 _PR_SET_PDEATHSIG = 1
+MIB = 1 << 20
+MAX_PEAK_BYTES = 128 * MIB  # that a response may add to the memory in use; ordinary answers add 12 MiB in all
+_MAX_ADDRESS_SPACE_BYTES = 512 * MIB  # that a worker may add to its address space
 
 
 def main() -> None:
@@ -150,15 +158,39 @@ def _serve(make: Callable[[], Reward], sock: socket.socket) -> None:
     except Exception as error:
         sock.sendall(as_line({"error": _describe(error)}))
         raise
+    max_peak_bytes = _limit_memory() if only_computes(reward) else None
     try:
         sock.sendall(as_line({"ready": os.getpid()}))
         with sock.makefile("rb") as lines:
             for line in lines:
                 problem, responses = json.loads(line)
                 for score in _scores(reward, responses, Problem(**problem)):
-                    sock.sendall(as_line(asdict(score)))
+                    is_too_large = max_peak_bytes is not None and _peak_bytes() > max_peak_bytes
+                    sock.sendall(as_line(asdict(_too_large() if is_too_large else score)))
+                    if is_too_large:
+                        return
     except OSError:
         return  # the pool closed its end
+
+
+def _limit_memory() -> int:
+    """Limit what this process may take in addition. Returns: the peak of resident memory that is too much."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm", encoding="ascii") as file:
+        size, resident = (int(pages) * resource.getpagesize() for pages in file.read().split()[:2])
+    limit = size + _MAX_ADDRESS_SPACE_BYTES
+    resource.setrlimit(
+        resource.RLIMIT_AS, (limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit), hard_limit)
+    )
+    return resident + MAX_PEAK_BYTES
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _too_large() -> Score:
+    return invalid_score(f"took more than {MAX_PEAK_BYTES // MIB} MiB of memory")
 
 
 def _scores(reward: Reward, responses: Sequence[str], problem: Problem) -> Iterator[Score]:

@@ -133,7 +133,8 @@ def _stream(pairs: Sequence[Pair], num_workers: int, limit_s: float) -> tuple[fl
             latencies.append(time.perf_counter() - submitted)
         window.release()
 
-    with RewardPool(RewardSpec(reward_type="boxed"), num_workers=num_workers, timeout_s=limit_s) as pool:
+    spec = RewardSpec(reward_type="boxed", math_answer="any")  # else an integral in the place of a number costs nothing
+    with RewardPool(spec, num_workers=num_workers, timeout_s=limit_s) as pool:
         pool.submit([r"\boxed{\sin x}"], Problem(ground_truth="1")).result()
         started = time.perf_counter()
         for pair in pairs:

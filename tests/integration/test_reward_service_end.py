@@ -51,7 +51,7 @@ def refused(
     return code, output.err
 
 
-@pytest.mark.parametrize("token", [None, "", "  ", "two words"])
+@pytest.mark.parametrize("token", [None, "", "  ", "two words", "x", "eleven-long"])
 def test_a_service_without_a_token_does_not_start_and_says_how_to_make_one(
     token: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

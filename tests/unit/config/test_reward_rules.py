@@ -91,6 +91,10 @@ def test_a_program_needs_memory_for_its_interpreter():
             "--test-memory-mb 64 --run-model-code-without-sandbox",
             "--test-memory-mb, --run-model-code-without-sandbox: only --reward-type code runs programs",
         ),
+        (
+            "-rt code --math-answer any",
+            "--math-answer any: only think_answer_tags and boxed compare answers; no effect",
+        ),
         (f"{SERVICE} --test-timeout-s 3", "--test-timeout-s: with --code-verifier-api-url the service's own settings"),
         (f"{SERVICE} --reward-workers 4", "--reward-workers 4: with --code-verifier-api-url nothing is scored here"),
         (
@@ -105,7 +109,9 @@ def test_settings_without_effect_and_risks_are_warned_about(text, warning):
     assert found.startswith(warning)
 
 
-@pytest.mark.parametrize("text", ["", "-rt code", "-rt code --test-timeout-s 3 --reward-workers 4", SERVICE])
+@pytest.mark.parametrize(
+    "text", ["", "-rt boxed --math-answer any", "-rt code", "-rt code --test-timeout-s 3 --reward-workers 4", SERVICE]
+)
 def test_usual_settings_are_not_warned_about(text):
     assert list(reward_warnings(config_of(text))) == []
 

@@ -10,6 +10,8 @@ import rewards.code.sandbox
 import rewards.remote.client
 from coati_rl.config.cli import build_config
 from coati_rl.config.rules import check
+from coati_rl.types import Problem
+from rewards.registry import make_reward
 from rewards.remote.client import RemoteScorer
 from rewards.scorer import scorer_factory
 from rewards.workers.pool import RewardPool
@@ -66,6 +68,13 @@ def test_reward_timeout_s__is_the_time_for_a_response(factory_of, given, seconds
         reward_timeout_s=given, reward_type="code,http://rm:8000/score", num_generations=4, test_timeout_s=5.0
     )
     assert several.keywords["timeout_s"] == 2 * 4 * several.args[0].timeout_s, "one part after the other"
+
+
+@pytest.mark.parametrize(("given", "verdict"), [("number", "wrong"), ("any", "ok")])
+def test_math_answer__says_what_may_answer_a_number(factory_of, given, verdict):
+    spec = factory_of(reward_type="boxed", math_answer=given).args[0]
+    (score,) = make_reward(spec).score([r"\boxed{27 + 45}"], Problem(ground_truth="72"))
+    assert score.verdict == verdict
 
 
 @pytest.mark.parametrize("seconds", [10.0, 3.0])

@@ -13,7 +13,7 @@ TEXTS = [
     r"\sin(x)", r"\sin^{2}x", r"\log_{2}8", r"\ln(2)", "e^{2x}", "|x-1|", r"\lfloor2.5\rfloor", r"\binom{5}{2}", "5!",
     r"90^\circ", "3+4i", "f(x)=x^2", r"\pm2", r"x\in\{1,2\}", r"\mathbb{R}", r"\emptyset", "a=b=c",
     r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", r"2\frac{1}{2}",
-    r"\sum_{k=1}^{n}k", r"\int_0^1x\,dx", "2(3)", "5t",
+    r"\sum_{k=1}^{n}k", r"\int_0^1x\,dx", "2(3)", "5 cm", "5t^2",
 ]  # fmt: skip
 
 
@@ -22,6 +22,24 @@ def test_the_expression_is_the_one_that_math_verify_makes(text: str) -> None:
     config = (LatexExtractionConfig(boxed_match_priority=0),)
     (expected,) = parse(rf"\boxed{{{text}}}", config, fallback_mode="no_fallback", parsing_timeout=None)
     assert srepr(read_latex(rf"\boxed{{{text}}}")) == srepr(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("5t", "5*t"),
+        ("5 h", "5*h"),
+        (r"\pi r^2 h", "pi*h*r**2"),
+        (r"\cos t", "cos(t)"),
+        ("3ab", "3*a*b"),
+        (r"\frac{1}{2} gs", "g*s/2"),
+        ("5cm", "5"),
+        ("4 sq m", "4"),
+        (r"5\text{ h}", "5"),
+    ],
+)
+def test_letters_at_the_end_are_factors_unless_they_can_only_be_a_unit(text: str, expected: str) -> None:
+    assert str(read_latex(rf"\boxed{{{text}}}")) == expected
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from rewards.math.plain_numbers import read_plain_number
 
 TABLE: dict[str, list[tuple[str, list[str], list[str]]]] = {
     "integers": [
+        ("72", ["\uff17\uff12", "\uff17\uff12\uff0e\uff10"], ["\uff17"]),
         ("72", [" 72 ", "72.", "072", "72.0", "+72", "**72**", "$72$", r"\(72\)", r"\boxed{72}"], ["7", "172", "72.5"]),
         ("5", ["The answer is $5$", "2+3", r"\text{5}", r"\mathbf{5}"], ["12 and 5", "5 or 6", "5\n\n6", "1/0"]),
         ("10^6", ["1000000", "1,000,000", r"10^{6}"], ["10^7", "60"]),
@@ -62,6 +63,8 @@ TABLE: dict[str, list[tuple[str, list[str], list[str]]]] = {
     "percentages": [
         ("50%", ["0.5", r"50\%", "50 percent", r"\frac{1}{2}"], ["5%", "0.05", "500"]),
         (r"12\%", ["0.12", r"12 \%"], ["1.2", r"-12\%", "12.5%"]),
+        ("12.5", [r"12.5\%", "12.5%"], ["1.25%", "0.125", r"125\%"]),
+        (r"12.5\%", ["12.5", "0.125", r"\frac{1}{8}"], ["1.25", "125"]),
         ("0.1", [r"10\%"], ["10", "100%"]),
         (r"33.3\%", ["0.333"], [r"33\%", "1/3"]),
     ],
@@ -71,7 +74,7 @@ TABLE: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ("100 square meters", ["100"], ["10", "100 hundred"]),
         ("5.5", ["5.5 hours", "5.5 kg"], ["5 hours", "55"]),
         ("5", ["5 children"], ["5 million", "5 thousand", "5 January", "5 halves"]),
-        ("4", ["4th"], ["5th", "14th"]),
+        ("4", ["4th", "4 sq m", "4 cm", r"4\text{ m}", r"4\,\mathrm{h}"], ["5th", "14th"]),
         ("2", ["2nd"], ["3rd"]),
     ],
     "currency": [
@@ -101,6 +104,9 @@ TABLE: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ("3!", ["6"], ["3", "4!"]),
         ("3+4i", ["4i+3"], ["3-4i", "7i", "5"]),
         ("i", [], ["-i", "1"]),
+        ("2+3i", [r"2+3\mathrm{i}", r"2 + 3 \text{i}", r"3\mathrm{i}+2"], [r"2-3\mathrm{i}", "5", "2+3"]),
+        (r"\pi\mathrm{i}", [r"\pi i"], [r"\pi"]),
+        (r"\cos t", [r"\cos(t)"], [r"\sin t", r"\cos"]),
     ],
     "polynomials and formulas": [
         ("x^2+1", ["1+x^2", "x^{2}+1"], ["x^2+2", "x^2-1", "2x+1", "x^3+1"]),
@@ -110,6 +116,12 @@ TABLE: dict[str, list[tuple[str, list[str], list[str]]]] = {
         (r"\frac{1}{x+1}", [r"\frac{1}{1+x}"], ["1/x+1", r"\frac{1}{x-1}"]),
         ("2^{n+1}", [r"2 \cdot 2^n"], ["2^n+1", "n^2", "2^{n-1}"]),
         ("3x^2y", ["3yx^2"], ["3xy^2", "3x^2"]),
+        ("3t", [r"3 \cdot t", "t*3"], ["3", "t"]),
+        ("3", [], ["3t", "3s", "3 h"]),
+        (r"\pi r^2 h", [r"\pi h r^2", r"The volume is $\pi r^2 h$"], [r"\pi r^2", r"\pi r^2 s"]),
+        (r"\pi r^2", [], [r"\pi r^2 h", r"The volume is $\pi r^2 h$"]),
+        ("a+b+c", ["c+b+a", "a + b + c"], ["a+b", "abc"]),
+        ("2ab", ["2ba"], ["2", "2bc"]),
     ],
     "equations": [
         ("x=2", ["2", "x = 2", "x=2.0"], ["x=3", "y=2", "x=-2", "3"]),
@@ -155,7 +167,9 @@ TABLE: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ("Monday", ["monday", r"\text{Monday}", "**Monday**", "Monday."], ["Tuesday", "Mon", "Sunday"]),
         (r"\text{no solution}", ["no solution", "No solution"], ["no", "infinitely many solutions"]),
         ("A", ["(A)", r"\text{A}", r"\textbf{(A)}"], ["B", "(B)", "AB"]),
-        ("yes", ["Yes", r"\text{yes}"], ["no"]),
+        ("yes", ["Yes", r"\text{yes}"], ["no", "sey"]),
+        ("no", ["No"], ["on"]),
+        ("AB", ["AB"], ["BA"]),
         ("listen", [], ["silent"]),
         ("even", [], ["odd", "2"]),
     ],
@@ -179,10 +193,10 @@ KNOWN = [
     ("50 cents", "50", "ok"),
     ("1 \\text{ hour } 30 \\text{ minutes}", "90", "wrong"),
     ("45 m/s", "45", "wrong"),
-    ("5t", "5", "ok"),  # a letter at the end may be a unit
+    ("2km", "2", "ok"),  # two letters at the end may be a unit
+    ("5 m", "5", "wrong"),  # one letter is a variable; \text{ m} is a unit
     ("2(3)", "6", "wrong"),  # a mixed number, 5
     ("101_2", "101_3", "ok"),  # the base is passed over
-    ("AB", "BA", "ok"),  # letters are a product
     ("6:30", "2:10", "ok"),  # a time with minutes is a ratio
     ("3:00 pm", "3:00 am", "ok"),
     ("0.0000001", "0.0000002", "ok"),  # both are 0 to six places

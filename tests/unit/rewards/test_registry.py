@@ -12,7 +12,7 @@ from coati_rl.types import Problem
 from rewards import SYSTEM_PROMPTS, default_system_prompt, get_reward, make_reward
 from rewards.own_function import OwnFunctionReward
 from rewards.remote.http_reward import HttpReward
-from rewards.reward import ResponseReward
+from rewards.reward import ResponseReward, only_computes
 from rewards.weighted import WeightedReward
 
 REPOSITORY = Path(__file__).parents[3]
@@ -77,6 +77,12 @@ def test_one_reward_of_weight_1_is_itself_and_another_weight_or_several_make_a_s
     (score,) = both.score([r"\boxed{5}"], Problem(ground_truth="5"))
     assert (score.reward, score.answer_correct) == (1 - 9 * 0.125, True)
     assert score.breakdown == {"boxed": 1.0, "brevity.score": -9.0}
+
+
+def test_cpu_time_and_memory_are_limited_where_all_parts_only_compute(brevity: str) -> None:
+    limited = {name: only_computes(make_reward(RewardSpec(reward_type=name))) for name in ("boxed", "boxed=2", brevity)}
+    assert limited == {"boxed": True, "boxed=2": True, brevity: False}
+    assert not only_computes(make_reward(RewardSpec(reward_type=f"boxed=1,{brevity}=1")))
 
 
 def test_every_reward_type_is_a_function_too(brevity: str) -> None:

@@ -1,0 +1,33 @@
+r"""Compare answers as texts, where math-verify cannot read them or takes words for products.
+
+To math-verify letters are factors in any order: `no` is `on`, `AB` is `BA`. And text that it cannot read is equal to
+nothing, not even to itself.
+"""
+
+import re
+
+from rewards.math.answer_latex import clean
+from rewards.math.extraction import has_balanced_braces
+
+_SPACE = re.compile(r"(?:\\[,;:! ]|~|\s)+")
+_IDLE_SPACE = re.compile(r"(?<!\d) | (?!\d)")  # 3 1/2 is not 31/2
+_LETTERS = re.compile(r"\(?(?:\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit)\{)?\(?([A-Za-z]{2,})\)?\}?\)?")
+_NO_VARIABLE = re.compile("[A-Zeio]")  # points and choices; e and i are constants, o is no name for a number
+_CUT_OFF = re.compile(r"[-=+*/^_,;(\[<>\\]$")
+
+
+def is_same_text(answer: str, ground_truth: str) -> bool:
+    r"""Whether both are the same complete text, but for space and what surrounds an answer (`$...$`, a full stop)."""
+    text, truth = (_IDLE_SPACE.sub("", _SPACE.sub(" ", clean(each))) for each in (answer, ground_truth))
+    return text == truth != "" and has_balanced_braces(truth) and _CUT_OFF.search(truth) is None
+
+
+def is_reordered_word(answer: str, ground_truth: str) -> bool:
+    r"""Whether the answer has the letters of a word, or of the name of a segment, in another order.
+
+    Only letters that usually name variables are a product, in any order: `yx` is `xy`.
+    """
+    matches = [_LETTERS.fullmatch(_SPACE.sub("", clean(each))) for each in (answer, ground_truth)]
+    letters, truth = (match[1] if match else "" for match in matches)
+    is_reordered = sorted(letters.lower()) == sorted(truth.lower()) and letters.lower() != truth.lower()
+    return is_reordered and _NO_VARIABLE.search(letters + truth) is not None

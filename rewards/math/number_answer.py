@@ -1,0 +1,92 @@
+r"""Tell whether an answer states a number, or a computation that math-verify would carry out.
+
+Without this a response is paid for restating its task: `27 + 45` equals 72, and `\sum_{k=1}^{100} k` equals 5050. A
+number is an integer, a decimal, a fraction of such (`144/2` is one), a mixed number, a ratio (`1:2`) or a power of ten
+with a factor; with a sign, a currency, a percent sign, a unit. Names may stand before it (`x = 5`, `AB = CD = 5`,
+`f(2) = 5`). Whether the number is the right one is not decided here.
+"""
+
+import re
+
+from rewards.math.extraction import formulas
+from rewards.math.units import without_unit
+
+_EQUALS = re.compile(r"=|\\approx(?![A-Za-z])")
+_SPACE = re.compile(r"(?:\\[,;:! ]|\\(?:left|right|displaystyle|quad)(?![A-Za-z])|~|\s)+")
+_TWO_NUMBERS = re.compile(r"(?<!frac )(?<!frac)[\d.}] [\d.]")  # math-verify multiplies them
+_FONT = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|operatorname)"
+_WRAPPED = re.compile(rf"(?:{_FONT})?\{{([^{{}}]*)\}}|\(([^()]*)\)|\\\{{([^{{}}]*)\\\}}")
+_OPERATION = re.compile(r"\\(?:[dtc]?frac|sqrt|cdot|times|div|max|min|gcd|lcm)(?![A-Za-z])")
+
+_DECIMAL = r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)"
+_SIGN = r"(?:[+-]?(?:\\?\$|[€£¥₹])?|(?:\\?\$|[€£¥₹])[+-])"
+_PART = rf"(?:\{{[+-]?{_DECIMAL}\}}|\d)"
+_POWER_OF_TEN = r"10\^(?:\{[+-]?\d+\}|\d)"
+_NUMBER = re.compile(
+    rf"""
+    {_SIGN}
+    (?: {_DECIMAL}[/:]-?{_DECIMAL}
+      | {_DECIMAL}(?:\\times|\\cdot|\*){_POWER_OF_TEN}
+      | {_POWER_OF_TEN}
+      | {_DECIMAL}?\\[dtc]?frac{_PART}{_PART}
+      | {_DECIMAL}
+    )
+    (?: (?P<letter>[A-Za-z])(?:\^(?:-?\d|\{{-?\d\}}))?
+      | {_FONT}\{{[^{{}}0-9=+*!]*\}}(?:\^(?:-?\d|\{{-?\d\}}))?
+      | (?:\\circ|\^\{{?\\circ\}}?|\\degree|\\?%|[./°])
+    )*
+    """,
+    re.VERBOSE,
+)
+_POWER = re.compile(rf"{_SIGN}\d+\^(?:\{{\d+\}}|\d)")
+_LONG_NUMBER = 20  # characters
+_NAME = re.compile(r"\s*\\?[A-Za-z]+\s*")
+
+
+def states_number(latex: str) -> bool:
+    r"""Whether `latex` is a number; not a sum, a root, a function or a list of numbers.
+
+    Args:
+        latex: what `answer_latex.to_latex` has written, so that `1e5`, `3 1/2` and `1\,000` are numbers here.
+    """
+    value = _value(latex)
+    return value is not None and _NUMBER.fullmatch(value) is not None
+
+
+def is_number(latex: str) -> bool:
+    """Whether a ground truth is a number, without variables; one name may stand before it, as in `x = 5`."""
+    sides = _sides(latex)
+    if sides is None or not all(_NAME.fullmatch(name) for name in sides[:-1]):
+        return False
+    value = _value(without_unit(latex))
+    match = None if value is None else _NUMBER.fullmatch(value)
+    return match is not None and match["letter"] is None
+
+
+def states_power(latex: str, number: str) -> bool:
+    r"""Whether `latex` is a power of integers in the place of a number that is too long to be written, as `7^{99}`."""
+    value = _value(latex) if len(number) > _LONG_NUMBER else None
+    return value is not None and _POWER.fullmatch(value) is not None
+
+
+def _value(latex: str) -> str | None:
+    """The text of the value, without spaces; None when there are several, or one that follows from a computation."""
+    sides = _sides(latex)
+    if sides is None:
+        return None
+    *names, value = sides
+    if not all(re.search("[A-Za-z]", _OPERATION.sub("", name)) for name in names):
+        return None  # 27 + 45 = 72 restates the task, and 1 = 2 = 72 would be 72
+    value = _SPACE.sub(" ", value).strip()
+    if _TWO_NUMBERS.search(value):
+        return None
+    value = value.replace(" ", "")
+    while wrapped := _WRAPPED.fullmatch(value):
+        value = next(filter(None, wrapped.groups()), "")
+    return value
+
+
+def _sides(latex: str) -> list[str] | None:
+    """What stands between the equals signs of the one formula in `latex`; None when there are several formulas."""
+    found = formulas(latex)
+    return _EQUALS.split(found[0]) if len(found) == 1 else None

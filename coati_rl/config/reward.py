@@ -5,6 +5,7 @@ from pydantic import BaseModel, field_validator
 from coati_rl.config.fields import flag
 from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import (
+    BUILT_IN_REWARDS,
     LONG_TIMEOUT_S,
     TIMEOUT_S,
     RewardPart,
@@ -51,6 +52,11 @@ class RewardConfig(BaseModel):
     def scores_code(self) -> bool:
         """True if programs of the model are run."""
         return any(part.name == "code" for part in self._parts())
+
+    @property
+    def has_binary_score(self) -> bool:
+        """True if the first reward, which says what is right, is 1 or 0 for every response."""
+        return any(part.name in BUILT_IN_REWARDS for part in self._parts()[:1])
 
     @property
     def response_timeout_s(self) -> float:

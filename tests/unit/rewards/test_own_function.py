@@ -65,6 +65,7 @@ def test_openrlhfs_own_example_with_tensors_scores_and_logs(own) -> None:
     first, second = reward.score(["4", "5"], PROBLEM)
     assert (first.reward, first.answer_correct, first.breakdown) == (0.5, True, {"dummy_scores": 1.0})
     assert (second.reward, second.answer_correct, second.breakdown) == (-0.5, False, {"dummy_scores": 0.0})
+    assert (first.filter_score, second.filter_score) == (1.0, 0.0), "OpenRLHF filters groups on scores"
 
 
 def test_our_form_gets_two_texts_and_may_have_more_with_defaults(own) -> None:

@@ -40,11 +40,16 @@ def main(argv: Sequence[str], scratch: Path) -> int:
 
 def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     from coati_rl.data.prepare import prepare
-    from rewards.registry import default_system_prompt
+    from rewards.registry import default_system_prompt, needs_ground_truth
     from rewards.scorer import scorer_factory
 
     make_scorer = scorer_factory(config)
-    prepared = prepare(config, system_prompt=default_system_prompt(config.reward_type), is_dry_run=is_dry_run)
+    prepared = prepare(
+        config,
+        system_prompt=default_system_prompt(config.reward_type),
+        needs_truth=needs_ground_truth(config.reward_type),
+        is_dry_run=is_dry_run,
+    )
     for warning in prepared.warnings:
         sys.stderr.write(f"rl_example.py: warning: {warning}\n")
     if is_dry_run:

@@ -77,7 +77,7 @@ def score_safely(reward_fn: RewardFn, response: str, ground_truth: str) -> Score
 
 
 def bounded(score: Score) -> Score:
-    """Return the score, or an invalid one if its reward is NaN, or so large that a group's statistics would overflow."""
+    """Return the score, or an invalid one if its reward is NaN or so large that group statistics would overflow."""
     if score.verdict == "invalid" or abs(score.reward) <= MAX_REWARD:
         return score
     return invalid_score(f"a reward of {score.reward:g} cannot be trained on; return at most {MAX_REWARD:g} in size")

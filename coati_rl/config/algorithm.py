@@ -64,7 +64,9 @@ class AlgorithmConfig(BaseModel):
     cache_length: int | None = flag(
         None, "Tokens before the limit where that begins; default: min(1024, mnt / 4).", ge=1
     )
-    reward_scale: float = flag(1.0, "Largest reward of a right answer: what the full punishment takes off.", gt=0, le=1e9)
+    reward_scale: float = flag(
+        1.0, "Largest reward of a right answer: what the full punishment takes off.", gt=0, le=1e9
+    )
     filter_truncated_response: bool = flag(False, "Leave responses that hit the limit out of the loss.")
 
     weight_decay: float = flag(0.01, "AdamW's weight decay.", ge=0)

@@ -108,7 +108,9 @@ def _filters(config: Config) -> Iterator[str]:
         low, high = config.filter_range
         if not 0 <= low < high <= 1:
             yield f"--filter-range {low},{high}: mean scores lie in [0, 1]; give two of them in order, like 0,1"
-        elif config.has_binary_score and not any(low < right / config.num_generations < high for right in range(config.num_generations + 1)):
+        elif config.has_binary_score and not any(
+            low < right / config.num_generations < high for right in range(config.num_generations + 1)
+        ):
             yield (
                 f"--filter-range {low},{high} with -g {config.num_generations}: no group has such a mean score, as "
                 f"they are multiples of 1/{config.num_generations}; use a wider range or a larger -g"

@@ -44,6 +44,8 @@ def reward_warnings(config: Config) -> Iterator[str]:
             "--run-model-code-without-sandbox: programs that the model writes run with your rights: they can read, "
             "change and delete your files, use your keys and your network; leave it out to run them in the sandbox"
         )
+    if config.answer_key is not None and config.scores_code:
+        yield f"--answer-key {config.answer_key}: --reward-type code is scored by test_cases; this has no effect"
     if config.reward_workers > 1 and config.code_verifier_api_url is not None:
         yield (
             f"--reward-workers {config.reward_workers}: with --code-verifier-api-url nothing is scored here; the "

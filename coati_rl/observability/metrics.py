@@ -6,8 +6,8 @@ METRIC_KEYS = (
     "step",
     "policy_version",
     "time_s",  # since the coordinator started
-    "reward_mean",  # as scored, null without a valid sample; this and what follows is over all groups of the step, trained or not
-    "answer_accuracy",
+    "reward_mean",  # as scored; this and what follows is over all groups that came in for the step, trained or not
+    "answer_accuracy",  # as the means before and after it null without a valid sample
     "format_accuracy",
     "response_tokens_mean",
     "truncated_fraction",

@@ -1,6 +1,6 @@
 """`python -m rewards score|serve`: scores JSON lines, or serves scores to runs on other machines, outside of a run.
 
-`score --type TYPE < in.jsonl > out.jsonl`. A line in: {"response": str} with "gt_answer" (text or a number; other names: `coati_rl.data.ground_truth`) or
+`score --type TYPE < in.jsonl > out.jsonl`. A line in: {"response": str} with "gt_answer" (text or a number) or
 "test_cases" ({"inputs": [...], "outputs": [...]}, and "fn_name" for tests that call a function); "messages" and
 "prompt" may stand beside it. A line out: {"reward", "answer_correct", "format_valid", "verdict", "detail"}, and
 "breakdown" with several rewards.

@@ -1,5 +1,7 @@
 """Where a run writes, how often it evaluates and saves, and how long anything may take."""
 
+from typing import Literal
+
 from pydantic import BaseModel
 
 from coati_rl.config.fields import flag
@@ -23,6 +25,9 @@ class RunConfig(BaseModel):
     save_dir: str | None = flag(None, "Checkpoints; default: <run-dir>/checkpoints.", short="-sd")
     eval_save_dir: str | None = flag(None, "Evaluation results; default: <run-dir>/eval.", short="-esd")
     rollout_save_dir: str | None = flag(None, "Rollouts as JSONL; default: <run-dir>/rollouts.", short="-rsd")
+    rollout_detail: Literal["full", "text"] = flag(
+        "full", "Rollouts with token ids, log-probabilities and versions, so that a step can be recomputed, or without."
+    )
     enable_profiling: bool = flag(
         False, "Write a torch profiler trace of one training step per trainer.", spelling="--enable_profiling"
     )

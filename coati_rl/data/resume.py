@@ -32,8 +32,8 @@ _SHAPE = (
 # How a run is carried out, watched and stored. tbs, T and ibs, P count through prompts per step and sync period.
 _EXECUTION = frozenset(
     (
-        *("project", "run_dir", "checkpoint_path", "save_dir", "eval_save_dir", "rollout_save_dir", "keep_checkpoints"),
-        *("save_interval", "eval_interval", "eval_dataset", "enable_profiling", "wandb"),
+        *("project", "run_dir", "checkpoint_path", "save_dir", "eval_save_dir", "rollout_save_dir", "rollout_detail"),
+        *("keep_checkpoints", "save_interval", "eval_interval", "eval_dataset", "enable_profiling", "wandb"),
         *("max_failure_rate", "max_empty_batches"),
         *("inflight_update", "weight_transport", "probe_interval", "max_logprob_gap", "on_logprob_gap"),
         *("sync_timeout_s", "stall_timeout_s", "device", "ray_dir", "master_address", "master_port"),

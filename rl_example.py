@@ -55,7 +55,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     if is_dry_run:
         print("\n".join(prepared.plan.lines()))
         if prepared.resume is not None:
-            print(prepared.resume.line())
+            print("\n".join([prepared.resume.line(), *prepared.resume.changes]))
         return 0
     prepare_ray_environment(prepared.config)
     # Imported only now: a mistake on the command line is answered before Ray, vLLM and ColossalAI are loaded.

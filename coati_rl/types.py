@@ -12,6 +12,7 @@ FinishReason = Literal["stop", "length", "abort"]
 Verdict = Literal["ok", "wrong", "invalid"]
 Purpose = Literal["train", "eval"]
 Device = Literal["cpu", "cuda"]
+RolloutDetail = Literal["full", "text"]
 
 MAX_REWARD = 1e9  # a larger one, of either sign, is a mistake: its square overflows where gradients are float32
 

@@ -1,10 +1,9 @@
 """Where a run writes, how often it evaluates and saves, and how long anything may take."""
 
-from typing import Literal
-
 from pydantic import BaseModel
 
 from coati_rl.config.fields import flag
+from coati_rl.types import RolloutDetail
 
 
 class RunConfig(BaseModel):
@@ -25,7 +24,7 @@ class RunConfig(BaseModel):
     save_dir: str | None = flag(None, "Checkpoints; default: <run-dir>/checkpoints.", short="-sd")
     eval_save_dir: str | None = flag(None, "Evaluation results; default: <run-dir>/eval.", short="-esd")
     rollout_save_dir: str | None = flag(None, "Rollouts as JSONL; default: <run-dir>/rollouts.", short="-rsd")
-    rollout_detail: Literal["full", "text"] = flag(
+    rollout_detail: RolloutDetail = flag(
         "full", "Rollouts with token ids, log-probabilities and versions, so that a step can be recomputed, or without."
     )
     enable_profiling: bool = flag(

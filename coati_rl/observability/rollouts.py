@@ -6,16 +6,13 @@ step began with, the lines of a step hold all that its loss is computed from (do
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from coati_rl.observability.records import score_fields, shown_truth
-from coati_rl.types import Completion, RolloutGroup
-
-RolloutDetail = Literal["full", "text"]
+from coati_rl.types import Completion, RolloutDetail, RolloutGroup
 
 _STEPS_PER_FILE = 100
 
@@ -73,8 +70,15 @@ def _token_fields(group: RolloutGroup, completion: Completion) -> dict[str, Any]
     return {
         "prompt_token_ids": list(group.prompt.token_ids),
         "token_ids": completion.token_ids.tolist(),
-        "token_versions": [[version, len([*run])] for version, run in groupby(completion.policy_versions.tolist())],
+        "token_versions": _runs(completion.policy_versions),
     }
+
+
+def _runs(values: np.ndarray) -> list[list[int]]:
+    """Shorten int[T] to [value, how often in a row] pairs."""
+    starts = np.flatnonzero(np.append(len(values) > 0, values[1:] != values[:-1]))
+    lengths = np.diff(np.append(starts, len(values)))
+    return [[int(value), int(length)] for value, length in zip(values[starts], lengths, strict=True)]
 
 
 def _as_json(values: np.ndarray) -> str:
@@ -82,7 +86,5 @@ def _as_json(values: np.ndarray) -> str:
 
     `json` itself would write the 17 digits of a float64, in three times the time.
     """
-    texts = [f"{value:.9g}" for value in values.tolist()]
-    if not np.isfinite(values).all():  # which JSON cannot say
-        texts = [text if is_finite else "null" for text, is_finite in zip(texts, np.isfinite(values), strict=True)]
-    return f"[{', '.join(texts)}]"
+    forms = ["%.9g" if is_finite else "null%.0s" for is_finite in np.isfinite(values)]  # JSON has no NaN
+    return f"[{', '.join(forms)}]" % tuple(values.tolist())

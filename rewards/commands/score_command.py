@@ -74,7 +74,7 @@ def parse_line(line: bytes, number: int, answer_key: str | None = None) -> tuple
     return row["response"], Problem(ground_truth=truth, uid=where, messages=tuple(messages), prompt=prompt)
 
 
-def _scores(pool: RewardPool, lines: Iterable[bytes], answer_key: str | None) -> Iterator[Score]:
+def _scores(pool: RewardPool, lines: Iterable[bytes], answer_key: str | None = None) -> Iterator[Score]:
     """The scores of the lines, in order."""
     in_flight: deque[Future[list[Score]]] = deque()
     for number, line in enumerate(lines, 1):

@@ -46,11 +46,16 @@ def main(argv: Sequence[str], scratch: Path) -> int:
 def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     from coati_rl.data.prepare import prepare
     from rewards.ground_truths import ground_truth_warnings
-    from rewards.registry import default_system_prompt
+    from rewards.registry import default_system_prompt, needs_ground_truth
     from rewards.scorer import scorer_factory
 
     make_scorer = scorer_factory(config)
-    prepared = prepare(config, system_prompt=default_system_prompt(config.reward_type), is_dry_run=is_dry_run)
+    prepared = prepare(
+        config,
+        system_prompt=default_system_prompt(config.reward_type),
+        needs_truth=needs_ground_truth(config.reward_type),
+        is_dry_run=is_dry_run,
+    )
     datasets = {"--dataset": prepared.train.prompts}
     datasets |= {f"--eval-dataset {task}": prompts.prompts for task, prompts in prepared.evaluation.items()}
     for warning in (*prepared.warnings, *ground_truth_warnings(config, datasets)):
@@ -58,7 +63,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     if is_dry_run:
         print("\n".join(prepared.plan.lines()))
         if prepared.resume is not None:
-            print(prepared.resume.line())
+            print("\n".join([prepared.resume.line(), *prepared.resume.changes]))
         return 0
     prepare_ray_environment(prepared.config)
     # Imported only now: a mistake on the command line is answered before Ray, vLLM and ColossalAI are loaded.

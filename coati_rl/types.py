@@ -12,6 +12,9 @@ FinishReason = Literal["stop", "length", "abort"]
 Verdict = Literal["ok", "wrong", "invalid"]
 Purpose = Literal["train", "eval"]
 Device = Literal["cpu", "cuda"]
+RolloutDetail = Literal["full", "text"]
+
+MAX_REWARD = 1e9  # a larger one, of either sign, is a mistake: its square overflows where gradients are float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +101,7 @@ class Score:
     verdict: Verdict  # "invalid": the scorer could not decide; masked out of training and counted, never a zero
     detail: str = ""  # one line for people
     breakdown: dict[str, float] = field(default_factory=dict)  # reward by name, before weights; empty if there is one
+    filter_score: float | None = None  # what --filter-range looks at, held to [0, 1]; None: the reward
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

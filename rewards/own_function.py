@@ -5,9 +5,11 @@ becomes scores.
 - `f(queries, prompts, labels)`, OpenRLHF's: a whole group at once. Each query is the rendered prompt and a response.
 - `f(response, ground_truth)`: two texts.
 
-Parameters beyond these need defaults. Each may be a coroutine function; those of one response then run at once for all
-responses of a call, in one event loop that lasts as long as the process. What a function raises is an invalid score
-with the exception and the line of the user's code, and the run goes on. It is called in one thread.
+The ground truth is `answer`, `labels` or `ground_truth`: a function may leave that parameter out, or give it a default,
+which it then has for rows without a ground truth. Parameters beyond these need defaults. Each may be a coroutine
+function; those of one response then run at once for all responses of a call, in one event loop that lasts as long as
+the process. What a function raises is an invalid score with the exception and the line of the user's code, and the run
+goes on. It is called in one thread.
 
 The file is imported where the run starts, in the producers and in what scores: what is large, or on a GPU, is best
 loaded at the first call.
@@ -32,7 +34,7 @@ from rewards.text import shorten
 
 logger = logging.getLogger(__name__)
 
-_OF_MESSAGES = ("messages", "answer")
+_OF_MESSAGES = ("messages", "answer")  # the last name of each is the ground truth
 _OF_A_GROUP = ("queries", "prompts", "labels")
 _OF_TEXTS = ("response", "ground_truth")
 _FORMS = (_OF_MESSAGES, _OF_A_GROUP, _OF_TEXTS)
@@ -52,7 +54,9 @@ class OwnFunctionReward:
     def __init__(self, name: str) -> None:
         self._function = load_function(name, flag="--reward-type")
         self._file = str(Path(name.rpartition(":")[0]))
-        self._form = _form_of(self._function, name)
+        self._form, truth = _form_of(self._function, name)
+        self._takes_truth = truth is not None
+        self.needs_truth = truth is not None and truth.default is truth.empty
         self.is_batch = self._form == _OF_A_GROUP
         self._is_async = _is_coroutine_function(self._function)
         self.is_concurrent = self._is_async and not self.is_batch  # responses of a call run at the same time
@@ -81,7 +85,7 @@ class OwnFunctionReward:
             value = self._function(
                 queries=[problem.prompt + response for response in responses],
                 prompts=[problem.prompt] * num_responses,
-                labels=[problem.ground_truth] * num_responses,
+                **self._truth([problem.ground_truth] * num_responses, problem),
             )
             return as_scores(self._awaited(value), num_responses)
         except _FAILURES as error:
@@ -106,10 +110,16 @@ class OwnFunctionReward:
             return self._failed(error, problem)
 
     def _arguments(self, response: str, problem: Problem) -> dict[str, Any]:
+        truth = self._truth(problem.ground_truth, problem)
         if self._form == _OF_TEXTS:
-            return {"response": response, "ground_truth": problem.ground_truth}
+            return {"response": response, **truth}
         conversation = [dict(message) for message in problem.messages]  # theirs to change
-        return {"messages": [*conversation, {"role": "assistant", "content": response}], "answer": problem.ground_truth}
+        return {"messages": [*conversation, {"role": "assistant", "content": response}], **truth}
+
+    def _truth(self, value: Any, problem: Problem) -> dict[str, Any]:
+        """The argument with the ground truth; none if the function lacks it, or has a default and the row nothing."""
+        is_given = self.needs_truth or (self._takes_truth and problem.ground_truth)
+        return {self._form[-1]: value} if is_given else {}
 
     def _awaited(self, value: Any) -> Any:
         """What was returned, or what it comes to, where a plain function returned a coroutine."""
@@ -138,21 +148,29 @@ class OwnFunctionReward:
         return f"{Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else ""
 
 
-def _form_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
-    """The names that the function is called with. Raises: ConfigError with the forms there are."""
+def _form_of(function: Callable[..., Any], name: str) -> tuple[tuple[str, ...], inspect.Parameter | None]:
+    """Find the names that the function is called with, and its parameter for the ground truth; None: it has none.
+
+    Raises: ConfigError with the forms there are.
+    """
     parameters: Mapping[str, inspect.Parameter] = {}
     with suppress(TypeError, ValueError):  # written in C, without a signature
         parameters = inspect.signature(function).parameters
     for form in _FORMS:
-        is_given = all(key in parameters and parameters[key].kind in _BY_NAME for key in form)
+        truth = parameters.get(form[-1])
+        is_given = all(key in parameters and parameters[key].kind in _BY_NAME for key in form[:-1])
         others = [parameter for key, parameter in parameters.items() if key not in form]
+        if truth is None:  # nor may it be among the others: what it is called there is not known here
+            is_given = is_given and not any(p.kind in _REST for p in others)
+        else:
+            is_given = is_given and truth.kind in _BY_NAME
         if is_given and all(p.default is not p.empty or p.kind in _REST for p in others):
-            return form
+            return form, truth
     takes = f"takes ({', '.join(map(str, parameters.values()))})" if parameters else "names no parameters"
     *forms, last = (f"({', '.join(form)})" for form in _FORMS)
     raise ConfigError(
         f"--reward-type {name}: {takes}; a reward function takes {', '.join(forms)} or {last}, "
-        "and what it has beyond these needs defaults"
+        "with or without the last of them, and what it has beyond these needs defaults"
     )
 
 

@@ -78,6 +78,15 @@ def default_system_prompt(reward_type: str) -> str:
     return next((SYSTEM_PROMPTS[name] for name in names if name in BUILT_IN_REWARDS), "")
 
 
+def needs_ground_truth(reward_type: str) -> bool:
+    """Tell whether a function of the user's cannot be called without a row's ground truth.
+
+    Raises: ConfigError for a reward type or function that cannot be.
+    """
+    names = [part.name for part in parse_reward_type(reward_type)]
+    return any(OwnFunctionReward(name).needs_truth for name in names if is_own(name))
+
+
 def _make_one(name: str, spec: RewardSpec) -> Reward:
     if is_url(name):
         from rewards.remote.http_reward import HttpReward  # a client's imports are paid by who uses it

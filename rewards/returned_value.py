@@ -3,8 +3,8 @@
 Full marks are right: unless it is told, an answer is correct when its reward is at least 1 (of an OpenRLHF function
 with "scores": when its score is). A format is valid unless it is said not to be.
 
-Whatever is no finite number, None included, is an invalid score whose detail says what came back. Tensors and arrays
-are known by what they can do, so that neither torch nor NumPy is imported.
+Whatever is no finite number, None included, is an invalid score whose detail says what came back; so is a number too
+large to train on. Tensors and arrays are known by what they can do, so that neither torch nor NumPy is imported.
 """
 
 import math
@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from coati_rl.types import Score, Verdict
-from rewards.reward import invalid_score
+from rewards.reward import bounded, invalid_score
 from rewards.text import shorten
 
 RIGHT_FROM = 1.0
@@ -26,13 +26,13 @@ _MEANINGS = ("reward", "answer_correct", "format_valid", "detail")  # keys of a 
 def as_score(value: object) -> Score:
     """The score that a value for one response means."""
     if isinstance(value, Score):
-        return _checked(value)
+        return bounded(_checked(value))
     if isinstance(value, Mapping):
-        return _from_dict(value)
+        return bounded(_from_dict(value))
     reward = as_number(value)
     if reward is None:
         return invalid_score(f"returned {_shown(value)}; {_OF_A_RESPONSE}")
-    return _score(reward, is_correct=reward >= RIGHT_FROM)
+    return bounded(_score(reward, is_correct=reward >= RIGHT_FROM))
 
 
 def as_scores(value: object, num_responses: int) -> list[Score]:
@@ -106,6 +106,7 @@ def _checked(score: Score) -> Score:
         verdict=score.verdict,
         detail=shorten(score.detail, 300),
         breakdown=_numbers(score.breakdown),
+        filter_score=as_number(score.filter_score),
     )
 
 
@@ -115,14 +116,14 @@ def _score(reward: float, *, is_correct: bool) -> Score:
 
 
 def _with_mark(score: Score, mark: object) -> Score:
-    """The score, where the mark (0-1) decides what is correct."""
+    """The score, where the mark (0-1) decides what is correct, and is what --filter-range looks at."""
     if score.verdict == "invalid":
         return score
     number = as_number(mark)
     if number is None:
         return invalid_score(f'returned {_shown(mark)} among its "scores"; return finite numbers')
     is_correct = number >= RIGHT_FROM
-    return replace(score, answer_correct=is_correct, verdict="ok" if is_correct else "wrong")
+    return replace(score, answer_correct=is_correct, verdict="ok" if is_correct else "wrong", filter_score=number)
 
 
 def _with_logs(scores: list[Score], logs: Mapping[Any, Any]) -> list[Score]:

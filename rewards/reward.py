@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from coati_rl.types import Problem, Score
+from coati_rl.types import MAX_REWARD, Problem, Score
 from rewards.text import shorten
 
 
@@ -81,6 +81,13 @@ def score_safely(reward_fn: RewardFn, response: str, ground_truth: str) -> Score
         return reward_fn(response, ground_truth)
     except Exception as error:  # noqa: BLE001 - a failed reward is data: counted, never a zero
         return invalid_score(f"the reward failed: {type(error).__name__}: {shorten(error)}")
+
+
+def bounded(score: Score) -> Score:
+    """Return the score, or an invalid one if its reward is NaN or so large that group statistics would overflow."""
+    if score.verdict == "invalid" or abs(score.reward) <= MAX_REWARD:
+        return score
+    return invalid_score(f"a reward of {score.reward:g} cannot be trained on; return at most {MAX_REWARD:g} in size")
 
 
 def invalid_score(detail: str) -> Score:

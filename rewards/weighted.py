@@ -1,14 +1,14 @@
 """Combine several rewards into one: the weighted sum of their scores, with a breakdown.
 
-reward = sum of weight x reward. Verdict, answer, format and detail are those of the first reward, which decides what
-is right; if any could not decide, the sum could not be formed and the score is invalid.
+reward = sum of weight x reward. Verdict, answer, format, detail and what --filter-range looks at are those of the first
+reward, which decides what is right; if any could not decide, the sum could not be formed and the score is invalid.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from coati_rl.types import Problem, Score
-from rewards.reward import Reward, invalid_score, only_computes, warm_up
+from rewards.reward import Reward, bounded, invalid_score, only_computes, warm_up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +50,13 @@ class WeightedReward:
             breakdown[part.name] = score.reward
             breakdown.update({f"{part.name}/{name}": value for name, value in score.breakdown.items()})
         first = scores[0]
-        return Score(
+        score = Score(
             reward=sum(part.weight * score.reward for part, score in pairs),
             answer_correct=first.answer_correct,
             format_valid=first.format_valid,
             verdict=first.verdict,
             detail=first.detail,
             breakdown=breakdown,
+            filter_score=first.reward if first.filter_score is None else first.filter_score,
         )
+        return bounded(score)

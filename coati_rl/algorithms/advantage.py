@@ -13,6 +13,7 @@ Rewards = NDArray[np.float64]
 Estimator = Callable[[Rewards], Rewards]  # float64[N] rewards of the valid samples to float64[N] advantages, N >= 1
 
 STD_EPS = 1e-6  # in units of reward
+MAX_ADVANTAGE = 1e12  # of a user's estimator, in size: the loss is float32, and its gradient is squared
 
 
 def group_norm(rewards: Rewards) -> Rewards:
@@ -69,7 +70,7 @@ def group_advantages(rewards: Rewards, valid: NDArray[np.bool_], *, estimator: E
         is exactly 0 also when all valid rewards are equal or fewer than two samples are valid: one sample says nothing
         about its group.
     Raises: ValueError if the shapes differ, a valid reward is not finite, or the estimator's result is not one finite
-        number per valid sample.
+        number of at most MAX_ADVANTAGE in size per valid sample.
     """
     if rewards.ndim != 1 or rewards.shape != valid.shape:
         raise ValueError(f"rewards {rewards.shape} and valid {valid.shape} must both have shape [G]")
@@ -81,7 +82,10 @@ def group_advantages(rewards: Rewards, valid: NDArray[np.bool_], *, estimator: E
     if counted.size == 0 or (estimator in _COMPARING and counted.max() == counted.min()):
         return advantages
     found = np.asarray(estimator(counted.copy()), dtype=np.float64)
-    if found.shape != counted.shape or not np.isfinite(found).all():
-        raise ValueError(f"advantages must be one finite number per valid sample ({counted.size}), not {found!r}")
+    if found.shape != counted.shape or not (np.abs(found) <= MAX_ADVANTAGE).all():  # NaN is not, either
+        raise ValueError(
+            f"advantages must be one finite number per valid sample ({counted.size}) of at most {MAX_ADVANTAGE:g} in "
+            f"size, not {found!r}"
+        )
     advantages[valid] = found
     return advantages

@@ -56,7 +56,7 @@ class AlgorithmConfig(BaseModel):
     )
 
     filter_range: tuple[float, float] | None = flag(
-        None, "Groups whose mean accuracy is not strictly inside are not trained; None: off.", metavar="LOW,HIGH"
+        None, "Groups whose mean score (0 to 1) is not strictly inside are not trained; None: off.", metavar="LOW,HIGH"
     )
     dynamic_batching: bool = flag(False, "Replace groups that are not trained, so that each step has tbs * dp others.")
     max_empty_batches: int = flag(10, "Stop when so many steps' worth of groups in a row are not trained.", ge=1)
@@ -64,7 +64,9 @@ class AlgorithmConfig(BaseModel):
     cache_length: int | None = flag(
         None, "Tokens before the limit where that begins; default: min(1024, mnt / 4).", ge=1
     )
-    reward_scale: float = flag(1.0, "Largest reward of a right answer: what the full punishment takes off.", gt=0)
+    reward_scale: float = flag(
+        1.0, "Largest reward of a right answer: what the full punishment takes off.", gt=0, le=1e9
+    )
     filter_truncated_response: bool = flag(False, "Leave responses that hit the limit out of the loss.")
 
     weight_decay: float = flag(0.01, "AdamW's weight decay.", ge=0)
@@ -96,4 +98,4 @@ class AlgorithmConfig(BaseModel):
             low, high = value.split(",") if isinstance(value, str) else value
             return float(low), float(high)
         except (TypeError, ValueError) as error:
-            raise ValueError("give two accuracies, LOW,HIGH, like 0.01,0.99; or None") from error
+            raise ValueError("give two numbers, LOW,HIGH, like 0,1; or None") from error

@@ -107,11 +107,13 @@ def _filters(config: Config) -> Iterator[str]:
     if config.filter_range is not None:
         low, high = config.filter_range
         if not 0 <= low < high <= 1:
-            yield f"--filter-range {low},{high}: accuracies lie in [0, 1]; give two of them in order, like 0.01,0.99"
-        elif not any(low < right / config.num_generations < high for right in range(config.num_generations + 1)):
+            yield f"--filter-range {low},{high}: mean scores lie in [0, 1]; give two of them in order, like 0,1"
+        elif config.has_binary_score and not any(
+            low < right / config.num_generations < high for right in range(config.num_generations + 1)
+        ):
             yield (
-                f"--filter-range {low},{high} with -g {config.num_generations}: no group has such an accuracy, as they "
-                f"are multiples of 1/{config.num_generations}; use a wider range or a larger -g"
+                f"--filter-range {low},{high} with -g {config.num_generations}: no group has such a mean score, as "
+                f"they are multiples of 1/{config.num_generations}; use a wider range or a larger -g"
             )
     if config.cache_length is not None and not config.soft_over_length_punishment:
         yield (

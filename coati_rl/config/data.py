@@ -12,6 +12,9 @@ class DataConfig(BaseModel):
     eval_dataset: dict[str, str] | None = flag(
         None, 'Evaluation sets as a JSON object, {"task": "path"}; scored greedily.', short="-ed"
     )
+    answer_key: str | None = flag(
+        None, "Column with the answer; default: gt_answer, else answer, ground_truth or label.", metavar="COLUMN"
+    )
     num_episodes: int = flag(1, "Passes over the training prompts.", short="-e", ge=1)
     max_steps: int | None = flag(None, "Stop after this many optimizer steps, if the data lasts.", ge=1)
     system_prompt: str | None = flag(None, "System message; default: the reward type's. '' for none.", short="-s")

@@ -5,6 +5,7 @@ from pydantic import BaseModel, field_validator
 from coati_rl.config.fields import flag
 from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import (
+    BUILT_IN_REWARDS,
     LONG_TIMEOUT_S,
     MATH_REWARDS,
     TIMEOUT_S,
@@ -63,6 +64,11 @@ class RewardConfig(BaseModel):
     def scores_math(self) -> bool:
         """True if answers are compared with a ground truth."""
         return any(part.name in MATH_REWARDS for part in self._parts())
+
+    @property
+    def has_binary_score(self) -> bool:
+        """True if the first reward, which says what is right, is 1 or 0 for every response."""
+        return any(part.name in BUILT_IN_REWARDS for part in self._parts()[:1])
 
     @property
     def response_timeout_s(self) -> float:

@@ -47,6 +47,8 @@ def reward_warnings(config: Config) -> Iterator[str]:
         )
     if config.math_answer != _default("math_answer") and not config.scores_math:
         yield f"--math-answer {config.math_answer}: only {' and '.join(MATH_REWARDS)} compare answers; no effect"
+    if config.answer_key is not None and config.scores_code:
+        yield f"--answer-key {config.answer_key}: --reward-type code is scored by test_cases; this has no effect"
     if config.reward_workers > 1 and config.code_verifier_api_url is not None:
         yield (
             f"--reward-workers {config.reward_workers}: with --code-verifier-api-url nothing is scored here; the "

@@ -3,6 +3,7 @@
 from pydantic import BaseModel
 
 from coati_rl.config.fields import flag
+from coati_rl.types import RolloutDetail
 
 
 class RunConfig(BaseModel):
@@ -29,6 +30,9 @@ class RunConfig(BaseModel):
     save_dir: str | None = flag(None, "Checkpoints; default: <run-dir>/checkpoints.", short="-sd")
     eval_save_dir: str | None = flag(None, "Evaluation results; default: <run-dir>/eval.", short="-esd")
     rollout_save_dir: str | None = flag(None, "Rollouts as JSONL; default: <run-dir>/rollouts.", short="-rsd")
+    rollout_detail: RolloutDetail = flag(
+        "full", "Rollouts with token ids, log-probabilities and versions, so that a step can be recomputed, or without."
+    )
     enable_profiling: bool = flag(
         False, "Write a torch profiler trace of one training step per trainer.", spelling="--enable_profiling"
     )

@@ -5,7 +5,7 @@ with the step's last group and travels as `loss_scale` of the last mini-batch. I
 there are none the scale is 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from coati_rl.algorithms.advantage import Estimator
@@ -42,6 +42,14 @@ class BatchSettings:
         return self.train_batch_size * self.dp
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClosedStep:
+    """What an optimizer step is made of."""
+
+    groups: Sequence[RolloutGroup]
+    advantages: Mapping[tuple[str, int], float]  # of the samples in the loss, by prompt uid and number in the group
+
+
 class StepBatcher:
     """Accumulates one optimizer step; a new one is made for each."""
 
@@ -55,6 +63,7 @@ class StepBatcher:
         self._progress = learning_rate_progress
         self._num_samples = 0
         self._num_tokens = 0
+        self._advantages: dict[tuple[str, int], float] = {}
         self.groups: list[RolloutGroup] = []
 
     @property
@@ -74,6 +83,7 @@ class StepBatcher:
         self.groups.extend(groups)
         # Advantages and weights are made by group, before: from here on any sample may go to any rank.
         samples = [sample for group in groups for sample in self._build(group)]
+        self._advantages |= {(sample.uid, sample.number): float(sample.advantage) for sample in samples}
         self._num_samples += len(samples)
         self._num_tokens += sum(len(sample.response_ids) for sample in samples)
         is_last = self.num_prompts >= settings.prompts_per_step
@@ -94,6 +104,10 @@ class StepBatcher:
             )
             for micro_batches in shares
         ]
+
+    def close(self) -> ClosedStep:
+        """Return what the step was made of."""
+        return ClosedStep(groups=self.groups, advantages=self._advantages)
 
     def _build(self, group: RolloutGroup) -> list[Sample]:
         settings = self._settings

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from coati_rl.data.position import DrawOrder, fingerprint
+from coati_rl.data.position import DrawOrder, fingerprint, ground_truth_digest
 from coati_rl.types import Prompt
 
 
@@ -24,7 +24,12 @@ class PromptCursor:
     @cached_property
     def order(self) -> DrawOrder:
         """What decides the draws."""
-        return DrawOrder(seed=self._seed, num_prompts=len(self._prompts), fingerprint=fingerprint(self._prompts))
+        return DrawOrder(
+            seed=self._seed,
+            num_prompts=len(self._prompts),
+            fingerprint=fingerprint(self._prompts),
+            ground_truths=ground_truth_digest(self._prompts),
+        )
 
     def probe(self, max_tokens: int) -> tuple[int, ...]:
         """Token ids for a comparison of models: the first prompts', one after another."""

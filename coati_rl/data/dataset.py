@@ -1,8 +1,8 @@
 """Files -> prompts. What `datasets` loads (JSONL, JSON, CSV, Parquet, Arrow), validated row by row, then rendered
 with the model's chat template and tokenised once: from here on only token ids travel.
 
-A row is {"messages": {"role", "content"} or a list of them, "gt_answer": text or number}; code has "test_cases" in the
-answer's place (`coati_rl.data.ground_truth`).
+A row is {"messages": {"role", "content"} or a list of them, "gt_answer": text or number}; which other columns may hold
+the answer, and what takes its place, is in `coati_rl.data.ground_truth`.
 """
 
 import json
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coati_rl.data.ground_truth import TruthKey, ground_truth
+from coati_rl.data.ground_truth import ANSWER_KEYS, TruthKey, ground_truth
 from coati_rl.errors import ConfigError
 from coati_rl.types import Prompt, Purpose
 
@@ -29,13 +29,16 @@ class PromptSet:
     num_refused: int
 
 
-def load_rows(path: str, *, flag: str, truth: TruthKey | None = "gt_answer") -> list[dict[str, Any]]:
+def load_rows(
+    path: str, *, flag: str, truth: TruthKey | None = "gt_answer", answer_key: str | None = None
+) -> list[dict[str, Any]]:
     """Read and validate all rows of a file.
 
     Args:
         path: the file; its ending names the format.
         flag: the command-line flag it came from, for messages.
         truth: what every row must have besides messages; None: nothing.
+        answer_key: as of `ground_truth`.
     Raises: ConfigError naming file and row (for JSONL: line) and what is wrong with it.
     """
     file = Path(path).expanduser()
@@ -45,7 +48,7 @@ def load_rows(path: str, *, flag: str, truth: TruthKey | None = "gt_answer") -> 
     if suffix not in _LOADERS:
         raise ConfigError(f"{flag} {path}: unknown format {file.suffix!r}; use one of {', '.join(_LOADERS)}")
     try:
-        rows = list(_read_jsonl(file, flag) if suffix == ".jsonl" else _read_with_datasets(file, flag))
+        rows = list(_read_jsonl(file, flag) if suffix == ".jsonl" else _read_with_datasets(file, flag, answer_key))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{flag} {path}: is not UTF-8 text: {error}") from error
     except OSError as error:
@@ -53,7 +56,8 @@ def load_rows(path: str, *, flag: str, truth: TruthKey | None = "gt_answer") -> 
     if not rows:
         raise ConfigError(f"{flag} {path}: holds no rows")
     for number, row in rows:
-        _check_row(row, truth, f"{flag} {path}, {'line' if suffix == '.jsonl' else 'row'} {number}")
+        where = f"{flag} {path}, {'line' if suffix == '.jsonl' else 'row'} {number}"
+        _check_row(row, truth, where, answer_key)
     return [row for _, row in rows]
 
 
@@ -70,7 +74,7 @@ def _read_jsonl(file: Path, flag: str) -> Iterator[tuple[int, Any]]:
                     ) from error
 
 
-def _read_with_datasets(file: Path, flag: str) -> Iterator[tuple[int, Any]]:
+def _read_with_datasets(file: Path, flag: str, answer_key: str | None) -> Iterator[tuple[int, Any]]:
     import tempfile
 
     import datasets
@@ -79,7 +83,8 @@ def _read_with_datasets(file: Path, flag: str) -> Iterator[tuple[int, Any]]:
         return  # each loader has an error of its own for this
     loader = _LOADERS[file.suffix.lower()]
     # As text: a column of numbers would make numbers of prompts, and 4.0 of the answer 4 when one is missing.
-    as_text = {"converters": {"messages": str, "gt_answer": str, "test_cases": str}, "keep_default_na": False}
+    texts = {"messages", "test_cases", *ANSWER_KEYS, *([answer_key] if answer_key else [])}
+    as_text = {"converters": dict.fromkeys(texts, str), "keep_default_na": False}
     options: dict[str, Any] = as_text if loader == "csv" else {}
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(logging.CRITICAL)  # what goes wrong is said below
@@ -95,13 +100,14 @@ def _read_with_datasets(file: Path, flag: str) -> Iterator[tuple[int, Any]]:
     yield from enumerate(rows, 1)
 
 
-def _check_row(row: Any, truth: TruthKey | None, where: str) -> None:
-    needed = "messages" if truth is None else f"messages and {truth}"
+def _check_row(row: Any, truth: TruthKey | None, where: str, answer_key: str | None) -> None:
+    answer = answer_key or "gt_answer"
+    needed = "messages" + (f" and {'test_cases' if truth == 'test_cases' else answer}" if truth else "")
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: is {type(row).__name__}; write an object with {needed}")
     if row.get("messages") in (None, "", [], {}):
         raise ConfigError(f"{where}: has no messages; every row needs {needed}")
-    ground_truth(row, truth, where)
+    ground_truth(row, truth, where, answer_key=answer_key)
     for message in messages_of(row, where):
         if not isinstance(message, dict) or not isinstance(message.get("content"), str) or "role" not in message:
             raise ConfigError(f'{where}: a message is not {{"role": ..., "content": text}}')
@@ -130,6 +136,7 @@ def make_prompts(
     system_prompt: str,
     max_prompt_tokens: int,
     truth: TruthKey | None = "gt_answer",
+    answer_key: str | None = None,
     task: str = "train",
     purpose: Purpose = "train",
 ) -> PromptSet:
@@ -140,7 +147,7 @@ def make_prompts(
         tokenizer: a transformers tokenizer with a chat template.
         system_prompt: put first, unless empty or the row brings its own.
         max_prompt_tokens: longer prompts are left out and counted.
-        truth: as of `load_rows`.
+        truth, answer_key: as of `load_rows`.
         task: "train", or an evaluation task's name (which may be "train" too).
         purpose: what the prompts are for.
     Raises: ConfigError if the chat template refuses a row.
@@ -165,7 +172,7 @@ def make_prompts(
         Prompt(
             uid=f"{task}-{index}",
             token_ids=tuple(tokens),
-            ground_truth=ground_truth(row, truth),
+            ground_truth=ground_truth(row, truth, answer_key=answer_key),
             purpose=purpose,
             task=task,
             text=messages[-1]["content"],

@@ -1,8 +1,10 @@
-"""What a row is scored against: a row's gt_answer or test_cases flow in, the ground truth as text flows out.
+"""Read what a row is scored against: its answer or its test_cases, as text.
 
-Which of the two is needed follows from the reward type: `code` needs test_cases, the other built-in rewards need
-gt_answer, whatever else is in the sum. Functions of the user's and served models alone need neither: they get the
-gt_answer, else the test_cases, else an empty text.
+The answer stands under `gt_answer`, else under one of the ecosystem's names (`answer`, `ground_truth`, `label`);
+--answer-key names another column. Which of answer and tests is needed follows from the reward type: `code` needs
+test_cases, the other built-in rewards need an answer, whatever else is in the sum. A function of the user's that takes
+a ground truth needs either. One that takes none, and a served model, get the answer, else the test_cases, else an empty
+text.
 
 test_cases are {"inputs": [text], "outputs": [text]}, or JSON text of that; a list of lines is as good as a text. With
 "fn_name": name, inputs and outputs may be any JSON. A list of {"input", "output"} becomes that first. Their ground
@@ -19,52 +21,87 @@ from coati_rl.reward_spec import BUILT_IN_REWARDS, parse_reward_type
 
 _FORM = '{"inputs": [...], "outputs": [...]}'
 
-TruthKey = Literal["gt_answer", "test_cases"]
+TruthKey = Literal["gt_answer", "test_cases", "either"]
+
+ANSWER_KEYS = ("gt_answer", "answer", "ground_truth", "label")  # ours first; the others must not contradict each other
+_COLUMNS = f"gt_answer (or {', '.join(ANSWER_KEYS[1:])}; --answer-key names another column)"
 
 
-def required_truth(reward_type: str) -> TruthKey | None:
-    """The key that every row must have; None: none is needed. Raises: ConfigError for an unknown reward."""
+def required_truth(reward_type: str, *, needs_truth: bool = False) -> TruthKey | None:
+    """Find what every row must have; None: nothing.
+
+    Args:
+        reward_type: as of -rt.
+        needs_truth: a function of the user's among them takes a ground truth.
+    Raises: ConfigError for an unknown reward.
+    """
     names = [part.name for part in parse_reward_type(reward_type)]
     if "code" in names:
         return "test_cases"
-    return "gt_answer" if any(name in BUILT_IN_REWARDS for name in names) else None
+    if any(name in BUILT_IN_REWARDS for name in names):
+        return "gt_answer"
+    return "either" if needs_truth else None
 
 
-def ground_truth(row: dict[str, Any], required: TruthKey | None, where: str = "row") -> str:
-    """The text that responses to a row are scored against.
+def ground_truth(
+    row: dict[str, Any], required: TruthKey | None, where: str = "row", *, answer_key: str | None = None
+) -> str:
+    """Read the text that responses to a row are scored against.
 
     Args:
         row: as it was read.
         required: of `required_truth`.
         where: file and row, for messages.
-    Raises: ConfigError for a row without what is required, or with something else in its place.
+        answer_key: the column with the answer, and no other; None: the first of ANSWER_KEYS that is there.
+    Raises: ConfigError for a row without what is required, with something else in its place, or with several answers.
     """
-    if required is not None and _is_missing(row.get(required)):
-        raise ConfigError(f"{where}: has no {required}; every row needs messages and {required}{_other(row, required)}")
-    key = required or next((key for key in ("gt_answer", "test_cases") if not _is_missing(row.get(key))), None)
-    if key == "gt_answer":
-        return _answer(row["gt_answer"], where)
-    return json.dumps(_tests(row["test_cases"], where), ensure_ascii=False) if key == "test_cases" else ""
+    has_tests = not _is_missing(row.get("test_cases"))
+    key = None if required == "test_cases" else _key_of_answer(row, where, answer_key)
+    if key is not None:
+        return _answer(row[key], key, where)
+    if has_tests and required != "gt_answer":
+        return json.dumps(_tests(row["test_cases"], where), ensure_ascii=False)
+    if required is not None:
+        raise ConfigError(f"{where}: {_missing(row, required, answer_key)}")
+    return ""
+
+
+def _key_of_answer(row: dict[str, Any], where: str, answer_key: str | None) -> str | None:
+    """The column that holds the answer; None if there is none."""
+    found = [key for key in ([answer_key] if answer_key else ANSWER_KEYS) if not _is_missing(row.get(key))]
+    if "gt_answer" not in found and len({str(row[key]) for key in found}) > 1:
+        raise ConfigError(
+            f"{where}: has {' and '.join(found)}, which differ; say with --answer-key which of them is the ground truth"
+        )
+    return found[0] if found else None
 
 
 def _is_missing(value: object) -> bool:
     return value in (None, "", [], {})
 
 
-def _other(row: dict[str, Any], required: TruthKey) -> str:
-    """A hint for data of the other kind."""
+def _missing(row: dict[str, Any], required: TruthKey, answer_key: str | None) -> str:
+    """What a row lacks, with a hint where it is data of another kind."""
+    column = _COLUMNS if answer_key is None else f"{answer_key} (--answer-key)"
+    if required == "either":
+        return (
+            f"has no {column} and no test_cases, and a function of --reward-type takes the ground truth: give its "
+            "parameter a default if it can do without"
+        )
+    needed = "test_cases" if required == "test_cases" else column
+    hint = ""
     if required == "gt_answer" and not _is_missing(row.get("test_cases")):
-        return " (it has test_cases: use --reward-type code)"
-    if required == "test_cases" and not _is_missing(row.get("gt_answer")):
-        return " for --reward-type code (it has a gt_answer: use boxed or think_answer_tags)"
-    return ""
+        hint = " (it has test_cases: use --reward-type code)"
+    elif required == "test_cases" and any(not _is_missing(row.get(key)) for key in ANSWER_KEYS):
+        hint = " for --reward-type code (it has an answer: use boxed or think_answer_tags)"
+    return f"has no {needed.partition(' ')[0]}; every row needs messages and {needed}{hint}"
 
 
-def _answer(value: object, where: str) -> str:
+def _answer(value: object, key: str, where: str) -> str:
     if not isinstance(value, str | int | float) or isinstance(value, bool):
-        raise ConfigError(f"{where}: gt_answer is {type(value).__name__}; write text or a number")
+        raise ConfigError(f"{where}: {key} is {type(value).__name__}; write text or a number")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{where}: gt_answer is {value}; write text or a finite number")
+        raise ConfigError(f"{where}: {key} is {value}; write text or a finite number")
     return str(value)
 
 

@@ -4,16 +4,15 @@ G samples of one prompt. Valid: the scorer decided and there is a token; valid s
 the loss: valid and not filtered. A group has an effect if at least one of its samples is in the loss.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from coati_rl.algorithms.over_length import over_length_penalty
-from coati_rl.types import RolloutGroup, Score
+from coati_rl.types import MAX_REWARD, RolloutGroup, Score
 
-# Why a group has no effect. "out of range": accuracy outside of --filter-range, but neither 0 nor 1.
+# Why a group has no effect. "out of range": mean score outside of --filter-range, but neither 0 nor 1.
 NoEffect = Literal["undecidable", "truncated", "always right", "always wrong", "out of range"]
 
 
@@ -22,22 +21,22 @@ class GroupRules:
     """The defaults train every valid sample for its score."""
 
     max_new_tokens: int  # that a response may have
-    filter_range: tuple[float, float] | None = None  # a group is trained if its accuracy is strictly inside
+    filter_range: tuple[float, float] | None = None  # a group is trained if its mean score is strictly inside
     filter_truncated_response: bool = False  # responses that hit the limit are not trained
     over_length_cache: int | None = None  # tokens before the limit over which the punishment grows; None: there is none
     reward_scale: float = 1.0  # what the full punishment takes off
 
 
 def is_valid(group: RolloutGroup) -> np.ndarray:
-    """bool[G]: responses with a verdict, a finite reward and at least one token."""
+    """bool[G]: responses with a verdict, a reward of at most MAX_REWARD in size and at least one token."""
     pairs = zip(group.completions, group.scores, strict=True)
     return np.array([_is_scored(score) and len(completion.token_ids) > 0 for completion, score in pairs])
 
 
 def is_in_loss(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
-    """bool[G]: samples that are trained; none if the accuracy over all valid ones is out of range."""
+    """bool[G]: samples that are trained; none if the mean score over all valid ones is out of range."""
     valid = is_valid(group)
-    if not valid.any() or not _is_in_range(_accuracy(group, valid), rules):
+    if not valid.any() or not _is_in_range(_mean_score(group, valid), rules):
         return np.zeros_like(valid)
     in_loss: np.ndarray = valid & ~_is_masked(group, rules)
     return in_loss
@@ -52,8 +51,8 @@ def reason_without_effect(group: RolloutGroup, rules: GroupRules) -> NoEffect | 
         return "undecidable"
     if _is_masked(group, rules)[valid].all():
         return "truncated"  # also if all of them are wrong, as answers that were cut off are
-    accuracy = _accuracy(group, valid)
-    return "always right" if accuracy == 1 else "always wrong" if accuracy == 0 else "out of range"
+    mean_score = _mean_score(group, valid)
+    return "always right" if mean_score == 1 else "always wrong" if mean_score == 0 else "out of range"
 
 
 def over_length_penalties(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
@@ -73,20 +72,25 @@ def over_length_penalties(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
 
 
 def _is_scored(score: Score) -> bool:
-    return score.verdict != "invalid" and math.isfinite(score.reward)
+    return score.verdict != "invalid" and abs(score.reward) <= MAX_REWARD  # False for NaN, too
 
 
 def _is_masked(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
     return np.array([rules.filter_truncated_response and completion.is_truncated for completion in group.completions])
 
 
-def _accuracy(group: RolloutGroup, valid: np.ndarray) -> float:
-    """Share of right answers among the valid samples, of which there is one at least."""
-    return float(np.array([score.answer_correct for score in group.scores], dtype=np.float64)[valid].mean())
+def _mean_score(group: RolloutGroup, valid: np.ndarray) -> float:
+    """Mean over the valid samples, of which there is one at least, in [0, 1].
+
+    Not of the answers that are right: what earns nothing, as a right answer in a broken format, trains nothing, and a
+    graded reward below 1 does. Length is left out: it says nothing about how hard the prompt is.
+    """
+    scores = [score.reward if score.filter_score is None else score.filter_score for score in group.scores]
+    return float(np.clip(np.array(scores, dtype=np.float64)[valid], 0.0, 1.0).mean())
 
 
-def _is_in_range(accuracy: float, rules: GroupRules) -> bool:
+def _is_in_range(mean_score: float, rules: GroupRules) -> bool:
     if rules.filter_range is None:
         return True
     low, high = rules.filter_range
-    return low < accuracy < high
+    return low < mean_score < high

@@ -14,6 +14,8 @@ import xxhash
 
 from coati_rl.types import Prompt
 
+_LATER = {"ground_truths"}  # fields that checkpoints of earlier versions lack
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
@@ -35,6 +37,15 @@ class DrawOrder:
     seed: int
     num_prompts: int
     fingerprint: str  # of the prompts as they are tokenised
+    ground_truths: str = ""  # their digest, which decides no draw and is told of; "": a checkpoint from before it
+
+
+def ground_truth_digest(prompts: Sequence[Prompt]) -> str:
+    """Digest what the prompts are scored against, in order."""
+    hasher = xxhash.xxh3_128()
+    for prompt in prompts:
+        hasher.update(f"{len(prompt.ground_truth)}:{prompt.ground_truth}".encode(errors="surrogatepass"))
+    return str(hasher.hexdigest())
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
@@ -56,7 +67,7 @@ def read_data_state(state: Mapping[str, Any]) -> tuple[Position, DrawOrder]:
     values = {}
     for name, kind in (("position", Position), ("draw_order", DrawOrder)):
         given, wanted = set(state.get(name, {})), {field.name for field in fields(kind)}
-        if given != wanted:
+        if (given ^ wanted) - _LATER:
             raise ValueError(f"{name} has other fields than this version's: {', '.join(sorted(given ^ wanted))}")
         values[name] = dict(state[name])
     position = Position(**{**values["position"], "waiting": tuple(values["position"]["waiting"])})

@@ -41,12 +41,13 @@ class Prepared:
     resume: ResumePoint | None = None  # -cp: where the run goes on
 
 
-def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared:
+def prepare(config: Config, *, system_prompt: str, needs_truth: bool, is_dry_run: bool) -> Prepared:
     """Resolve device and model, read, validate and tokenise the datasets, and plan.
 
     Args:
         config: checked by `rules.check`.
         system_prompt: of the reward type; the config's own goes first.
+        needs_truth: a function of the user's in the reward type takes a ground truth.
         is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
     Raises: ConfigError.
     """
@@ -55,9 +56,13 @@ def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared
     device, warnings = resolve_device(config, is_dry_run=is_dry_run)
     config = with_device_defaults(config, device)
     backend = choose_backend(config.weight_transport, device=device, is_one_node=not config.master_address)
-    truth, eval_paths = required_truth(config.reward_type), config.eval_dataset or {}
-    rows = load_rows(config.dataset, flag="--dataset", truth=truth)
-    eval_rows = {task: load_rows(path, flag="--eval-dataset", truth=truth) for task, path in eval_paths.items()}
+    truth: dict[str, Any] = {
+        "truth": required_truth(config.reward_type, needs_truth=needs_truth),
+        "answer_key": config.answer_key,
+    }
+    rows = load_rows(config.dataset, flag="--dataset", **truth)
+    eval_paths = config.eval_dataset or {}
+    eval_rows = {task: load_rows(path, flag="--eval-dataset", **truth) for task, path in eval_paths.items()}
     if config.eval_interval > 0 and not eval_rows:
         raise ConfigError(f"--eval-interval {config.eval_interval}: needs --eval-dataset, or -1 to switch it off")
     if eval_rows and config.eval_interval < 0:
@@ -78,7 +83,7 @@ def prepare(config: Config, *, system_prompt: str, is_dry_run: bool) -> Prepared
         options: dict[str, Any] = {
             "max_prompt_tokens": config.max_prompt_tokens,
             "system_prompt": system,
-            "truth": truth,
+            **truth,
         }
         train = make_prompts(rows, tokenizer, **options)
         evaluation = {t: make_prompts(r, tokenizer, task=t, purpose="eval", **options) for t, r in eval_rows.items()}

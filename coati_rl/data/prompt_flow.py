@@ -9,12 +9,11 @@ do not see to that, as short responses may overtake a long one; so a mini-batch 
 left, in this rollout step and those to come, for every older prompt that is still out.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coati_rl.algorithms.registry import load_estimator
 from coati_rl.batch import MiniBatch
-from coati_rl.data.batcher import StepBatcher
+from coati_rl.data.batcher import ClosedStep, StepBatcher
 from coati_rl.data.cursor import PromptCursor
 from coati_rl.data.leases import LeaseBook
 from coati_rl.data.position import Position
@@ -121,12 +120,13 @@ class PromptFlow:
                 return False
         return True
 
-    def close_step(self) -> Sequence[RolloutGroup]:
-        """The step is handed out whole. Returns: its groups."""
-        groups = self._batcher.groups if self._batcher else []
+    def close_step(self) -> ClosedStep:
+        """Note that the step is handed out whole, and return what it is made of."""
+        assert self._batcher is not None, "its last mini-batch was just added"  # noqa: S101
+        closed = self._batcher.close()
         self._batcher = None
         self.step += 1
-        return groups
+        return closed
 
     def free_slots(self) -> None:
         """All producers hold the weights of this step."""

@@ -2,10 +2,10 @@
 something else than the user thinks is refused here, before anything starts.
 
 Fixed by the checkpoint: the prompts, their order, the model's shape. All else may change, and what decides the
-experiment is told when it does.
+experiment, the prompts' ground truths among it, is told and recorded when it does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import yaml
 
 from coati_rl.config import Config
 from coati_rl.data.checkpoint_dir import find_checkpoint, read_state
-from coati_rl.data.position import DrawOrder, Position, fingerprint, read_data_state
+from coati_rl.data.position import DrawOrder, Position, fingerprint, ground_truth_digest, read_data_state
 from coati_rl.errors import ConfigError
 from coati_rl.types import Prompt
 
@@ -32,8 +32,8 @@ _SHAPE = (
 # How a run is carried out, watched and stored. tbs, T and ibs, P count through prompts per step and sync period.
 _EXECUTION = frozenset(
     (
-        *("project", "run_dir", "checkpoint_path", "save_dir", "eval_save_dir", "rollout_save_dir", "keep_checkpoints"),
-        *("save_interval", "eval_interval", "eval_dataset", "enable_profiling", "wandb"),
+        *("project", "run_dir", "checkpoint_path", "save_dir", "eval_save_dir", "rollout_save_dir", "rollout_detail"),
+        *("keep_checkpoints", "save_interval", "eval_interval", "eval_dataset", "enable_profiling", "wandb"),
         *("max_failure_rate", "max_empty_batches", "save_on_interrupt", "interrupt_grace_s"),
         *("inflight_update", "weight_transport", "probe_interval", "max_logprob_gap", "on_logprob_gap"),
         *("sync_timeout_s", "stall_timeout_s", "heartbeat_timeout_s", "phase_timeout_s"),
@@ -60,11 +60,15 @@ class ResumePoint:
     directory: Path  # the checkpoint
     position: Position
     num_steps: int  # optimizer steps when the run will be over, those before the checkpoint included
-    changes: tuple[str, ...]  # settings that differ from the checkpoint's run, one line each
+    changes: tuple[str, ...]  # settings and ground truths that differ from the checkpoint's run, one line each
 
     def line(self) -> str:
         """For people."""
         return f"resumes from step {self.position.step} of {self.directory}"
+
+    def record(self) -> dict[str, Any]:
+        """Return what the run directory keeps of the resumption, as JSON."""
+        return {"step": self.position.step, "checkpoint": str(self.directory), "changes": list(self.changes)}
 
 
 def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_prompts: int) -> ResumePoint | None:
@@ -93,7 +97,7 @@ def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_p
         directory=directory,
         position=position,
         num_steps=_num_steps(config, position, num_prompts, directory),
-        changes=tuple(_changes(config, directory)),
+        changes=(*_changes(config, directory), *_changed_truths(config, prompts, order)),
     )
 
 
@@ -158,3 +162,13 @@ def _changes(config: Config, directory: Path) -> list[str]:
     names = [*(name for name in Config.model_fields if name not in _EXECUTION), *_DERIVED]
     pairs = [(name, getattr(before, name), getattr(config, name)) for name in names]
     return [f"{name} was {old!r} and is {new!r} now" for name, old, new in pairs if old != new]
+
+
+def _changed_truths(config: Config, prompts: Sequence[Prompt] | None, order: DrawOrder) -> Iterator[str]:
+    """Tell of answers that were corrected, or are read from another column."""
+    if prompts is None:
+        return
+    if not order.ground_truths:
+        yield "ground truths are not compared with the checkpoint's run: its version did not write their digest"
+    elif order.ground_truths != ground_truth_digest(prompts):
+        yield f"ground truths of --dataset {config.dataset} differ from those of the checkpoint's run"

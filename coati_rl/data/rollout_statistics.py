@@ -20,7 +20,7 @@ def rollout_statistics(
     rules: GroupRules,
     staleness: Callable[[int], int],
 ) -> dict[str, float | int | None]:
-    """The rollouts' share of a step's record.
+    """The rollouts' share of a step's record; a mean over valid samples is None if there are none.
 
     Args:
         groups: the step's own, at least one.
@@ -35,8 +35,8 @@ def rollout_statistics(
     lengths = np.array([len(completion.token_ids) for completion in completions])
     penalties = np.concatenate([over_length_penalties(group, rules) for group in came_in])
 
-    def mean_of(values: Sequence[float] | np.ndarray) -> float:
-        return float(np.mean(np.array(values, dtype=np.float64)[valid])) + 0.0 if valid.any() else 0.0  # no -0.0
+    def mean_of(values: Sequence[float] | np.ndarray) -> float | None:
+        return float(np.mean(np.array(values, dtype=np.float64)[valid])) + 0.0 if valid.any() else None  # no -0.0
 
     return {
         "reward_mean": mean_of([score.reward for score in scores]),

@@ -3,17 +3,17 @@
 In: groups as they come in, closed steps, the trainers' metrics. Out: records, and the reason why a run must not go on.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from coati_rl.data.group_rules import is_in_loss
+from coati_rl.data.batcher import ClosedStep
 from coati_rl.data.position import Position
 from coati_rl.data.rollout_statistics import rollout_statistics
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.data.step_counts import StepCounts
 from coati_rl.data.step_records import StepRecords
 from coati_rl.observability.rollouts import RolloutRecorder
-from coati_rl.types import RolloutGroup
 
 
 class StepBook:
@@ -24,24 +24,22 @@ class StepBook:
         self.records = StepRecords(first_step=start.step, time_s=start.time_s)
         self._rules = settings.batch.rules
         self._recorder = recorder
-        self._unwritten: dict[int, list[RolloutGroup]] = {}  # rollouts of steps without a record yet
+        self._unwritten: dict[int, ClosedStep] = {}  # of steps without a record yet, and the groups dropped before them
 
-    def close(
-        self, step: int, groups: Sequence[RolloutGroup], *, staleness: Callable[[int], int], sync_s: float
-    ) -> None:
+    def close(self, step: int, closed: ClosedStep, *, staleness: Callable[[int], int], sync_s: float) -> None:
         """A step is handed out whole.
 
         Args:
             step: from 0.
-            groups: those that it is made of.
+            closed: what it is made of.
             staleness: policy version -> weight syncs since.
             sync_s: what the last transfer of weights took.
         """
-        counts, dropped = self.counts.take(groups)
-        statistics = rollout_statistics(groups, dropped, rules=self._rules, staleness=staleness)
+        counts, dropped = self.counts.take(closed.groups)
+        statistics = rollout_statistics(closed.groups, dropped, rules=self._rules, staleness=staleness)
         extra: dict[str, Any] = {**counts, "sync_s": sync_s}
         self.records.open(step, {**statistics, **extra})
-        self._unwritten[step] = [*groups, *dropped]
+        self._unwritten[step] = replace(closed, groups=[*closed.groups, *dropped])
 
     def report(self, step: int, metrics: dict[str, Any]) -> list[dict[str, Any]]:
         """A step is done. Returns: the records that are due now; their rollouts are written.
@@ -50,6 +48,6 @@ class StepBook:
         """
         records = self.records.report(step, metrics)
         for record in records:
-            groups = self._unwritten.pop(record["step"] - 1)
-            self._recorder.write(record["step"], groups, is_trained=lambda group: is_in_loss(group, self._rules))
+            closed = self._unwritten.pop(record["step"] - 1)
+            self._recorder.write(record["step"], closed.groups, advantages=closed.advantages)
         return records

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from coati_rl.data.group_rules import NoEffect, is_valid, reason_without_effect
 from coati_rl.data.position import Position
 from coati_rl.data.settings import CoordinatorSettings
-from coati_rl.types import RolloutGroup
+from coati_rl.types import MAX_REWARD, RolloutGroup, Score
 
 logger = logging.getLogger(__name__)
 
@@ -105,9 +105,7 @@ class StepCounts:
         """Log why samples of the group could not be scored. Returns: their number."""
         failed = [index for index, valid in enumerate(is_valid(group)) if not valid]
         for index in failed:
-            score = group.scores[index]
-            is_undecided = score.verdict == "invalid"
-            cause = (score.detail or "no reason is given") if is_undecided else "an empty response, or no finite reward"
+            cause = _cause(group.scores[index])
             self._note_cause(cause, 1)
             logger.warning("sample %d of prompt %s could not be scored: %s", index, group.prompt.uid, cause)
         return len(failed)
@@ -144,6 +142,15 @@ class StepCounts:
         due = self._settings.batch.prompts_per_step * group_size
         extra = max(0, self._num_dropped * group_size - self._failed_in_dropped)
         return self._settings.max_failed_samples * (due + extra) // due
+
+
+def _cause(score: Score) -> str:
+    """Why a sample is not valid."""
+    if score.verdict == "invalid":
+        return score.detail or "no reason is given"
+    if abs(score.reward) <= MAX_REWARD:
+        return "an empty response"
+    return f"a reward of {score.reward:g} cannot be trained on (at most {MAX_REWARD:g} in size can)"
 
 
 def _named(reasons: Counter[NoEffect]) -> str:

@@ -7,7 +7,7 @@ METRIC_KEYS = (
     "policy_version",
     "time_s",  # since the coordinator started
     "reward_mean",  # as scored; this and what follows is over all groups that came in for the step, trained or not
-    "answer_accuracy",
+    "answer_accuracy",  # as the means before and after it null without a valid sample
     "format_accuracy",
     "response_tokens_mean",
     "truncated_fraction",
@@ -52,12 +52,14 @@ def complete(record: dict[str, Any]) -> dict[str, Any]:
 
 def step_line(record: dict[str, Any], num_steps: int | None) -> str:
     """One line for the log."""
-    loss = "-" if record["loss"] is None else f"{record['loss']:+.4f}"
-    gap = "-" if record["logprob_gap_mean"] is None else f"{record['logprob_gap_mean']:.1e}"
+
+    def shown(key: str, form: str) -> str:
+        return "-" if record[key] is None else format(record[key], form)
+
     return (
-        f"step {record['step']}{f'/{num_steps}' if num_steps else ''}  reward {record['reward_mean']:.3f}  "
-        f"accuracy {record['answer_accuracy']:.3f}  loss {loss}  {tokens_per_s(record):.0f} tok/s  "
-        f"staleness {record['staleness_mean']:.2f}  gap {gap}"
+        f"step {record['step']}{f'/{num_steps}' if num_steps else ''}  reward {shown('reward_mean', '.3f')}  "
+        f"accuracy {shown('answer_accuracy', '.3f')}  loss {shown('loss', '+.4f')}  {tokens_per_s(record):.0f} tok/s  "
+        f"staleness {record['staleness_mean']:.2f}  gap {shown('logprob_gap_mean', '.1e')}"
     )
 
 

@@ -10,7 +10,7 @@ _MAX_TRUTH_LENGTH = 2000  # characters: the tests of a program may be megabytes,
 
 
 def score_fields(score: Score) -> dict[str, Any]:
-    """What a line says of a score; the breakdown only if there is one. JSON has no NaN: such a number is null."""
+    """What a line says of a score; breakdown and filter score only if there is one. JSON has no NaN: that is null."""
     fields: dict[str, Any] = {
         "reward": _number(score.reward),
         "answer_correct": score.answer_correct,
@@ -20,6 +20,8 @@ def score_fields(score: Score) -> dict[str, Any]:
     }
     if score.breakdown:
         fields["breakdown"] = {name: _number(value) for name, value in score.breakdown.items()}
+    if score.filter_score is not None:
+        fields["filter_score"] = _number(score.filter_score)
     return fields
 
 

@@ -42,7 +42,7 @@ class CoordinatorActor(Coordinator):
             coordinator_settings(config, precision="bf16" if prepared.plan.precision == "bf16" else "fp32"),
             PromptCursor(prepared.train.prompts, num_episodes=config.num_episodes, seed=config.seed),
             EvaluationBoard(tasks, paths.evaluation),
-            RolloutRecorder(paths.rollouts),
+            RolloutRecorder(paths.rollouts, config.rollout_detail),
             start=prepared.resume.position if prepared.resume else None,
         )
 

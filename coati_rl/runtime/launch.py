@@ -162,8 +162,8 @@ def _records(config: Config, run_dir: Path, *, first_step: int) -> Iterator[tupl
 
 
 def _say_what_is_resumed(resume: ResumePoint, display: ProgressDisplay) -> None:
-    display.say(resume.line())
     for line in (resume.line(), *resume.changes):
+        display.say(line)
         logger.info("%s", line)
 
 

@@ -3,12 +3,14 @@ checkpoint of its own.
 """
 
 import fcntl
+import json
 import logging
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
 
@@ -84,6 +86,7 @@ def make_run_dir(config: Config, resume: ResumePoint | None = None, *, checkpoin
         with held(paths.run_dir):
             if resume is not None:
                 _discard_what_follows(resume, paths, is_same_run=own is not None)
+                _note_resumption(resume, paths.run_dir)
             paths.logs.mkdir(exist_ok=True)
             resolved = config.model_dump(mode="json")
             (paths.run_dir / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False), encoding="utf-8")
@@ -158,6 +161,12 @@ def _discard_what_follows(resume: ResumePoint, paths: RunPaths, *, is_same_run: 
         shutil.copy(paths.run_dir / "config.yaml", free_name(paths.run_dir / f"config-step-{step}.yaml"))
     if is_same_run or checkpoints.resolve() == paths.checkpoints.resolve():
         set_aside_checkpoints(step, aside, checkpoints=checkpoints)
+
+
+def _note_resumption(resume: ResumePoint, run_dir: Path) -> None:
+    record = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **resume.record()}
+    with (run_dir / "resumes.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
 
 
 def _paths(config: Config, run_dir: Path) -> RunPaths:

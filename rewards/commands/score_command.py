@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from coati_rl.data.ground_truth import ground_truth
+from coati_rl.data.ground_truth import ANSWER_KEYS, ground_truth
 from coati_rl.errors import ConfigError
 from coati_rl.types import Problem, Score
 from rewards.commands.command_arguments import add_reward_arguments, reward_spec
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `score`."""
     add_reward_arguments(parser)
     parser.add_argument("--num-workers", type=int, default=1, help="scoring processes (default: 1)")
+    parser.add_argument("--answer-key", help=f"field with the answer (default: one of {', '.join(ANSWER_KEYS)})")
 
 
 def score_command(options: argparse.Namespace) -> None:
@@ -34,17 +35,17 @@ def score_command(options: argparse.Namespace) -> None:
     spec = reward_spec(options)
     with tempfile.TemporaryFile() as lines:  # stdin may be a pipe, which can be read only once
         for number, line in enumerate(sys.stdin.buffer, 1):
-            parse_line(line, number)
+            parse_line(line, number, options.answer_key)
             lines.write(line)
         lines.seek(0)
         with RewardPool(spec, num_workers=options.num_workers, timeout_s=spec.timeout_s) as pool:
-            for score in _scores(pool, lines):
+            for score in _scores(pool, lines, options.answer_key):
                 sys.stdout.write(json.dumps(score_fields(score), allow_nan=False) + "\n")
                 sys.stdout.flush()
 
 
-def parse_line(line: bytes, number: int) -> tuple[str, Problem]:
-    """The response and the problem of a line.
+def parse_line(line: bytes, number: int, answer_key: str | None = None) -> tuple[str, Problem]:
+    """Read the response and the problem of a line; `answer_key`: the field with the answer, None: one of ANSWER_KEYS.
 
     Raises: ConfigError with the line's number and what is wrong with it.
     """
@@ -55,10 +56,12 @@ def parse_line(line: bytes, number: int) -> tuple[str, Problem]:
         raise ConfigError(f"{where} is not JSON: {error}") from error
     if not isinstance(row, dict) or not isinstance(row.get("response"), str):
         raise ConfigError(f'{where} has no "response" (text)')
-    has_answer, has_tests = (row.get(key) is not None for key in ("gt_answer", "test_cases"))
-    if has_answer and has_tests:
-        raise ConfigError(f'{where} has "gt_answer" and "test_cases"; keep the one that your reward checks')
-    if not has_answer and not has_tests:
+    has_tests = row.get("test_cases") is not None
+    if row.get(answer_key or "gt_answer") is not None and has_tests:
+        raise ConfigError(
+            f'{where} has "{answer_key or "gt_answer"}" and "test_cases"; keep the one that your reward checks'
+        )
+    if not has_tests and all(row.get(key) is None for key in ([answer_key] if answer_key else ANSWER_KEYS)):
         raise ConfigError(f'{where} has no "gt_answer" (text or a finite number) and no "test_cases"')
     messages = row.get("messages") or []
     messages = [messages] if isinstance(messages, dict) else messages
@@ -67,15 +70,15 @@ def parse_line(line: bytes, number: int) -> tuple[str, Problem]:
     prompt = row.get("prompt") or ""
     if not isinstance(prompt, str):
         raise ConfigError(f'{where}: "prompt" must be text')
-    truth = ground_truth(row, "test_cases" if has_tests else None, where)
+    truth = ground_truth(row, "test_cases" if has_tests else None, where, answer_key=answer_key)
     return row["response"], Problem(ground_truth=truth, uid=where, messages=tuple(messages), prompt=prompt)
 
 
-def _scores(pool: RewardPool, lines: Iterable[bytes]) -> Iterator[Score]:
+def _scores(pool: RewardPool, lines: Iterable[bytes], answer_key: str | None = None) -> Iterator[Score]:
     """The scores of the lines, in order."""
     in_flight: deque[Future[list[Score]]] = deque()
     for number, line in enumerate(lines, 1):
-        response, problem = parse_line(line, number)
+        response, problem = parse_line(line, number, answer_key)
         in_flight.append(pool.submit([response], problem))
         while in_flight and (in_flight[0].done() or len(in_flight) >= _MAX_IN_FLIGHT):
             yield in_flight.popleft().result()[0]

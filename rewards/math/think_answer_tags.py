@@ -9,15 +9,16 @@ from rewards.math.math_answer import check_answer
 def think_answer_tags_reward(response: str, ground_truth: str, *, must_be_number: bool = True) -> Score:
     """1.0 when the answer is right and the format valid, else 0.0 (the reference pays nothing for either alone).
 
-    `answer_correct` is about the last closed <answer> alone, so that a right answer in a broken format shows in the
-    metrics; its verdict is "wrong", because it earns nothing. `must_be_number` as of `check_answer`.
+    A right answer in a broken format is not `answer_correct`, as in the reference's training; the detail says that it
+    is right. (The reference's evaluation leaves the format out.) `must_be_number` as of
+    `check_answer`.
     """
     decision = check_answer(last_answer_tag(response), ground_truth, must_be_number=must_be_number)
     is_correct = decision.verdict == "ok"
     is_valid = THINK_ANSWER_TAGS.is_valid(response)
     if is_correct and not is_valid:
         detail = f"{decision.detail}, but not {THINK_ANSWER_TAGS.description}"
-        return Score(reward=0.0, answer_correct=True, format_valid=False, verdict="wrong", detail=detail)
+        return Score(reward=0.0, answer_correct=False, format_valid=False, verdict="wrong", detail=detail)
     return Score(
         reward=1.0 if is_correct else 0.0,
         answer_correct=is_correct,

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from coati_rl.reward_url import filled_in, without_secrets
 from coati_rl.types import Problem, Score
 from rewards.remote.http_call import CallError, call, check_url, new_client, run
-from rewards.reward import invalid_score
+from rewards.reward import bounded, invalid_score
 from rewards.text import shorten
 
 _RIGHT = 1.0  # the score from which a response counts as right
@@ -90,10 +90,12 @@ def _score(reward: Any, score: Any) -> Score:
         if not is_number or not math.isfinite(value):
             return invalid_score(f"the reward model answered {shorten(value)} where a finite number belongs")
     is_correct = score >= _RIGHT
-    return Score(
+    found = Score(
         reward=float(reward),
         answer_correct=is_correct,
         format_valid=True,
         verdict="ok" if is_correct else "wrong",
         detail=f"the reward model: {reward:g}",
+        filter_score=None if score == reward else float(score),
     )
+    return bounded(found)

@@ -55,6 +55,7 @@ class ScoreRecord(BaseModel):
     verdict: Verdict
     detail: str = ""
     breakdown: dict[str, FiniteFloat] = {}
+    filter_score: FiniteFloat | None = None
 
 
 class ScoreReply(BaseModel):
@@ -108,7 +109,7 @@ def parse_reply(body: bytes, num_responses: int) -> list[Score]:
 
 
 def score_fields(score: Score) -> dict[str, Any]:
-    """A score as a JSON object; a breakdown is in it only if there is one.
+    """A score as a JSON object; a breakdown and a filter score are in it only if there is one.
 
     JSON has no NaN and no infinity: a score that holds one is invalid.
     """
@@ -117,7 +118,7 @@ def score_fields(score: Score) -> dict[str, Any]:
         ScoreRecord.model_validate(fields)
     except ValidationError as error:
         fields = asdict(invalid_score(f"the reward returned no valid score: {complaints(error)}"))
-    return fields if fields["breakdown"] else {key: value for key, value in fields.items() if key != "breakdown"}
+    return {key: value for key, value in fields.items() if value is not None and value != {}}
 
 
 def complaints(error: ValidationError) -> str:

@@ -90,7 +90,7 @@ def test_a_row_without_messages_or_gt_answer(refuse, dataset, missing):
 
 def test_rows_without_tests_for_a_code_reward_and_tests_that_cannot_be_run(refuse, dataset):
     message = refuse("-d", dataset(ROW), "-rt", "code")
-    assert "line 1: has no test_cases" in message and "(it has a gt_answer: use boxed or think_answer_tags)" in message
+    assert "line 1: has no test_cases" in message and "(it has an answer: use boxed or think_answer_tags)" in message
     tests = {"messages": "Double it.", "test_cases": {"inputs": ["1", "2"], "outputs": ["2"]}}
     assert "line 1: test_cases has 2 inputs and 1 outputs" in refuse("-d", dataset(json.dumps(tests)), "-rt", "code")
 
@@ -104,6 +104,17 @@ def test_a_reward_function_that_is_not_there_or_cannot_be_called(refuse, dataset
     other = tmp_path / "other.py"  # a file is imported once in a process
     other.write_text("import nowhere_to_be_found\n")
     assert "fails on import: ModuleNotFoundError" in refuse("-d", dataset(ROW), "-rt", f"{other}:score")
+
+
+def test_a_reward_function_that_would_get_no_ground_truth(refuse, dataset, tmp_path):
+    mine = tmp_path / "contains.py"
+    mine.write_text("def score(messages, answer): return float(answer in messages[-1]['content'])\n")
+    row = json.dumps({"messages": "1 + 1?", "solution": "2"})
+    message = refuse("-d", dataset(row), "-rt", f"{mine}:score")
+    assert "line 1: has no gt_answer (or answer, ground_truth, label; --answer-key names another column)" in message
+    sizes = ("-i", 1, "-t", 1, "-ibs", 2, "-imbs", 2, "-tbs", 2, "-tMbs", 2)
+    message = refuse("-d", dataset(row), "-rt", f"{mine}:score", "--answer-key", "solution", *sizes)
+    assert "1 usable prompts" in message, "the row was read, and is too few"
 
 
 def test_a_service_that_is_not_there(refuse, dataset, monkeypatch):

@@ -121,7 +121,11 @@ def test_refusal_of_shapes_that_differ_and_rewards_that_are_no_numbers() -> None
             advantages_of([bad, 1.0], "group_norm")
 
 
-@pytest.mark.parametrize("result", [[1.0], [[1.0, 0.0]], [1.0, math.nan], 3.0], ids=["one", "2d", "nan", "number"])
+@pytest.mark.parametrize(
+    "result",
+    [[1.0], [[1.0, 0.0]], [1.0, math.nan], [1.0, 1e300], 3.0],
+    ids=["one", "2d", "nan", "infinite as float32", "number"],
+)
 def test_refusal_of_an_estimator_that_does_not_give_one_finite_number_a_sample(result: object) -> None:
     with pytest.raises(ValueError, match="one finite number per valid sample"):
         group_advantages(np.array([1.0, 0.0]), np.array([True, True]), estimator=lambda _: result)

@@ -99,20 +99,20 @@ REFUSALS = [
     ),
     (
         "--filter-range 0.9,0.1",
-        "--filter-range 0.9,0.1: accuracies lie in [0, 1]; give two of them in order, like 0.01,0.99",
-        ["--filter-range 0.01,0.99", "--filter-range None"],
+        "--filter-range 0.9,0.1: mean scores lie in [0, 1]; give two of them in order, like 0,1",
+        ["--filter-range 0,1", "--filter-range None"],
     ),
-    ("--filter-range 0.5,0.5", "--filter-range 0.5,0.5: accuracies lie in [0, 1]", ["--filter-range 0,1"]),
-    ("--filter-range=-0.1,0.9", "--filter-range -0.1,0.9: accuracies lie in [0, 1]", ["--filter-range 0,0.9"]),
-    ("--filter-range 0.1,1.5", "--filter-range 0.1,1.5: accuracies lie in [0, 1]", ["--filter-range 0.1,1"]),
+    ("--filter-range 0.5,0.5", "--filter-range 0.5,0.5: mean scores lie in [0, 1]", ["--filter-range 0,1"]),
+    ("--filter-range=-0.1,0.9", "--filter-range -0.1,0.9: mean scores lie in [0, 1]", ["--filter-range 0,0.9"]),
+    ("--filter-range 0.1,1.5", "--filter-range 0.1,1.5: mean scores lie in [0, 1]", ["--filter-range 0.1,1"]),
     (
         "-g 2 --filter-range 0.6,0.7",
-        "--filter-range 0.6,0.7 with -g 2: no group has such an accuracy, as they are multiples of 1/2",
-        ["-g 3", "--filter-range 0.4,0.7"],
+        "--filter-range 0.6,0.7 with -g 2: no group has such a mean score, as they are multiples of 1/2",
+        ["-g 3", "--filter-range 0.4,0.7", "-rt /mine.py:graded", "-rt http://rm/score=1,boxed=1"],
     ),
     (
         "-a REINFORCE_PP -g 1 --filter-range 0.01,0.99",
-        "--filter-range 0.01,0.99 with -g 1: no group has such an accuracy",
+        "--filter-range 0.01,0.99 with -g 1: no group has such a mean score",
         ["-g 2", "--filter-range None"],
     ),
     (

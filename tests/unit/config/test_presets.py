@@ -118,7 +118,7 @@ def test_the_defaults_of_the_fields_are_those_of_grpo():
 
 def test_dapo_filters_groups_replaces_them_and_punishes_length():
     config = config_of("-a DAPO -mnt 2048")
-    assert config.filter_range == (0.01, 0.99)
+    assert config.filter_range == (0.0, 1.0)
     assert config.dynamic_batching
     assert config.filter_truncated_response
     assert config.over_length_cache == 512  # min(1024, 2048 / 4)

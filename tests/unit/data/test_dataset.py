@@ -179,7 +179,18 @@ def test_wrong_tests_are_named_by_their_line_and_wrong_rows_by_what_they_need(te
 
 def test_a_wrong_row_of_another_format_is_named_by_its_number(text_file):
     path = text_file("a.csv", "messages,gt_answer\nhi,4\nho,\n")
-    assert refusal(path) == f"--dataset {path}, row 2: has no gt_answer; every row needs messages and gt_answer"
+    assert refusal(path).startswith(
+        f"--dataset {path}, row 2: has no gt_answer; every row needs messages and gt_answer"
+    )
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet"])
+def test_answers_are_read_from_the_ecosystems_columns_and_from_one_that_is_named(write, prompts_of, name):
+    rows = [{"messages": "1+1?", "label": "2", "solution": "02"}, {"messages": "1+2?", "label": "3", "solution": "03"}]
+    path = write(name, rows)
+    for answer_key, answers in ((None, ["2", "3"]), ("solution", ["02", "03"])):
+        loaded = load_rows(path, flag="--dataset", answer_key=answer_key)
+        assert [prompt.ground_truth for prompt in prompts_of(loaded, answer_key=answer_key).prompts] == answers
 
 
 @pytest.mark.parametrize(

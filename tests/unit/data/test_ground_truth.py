@@ -1,6 +1,7 @@
 """What a row is scored against, by reward type."""
 
 import json
+import re
 
 import pytest
 
@@ -9,6 +10,9 @@ from coati_rl.errors import ConfigError
 
 TESTS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
 CALLS = {"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [3, 7]}
+
+
+COLUMNS = "gt_answer (or answer, ground_truth, label; --answer-key names another column)"
 
 
 def refusal(row, required=None):
@@ -32,6 +36,52 @@ def refusal(row, required=None):
 )
 def test_the_rewards_decide_what_a_row_needs(reward_type, key):
     assert required_truth(reward_type) == key
+
+
+@pytest.mark.parametrize(
+    ("reward_type", "key"),
+    [("/mine.py:f", "either"), ("/mine.py:f=1,http://rm/score=1", "either"), ("/mine.py:f=1,code=1", "test_cases")],
+)
+def test_a_function_that_takes_a_ground_truth_needs_one_of_either_kind(reward_type, key):
+    assert required_truth(reward_type, needs_truth=True) == key
+
+
+@pytest.mark.parametrize("required", ["gt_answer", "either", None])
+@pytest.mark.parametrize("key", ["answer", "ground_truth", "label"])
+def test_the_ecosystems_names_of_an_answer_are_read(key, required):
+    assert ground_truth({key: 72}, required) == "72"
+    assert ground_truth({"gt_answer": "1", key: "72"}, required) == "1", "ours goes first"
+    assert ground_truth({"gt_answer": "", key: "72", "test_cases": TESTS}, required) == "72"
+
+
+def test_two_answers_that_differ_are_refused_and_two_that_agree_are_one():
+    assert ground_truth({"answer": 4, "label": "4"}, "gt_answer") == "4"
+    row = {"answer": "2 + 2 = 4", "label": "4"}
+    cause = "has answer and label, which differ; say with --answer-key which of them is the ground truth"
+    for required in ("gt_answer", "either", None):
+        assert refusal(row, required) == f"--dataset d.jsonl, line 3: {cause}"
+        assert ground_truth(row, required, answer_key="label") == "4"
+    assert json.loads(ground_truth({**row, "test_cases": TESTS}, "test_cases")) == TESTS, "code looks at no answer"
+
+
+def test_a_named_column_is_read_and_no_other():
+    row = {"gt_answer": "1", "answer": "2", "solution": "3"}
+    assert ground_truth(row, "gt_answer", answer_key="solution") == "3"
+    del row["solution"]
+    cause = "has no solution; every row needs messages and solution (--answer-key)"
+    with pytest.raises(ConfigError, match=re.escape(cause)):
+        ground_truth(row, "gt_answer", answer_key="solution")
+    with pytest.raises(ConfigError, match="solution is list; write text or a number"):
+        ground_truth({"solution": ["3"]}, "gt_answer", answer_key="solution")
+
+
+def test_a_function_that_takes_a_ground_truth_gets_tests_where_there_is_no_answer_and_never_nothing():
+    assert json.loads(ground_truth({"test_cases": TESTS}, "either")) == TESTS
+    assert refusal({"solution": "4"}, "either") == (
+        "--dataset d.jsonl, line 3: has no gt_answer (or answer, ground_truth, label; --answer-key names another "
+        "column) and no test_cases, and a function of --reward-type takes the ground truth: give its parameter a "
+        "default if it can do without"
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,18 +155,18 @@ def test_a_row_with_neither_has_an_empty_ground_truth_where_none_is_needed():
 @pytest.mark.parametrize(
     ("row", "required", "cause"),
     [
-        ({}, "gt_answer", "has no gt_answer; every row needs messages and gt_answer"),
-        ({"gt_answer": ""}, "gt_answer", "has no gt_answer; every row needs messages and gt_answer"),
+        ({}, "gt_answer", f"has no gt_answer; every row needs messages and {COLUMNS}"),
+        ({"gt_answer": ""}, "gt_answer", f"has no gt_answer; every row needs messages and {COLUMNS}"),
         (
             {"test_cases": TESTS},
             "gt_answer",
-            "has no gt_answer; every row needs messages and gt_answer (it has test_cases: use --reward-type code)",
+            f"has no gt_answer; every row needs messages and {COLUMNS} (it has test_cases: use --reward-type code)",
         ),
         ({}, "test_cases", "has no test_cases; every row needs messages and test_cases"),
         (
             {"gt_answer": "4"},
             "test_cases",
-            "has no test_cases; every row needs messages and test_cases for --reward-type code (it has a gt_answer: "
+            "has no test_cases; every row needs messages and test_cases for --reward-type code (it has an answer: "
             "use boxed or think_answer_tags)",
         ),
         ({"gt_answer": [4]}, None, "gt_answer is list; write text or a number"),

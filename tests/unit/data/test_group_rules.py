@@ -1,6 +1,7 @@
 """Which samples count, which are trained, why a group may have no effect, what length takes off."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from coati_rl.data.group_rules import (
 )
 
 PLAIN = GroupRules(max_new_tokens=8)
+DAPO = GroupRules(max_new_tokens=8, filter_range=(0.0, 1.0))
 IN_RANGE = GroupRules(max_new_tokens=8, filter_range=(0.01, 0.99))
 WHOLE = GroupRules(max_new_tokens=8, filter_truncated_response=True)
 
@@ -20,6 +22,8 @@ WHOLE = GroupRules(max_new_tokens=8, filter_truncated_response=True)
 def test_a_sample_is_valid_if_it_was_scored_and_has_a_token(group_of):
     group = group_of([(1.0, 1), (0.0, 0), (1.0, 3, "invalid"), (math.nan, 3), (math.inf, 3), (-2.0, 1)])
     assert is_valid(group).tolist() == [True, False, False, False, False, True]
+    group = group_of([(1e300, 1), (-1e300, 1), (1e10, 1), (1e9, 1), (-1e9, 1)])  # (1e300 - 0) ** 2 is no float64
+    assert is_valid(group).tolist() == [False, False, False, True, True]
 
 
 def test_without_rules_every_valid_sample_is_in_the_loss(group_of):
@@ -37,7 +41,7 @@ def test_without_rules_every_valid_sample_is_in_the_loss(group_of):
         ((0.3, 0.6), {3, 4}),
     ],
 )
-def test_a_group_is_trained_if_its_accuracy_is_strictly_inside_of_the_range(group_of, filter_range, trained):
+def test_a_group_is_trained_if_its_mean_score_is_strictly_inside_of_the_range(group_of, filter_range, trained):
     rules = GroupRules(max_new_tokens=8, filter_range=filter_range)
     for num_right in range(9):
         group = group_of([(float(index < num_right), 1) for index in range(8)])
@@ -51,10 +55,47 @@ def test_a_bound_in_tenths_is_met_by_as_many_of_ten(group_of, bound):
     assert not is_in_loss(group, GroupRules(max_new_tokens=8, filter_range=(0.0, bound))).any()
 
 
-def test_accuracy_is_that_of_the_answers_and_over_valid_samples(group_of):
+def test_the_mean_is_over_valid_samples(group_of):
     rules = GroupRules(max_new_tokens=8, filter_range=(0.4, 0.6))
-    group = group_of([(0.1, 1), (0.0, 1), (1.0, 1, "invalid"), (1.0, 0)])  # 1 right of 2
+    group = group_of([(1.0, 1), (0.0, 1), (1.0, 1, "invalid"), (1.0, 0)])  # 1 right of 2
     assert is_in_loss(group, rules).tolist() == [True, True, False, False]
+
+
+def with_answers(group, *answers):
+    scores = [replace(score, answer_correct=right) for score, right in zip(group.scores, answers, strict=True)]
+    return replace(group, scores=tuple(scores))
+
+
+def test_the_filter_looks_at_what_is_earned_and_not_at_answers_that_earn_nothing(group_of):
+    # The answers are right, the format is broken: nothing is paid, and nothing is learned from four zeros.
+    paid_in_part = with_answers(group_of([(1.0, 1), (1.0, 1), (0.0, 1), (0.0, 1)]), True, True, True, True)
+    never_paid = with_answers(group_of([(0.0, 1)] * 4), True, False, True, False)
+    assert reason_without_effect(paid_in_part, DAPO) is None
+    assert reason_without_effect(never_paid, DAPO) == "always wrong"
+
+
+def test_graded_scores_are_trained_though_none_of_them_is_right(group_of):
+    graded = with_answers(group_of([(0.2, 1), (0.9, 1), (0.5, 1), (0.7, 1)]), False, False, False, False)
+    assert is_in_loss(graded, DAPO).all()  # a mean of 0.575
+    assert not is_in_loss(graded, GroupRules(max_new_tokens=8, filter_range=(0.6, 1.0))).any()
+
+
+@pytest.mark.parametrize("group_size", [2, 8, 100, 1000])
+def test_dapos_condition_is_that_some_answers_are_right_and_some_are_not_for_any_group_size(group_of, group_size):
+    trained = [
+        num_right
+        for num_right in {0, 1, 2, group_size - 1, group_size}
+        if is_in_loss(group_of([(float(index < num_right), 1) for index in range(group_size)]), DAPO).all()
+    ]
+    assert set(trained) == {1, 2, group_size - 1} - {group_size}
+
+
+def test_rewards_beyond_0_and_1_are_held_to_them_and_a_filter_score_takes_their_place(group_of):
+    wrong, right, mixed = (group_of([(reward, 1) for reward in rewards]) for rewards in ((-1, -1), (1, 3), (-1, 1)))
+    reasons = [reason_without_effect(group, DAPO) for group in (wrong, right, mixed)]
+    assert reasons == ["always wrong", "always right", None]
+    told = replace(right, scores=tuple(replace(score, filter_score=score.reward / 4) for score in right.scores))
+    assert reason_without_effect(told, DAPO) is None
 
 
 def test_a_truncated_response_is_left_out_of_the_loss_but_counts_in_the_accuracy(group_of):

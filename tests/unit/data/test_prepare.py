@@ -29,11 +29,11 @@ def dataset(tmp_path):
 
 @pytest.fixture
 def prepare_with(model_dir, dataset):
-    def run(flags="", *, num_rows=8, is_dry_run=False, model=None, system_prompt="Be brief."):
+    def run(flags="", *, num_rows=8, is_dry_run=False, model=None, system_prompt="Be brief.", needs_truth=False):
         argv = ["-m", str(model or model_dir), "-d", dataset(num_rows), *SIZES.split(), *flags.split()]
         config = parse(argv)[0]
         check(config)
-        return prepare(config, system_prompt=system_prompt, is_dry_run=is_dry_run)
+        return prepare(config, system_prompt=system_prompt, needs_truth=needs_truth, is_dry_run=is_dry_run)
 
     return run
 

@@ -9,7 +9,7 @@ import yaml
 
 from coati_rl.config.cli import parse
 from coati_rl.data.checkpoint_dir import write_manifest
-from coati_rl.data.position import DrawOrder, Position, data_state, fingerprint
+from coati_rl.data.position import DrawOrder, Position, data_state, fingerprint, ground_truth_digest
 from coati_rl.data.resume import open_resume_point
 from coati_rl.errors import ConfigError
 
@@ -23,7 +23,9 @@ def checkpoint(model_dir, make_prompts, tmp_path):
     path.mkdir(parents=True)
     shutil.copy(model_dir / "config.json", path)
     position = Position(step=3, num_drawn=7, waiting=("train-4.0",))
-    order = DrawOrder(seed=0, num_prompts=10, fingerprint=fingerprint(make_prompts(10)))
+    prompts = make_prompts(10)
+    digests = {"fingerprint": fingerprint(prompts), "ground_truths": ground_truth_digest(prompts)}
+    order = DrawOrder(seed=0, num_prompts=10, **digests)
     state = {"step": 3, "policy_version": 3, "data": data_state(position, order)}
     (path / "state.json").write_text(json.dumps(state))
     write_manifest(path)
@@ -139,6 +141,40 @@ def test_settings_that_decide_the_experiment_are_compared_and_the_layout_is_not(
         f"learning_rate was {run_config['learning_rate']!r} and is 1e-05 now",
         "sync_period was 1 and is 2 now",
     )
+
+
+@pytest.fixture
+def open_with(checkpoint, model_dir):
+    """Prompts -> what is told of a resumption with them, besides settings."""
+    run_config = parse([*f"-m {model_dir} {SIZES}".split()])[0].model_dump(mode="json")
+    (checkpoint.parents[1] / "config.yaml").write_text(yaml.safe_dump(run_config))
+    config = parse([*f"-m {model_dir} -cp {checkpoint} {SIZES}".split()])[0]
+    return lambda prompts: open_resume_point(config, prompts, num_prompts=10).changes
+
+
+def test_ground_truths_that_changed_are_told(open_with, make_prompts):
+    first, *others = make_prompts(10)
+    assert open_with([first, *others]) == ()
+    (change,) = open_with([replace(first, ground_truth="corrected"), *others])
+    assert change == "ground truths of --dataset data.jsonl differ from those of the checkpoint's run"
+
+
+def test_ground_truths_that_only_move_from_a_prompt_to_another_have_changed_too(make_prompts):
+    first, second = make_prompts(2)
+    pairs = [("1", "23"), ("12", "3"), ("23", "1"), ("", "123")]
+    digests = [ground_truth_digest([replace(first, ground_truth=a), replace(second, ground_truth=b)]) for a, b in pairs]
+    assert len(set(digests)) == len(pairs)
+
+
+def test_a_checkpoint_from_before_ground_truths_were_digested_is_resumed_and_that_is_told(
+    open_with, checkpoint, make_prompts
+):
+    state = json.loads((checkpoint / "state.json").read_text())
+    del state["data"]["draw_order"]["ground_truths"]
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    write_manifest(checkpoint)
+    (change,) = open_with(make_prompts(10))
+    assert change.startswith("ground truths are not compared")
 
 
 def test_a_checkpoint_without_its_runs_configuration_cannot_be_compared(resume, checkpoint):

@@ -62,6 +62,14 @@ def test_the_penalty_is_a_mean_over_valid_samples_and_not_part_of_the_reward(gro
     assert str(statistics([group_of([(1.0, 2)])], rules=rules)["over_length_penalty_mean"]) == "0.0", "not -0.0"
 
 
+def test_without_a_valid_sample_there_is_no_mean_rather_than_a_mean_of_zero(group_of):
+    rules = GroupRules(max_new_tokens=8, over_length_cache=4)
+    record = statistics([group_of([(1.0, 2, "invalid"), (1.0, 0)])], rules=rules)
+    keys = ("reward_mean", "answer_accuracy", "format_accuracy", "over_length_penalty_mean")
+    assert [record[key] for key in keys] == [None] * 4
+    assert (record["samples_invalid"], record["response_tokens_mean"]) == (2, 1.0)
+
+
 def with_breakdowns(group, *breakdowns):
     scores = [replace(score, breakdown=parts) for score, parts in zip(group.scores, breakdowns, strict=True)]
     return replace(group, scores=tuple(scores))

@@ -49,7 +49,7 @@ def test_dapo_is_a_matter_of_settings():
     settings = settings_of("-a DAPO -mnt 64 --reward-scale 2 --max-empty-batches 3 -t 2 -tbs 4 -tMbs 4")
     assert settings.batch.rules == GroupRules(
         max_new_tokens=64,
-        filter_range=(0.01, 0.99),
+        filter_range=(0.0, 1.0),
         filter_truncated_response=True,
         over_length_cache=16,  # a quarter of the response
         reward_scale=2.0,

@@ -27,6 +27,7 @@ from consumer.process_group import MeetingPoint
 from consumer.torch_backend import TorchBackend
 from producer.engines import create_engine
 from rewards import default_system_prompt, get_reward
+from rewards.registry import needs_ground_truth
 from tests.unit.loops.watched_engine import InlineReward, WatchedEngine
 
 RUN_TIMEOUT_S = 60.0
@@ -75,7 +76,8 @@ class ThreadedRun:
         config = build_config(values)
         check(config)
         system_prompt = default_system_prompt(config.reward_type)
-        prepared = prepare(config, system_prompt=system_prompt, is_dry_run=False)
+        needs_truth = needs_ground_truth(config.reward_type)
+        prepared = prepare(config, system_prompt=system_prompt, needs_truth=needs_truth, is_dry_run=False)
         self.trace = Trace(prepared=prepared, paths=make_run_dir(config, prepared.resume))
         self._config = prepared.config
         self._score = score or get_reward(config.reward_type)

@@ -101,6 +101,11 @@ def directories(trace):
     return [directory.name for directory in found if directory.is_dir() and any(directory.iterdir())]
 
 
+def first_rollout(trace):
+    (path,) = trace.paths.rollouts.iterdir()
+    return json.loads(path.read_text().splitlines()[0])
+
+
 MATH = {"eval_dataset": {"math": "<math>"}, "eval_interval": 2}
 SHORT = {"max_prompt_tokens": 20}  # with 16 new tokens a sample has at most 36
 ALL_DIRECTORIES = ["checkpoints", "eval", "rollouts"]
@@ -177,6 +182,7 @@ IN_RUNS = {
     "run_dir": Row("<tmp>/other", directories, ["checkpoints", "rollouts"], ["other"]),
     "save_dir": Row("<tmp>/other", directories, ALL_DIRECTORIES, ["other", "eval", "rollouts"], MATH),
     "eval_save_dir": Row("<tmp>/other", directories, ALL_DIRECTORIES, ["other", "checkpoints", "rollouts"], MATH),
+    "rollout_detail": Row("text", lambda t: "token_ids" in first_rollout(t), True, False),
     "rollout_save_dir": Row("<tmp>/other", directories, ALL_DIRECTORIES, ["other", "checkpoints", "eval"], MATH),
     "eval_interval": Row(-1, lambda t: [e["step"] for e in t.of("evaluation")], [0, 2, 4], [], MATH),
     "save_interval": Row(2, lambda t: [e["step"] for e in t.of("checkpoint")], [4], [2, 4]),

@@ -4,6 +4,8 @@ The part of a test's name before two underscores is the field (see test_flags.py
 and with a real service, is in tests/integration/test_scorer.py.
 """
 
+import json
+
 import pytest
 
 import rewards.code.sandbox
@@ -50,6 +52,16 @@ def test_code_verifier_api_url__has_a_service_score_in_the_place_of_processes(fa
     }
     assert asked == [("http://host:8765", {"token": "a-token-of-this-test-0123456789", "reward_type": "code"})]
     assert factory_of().func is RewardPool
+
+
+def test_answer_key__names_the_column_that_responses_are_scored_against(run_in_threads, tmp_path):
+    (tmp_path / "mine.py").write_text("def score(messages, answer): return float(answer)\n")
+    rows = [{"messages": f"p{'x' * i}", "answer": "0", "solution": 0.25} for i in range(8)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"dataset": f"{tmp_path}/data.jsonl", "reward_type": f"{tmp_path}/mine.py:score", "max_steps": 1}
+    for answer_key, reward in ((None, 0.0), ("solution", 0.25)):
+        (step,) = run_in_threads({**settings, "answer_key": answer_key}, score=None).steps
+        assert step["reward_mean"] == reward
 
 
 @pytest.mark.parametrize("number", [1, 3])

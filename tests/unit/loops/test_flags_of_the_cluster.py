@@ -57,7 +57,7 @@ def backend_of(monkeypatch, tmp_path):
 
 @pytest.fixture
 def prepare_with(config_with):
-    return lambda **changes: prepare(config_with(**changes), system_prompt="", is_dry_run=False)
+    return lambda **changes: prepare(config_with(**changes), system_prompt="", needs_truth=False, is_dry_run=False)
 
 
 def test_master_address__joins_a_cluster_instead_of_starting_one(ray_calls, start_ray, config_with):

@@ -1,14 +1,19 @@
 """A run that goes on from its checkpoint: with the first part it is the run that was never interrupted."""
 
+import io
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 import rl_example
 from coati_rl.config.cli import build_config
 from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork
+from coati_rl.observability.progress import ProgressDisplay
+from coati_rl.runtime.launch import _say_what_is_resumed
 
 ALL_PROMPTS = [f"train-{i}.0" for i in range(8)]
 
@@ -83,6 +88,24 @@ def test_the_abandoned_future_is_moved_aside(resume, whole):
     assert sorted(path.name for path in (aside / "checkpoints").iterdir()) == ["step-3", "step-4"]
     assert {json.loads(line)["step"] for line in next((aside / "rollouts").iterdir()).open()} == {3, 4}
     assert (trace.paths.run_dir / "config-step-2.yaml").read_text() == (whole.paths.run_dir / "config.yaml").read_text()
+
+
+def test_corrected_ground_truths_are_said_in_the_log_and_recorded(resume, whole, small_run, tmp_path, caplog):
+    unchanged = resume(3)
+    (record,) = map(json.loads, (unchanged.paths.run_dir / "resumes.jsonl").read_text().splitlines())
+    assert (record["step"], record["checkpoint"]) == (3, str(unchanged.paths.checkpoints / "step-3"))
+    assert not [change for change in record["changes"] if "ground truths" in change]
+
+    corrected = tmp_path / "corrected.jsonl"
+    corrected.write_text(Path(small_run["dataset"]).read_text().replace('"gt_answer": "1"', '"gt_answer": "2"', 1))
+    trace = resume(2, dataset=str(corrected))
+    (record,) = map(json.loads, (trace.paths.run_dir / "resumes.jsonl").read_text().splitlines())
+    told = f"ground truths of --dataset {corrected} differ from those of the checkpoint's run"
+    assert told in record["changes"]
+    caplog.set_level("INFO", logger="coati_rl")
+    shown = io.StringIO()
+    _say_what_is_resumed(trace.prepared.resume, ProgressDisplay(None, Console(file=shown)))
+    assert told in caplog.messages and told in shown.getvalue().splitlines()
 
 
 def test_a_run_may_go_on_with_other_sizes(resume):

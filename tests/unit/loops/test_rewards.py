@@ -48,6 +48,13 @@ def test_the_most_common_cause_is_the_one_that_is_told(run_in_threads, own):
         run_in_threads({"reward_type": name, "num_generations": 5, "max_failure_rate": 0.4}, score=None)
 
 
+def test_rewards_too_large_to_train_on_stop_the_run_instead_of_training_nothing(run_in_threads, own):
+    name = own("def score(response, ground_truth):\n    return 1e300 * (len(response) % 2)\n")
+    message = r"samples failed because: a reward of 1e\+300 cannot be trained on; return at most 1e\+09 in size"
+    with pytest.raises(RunError, match=message):
+        run_in_threads({"reward_type": name}, score=None)
+
+
 def test_a_run_goes_on_with_the_samples_that_could_be_scored(run_in_threads, own):
     name = own(
         "def score(response, ground_truth):\n"

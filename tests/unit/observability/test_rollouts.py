@@ -32,7 +32,7 @@ def group():
         lease_id=0,
         producer_id=1,
         prompt=Prompt(uid="train-3.0", token_ids=(1,), ground_truth="4", text="2+2?"),
-        temperature=1.0,
+        temperature=0.7,
         completions=(completion, empty),
         scores=(
             Score(reward=1.0, answer_correct=True, format_valid=True, verdict="ok"),
@@ -41,8 +41,7 @@ def group():
     )
 
 
-def first_only(group):
-    return np.arange(len(group.scores)) == 0
+FIRST_ONLY = {("train-3.0", 0): -0.25}
 
 
 def lines_of(path):
@@ -50,7 +49,7 @@ def lines_of(path):
 
 
 def test_every_sample_is_a_line_with_what_a_person_asks_for(tmp_path, group):
-    RolloutRecorder(tmp_path / "rollouts").write(7, [group], is_trained=first_only)
+    RolloutRecorder(tmp_path / "rollouts", "text").write(7, [group], advantages=FIRST_ONLY)
     first, second = lines_of(tmp_path / "rollouts/steps-000001-000100.jsonl")
     assert first == {
         "step": 7,
@@ -62,6 +61,7 @@ def test_every_sample_is_a_line_with_what_a_person_asks_for(tmp_path, group):
         "response": "½ — \\boxed{4}\n",
         "num_tokens": 2,
         "finish_reason": "stop",
+        "temperature": 0.7,
         "policy_versions": [2, 4],
         "reward": 1.0,
         "answer_correct": True,
@@ -69,9 +69,10 @@ def test_every_sample_is_a_line_with_what_a_person_asks_for(tmp_path, group):
         "verdict": "ok",
         "detail": "",
         "is_trained": True,
+        "advantage": -0.25,
     }
     assert (second["sample"], second["policy_versions"], second["verdict"]) == (1, [], "invalid")
-    assert second["is_trained"] is False
+    assert (second["is_trained"], second["advantage"]) == (False, None)
     assert second["reward"] is None, "a reward without meaning may be no number, which JSON cannot say"
 
 
@@ -79,32 +80,69 @@ def test_a_full_disk_is_told_with_path_and_remedy(tmp_path, group):
     path = tmp_path / "steps-000001-000100.jsonl"
     path.symlink_to("/dev/full")
     with pytest.raises(RunError, match=f"{path} cannot be written: No space left on device; free space there"):
-        RolloutRecorder(tmp_path).write(7, [group], is_trained=first_only)
+        RolloutRecorder(tmp_path).write(7, [group], advantages=FIRST_ONLY)
+
+
+def test_full_lines_hold_tokens_with_their_log_probabilities_and_versions(tmp_path, group):
+    RolloutRecorder(tmp_path).write(7, [group], advantages=FIRST_ONLY)
+    first, second = lines_of(tmp_path / "steps-000001-000100.jsonl")
+    keys = ("prompt_token_ids", "token_ids", "token_versions", "rollout_logprobs")
+    assert [first[key] for key in keys] == [[1], [5, 6], [[2, 1], [4, 1]], [0.0, 0.0]]
+    assert [second[key] for key in keys] == [[1], [], [], []]
+    RolloutRecorder(tmp_path / "text", "text").write(7, [group], advantages=FIRST_ONLY)
+    texts = lines_of(tmp_path / "text" / "steps-000001-000100.jsonl")
+    assert [{**line, **dict.fromkeys(keys)} for line in texts] == [
+        {**first, **dict.fromkeys(keys)},
+        {**second, **dict.fromkeys(keys)},
+    ]
+
+
+def test_tokens_are_read_back_as_they_were(tmp_path, group):
+    logprobs = -(np.random.default_rng(0).exponential(1.0, size=1000).astype(np.float32) ** 3)
+    completion = replace(
+        group.completions[0],
+        token_ids=np.arange(1000, dtype=np.int32) * 151,
+        logprobs=logprobs,
+        policy_versions=np.repeat(np.array([3, 5, 4], dtype=np.int32), [1, 990, 9]),
+    )
+    group = replace(group, completions=(completion,), scores=group.scores[:1])
+    RolloutRecorder(tmp_path).write(1, [group], advantages={})
+    (line,) = lines_of(tmp_path / "steps-000001-000100.jsonl")
+    assert line["token_ids"] == completion.token_ids.tolist()
+    assert line["token_versions"] == [[3, 1], [5, 990], [4, 9]]
+    assert (np.array(line["rollout_logprobs"], dtype=np.float32) == logprobs).all()
+
+
+def test_a_log_probability_that_is_no_number_is_null(tmp_path, group):
+    completion = replace(group.completions[0], logprobs=np.array([-np.inf, -0.5], dtype=np.float32))
+    group = replace(group, completions=(completion,), scores=group.scores[:1])
+    RolloutRecorder(tmp_path).write(1, [group], advantages={})
+    assert lines_of(tmp_path / "steps-000001-000100.jsonl")[0]["rollout_logprobs"] == [None, -0.5]
 
 
 @pytest.mark.parametrize(
     ("step", "name"), [(1, "steps-000001-000100"), (100, "steps-000001-000100"), (101, "steps-000101-000200")]
 )
 def test_a_file_holds_a_hundred_steps(tmp_path, group, step, name):
-    RolloutRecorder(tmp_path).write(step, [group], is_trained=first_only)
+    RolloutRecorder(tmp_path).write(step, [group], advantages=FIRST_ONLY)
     assert [path.stem for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_later_step_is_appended(tmp_path, group):
     recorder = RolloutRecorder(tmp_path)
-    recorder.write(1, [group], is_trained=first_only)
-    recorder.write(2, [group, group], is_trained=first_only)
+    recorder.write(1, [group], advantages=FIRST_ONLY)
+    recorder.write(2, [group, group], advantages=FIRST_ONLY)
     assert [line["step"] for line in lines_of(tmp_path / "steps-000001-000100.jsonl")] == [1, 1, 2, 2, 2, 2]
 
 
 def test_a_reward_of_several_parts_is_written_with_them(tmp_path, group):
     scores = [replace(score, breakdown={"boxed": 1.0, "mine.score": math.inf}) for score in group.scores]
-    RolloutRecorder(tmp_path).write(1, [replace(group, scores=tuple(scores))], is_trained=first_only)
+    RolloutRecorder(tmp_path).write(1, [replace(group, scores=tuple(scores))], advantages=FIRST_ONLY)
     lines = lines_of(tmp_path / "steps-000001-000100.jsonl")
     assert [line["breakdown"] for line in lines] == [{"boxed": 1.0, "mine.score": None}] * 2
 
 
 def test_megabytes_of_tests_are_not_written_with_each_sample(tmp_path, group):
     long = replace(group, prompt=replace(group.prompt, ground_truth="x" * 5000))
-    RolloutRecorder(tmp_path).write(1, [long], is_trained=first_only)
+    RolloutRecorder(tmp_path).write(1, [long], advantages=FIRST_ONLY)
     assert lines_of(tmp_path / "steps-000001-000100.jsonl")[0]["gt_answer"] == "x" * 2000 + "..."

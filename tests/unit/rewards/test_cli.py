@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from coati_rl.errors import ConfigError
 from coati_rl.types import Problem
 from rewards.__main__ import main
 from rewards.commands.score_command import parse_line
@@ -115,6 +116,14 @@ def test_a_line_holds_what_scorers_get_to_see() -> None:
     )
     tests = {"inputs": ["1"], "outputs": ["2"], "fn_name": "f"}
     assert json.loads(parse_line(lines({"response": "", "test_cases": tests}), 1)[1].ground_truth) == tests
+
+
+@pytest.mark.parametrize("key", ["answer", "ground_truth", "label"])
+def test_a_lines_answer_may_have_another_name(key: str) -> None:
+    assert parse_line(lines({"response": "5", key: 5}), 1)[1].ground_truth == "5"
+    assert parse_line(lines({"response": "5", "gt_answer": "4", key: 5}), 1, key)[1].ground_truth == "5"
+    with pytest.raises(ConfigError, match="line 1 has no"):
+        parse_line(lines({"response": "5", key: 5}), 1, "solution")
 
 
 def test_a_line_separator_inside_of_a_string_does_not_end_the_line(

@@ -47,6 +47,14 @@ def test_scores_beside_the_rewards_decide_what_is_right_also_when_they_are_zero(
     with ScriptedServer(reply({"rewards": [5.0, -0.5], "scores": [0.0, 1.0], "extra_logs": {"x": [1, 2]}})) as server:
         scores = scores_of(server, ["a", "b"])
     assert [(score.reward, score.answer_correct) for score in scores] == [(5.0, False), (-0.5, True)]
+    assert [score.filter_score for score in scores] == [0.0, 1.0]
+
+
+def test_a_reward_that_is_too_large_to_train_on_is_invalid() -> None:
+    with ScriptedServer(reply({"rewards": [1e300, 1.0]})) as server:
+        scores = scores_of(server, ["a", "b"])
+    assert [score.verdict for score in scores] == ["invalid", "ok"]
+    assert scores[0].detail == "a reward of 1e+300 cannot be trained on; return at most 1e+09 in size"
 
 
 def test_scores_of_null_are_none() -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,7 @@ def test_openrlhfs_own_example_with_tensors_scores_and_logs(own) -> None:
     first, second = reward.score(["4", "5"], PROBLEM)
     assert (first.reward, first.answer_correct, first.breakdown) == (0.5, True, {"dummy_scores": 1.0})
     assert (second.reward, second.answer_correct, second.breakdown) == (-0.5, False, {"dummy_scores": 0.0})
+    assert (first.filter_score, second.filter_score) == (1.0, 0.0), "OpenRLHF filters groups on scores"
 
 
 def test_our_form_gets_two_texts_and_may_have_more_with_defaults(own) -> None:
@@ -91,10 +93,10 @@ def test_a_function_may_have_its_own_score(own) -> None:
 @pytest.mark.parametrize(
     ("source", "cause"),
     [
-        ("def score(response): return 1", "takes (response)"),
+        ("def score(response, **columns): return 1", "takes (response, **columns)"),
         ("def score(response, ground_truth, tolerance): return 1", "takes (response, ground_truth, tolerance)"),
         ("def score(response, ground_truth, /): return 1", "takes (response, ground_truth)"),
-        ("def score(queries, prompts): return 1", "takes (queries, prompts)"),
+        ("def score(queries, labels): return 1", "takes (queries, labels)"),
         ("def score(*args, **kwargs): return 1", "takes (*args, **kwargs)"),
         ("def score(): return 1", "names no parameters"),
         ("score = dict", "names no parameters"),
@@ -106,6 +108,27 @@ def test_other_parameters_are_refused_with_the_three_forms(own, source: str, cau
     message = str(caught.value)
     assert message.startswith("--reward-type ") and f"mine.py:score: {cause}; a reward function takes " in message
     assert "(messages, answer), (queries, prompts, labels) or (response, ground_truth)" in message
+
+
+@pytest.mark.parametrize(
+    ("inputs", "truth", "returned"),
+    [("messages", "answer", "{}"), ("queries, prompts", "labels", "[{}]"), ("response", "ground_truth", "{}")],
+)
+def test_a_function_needs_a_ground_truth_unless_its_parameter_has_a_default_or_is_left_out(
+    tmp_path: Path, inputs: str, truth: str, returned: str
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        f"def needing({inputs}, {truth}): return {returned.format(f'len({truth})')}\n"
+        f"def defaulted({inputs}, {truth}='12345'): return {returned.format(f'len({truth})')}\n"
+        f"def without({inputs}): return {returned.format('0.5')}\n"
+    )
+    needing, defaulted, without = (OwnFunctionReward(f"{path}:{name}") for name in ("needing", "defaulted", "without"))
+    assert [reward.needs_truth for reward in (needing, defaulted, without)] == [True, False, False]
+    nothing = replace(PROBLEM, ground_truth="")
+    assert [score.reward for score in defaulted.score(["x"], nothing)] == [5.0], "the default, and not an empty text"
+    assert rewards_of(defaulted, "x") == rewards_of(needing, "x") == [1.0], "the row's 4, or a list of it"
+    assert rewards_of(without, "x") == [0.5]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem
 from rewards import SYSTEM_PROMPTS, default_system_prompt, get_reward, make_reward
 from rewards.own_function import OwnFunctionReward
+from rewards.registry import needs_ground_truth
 from rewards.remote.http_reward import HttpReward
 from rewards.reward import ResponseReward, only_computes
 from rewards.weighted import WeightedReward
@@ -44,6 +45,14 @@ def test_the_default_system_prompts_are_the_references() -> None:
 def test_the_first_built_in_reward_of_a_sum_has_the_system_prompt_and_without_one_there_is_none() -> None:
     assert default_system_prompt("mine.py:f=1,boxed=2,think_answer_tags=1") == SYSTEM_PROMPTS["boxed"]
     assert default_system_prompt("mine.py:f") == default_system_prompt("http://rm/score") == ""
+
+
+def test_a_function_that_takes_a_ground_truth_needs_one_and_nothing_else_does(brevity: str, tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text("def score(response): return -len(response)\n", encoding="utf-8")
+    without = f"{tmp_path}/short.py:score"
+    names = (brevity, without, f"{without}=1,{brevity}=1", "boxed", "http://rm/score")
+    needing = [name for name in names if needs_ground_truth(name)]
+    assert needing == [brevity, f"{without}=1,{brevity}=1"]
 
 
 @pytest.mark.parametrize("refuse", [get_reward, default_system_prompt])

@@ -64,6 +64,15 @@ def test_anything_else_is_invalid_and_says_what_came_back(value: Any, came: str)
     assert score.detail.endswith("; return a finite number, a Score, or a dict with a reward")
 
 
+@pytest.mark.parametrize("value", [1e300, -1e300, 2e9, {"reward": 1e300}, torch.tensor(1e30)])
+def test_a_reward_that_is_too_large_to_train_on_is_invalid(value: Any) -> None:
+    score = as_score(value)
+    assert score.verdict == "invalid"
+    assert score.detail.endswith(" cannot be trained on; return at most 1e+09 in size")
+    given = Score(reward=1e300, answer_correct=True, format_valid=True, verdict="ok")
+    assert as_score(given).verdict == "invalid"
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

@@ -21,7 +21,7 @@ def test_a_valid_format_alone_earns_nothing() -> None:
 
 def test_a_right_answer_in_a_broken_format_earns_nothing_but_is_reported() -> None:
     score = think_answer_tags_reward("<answer>72</answer>", "72")
-    assert (score.reward, score.answer_correct, score.format_valid, score.verdict) == (0.0, True, False, "wrong")
+    assert (score.reward, score.answer_correct, score.format_valid, score.verdict) == (0.0, False, False, "wrong")
     assert score.detail == "72 equals 72, but not one <think></think> and then one <answer></answer>"
 
 

@@ -53,9 +53,17 @@ def test_the_reward_is_the_weighted_sum_and_the_first_part_decides_the_rest() ->
         verdict="ok",
         detail="scored 1",
         breakdown={"answer": 1.0, "length": 1.0, "length/group": 2.0},
+        filter_score=1.0,
     )
     assert (wrong.reward, wrong.verdict, wrong.detail) == (-1.5, "wrong", "scored 0.25")  # 2 * 0.25 - 0.5 * 4
     assert wrong.breakdown == {"answer": 0.25, "length": 4.0, "length/group": 2.0}
+    assert wrong.filter_score == 0.25, "what the first reward says of the answer, not the sum"
+
+
+def test_a_sum_that_is_too_large_to_train_on_is_invalid() -> None:
+    (score,) = weighted(("answer", 1e300, ResponseReward(scoring)), ("length", 1.0, Length())).score(["1"], PROBLEM)
+    assert score.verdict == "invalid"
+    assert score.detail == "a reward of 1e+300 cannot be trained on; return at most 1e+09 in size"
 
 
 def test_a_weight_of_0_only_reports() -> None:

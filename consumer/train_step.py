@@ -30,6 +30,7 @@ class StepSettings:
     old_policy_period: int | None = None  # recompute old_logprobs, with weights of so many steps; None: do not
     reward_kl_coeff: float = 0.0  # KL in the reward; 0: there is none
     kl_estimator: KLEstimator = "k3"
+    kl_clamp: float | None = None
     whitens_advantages: bool = False
 
     @property
@@ -46,6 +47,7 @@ def step_settings(config: Config) -> StepSettings:
         old_policy_period=config.sync_period if config.recomputes_old_logprobs else None,
         reward_kl_coeff=config.kl_coeff if config.kl_place == "reward" else 0.0,
         kl_estimator=config.kl_estimator,
+        kl_clamp=config.kl_clamp,
         whitens_advantages=config.whiten_advantages,
     )
 
@@ -126,8 +128,10 @@ class TrainStep:
         return tuple(dataclasses.replace(m, **{name: score.cpu().numpy()}) for m, score in pairs)
 
     def _with_reward_kl(self, micro_batch: MicroBatch) -> MicroBatch:
-        coeff, estimator = self._settings.reward_kl_coeff, self._settings.kl_estimator
-        changed, sums = subtract_kl_to_go(micro_batch, kl_coeff=coeff, estimator=estimator)
+        settings = self._settings
+        changed, sums = subtract_kl_to_go(
+            micro_batch, kl_coeff=settings.reward_kl_coeff, estimator=settings.kl_estimator, clamp=settings.kl_clamp
+        )
         self._add(sums)
         return changed
 

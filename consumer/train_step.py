@@ -19,6 +19,7 @@ from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.config import Config
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import LossFn, ScoredModel, TrainBackend
+from consumer.sampling_gap import SamplingGap
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,12 +57,20 @@ class TrainStep:
     """Scores, accumulates, steps."""
 
     def __init__(
-        self, backend: TrainBackend, loss_fn: LossFn, settings: StepSettings, timeline: Timeline = NO_TIMELINE
+        self,
+        backend: TrainBackend,
+        loss_fn: LossFn,
+        settings: StepSettings,
+        timeline: Timeline = NO_TIMELINE,
+        *,
+        sampling_gap: SamplingGap | None = None,
     ) -> None:
+        """`sampling_gap`: measures tokens that earlier weights sampled; None: they are not measured."""
         self._backend = backend
         self._loss_fn = loss_fn
         self._settings = settings
         self._timeline = timeline
+        self._sampling_gap = sampling_gap
         self._old_step: int | None = None  # the step that began with what the backend keeps as old policy
         self._begin()
 
@@ -77,6 +86,9 @@ class TrainStep:
         """
         begin = time.perf_counter()
         self._keep_old_policy(batch.step)
+        if self._sampling_gap is not None:
+            with self._timeline.span("measure the gap"):
+                self._add(self._sampling_gap.measure(batch.micro_batches, step=batch.step))
         self._waiting.append(dataclasses.replace(batch, micro_batches=self._score(batch.micro_batches)))
         if batch.is_last or not self._settings.whitens_advantages:
             for ready in self._take_ready():
@@ -87,6 +99,8 @@ class TrainStep:
 
     def _finish(self, batch: MiniBatch) -> dict[str, Any]:
         begin = time.perf_counter()
+        if self._sampling_gap is not None:
+            self._sampling_gap.end_step(batch.step)
         learning_rate = cosine_learning_rate(batch.learning_rate_progress, peak=self._settings.learning_rate)
         with self._timeline.span("optimizer step", step=batch.step + 1):
             norm = self._backend.optimizer_step(loss_scale=batch.loss_scale, learning_rate=learning_rate)

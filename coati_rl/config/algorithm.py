@@ -43,7 +43,9 @@ class AlgorithmConfig(BaseModel):
     kl_place: KLPlace = flag("loss", "Where KL acts: on the loss, or on the reward of each token.")
     kl_estimator: KLEstimator = flag("k3", "How KL is estimated from the sampled token.")
     kl_clamp: float | None = flag(
-        None, "Bound of a token's KL estimate, nats, without gradient beyond (10 in verl and OpenRLHF); None: off.", gt=0
+        None,
+        "Bound of a token's KL estimate, nats, without gradient beyond (10 in verl and OpenRLHF); None: off.",
+        gt=0,
     )
 
     old_logprobs: OldLogprobs = flag(

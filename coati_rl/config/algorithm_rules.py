@@ -124,8 +124,8 @@ def _renormalised(config: Config) -> Iterator[str]:
     ):
         if value != off:
             yield (
-                f"{flag} {value} with {cut}: divides the trainer's probability, over all tokens, by the engine's, which "
-                f"is renormalised over those that are left, so the weight would be biased; sample from all tokens "
+                f"{flag} {value} with {cut}: divides the trainer's probability, over all tokens, by the engine's, "
+                "renormalised over those that are left, so the weight would be biased; sample from all tokens "
                 f"(--top-k None --top-p 1), or use {flag} {off}"
             )
 

@@ -74,6 +74,14 @@ class Config(
         return self.top_k is not None or self.top_p < 1.0
 
     @property
+    def num_kept_versions(self) -> int:
+        """Weights of earlier syncs that trainers keep, with which tokens may have been sampled.
+
+        The trainers' own weights are those of the last sync in its first step only.
+        """
+        return self.n_behind + (self.sync_period > 1) if self.logprob_gap_tokens else 0
+
+    @property
     def over_length_cache(self) -> int | None:
         """Tokens before the length limit over which the punishment grows; None: there is none."""
         if not self.soft_over_length_punishment:

@@ -161,6 +161,14 @@ def test_reference_and_old_policy_stay_what_they_were_while_the_policy_moves(lif
         assert not torch.equal(second["policy"], first["policy"])
 
 
+def test_kept_weights_score_as_they_did_when_they_were_live(life: Life) -> None:
+    """In every layout; that the live ones come back whole shows in the step that a resume takes."""
+    for rank in life.with_head:
+        first, second = (chosen(step["policy"]) for step in rank["scores"][1:])
+        assert torch.equal(chosen(rank["kept"]), first)
+        assert not torch.equal(second, first)
+
+
 def test_a_step_without_samples_changes_nothing(life: Life) -> None:
     """Neither weights nor masters; that the optimizer forgets nothing either shows in the step that a resume takes."""
     for kind in ("exported", "masters"):

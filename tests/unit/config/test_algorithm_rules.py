@@ -86,7 +86,7 @@ REFUSALS = [
     *(
         (
             f"--off-policy-correction {correction} {cut}",
-            f"--off-policy-correction {correction} with {named}: divides the trainer's probability, over all tokens, by",
+            f"--off-policy-correction {correction} with {named}: divides the trainer's probability, over all",
             [all_tokens, "--off-policy-correction none --off-policy-low None --off-policy-high None"],
         )
         for correction in ("tis", "icepop", "sequence_mask")

@@ -6,11 +6,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+_PIECE_ELEMENTS = 2**20  # small enough for a CPU's cache, large enough for a GPU's bus
+
 
 class WeightHistory:
     """The newest versions of one rank's parameters, in their own dtype; page-locked where the parameters are on a GPU.
 
-    No memory on the device but one tensor's, as versions trade places with the live weights tensor by tensor.
+    Versions trade places with the live weights piece by piece, so that the device holds one piece more and no model.
     """
 
     def __init__(self, parameters: Iterable[Tensor], *, max_versions: int) -> None:
@@ -50,10 +52,17 @@ class WeightHistory:
 
     @torch.no_grad()
     def _swap(self, kept: list[Tensor]) -> None:
-        for copy, live in zip(kept, self._live, strict=True):
-            spare = live.clone()
-            live.copy_(copy)
-            copy.copy_(spare)
+        for copies, lives in zip(map(_pieces, kept), map(_pieces, self._live), strict=True):
+            for copy, live in zip(copies, lives, strict=True):
+                spare = live.clone()
+                live.copy_(copy)
+                copy.copy_(spare)
+
+
+def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Views of a few rows each."""
+    rows = torch.atleast_1d(tensor)
+    return rows.split(max(1, _PIECE_ELEMENTS // max(1, rows[:1].numel())))
 
 
 def _host_memory(live: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ class WeightSyncConfig(BaseModel):
         1, "Weight syncs between two measurements of the engine-trainer gap; a producer's first is always one.", ge=1
     )
     logprob_gap_tokens: int = flag(
-        1024,
+        256,
         "Tokens of a step, at least, on which the gap to weights of earlier syncs is measured where these sampled: "
         "with -nb, or several steps per sync. Copies of them stay in host memory; 0: none, logprob_gap_mean is null.",
         ge=0,

@@ -66,7 +66,7 @@ def test_each_token_is_measured_with_the_weights_that_sampled_it_and_the_trainer
     sums = gap.measure([sampled_by(0, 1, 3), sampled_by(1, 2, 2, error=0.5)], step=3)
     assert numbers(sums) == {"gap_tokens": 5, "gap_sum": pytest.approx(1.5), "gap_max": pytest.approx(0.5)}
     assert backend.calls == [(1.0, 1), (2.0, 2), (3.0, 1)]
-    assert float(backend.weight) == 4.0
+    assert backend.weight.item() == 4.0
 
 
 def test_what_the_trainers_own_weights_sampled_costs_nothing() -> None:

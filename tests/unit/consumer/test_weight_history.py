@@ -46,6 +46,19 @@ def test_the_live_weights_come_back_bit_for_bit_also_after_an_error() -> None:
     assert parameters[0].detach().view(torch.int32).equal(before)
 
 
+def test_tensors_of_any_shape_and_of_several_pieces_trade_places_whole() -> None:
+    shapes = ((), (0,), (3,), (2**11 + 1, 2**10), (3, 2**20 + 1))
+    parameters = [torch.nn.Parameter(torch.rand(shape)) for shape in shapes]
+    parameters.append(torch.nn.Parameter(torch.rand(5, 4).T))
+    start = [parameter.detach().clone() for parameter in parameters]
+    history = WeightHistory(parameters, max_versions=1)
+    history.keep(0)
+    set_to(parameters, 9.0)
+    with history.in_place(0):
+        assert all(torch.equal(found, expected) for found, expected in zip(parameters, start, strict=True))
+    assert values(parameters) == {9.0}
+
+
 def test_of_no_versions_none_is_kept() -> None:
     history = WeightHistory(model(), max_versions=0)
     history.keep(0)

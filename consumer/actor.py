@@ -116,13 +116,15 @@ class TrainerActor:
 
     def run(self, coordinator: TrainerCoordinator, namespace: str) -> int:
         """Train until the run is over. Returns: optimizer steps taken."""
+        from consumer.sampling_gap import sampling_gap
         from consumer.weight_sync import publishing
 
         config, backend = self._config, self._backend
         if backend is None:
             raise EngineError(f"trainer {self._rank} was not started")
+        gap = sampling_gap(backend, config)
         plain, correcting = (
-            TrainStep(backend, build_loss(c), step_settings(c), self._timeline)
+            TrainStep(backend, build_loss(c), step_settings(c), self._timeline, sampling_gap=gap)
             for c in (config, with_gap_correction(config))
         )
         publisher = publishing(

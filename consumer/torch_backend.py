@@ -79,9 +79,9 @@ class TorchBackend:
         scored = {"policy": self._model, "old": self._old, "reference": self._reference}[model]
         if scored is None:
             raise ValueError(f"this backend was built without the {model} model")
-        inputs = [make_input(micro_batch, device=self.device) for micro_batch in micro_batches]
+        inputs = [make_input(micro_batch, device=self.device) for micro_batch in self._filled(micro_batches)]
         with torch.no_grad():
-            return self._scores(scored, inputs)
+            return self._scores(scored, inputs)[: len(micro_batches)]
 
     @torch.no_grad()
     def keep_old_policy(self) -> None:
@@ -101,14 +101,10 @@ class TorchBackend:
 
         Returns: the sums that `loss_fn` reports, float64[] each, of this rank's samples; empty without the LM head.
         """
-        micro_batches = [*mini_batch.micro_batches]
-        if micro_batches or mini_batch.is_last:
-            # A pipeline wants one for each stage at least; a rank without samples still takes part in the step.
-            missing = self.layout.num_stages - len(micro_batches)
-            micro_batches += [blank_micro_batch()] * missing
+        is_due = mini_batch.micro_batches or mini_batch.is_last  # a rank without samples still takes part in the step
         inputs = [
             make_input(micro_batch, device=self.device, trainer_version=mini_batch.step, loss_fn=loss_fn)
-            for micro_batch in micro_batches
+            for micro_batch in (self._filled(mini_batch.micro_batches) if is_due else ())
         ]
         sums = self._accumulate(inputs) if inputs else {}
         if mini_batch.is_last:
@@ -247,6 +243,10 @@ class TorchBackend:
 
     def _frozen(self, directory: Path | None) -> nn.Module | None:
         return None if directory is None else self._wrap(self._load(directory).requires_grad_(False), None)[0]
+
+    def _filled(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """A pipeline wants one for each stage at least."""
+        return [*micro_batches, *[blank_micro_batch()] * (self.layout.num_stages - len(micro_batches))]
 
     @property
     def _is_first_rank(self) -> bool:

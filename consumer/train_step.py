@@ -19,6 +19,7 @@ from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.config import Config
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import LossFn, ScoredModel, TrainBackend
+from consumer.sampling_gap import SamplingGap
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +31,7 @@ class StepSettings:
     old_policy_period: int | None = None  # recompute old_logprobs, with weights of so many steps; None: do not
     reward_kl_coeff: float = 0.0  # KL in the reward; 0: there is none
     kl_estimator: KLEstimator = "k3"
+    kl_clamp: float | None = None
     whitens_advantages: bool = False
 
     @property
@@ -46,6 +48,7 @@ def step_settings(config: Config) -> StepSettings:
         old_policy_period=config.sync_period if config.recomputes_old_logprobs else None,
         reward_kl_coeff=config.kl_coeff if config.kl_place == "reward" else 0.0,
         kl_estimator=config.kl_estimator,
+        kl_clamp=config.kl_clamp,
         whitens_advantages=config.whiten_advantages,
     )
 
@@ -54,12 +57,20 @@ class TrainStep:
     """Scores, accumulates, steps."""
 
     def __init__(
-        self, backend: TrainBackend, loss_fn: LossFn, settings: StepSettings, timeline: Timeline = NO_TIMELINE
+        self,
+        backend: TrainBackend,
+        loss_fn: LossFn,
+        settings: StepSettings,
+        timeline: Timeline = NO_TIMELINE,
+        *,
+        sampling_gap: SamplingGap | None = None,
     ) -> None:
+        """`sampling_gap`: measures tokens that earlier weights sampled; None: they are not measured."""
         self._backend = backend
         self._loss_fn = loss_fn
         self._settings = settings
         self._timeline = timeline
+        self._sampling_gap = sampling_gap
         self._old_step: int | None = None  # the step that began with what the backend keeps as old policy
         self._begin()
 
@@ -75,6 +86,9 @@ class TrainStep:
         """
         begin = time.perf_counter()
         self._keep_old_policy(batch.step)
+        if self._sampling_gap is not None:
+            with self._timeline.span("measure the gap"):
+                self._add(self._sampling_gap.measure(batch.micro_batches, step=batch.step))
         self._waiting.append(dataclasses.replace(batch, micro_batches=self._score(batch.micro_batches)))
         if batch.is_last or not self._settings.whitens_advantages:
             for ready in self._take_ready():
@@ -85,6 +99,8 @@ class TrainStep:
 
     def _finish(self, batch: MiniBatch) -> dict[str, Any]:
         begin = time.perf_counter()
+        if self._sampling_gap is not None:
+            self._sampling_gap.end_step(batch.step)
         learning_rate = cosine_learning_rate(batch.learning_rate_progress, peak=self._settings.learning_rate)
         with self._timeline.span("optimizer step", step=batch.step + 1):
             norm = self._backend.optimizer_step(loss_scale=batch.loss_scale, learning_rate=learning_rate)
@@ -126,8 +142,10 @@ class TrainStep:
         return tuple(dataclasses.replace(m, **{name: score.cpu().numpy()}) for m, score in pairs)
 
     def _with_reward_kl(self, micro_batch: MicroBatch) -> MicroBatch:
-        coeff, estimator = self._settings.reward_kl_coeff, self._settings.kl_estimator
-        changed, sums = subtract_kl_to_go(micro_batch, kl_coeff=coeff, estimator=estimator)
+        settings = self._settings
+        changed, sums = subtract_kl_to_go(
+            micro_batch, kl_coeff=settings.reward_kl_coeff, estimator=settings.kl_estimator, clamp=settings.kl_clamp
+        )
         self._add(sums)
         return changed
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from coati_rl.config import Config
-from coati_rl.data.packing import blank_micro_batch, probe_micro_batch
+from coati_rl.data.packing import probe_micro_batch
 from coati_rl.data.work import SyncWork
 from coati_rl.protocols import SyncReports, WeightReceiver
 from coati_rl.transport.choice import choose_backend
@@ -96,8 +96,7 @@ def _score_probe(backend: TorchBackend, work: SyncWork, reports: SyncReports) ->
     """The trainers' log-probabilities of the probe, reported by the rank that has them."""
     if not work.probe:
         return
-    fillers = [blank_micro_batch()] * (backend.layout.num_stages - 1)  # a pipeline wants one for each stage
-    scores = backend.score([probe_micro_batch(work.probe), *fillers])
+    scores = backend.score([probe_micro_batch(work.probe)])
     if backend.layout.is_reporter:
         reports.report_probe(work.policy_version, scores[0][0, 1:].float().cpu().numpy())
 

@@ -11,19 +11,33 @@ from coati_rl.algorithms.parts import KLEstimator
 from coati_rl.algorithms.ratio import MAX_LOG_RATIO, masked_log_ratio
 
 
-def kl_terms(logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tensor, *, estimator: KLEstimator = "k3") -> Tensor:
-    """Per-token estimates: k1 = D, k2 = D^2 / 2, k3 = exp(-D) + D - 1.
+def kl_terms(
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    loss_mask: Tensor,
+    *,
+    estimator: KLEstimator = "k3",
+    clamp: float | None = None,
+) -> Tensor:
+    """Estimate the KL divergence token by token: k1 = D, k2 = D^2 / 2, k3 = exp(-D) + D - 1.
 
     Args:
         logprobs: float32[R, L], log pi(token) in nats; carries gradient.
         ref_logprobs: float32[R, L], the reference's, in nats.
         loss_mask: bool[R, L], True on tokens that count.
         estimator: "k1", "k2" or "k3".
+        clamp: an estimate beyond [-clamp, clamp], in nats, is held at the bound and has no gradient; None: no bound.
     Returns: float32[R, L], nats, 0 where `loss_mask` is False. k3 ends, with its gradient, at D = -MAX_LOG_RATIO.
     Raises: ValueError if shapes differ or the estimator is unknown.
     Source: John Schulman, "Approximating KL divergence" (2020); k3 in GRPO: arXiv:2402.03300 eq. 4.
+        clamp = 10 is verl's for k3 and OpenRLHF's for all three.
     """
-    difference = masked_log_ratio(logprobs, ref_logprobs, loss_mask)
+    terms = _estimates(masked_log_ratio(logprobs, ref_logprobs, loss_mask), estimator)
+    return terms if clamp is None else terms.clamp(-clamp, clamp)
+
+
+def _estimates(difference: Tensor, estimator: KLEstimator) -> Tensor:
+    """float32[R, L] of D, unbounded."""
     if estimator == "k1":
         return difference
     if estimator == "k2":

@@ -48,6 +48,7 @@ class PolicyLoss:
     clip_dual: float | None = None
     kl_coeff: float = 0.0  # weight of the KL penalty in the loss; 0 needs no reference
     kl_estimator: KLEstimator = "k3"
+    kl_clamp: float | None = None  # bound of a token's estimate, nats; None: there is none
     entropy_coeff: float = 0.0
     correction: Correction = "none"
     correction_low: float = 0.0
@@ -154,7 +155,13 @@ class PolicyLoss:
     def _kl(self, logprobs: Tensor, micro_batch: Mapping[str, Tensor]) -> Tensor:
         if "ref_logprobs" not in micro_batch:
             raise ValueError(f"kl_coeff = {self.kl_coeff} needs ref_logprobs: score the batch with a reference")
-        return kl_terms(logprobs, micro_batch["ref_logprobs"], micro_batch["loss_mask"], estimator=self.kl_estimator)
+        return kl_terms(
+            logprobs,
+            micro_batch["ref_logprobs"],
+            micro_batch["loss_mask"],
+            estimator=self.kl_estimator,
+            clamp=self.kl_clamp,
+        )
 
     def _kept(self, log_ratio: Tensor, micro_batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """(bool[R, L] tokens of samples that are not skipped; float64[] how many samples are)."""

@@ -60,6 +60,7 @@ def build_loss(config: Config) -> PolicyLoss:
         clip_dual=config.clip_dual,
         kl_coeff=config.kl_coeff if config.kl_place == "loss" else 0.0,
         kl_estimator=config.kl_estimator,
+        kl_clamp=config.kl_clamp,
         entropy_coeff=config.entropy_coeff,
         correction=config.off_policy_correction,
         correction_low=config.off_policy_low or 0.0,

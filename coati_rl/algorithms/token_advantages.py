@@ -20,7 +20,7 @@ VARIANCE_EPS = 1e-8  # without unit: keeps rounding noise, as of a KL of nearly 
 
 
 def subtract_kl_to_go(
-    micro_batch: MicroBatch, *, kl_coeff: float, estimator: KLEstimator
+    micro_batch: MicroBatch, *, kl_coeff: float, estimator: KLEstimator, clamp: float | None = None
 ) -> tuple[MicroBatch, dict[str, Tensor]]:
     """KL in the reward: A_t - kl_coeff * sum over the tokens s >= t of the sample of kl_s, undiscounted.
 
@@ -31,6 +31,7 @@ def subtract_kl_to_go(
         micro_batch: with ref_logprobs; rollout_logprobs stand in for old_logprobs.
         kl_coeff: weight of the penalty.
         estimator: of KL from the sampled token.
+        clamp: bound of a token's estimate, nats; None: there is none.
     Returns: (the micro-batch with new advantages, {"kl_sum": float64[] over loss tokens, unweighted, nats}).
     Raises: ValueError if the micro-batch has no ref_logprobs.
     Source: arXiv:2501.03262 (REINFORCE++), arXiv:2402.14740 (RLOO); as a reward to go in OpenRLHF.
@@ -39,7 +40,8 @@ def subtract_kl_to_go(
         raise ValueError("KL in the reward needs ref_logprobs: score the batch with a reference")
     old = micro_batch.rollout_logprobs if micro_batch.old_logprobs is None else micro_batch.old_logprobs
     mask = torch.tensor(micro_batch.loss_mask)
-    kl = kl_terms(torch.tensor(old), torch.tensor(micro_batch.ref_logprobs), mask, estimator=estimator).double().numpy()
+    terms = kl_terms(torch.tensor(old), torch.tensor(micro_batch.ref_logprobs), mask, estimator=estimator, clamp=clamp)
+    kl = terms.double().numpy()
     penalty = kl_coeff * _sums_to_go(kl, micro_batch.sample_index)
     advantages = np.where(micro_batch.loss_mask, micro_batch.advantages - penalty, micro_batch.advantages)
     changed = dataclasses.replace(micro_batch, advantages=advantages.astype(np.float32))

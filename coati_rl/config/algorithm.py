@@ -42,6 +42,11 @@ class AlgorithmConfig(BaseModel):
     kl_coeff: float = flag(0.01, "Weight of KL to the start model; 0 loads no reference model.", short="-kl", ge=0)
     kl_place: KLPlace = flag("loss", "Where KL acts: on the loss, or on the reward of each token.")
     kl_estimator: KLEstimator = flag("k3", "How KL is estimated from the sampled token.")
+    kl_clamp: float | None = flag(
+        None,
+        "Bound of a token's KL estimate, nats, without gradient beyond (10 in verl and OpenRLHF); None: off.",
+        gt=0,
+    )
 
     old_logprobs: OldLogprobs = flag(
         "auto", "Where old_logprobs come from: engine, or trainer (recomputed, where auto finds that they must be)."

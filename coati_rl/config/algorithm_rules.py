@@ -29,7 +29,7 @@ def algorithm_warnings(config: Config) -> Iterator[str]:
             f"--ratio-level sequence with {' and '.join(wide)}: ratios of whole responses are geometric means, which "
             f"hardly leave 1 +- {SEQUENCE_CLIP}, so nothing will be clipped; GSPO uses 3e-4 and 4e-4"
         )
-    if config.top_k is not None or config.top_p < 1.0:
+    if config.renormalises:
         # The ratio of a renormalised probability to one of a full softmax is biased.
         overridden = " in spite of --old-logprobs engine" if config.old_logprobs == "engine" else ""
         yield f"--top-k, --top-p: engines renormalise what is left, so the trainer recomputes old_logprobs{overridden}"
@@ -63,6 +63,8 @@ def _kl(config: Config) -> Iterator[str]:
         yield f"--kl-place {config.kl_place} with --kl-coeff 0: has no effect; give a -kl above 0, or --kl-place none"
     if config.kl_place == "none" and config.kl_coeff > 0:
         yield f"--kl-coeff {config.kl_coeff} with --kl-place none: give --kl-place loss or reward, or -kl 0"
+    if config.kl_place == "none" and config.kl_clamp is not None:
+        yield f"--kl-clamp {config.kl_clamp:g} without KL: has nothing to bound; give a -kl above 0, or leave it out"
 
 
 def _clipping(config: Config) -> Iterator[str]:
@@ -79,6 +81,7 @@ def _clipping(config: Config) -> Iterator[str]:
 
 def _off_policy(config: Config) -> Iterator[str]:
     correction, bounds = config.off_policy_correction, (config.off_policy_low, config.off_policy_high)
+    yield from _renormalised(config)
     if config.on_logprob_gap != "stop" and config.old_logprobs == "engine":
         yield (
             f"--on-logprob-gap {config.on_logprob_gap} with --old-logprobs engine: weighs the trainer's old_logprobs "
@@ -101,6 +104,30 @@ def _off_policy(config: Config) -> Iterator[str]:
         yield f"--off-policy-low {low} must be below --off-policy-high {high}"
     elif not low <= 1 <= high:
         yield f"--off-policy-low {low}, --off-policy-high {high}: must enclose 1, the ratio of equal policies"
+
+
+def _renormalised(config: Config) -> Iterator[str]:
+    """Refuse to compare probabilities over the tokens that sampling leaves with those over all tokens."""
+    cut = " and ".join(
+        f"{name} {value:g}"
+        for name, value, is_cut in (
+            ("--top-k", config.top_k, config.top_k is not None),
+            ("--top-p", config.top_p, config.top_p < 1),
+        )
+        if is_cut
+    )
+    if not cut:
+        return
+    for flag, value, off in (
+        ("--off-policy-correction", config.off_policy_correction, "none"),
+        ("--on-logprob-gap", config.on_logprob_gap, "stop"),
+    ):
+        if value != off:
+            yield (
+                f"{flag} {value} with {cut}: divides the trainer's probability, over all tokens, by the engine's, "
+                "renormalised over those that are left, so the weight would be biased; sample from all tokens "
+                f"(--top-k None --top-p 1), or use {flag} {off}"
+            )
 
 
 def _filters(config: Config) -> Iterator[str]:

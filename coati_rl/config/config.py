@@ -66,8 +66,20 @@ class Config(
         Engines renormalise under top-k and top-p, while the trainer's softmax is over all tokens; a correction compares
         the two.
         """
-        is_renormalised = self.top_k is not None or self.top_p < 1.0
-        return self.old_logprobs == "trainer" or is_renormalised or self.off_policy_correction != "none"
+        return self.old_logprobs == "trainer" or self.renormalises or self.off_policy_correction != "none"
+
+    @property
+    def renormalises(self) -> bool:
+        """True if engines sample from a part of the vocabulary, and give probabilities over that part."""
+        return self.top_k is not None or self.top_p < 1.0
+
+    @property
+    def num_kept_versions(self) -> int:
+        """Weights of earlier syncs that trainers keep, with which tokens may have been sampled.
+
+        The trainers' own weights are those of the last sync in its first step only.
+        """
+        return self.n_behind + (self.sync_period > 1) if self.logprob_gap_tokens else 0
 
     @property
     def over_length_cache(self) -> int | None:

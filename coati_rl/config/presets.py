@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 # What makes the algorithm, and not the run: the settings that one preset or another chooses, and their like.
 PARTS = (
     *("advantage_estimator", "whiten_advantages", "policy_loss", "ratio_level", "clip_eps_low", "clip_eps_high"),
-    *("clip_dual", "loss_variation", "entropy_coeff", "kl_coeff", "kl_place", "kl_estimator", "off_policy_correction"),
-    *("off_policy_low", "off_policy_high", "skip_threshold", "filter_range", "dynamic_batching"),
+    *("clip_dual", "loss_variation", "entropy_coeff", "kl_coeff", "kl_place", "kl_estimator", "kl_clamp"),
+    *("off_policy_correction", "off_policy_low", "off_policy_high"),
+    *("skip_threshold", "filter_range", "dynamic_batching"),
     *("soft_over_length_punishment", "cache_length", "filter_truncated_response"),
 )
 

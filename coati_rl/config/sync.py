@@ -27,6 +27,12 @@ class WeightSyncConfig(BaseModel):
     probe_interval: int = flag(
         1, "Weight syncs between two measurements of the engine-trainer gap; a producer's first is always one.", ge=1
     )
+    logprob_gap_tokens: int = flag(
+        256,
+        "Tokens of a step, at least, on which the gap to weights of earlier syncs is measured where these sampled: "
+        "with -nb, or several steps per sync. Copies of them stay in host memory; 0: none, logprob_gap_mean is null.",
+        ge=0,
+    )
     max_logprob_gap: float | None = flag(
         None,
         "Engine-trainer gap of log-probabilities, nats, past which --on-logprob-gap acts. Default: 1e-4 in fp32; in "

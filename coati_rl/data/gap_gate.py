@@ -111,8 +111,8 @@ class GapGate:
         if gap <= limit:
             return None
         return (
-            f"in step {step} engine and trainer are {gap:.2g} nats apart (mean over tokens sampled with the trainer's "
-            f"own weights), past {limit:.2g}, while the probe agrees to {self._last_probe.mean:.2g}: the weights are "
+            f"in step {step} engine and trainer are {gap:.2g} nats apart (mean over tokens, with the weights that "
+            f"sampled each), past {limit:.2g}, while the probe agrees to {self._last_probe.mean:.2g}: the weights are "
             "right and both sides see the same token ids; the engine samples at another temperature, or from a changed "
             "distribution (top-k, top-p, penalties of its generation config)"
         )

@@ -29,9 +29,9 @@ METRIC_KEYS = (
     "learning_rate",
     "staleness_mean",  # in weight syncs, over tokens of the step's own groups
     "staleness_max",
-    "logprob_gap_mean",  # |engine - trainer| in nats on tokens of the trainer's own version; null if there are none
+    "logprob_gap_mean",  # |engine - trainer| in nats, each with the weights that sampled it; null if unknown
     "logprob_gap_max",
-    "logprob_gap_tokens",  # how many these are
+    "logprob_gap_tokens",  # over how many tokens these are
     "old_logprob_gap_mean",  # |old_logprobs - rollout_logprobs| in nats over all loss tokens; null where the rollout's
     "old_logprob_gap_max",  # stand in
     "num_prompt_tokens",  # of all groups that came in

@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from coati_rl.algorithms.advantage import STD_EPS
+from coati_rl.algorithms.aggregation import token_weight
+from coati_rl.algorithms.over_length import over_length_penalty
 from coati_rl.algorithms.registry import build_loss, load_estimator
+from coati_rl.algorithms.token_advantages import VARIANCE_EPS
 from coati_rl.config import Config
 from coati_rl.config.presets import PRESETS
 
@@ -39,3 +43,20 @@ def test_the_table_of_presets_says_what_the_presets_say() -> None:
         assert aggregation == config.loss_variation
         has_kl = f"{config.kl_coeff} in the {config.kl_place}, {config.kl_estimator}"
         assert kl == (has_kl if config.kl_coeff else "none")
+
+
+def test_the_departures_name_the_numbers_of_the_code() -> None:
+    departures = ALGORITHMS.partition("## Departures from the papers")[2].partition("\n## ")[0]
+    told = {
+        f"adds eps = {STD_EPS:g} to the group's deviation": "`GRPO`",
+        f"Whitening has {VARIANCE_EPS:g} under the root": "`GRPO`",
+        "divides that sum by max_new_tokens": "`RLOO`",
+        "is over the tokens of an optimizer step": "Whitening",
+        "A right answer's reward is 1, the reference's is 10": "",
+        "a response of L_max tokens or more loses the full amount": "Over-length",
+    }
+    for sentence, subject in told.items():
+        (line,) = [entry for entry in departures.split("\n- ") if sentence.replace("e-0", "e-") in entry]
+        assert line.lstrip("- \n").startswith(subject)
+    assert token_weight(3, Config(algo="RLOO").loss_variation, max_length=16) == 1 / 16
+    assert over_length_penalty(16, max_length=16, cache_length=4, scale=Config().reward_scale) == -1

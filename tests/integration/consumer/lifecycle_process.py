@@ -20,6 +20,7 @@ from coati_rl.protocols import ScoredModel
 from consumer import checkpoint
 from consumer.colossal_backend import ColossalBackend
 from consumer.train_step import StepSettings, TrainStep
+from consumer.weight_history import WeightHistory
 from consumer.weight_sync import make_manifest
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE
 from tests.integration.consumer.samples import cut, make_samples, to_mini_batch
@@ -143,7 +144,11 @@ def live(out_dir: Path, layout: str, precision: str, model: str) -> dict[str, An
     train(backend, 0)
     result["scores"].append(scores_of(backend, micro_batches))
     backend.keep_old_policy()
+    history = WeightHistory(backend.policy.parameters(), max_versions=1)
+    history.keep(1)
     train(backend, 1)
+    with history.in_place(1):
+        result["kept"] = backend.score(micro_batches)
     result["scores"].append(scores_of(backend, micro_batches))
     result["saved"] = state_of(backend)
     result["manifest"] = [(entry.name, entry.shape, entry.sender) for entry in make_manifest(backend, 2).entries]

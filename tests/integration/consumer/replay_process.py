@@ -16,8 +16,10 @@ from coati_rl.data.batcher import BatchSettings, StepBatcher
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score
 from consumer.colossal_backend import ColossalBackend
+from consumer.sampling_gap import SamplingGap
 from consumer.torch_backend import TorchBackend
 from consumer.train_step import StepSettings, TrainStep
+from consumer.weight_history import WeightHistory
 from tests.integration.consumer.conftest import LAYOUTS, reference_of
 from tests.integration.consumer.trainer import make_backend
 
@@ -133,7 +135,10 @@ def take_steps(model_dir: Path, steps: list[list[RolloutGroup]], layout: str, re
         rules=GroupRules(max_new_tokens=MAX_NEW_TOKENS),
         **EXECUTION[layout],
     )
-    train_step = TrainStep(backend, replay.loss, replay.settings)
+    # On every copy, unlike in a run, so that the metrics are alike in all layouts.
+    history = WeightHistory(backend.policy.parameters(), max_versions=len(steps))
+    gap = SamplingGap(backend, history, num_tokens=MAX_NEW_TOKENS * 1000, sync_period=1)
+    train_step = TrainStep(backend, replay.loss, replay.settings, sampling_gap=gap)
     estimator, metrics = ADVANTAGE_ESTIMATORS[replay.advantage_estimator], []
     for step, groups in enumerate(steps):
         batcher = StepBatcher(settings, step=step, learning_rate_progress=step / 10, estimator=estimator)

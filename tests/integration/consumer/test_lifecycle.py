@@ -150,13 +150,13 @@ def test_scores_of_packed_samples_are_those_of_each_sample_alone(life: Life) -> 
     assert all(scores == {"policy": [], "old": [], "reference": []} for scores in headless)
 
 
-def test_reference_and_old_policy_stay_what_they_were_while_the_policy_moves(life: Life) -> None:
-    """The old policy is the start model, until after the first step it is kept anew."""
+def test_reference_old_policy_and_kept_weights_stay_what_they_were_while_the_policy_moves(life: Life) -> None:
+    """The old policy is the start model, until after the first step it is kept anew, as is a version."""
     for rank in life.with_head:
         start, first, second = ({model: chosen(found) for model, found in step.items()} for step in rank["scores"])
         for found in (start["reference"], start["old"], first["reference"], first["old"], second["reference"]):
             assert torch.equal(found, start["policy"])
-        assert torch.equal(second["old"], first["policy"])
+        assert torch.equal(second["old"], first["policy"]) and torch.equal(chosen(rank["kept"]), first["policy"])
         assert not torch.equal(first["policy"], start["policy"])
         assert not torch.equal(second["policy"], first["policy"])
 

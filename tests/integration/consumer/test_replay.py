@@ -105,6 +105,15 @@ def test_five_steps_have_the_losses_norms_and_metrics_of_one_process(
         assert abs(found["loss"] - expected["loss"]) < TOLERANCE
 
 
+def test_every_step_is_measured_with_the_weights_that_sampled_the_recording(metrics: Metrics) -> None:
+    for replay in REPLAYS:
+        steps = metrics["dp1", replay]
+        assert all(0 <= step["logprob_gap_mean"] <= step["logprob_gap_max"] < 1e-5 for step in steps), replay
+        assert all(step["logprob_gap_tokens"] > 100 for step in steps)
+    # They have moved by far more since.
+    assert metrics["dp1", "old_policy"][-1]["old_logprob_gap_mean"] > 1e-3
+
+
 def test_the_recording_is_one_that_could_tell_layouts_apart(metrics: Metrics) -> None:
     steps = metrics["dp1", "grpo"]
     assert all(abs(step["loss"]) > 100 * TOLERANCE for step in steps[1:])  # on-policy, the first one is about zero

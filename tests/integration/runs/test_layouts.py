@@ -81,8 +81,10 @@ ONE_STEP_AHEAD = ("-nb", 1, "-si", 1, "--keep-checkpoints", 2)
 
 def assert_one_step_ahead(records):
     assert max(record["staleness_max"] for record in records) == 1
-    assert records[0]["logprob_gap_mean"] < 5e-3, "bfloat16"
-    assert all(record["logprob_gap_mean"] is None for record in records if record["staleness_mean"] == 1)
+    assert any(record["staleness_mean"] == 1 for record in records), "no token of the trainer's own version"
+    assert all(record["logprob_gap_mean"] < 5e-3 for record in records), (
+        "bfloat16 at most; with the weights that sampled"
+    )
 
 
 def test_a_pipeline_one_step_ahead_is_rewarded_for_programs_that_pass_their_tests(make_tiny, start_run, flags):

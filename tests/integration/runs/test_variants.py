@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.runs.records import assert_complete, assert_engine_and_trainer_agree, lines
+from tests.integration.runs.records import GAP_LIMIT, assert_complete, assert_engine_and_trainer_agree, lines
 
 pytestmark = pytest.mark.full
 
@@ -21,7 +21,10 @@ def test_gsm8k_runs_ahead_of_vllm_within_the_bound_on_staleness(make_tiny, start
     options = ["-d", rows, "-mpt", 1024, "-rt", "think_answer_tags", "-tbs", 2, "-tMbs", 1, "-nb", 1]
     records = assert_complete(start_run(*flags(make_tiny(tied=True)), *options), steps=8)
     assert max(record["staleness_max"] for record in records) == 1
-    assert all(record["logprob_gap_mean"] is None for record in records if record["staleness_mean"] == 1)
+    assert sum(record["staleness_mean"] == 1 for record in records) >= 4, (
+        "steps that hold no token of the trainer's own"
+    )
+    assert all(record["logprob_gap_mean"] < GAP_LIMIT and record["logprob_gap_tokens"] > 0 for record in records)
 
 
 def test_the_transformers_backend_with_top_k_uses_the_trainers_own_old_logprobs(make_tiny, start_run, flags):
@@ -42,4 +45,4 @@ def test_a_corrected_sequence_loss_clips_the_second_step_of_each_sync_against_th
     assert [record["ratio_max"] == pytest.approx(1, abs=1e-6) for record in records] == [True, False, True, False]
     assert all(record["correction_mean"] == pytest.approx(1, abs=1e-5) for record in records)
     assert all(record["old_logprob_gap_mean"] < 1e-4 for record in records), "both are of the weights of the last sync"
-    assert [record["logprob_gap_mean"] is None for record in records] == [False, True, False, True]
+    assert all(record["logprob_gap_mean"] < GAP_LIMIT for record in records), "in every second step by kept weights"

@@ -69,6 +69,25 @@ def test_gradient_of_k3_never_pushes_a_token_further_from_a_reference_that_finds
     assert logprobs.grad.item() <= 0
 
 
+def test_gradient_of_an_estimate_past_the_clamp_is_zero_and_within_it_what_it_was() -> None:
+    # k3 at D = -15 is exp(15) - 16 = 3.3e6 with a gradient of 1 - exp(15) = -3.3e6; at D = -2 it is 4.39.
+    for clamp, expected in ((None, [1 - math.exp(15), 1 - math.exp(2)]), (10.0, [0.0, 1 - math.exp(2)])):
+        logprobs = torch.tensor([[-15.0, -2.0]], dtype=torch.float64, requires_grad=True)
+        mask = torch.ones(1, 2, dtype=torch.bool)
+        terms = kl_terms(logprobs, torch.zeros_like(logprobs), mask, estimator="k3", clamp=clamp)
+        terms.sum().backward()
+        assert terms[0, 0].item() == pytest.approx(math.exp(15) - 16 if clamp is None else 10)
+        assert terms[0, 1].item() == pytest.approx(math.exp(2) - 3)
+        np.testing.assert_allclose(logprobs.grad[0].numpy(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("estimator", "expected"), [("k1", [-10.0, 10.0]), ("k2", [10.0, 10.0]), ("k3", [10.0, 10.0])])
+def test_value_of_a_clamped_estimate_stays_within_both_bounds(estimator: str, expected: list[float]) -> None:
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    terms = kl_terms(torch.tensor([[-12.0, 12.0]]), torch.zeros(1, 2), mask, estimator=estimator, clamp=10.0)
+    assert terms[0].tolist() == expected
+
+
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_mask_padding_may_hold_anything(estimator: str) -> None:
     mask = torch.tensor([[True, False, False, True, False]])

@@ -50,6 +50,12 @@ def test_value_by_estimator(estimator: str, kl: float) -> None:
     assert found.advantages[0, 1] == pytest.approx(1 - 0.5 * kl, rel=1e-6)
 
 
+def test_value_a_clamp_bounds_each_token_before_the_sum() -> None:
+    found, sums = subtract_kl_to_go(row([1.0, 2.0, 4.0]), kl_coeff=0.1, estimator="k1", clamp=1.5)
+    np.testing.assert_allclose(found.advantages[0], [0, 0.6, 0.7, 0.85], rtol=1e-6)  # 1, 1.5, 1.5 to go
+    assert numbers(sums) == {"kl_sum": 4.0}
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=5),

@@ -60,6 +60,7 @@ def two_tokens() -> dict[str, Tensor]:
         ({"kl_coeff": 0.1, "kl_estimator": "k1"}, -0.5 + 0.25 * 0.1 * LN2),
         ({"kl_coeff": 0.1, "kl_estimator": "k2"}, -0.5 + 0.25 * 0.1 * LN2**2 / 2),
         ({"kl_coeff": 0.1, "kl_estimator": "k3"}, -0.5 + 0.25 * 0.1 * (0.5 + LN2 - 1)),
+        ({"kl_coeff": 0.1, "kl_estimator": "k3", "kl_clamp": 0.1}, -0.5 + 0.25 * 0.1 * 0.1),
         ({"entropy_coeff": 0.2}, -0.5 - 0.2 * (0.5 * 0.5 + 0.25 * 0.25)),
         ({"correction": "tis", "correction_high": 1.25}, 1.25 * -0.5),
         ({"correction": "icepop", "correction_low": 0.5, "correction_high": 2.0}, 1.5 * -0.5),

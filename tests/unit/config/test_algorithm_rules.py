@@ -50,6 +50,7 @@ REFUSALS = [
         "--kl-coeff 0.01 with --kl-place none: give --kl-place loss or reward, or -kl 0",
         ["--kl-place loss", "--kl-place reward", "-kl 0"],
     ),
+    ("-kl 0 --kl-clamp 10", "--kl-clamp 10 without KL: has nothing to bound", ["-kl 0.1", "--kl-clamp None"]),
     (
         "-a CISPO --clip-dual 9",
         "--clip-dual 9.0 with --policy-loss cispo: only clip has it; leave it out",
@@ -81,6 +82,24 @@ REFUSALS = [
         "--on-logprob-gap tis --old-logprobs engine",
         "--on-logprob-gap tis with --old-logprobs engine: weighs the trainer's old_logprobs against",
         ["--old-logprobs trainer", "--old-logprobs auto", "--on-logprob-gap stop"],
+    ),
+    *(
+        (
+            f"--off-policy-correction {correction} {cut}",
+            f"--off-policy-correction {correction} with {named}: divides the trainer's probability, over all",
+            [all_tokens, "--off-policy-correction none --off-policy-low None --off-policy-high None"],
+        )
+        for correction in ("tis", "icepop", "sequence_mask")
+        for cut, named, all_tokens in (
+            ("-topk 50", "--top-k 50", "-topk None"),
+            ("-topp 0.9", "--top-p 0.9", "-topp 1"),
+            ("-topk 50 -topp 0.9", "--top-k 50 and --top-p 0.9", "-topk None -topp 1"),
+        )
+    ),
+    (
+        "--on-logprob-gap tis -topp 0.9",
+        "--on-logprob-gap tis with --top-p 0.9: divides the trainer's probability, over all tokens, by the engine's",
+        ["-topp 1", "--on-logprob-gap stop"],
     ),
     (
         "--off-policy-correction icepop --off-policy-low 3 --off-policy-high 2",

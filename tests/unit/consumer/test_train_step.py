@@ -133,6 +133,13 @@ def test_kl_in_the_reward_is_taken_off_every_token_up_to_the_samples_end() -> No
     assert metrics["kl_mean"] == 1.5 / 2.0  # over the two tokens that the loss says it has
 
 
+def test_kl_in_the_reward_is_clamped_token_by_token() -> None:
+    backend = ScriptedBackend()
+    settings = {"has_reference": True, "reward_kl_coeff": 0.1, "kl_estimator": "k1", "kl_clamp": 0.25}
+    step_of(backend, **settings).run(batch())
+    assert seen(backend, "advantages") == [pytest.approx([0.925, 0.95, 0.975])]  # 0.25 a token, not 0.5
+
+
 def test_kl_in_the_reward_is_of_the_recomputed_old_policy_where_there_is_one() -> None:
     backend = ScriptedBackend()
     settings = {"has_reference": True, "reward_kl_coeff": 0.1, "kl_estimator": "k1", "old_policy_period": 1}
@@ -186,6 +193,7 @@ def test_a_step_without_samples_has_metrics_without_means() -> None:
         ({"algo": "REINFORCE_PP"}, {"has_reference": True, "reward_kl_coeff": 0.01, "kl_estimator": "k1"}),
         ({"kl_coeff": 0, "old_logprobs": "trainer"}, {"old_policy_period": 2}),
         ({"kl_coeff": 0, "top_p": 0.9}, {"old_policy_period": 2}),
+        ({"kl_clamp": 10}, {"has_reference": True, "kl_clamp": 10.0}),
         ({"kl_coeff": 0, "off_policy_correction": "tis"}, {"old_policy_period": 2}),
     ],
 )

@@ -155,6 +155,7 @@ IN_RUNS = {
     "entropy_coeff": Row(0.1, first_gradient),
     "kl_place": Row("reward", first_gradient),
     "kl_estimator": Row("k1", first_gradient),
+    "kl_clamp": Row(1e-6, lambda t: t.steps[-1]["kl_mean"] <= 1e-6, False, True),
     "old_logprobs": Row("trainer", lambda t: metric("ratio_max")(t) == 1.0, False, True),
     "off_policy_correction": Row("icepop", lambda t: metric("correction_mean")(t) is None, True, False),
     "off_policy_low": Row(0.5, metric("correction_mean"), base=TIS),

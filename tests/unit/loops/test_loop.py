@@ -50,8 +50,7 @@ def test_a_step_has_every_metric_and_no_other(trace):
 
 def test_lockstep_trains_on_the_newest_weights_only(trace):
     assert [record["staleness_max"] for record in trace.steps] == [0, 0, 0, 0]
-    # K = 2: the engine has the trainer's own version in the first step after each sync.
-    assert [record["logprob_gap_mean"] is None for record in trace.steps] == [False, True, False, True]
+    assert all(record["logprob_gap_mean"] is not None for record in trace.steps)
 
 
 def test_producers_sample_with_the_weights_of_the_last_sync(trace):

@@ -9,11 +9,22 @@ from coati_rl.types import GenerationResult
 class WatchedEngine:
     """An engine that notes what it is asked for, and fails when told to."""
 
-    def __init__(self, engine, settings, *, dies_at_request=None, fails=(), logprob_scale=1.0, forgets_to_commit=False):
+    def __init__(
+        self,
+        engine,
+        settings,
+        *,
+        dies_at_request=None,
+        fails=(),
+        logprob_scale=1.0,
+        scales_after_commit=0,
+        forgets_to_commit=False,
+    ):
         self._engine = engine
         self._dies_at_request = dies_at_request
         self._fails = fails  # text of prompts that it cannot answer
         self._logprob_scale = logprob_scale
+        self._scales_after_commit = scales_after_commit  # of this number, from 1; 0: from the start
         self._forgets_to_commit = forgets_to_commit  # after its first one
         self.settings = settings
         self.requests = []
@@ -34,9 +45,10 @@ class WatchedEngine:
 
     def poll(self, timeout_s):
         results = self._engine.poll(timeout_s)
-        for result in results:
-            for completion in result.completions:
-                completion.logprobs[:] *= self._logprob_scale
+        if len(self.commits_in_flight) > self._scales_after_commit:
+            for result in results:
+                for completion in result.completions:
+                    completion.logprobs[:] *= self._logprob_scale
         tokens = {request.request_id: request.token_ids for request in self.requests}
         return [
             GenerationResult(request_id=result.request_id, error="refused")

@@ -6,7 +6,7 @@ plain sum over the global batch, accumulated in float32 until `optimizer_step` s
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,8 +151,8 @@ class TorchBackend:
                 full = self.parameters.full(info.name, self.parameters.by_name[info.name].detach())
                 yield info.name, full.to(self.config.wire_dtype)
 
-    def save(self, directory: Path, *, state: dict[str, Any]) -> None:
-        """Publish a checkpoint under this name; collective.
+    def save(self, directory: Path, *, state: dict[str, Any], files: Mapping[str, bytes] | None = None) -> None:
+        """Publish a checkpoint under this name; collective. The first rank adds its `files`, by name.
 
         Raises: RunError on every rank if it cannot be written.
         """
@@ -165,6 +165,7 @@ class TorchBackend:
                 model=self.policy,
                 tokenizer_dir=self.config.tokenizer_dir or self.config.model_dir,
                 state={**state, "rng_state": b64encode(torch.get_rng_state().numpy().tobytes()).decode()},
+                files=files,
                 keep=self.config.keep_checkpoints,
             )
 

@@ -5,14 +5,13 @@ current weights (producers wait). Is unblocked by: `put`, reports of syncs, memb
 items, events for the driver. A plain class with one lock; runtime/ makes an actor of it. Every wait has a timeout.
 
 Where each prompt is, and how many may be out, is the business of `PromptFlow`; which groups are trained, that of
-`StepBook`, which records the others with the step that they came in for; `WeightSyncs` follows the weights. In every
-checkpoint is the position (`coati_rl.data.position`) from which another coordinator goes on.
+`StepBook`, which records the others with the step that they came in for; `WeightSyncs` follows the weights, and
+`CheckpointSaves` says when a checkpoint is due, with the position and the rollouts from which another coordinator goes on.
 """
 
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,16 @@ from coati_rl.data.cursor import PromptCursor
 from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.event_log import EventLog
 from coati_rl.data.gap_gate import GapGate
+from coati_rl.data.kept_rollouts import KeptRollouts
 from coati_rl.data.membership import UNPROVEN, Membership
-from coati_rl.data.position import Position, data_state
+from coati_rl.data.position import Position
 from coati_rl.data.prompt_flow import PromptFlow
+from coati_rl.data.saves import CheckpointSaves
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.data.step_book import StepBook
 from coati_rl.data.timed_leases import TimedLeaseBook
 from coati_rl.data.weight_syncs import WeightSyncs
-from coati_rl.data.work import CommitReport, FinishWork, LeaseReply, SaveWork, SyncReport, TodoList, TrainWork, Work
+from coati_rl.data.work import CommitReport, FinishWork, LeaseReply, SyncReport, TodoList, TrainWork, Work
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.types import Lease, Prompt, RolloutGroup
@@ -44,8 +45,10 @@ class Coordinator:
         board: EvaluationBoard,
         recorder: RolloutRecorder,
         start: Position | None = None,
+        kept: KeptRollouts | None = None,
     ) -> None:
-        """`start`: of the checkpoint that the run is resumed from."""
+        """`start`, `kept`: of the checkpoint that the run is resumed from."""
+        kept = kept or KeptRollouts()
         if start is None:
             start = Position()
         else:
@@ -55,15 +58,15 @@ class Coordinator:
         self._cursor = cursor
         self._board = board
         self._leases = TimedLeaseBook(settings.sampling_plans, seed=settings.seed)
-        self._flow = PromptFlow(settings, cursor, self._leases, start)
-        self._members = Membership(start_version=start.step)
+        self._flow = PromptFlow(settings, cursor, self._leases, start, kept.finished)
+        self._members = Membership(start_version=start.step, sync_index_of=kept.sync_index_of)
         self._changed = threading.Condition()
         self._todo = TodoList(num_ranks=settings.num_trainers, ranks_per_dp_group=settings.ranks_per_dp_group)
         self._gate = GapGate(settings.gap)
         self._syncs = WeightSyncs(settings, self._members, self._gate, probe=cursor.probe(settings.max_probe_tokens))
         self._is_corrected = False  # the present rollout step
-        self._last_saved = start.step
-        self._book = StepBook(settings, start, recorder)
+        self._book = StepBook(settings, start, recorder, kept)
+        self._saves = CheckpointSaves(settings, start, cursor, self._flow, self._members, board, self._book)
         self._events = EventLog()
         self._is_finished = False
         self._last_progress = time.monotonic()
@@ -224,9 +227,8 @@ class Coordinator:
             self._changed.notify_all()
         if at_boundary:
             self._evaluate_if_due(is_over=is_over)
-            if self._is_save_due(is_over=is_over):
-                self._last_saved = step
-                return [SaveWork(step=step, data_state=self._data_state())] * dp
+            if self._saves.is_due(is_over=is_over):
+                return self._saves.take() if self._saves.is_ready else None
         if is_over:
             return None if self._board.is_running or is_committing else self._finish()
         batches = self._flow.next_mini_batch(self._members.sync_index)
@@ -234,11 +236,6 @@ class Coordinator:
             step, staleness = self._flow.step, self._members.staleness
             self._book.close(step, self._flow.close_step(), staleness=staleness, sync_s=self._syncs.seconds)
         return [TrainWork(batch=batch, is_corrected=self._is_corrected) for batch in batches] if batches else None
-
-    def _data_state(self) -> dict[str, Any]:
-        known: dict[str, Any] = {"last_evaluated": self._board.last_finished, "time_s": self._book.records.time_s}
-        known |= self._book.counts.dropped()
-        return data_state(replace(self._flow.position(), **known), self._cursor.order)
 
     def _finish(self) -> list[Work]:
         if self._flow.step == 0:
@@ -264,11 +261,6 @@ class Coordinator:
 
     def _draw(self) -> Prompt | None:
         return self._board.draw() or self._flow.draw()
-
-    def _is_save_due(self, *, is_over: bool) -> bool:
-        interval = self._settings.save_interval
-        due = is_over or (interval is not None and self._flow.step % interval == 0)
-        return due and self._flow.step > self._last_saved
 
     def _evaluate_if_due(self, *, is_over: bool) -> None:
         interval, step = self._settings.eval_interval, self._flow.step

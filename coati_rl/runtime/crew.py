@@ -42,6 +42,7 @@ class CoordinatorActor(Coordinator):
             EvaluationBoard(tasks, paths.evaluation),
             RolloutRecorder(paths.rollouts),
             start=prepared.resume.position if prepared.resume else None,
+            kept=prepared.resume.kept if prepared.resume else None,
         )
 
 

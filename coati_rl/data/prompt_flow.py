@@ -40,6 +40,7 @@ class PromptFlow:
         self._estimator = load_estimator(settings.batch.advantage_estimator)
         self._finished: list[FinishedGroup] = [*kept]
         self._batcher: StepBatcher | None = None  # of the step that is being filled
+        self._in_step: list[FinishedGroup] = []  # its groups
         # Groups that hold a slot until the next sync. Producers of a resumed run may not run further ahead of it.
         self._num_trained_unsynced = start.step % settings.sync_period * settings.batch.prompts_per_step
         self.step = start.step  # optimizer steps handed out
@@ -82,9 +83,8 @@ class PromptFlow:
 
     def give_up_step(self) -> None:
         """A step that will never be full is not taken."""
-        if self._batcher is not None:
-            self._finished.extend(FinishedGroup(group=group, sync_index=0) for group in self._batcher.groups)
-            self._batcher = None
+        self._finished.extend(self._in_step)
+        self._batcher, self._in_step = None, []
 
     def next_mini_batch(self, sync_index: int) -> list[MiniBatch] | None:
         """One share per dp rank; None while there are too few groups, or an older prompt has to come first.
@@ -100,6 +100,7 @@ class PromptFlow:
         if self._batcher is None:
             self._batcher = self._begin_step()
         batches = self._batcher.add([finished.group for finished in self.finished[:size]])
+        self._in_step += self._finished[:size]
         del self._finished[:size]
         self._num_trained_unsynced += size
         return batches
@@ -118,7 +119,7 @@ class PromptFlow:
     def close_step(self) -> Sequence[RolloutGroup]:
         """The step is handed out whole. Returns: its groups."""
         groups = self._batcher.groups if self._batcher else []
-        self._batcher = None
+        self._batcher, self._in_step = None, []
         self.step += 1
         return groups
 
@@ -135,10 +136,6 @@ class PromptFlow:
     def is_sampled_before(self, sync_index: int) -> bool:
         """True if no prompt is out that was leased before this sync."""
         return all(at >= sync_index for at in self._leases.sync_indices("train"))
-
-    def has_sampled_all_slots(self) -> bool:
-        """True if no prompt is out, and none can be drawn before the next sync."""
-        return not self._leases.num_open("train") and not self.may_draw()
 
     def position(self) -> Position:
         """Where the data stands, between two steps."""
@@ -158,4 +155,4 @@ class PromptFlow:
 
     @property
     def _num_in_step(self) -> int:
-        return self._batcher.num_prompts if self._batcher else 0
+        return len(self._in_step)

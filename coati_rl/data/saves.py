@@ -1,8 +1,8 @@
 """Decide when a checkpoint is written, and what it says of the data.
 
-A save that is due waits for rollouts that the resumed run would sample with other weights than this one. After a weight
-sync these are the prompts leased before it: those leased since are sampled by the checkpoint's weights in both runs.
-Between two syncs the engines serve weights that no checkpoint holds, so that all that they are to sample comes first.
+A run that is resumed is to sample every prompt with the weights that it is sampled with here. So a checkpoint is due at a
+weight sync, when the engines serve its weights, and waits for the prompts that were leased before; those leased since
+are sampled with the same weights in both runs.
 """
 
 from dataclasses import replace
@@ -40,19 +40,22 @@ class CheckpointSaves:
         self._book = book
         self._last_saved = start.step
 
+    @property
+    def has_unsaved_step(self) -> bool:
+        """True if no checkpoint holds the present weights."""
+        return self._flow.step > self._last_saved
+
     def is_due(self, *, is_over: bool) -> bool:
-        """True if the present step's checkpoint is wanted, and not handed out yet."""
+        """True at the first weight sync after a multiple of the interval, and at the end of the run."""
         interval, step = self._settings.save_interval, self._flow.step
-        return (is_over or (interval is not None and step % interval == 0)) and step > self._last_saved
+        if not self.has_unsaved_step or self._members.published_version != step:
+            return False
+        return is_over or (interval is not None and step // interval > self._last_saved // interval)
 
     @property
     def is_ready(self) -> bool:
-        """True if a run resumed from a checkpoint of now samples every prompt with the weights that it has here."""
-        if self._settings.inflight_update:
-            return True  # which weights sample a token depends on time in any case
-        if self._members.published_version == self._flow.step:
-            return self._flow.is_sampled_before(self._members.sync_index)
-        return self._flow.has_sampled_all_slots() and not self._board.is_running
+        """True if no prompt is out that older weights sample, or which weights do depends on time in any case."""
+        return self._settings.inflight_update or self._flow.is_sampled_before(self._members.sync_index)
 
     def take(self) -> list[SaveWork]:
         """The checkpoint of the present step, for every dp rank; the first one writes the rollouts."""

@@ -8,21 +8,21 @@ from coati_rl.errors import RunError
 from tests.unit.data.driver import Run, position_of, resumed, rollouts, trained
 
 
-@pytest.mark.parametrize("save_interval", [1, 2, 3])
+@pytest.mark.parametrize(("save_interval", "saved"), [(1, 2), (2, 2), (3, 4)])
 @pytest.mark.parametrize("n_behind", [0, 1])
 def test_over_a_run_and_its_resumption_every_prompt_is_trained_once(
-    make_coordinator, make_group, make_prompts, tmp_path, save_interval, n_behind
+    make_coordinator, make_group, make_prompts, tmp_path, save_interval, saved, n_behind
 ):
     # 16 prompts, 2 a step, K = 2: 8 steps. The first run is killed at its first checkpoint, with leases out and groups
-    # finished; interval 1 and 3 are between two syncs.
+    # finished; the first sync after step 1 and 2 is that of step 2, after step 3 that of step 4.
     sizes = {"num_prompts": 16, "n_behind": n_behind, "save_interval": save_interval}
     first = Run(make_coordinator(**sizes), make_group)
     first.lease()
     first.answer(3)
     save = first.until(SaveWork)
-    assert save.step == save_interval
+    assert save.step == saved
     done = trained(tmp_path)
-    assert [step for step, _ in done] == [step for step in range(1, save_interval + 1) for _ in range(2)]
+    assert [step for step, _ in done] == [step for step in range(1, saved + 1) for _ in range(2)]
 
     second = Run(make_coordinator(**sizes, **resumed(save, make_prompts(16))), make_group)
     second.until(FinishWork)
@@ -73,27 +73,13 @@ def test_after_a_sync_a_save_waits_for_the_prompts_that_older_weights_sample_and
     assert isinstance(run.next_work(), SaveWork)
 
 
-def test_between_two_syncs_a_save_waits_until_all_slots_are_sampled_and_an_evaluation_is_over(
-    make_coordinator, make_group
+@pytest.mark.parametrize(("save_interval", "saved"), [(1, [2, 4, 6, 8]), (3, [4, 6, 8]), (4, [4, 8]), (7, [8])])
+def test_checkpoints_are_written_at_the_first_sync_after_each_multiple_of_the_interval(
+    make_coordinator, make_group, save_interval, saved
 ):
-    sizes = {"num_prompts": 20, "n_behind": 1, "save_interval": 1, "eval_prompts": 1, "eval_interval": 4}
-    run = Run(make_coordinator(**sizes), make_group)
-    run.lease(3)
-    evaluation = run.open.pop(0)
-    assert evaluation.prompt.purpose == "eval"
-    run.answer()
-    assert isinstance(run.next_work(), TrainWork)
-    assert run.next_work() is None, "these weights are to sample six prompts more"
-    run.lease()
-    assert len(run.open) == 6
-    run.answer(5)
-    assert run.next_work() is None, "one is out"
-    run.answer()
-    assert run.next_work() is None, "the evaluation of step 0 goes on"
-    run.open = [evaluation]
-    run.answer()
-    save = run.next_work()
-    assert (save.step, len(position_of(save).kept), position_of(save).waiting) == (1, 6, ())
+    run = Run(make_coordinator(num_prompts=16, save_interval=save_interval), make_group)
+    run.until(FinishWork)
+    assert [item.step for item in run.items if isinstance(item, SaveWork)] == saved
 
 
 def test_weights_that_change_while_responses_are_generated_are_not_waited_for(make_coordinator, make_group):

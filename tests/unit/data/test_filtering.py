@@ -237,14 +237,14 @@ def test_a_run_resumed_in_the_middle_trains_every_prompt_with_an_effect_once(
 
 
 def test_groups_filtered_before_a_checkpoint_count_towards_the_next_record(make_run, make_prompts):
-    sizes = {"save_interval": 1, **DYNAMIC}
+    sizes = {"n_behind": 1, "save_interval": 2, **DYNAMIC}
     first = make_run(16, **sizes)
     first.lease()
-    first.answer(2)
-    assert isinstance(first.next_work(), TrainWork)
+    first.answer(4)
+    assert [type(first.next_work()) for _ in range(2)] == [TrainWork, TrainWork]
     first.answer(2, **RIGHT)
-    first.lease()
     first.answer(2)  # finished, not trained: these are kept
+    assert isinstance(first.next_work(), SyncWork)
     save = first.next_work()
     position = position_of(save)
     assert (position.groups_filtered, position.samples_failed, len(position.kept)) == (2, 0, 2)

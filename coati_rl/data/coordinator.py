@@ -99,6 +99,7 @@ class Coordinator:
                 if (lease := self._leases.issue(producer_id, self._draw, sync_index=self._members.sync_index)) is None:
                     break
                 leases.append(lease)
+                self._changed.notify_all()  # a resumed run trains when its slots are taken
             held = self._members.version(producer_id)
             return LeaseReply(leases=tuple(leases), policy_version=held, is_finished=self._is_finished)
 

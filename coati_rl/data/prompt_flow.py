@@ -41,6 +41,9 @@ class PromptFlow:
         self._finished: list[FinishedGroup] = [*kept]
         self._batcher: StepBatcher | None = None  # of the step that is being filled
         self._in_step: list[FinishedGroup] = []  # its groups
+        # A resumed run has groups to train before its producers are there, but the slots that are free then are for the
+        # checkpoint's weights, which go with the first optimizer step.
+        self._awaits_leases = start.step > 0
         # Groups that hold a slot until the next sync. Producers of a resumed run may not run further ahead of it.
         self._num_trained_unsynced = start.step % settings.sync_period * settings.batch.prompts_per_step
         self.step = start.step  # optimizer steps handed out
@@ -87,13 +90,14 @@ class PromptFlow:
         self._batcher, self._in_step = None, []
 
     def next_mini_batch(self, sync_index: int) -> list[MiniBatch] | None:
-        """One share per dp rank; None while there are too few groups, or an older prompt has to come first.
+        """One share per dp rank; None while there are too few groups, or another prompt has to come first.
 
         Args:
             sync_index: of the trainers' weights.
         """
         size = self._settings.batch.prompts_per_mini_batch
-        if len(self._finished) < size:
+        self._awaits_leases = self._awaits_leases and self.may_draw()
+        if self._awaits_leases or len(self._finished) < size:
             return None
         if not self._leaves_room(size, sync_index):
             return None

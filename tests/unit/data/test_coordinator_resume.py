@@ -91,6 +91,24 @@ def test_weights_that_change_while_responses_are_generated_are_not_waited_for(ma
     assert (len(position.kept), len(position.waiting)) == (1, 3)
 
 
+def test_kept_groups_are_not_trained_before_the_checkpoints_weights_have_sampled_what_is_theirs(
+    make_coordinator, make_group, make_prompts
+):
+    first = Run(make_coordinator(num_prompts=20, n_behind=1, save_interval=2), make_group)
+    first.lease()
+    first.answer()
+    start = resumed(first.until(SaveWork), make_prompts(20))
+    assert len(start["kept"].finished) == 4 and start["start"].waiting == ()
+
+    second = Run(make_coordinator(num_prompts=20, n_behind=1, **start), make_group)
+    assert isinstance(second.next_work(), SyncWork)
+    second.lease(3)
+    assert second.next_work() is None, "a slot is free, and the step's weights would reach the producer before its prompt"
+    second.lease()
+    assert len(second.open) == 4
+    assert [type(second.next_work()) for _ in range(3)] == [TrainWork, TrainWork, SyncWork]
+
+
 def test_a_producer_gets_the_checkpoints_weights_before_its_first_prompt(make_coordinator, make_group):
     run = Run(make_coordinator(start=Position(step=2, num_drawn=4)), make_group)
     run.lease()
@@ -162,7 +180,9 @@ def test_groups_dropped_since_the_last_step_count_towards_the_next_record(
     assert (position.groups_filtered, position.samples_failed, len(position.kept)) == (1, 2, 3)
 
     second = Run(make_coordinator(**sizes, **resumed(save, make_prompts(20))), make_group)
-    assert [type(second.next_work()) for _ in range(2)] == [SyncWork, TrainWork]
+    assert isinstance(second.next_work(), SyncWork)
+    second.lease()
+    assert isinstance(second.next_work(), TrainWork)
     (record,) = second.events("step")
     assert (record["groups_total"], record["groups_filtered"], record["samples_failed"]) == (3, 1, 2)
     assert (record["samples_invalid"], record["staleness_max"]) == (2, 1)

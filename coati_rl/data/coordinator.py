@@ -6,7 +6,7 @@ items, events for the driver. A plain class with one lock; runtime/ makes an act
 
 Where each prompt is, and how many may be out, is the business of `PromptFlow`; which groups are trained, that of
 `StepBook`, which records the others with the step that they came in for; `WeightSyncs` follows the weights, and
-`CheckpointSaves` says when a checkpoint is due, with the position and the rollouts from which another coordinator goes on.
+`CheckpointSaves` knows when a checkpoint is due, and from what in it another coordinator goes on.
 """
 
 import threading

@@ -72,7 +72,7 @@ class KeptRollouts:
                 samples_failed=description["samples_failed"],
                 sync_index_of=dict(description["sync_index_of"]),
             )
-        except (OSError, zipfile.BadZipFile, KeyError, TypeError, IndexError) as error:
+        except (OSError, EOFError, zipfile.BadZipFile, KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(f"the rollouts cannot be read: {error!r}") from error
 
 

@@ -1,7 +1,7 @@
 """Decide when a checkpoint is written, and what it says of the data.
 
-A run that is resumed is to sample every prompt with the weights that it is sampled with here. So a checkpoint is due at a
-weight sync, when the engines serve its weights, and waits for the prompts that were leased before; those leased since
+A run that is resumed is to sample every prompt with the weights that it is sampled with here. So a checkpoint is due at
+a weight sync, when the engines serve its weights, and waits for the prompts that were leased before; those leased since
 are sampled with the same weights in both runs.
 """
 
@@ -68,10 +68,10 @@ class CheckpointSaves:
 
     def _kept(self) -> KeptRollouts:
         counts, now = self._book.counts, self._members.sync_index
-        finished = [
-            FinishedGroup(group=each.group, sync_index=each.sync_index - now) for each in self._flow.finished
-        ]
-        versions = {int(v) for each in finished for c in each.group.completions for v in set(c.policy_versions.tolist())}
+        finished = [FinishedGroup(group=each.group, sync_index=each.sync_index - now) for each in self._flow.finished]
+        versions = {
+            int(v) for each in finished for c in each.group.completions for v in set(c.policy_versions.tolist())
+        }
         return KeptRollouts(
             finished=tuple(finished),
             dropped=tuple(counts.dropped_groups),

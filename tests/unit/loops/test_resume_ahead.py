@@ -1,4 +1,4 @@
-"""A run whose producers are ahead of the weights goes on from any of its checkpoints, bit for bit as it went on itself."""
+"""A run whose producers are ahead of its weights is resumed from its checkpoints as it went on itself, bit for bit."""
 
 import json
 import time
@@ -13,7 +13,7 @@ from tests.unit.loops.harness import parity_reward
 # The gap of tokens that earlier weights sampled is known as long as these are.
 DIFFERS = {"time_s", "train_s", "rollout_wait_s", "sync_s", "producer_idle_fraction", "trainer_idle_fraction"}
 DIFFERS |= {"logprob_gap_mean", "logprob_gap_max", "logprob_gap_tokens"}
-# -imbs is -ibs: slots are taken as soon as a sync frees them, so that time does not decide which weights sample a prompt.
+# -imbs is -ibs: slots are taken as soon as a sync frees them, and time does not decide which weights sample a prompt.
 K1 = {"inference_batch_size": 2, "inference_microbatch_size": 2}
 K2 = {"inference_batch_size": 4, "inference_microbatch_size": 4}
 RUNS = {

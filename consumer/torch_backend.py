@@ -8,6 +8,7 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -159,16 +160,14 @@ class TorchBackend:
         writer = CheckpointWriter(directory, self.infos, dtype=DTYPES[self.config.precision])
         self._agree(writer.begin if self._is_first_rank else None)
         self._agree(lambda: self._write_parts(writer))
-
-        def publish() -> None:
-            writer.publish(
-                model=self.policy,
-                tokenizer_dir=self.config.tokenizer_dir or self.config.model_dir,
-                state={**state, "rng_state": b64encode(torch.get_rng_state().numpy().tobytes()).decode()},
-                files=files,
-                keep=self.config.keep_checkpoints,
-            )
-
+        publish = partial(
+            writer.publish,
+            model=self.policy,
+            tokenizer_dir=self.config.tokenizer_dir or self.config.model_dir,
+            state={**state, "rng_state": b64encode(torch.get_rng_state().numpy().tobytes()).decode()},
+            files=files,
+            keep=self.config.keep_checkpoints,
+        )
         self._agree(publish if self._is_first_rank else None)
 
     def restore(self, directory: Path) -> None:

@@ -23,6 +23,8 @@ export CUPY_CACHE_DIR="${CUPY_CACHE_DIR:-$CACHE/cupy}"
 export VLLM_NO_USAGE_STATS=1 RAY_USAGE_STATS_ENABLED=0 HF_HUB_DISABLE_TELEMETRY=1 DO_NOT_TRACK=1
 # Two processes with two threads each on two cores are up to 23 times slower than with one.
 export OMP_NUM_THREADS=1
+# Without compiled bytecode every process of a run would compile torch and vLLM anew.
+unset PYTHONDONTWRITEBYTECODE
 
 say() { printf '[environment] %s\n' "$*"; }
 fail() {
@@ -58,12 +60,41 @@ wanted_stamp() {
     cat "$REPOSITORY"/requirements/*.txt "$REPOSITORY/setup.py" "${BASH_SOURCE[0]}" | sha256sum
 }
 
-pip_install() { "$PYTHON" -m pip --no-cache-dir --disable-pip-version-check install --quiet "$@"; }
+# What pip has been told of indexes and certificates, in pip's configuration or its variables; uv reads neither.
+pip_setting() {
+    "$PYTHON" -m pip config list 2>/dev/null | awk -F= -v name="$1" -v quote="'" '
+        { key = $1; sub(/.*\./, "", key); value = substr($0, length($1) + 2); gsub(quote, "", value) }
+        key == name { if ($1 ~ /^:env:/) from_variable = value; else from_file = value }
+        END { print from_variable ? from_variable : from_file }'
+}
+
+prepare_uv() {
+    export UV_PYTHON="$PYTHON" UV_NO_CONFIG=1 UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}" # pip's: the best of all indexes
+    export UV_CACHE_DIR="$CACHE/uv" # beside the environment, so that files are linked and not copied; gone when all is installed
+    export UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-$(pip_setting index-url)}" UV_INDEX="${UV_INDEX:-$(pip_setting extra-index-url)}"
+    export UV_FIND_LINKS="${UV_FIND_LINKS:-$(pip_setting find-links | tr -s ' ' ,)}"
+    export SSL_CERT_FILE="${SSL_CERT_FILE:-$(pip_setting cert)}"
+    local name
+    for name in UV_DEFAULT_INDEX UV_INDEX UV_FIND_LINKS SSL_CERT_FILE; do
+        [[ -n "${!name}" ]] || unset "$name"
+    done
+}
+
+uv_install() { "$VENV/bin/uv" pip install --quiet "$@"; }
+
+# Compiles what a run imports, as later processes may be told not to (PYTHONDONTWRITEBYTECODE); all that was installed would be 24,000 files.
+compile_imports() {
+    local trainer='import colossalai.booster.plugin, datasets, ray, tensorboard, trl, wandb'
+    local engine='import math_verify, vllm.v1.engine.llm_engine, vllm.v1.worker.cpu_worker, vllm.v1.worker.gpu_worker'
+    (cd / && "$PYTHON" -W ignore -c "$trainer" >/dev/null 2>&1) &
+    (cd / && "$PYTHON" -W ignore -c "$engine" >/dev/null 2>&1) || true
+    wait $! || true
+}
 
 install_cpu() {
     say "installing the packages of requirements/cpu.txt"
-    pip_install --no-deps --no-build-isolation -r "$REPOSITORY/requirements/cpu.txt"
-    pip_install --no-deps --no-build-isolation --editable "$REPOSITORY"
+    uv_install --no-deps --no-build-isolation -r "$REPOSITORY/requirements/cpu.txt"
+    uv_install --no-deps --no-build-isolation --editable "$REPOSITORY"
 }
 
 install_gpu() {
@@ -72,9 +103,9 @@ install_gpu() {
     [[ "$cuda" == 12 || "$cuda" == 13 ]] ||
         fail "torch is built for CUDA '$cuda', this machine has an NVIDIA GPU: install a CUDA 12 or 13 build of $TORCH_PIN, or set COATI_DEVICE=cpu"
     say "installing the packages of requirements/gpu.txt and cupy for CUDA $cuda"
-    pip_install "$TORCH_PIN" -r "$REPOSITORY/requirements/gpu.txt"
-    pip_install --no-deps --no-build-isolation "$(grep '^colossalai==' "$REPOSITORY/requirements/cpu.txt")"
-    pip_install --no-build-isolation --editable "$REPOSITORY[gpu-cu$cuda]"
+    uv_install "$TORCH_PIN" -r "$REPOSITORY/requirements/gpu.txt"
+    uv_install --no-deps --no-build-isolation "$(grep '^colossalai==' "$REPOSITORY/requirements/cpu.txt")"
+    uv_install --no-build-isolation --editable "$REPOSITORY[gpu-cu$cuda]"
 }
 
 make_environment() {
@@ -87,9 +118,13 @@ make_environment() {
     fi
     rm -f "$STAMP" # until all is installed: an interrupted installation is repaired by the next call
     say "installing $TORCH_PIN"
-    pip_install -r "$REPOSITORY/requirements/build.txt"
-    pip_install "$TORCH_PIN" -c "$REPOSITORY/requirements/cpu.txt"
+    "$PYTHON" -m pip --no-cache-dir --disable-pip-version-check install --quiet -r "$REPOSITORY/requirements/build.txt"
+    prepare_uv
+    uv_install "$TORCH_PIN" -c "$REPOSITORY/requirements/cpu.txt"
     "install_$DEVICE"
+    rm -rf "$UV_CACHE_DIR"
+    say "compiling what is imported"
+    compile_imports
     wanted_stamp >"$STAMP"
 }
 

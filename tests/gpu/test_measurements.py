@@ -35,6 +35,7 @@ sys.exit(pytest.main(["--collect-only", "--quiet", "-p", "no:cacheprovider", "-m
 """
 
 
+@pytest.mark.full
 @on_cpu_and_gpu
 def test_each_runs_and_the_tests_are_found_without_ray_and_engines(device: str, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}", "OMP_NUM_THREADS": "1"}

@@ -46,13 +46,19 @@ def run_cut_up(make_tiny, start_run, flags, layout, steps):
     return run, records
 
 
-@pytest.mark.parametrize("layout", ["pp2", pytest.param("tp2_pp2", marks=pytest.mark.full)])
+def assert_saved_as_synced(run, *steps):
+    """The checkpoints after these steps hold the weights that were sent, and each others."""
+    sent = {line["step"]: line["digest"] for line in lines(run.run_dir / "syncs.jsonl")}
+    saved = [digest_of(run.run_dir / "checkpoints" / f"step-{step}") for step in steps]
+    assert saved == [sent[step] for step in steps]
+    assert len(set(saved)) == len(steps)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_trainers_that_are_cut_up_save_what_they_sync(make_tiny, start_run, flags, layout):
     run, _ = run_cut_up(make_tiny, start_run, flags, layout, steps=3)
-    digests = {line["step"]: line["digest"] for line in lines(run.run_dir / "syncs.jsonl")}
-    checkpoints = run.run_dir / "checkpoints"
-    assert digests[2] == digest_of(checkpoints / "step-2")
-    assert digests[3] == digest_of(checkpoints / "step-3") != digests[2]
+    assert_saved_as_synced(run, 2, 3)
 
 
 @pytest.mark.full
@@ -70,7 +76,7 @@ def test_one_process_resumes_what_trainers_that_are_cut_up_have_saved(make_tiny,
     assert abs(found["grad_norm"] - expected["grad_norm"]) < 1e-3 * expected["grad_norm"]
 
 
-ZERO = ("-zero", 1, "-nb", 1, "-si", 1, "--keep-checkpoints", 2)
+ONE_STEP_AHEAD = ("-nb", 1, "-si", 1, "--keep-checkpoints", 2)
 
 
 def assert_one_step_ahead(records):
@@ -79,15 +85,18 @@ def assert_one_step_ahead(records):
     assert all(record["logprob_gap_mean"] is None for record in records if record["staleness_mean"] == 1)
 
 
-def test_zero_trainers_one_step_ahead_are_rewarded_for_programs_that_pass_their_tests(make_tiny, start_run, flags):
-    code = ("-rt", "code", "--test-timeout-s", 5, "-b", "transformers")
-    run = start_run(*flags(make_tiny(tied=False, writes_programs=True), trainers=2), *code, *ZERO, "--max-steps", 4)
+def test_a_pipeline_one_step_ahead_is_rewarded_for_programs_that_pass_their_tests(make_tiny, start_run, flags):
+    code = ("-rt", "code", "--test-timeout-s", 5, "-b", "transformers", "-kl", 0.01)
+    job = (*flags(make_tiny(tied=True, writes_programs=True)), *LAYOUTS["pp2"], *ONE_STEP_AHEAD)
+    run = start_run(*job, *code, "--max-steps", 4)
     run.wait_for_step(1)
     assert any("bwrap" in process.name() for process in run.processes()), "programs run in the sandbox"
     records = assert_complete(run, steps=4)
     assert_one_step_ahead(records)
     assert all(record["samples_invalid"] == 0 for record in records)
-    assert all(0 < record["reward_mean"] <= record["reward/tests_passed"] < 1 for record in records)
+    assert all(record["kl_mean"] is not None for record in records)
+    assert all(0 <= record["reward_mean"] <= record["reward/tests_passed"] <= 1 for record in records)
+    assert 0 < records[0]["reward_mean"] < 1, "the model guesses"
     samples = trained_samples(run, range(1, 5))
     assert len(samples) == len(set(samples)) == 4 * 4 * 4, "steps x prompts x samples"
     rollouts = read_rollouts(run)
@@ -96,13 +105,14 @@ def test_zero_trainers_one_step_ahead_are_rewarded_for_programs_that_pass_their_
     assert right["detail"] == "2 of 2 tests passed" and right["breakdown"] == {"tests_passed": 1.0}
     assert "print(2)" in right["response"]
     assert sorted(path.name for path in (run.run_dir / "checkpoints").iterdir()) == ["step-3", "step-4"]
+    assert_saved_as_synced(run, 3, 4)
     assert run.left_over() == []
 
 
 @pytest.mark.full
 def test_zero_trainers_one_step_ahead_resume_in_their_own_run_directory(make_tiny, start_run, flags):
     data = ("-d", GSM8K, "-mpt", 1024, "-rt", "think_answer_tags", "-e", 2)
-    job = (*flags(make_tiny(tied=False), trainers=2), *data, *ZERO)
+    job = (*flags(make_tiny(tied=False), trainers=2), *data, *ONE_STEP_AHEAD, "-zero", 1)
     first = start_run(*job, "--max-steps", 3)
     assert_one_step_ahead(assert_complete(first, steps=3))
     checkpoints = first.run_dir / "checkpoints"

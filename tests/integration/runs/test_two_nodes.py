@@ -64,6 +64,7 @@ def test_trainers_and_producers_are_put_where_they_fit_and_meet_across_nodes(nod
     assert run.actors() == []
 
 
+@pytest.mark.full
 def test_a_run_that_no_node_has_room_for_is_refused_with_what_each_node_has(start):
     run = start("-ptp", 4, cpus=2)
     assert run.wait(120) == 2, run.text()

@@ -43,7 +43,7 @@ class PromptFlow:
         self._in_step: list[FinishedGroup] = []  # its groups
         # A resumed run has groups to train before its producers are there, but the slots that are free then are for the
         # checkpoint's weights, which go with the first optimizer step.
-        self._awaits_leases = start.step > 0
+        self._awaits_leases = bool(kept)
         # Groups that hold a slot until the next sync. Producers of a resumed run may not run further ahead of it.
         self._num_trained_unsynced = start.step % settings.sync_period * settings.batch.prompts_per_step
         self.step = start.step  # optimizer steps handed out

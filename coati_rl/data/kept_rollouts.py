@@ -51,7 +51,7 @@ class KeptRollouts:
         }
         buffer = io.BytesIO()
         text = np.frombuffer(json.dumps(description).encode(), dtype=np.uint8)
-        np.savez(buffer, description=text, **arrays)  # type: ignore[arg-type]  # numpy's stub: a flag of that name
+        np.savez(buffer, description=text, **arrays)
         return buffer.getvalue()
 
     @classmethod

@@ -16,7 +16,7 @@ from coati_rl.data.position import Position, data_state
 from coati_rl.data.prompt_flow import PromptFlow
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.data.step_book import StepBook
-from coati_rl.data.work import SaveWork
+from coati_rl.data.work import SaveWork, Work
 
 
 class CheckpointSaves:
@@ -57,7 +57,7 @@ class CheckpointSaves:
         """True if no prompt is out that older weights sample, or which weights do depends on time in any case."""
         return self._settings.inflight_update or self._flow.is_sampled_before(self._members.sync_index)
 
-    def take(self) -> list[SaveWork]:
+    def take(self) -> list[Work]:
         """The checkpoint of the present step, for every dp rank; the first one writes the rollouts."""
         self._last_saved = step = self._flow.step
         known: dict[str, Any] = {"last_evaluated": self._board.last_finished, "time_s": self._book.records.time_s}

@@ -29,7 +29,7 @@ class StepCounts:
         self._settings = settings
         self._without_effect: Counter[NoEffect] = Counter()  # groups in a row, over steps; a resumed run counts anew
         self._reset()
-        self._dropped = [*kept.dropped]
+        self._dropped += kept.dropped
         self._num_dropped = start.groups_filtered
         self._failed_in_dropped = start.samples_failed
         self._samples_failed = start.samples_failed + kept.samples_failed

@@ -97,8 +97,8 @@ class TrainBackend(Protocol):
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """This pipeline stage's full HF tensors in HF order and wire dtype; a tied lm_head is left out."""
 
-    def save(self, directory: Path, *, state: dict[str, Any]) -> None:
-        """Write a HF checkpoint plus optimizer state, published atomically."""
+    def save(self, directory: Path, *, state: dict[str, Any], files: Mapping[str, bytes]) -> None:
+        """Write a HF checkpoint plus optimizer state and further files by name, published atomically."""
 
 
 class LossFn(Protocol):

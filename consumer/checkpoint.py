@@ -75,7 +75,13 @@ class CheckpointWriter:
             self._save(optimizer_tensors, self._file_name("optimizer", number), None)
 
     def publish(
-        self, *, model: PreTrainedModel, tokenizer_dir: Path, state: Mapping[str, Any], keep: int | None
+        self,
+        *,
+        model: PreTrainedModel,
+        tokenizer_dir: Path,
+        state: Mapping[str, Any],
+        keep: int | None,
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
         """Add what is written once, and give the directory its name; one that is already there is replaced.
 
@@ -83,6 +89,7 @@ class CheckpointWriter:
             model: for its configuration.
             tokenizer_dir: the tokenizer's files are copied from here, byte for byte.
             state: what else a resume needs, as JSON.
+            files: further files, by name.
             keep: number of checkpoints to keep beside each other, this one included; None: all.
         """
         with _disk_errors(self.directory):
@@ -96,6 +103,8 @@ class CheckpointWriter:
             for name in TOKENIZER_FILES:
                 if (tokenizer_dir / name).is_file():
                     shutil.copyfile(tokenizer_dir / name, self._partial / name)
+            for name, content in (files or {}).items():
+                (self._partial / name).write_bytes(content)
             (self._partial / STATE_FILE).write_text(json.dumps(dict(state), indent=2, sort_keys=True) + "\n")
             write_manifest(self._partial)
             _publish(self._partial, self.directory)

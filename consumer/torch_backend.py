@@ -6,8 +6,9 @@ plain sum over the global batch, accumulated in float32 until `optimizer_step` s
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,23 +148,22 @@ class TorchBackend:
                 full = self.parameters.full(info.name, self.parameters.by_name[info.name].detach())
                 yield info.name, full.to(self.config.wire_dtype)
 
-    def save(self, directory: Path, *, state: dict[str, Any]) -> None:
-        """Publish a checkpoint under this name; collective.
+    def save(self, directory: Path, *, state: dict[str, Any], files: Mapping[str, bytes] | None = None) -> None:
+        """Publish a checkpoint under this name; collective. The first rank adds its `files`, by name.
 
         Raises: RunError on every rank if it cannot be written.
         """
         writer = CheckpointWriter(directory, self.infos, dtype=DTYPES[self.config.precision])
         self._agree(writer.begin if self._is_first_rank else None)
         self._agree(lambda: self._write_parts(writer))
-
-        def publish() -> None:
-            writer.publish(
-                model=self.policy,
-                tokenizer_dir=self.config.tokenizer_dir or self.config.model_dir,
-                state={**state, "rng_state": b64encode(torch.get_rng_state().numpy().tobytes()).decode()},
-                keep=self.config.keep_checkpoints,
-            )
-
+        publish = partial(
+            writer.publish,
+            model=self.policy,
+            tokenizer_dir=self.config.tokenizer_dir or self.config.model_dir,
+            state={**state, "rng_state": b64encode(torch.get_rng_state().numpy().tobytes()).decode()},
+            files=files,
+            keep=self.config.keep_checkpoints,
+        )
         self._agree(publish if self._is_first_rank else None)
 
     def restore(self, directory: Path) -> None:

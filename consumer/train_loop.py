@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from coati_rl.data.checkpoint_dir import ROLLOUTS_FILE
 from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork, Work
 from coati_rl.observability.idle import IdleShare
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
@@ -104,7 +105,7 @@ class TrainLoop:
     def _save(self, work: SaveWork) -> None:
         path = self._checkpoint_dir / f"step-{work.step}"
         state = {"step": work.step, "policy_version": work.step, "data": work.data_state}
-        self._backend.save(path, state=state)
+        self._backend.save(path, state=state, files={ROLLOUTS_FILE: work.rollouts} if work.rollouts else {})
         if self._rank == 0:
             self._coordinator.report_saved(work.step, str(path))
             logger.info("step %d: checkpoint %s", work.step, path)

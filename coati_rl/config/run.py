@@ -17,7 +17,11 @@ class RunConfig(BaseModel):
     eval_interval: int = flag(
         -1, "Optimizer steps between evaluations, rounded up to the next weight sync; -1 is off.", short="-ei"
     )
-    save_interval: int = flag(100, "Optimizer steps between checkpoints; -1 saves at the end only.", short="-si")
+    save_interval: int = flag(
+        100,
+        "Optimizer steps between checkpoints, rounded up to the next weight sync; -1 saves at the end only.",
+        short="-si",
+    )
     keep_checkpoints: int | None = flag(
         None, "Checkpoints kept; older ones are deleted when a new one is complete. Default: all.", ge=1
     )

@@ -1,6 +1,7 @@
 """A checkpoint as files: which directory is one, whether all of it is there, which ones may go. No tensors here.
 
     <checkpoints>/step-<N>/state.json     step, policy_version, "data" (see `coati_rl.data.position`)
+                           rollouts.npz   what is sampled and not trained; see `coati_rl.data.kept_rollouts`
                            manifest.json  every other file with its bytes and its digest
 
 Whoever writes a checkpoint fills a hidden directory, ends with `write_manifest` and renames it: under its name a
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
+ROLLOUTS_FILE = "rollouts.npz"
 _BLOCK_BYTES = 2**22
 _NAME = re.compile(r"step-(\d+)")
 _ASIDE = re.compile(r"\.step-\d+\.deleted")

@@ -5,13 +5,12 @@ current weights (producers wait). Is unblocked by: `put`, reports of syncs, memb
 items, events for the driver. A plain class with one lock; runtime/ makes an actor of it. Every wait has a timeout.
 
 `PromptFlow` knows where each prompt is and how many may be out, `StepBook` which groups are trained, `WeightSyncs` who
-holds which weights. Every checkpoint holds the position (`coati_rl.data.position`) from which another one goes on.
+holds which weights, `CheckpointSaves` when a checkpoint is due, and from what in it another coordinator goes on.
 """
 
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,16 @@ from coati_rl.data.cursor import PromptCursor
 from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.event_log import EventLog
 from coati_rl.data.gap_gate import GapGate
+from coati_rl.data.kept_rollouts import KeptRollouts
 from coati_rl.data.membership import UNPROVEN, Membership
-from coati_rl.data.position import Position, data_state
+from coati_rl.data.position import Position
 from coati_rl.data.prompt_flow import PromptFlow
+from coati_rl.data.saves import CheckpointSaves
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.data.step_book import StepBook
 from coati_rl.data.timed_leases import TimedLeaseBook
 from coati_rl.data.weight_syncs import WeightSyncs
-from coati_rl.data.work import CommitReport, FinishWork, LeaseReply, SaveWork, SyncReport, TodoList, TrainWork, Work
+from coati_rl.data.work import CommitReport, FinishWork, LeaseReply, SyncReport, TodoList, TrainWork, Work
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.observability.running_clock import RunningClock
@@ -44,8 +45,10 @@ class Coordinator:
         board: EvaluationBoard,
         recorder: RolloutRecorder,
         start: Position | None = None,
+        kept: KeptRollouts | None = None,
     ) -> None:
-        """`start`: of the checkpoint that the run is resumed from."""
+        """`start`, `kept`: of the checkpoint that the run is resumed from."""
+        kept = kept or KeptRollouts()
         if start is not None:
             cursor.resume(start.num_drawn, start.waiting)
             board.resume(start.step, start.last_evaluated)
@@ -53,15 +56,15 @@ class Coordinator:
         self._cursor = cursor
         self._board = board
         self._leases = TimedLeaseBook(settings.sampling_plans, seed=settings.seed)
-        self._flow = PromptFlow(settings, cursor, self._leases, start)
-        self._members = Membership(start_version=start.step)
+        self._flow = PromptFlow(settings, cursor, self._leases, start, kept.finished)
+        self._members = Membership(start_version=start.step, sync_index_of=kept.sync_index_of)
         self._changed = threading.Condition()
         self._todo = TodoList(num_ranks=settings.num_trainers, ranks_per_dp_group=settings.ranks_per_dp_group)
         self._gate = GapGate(settings.gap)
         self._syncs = WeightSyncs(settings, self._members, self._gate, probe=cursor.probe(settings.max_probe_tokens))
         self._is_corrected = False  # the present rollout step
-        self._last_saved = start.step
-        self._book = StepBook(settings, start, recorder)
+        self._book = StepBook(settings, start, recorder, kept)
+        self._saves = CheckpointSaves(settings, start, cursor, self._flow, self._members, board, self._book)
         self._events = EventLog()
         self._is_finished = False
         self._since_progress = RunningClock()
@@ -94,6 +97,7 @@ class Coordinator:
                 if (lease := self._leases.issue(producer_id, self._draw, sync_index=self._members.sync_index)) is None:
                     break
                 leases.append(lease)
+                self._changed.notify_all()  # a resumed run trains when its slots are taken
             held = self._members.version(producer_id)
             return LeaseReply(leases=tuple(leases), policy_version=held, is_finished=self._is_finished)
 
@@ -210,7 +214,7 @@ class Coordinator:
         if is_over := self._flow.is_over():
             self._flow.give_up_step()
         if self._flow.is_stopped:
-            return self._save() if self._is_save_due(is_over=True) else self._finish()
+            return self._saves.take() if self._saves.has_unsaved_step else self._finish()
         step, at_boundary = self._flow.step, self._flow.is_between_steps
         sync_due = at_boundary and self._members.is_sync_due(step, self._settings.sync_period, is_over=is_over)
         version = step if sync_due else self._members.published_version
@@ -228,8 +232,8 @@ class Coordinator:
             self._changed.notify_all()
         if at_boundary:
             self._evaluate_if_due(is_over=is_over)
-            if self._is_save_due(is_over=is_over):
-                return self._save()
+            if self._saves.is_due(is_over=is_over):
+                return self._saves.take() if self._saves.is_ready else None
         if is_over:
             return None if self._board.is_running or is_committing else self._finish()
         batches = self._flow.next_mini_batch(self._members.sync_index)
@@ -237,12 +241,6 @@ class Coordinator:
             groups = self._flow.close_step()
             self._book.close(step, groups, staleness=self._members.staleness, sync_s=self._syncs.seconds)
         return [TrainWork(batch=batch, is_corrected=self._is_corrected) for batch in batches] if batches else None
-
-    def _save(self) -> list[Work]:
-        self._last_saved = self._flow.step
-        known: dict[str, Any] = {"last_evaluated": self._board.last_finished, "time_s": self._book.records.time_s}
-        position = replace(self._flow.position(), **known, **self._book.counts.dropped())
-        return [SaveWork(step=position.step, data_state=data_state(position, self._cursor.order))] * self._dp
 
     def _finish(self) -> list[Work]:
         if self._flow.step == 0 and not self._flow.is_stopped:
@@ -268,10 +266,6 @@ class Coordinator:
 
     def _draw(self) -> Prompt | None:
         return self._board.draw() or self._flow.draw()
-
-    def _is_save_due(self, *, is_over: bool) -> bool:
-        interval, step = self._settings.save_interval, self._flow.step
-        return step > self._last_saved and (is_over or (interval is not None and step % interval == 0))
 
     def _evaluate_if_due(self, *, is_over: bool) -> None:
         interval, step = self._settings.eval_interval, self._flow.step

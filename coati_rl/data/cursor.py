@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -74,3 +74,9 @@ class PromptCursor:
         self.num_drawn += 1
         prompt = self._prompts[self._shuffled[place]]
         return replace(prompt, uid=f"{prompt.uid}.{episode}")
+
+
+def drawn_prompt(prompts: Mapping[str, Prompt], uid: str) -> Prompt:
+    """The prompt that was drawn under a uid, from the dataset's by their own. Raises: KeyError if there is none."""
+    row, _, _ = uid.rpartition(".")
+    return replace(prompts[row], uid=uid)

@@ -10,7 +10,7 @@ wire, a replaced producer is no special case, and neither is a run that is resum
 begins with version N as if a sync had just brought it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 UNPROVEN = -1  # version of weights that a producer read from disk
 
@@ -18,10 +18,11 @@ UNPROVEN = -1  # version of weights that a producer read from disk
 class Membership:
     """Versions by producer."""
 
-    def __init__(self, *, start_version: int = 0) -> None:
+    def __init__(self, *, start_version: int = 0, sync_index_of: Mapping[int, int] | None = None) -> None:
+        """`sync_index_of`: of versions before the start, 0 or negative."""
         self._versions: dict[int, int] = {}  # staged or serving
         self._committing: set[int] = set()
-        self._sync_index_of = {start_version: 0}
+        self._sync_index_of = {**(sync_index_of or {}), start_version: 0}
         self.published_version = start_version  # of the last complete sync
         self.sync_index = 0
 

@@ -9,36 +9,41 @@ do not see to that, as short responses may overtake a long one; so a mini-batch 
 left, in this rollout step and those to come, for every older prompt that is still out.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from coati_rl.algorithms.registry import load_estimator
 from coati_rl.batch import MiniBatch
 from coati_rl.data.batcher import ClosedStep, StepBatcher
 from coati_rl.data.cursor import PromptCursor
+from coati_rl.data.kept_rollouts import FinishedGroup
 from coati_rl.data.leases import LeaseBook
 from coati_rl.data.position import Position
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.types import Prompt, RolloutGroup
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Finished:
-    """A group that waits to be trained."""
-
-    group: RolloutGroup
-    sync_index: int  # of its lease
-
-
 class PromptFlow:
     """Under the coordinator's lock."""
 
-    def __init__(self, settings: CoordinatorSettings, cursor: PromptCursor, leases: LeaseBook, start: Position) -> None:
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        cursor: PromptCursor,
+        leases: LeaseBook,
+        start: Position,
+        kept: Sequence[FinishedGroup] = (),
+    ) -> None:
+        """`kept`: groups that the checkpoint of `start` holds."""
         self._settings = settings
         self._cursor = cursor
         self._leases = leases
         self._estimator = load_estimator(settings.batch.advantage_estimator)
-        self._finished: list[_Finished] = []
+        self._finished: list[FinishedGroup] = [*kept]
         self._batcher: StepBatcher | None = None  # of the step that is being filled
+        self._in_step: list[FinishedGroup] = []  # its groups
+        # A resumed run has groups to train before its producers are there, but the slots that are free then are for the
+        # checkpoint's weights, which go with the first optimizer step.
+        self._awaits_leases = bool(kept)
         # Groups that hold a slot until the next sync. Producers of a resumed run may not run further ahead of it.
         self._num_trained_unsynced = start.step % settings.sync_period * settings.batch.prompts_per_step
         self.step = start.step  # optimizer steps handed out
@@ -72,7 +77,7 @@ class PromptFlow:
 
     def add(self, group: RolloutGroup, *, sync_index: int) -> None:
         """A group to be trained, leased after this sync."""
-        self._finished.append(_Finished(group=group, sync_index=sync_index))
+        self._finished.append(FinishedGroup(group=group, sync_index=sync_index))
 
     def is_over(self) -> bool:
         """True when no further optimizer step can be filled, or none is wanted."""
@@ -86,25 +91,25 @@ class PromptFlow:
 
     def give_up_step(self) -> None:
         """A step that will never be full is not taken."""
-        if self._batcher is not None:
-            self._finished.extend(_Finished(group=group, sync_index=0) for group in self._batcher.groups)
-            self._batcher = None
+        self._finished.extend(self._in_step)
+        self._batcher, self._in_step = None, []
 
     def next_mini_batch(self, sync_index: int) -> list[MiniBatch] | None:
-        """One share per dp rank; None while there are too few groups, or an older prompt has to come first.
+        """One share per dp rank; None while there are too few groups, or another prompt has to come first.
 
         Args:
             sync_index: of the trainers' weights.
         """
         size = self._settings.batch.prompts_per_mini_batch
-        if len(self._finished) < size:
+        self._awaits_leases = self._awaits_leases and self.may_draw()
+        if self._awaits_leases or len(self._finished) < size:
             return None
-        self._finished.sort(key=lambda finished: finished.group.lease_id)  # oldest first
         if not self._leaves_room(size, sync_index):
             return None
         if self._batcher is None:
             self._batcher = self._begin_step()
-        batches = self._batcher.add([finished.group for finished in self._finished[:size]])
+        batches = self._batcher.add([finished.group for finished in self.finished[:size]])
+        self._in_step += self._finished[:size]
         del self._finished[:size]
         self._num_trained_unsynced += size
         return batches
@@ -113,7 +118,7 @@ class PromptFlow:
         """True if all prompts that are out can still be trained in time once the first `size` finished ones are."""
         settings = self._settings
         room = settings.prompts_per_rollout - self._num_trained_unsynced - size
-        leased_at = [finished.sync_index for finished in self._finished[size:]] + self._leases.sync_indices("train")
+        leased_at = [finished.sync_index for finished in self.finished[size:]] + self._leases.sync_indices("train")
         for syncs_left in range(settings.n_behind):  # before the prompts that were leased then would be too old
             num_due = sum(sync_index - at >= settings.n_behind - syncs_left for at in leased_at)
             if num_due > room + syncs_left * settings.prompts_per_rollout:
@@ -124,7 +129,7 @@ class PromptFlow:
         """Note that the step is handed out whole, and return what it is made of."""
         assert self._batcher is not None, "its last mini-batch was just added"  # noqa: S101
         closed = self._batcher.close()
-        self._batcher = None
+        self._batcher, self._in_step = None, []
         self.step += 1
         return closed
 
@@ -132,17 +137,25 @@ class PromptFlow:
         """All producers hold the weights of this step."""
         self._num_trained_unsynced = 0
 
-    def waiting(self) -> list[str]:
-        """Uids of prompts that are drawn, and neither trained nor dropped; between two steps."""
-        again = [prompt.uid for prompt in self._cursor.waiting]
-        return [*again, *self._leases.uids("train"), *(finished.group.prompt.uid for finished in self._finished)]
+    @property
+    def finished(self) -> Sequence[FinishedGroup]:
+        """What waits to be trained, the oldest lease first."""
+        self._finished.sort(key=lambda finished: finished.group.lease_id)
+        return self._finished
+
+    def is_sampled_before(self, sync_index: int) -> bool:
+        """True if no prompt is out that was leased before this sync."""
+        return all(at >= sync_index for at in self._leases.sync_indices("train"))
 
     def position(self) -> Position:
         """Where the data stands, between two steps."""
-        return Position(step=self.step, num_drawn=self._cursor.num_drawn, waiting=tuple(self.waiting()))
+        waiting = [*(prompt.uid for prompt in self._cursor.waiting), *self._leases.uids("train")]
+        kept = [finished.group.prompt.uid for finished in self.finished]
+        return Position(step=self.step, num_drawn=self._cursor.num_drawn, waiting=tuple(waiting), kept=tuple(kept))
 
     def _begin_step(self) -> StepBatcher:
-        num_settled = self._cursor.num_drawn - len(self.waiting())
+        num_out = len(self._cursor.waiting) + self._leases.num_open("train") + len(self._finished)
+        num_settled = self._cursor.num_drawn - num_out
         progress = self._settings.learning_rate_progress(
             step=self.step, num_settled=num_settled, num_prompts=self._cursor.num_due
         )
@@ -152,4 +165,4 @@ class PromptFlow:
 
     @property
     def _num_in_step(self) -> int:
-        return self._batcher.num_prompts if self._batcher else 0
+        return len(self._in_step)

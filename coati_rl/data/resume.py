@@ -6,14 +6,17 @@ experiment, the prompts' ground truths among it, is told and recorded when it do
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from coati_rl.config import Config
-from coati_rl.data.checkpoint_dir import find_checkpoint, read_state
+from coati_rl.data.checkpoint_dir import ROLLOUTS_FILE, find_checkpoint, read_state
+from coati_rl.data.cursor import drawn_prompt
+from coati_rl.data.kept_rollouts import KeptRollouts
 from coati_rl.data.position import DrawOrder, Position, fingerprint, ground_truth_digest, read_data_state
 from coati_rl.errors import ConfigError
 from coati_rl.types import Prompt
@@ -62,6 +65,7 @@ class ResumePoint:
     position: Position
     num_steps: int  # optimizer steps when the run will be over, those before the checkpoint included
     changes: tuple[str, ...]  # settings and ground truths that differ from the checkpoint's run, one line each
+    kept: KeptRollouts = field(default_factory=KeptRollouts)  # what the run goes on with
 
     def line(self) -> str:
         """For people."""
@@ -94,12 +98,33 @@ def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_p
     _check_draw_order(config, prompts, order, directory)
     if prompts is not None:
         _check_shape(config, directory)
+    changes, kept = [*_changes(config, directory), *_changed_truths(config, prompts, order)], KeptRollouts()
+    if changes and position.kept:
+        # They may have other lengths, rewards or sizes than this run's, and may not fit its slots.
+        changes.append(f"{len(position.kept)} prompts with finished rollouts are therefore sampled again")
+        position = replace(position, waiting=(*position.waiting, *position.kept), kept=())
+    elif prompts is not None and not changes:
+        kept = _read_kept(directory, position, prompts)
     return ResumePoint(
         directory=directory,
         position=position,
         num_steps=_num_steps(config, position, num_prompts, directory),
-        changes=(*_changes(config, directory), *_changed_truths(config, prompts, order)),
+        changes=tuple(changes),
+        kept=kept,
     )
+
+
+def _read_kept(directory: Path, position: Position, prompts: Sequence[Prompt]) -> KeptRollouts:
+    by_uid, kept = {prompt.uid: prompt for prompt in prompts}, KeptRollouts()
+    path = directory / ROLLOUTS_FILE
+    try:
+        if path.is_file():
+            kept = KeptRollouts.from_bytes(path.read_bytes(), partial(drawn_prompt, by_uid))
+        if tuple(finished.group.prompt.uid for finished in kept.finished) != position.kept:
+            raise ValueError("they are not those that the state names")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--checkpoint-path {directory}: {ROLLOUTS_FILE} cannot be used: {error}") from error
+    return kept
 
 
 def _check_draw_order(config: Config, prompts: Sequence[Prompt] | None, order: DrawOrder, directory: Path) -> None:
@@ -143,7 +168,7 @@ def _num_steps(config: Config, position: Position, num_prompts: int, directory: 
             f"--max-steps {config.max_steps}: nothing is left to do, --checkpoint-path {directory} is at step "
             f"{position.step} already; --max-steps counts all steps of the run, so raise it"
         )
-    left = len(position.waiting) + max(0, num_prompts * config.num_episodes - position.num_drawn)
+    left = len(position.waiting) + len(position.kept) + max(0, num_prompts * config.num_episodes - position.num_drawn)
     if left < config.prompts_per_step:
         raise ConfigError(
             f"--num-episodes {config.num_episodes}: nothing is left to do, --checkpoint-path {directory} leaves {left} "

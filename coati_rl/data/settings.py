@@ -32,6 +32,7 @@ class CoordinatorSettings:
     gap: GapSettings = field(default_factory=GapSettings)
     probe_interval: int = 1  # weight syncs
     max_probe_tokens: int = 3
+    inflight_update: bool = False  # weights change while responses are generated
 
     @property
     def prompts_per_rollout(self) -> int:
@@ -110,5 +111,6 @@ def coordinator_settings(config: Config, *, precision: Precision = "fp32") -> Co
             on_gap=config.on_logprob_gap,
         ),
         probe_interval=config.probe_interval,
+        inflight_update=config.inflight_update,
         max_probe_tokens=min(_PROBE_TOKENS, config.max_model_len - 1),
     )

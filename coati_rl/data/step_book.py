@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from coati_rl.data.batcher import ClosedStep
+from coati_rl.data.kept_rollouts import KeptRollouts
 from coati_rl.data.position import Position
 from coati_rl.data.rollout_statistics import rollout_statistics
 from coati_rl.data.settings import CoordinatorSettings
@@ -19,8 +20,11 @@ from coati_rl.observability.rollouts import RolloutRecorder
 class StepBook:
     """Under the coordinator's lock."""
 
-    def __init__(self, settings: CoordinatorSettings, start: Position, recorder: RolloutRecorder) -> None:
-        self.counts = StepCounts(settings, start)
+    def __init__(
+        self, settings: CoordinatorSettings, start: Position, recorder: RolloutRecorder, kept: KeptRollouts
+    ) -> None:
+        """`kept`: rollouts that the checkpoint of `start` holds."""
+        self.counts = StepCounts(settings, start, kept)
         self.records = StepRecords(first_step=start.step, time_s=start.time_s)
         self._rules = settings.batch.rules
         self._recorder = recorder

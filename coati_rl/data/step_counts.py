@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from coati_rl.data.group_rules import NoEffect, is_valid, reason_without_effect
+from coati_rl.data.kept_rollouts import KeptRollouts
 from coati_rl.data.position import Position
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.types import MAX_REWARD, RolloutGroup, Score
@@ -24,12 +25,14 @@ _REMEDIES = (
 class StepCounts:
     """Judges and counts each group as it comes in; under the coordinator's lock."""
 
-    def __init__(self, settings: CoordinatorSettings, start: Position) -> None:
+    def __init__(self, settings: CoordinatorSettings, start: Position, kept: KeptRollouts) -> None:
         self._settings = settings
         self._without_effect: Counter[NoEffect] = Counter()  # groups in a row, over steps; a resumed run counts anew
         self._reset()
+        self._dropped += kept.dropped
         self._num_dropped = start.groups_filtered
-        self._samples_failed = self._failed_in_dropped = start.samples_failed
+        self._failed_in_dropped = start.samples_failed
+        self._samples_failed = start.samples_failed + kept.samples_failed
 
     def _reset(self) -> None:
         self._dropped: list[RolloutGroup] = []
@@ -54,8 +57,18 @@ class StepCounts:
         self._count("undecidable", num_failed=num_samples, is_dropped=True)
 
     def dropped(self) -> dict[str, int]:
-        """What a resumed run must not forget: these groups do not come again, all others since the last step do."""
+        """How many groups were dropped since the last step, and how many of their samples failed."""
         return {"groups_filtered": self._num_dropped, "samples_failed": self._failed_in_dropped}
+
+    @property
+    def dropped_groups(self) -> Sequence[RolloutGroup]:
+        """Those of them that were scored in this run, or kept by the checkpoint that it goes on from."""
+        return self._dropped
+
+    @property
+    def failed_in_kept(self) -> int:
+        """Samples that failed since the last step in groups that were not dropped."""
+        return self._samples_failed - self._failed_in_dropped
 
     def problem(self) -> str | None:
         """Why the run must stop, None while it may go on."""

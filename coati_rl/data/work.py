@@ -34,6 +34,7 @@ class SaveWork:
 
     step: int  # optimizer steps taken
     data_state: dict[str, Any]  # JSON: where the data stands after that step; see `coati_rl.data.position`
+    rollouts: bytes = b""  # of `coati_rl.data.kept_rollouts`, for the dp rank that writes them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

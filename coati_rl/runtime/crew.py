@@ -44,6 +44,7 @@ class CoordinatorActor(Coordinator):
             EvaluationBoard(tasks, paths.evaluation),
             RolloutRecorder(paths.rollouts, config.rollout_detail),
             start=prepared.resume.position if prepared.resume else None,
+            kept=prepared.resume.kept if prepared.resume else None,
         )
 
 

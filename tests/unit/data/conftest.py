@@ -67,12 +67,12 @@ def make_settings():
 def make_coordinator(make_settings, make_prompts, tmp_path: Path):
     """A coordinator of `make_settings`."""
 
-    def make(num_prompts=8, *, eval_prompts=0, num_episodes=1, start=None, **changes):
+    def make(num_prompts=8, *, eval_prompts=0, num_episodes=1, start=None, kept=None, **changes):
         settings = make_settings(**changes)
         cursor = PromptCursor(make_prompts(num_prompts), num_episodes=num_episodes, seed=0)
         tasks = {"arithmetic": make_prompts(eval_prompts, "arithmetic")} if eval_prompts else {}
         board, recorder = EvaluationBoard(tasks, tmp_path / "eval"), RolloutRecorder(tmp_path / "rollouts")
-        return Coordinator(settings, cursor, board, recorder, start)
+        return Coordinator(settings, cursor, board, recorder, start, kept)
 
     return make
 

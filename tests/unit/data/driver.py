@@ -2,6 +2,8 @@
 
 import json
 
+from coati_rl.data.cursor import drawn_prompt
+from coati_rl.data.kept_rollouts import KeptRollouts
 from coati_rl.data.position import read_data_state
 from coati_rl.data.work import CommitReport, SyncReport, SyncWork, TrainWork
 
@@ -58,6 +60,13 @@ class Run:
 def position_of(save):
     """As it comes back from state.json."""
     return read_data_state(json.loads(json.dumps(save.data_state)))[0]
+
+
+def resumed(save, prompts):
+    """What the coordinator of a run that goes on from this checkpoint gets, as it comes back from its files."""
+    by_uid = {prompt.uid: prompt for prompt in prompts}
+    kept = KeptRollouts.from_bytes(save.rollouts, lambda uid: drawn_prompt(by_uid, uid))
+    return {"start": position_of(save), "kept": kept}
 
 
 def rollouts(tmp_path):

@@ -5,53 +5,127 @@ import pytest
 from coati_rl.data.position import Position
 from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork
 from coati_rl.errors import RunError
-from tests.unit.data.driver import Run, position_of, trained
+from tests.unit.data.driver import Run, position_of, resumed, rollouts, trained
 
 
-@pytest.mark.parametrize("save_interval", [1, 2, 3])
+@pytest.mark.parametrize(("save_interval", "saved"), [(1, 2), (2, 2), (3, 4)])
 @pytest.mark.parametrize("n_behind", [0, 1])
 def test_over_a_run_and_its_resumption_every_prompt_is_trained_once(
-    make_coordinator, make_group, tmp_path, save_interval, n_behind
+    make_coordinator, make_group, make_prompts, tmp_path, save_interval, saved, n_behind
 ):
     # 16 prompts, 2 a step, K = 2: 8 steps. The first run is killed at its first checkpoint, with leases out and groups
-    # finished; interval 1 and 3 are between two syncs.
+    # finished; the first sync after step 1 and 2 is that of step 2, after step 3 that of step 4.
     sizes = {"num_prompts": 16, "n_behind": n_behind, "save_interval": save_interval}
     first = Run(make_coordinator(**sizes), make_group)
     first.lease()
     first.answer(3)
     save = first.until(SaveWork)
-    assert save.step == save_interval
+    assert save.step == saved
     done = trained(tmp_path)
-    assert [step for step, _ in done] == [step for step in range(1, save_interval + 1) for _ in range(2)]
+    assert [step for step, _ in done] == [step for step in range(1, saved + 1) for _ in range(2)]
 
-    second = Run(make_coordinator(**sizes, start=position_of(save)), make_group)
+    second = Run(make_coordinator(**sizes, **resumed(save, make_prompts(16))), make_group)
     second.until(FinishWork)
     steps, uids = zip(*trained(tmp_path), strict=True)
     assert steps == tuple(step for step in range(1, 9) for _ in range(2))
     assert sorted(uids) == sorted(f"train-{i}.0" for i in range(16))
 
 
-def test_leased_lost_and_finished_prompts_come_first_in_draw_order_with_their_seeds(make_coordinator, make_group):
-    first = Run(make_coordinator(num_prompts=20, n_behind=1, save_interval=1), make_group)
+def test_what_is_lost_and_what_is_leased_since_the_sync_comes_first_in_draw_order_with_its_seeds(
+    make_coordinator, make_group, make_prompts
+):
+    first = Run(make_coordinator(num_prompts=20, n_behind=1, save_interval=2), make_group)
     first.lease()
-    drawn, first_leases = [lease.prompt.uid for lease in first.open], list(first.open)
-    first.answer(3)  # two of them will be trained
-    first.coordinator.remove_producer(0, "killed")
-    first.coordinator.add_producer(0, version=0)
-    first.open = []
-    assert isinstance(first.next_work(), TrainWork)
+    before, first_leases = [lease.prompt.uid for lease in first.open], list(first.open)
+    first.answer(6)  # four of them will be trained, two are kept
+    assert [type(first.next_work()) for _ in range(3)] == [TrainWork, TrainWork, SyncWork]
+    assert first.next_work() is None, "two prompts that were leased before the sync are out"
+    first.lease()
+    since = [lease.prompt.uid for lease in first.open[2:]]
+    assert len(since) == 4
+    first.coordinator.remove_producer(0, "killed")  # its prompts will be sampled with the checkpoint's weights
     save = first.next_work()
     position = position_of(save)
-    assert (position.step, position.num_drawn, sorted(position.waiting)) == (1, 8, sorted(drawn[2:]))
+    assert (position.step, position.num_drawn, list(position.kept)) == (2, 12, before[4:6])
+    assert sorted(position.waiting) == sorted(before[6:] + since)
 
-    second = Run(make_coordinator(num_prompts=20, n_behind=1, start=position), make_group)
-    assert second.next_work() == SyncWork(index=0, policy_version=1, members=(0,), probe=(1, 2, 3))
+    second = Run(make_coordinator(num_prompts=20, n_behind=1, **resumed(save, make_prompts(20))), make_group)
+    assert second.next_work() == SyncWork(index=0, policy_version=2, members=(0,), probe=(1, 2, 3))
     second.lease()
-    assert [lease.prompt.uid for lease in second.open] == drawn[2:], (
-        "no more: two slots are held by step 1 until the sync"
-    )
+    assert [lease.prompt.uid for lease in second.open] == before[6:] + since, "no more: two slots are the kept groups'"
     seeds = [lease.sampling.seed for lease in second.open]
-    assert seeds == [lease.sampling.seed for lease in first_leases[2:]]
+    assert seeds[:2] == [lease.sampling.seed for lease in first_leases[6:]]
+
+
+def test_after_a_sync_a_save_waits_for_the_prompts_that_older_weights_sample_and_for_no_other(
+    make_coordinator, make_group
+):
+    run = Run(make_coordinator(num_prompts=20, n_behind=1, save_interval=2), make_group)
+    run.lease()
+    run.answer(4)
+    assert [type(run.next_work()) for _ in range(3)] == [TrainWork, TrainWork, SyncWork]
+    assert run.next_work() is None
+    run.lease()
+    assert len(run.open) == 8, "four of each version"
+    run.answer(3)
+    assert run.next_work() is None
+    run.answer(1)
+    assert isinstance(run.next_work(), SaveWork)
+
+
+@pytest.mark.parametrize(("save_interval", "saved"), [(1, [2, 4, 6, 8]), (3, [4, 6, 8]), (4, [4, 8]), (7, [8])])
+def test_checkpoints_are_written_at_the_first_sync_after_each_multiple_of_the_interval(
+    make_coordinator, make_group, save_interval, saved
+):
+    run = Run(make_coordinator(num_prompts=16, save_interval=save_interval), make_group)
+    run.until(FinishWork)
+    assert [item.step for item in run.items if isinstance(item, SaveWork)] == saved
+
+
+def test_weights_that_change_while_responses_are_generated_are_not_waited_for(make_coordinator, make_group):
+    run = Run(make_coordinator(num_prompts=20, n_behind=1, save_interval=2, inflight_update=True), make_group)
+    run.lease()
+    run.answer(5)
+    assert [type(run.next_work()) for _ in range(3)] == [TrainWork, TrainWork, SyncWork]
+    position = position_of(run.next_work())
+    assert (len(position.kept), len(position.waiting)) == (1, 3)
+
+
+def test_kept_groups_are_not_trained_before_the_checkpoints_weights_have_sampled_what_is_theirs(
+    make_coordinator, make_group, make_prompts
+):
+    first = Run(make_coordinator(num_prompts=20, n_behind=1, save_interval=2), make_group)
+    first.lease()
+    first.answer()
+    start = resumed(first.until(SaveWork), make_prompts(20))
+    assert len(start["kept"].finished) == 4 and start["start"].waiting == ()
+
+    second = Run(make_coordinator(num_prompts=20, n_behind=1, **start), make_group)
+    assert isinstance(second.next_work(), SyncWork)
+    second.lease(3)
+    assert second.next_work() is None, "a slot is free, and its prompt would meet the step's weights"
+    second.lease()
+    assert len(second.open) == 4
+    assert [type(second.next_work()) for _ in range(3)] == [TrainWork, TrainWork, SyncWork]
+
+
+def test_kept_groups_keep_their_deadlines(make_coordinator, make_group, make_prompts):
+    # n_behind 1, K = 1: what was leased before the checkpoint's sync is trained in the next step, however late it is
+    # among what comes in.
+    sizes = {"num_prompts": 20, "n_behind": 1, "sync_period": 1, "save_interval": 1, "train_minibatch_size": 1}
+    first = Run(make_coordinator(**sizes), make_group)
+    first.lease()
+    old = [lease.prompt.uid for lease in first.open[2:]]
+    first.answer()
+    start = resumed(first.until(SaveWork), make_prompts(20))
+    assert [(each.group.prompt.uid, each.sync_index) for each in start["kept"].finished] == [(uid, -1) for uid in old]
+    second = Run(make_coordinator(**sizes, **start), make_group)
+    second.next_work()
+    second.lease()
+    second.answer()
+    second.until(SyncWork)
+    (record,) = second.events("step")
+    assert (record["staleness_mean"], record["staleness_max"]) == (1.0, 1)
 
 
 def test_a_producer_gets_the_checkpoints_weights_before_its_first_prompt(make_coordinator, make_group):
@@ -92,10 +166,12 @@ def test_max_steps_counts_the_steps_before_the_checkpoint(make_coordinator, make
     assert sum(isinstance(item, TrainWork) for item in run.items) == 1
 
 
-def test_a_run_that_was_over_goes_on_with_more_steps_and_what_it_had_left_over(make_coordinator, make_group, tmp_path):
+def test_a_run_that_was_over_goes_on_with_more_steps_and_what_it_had_left_over(
+    make_coordinator, make_group, make_prompts, tmp_path
+):
     first = Run(make_coordinator(num_prompts=9, max_steps=3), make_group)
-    position = position_of(first.until(SaveWork))
-    second = Run(make_coordinator(num_prompts=9, start=position), make_group)
+    start = resumed(first.until(SaveWork), make_prompts(9))
+    second = Run(make_coordinator(num_prompts=9, **start), make_group)
     assert second.until(FinishWork).step == 4
     assert len({uid for _, uid in trained(tmp_path)}) == len(trained(tmp_path)) == 8
     assert second.events("finished")[0]["groups_dropped"] == 1
@@ -104,27 +180,32 @@ def test_a_run_that_was_over_goes_on_with_more_steps_and_what_it_had_left_over(m
 def test_groups_of_a_step_that_was_never_full_are_not_counted_as_trained(make_coordinator, make_group):
     first = Run(make_coordinator(num_prompts=3, train_minibatch_size=1), make_group)
     position = position_of(first.until(SaveWork))
-    assert (position.step, position.num_drawn, len(position.waiting)) == (1, 3, 1)
+    assert (position.step, position.num_drawn, position.waiting, len(position.kept)) == (1, 3, (), 1)
 
 
-def test_groups_filtered_since_the_last_step_count_towards_the_next_record(make_coordinator, make_group):
-    sizes = {"num_prompts": 12, "n_behind": 1, "save_interval": 1}
+def test_groups_dropped_since_the_last_step_count_towards_the_next_record(
+    make_coordinator, make_group, make_prompts, tmp_path
+):
+    sizes = {"num_prompts": 20, "n_behind": 1, "save_interval": 2}
     first = Run(make_coordinator(**sizes), make_group)
     first.lease()
-    first.answer(2)
-    assert isinstance(first.next_work(), TrainWork)
+    first.answer(4)
+    assert [type(first.next_work()) for _ in range(3)] == [TrainWork, TrainWork, SyncWork]
+    first.version = 0  # which the rest was sampled with
     first.answer(1, verdict="invalid")
-    first.answer(1)  # finished, not trained: it will come in again
-    position = position_of(first.next_work())
-    assert (position.groups_filtered, position.samples_failed, len(position.waiting)) == (1, 2, 5)
+    first.answer(3)
+    save = first.next_work()
+    position = position_of(save)
+    assert (position.groups_filtered, position.samples_failed, len(position.kept)) == (1, 2, 3)
 
-    second = Run(make_coordinator(**sizes, start=position), make_group)
-    second.next_work()
+    second = Run(make_coordinator(**sizes, **resumed(save, make_prompts(20))), make_group)
+    assert isinstance(second.next_work(), SyncWork)
     second.lease()
-    second.answer(2)
-    second.next_work()
+    assert isinstance(second.next_work(), TrainWork)
     (record,) = second.events("step")
     assert (record["groups_total"], record["groups_filtered"], record["samples_failed"]) == (3, 1, 2)
+    assert (record["samples_invalid"], record["staleness_max"]) == (2, 1)
+    assert [line["is_trained"] for line in rollouts(tmp_path) if line["step"] == 3] == [True] * 4 + [False] * 2
 
 
 def test_failures_before_the_checkpoint_count_towards_what_is_allowed_in_a_step(make_coordinator):

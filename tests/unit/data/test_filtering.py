@@ -7,7 +7,7 @@ import pytest
 
 from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork
 from coati_rl.errors import RunError
-from tests.unit.data.driver import Run, position_of, rollouts, trained
+from tests.unit.data.driver import Run, position_of, resumed, rollouts, trained
 
 FILTERED = {"rules": {"filter_range": (0.01, 0.99), "filter_truncated_response": True}}
 DYNAMIC = {**FILTERED, "dynamic_batching": True}
@@ -215,14 +215,14 @@ def test_a_run_that_is_over_before_its_first_step_says_why(make_run):
 @pytest.mark.parametrize("dynamic", [True, False])
 @pytest.mark.parametrize("save_interval", [1, 2, 3])
 def test_a_run_resumed_in_the_middle_trains_every_prompt_with_an_effect_once(
-    make_run, tmp_path, save_interval, dynamic
+    make_run, make_prompts, tmp_path, save_interval, dynamic
 ):
     sizes = {"n_behind": 1, "save_interval": save_interval, **(DYNAMIC if dynamic else FILTERED)}
     first = make_run(24, reply=half_is_useless, **sizes)
     first.lease()
     first.answer(5)
     save = first.until(SaveWork)
-    second = make_run(24, reply=half_is_useless, start=position_of(save), **sizes)
+    second = make_run(24, reply=half_is_useless, **resumed(save, make_prompts(24)), **sizes)
     end = second.until(FinishWork)
     assert end.step == (6 if dynamic else 12)
     uids = [uid for _, uid in trained(tmp_path)]
@@ -236,25 +236,25 @@ def test_a_run_resumed_in_the_middle_trains_every_prompt_with_an_effect_once(
         assert (total, sum(filtered)) == ([2] * 12, 12)
 
 
-def test_groups_filtered_before_a_checkpoint_count_towards_the_next_record(make_run):
-    sizes = {"n_behind": 1, "save_interval": 1, **DYNAMIC}
+def test_groups_filtered_before_a_checkpoint_count_towards_the_next_record(make_run, make_prompts):
+    sizes = {"n_behind": 1, "save_interval": 2, **DYNAMIC}
     first = make_run(16, **sizes)
     first.lease()
-    first.answer(2)
-    assert isinstance(first.next_work(), TrainWork)
+    first.answer(4)
+    assert [type(first.next_work()) for _ in range(2)] == [TrainWork, TrainWork]
     first.answer(2, **RIGHT)
-    first.answer(1)  # finished, not trained: it will come in again
-    position = position_of(first.next_work())
-    assert (position.groups_filtered, position.samples_failed, len(position.waiting)) == (2, 0, 4)
+    first.answer(2)  # finished, not trained: these are kept
+    assert isinstance(first.next_work(), SyncWork)
+    save = first.next_work()
+    position = position_of(save)
+    assert (position.groups_filtered, position.samples_failed, len(position.kept)) == (2, 0, 2)
 
-    second = make_run(16, start=position, **sizes)
-    second.next_work()
+    second = make_run(16, **resumed(save, make_prompts(16)), **sizes)
+    assert isinstance(second.next_work(), SyncWork)
     second.lease()
-    second.answer(1, **WRONG)
-    second.answer(2)
-    second.next_work()
+    assert isinstance(second.next_work(), TrainWork)
     (record,) = second.events("step")
-    assert (record["groups_total"], record["groups_filtered"]) == (5, 3)
+    assert (record["groups_total"], record["groups_filtered"], record["reward_mean"]) == (4, 2, 0.75)
 
 
 @pytest.mark.parametrize(("max_steps", "progress"), [(None, [2 / 20, 4 / 20]), (4, [2 / 20, 1 / 4])])

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from coati_rl.config.cli import parse
-from coati_rl.data.checkpoint_dir import write_manifest
+from coati_rl.data.checkpoint_dir import ROLLOUTS_FILE, write_manifest
+from coati_rl.data.kept_rollouts import FinishedGroup, KeptRollouts
 from coati_rl.data.position import DrawOrder, Position, data_state, fingerprint, ground_truth_digest
 from coati_rl.data.resume import open_resume_point
 from coati_rl.errors import ConfigError
@@ -49,6 +50,21 @@ def refusal(resume):
         return str(caught.value)
 
     return run
+
+
+@pytest.fixture
+def ahead(checkpoint, model_dir, group_of):
+    """The checkpoint of a run that was ahead: the prompt is finished there, and the settings are known."""
+    state = json.loads((checkpoint / "state.json").read_text())
+    state["data"]["position"] |= {"waiting": ["train-2.0"], "kept": ["train-4.0"]}
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    group = group_of([(1.0, 2), (0.0, 3)], uid="train-4.0")
+    kept = KeptRollouts(finished=(FinishedGroup(group=group, sync_index=-1),), sync_index_of={7: -1})
+    (checkpoint / ROLLOUTS_FILE).write_bytes(kept.to_bytes())
+    write_manifest(checkpoint)
+    config = parse([*f"-m {model_dir} {SIZES}".split()])[0].model_dump(mode="json")
+    (checkpoint.parents[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    return checkpoint
 
 
 def test_without_the_flag_a_run_starts_at_the_beginning(make_prompts):
@@ -181,3 +197,35 @@ def test_a_checkpoint_without_its_runs_configuration_cannot_be_compared(resume, 
     (change,) = resume().changes
     path = checkpoint.parents[1] / "config.yaml"
     assert change.startswith(f"settings are not compared with the checkpoint's run: {path} cannot be read: [Errno 2]")
+
+
+def test_finished_rollouts_are_gone_on_with_under_the_datasets_prompts(ahead, resume, make_prompts):
+    point = resume()
+    (finished,) = point.kept.finished
+    assert finished.group.prompt == replace(make_prompts(10)[4], uid="train-4.0")
+    assert (finished.sync_index, point.kept.sync_index_of) == (-1, {7: -1})
+    assert (point.position.waiting, point.position.kept, point.num_steps) == (("train-2.0",), ("train-4.0",), 5)
+
+
+def test_kept_rollouts_are_sampled_again_when_settings_have_changed(ahead, resume):
+    point = resume("-temp 0.7")
+    assert point.kept == KeptRollouts()
+    assert (point.position.waiting, point.position.kept) == (("train-2.0", "train-4.0"), ())
+    assert point.changes == (
+        "temperature was 1.0 and is 0.7 now",
+        "1 prompts with finished rollouts are therefore sampled again",
+    )
+    assert point.num_steps == 5
+
+
+def test_rollouts_that_are_not_those_of_the_state_are_refused(ahead, refusal):
+    (ahead / ROLLOUTS_FILE).write_bytes(KeptRollouts().to_bytes())
+    write_manifest(ahead)
+    assert refusal().endswith(f"{ahead}: rollouts.npz cannot be used: they are not those that the state names")
+    (ahead / ROLLOUTS_FILE).write_bytes(b"no archive")
+    write_manifest(ahead)
+    assert "rollouts.npz cannot be used: " in refusal()
+
+
+def test_a_dry_run_counts_finished_rollouts_without_reading_them(ahead, resume):
+    assert resume(known=False, model="nobody/nothing").num_steps == 5

@@ -15,13 +15,14 @@ from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork
 from coati_rl.observability.progress import ProgressDisplay
 from coati_rl.runtime.launch import _say_what_is_resumed
 
+EVERY_STEP = {"save_interval": 1, "inference_batch_size": 2}  # a sync and a checkpoint after each
 ALL_PROMPTS = [f"train-{i}.0" for i in range(8)]
 
 
 @pytest.fixture(scope="module")
 def whole(run_in_threads):
-    """The uninterrupted run of 4 steps with a checkpoint after each; K = 2."""
-    return run_in_threads({"save_interval": 1})
+    """The uninterrupted run of 4 steps with a checkpoint after each; K = 1."""
+    return run_in_threads(EVERY_STEP)
 
 
 @pytest.fixture
@@ -32,8 +33,8 @@ def resume(whole, run_in_threads, tmp_path):
         run_dir = tmp_path / f"from-{step}"
         shutil.copytree(whole.paths.run_dir, run_dir)
         checkpoint = run_dir / "checkpoints" / f"step-{step}"
-        fields = {"run_dir": str(run_dir), "checkpoint_path": str(checkpoint), "save_interval": 1}
-        trace = run_in_threads(fields | changes)
+        fields = {"run_dir": str(run_dir), "checkpoint_path": str(checkpoint)}
+        trace = run_in_threads(EVERY_STEP | fields | changes)
         assert trace.paths.run_dir == run_dir
         return trace
 
@@ -63,8 +64,9 @@ def test_resumed_at_a_sync_the_run_is_bit_for_bit_the_uninterrupted_one(resume, 
     trace = resume(2)
     assert [type(work) for work in trace.work] == [
         SyncWork,  # the checkpoint's weights, before the first prompt
-        *(TrainWork, SaveWork, TrainWork, SyncWork),
-        *(SaveWork, FinishWork),
+        *(TrainWork, SyncWork, SaveWork),
+        *(TrainWork, SyncWork, SaveWork),
+        FinishWork,
     ]
     assert trained(trace) == trained(whole)
     assert trace.responses == {uid: whole.responses[uid] for uid in trace.responses}
@@ -75,7 +77,7 @@ def test_resumed_at_a_sync_the_run_is_bit_for_bit_the_uninterrupted_one(resume, 
 
 
 def test_resumed_between_syncs_producers_have_the_checkpoints_weights_and_the_next_sync_comes_in_its_place(resume):
-    trace = resume(1)
+    trace = resume(1, inference_batch_size=4)  # K = 2 now
     assert [event["policy_version"] for event in trace.of("sync")] == [1, 2, 4]
     versions = {group.prompt.uid: group.oldest_version for group in trace.groups}
     assert sorted(versions.values()) == [1, 1, 2, 2, 2, 2]
@@ -110,7 +112,7 @@ def test_corrected_ground_truths_are_said_in_the_log_and_recorded(resume, whole,
 
 def test_a_run_may_go_on_with_other_sizes(resume):
     # Six prompts are left: with 4 a step that is one step, and two are left over.
-    trace = resume(1, train_batch_size=4)
+    trace = resume(1, train_batch_size=4, inference_batch_size=4)
     assert [record["step"] for record in trace.steps] == [2]
     assert trace.of("finished")[0] == {"event": "finished", "step": 2, "groups_dropped": 2, "groups_filtered": 0}
     assert trace.prepared.plan.num_steps == 2

@@ -27,7 +27,7 @@ REFERENCE_FLAGS = [
     ("-zero", "--zero-stage", "zero_stage", 0, "1", 1),
     (None, "--ray_dir", "ray_dir", None, "r", "r"),
     (None, "--master_address", "master_address", None, "10.0.0.1", "10.0.0.1"),
-    (None, "--master_port", "master_port", 29506, "29507", 29507),
+    (None, "--master_port", "master_port", 0, "29507", 29507),
     ("-b", "--backend", "backend", "vllm", "transformers", "transformers"),
     ("-temp", "--temperature", "temperature", 1.0, "0.7", 0.7),
     ("-topk", "--top-k", "top_k", None, "50", 50),

@@ -21,6 +21,8 @@ def family() -> list[int]:
 
 def unlink_mapped(pids: Iterable[int]) -> None:
     """Remove the names in /dev/shm of all that these processes map, in their place or in ours."""
+    if not SHARED_MEMORY.is_dir():
+        return
     mapped = {inode for pid in pids for inode in _mapped(pid)}
     for path in SHARED_MEMORY.iterdir():
         with suppress(FileNotFoundError, PermissionError):
@@ -33,6 +35,6 @@ def _mapped(pid: int) -> Iterator[int]:
     device = SHARED_MEMORY.stat().st_dev
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
-            major_minor, inode = line.split(maxsplit=5)[3:5]
-            if [int(number, 16) for number in major_minor.split(":")] == [os.major(device), os.minor(device)]:
+            where, inode = line.split(maxsplit=5)[3:5]
+            if where == f"{os.major(device):02x}:{os.minor(device):02x}":
                 yield int(inode)

@@ -137,8 +137,8 @@ class LifelineHub:
             case {"rank": int(rank), "secret": str(said)} if rank in missing and self._is_secret(said):
                 stranger.peer = f"rank {rank}"
                 self._lifelines[rank] = stranger
-            case other:
-                stranger.close(f"unexpected {other!r}")
+            case _:  # what it said is not repeated: a secret may be in it
+                stranger.close("turned away: no member of this group, or one that is here already")
         return True
 
     def _is_secret(self, said: str) -> bool:

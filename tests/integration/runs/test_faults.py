@@ -1,4 +1,4 @@
-"""What ends a run and what does not, and that nothing is left behind either way. The engine is the fake one."""
+"""What ends a run and what does not, and that nothing is left behind either way. The engine is mostly the fake one."""
 
 import json
 import os
@@ -126,3 +126,15 @@ def test_a_killed_guardian_leaves_no_process(long_run):
     run.process.kill()
     run.process.wait(60)
     assert run.left_over(within_s=30) == []
+
+
+def test_a_run_that_is_interrupted_while_a_tensor_parallel_engine_loads_leaves_nothing(make_tiny, start_run, flags):
+    run = start_run(*flags(make_tiny(tied=True)), "-ptp", 2)
+    deadline = time.monotonic() + 240
+    while not any(path.name.startswith("psm_") for path in run.places.left_over()):  # a queue between its ranks
+        assert time.monotonic() < deadline and run.process.poll() is None, run.text()
+        time.sleep(0.2)
+    run.processes()
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(60) == 130, run.text()
+    assert run.left_over() == []

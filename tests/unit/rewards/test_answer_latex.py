@@ -73,8 +73,8 @@ def test_what_belongs_to_an_answer_stays(answer: str) -> None:
 @pytest.mark.parametrize(
     "part", ["1,", "1 ", "a ", "$", r"\,", "{,}", "*", "(", r"\boxed{", "1e", "√", "x.", "1/", "- "]
 )
-def test_a_thousand_characters_of_anything_take_less_than_ten_milliseconds(part: str) -> None:
+def test_a_thousand_characters_of_anything_take_less_than_ten_milliseconds_of_cpu_time(part: str) -> None:
     text = (part * 1000)[:1000]
-    started = time.perf_counter()
+    started = time.process_time()
     to_latex(text)
-    assert time.perf_counter() - started < 0.01  # 0.3 ms here
+    assert time.process_time() - started < 0.01  # 0.3 ms here

@@ -31,3 +31,10 @@ def test_what_the_user_has_set_stays():
     os.environ.update(RAY_AUTH_TOKEN="mine", RAY_AUTH_MODE="disabled")
     prepare_ray_environment(Config())
     assert (os.environ["RAY_AUTH_TOKEN"], os.environ["RAY_AUTH_MODE"]) == ("mine", "disabled")
+
+
+def test_a_ray_of_our_own_listens_on_loopback_alone_and_a_cluster_of_several_machines_does_not():
+    prepare_ray_environment(Config(master_address="10.0.0.1"))
+    assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in os.environ
+    prepare_ray_environment(Config())
+    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"

@@ -122,7 +122,7 @@ class TrainerActor:
         config, backend = self._config, self._backend
         if backend is None:
             raise EngineError(f"trainer {self._rank} was not started")
-        gap = sampling_gap(backend, config)
+        gap = sampling_gap(backend, config, self._timeline)
         plain, correcting = (
             TrainStep(backend, build_loss(c), step_settings(c), self._timeline, sampling_gap=gap)
             for c in (config, with_gap_correction(config))

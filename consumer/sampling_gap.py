@@ -14,6 +14,7 @@ from torch import Tensor
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch
 from coati_rl.config import Config
+from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import TrainBackend
 from consumer.weight_history import WeightHistory
 
@@ -24,17 +25,27 @@ if TYPE_CHECKING:
 class SamplingGap:
     """Of one trainer rank."""
 
-    def __init__(self, backend: TrainBackend, history: WeightHistory, *, num_tokens: int, sync_period: int) -> None:
+    def __init__(
+        self,
+        backend: TrainBackend,
+        history: WeightHistory,
+        timeline: Timeline = NO_TIMELINE,
+        *,
+        num_tokens: int,
+        sync_period: int,
+    ) -> None:
         """Take over an empty history.
 
         Args:
             backend: what scores.
             history: of the weights that it scores with; it holds the same versions on all ranks of one copy.
+            timeline: where scoring shows.
             num_tokens: of a step, at least, if there are so many; whole micro-batches are measured.
             sync_period: optimizer steps between weight syncs.
         """
         self._backend = backend
         self._history = history
+        self._timeline = timeline
         self._num_tokens = num_tokens
         self._sync_period = sync_period
         self._num_left = num_tokens  # to be measured in the present step
@@ -57,7 +68,7 @@ class SamplingGap:
             scored = [m for m in chosen if _sampled_by(m, version).any()]
             if not scored:
                 continue
-            with self._history.in_place(version):
+            with self._timeline.span("score version", version=version), self._history.in_place(version):
                 scores = self._backend.score(scored)
             for micro_batch, score in zip(scored, scores, strict=False):
                 sums = merge_sums(sums, _gap_sums(micro_batch, score.cpu().numpy(), version))
@@ -73,11 +84,11 @@ class SamplingGap:
         self._num_left = self._num_tokens
 
 
-def sampling_gap(backend: "TorchBackend", config: Config) -> SamplingGap:
+def sampling_gap(backend: "TorchBackend", config: Config, timeline: Timeline = NO_TIMELINE) -> SamplingGap:
     """A run's, of this rank. The first data-parallel copy measures for all: each would need memory of its own."""
     num_versions = config.num_kept_versions if backend.layout.dp_rank == 0 else 0
     history = WeightHistory(backend.policy.parameters(), max_versions=num_versions)
-    return SamplingGap(backend, history, num_tokens=config.logprob_gap_tokens, sync_period=config.sync_period)
+    return SamplingGap(backend, history, timeline, num_tokens=config.logprob_gap_tokens, sync_period=config.sync_period)
 
 
 def _sampled_by(micro_batch: MicroBatch, *versions: int) -> np.ndarray:

@@ -87,8 +87,7 @@ class TrainStep:
         begin = time.perf_counter()
         self._keep_old_policy(batch.step)
         if self._sampling_gap is not None:
-            with self._timeline.span("measure the gap"):
-                self._add(self._sampling_gap.measure(batch.micro_batches, step=batch.step))
+            self._add(self._sampling_gap.measure(batch.micro_batches, step=batch.step))
         self._waiting.append(dataclasses.replace(batch, micro_batches=self._score(batch.micro_batches)))
         if batch.is_last or not self._settings.whitens_advantages:
             for ready in self._take_ready():

@@ -59,7 +59,7 @@ def test_the_timeline_shows_what_each_actor_did(trace):
     done = {(actors[e["pid"]], e["name"]) for e in events if e["ph"] in ("X", "i", "b")}
     assert done == {
         *(("trainer-0", name) for name in ("wait for work", "train", "score reference", "forward_backward")),
-        *(("trainer-0", name) for name in ("optimizer step", "sync", "save")),
+        *(("trainer-0", name) for name in ("score version", "optimizer step", "sync", "save")),
         *(("producer-0", name) for name in ("generate", "score", "wait for prompts")),
         *(("producer-0", name) for name in ("stage weights", "commit weights", "policy version")),
     }

@@ -14,6 +14,7 @@ from coati_rl.algorithms.parts import POLICY_LOSSES, Correction, KLEstimator, Ra
 from coati_rl.config.fields import flag
 from coati_rl.config.presets import PRESETS, fill_in
 from coati_rl.plugins import absolute
+from coati_rl.types import MAX_REWARD
 
 KLPlace = Literal["none", "loss", "reward"]
 OldLogprobs = Literal["auto", "engine", "trainer"]
@@ -70,7 +71,7 @@ class AlgorithmConfig(BaseModel):
         None, "Tokens before the limit where that begins; default: min(1024, mnt / 4).", ge=1
     )
     reward_scale: float = flag(
-        1.0, "Largest reward of a right answer: what the full punishment takes off.", gt=0, le=1e9
+        1.0, "Largest reward of a right answer: what the full punishment takes off.", gt=0, le=MAX_REWARD
     )
     filter_truncated_response: bool = flag(False, "Leave responses that hit the limit out of the loss.")
 

@@ -56,6 +56,11 @@ def test_throughput_is_response_tokens_over_the_steps_wall_time():
 @pytest.mark.parametrize(
     ("change", "num_steps", "line"),
     [
+        (
+            {"reward_mean": None, "answer_accuracy": None},
+            10,
+            "step 3/10  reward -  accuracy -  loss -0.0100  200 tok/s  staleness 0.00  gap 2.0e-06",
+        ),
         ({}, 10, "step 3/10  reward 0.500  accuracy 0.250  loss -0.0100  200 tok/s  staleness 0.00  gap 2.0e-06"),
         (
             {"logprob_gap_mean": None},

@@ -240,7 +240,7 @@ class Coordinator:
     def _save(self) -> list[Work]:
         self._last_saved = self._flow.step
         known: dict[str, Any] = {"last_evaluated": self._board.last_finished, "time_s": self._book.records.time_s}
-        position = replace(self._flow.position(), **known, **self._book.counts.dropped())
+        position = replace(self._flow.position(), **(known | self._book.counts.dropped()))
         return [SaveWork(step=position.step, data_state=data_state(position, self._cursor.order))] * self._dp
 
     def _finish(self) -> list[Work]:

@@ -72,7 +72,8 @@ def read_note(scratch: Path) -> RunNote:
         note: dict[str, Any] = json.loads((scratch / _NOTE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return RunNote()
-    return RunNote(**{name: Path(value) if isinstance(value, str) else value for name, value in note.items()})
+    paths = {name: Path(value) for name, value in note.items() if isinstance(value, str)}
+    return RunNote(**paths, grace_s=float(note["grace_s"]))
 
 
 def say(text: str) -> None:

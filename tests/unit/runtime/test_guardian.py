@@ -20,8 +20,8 @@ from coati_rl.runtime.guardian import run_guarded
 
 def main(scratch):
     orphan = subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=subprocess.DEVNULL)
-    print(orphan.pid, scratch, flush=True)
     try:
+        print(orphan.pid, scratch, flush=True)
         sys.stdin.readline()
         return end(scratch, orphan)
     except KeyboardInterrupt:

@@ -4,7 +4,7 @@ import pytest
 
 from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork
 from tests.unit.data.coordinator_calls import report_sync
-from tests.unit.data.driver import Run, position_of, trained
+from tests.unit.data.driver import Run, resumed, trained
 
 ALL = sorted(f"train-{i}.0" for i in range(16))
 
@@ -12,7 +12,7 @@ ALL = sorted(f"train-{i}.0" for i in range(16))
 @pytest.mark.parametrize("n_behind", [0, 1])
 @pytest.mark.parametrize("answered", [0, 1, 2, 3])
 def test_what_is_trained_is_saved_and_a_resumed_run_trains_the_rest(
-    make_coordinator, make_group, tmp_path, n_behind, answered
+    make_coordinator, make_group, make_prompts, tmp_path, n_behind, answered
 ):
     # 16 prompts, 2 a step in two mini-batches, K = 2: stopped after step 3, between two syncs, or within step 4.
     sizes = {"num_prompts": 16, "n_behind": n_behind, "train_minibatch_size": 1}
@@ -29,7 +29,7 @@ def test_what_is_trained_is_saved_and_a_resumed_run_trains_the_rest(
     assert first.coordinator.lease(0, max_prompts=1, timeout_s=0).is_finished
     assert first.events("finished") == [], "it was not over"
 
-    second = Run(make_coordinator(**sizes, start=position_of(save)), make_group)
+    second = Run(make_coordinator(**sizes, **resumed(save, make_prompts(16))), make_group)
     second.until(FinishWork)
     steps, uids = zip(*trained(tmp_path), strict=True)
     assert steps == tuple(step for step in range(1, 9) for _ in range(2))

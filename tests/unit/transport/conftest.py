@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from secrets import token_hex
 
@@ -41,15 +42,16 @@ def directory(tmp_path: Path, group_prefix: str, monkeypatch: pytest.MonkeyPatch
     """For the files of the file backend; nothing may be left there, of rank 0's store, or in shared memory, however a
     test ends.
     """
-    with tempfile.TemporaryDirectory() as temporary:  # tmp_path is too long for the forkserver's socket
-        monkeypatch.setattr(tempfile, "tempdir", temporary)
-        yield tmp_path / "weights"
-        end = time.monotonic() + 10.0  # a member may still be cleaning up
-        places = (SHM_DIRECTORY, f"coati-{group_prefix}*"), (tmp_path, "weights/*"), (Path(temporary), "coati-*")
-        while left := [path for parent, pattern in places for path in parent.glob(pattern)]:
-            assert time.monotonic() < end, left
-            time.sleep(0.05)
-        monkeypatch.undo()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    get_temp_dir()  # of multiprocessing's sockets, for which the other is too long
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    yield tmp_path / "weights"
+    end = time.monotonic() + 10.0  # a member may still be cleaning up
+    places = (SHM_DIRECTORY, f"coati-{group_prefix}*"), (tmp_path, "weights/*"), (temporary, "coati-*")
+    while left := [path for parent, pattern in places for path in parent.glob(pattern)]:
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ import psutil
 
 from coati_rl.runtime.ending import give_up_output, read_note, say
 from coati_rl.runtime.interrupts import ending_signals, handle_first, interrupt
+from coati_rl.runtime.shared_memory import family, unlink_mapped
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -110,6 +111,7 @@ def _reap(driver: int) -> int | None:
 
 
 def _end_descendants() -> None:
+    unlink_mapped(family())  # the names of killed processes stay in shared memory
     deadline = time.monotonic() + _REAP_S
     while (descendants := _send_to_descendants(signal.SIGKILL)) and time.monotonic() < deadline:
         psutil.wait_procs(descendants, timeout=1.0)

@@ -115,6 +115,6 @@ def test_what_is_lost_is_named_in_time_and_what_is_trained_in_the_end_is_the_sam
     assert len(rows) == len(set(rows)) == STEPS * 4 * 4, "steps x prompts x samples"
     expected_rows, expected_weights = undisturbed(n_behind)
     assert rows == expected_rows
-    if n_behind == 0:  # one step ahead, the order of groups within a step follows their arrival
+    if n_behind == 0:  # one step ahead, the bits differed after the loss of a producer in its commit
         assert weights == expected_weights
     assert run.left_over() == []

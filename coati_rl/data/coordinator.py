@@ -218,8 +218,8 @@ class Coordinator:
         step, at_boundary = self._flow.step, self._flow.is_between_steps
         sync_due = at_boundary and self._members.is_sync_due(step, self._settings.sync_period, is_over=is_over)
         version = step if sync_due else self._members.published_version
-        if sync_due and self._board.is_running:
-            return None  # its answers belong to the weights that serve now
+        if sync_due and self._board.is_running and self._members.has_current:
+            return None  # its answers belong to the weights that serve now, as long as anyone serves them
         stale, is_committing = self._members.stale(version), self._members.is_committing
         if stale and not is_committing:
             return [self._syncs.order(index, step, stale)] * self._dp

@@ -102,9 +102,13 @@ class EvaluationBoard:
                     file.write(json.dumps(line, ensure_ascii=False) + "\n")
         correct = sum(group.scores[0].answer_correct for group in groups)
         num_prompts = len(self._tasks[task])
+        versions = {int(v) for group in groups for c in group.completions for v in c.policy_versions}
         return {
             "step": step,
             "task": task,
+            "policy_versions": sorted(
+                versions
+            ),  # more than one if all producers that held the step's weights were lost
             "accuracy": correct / num_prompts,
             "num_prompts": num_prompts,
             "num_invalid": sum(group.scores[0].verdict == "invalid" for group in groups),

@@ -32,6 +32,11 @@ class Membership:
         return tuple(self._versions)
 
     @property
+    def has_current(self) -> bool:
+        """True while a producer holds the weights of the last sync, which the trainers may not have any more."""
+        return any(version >= self.published_version for version in self._versions.values())
+
+    @property
     def is_committing(self) -> bool:
         """True while a producer has yet to serve what it has staged."""
         return bool(self._committing)

@@ -147,6 +147,28 @@ def test_the_next_sync_waits_until_the_evaluation_of_these_weights_is_complete(m
     assert isinstance(work(coordinator, 2), SyncWork)
 
 
+def test_an_evaluation_whose_weights_are_lost_with_the_last_producer_goes_on_with_newer_ones(
+    make_coordinator, make_group
+):
+    coordinator = make_coordinator(eval_prompts=2, eval_interval=1)
+    coordinator.add_producer(0, version=0)
+    early, late = coordinator.lease(0, max_prompts=2, timeout_s=0).leases
+    finish_leases(coordinator, make_group, [early])
+    finish_leases(coordinator, make_group, lease_all(coordinator))
+    work(coordinator, 0), work(coordinator, 1)  # the trainers hold version 2 from now on
+    coordinator.remove_producer(0, "killed")
+    assert work(coordinator, 2) is None
+    coordinator.add_producer(1)
+    sync = work(coordinator, 2)
+    assert sync == SyncWork(index=2, policy_version=2, members=(1,), probe=PROBE)
+    report_sync(coordinator, sync)
+    (again,) = coordinator.lease(1, max_prompts=1, timeout_s=0).leases
+    assert again.prompt == late.prompt
+    coordinator.put(1, [make_group(again, producer=1, version=2)])
+    (evaluation,) = [event for event in events(coordinator, "evaluation") if event["step"] == 0]
+    assert evaluation["policy_versions"] == [0, 2], "and says so"
+
+
 def test_a_trainer_that_waits_is_woken_by_the_group_that_completes_its_batch(make_coordinator, make_group):
     coordinator = make_coordinator()
     coordinator.add_producer(0, version=0)

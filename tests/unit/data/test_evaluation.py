@@ -49,8 +49,24 @@ def test_accuracy_is_over_all_prompts_and_what_failed_or_could_not_be_scored_is_
     board.add_failure(failed)
     summaries = board.finish_if_done()
     assert summaries == [
-        {"step": 4, "task": "easy", "accuracy": 1 / 3, "num_prompts": 3, "num_invalid": 1, "num_failed": 1},
-        {"step": 4, "task": "hard", "accuracy": 0.0, "num_prompts": 1, "num_invalid": 0, "num_failed": 0},
+        {
+            "step": 4,
+            "task": "easy",
+            "policy_versions": [7],
+            "accuracy": 1 / 3,
+            "num_prompts": 3,
+            "num_invalid": 1,
+            "num_failed": 1,
+        },
+        {
+            "step": 4,
+            "task": "hard",
+            "policy_versions": [7],
+            "accuracy": 0.0,
+            "num_prompts": 1,
+            "num_invalid": 0,
+            "num_failed": 0,
+        },
     ]
     assert [json.loads(line) for line in (tmp_path / "eval/summary.jsonl").read_text().splitlines()] == summaries
     assert not board.is_running

@@ -18,7 +18,13 @@ RUNS = {
 
 @pytest.fixture(scope="module", params=RUNS)
 def trace(request, run_in_threads):
-    settings = {"save_interval": 1, "inference_batch_size": 2, "n_behind": 1, "skip_threshold": None, **RUNS[request.param]}
+    settings = {
+        "save_interval": 1,
+        "inference_batch_size": 2,
+        "n_behind": 1,
+        "skip_threshold": None,
+        **RUNS[request.param],
+    }
     return run_in_threads({"algo": request.param, **settings})
 
 

@@ -33,14 +33,11 @@ class FakeCrew:
     """One trainer; events as they are after each look."""
 
     def __init__(self, *looks):
-        self.looks = list(looks)
-        self.happened = []
+        self.looks, self.happened = list(looks), []
         self.coordinator = self
         self.trainers = {0: Member(name="trainer-0", handle=None, task="task")}
         self.starting, self.producers = {}, {}
-        self.is_done = False
-        self.heartbeats = FakeHeartbeats()
-        self.raylets_lost = []
+        self.is_done, self.heartbeats, self.raylets_lost = False, FakeHeartbeats(), []
 
     def members(self):
         return [*self.trainers.values(), *self.starting.values(), *self.producers.values()]

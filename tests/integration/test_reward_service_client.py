@@ -157,7 +157,7 @@ def test_a_service_whose_processes_do_not_start_says_so_and_recovers(
         assert "no such library" in reply["error"]
         status, _, health = service.request("GET", "/health", token=None)
         assert (status, health["status"]) == (503, "broken")
-        monkeypatch.setattr("rewards.remote.client._CHECK_S", 0.5)
+        monkeypatch.setattr("rewards.remote.client._CHECK_S", 2.0)
         with pytest.raises(ConfigError, match=r"status 503.*broken"):
             check_service(service.url, token=TOKEN)
         file.write_text(working)

@@ -12,6 +12,9 @@ from coati_rl.errors import EngineError
 from consumer import colossal_compat
 from consumer.pipeline_messages import read_message
 
+# torch 2.13 says so of the tree that ColossalAI describes a stage's output by.
+pytestmark = pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")
+
 
 def as_tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data + b"padding"), dtype=torch.uint8)

@@ -39,7 +39,7 @@ class RunOnASmallDisk(Run):
                 env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
                 start_new_session=True,
             )
-        self.family = {}
+        self.family, self.places = {}, None
 
 
 @pytest.mark.parametrize(("fill_at", "interval"), [(3, 2), (10_000, 1)], ids=["in its steps", "at a checkpoint"])

@@ -159,7 +159,8 @@ class Run:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(60)
-        self.places.remove()
+        if self.places is not None:
+            self.places.remove()
 
 
 def _command(process: psutil.Process) -> str:

@@ -17,8 +17,8 @@ HEARTBEAT_S = 10
 DEADLINE_S = {"SIGKILL": 60, "SIGSTOP": 90}  # from the signal to the end of the run, on a loaded machine
 STEPS = 16
 
-# Reached so often, when there is a checkpoint: 8 prompts are evaluated before step 1, and 4 are sampled for each step, the next ones
-# while the checkpoint is written.
+# Reached so often, when there is a checkpoint: 8 prompts are evaluated before step 1, and 4 are sampled for each step,
+# those of the next one while the checkpoint is written.
 PHASES = {"generation": 18, "staging": 3, "commit": 3, "step": 3, "save": 2, "evaluation": 4}
 VICTIMS = ("trainer-0", "trainer-1", "coordinator", "producer")
 SIGNALS = ("SIGSTOP", "SIGKILL")

@@ -19,7 +19,7 @@ STEPS = 16
 
 # Reached so often, when there is a checkpoint: 8 prompts are evaluated before step 1, and 4 are sampled for each step,
 # those of the next one while the checkpoint is written.
-PHASES = {"generation": 18, "staging": 3, "commit": 3, "step": 3, "save": 2, "evaluation": 4}
+PHASES = {"generation": 22, "staging": 3, "commit": 3, "step": 3, "save": 2, "evaluation": 4}
 VICTIMS = ("trainer-0", "trainer-1", "coordinator", "producer")
 SIGNALS = ("SIGSTOP", "SIGKILL")
 

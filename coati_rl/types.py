@@ -1,4 +1,4 @@
-"""What flows between the services: prompts out to producers, rollout groups back. All frozen, all plain data.
+"""Define what passes between the services: prompts out to producers, rollout groups back. All frozen, all plain data.
 
 P prompts, G samples per prompt (group size), T tokens. Arrays are NumPy, so that they cross Ray without a copy.
 """

@@ -1,4 +1,4 @@
-"""Where a trainer rank stands: its place among data-parallel copies, pipeline stages and tensor shards.
+"""Locate a trainer rank: its place among data-parallel copies, pipeline stages and tensor shards.
 
 Ranks count through tensor shards first, then stages, then copies: rank = (dp_rank * num_stages + stage) * tp_size +
 tp_rank, so that the ranks of one copy are neighbours and the coordinator can tell a rank's copy by division.

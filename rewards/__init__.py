@@ -1,4 +1,4 @@
-"""Scores responses: response text and ground truth flow in, a `coati_rl.types.Score` flows out.
+"""Score responses: a `coati_rl.types.Score` from response text and ground truth.
 
 `get_reward(name)` is a plain function that scores one response in this process, without a time limit; `RewardPool`
 scores groups in processes of its own, with one. Importing this package imports no engine and no sympy.

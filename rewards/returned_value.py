@@ -1,4 +1,4 @@
-"""What a function of the user's returned -> scores: numbers, tensors, dicts and scores flow in, scores flow out.
+"""Convert what a function of the user's returned (numbers, tensors, dicts, scores) to scores.
 
 Full marks are right: unless it is told, an answer is correct when its reward is at least 1 (of an OpenRLHF function
 with "scores": when its score is). A format is valid unless it is said not to be.

@@ -1,4 +1,4 @@
-"""Text for people: anything flows in, one short line flows out."""
+"""Shorten anything to one line for people."""
 
 
 def shorten(text: object, limit: int = 80) -> str:

@@ -1,4 +1,4 @@
-"""How token terms become one loss: a weight per token, known at once, and one scale per optimizer step, known last.
+"""Aggregate token terms to one loss: a weight per token, known at once, and one scale per optimizer step, known last.
 
 The loss of a step is `scale * sum_i sum_t weight_i * term_it` over its samples i with T_i tokens each. Weights need
 only the sample itself, so that mini-batches can stream to the trainer and the gradient accumulate unnormalised; the

@@ -1,4 +1,4 @@
-"""How likely the policy makes a token, or a whole response, now, against when it was sampled.
+"""Compare how likely a token, or a whole response, is now with how likely it was when it was sampled.
 
 In: log-probabilities of a micro-batch. Out: log-ratios, of tokens or of samples. R rows, L tokens per row; a row may
 hold several samples, which `sample_index` tells apart (-1 on padding).

@@ -1,4 +1,4 @@
-"""What is done to advantages token by token, after the trainer has scored a batch: KL in the reward, whitening.
+"""Change advantages token by token, after the trainer has scored a batch: KL in the reward, whitening.
 
 In: micro-batches with one advantage a sample. Out: the same with an advantage a token. All sums are float64. R rows, L
 tokens per row; a row may hold several samples.

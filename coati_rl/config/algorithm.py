@@ -1,4 +1,4 @@
-"""What is optimised: advantage, loss and optimizer. --algo names a preset that sets the parts; flags override.
+"""Set what is optimised: advantage, loss and optimizer. --algo names a preset that sets the parts; flags override.
 
 The parts are orthogonal: docs/algorithms.md has the formula of each, `coati_rl.config.algorithm_rules` says which
 combinations contradict themselves.

@@ -1,4 +1,4 @@
-"""What the parts of an algorithm may be combined with: contradictions are refused, oddities warned about."""
+"""Check which parts of an algorithm are combined: contradictions are refused, oddities warned about."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How a config field says what its flag is. A flag, its default and its help exist once: here, on the field.
+"""Say on a config field what its flag is. A flag, its default and its help exist once: here, on the field.
 
 The long flag is the field's name with hyphens; a few keep the underscore of the reference's command line.
 """

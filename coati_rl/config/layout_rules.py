@@ -1,4 +1,4 @@
-"""What a model must be for tensor and pipeline parallelism: sizes that divide, and declared plans that are handled.
+"""Check that a model allows tensor and pipeline parallelism: sizes that divide, and declared plans that are handled.
 
 transformers' config classes declare, by architecture, which layers to cut and how (`base_model_tp_plan`) and what is
 in front of and behind the decoder layers (`base_model_pp_plan`). A style that is not handled would give wrong

@@ -1,4 +1,4 @@
-"""Which model is trained, from where, and in what precision."""
+"""Name the model that is trained, its source and its precision."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""What a config comes to: the numbers a person checks before starting a long run (--dry-run prints them)."""
+"""Derive from a config the numbers a person checks before starting a long run (--dry-run prints them)."""
 
 from dataclasses import dataclass
 

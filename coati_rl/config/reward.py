@@ -1,4 +1,4 @@
-"""What responses are scored with, and within which limits. `reward_spec` says what a scoring process gets to know."""
+"""Choose what scores responses, and its limits. `reward_spec` says what a scoring process gets to know."""
 
 from pydantic import BaseModel, field_validator
 

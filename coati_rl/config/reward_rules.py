@@ -1,4 +1,6 @@
-"""What rewards may be combined with: contradictions are refused, settings without effect and risks are warned about."""
+"""Check which rewards and settings are combined: contradictions are refused, settings without effect and risks are
+warned about.
+"""
 
 from collections.abc import Iterator
 

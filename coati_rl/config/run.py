@@ -1,4 +1,4 @@
-"""Where a run writes, how often it evaluates and saves, and how long anything may take."""
+"""Set where a run writes, how often it evaluates and saves, and how long anything may take."""
 
 from pydantic import BaseModel
 

@@ -1,4 +1,4 @@
-"""How responses are sampled."""
+"""Set how responses are sampled."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""How weights get to the producers: the way they travel, when they are swapped in, how a sync is proved."""
+"""Set how weights get to the producers: the way they travel, when they are swapped in, how a sync is proved."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Which prompt comes next: every prompt once per episode, in an order that only the seed decides."""
+"""Draw the next prompt: every prompt once per episode, in an order that only the seed decides."""
 
 import random
 from collections import deque

@@ -1,4 +1,4 @@
-"""What the driver is told: numbered events, kept until the driver asks for later ones."""
+"""Keep numbered events for the driver until the driver asks for later ones."""
 
 from typing import Any
 

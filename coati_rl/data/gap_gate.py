@@ -1,4 +1,5 @@
-"""Is the engine's policy the trainer's? Log-probabilities of both flow in, a diagnosis flows out when they are apart.
+"""Judge whether the engine's policy is the trainer's, from log-probabilities of both; a diagnosis comes out when they
+are apart.
 
 A probe, some tokens of the training data, is scored by the trainers with the weights of a sync and by each engine that
 has committed them; the sampled tokens of a step are a second look, through temperature and sampling. In float32 both

@@ -1,4 +1,5 @@
-"""What a scored group is good for: which samples count, which of these are trained, what length takes off rewards.
+"""Decide what a scored group is good for: which samples count, which of these are trained, what length takes off
+rewards.
 
 G samples of one prompt. Valid: the scorer decided and there is a token; valid samples make the group's statistics. In
 the loss: valid and not filtered. A group has an effect if at least one of its samples is in the loss.

@@ -1,5 +1,5 @@
-"""Who is rolling out what. A prompt is leased to one producer; when that dies the prompt is issued again under a new
-lease, and whatever still arrives under the old one is refused: a prompt is delivered exactly once.
+"""Record who is rolling out what. A prompt is leased to one producer; when that dies the prompt is issued again
+under a new lease, and whatever still arrives under the old one is refused: a prompt is delivered exactly once.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Which producers are in the run, which weights each holds, and when the next weight sync is due.
+"""Record which producers are in the run, which weights each holds, and when the next weight sync is due.
 
 `policy_version` counts optimizer steps, `sync_index` counts completed syncs; staleness is counted in syncs. A sync is
 complete when every producer has staged the weights; each then commits them when it can, and gets no prompts before

@@ -1,5 +1,5 @@
-"""Where a run stands between two optimizer steps: all that the coordinator has to remember for a run to be resumed with
-no prompt lost and none trained twice. Goes into a checkpoint's state.json under "data".
+"""Describe where a run stands between two optimizer steps: all that the coordinator has to remember for a run to be
+resumed with no prompt lost and none trained twice. Goes into a checkpoint's state.json under "data".
 
 A prompt is known by its uid and by its place in the order of draws, which seed and dataset decide. Finished rollouts
 are kept beside (`coati_rl.data.kept_rollouts`); what is still sampled then is sampled again, with the weights of the

@@ -63,11 +63,7 @@ def prepare(config: Config, *, system_prompt: str, needs_truth: bool, is_dry_run
     rows = load_rows(config.dataset, flag="--dataset", **truth)
     eval_paths = config.eval_dataset or {}
     eval_rows = {task: load_rows(path, flag="--eval-dataset", **truth) for task, path in eval_paths.items()}
-    if config.eval_interval > 0 and not eval_rows:
-        raise ConfigError(f"--eval-interval {config.eval_interval}: needs --eval-dataset, or -1 to switch it off")
-    if eval_rows and config.eval_interval < 0:
-        warnings.append("--eval-dataset is not evaluated: --eval-interval is -1 (off)")
-    warnings += [*reward_warnings(config), *algorithm_warnings(config)]
+    warnings += [*_evaluation_warnings(config), *reward_warnings(config), *algorithm_warnings(config)]
     warnings += _zero_warnings(config, device)
     directory = resolve_model(config.model, is_dry_run=is_dry_run)
     if directory is None:
@@ -90,18 +86,30 @@ def prepare(config: Config, *, system_prompt: str, needs_truth: bool, is_dry_run
         num_prompts = len(train.prompts)
         _check_prompts(config, train, evaluation)
     plan = make_plan(config, num_prompts=num_prompts, device=device)
-    if plan.num_steps == 0:
-        raise ConfigError(
-            f"--dataset {config.dataset}: {num_prompts} usable prompts x {config.num_episodes} episode(s) do not fill "
-            f"one optimizer step of tbs * dp = {config.prompts_per_step} prompts; "
-            f"nearest: {_smaller_step(config, num_prompts)}"
-        )
+    _check_step(config, plan, num_prompts)
     resume = open_resume_point(config, None if directory is None else train.prompts, num_prompts=num_prompts)
     if resume is not None:
         plan = replace(plan, num_steps=resume.num_steps)
     return Prepared(
         config=config, plan=plan, train=train, evaluation=evaluation, warnings=tuple(warnings), resume=resume
     )
+
+
+def _evaluation_warnings(config: Config) -> Iterator[str]:
+    """Raises: ConfigError if there is nothing to evaluate on."""
+    if config.eval_interval > 0 and not config.eval_dataset:
+        raise ConfigError(f"--eval-interval {config.eval_interval}: needs --eval-dataset, or -1 to switch it off")
+    if config.eval_dataset and config.eval_interval < 0:
+        yield "--eval-dataset is not evaluated: --eval-interval is -1 (off)"
+
+
+def _check_step(config: Config, plan: Plan, num_prompts: int) -> None:
+    if plan.num_steps == 0:
+        raise ConfigError(
+            f"--dataset {config.dataset}: {num_prompts} usable prompts x {config.num_episodes} episode(s) do not fill "
+            f"one optimizer step of tbs * dp = {config.prompts_per_step} prompts; "
+            f"nearest: {_smaller_step(config, num_prompts)}"
+        )
 
 
 def _zero_warnings(config: Config, device: Device) -> Iterator[str]:

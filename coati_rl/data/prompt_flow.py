@@ -1,5 +1,5 @@
-"""Where every training prompt is: in the dataset, leased, finished, in the step that is being filled, or settled (that
-is trained, or dropped). In: draws and finished groups. Out: the mini-batches of the next optimizer step.
+"""Track every training prompt: in the dataset, leased, finished, in the step that is being filled, or settled (that is
+trained, or dropped). In: draws and finished groups. Out: the mini-batches of the next optimizer step.
 
 A slot is taken when a prompt is leased. A trained group's slot is freed when all producers hold the weights of its
 rollout step; a dropped group's at once, and another prompt is drawn in its place.

@@ -1,4 +1,4 @@
-"""What the coordinator has to know of a run's configuration."""
+"""Select what the coordinator has to know of a run's configuration."""
 
 from dataclasses import dataclass, field
 

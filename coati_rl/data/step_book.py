@@ -1,4 +1,4 @@
-"""What becomes of the groups of each optimizer step: counted, recorded as rollouts, summed up in the step's record.
+"""Account for the groups of each optimizer step: counted, recorded as rollouts, summed up in the step's record.
 
 In: groups as they come in, closed steps, the trainers' metrics. Out: records, and the reason why a run must not go on.
 """

@@ -1,5 +1,5 @@
-"""What came in since the last optimizer step: which groups get a place in a step and which are dropped, their numbers,
-and whether so much of it failed, or had no effect, that the run must stop.
+"""Count what came in since the last optimizer step: which groups get a place in a step and which are dropped, their
+numbers, and whether so much of it failed, or had no effect, that the run must stop.
 """
 
 import logging

@@ -1,1 +1,1 @@
-"""What a person sees: logs, metrics, rollouts, progress."""
+"""Show a person logs, metrics, rollouts, progress."""

@@ -1,4 +1,4 @@
-"""Who is idle, by notes of when that begins and ends -> the share of wall time in which they were."""
+"""Measure the share of wall time in which someone is idle, by notes of when that begins and ends."""
 
 import time
 from collections.abc import Callable

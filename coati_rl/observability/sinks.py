@@ -1,4 +1,4 @@
-"""Where step records go: metrics.jsonl always, TensorBoard files always, Weights & Biases when asked."""
+"""Write step records: metrics.jsonl always, TensorBoard files always, Weights & Biases when asked."""
 
 import json
 import logging

@@ -55,13 +55,7 @@ def launch(
     if config.master_port and not config.master_address:
         check_port(config.master_port)
     paths = make_run_dir(config, prepared.resume, checkpoint_bytes=checkpoint_bytes(Path(config.model), plan.precision))
-    note = RunNote(
-        run_dir=paths.run_dir,
-        checkpoints=paths.checkpoints,
-        resumed_from=prepared.resume.directory if prepared.resume else None,
-        grace_s=config.interrupt_grace_s,
-    )
-    write_note(scratch, note)
+    write_note(scratch, _note(prepared, paths))
     first_step = prepared.resume.position.step if prepared.resume else 0
     num_gpus = plan.num_devices if plan.device == "cuda" else 0
     num_cpus = config.num_inferencer + config.num_trainers
@@ -94,6 +88,15 @@ def launch(
     except RunError as error:
         raise RunError(f"{error} (logs: {paths.logs})") from error
     return paths
+
+
+def _note(prepared: Prepared, paths: RunPaths) -> RunNote:
+    return RunNote(
+        run_dir=paths.run_dir,
+        checkpoints=paths.checkpoints,
+        resumed_from=prepared.resume.directory if prepared.resume else None,
+        grace_s=prepared.config.interrupt_grace_s,
+    )
 
 
 def _watch(supervisor: Supervisor, config: Config) -> None:

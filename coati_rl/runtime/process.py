@@ -1,4 +1,4 @@
-"""What every actor process does first: its share of the cores, its log file, and an end that follows its parent's."""
+"""Set up an actor process: its share of the cores, its log file, and an end that follows its parent's."""
 
 import ctypes
 import logging

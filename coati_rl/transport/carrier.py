@@ -1,4 +1,4 @@
-"""How the bytes of an update's buckets get from their sender to all other members, whatever carries them.
+"""Carry the bytes of an update's buckets from their sender to all other members, whatever carries them.
 
 What flows: `begin` agrees on memory, `buffer(k)` is where bucket k is packed by its sender and found by the others,
 `start(k)` sends it on its way, `finish(k)` returns when it is there, `end` comes when all members have all buckets.

@@ -1,4 +1,4 @@
-"""Which transport carries the weights: what the user asked for, if it is possible here, else the fastest that is."""
+"""Choose the transport of the weights: what the user asked for, if it is possible here, else the fastest that is."""
 
 import os
 from typing import Literal

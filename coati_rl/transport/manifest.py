@@ -1,4 +1,4 @@
-"""What a weight update consists of: names, dtypes and shapes in wire order, and how they are cut into buckets.
+"""Describe a weight update: names, dtypes and shapes in wire order, and how they are cut into buckets.
 
 In: named tensors (their metadata). Out: JSON, and a bucket plan that both ends compute alike. Nothing is unpickled.
 """

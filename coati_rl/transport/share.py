@@ -1,4 +1,4 @@
-"""What one sender has to send: each tensor compared with the manifest, packed and digested as it is taken.
+"""Prepare what one sender has to send: each tensor compared with the manifest, packed and digested as it is taken.
 
 In: the sender's named tensors. Out: filled buckets, and the digest brought up to date.
 """

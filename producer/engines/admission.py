@@ -1,4 +1,5 @@
-"""Which requests an engine takes. In: a request and the model's limits. Out: nothing, or the reason for a refusal.
+"""Decide which requests an engine takes. In: a request and the model's limits. Out: nothing, or the reason for a
+refusal.
 
 Checked here for all engines, so that they refuse alike; a refused request is a result with an error, not a failure.
 """

@@ -1,4 +1,4 @@
-"""What a Hugging Face checkpoint holds, read from its safetensors headers; the yardstick for every weight update.
+"""Read from safetensors headers what a Hugging Face checkpoint holds; the yardstick for every weight update.
 
 vLLM accepts an update that lacks a layer without a word and dies of an unknown name, so that names, shapes and dtypes
 have to be compared before the first byte is received.

@@ -1,4 +1,4 @@
-"""What a backend implements to become an engine; `ThreadedEngine` calls all of it on one thread.
+"""Declare what a backend implements to become an engine; `ThreadedEngine` calls all of it on one thread.
 
 In: requests, weight updates and probes, between two steps. Out: results.
 """

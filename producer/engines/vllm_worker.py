@@ -1,4 +1,4 @@
-"""What each vLLM worker does for a weight update; mixed into vLLM's worker class by `worker_extension_cls`.
+"""Extend a vLLM worker by weight updates; mixed into vLLM's worker class by `worker_extension_cls`.
 
 In: JSON, by collective_rpc from the engine thread. Out: plain values. All names begin with `coati_`, since they share
 vLLM's class. The weights themselves come over the transport's own group, into memory beside the model.

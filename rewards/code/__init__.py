@@ -1,1 +1,1 @@
-"""Programs as answers: a response and tests flow in, what the program did in the sandbox decides."""
+"""Score programs as answers, by what they do in the sandbox with their tests."""

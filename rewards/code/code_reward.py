@@ -1,4 +1,4 @@
-"""The `code` reward: a response with a Python program flows in, 1 if it passes all tests or 0 flows out.
+"""Score a response with a Python program: 1 if it passes all tests, else 0.
 
 Nothing that the program can reach decides: expected outputs never enter the sandbox, and what is compared is read from
 descriptors that this side holds, after the program and all that it started have ended.

@@ -1,4 +1,4 @@
-"""The tests of a coding problem: the text of its row flows in, inputs with what is expected of them flow out.
+"""Read the tests of a coding problem from its row: inputs, and what is expected of them.
 
 The PRIME format: {"inputs": [...], "outputs": [...]}, equally many, or LiveCodeBench's list of tests. A program reads
 an input from stdin and writes the output to stdout. With "fn_name" (as in APPS) a function is called instead: an input

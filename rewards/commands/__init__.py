@@ -1,1 +1,1 @@
-"""The command line `python -m rewards`: flags flow in, scores or a service flow out."""
+"""Implement the command line `python -m rewards`."""

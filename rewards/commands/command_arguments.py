@@ -1,4 +1,4 @@
-"""The arguments that `score` and `serve` share: flags flow in, a RewardSpec and the size of a pool flow out."""
+"""Parse the arguments that `score` and `serve` share to a RewardSpec and the size of a pool."""
 
 import argparse
 import math

@@ -1,4 +1,4 @@
-"""`python -m rewards serve`: flags flow in, a reward service runs until SIGINT or SIGTERM ends it.
+"""Run `python -m rewards serve`: a reward service, until SIGINT or SIGTERM ends it.
 
 Consumes HTTP requests, waits for them and for the pool, is unblocked by a signal: requests in flight then get a few
 seconds, the scoring processes end with the pool. Speaks plain HTTP: beyond this machine, put it behind TLS.

@@ -1,1 +1,1 @@
-"""Answers of mathematics: response and ground truth flow in, a verdict flows out."""
+"""Judge answers of mathematics against a ground truth."""

@@ -1,4 +1,4 @@
-"""The format of a response as data: a rule says which tags occur, how often and in which order; a verdict flows out.
+"""Check the format of a response by a rule: which tags occur, how often and in which order.
 
 Text before, between and after the tags is not judged.
 """

@@ -1,4 +1,4 @@
-r"""Compares plain numbers exactly: two texts flow in, the verdict that math-verify would give flows out.
+r"""Compare plain numbers exactly, with the verdict that math-verify would give.
 
 Plain are an integer, a decimal and a fraction of integers (`3/4`, `\frac{3}{4}`), with a sign, a currency `$` or
 thousands separators. Reading and comparing two takes some microseconds. The relation is math-verify's:

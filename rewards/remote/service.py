@@ -1,4 +1,4 @@
-"""The reward service as a web application: JSON requests flow in, the scores of one RewardPool flow out.
+"""Serve the scores of one RewardPool as a web application.
 
 GET /health needs no token. POST /score takes a `ScoreRequest` and needs "Authorization: Bearer TOKEN", which is read
 before the body. Every answer is JSON; one that is not 200 holds an "error". A client that went away costs what it had

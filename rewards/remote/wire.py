@@ -1,4 +1,4 @@
-"""Scores as JSON: what client and service say to each other flows through here, both ways, and each line of `score`.
+"""Convert scores to JSON and back, for client, service and each line of `score`.
 
 POST /score carries a `ScoreRequest`; its answer is a `ScoreReply`, one score per response, in order. All that arrives
 is validated: a request holds nothing unknown; a reply may (the service may be newer), but no score that is not one.

@@ -1,4 +1,5 @@
-"""What it costs to hand rollout groups in and their batch out: the coordinator against plain `ray.put` and `ray.get`.
+"""Measure what it costs to hand rollout groups in and their batch out: the coordinator against plain `ray.put` and
+`ray.get`.
 
     python scripts/bench/hand_over.py [--batch 8] [--tokens 512] [--batches 40] [--rounds 5] [--json FILE]
 

@@ -1,4 +1,4 @@
-r"""Pairs of answer and ground truth for the benchmark of the mathematical rewards: a seed flows in, pairs flow out.
+r"""Make pairs of answer and ground truth for the benchmark of the mathematical rewards, from a seed.
 
 Four of five are plain numbers, as in GSM8K or DAPO-Math; the rest is LaTeX of the kinds that MATH has. Half of the
 answers are the ground truth's text, as most right answers of a model are; a fifth are right in another notation; the

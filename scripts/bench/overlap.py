@@ -1,4 +1,4 @@
-"""How well generation and training overlap: step times of real runs, in lockstep and one rollout step ahead.
+"""Measure how well generation and training overlap: step times of real runs, in lockstep and one rollout step ahead.
 
     python scripts/bench/overlap.py [--rounds 5] [--steps 8] [--prompts 20] [--flags "-kl 0.01"] [--ways ...]
         [--json FILE]

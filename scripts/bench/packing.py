@@ -1,4 +1,4 @@
-"""What padding and waiting cost at the lengths that rollouts have, by way of packing.
+"""Measure what padding and waiting cost at the lengths that rollouts have, by way of packing.
 
     python scripts/bench/packing.py [--samples 4096] [--seed 0] [--json FILE]
 

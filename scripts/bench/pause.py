@@ -1,4 +1,5 @@
-"""What an in-flight weight commit costs beside loading the weights, and whether generation pauses while they arrive.
+"""Measure what an in-flight weight commit costs beside loading the weights, and whether generation pauses while they
+arrive.
 
     python scripts/bench/pause.py [--commits 20] [--running 1 4 16] [--tensor-parallel-size 1] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What the sandbox costs: runs per second of a trivial program in it, against a bare Python process.
+"""Measure what the sandbox costs: runs per second of a trivial program in it, against a bare Python process.
 
     python scripts/bench/sandbox.py [--runs 100] [--rounds 5] [--workers 2] [--json FILE]
 

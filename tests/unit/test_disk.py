@@ -60,7 +60,10 @@ def test_where_a_run_is_to_write_is_tried(tmp_path, monkeypatch, flags, message)
 
 def test_a_resumed_run_may_go_on_elsewhere_than_in_the_directory_that_a_new_one_would_have(tmp_path, monkeypatch):
     monkeypatch.chdir("/proc")
+    with pytest.raises(ConfigError):
+        probe_outputs(parse([])[0])
     probe_outputs(parse(["-cp", str(tmp_path)])[0])
+    assert list(tmp_path.iterdir()) == [], "nothing is left"
 
 
 def test_a_full_disk_is_found_before_anything_large_is_imported(tmp_path):

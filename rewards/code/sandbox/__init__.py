@@ -1,4 +1,4 @@
-"""Runs programs that nobody trusts: source and input flow in, an outcome flows out, and nothing stays behind."""
+"""Run programs that nobody trusts, and leave nothing behind."""
 
 from rewards.code.sandbox.box import Sandbox, SandboxError, check_sandbox
 from rewards.code.sandbox.limits import Limits, Outcome

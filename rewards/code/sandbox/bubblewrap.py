@@ -1,4 +1,4 @@
-"""The walls of the sandbox: nothing flows in, the command line that starts the warden within them flows out.
+"""Build the command line that starts the warden inside of the sandbox.
 
 bubblewrap makes namespaces for everything (files, processes, network, hostname, shared memory, control groups) and a
 root that holds /usr, this Python and its packages, all read-only, and nothing else of the machine. Its own environment

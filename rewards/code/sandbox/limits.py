@@ -1,4 +1,4 @@
-"""What a sandboxed program may use, and what became of it."""
+"""Define what a sandboxed program may use, and what became of it."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""One run of one program, inside the sandbox: source and input flow in by descriptors, output flows out by others.
+"""Run one program once, inside the sandbox; source, input and output pass through descriptors.
 
 Imported by the warden alone, which forks and calls `run_program` in the child. Nothing here is secret or trusted: from
 the first line of the program on, all that counts is what stands in the descriptors when the process has ended.

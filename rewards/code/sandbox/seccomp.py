@@ -1,4 +1,4 @@
-"""The system calls that a sandboxed program must not make: a machine's name flows in, a seccomp filter (BPF) flows out.
+"""Build the seccomp filter (BPF) of a machine against system calls that a sandboxed program must not make.
 
 Namespaces, limits and an unprivileged user already hold what a program can reach. The filter takes away what gets
 around them (memory that no limit sees, new namespaces, a lower priority, with which a program could pose as one that

@@ -1,4 +1,4 @@
-"""What the processes of one program have used so far: /proc flows in, CPU time, memory and waiting flow out.
+"""Read from /proc the CPU time, memory and waiting of the processes of one program.
 
 Imported by the warden alone, which looks every 20 ms. What /proc says of a process is gone with it, unless its parent
 collects it, and a program decides on that (SIGCHLD ignored). So every thread's time is added up between two looks, and

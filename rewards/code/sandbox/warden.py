@@ -1,4 +1,4 @@
-"""Runs programs one after another inside the sandbox: requests flow in over one socket, outcomes flow out.
+"""Run programs one after another inside the sandbox, as requests over one socket ask.
 
 The only process of ours in there, and the only one with capabilities. Started once by bubblewrap, with nothing but the
 standard library in reach; it ends, with all that it started, when the other end of the socket closes. For each program

@@ -128,7 +128,7 @@ class LossFn(Protocol):
 
 
 class ProducerCoordinator(Protocol):
-    """What a producer asks of the coordinator; see `coati_rl.data.coordinator.Coordinator`."""
+    """Describe what a producer asks of the coordinator; see `coati_rl.data.coordinator.Coordinator`."""
 
     def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float, is_drained: bool) -> LeaseReply:
         """Up to `max_prompts` prompts to roll out.
@@ -146,10 +146,10 @@ class ProducerCoordinator(Protocol):
 
 
 class SyncReports(Protocol):
-    """What the coordinator hears of a weight sync; see `coati_rl.data.coordinator.Coordinator`."""
+    """Describe what the coordinator hears of a weight sync; see `coati_rl.data.coordinator.Coordinator`."""
 
     def report_probe(self, policy_version: int, logprobs: np.ndarray) -> None:
-        """What the trainers' weights say of a sync's probe, float32[T - 1]; before the report of the transfer."""
+        """Take what the trainers' weights say of a sync's probe, float32[T - 1]; before the report of the transfer."""
 
     def report_sync(self, report: SyncReport) -> None:
         """The transfer of a weight sync has ended."""
@@ -159,7 +159,7 @@ class SyncReports(Protocol):
 
 
 class TrainerCoordinator(SyncReports, Protocol):
-    """What a trainer asks of the coordinator; see `coati_rl.data.coordinator.Coordinator`."""
+    """Describe what a trainer asks of the coordinator; see `coati_rl.data.coordinator.Coordinator`."""
 
     def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | None:
         """An item of the to-do list; None if it is not decided in time."""

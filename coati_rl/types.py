@@ -19,7 +19,7 @@ MAX_REWARD = 1e9  # a larger one, of either sign, is a mistake: its square overf
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. `seed` is the request's; sample i of the request uses seed + i."""
+    """Describe how tokens are drawn. `seed` is the request's; sample i of the request uses seed + i."""
 
     temperature: float = 1.0  # 0 means greedy
     top_p: float = 1.0
@@ -44,7 +44,7 @@ class Prompt:
 
     @property
     def problem(self) -> "Problem":
-        """What a scorer gets to see of the prompt."""
+        """Return what a scorer gets to see of the prompt."""
         return Problem(
             uid=self.uid, ground_truth=self.ground_truth, messages=self.messages, prompt=self.rendered or self.text
         )
@@ -52,7 +52,7 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """What the responses to a prompt are scored against. All of it is JSON: it crosses processes and HTTP."""
+    """Describe what the responses to a prompt are scored against. All of it is JSON: it crosses processes and HTTP."""
 
     ground_truth: str  # an answer; for rewards that run code: JSON tests
     uid: str = ""  # of the prompt, for messages
@@ -93,7 +93,7 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """What a reward function says of one response."""
+    """Describe what a reward function says of one response."""
 
     reward: float  # what the loss sees; without meaning when the verdict is "invalid"
     answer_correct: bool
@@ -129,7 +129,7 @@ class RolloutGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """What an engine is asked for: `num_samples` responses to one prompt."""
+    """Describe what an engine is asked for: `num_samples` responses to one prompt."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -140,7 +140,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitResult:
-    """What a producer says of a commit."""
+    """Describe what a producer says of a commit."""
 
     seconds: float  # until the new weights served; all of it a pause of generation if the commit was in flight
     probe_logprobs: np.ndarray  # float32[T - 1], of a probe's tokens after the first; empty if none was asked for

@@ -13,7 +13,7 @@ KINDS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def pack_state(optimizer: torch.optim.Optimizer, master: Tensor, parameter: Tensor) -> dict[str, Tensor]:
-    """What is known of one parameter, by kind; before the first step there is only its master.
+    """Return what is known of one parameter, by kind; before the first step there is only its master.
 
     Args:
         optimizer: AdamW over the masters.

@@ -33,7 +33,7 @@ RowLengths = tuple[tuple[int, ...], ...]  # for each row, the tokens of its samp
 
 
 def row_lengths(position_ids: NDArray[np.int64], sample_index: NDArray[np.int32]) -> RowLengths | None:
-    """Where the samples of each row end.
+    """Return where the samples of each row end.
 
     Args:
         position_ids: int64[R, L], restarting at 0 with every sample and with the padding.
@@ -58,7 +58,7 @@ def packed_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What the model calls instead of its own attention.
+    """Attend in packed rows; the model calls this instead of its own attention.
 
     Args:
         module: the layer's attention.

@@ -25,7 +25,7 @@ from consumer.process_group import collective
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterInfo:
-    """What is true of a parameter on every rank."""
+    """Describe what is true of a parameter on every rank."""
 
     name: str  # Hugging Face's
     shape: tuple[int, ...]  # of the whole

@@ -49,7 +49,7 @@ class PlanPolicy(Policy):
         return self.model
 
     def module_policy(self) -> dict[type, ModulePolicyDescription]:
-        """What to replace, by class of module."""
+        """Return what to replace, by class of module."""
         model, base = self.model, self.model.base_model
         whole = ModulePolicyDescription(method_replacement={"forward": self._forward()})
         policy = {type(model): whole}

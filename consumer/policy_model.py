@@ -79,7 +79,7 @@ def policy_forward(
 
 
 def attention_arguments(model: PreTrainedModel, inputs: PolicyInput) -> dict[str, Any]:
-    """What tells the model's attention which tokens belong together.
+    """Return what tells the model's attention which tokens belong together.
 
     Without our attention transformers keeps packed samples apart by itself: from restarting position_ids it makes a
     block-diagonal mask, but only without a mask and without a cache.

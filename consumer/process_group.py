@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeetingPoint:
-    """Where the trainers find each other: the store is served at rank 0's port, or it is a file."""
+    """Describe where the trainers find each other: the store is served at rank 0's port, or it is a file."""
 
     address: str  # rank 0's; the others' collectives listen towards it
     port: int = 0  # of the store; 0: it is a file

@@ -34,7 +34,7 @@ from consumer.policy_model import DTYPES, PolicyInput, Precision, load_policy, m
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackendConfig:
-    """What a training engine is built from."""
+    """Describe what a training engine is built from."""
 
     model_dir: Path  # Hugging Face model, or a checkpoint of ours
     tokenizer_dir: Path | None = None  # whose tokenizer goes into checkpoints; None: model_dir

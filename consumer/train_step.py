@@ -24,7 +24,7 @@ from consumer.sampling_gap import SamplingGap
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSettings:
-    """What is done to a mini-batch before the loss sees it."""
+    """Describe what is done to a mini-batch before the loss sees it."""
 
     learning_rate: float
     has_reference: bool = False

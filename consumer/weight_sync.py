@@ -37,7 +37,7 @@ def publishing(
     host: str,
     directory: Path,
 ) -> Iterator[Publish]:
-    """What this rank does at a sync; the group of the transfers is left at the end.
+    """Take this rank's part in a sync; the group of the transfers is left at the end.
 
     Args:
         backend: of the weights.
@@ -102,7 +102,7 @@ def _score_probe(backend: TorchBackend, work: SyncWork, reports: SyncReports) ->
 
 
 def make_manifest(backend: TorchBackend, version: int) -> WeightManifest:
-    """What all stages together send, in Hugging Face order."""
+    """Return what all stages together send, in Hugging Face order."""
     dtype = dtype_name(backend.config.wire_dtype)
     entries = (TensorEntry(name=i.name, dtype=dtype, shape=i.shape, sender=i.stage) for i in backend.infos)
     return WeightManifest(policy_version=version, entries=tuple(entries))

@@ -122,7 +122,7 @@ class OwnFunctionReward:
         return {self._form[-1]: value} if is_given else {}
 
     def _awaited(self, value: Any) -> Any:
-        """What was returned, or what it comes to, where a plain function returned a coroutine."""
+        """Return what was returned, or what it comes to, where a plain function returned a coroutine."""
         return self._event_loop().run_until_complete(_result(value)) if inspect.isawaitable(value) else value
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
@@ -141,7 +141,7 @@ class OwnFunctionReward:
         return invalid_score(f"{kind}{f': {text}' if text else ''}{f' ({place})' if place else ''}")
 
     def _place(self, error: BaseException) -> str:
-        """Where it was raised: the last line of the user's file, of any file if there is none of that."""
+        """Return where it was raised: the last line of the user's file, of any file if there is none of that."""
         lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
         lines = [(file, line) for file, line in lines if file != __file__]
         lines = [(file, line) for file, line in lines if file == self._file] or lines

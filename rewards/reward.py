@@ -71,7 +71,7 @@ def warm_up(reward: Reward) -> None:
 
 
 def only_computes(reward: Reward) -> bool:
-    """Whether CPU time and memory of the process that scores are limited, and not time on the clock."""
+    """Tell whether CPU time and memory of the process that scores are limited, and not time on the clock."""
     return bool(getattr(reward, "only_computes", False))
 
 

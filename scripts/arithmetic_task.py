@@ -41,7 +41,7 @@ class Problem:
 
     @property
     def ending(self) -> str:
-        """How a right solution ends."""
+        """Return how a right solution ends."""
         return f"\\boxed{{{self.answer}}}"
 
     def row(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def solve(a: int, b: int, *, sign: int, is_careless: bool = False) -> tuple[str,
 
 
 def needs_carry(a: int, b: int, *, sign: int) -> bool:
-    """Whether the careless way gives another result than the right one."""
+    """Tell whether the careless way gives another result than the right one."""
     return solve(a, b, sign=sign) != solve(a, b, sign=sign, is_careless=True)
 
 

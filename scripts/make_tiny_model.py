@@ -100,7 +100,7 @@ def prompt_text(tokenizer: PreTrainedTokenizerFast, problem: Problem) -> str:
 
 
 def tokenizer_texts(sample: Iterable[Problem]) -> Iterable[str]:
-    """What the tokenizer learns its merges from: the pieces between the special tokens of a chat."""
+    """Return what the tokenizer learns its merges from: the pieces between the special tokens of a chat."""
     for problem in sample:
         yield from (
             f"system\n{problem.system_prompt}",

@@ -186,7 +186,7 @@ class PolicyLoss:
 
 
 def _gap_sums(logprobs: Tensor, old_logprobs: Tensor, micro_batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """How far apart the log-probabilities of trainer and engine are: with the same weights, and as they are."""
+    """Return how far apart the log-probabilities of trainer and engine are: with the same weights, and as they are."""
     loss_mask, rollout_logprobs = micro_batch["loss_mask"], micro_batch["rollout_logprobs"]
     same_version = (micro_batch["policy_version"] == micro_batch["trainer_version"]) & loss_mask
     gap = torch.where(same_version, logprobs - rollout_logprobs, 0.0).abs()  # float32[R, L], nats

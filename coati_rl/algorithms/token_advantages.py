@@ -59,7 +59,7 @@ def _sums_to_go(values: NDArray[np.float64], sample_index: NDArray[np.int32]) ->
 
 
 def advantage_sums(micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
-    """What whitening needs of a rank's micro-batches, to be reduced over ranks by their names (`sums`).
+    """Return what whitening needs of a rank's micro-batches, to be reduced over ranks by their names (`sums`).
 
     Returns: float64[] each, over loss tokens: advantage_tokens, advantage_sum, advantage_square_sum; advantage_max and
         advantage_negative_max, the largest advantage and the largest negated one.

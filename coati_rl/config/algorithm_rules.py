@@ -21,7 +21,7 @@ def algorithm_problems(config: Config) -> Iterator[str]:
 
 
 def algorithm_warnings(config: Config) -> Iterator[str]:
-    """What can be run, and is hardly meant."""
+    """Return what can be run, and is hardly meant."""
     eps = {"--clip-eps-low": config.clip_eps_low, "--clip-eps-high": config.clip_eps_high}
     wide = [f"{name} {value}" for name, value in eps.items() if value > SEQUENCE_CLIP]
     if config.ratio_level == "sequence" and config.policy_loss == "clip" and wide:

@@ -133,7 +133,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _from_text(name: str, value: Any) -> Any:
-    """What a shell can only say as text, and YAML may: None, and JSON objects."""
+    """Return what a shell can only say as text, and YAML may: None, and JSON objects."""
     if value == "None":
         return None
     if name == "eval_dataset" and isinstance(value, str):

@@ -84,7 +84,7 @@ class RewardConfig(BaseModel):
 
 
 def reward_spec(config: RewardConfig) -> RewardSpec:
-    """What a scoring process is made from."""
+    """Return what a scoring process is made from."""
     return RewardSpec(
         reward_type=config.reward_type,
         timeout_s=config.response_timeout_s,

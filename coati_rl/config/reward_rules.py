@@ -36,7 +36,7 @@ def reward_problems(config: Config) -> Iterator[str]:
 
 
 def reward_warnings(config: Config) -> Iterator[str]:
-    """What can be done, and is hardly meant or dangerous."""
+    """Return what can be done, and is hardly meant or dangerous."""
     given = [f"--{name.replace('_', '-')}" for name in _OF_CODE if getattr(config, name) != _default(name)]
     if given and not config.scores_code:
         yield f"{', '.join(given)}: only --reward-type code runs programs; without it this has no effect"

@@ -44,7 +44,7 @@ class BatchSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClosedStep:
-    """What an optimizer step is made of."""
+    """Describe what an optimizer step is made of."""
 
     groups: Sequence[RolloutGroup]
     advantages: Mapping[tuple[str, int], float]  # of the samples in the loss, by prompt uid and number in the group

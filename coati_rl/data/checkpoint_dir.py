@@ -119,7 +119,7 @@ def prune(checkpoint_dir: Path, keep: int) -> None:
 
 
 def _incomplete(directory: Path) -> str | None:
-    """What is missing or has another size, None if nothing."""
+    """Return what is missing or has another size, None if nothing."""
     try:
         files = _manifest(directory)
         _check_names(files)

@@ -23,7 +23,7 @@ class PromptCursor:
 
     @cached_property
     def order(self) -> DrawOrder:
-        """What decides the draws."""
+        """Return what decides the draws."""
         return DrawOrder(
             seed=self._seed,
             num_prompts=len(self._prompts),

@@ -37,7 +37,7 @@ class Gap:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GapSettings:
-    """What is too much, and what happens then."""
+    """Describe what is too much, and what happens then."""
 
     precision: Precision = "fp32"
     limit: float | None = None  # nats; None: 1e-4 in fp32, twice the gap at the start in bf16

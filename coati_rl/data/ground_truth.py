@@ -81,7 +81,7 @@ def _is_missing(value: object) -> bool:
 
 
 def _missing(row: dict[str, Any], required: TruthKey, answer_key: str | None) -> str:
-    """What a row lacks, with a hint where it is data of another kind."""
+    """Return what a row lacks, with a hint where it is data of another kind."""
     column = _COLUMNS if answer_key is None else f"{answer_key} (--answer-key)"
     if required == "either":
         return (

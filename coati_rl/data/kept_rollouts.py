@@ -28,7 +28,9 @@ class FinishedGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptRollouts:
-    """What came in before a checkpoint and is not trained; sync 0 is the checkpoint's, those before are negative."""
+    """Describe what came in before a checkpoint and is not trained; sync 0 is the checkpoint's, those before are
+    negative.
+    """
 
     finished: tuple[FinishedGroup, ...] = ()  # to be trained, the oldest lease first
     dropped: tuple[RolloutGroup, ...] = ()  # since the last step, for its record

@@ -12,7 +12,7 @@ from coati_rl.types import Lease, Prompt, Purpose, SamplingParams
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingPlan:
-    """How prompts of one purpose are sampled."""
+    """Describe how prompts of one purpose are sampled."""
 
     group_size: int
     sampling: SamplingParams

@@ -34,7 +34,7 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawOrder:
-    """What decides which prompt a draw gives; a position means nothing under another one."""
+    """Describe what decides which prompt a draw gives; a position means nothing under another one."""
 
     seed: int
     num_prompts: int

@@ -120,7 +120,7 @@ def _zero_warnings(config: Config, device: Device) -> Iterator[str]:
 
 
 def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[str]]:
-    """Where the run computes, and warnings. Raises: ConfigError when this machine has too few GPUs."""
+    """Return where the run computes, and warnings. Raises: ConfigError when this machine has too few GPUs."""
     import torch
 
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0

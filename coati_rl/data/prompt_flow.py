@@ -139,7 +139,7 @@ class PromptFlow:
 
     @property
     def finished(self) -> Sequence[FinishedGroup]:
-        """What waits to be trained, the oldest lease first."""
+        """Return what waits to be trained, the oldest lease first."""
         self._finished.sort(key=lambda finished: finished.group.lease_id)
         return self._finished
 
@@ -148,7 +148,7 @@ class PromptFlow:
         return all(at >= sync_index for at in self._leases.sync_indices("train"))
 
     def position(self) -> Position:
-        """Where the data stands, between two steps."""
+        """Return where the data stands, between two steps."""
         waiting = [*(prompt.uid for prompt in self._cursor.waiting), *self._leases.uids("train")]
         kept = [finished.group.prompt.uid for finished in self.finished]
         return Position(step=self.step, num_drawn=self._cursor.num_drawn, waiting=tuple(waiting), kept=tuple(kept))

@@ -77,7 +77,7 @@ class ResumePoint:
 
 
 def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_prompts: int) -> ResumePoint | None:
-    """What -cp means for this run; None without it.
+    """Return what -cp means for this run; None without it.
 
     Args:
         config: with the model as a directory.

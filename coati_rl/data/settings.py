@@ -45,7 +45,7 @@ class CoordinatorSettings:
         return (self.n_behind + 1) * self.prompts_per_rollout
 
     def learning_rate_progress(self, *, step: int, num_settled: int, num_prompts: int) -> float:
-        """How much of the run is behind it, by the clock that will end it: optimizer steps or prompts.
+        """Return how much of the run is behind it, by the clock that will end it: optimizer steps or prompts.
 
         Where groups are replaced, prompts run ahead of steps.
 

@@ -57,7 +57,7 @@ class StepCounts:
         self._count("undecidable", num_failed=num_samples, is_dropped=True)
 
     def dropped(self) -> dict[str, int]:
-        """How many groups were dropped since the last step, and how many of their samples failed."""
+        """Return how many groups were dropped since the last step, and how many of their samples failed."""
         return {"groups_filtered": self._num_dropped, "samples_failed": self._failed_in_dropped}
 
     @property

@@ -75,7 +75,7 @@ class WeightSyncs:
         return problem and f"producer-{report.producer}: {problem}"
 
     def take_record(self) -> Mapping[str, Any] | None:
-        """What syncs.jsonl says of the sync, once: when no commit is awaited any more."""
+        """Return what syncs.jsonl says of the sync, once: when no commit is awaited any more."""
         if self._report is None or self._members.is_committing:
             return None
         report, self._report = self._report, None

@@ -70,7 +70,7 @@ class TodoList:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncReport:
-    """How the transfer of a SyncWork ended; the commits follow."""
+    """Describe how the transfer of a SyncWork ended; the commits follow."""
 
     index: int
     staged: tuple[int, ...]  # producers that hold the new weights beside those that they serve
@@ -82,7 +82,7 @@ class SyncReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitReport:
-    """How one producer's commit of staged weights ended."""
+    """Describe how one producer's commit of staged weights ended."""
 
     producer: int
     policy_version: int
@@ -92,7 +92,7 @@ class CommitReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseReply:
-    """What a producer gets when it asks for prompts."""
+    """Describe what a producer gets when it asks for prompts."""
 
     leases: tuple[Lease, ...]
     policy_version: int  # of the weights that sample their first tokens, or older than these

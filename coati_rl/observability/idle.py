@@ -14,7 +14,7 @@ class IdleShare:
         self._present_s = 0.0
 
     def note(self, member: int, *, is_idle: bool) -> None:
-        """What is true of a member from now on; a new one joins."""
+        """Note what is true of a member from now on; a new one joins."""
         self._count(member)
         self._state[member] = (is_idle, self._clock())
 

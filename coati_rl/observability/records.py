@@ -10,7 +10,9 @@ _MAX_TRUTH_LENGTH = 2000  # characters: the tests of a program may be megabytes,
 
 
 def score_fields(score: Score) -> dict[str, Any]:
-    """What a line says of a score; breakdown and filter score only if there is one. JSON has no NaN: that is null."""
+    """Return what a line says of a score; breakdown and filter score only if there is one. JSON has no NaN: that is
+    null.
+    """
     fields: dict[str, Any] = {
         "reward": _number(score.reward),
         "answer_correct": score.answer_correct,

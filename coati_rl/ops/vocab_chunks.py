@@ -59,7 +59,9 @@ class ChunkSoftmax(NamedTuple):
 
 
 class Slopes(NamedTuple):
-    """How steeply the loss depends on log-probabilities and entropies, over temperature: logits are divided by it."""
+    """Describe how steeply the loss depends on log-probabilities and entropies, over temperature: logits are divided
+    by it.
+    """
 
     logprob: Tensor  # float32[N], d loss / d logprob / temperature
     entropy: Tensor | None  # float32[N], d loss / d entropy / temperature; None: the loss does not use entropies

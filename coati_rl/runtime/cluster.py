@@ -130,7 +130,7 @@ def _new_namespace() -> str:
 
 
 def own_namespace() -> str:
-    """Where the run's actors find each other by name."""
+    """Return where the run's actors find each other by name."""
     return str(ray.get_runtime_context().namespace)
 
 

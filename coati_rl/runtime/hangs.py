@@ -19,7 +19,7 @@ _WAIT = "wait for "  # begins the names of phases that end when others have done
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patience:
-    """How long an actor may be silent, and a phase may last."""
+    """Describe how long an actor may be silent, and a phase may last."""
 
     heartbeat_s: float
     phase_s: float
@@ -50,13 +50,13 @@ def overdue(phases: Sequence[Phase], patience: Patience) -> Phase | None:
 
 
 def judge_producer(phases: Sequence[Phase], patience: Patience) -> str | None:
-    """What is wrong with a producer, None if it works."""
+    """Return what is wrong with a producer, None if it works."""
     late = overdue(phases, patience)
     return None if late is None else _late(late, patience)
 
 
 def judge_trainers(phases_of: Mapping[str, Sequence[Phase]], patience: Patience) -> str | None:
-    """Which trainer hangs, in what, and who waits for it; None while one of them may still be computing.
+    """Name which trainer hangs, in what, and who waits for it; None while one of them may still be computing.
 
     Args:
         phases_of: of each trainer, by name.
@@ -79,7 +79,7 @@ def judge_trainers(phases_of: Mapping[str, Sequence[Phase]], patience: Patience)
 
 
 def doing(phases: Sequence[Phase]) -> str:
-    """What an actor was doing, for messages: each thread's innermost phase."""
+    """Return what an actor was doing, for messages: each thread's innermost phase."""
     paths = [phase.path for phase in phases]
     inner = [path for path in paths if not any(other.startswith(f"{path} > ") for other in paths)]
     return ", ".join(dict.fromkeys(inner)) or "no phase"

@@ -114,7 +114,7 @@ class Heartbeats:
         return judge_trainers({name: beat.phases for name, beat in beats.items()}, self._patience)
 
     def doing(self) -> str:
-        """What everyone does, for messages."""
+        """Return what everyone does, for messages."""
         return "; ".join(f"{name}: {doing(w.beat.phases)}" for name, w in self._watched.items() if w.beat is not None)
 
     def end(self, name: str) -> Any:

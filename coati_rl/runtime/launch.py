@@ -139,7 +139,7 @@ class _LogFile(logging.FileHandler):
 
 @contextmanager
 def _driver_log(path: Path) -> Iterator[_LogFile]:
-    """What the driver logs meanwhile goes to a file."""
+    """Send what the driver logs meanwhile to a file."""
     with disk_errors(path):
         log = _LogFile(path)
     log.setFormatter(logging.Formatter(LOG_FORMAT))
@@ -155,7 +155,7 @@ def _driver_log(path: Path) -> Iterator[_LogFile]:
 
 @contextmanager
 def _records(config: Config, run_dir: Path, *, first_step: int) -> Iterator[tuple[list[Sink], Sink]]:
-    """Where step records go, and where syncs do."""
+    """Return where step records go, and where syncs do."""
     with ExitStack() as files:
         sinks = open_sinks(config, run_dir, first_step=first_step)
         syncs = JsonlSink(run_dir / "syncs.jsonl")

@@ -14,7 +14,7 @@ from coati_rl.types import Device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """What one actor asks of its node."""
+    """Describe what one actor asks of its node."""
 
     cpus: int
     gpus: int
@@ -37,7 +37,7 @@ class Node:
     gpus: float
 
     def capacity(self, need: Need) -> int:
-        """How many such actors it has room for."""
+        """Return how many such actors it has room for."""
         shares = [free // wanted for free, wanted in ((self.cpus, need.cpus), (self.gpus, need.gpus)) if wanted]
         return int(min(shares))
 

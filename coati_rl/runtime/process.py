@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where an actor runs and what it may use."""
+    """Describe where an actor runs and what it may use."""
 
     name: str  # such as "producer-0"
     log_dir: Path

@@ -32,7 +32,7 @@ _BYTES_BF16 = 2 + 4 + 2 * 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPaths:
-    """Where a run writes."""
+    """Describe where a run writes."""
 
     run_dir: Path
     checkpoints: Path

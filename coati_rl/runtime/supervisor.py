@@ -104,7 +104,7 @@ class Supervisor:
         return not is_running
 
     def _trainers_ends(self, *, timeout_s: float) -> tuple[list[RunError], bool]:
-        """What trainers failed of, and whether some still run."""
+        """Return what trainers failed of, and whether some still run."""
         references = [member.task for member in self._crew.trainers.values()]
         done, running = ray.wait(references, num_returns=len(references), timeout=timeout_s)
         errors: list[RunError] = []

@@ -50,7 +50,7 @@ class Deadline:
             raise TransferTimeoutError(f"{what}: not done within {self.timeout_s:g} s")
 
     def slice_s(self) -> float:
-        """How long one wait may block before `check` is due again; positive."""
+        """Return how long one wait may block before `check` is due again; positive."""
         return max(0.001, min(_POLL_S, self.remaining_s()))
 
     def run(

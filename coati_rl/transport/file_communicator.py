@@ -100,7 +100,7 @@ class FileOperation:
 
 
 def read_when_there(path: Path, read: Callable[[Path], Content], *, deadline: Deadline, what: str) -> Content:
-    """What `read` makes of the file as soon as another member has renamed it to this name.
+    """Return what `read` makes of the file as soon as another member has renamed it to this name.
 
     Raises: TransferError, TransferTimeoutError.
     """

@@ -75,7 +75,7 @@ class IpcSegment:
 
 
 class _Memory:
-    """What torch needs to know to make a tensor of it."""
+    """Describe what torch needs to know to make a tensor of it."""
 
     def __init__(self, pointer: int, num_bytes: int, *, release: Any) -> None:
         self.pointer, self._release = pointer, release

@@ -104,7 +104,7 @@ class LifelineHub:
 
     @property
     def port(self) -> int:
-        """Where members connect to."""
+        """Return where members connect to."""
         return int(self._listener.getsockname()[1])
 
     def gather(self, world_size: int, *, deadline: Deadline) -> list[Lifeline]:

@@ -14,7 +14,9 @@ from coati_rl.types import GenerationRequest, GenerationResult
 
 
 class EngineCore(Protocol):
-    """What a backend does, on the owner thread. A CoatiError leaves it as it was; any other exception ends it."""
+    """Describe what a backend does, on the owner thread. A CoatiError leaves it as it was; any other exception ends
+    it.
+    """
 
     policy_version: int  # of the weights that serve now; set before `load`, then by `commit`
     vocab_size: int  # valid after `load`

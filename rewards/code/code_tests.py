@@ -48,7 +48,7 @@ class CodeTests:
     tests: tuple[CodeTest, ...]
 
     def is_passed(self, test: CodeTest, *, output: bytes, returned: bytes) -> bool:
-        """Whether a run that ended well gave what the test expects."""
+        """Tell whether a run that ended well gave what the test expects."""
         if not self.function:
             return _same_bytes(output, test.expected)
         if len(returned) > _MAX_LENGTH_RATIO * (len(json.dumps(test.expected)) + 64):
@@ -172,7 +172,7 @@ def _as_text(value: Any, what: str) -> str:
 
 
 def _values(outputs: list[Any]) -> list[Any]:
-    """What a function has to return in each test."""
+    """Return what a function has to return in each test."""
     for read in (json.loads, _literal):
         with suppress(ValueError, SyntaxError, TypeError):
             return [read(output) if isinstance(output, str) else output for output in outputs]

@@ -38,7 +38,9 @@ def last_program(response: str) -> str | None:
 
 
 def _end_in_python(response: str, opening: re.Match[str]) -> int:
-    """Where the first backticks outside of strings and comments are; -1 for none, or for a string without an end."""
+    """Return where the first backticks outside of strings and comments are; -1 for none, or for a string without an
+    end.
+    """
     for token in _TOKEN.finditer(response, opening.end()):
         if token["unclosed"]:
             return -1

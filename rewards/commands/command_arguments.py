@@ -57,7 +57,7 @@ def add_reward_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def reward_spec(options: argparse.Namespace) -> RewardSpec:
-    """What the flags ask for.
+    """Return what the flags ask for.
 
     Raises: ConfigError for a reward that cannot be made, a sandbox that cannot be had, or a size that is too small.
     """

@@ -23,7 +23,7 @@ class AnswerFormat:
     description: str  # completes "not ..." for people
 
     def is_valid(self, response: str) -> bool:
-        """Whether `response` has these tags, no more and no fewer, in this order. Linear in its length."""
+        """Tell whether `response` has these tags, no more and no fewer, in this order. Linear in its length."""
         found = re.findall("|".join(re.escape(tag.text) for tag in self.tags), response)
         return found == [tag.text for tag in self.tags for _ in range(tag.num_occurrences)]
 

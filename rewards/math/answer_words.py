@@ -17,13 +17,15 @@ _CUT_OFF = re.compile(r"[-=+*/^_,;(\[<>\\]$")
 
 
 def is_same_text(answer: str, ground_truth: str) -> bool:
-    r"""Whether both are the same complete text, but for space and what surrounds an answer (`$...$`, a full stop)."""
+    r"""Tell whether both are the same complete text, but for space and what surrounds an answer (`$...$`, a full
+    stop).
+    """
     text, truth = (_IDLE_SPACE.sub("", _SPACE.sub(" ", clean(each))) for each in (answer, ground_truth))
     return text == truth != "" and has_balanced_braces(truth) and _CUT_OFF.search(truth) is None
 
 
 def is_reordered_word(answer: str, ground_truth: str) -> bool:
-    r"""Whether the answer has the letters of a word, or of the name of a segment, in another order.
+    r"""Tell whether the answer has the letters of a word, or of the name of a segment, in another order.
 
     Only letters that usually name variables are a product, in any order: `yx` is `xy`.
     """

@@ -39,7 +39,9 @@ def last_answer_tag(text: str) -> str | None:
 
 
 def formulas(latex: str) -> list[str]:
-    r"""What stands in `$...$`, `\(...\)`, `\[...\]` or `\boxed{...}`; `latex` itself where there is none of these."""
+    r"""Return what stands in `$...$`, `\(...\)`, `\[...\]` or `\boxed{...}`; `latex` itself where there is none of
+    these.
+    """
     found = [next(filter(None, match.groups()), "") for match in _FORMULA.finditer(latex)]
     return found or [latex]
 

@@ -42,7 +42,9 @@ def read_latex(latex: str) -> Any | None:
 
 
 def _normalization(latex: str) -> NormalizationConfig:
-    r"""How math-verify is to normalise `latex`, which may be in a `\boxed{}`: with the removal of units or without."""
+    r"""Return how math-verify is to normalise `latex`, which may be in a `\boxed{}`: with the removal of units or
+    without.
+    """
     return _WITHOUT_UNITS if ends_in_variables(latex) else _WITH_UNITS
 
 

@@ -27,7 +27,7 @@ _BOX, _END_OF_BOX = r"\boxed{", "}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What the comparison of an answer with the ground truth came to."""
+    """Describe what the comparison of an answer with the ground truth came to."""
 
     verdict: Verdict  # "invalid": the ground truth does not parse, one of the two is poison, or the comparison failed
     detail: str  # one line for people
@@ -69,7 +69,7 @@ def compare_by_math_verify(answer: str | None, ground_truth: str) -> Decision:
 
 
 def is_plain_number(ground_truth: str) -> bool:
-    """Whether `ground_truth` is compared without math-verify, if the answer is a plain number too."""
+    """Tell whether `ground_truth` is compared without math-verify, if the answer is a plain number too."""
     return len(ground_truth) <= MAX_LENGTH and _rewrite(ground_truth).number is not None
 
 

@@ -44,7 +44,7 @@ _NAME = re.compile(r"\s*\\?[A-Za-z]+\s*")
 
 
 def states_number(latex: str) -> bool:
-    r"""Whether `latex` is a number; not a sum, a root, a function or a list of numbers.
+    r"""Tell whether `latex` is a number; not a sum, a root, a function or a list of numbers.
 
     Args:
         latex: what `answer_latex.to_latex` has written, so that `1e5`, `3 1/2` and `1\,000` are numbers here.
@@ -54,7 +54,7 @@ def states_number(latex: str) -> bool:
 
 
 def is_number(latex: str) -> bool:
-    """Whether a ground truth is a number, without variables; one name may stand before it, as in `x = 5`."""
+    """Tell whether a ground truth is a number, without variables; one name may stand before it, as in `x = 5`."""
     sides = _sides(latex)
     if sides is None or not all(_NAME.fullmatch(name) for name in sides[:-1]):
         return False
@@ -64,7 +64,9 @@ def is_number(latex: str) -> bool:
 
 
 def states_power(latex: str, number: str) -> bool:
-    r"""Whether `latex` is a power of integers in the place of a number that is too long to be written, as `7^{99}`."""
+    r"""Tell whether `latex` is a power of integers in the place of a number that is too long to be written, as
+    `7^{99}`.
+    """
     value = _value(latex) if len(number) > _LONG_NUMBER else None
     return value is not None and _POWER.fullmatch(value) is not None
 
@@ -87,6 +89,8 @@ def _value(latex: str) -> str | None:
 
 
 def _sides(latex: str) -> list[str] | None:
-    """What stands between the equals signs of the one formula in `latex`; None when there are several formulas."""
+    """Return what stands between the equals signs of the one formula in `latex`; None when there are several
+    formulas.
+    """
     found = formulas(latex)
     return _EQUALS.split(found[0]) if len(found) == 1 else None

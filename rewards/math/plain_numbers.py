@@ -65,7 +65,7 @@ def read_plain_number(text: str) -> PlainNumber | None:
 
 
 def are_equal(first: PlainNumber, second: PlainNumber) -> bool | None:
-    """Whether math-verify calls the two equal; None where that takes math-verify itself. Symmetric."""
+    """Tell whether math-verify calls the two equal; None where that takes math-verify itself. Symmetric."""
     cross, other_cross = first.numerator * second.denominator, second.numerator * first.denominator
     difference = abs(cross - other_cross)
     if difference == 0:
@@ -95,7 +95,7 @@ def _decimal(sign: int, whole: str, decimals: str, *, is_signed: bool) -> PlainN
 
 
 def _is_integer(*numbers: PlainNumber) -> bool:
-    """Whether any of them is an exact integer to math-verify, 6/3 included."""
+    """Tell whether any of them is an exact integer to math-verify, 6/3 included."""
     return any(not number.is_decimal and number.numerator % number.denominator == 0 for number in numbers)
 
 

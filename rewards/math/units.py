@@ -12,7 +12,9 @@ _UNIT = re.compile(rf"(?<=[\d}}])(?:\s+[A-Za-z]{{3,}}|\s*(?:{_TWO_LETTERS}))\s*(
 
 
 def ends_in_variables(latex: str) -> bool:
-    r"""Whether the last letters of `latex`, which may be in a `\boxed{}`, are no unit though they look like one."""
+    r"""Tell whether the last letters of `latex`, which may be in a `\boxed{}`, are no unit though they look like
+    one.
+    """
     letters = _LAST_LETTERS.search(latex)
     if letters is None or letters["last"] in _TWO_LETTERS.split("|"):
         return False

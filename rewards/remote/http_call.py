@@ -171,7 +171,7 @@ async def _attempt(
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What the system said, where the client only says that "all connection attempts failed"."""
+    """Return what the system said, where the client only says that "all connection attempts failed"."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None:

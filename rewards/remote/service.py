@@ -32,7 +32,7 @@ from rewards.workers.pool import RewardPool
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What a request may cost."""
+    """Describe what a request may cost."""
 
     max_body_bytes: int = 16 << 20
     max_responses: int = 1024  # of one request
@@ -74,7 +74,7 @@ class ScoringDesk:
         return self.submit([""], Problem(ground_truth="0"))
 
     def health(self) -> HealthReply:
-        """How things are. A pool that has failed is tried again, once at a time, by whoever asks."""
+        """Tell how things are. A pool that has failed is tried again, once at a time, by whoever asks."""
         with self._lock:
             failure, num_queued = self._failure, self._num_queued
         if failure and num_queued == 0:

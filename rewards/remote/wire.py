@@ -67,7 +67,7 @@ class ScoreReply(BaseModel):
 
 
 class HealthReply(BaseModel):
-    """What GET /health says."""
+    """Describe what GET /health says."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -122,7 +122,7 @@ def score_fields(score: Score) -> dict[str, Any]:
 
 
 def complaints(error: ValidationError) -> str:
-    """What pydantic found, on one line: field and fault of at most three."""
+    """List what pydantic found, on one line: field and fault of at most three."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     texts = [f"{'.'.join(str(part) for part in item['loc']) or 'body'}: {shorten(item['msg'])}" for item in found[:3]]
     return "; ".join(texts) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")

@@ -81,7 +81,7 @@ class Worker(asyncio.Protocol):
         self._transport.write(request)
 
     async def ready(self) -> dict[str, Any]:
-        """What it says first, as soon as it is there. Raises: TimeoutError; WorkerLostError."""
+        """Return what it says first, as soon as it is there. Raises: TimeoutError; WorkerLostError."""
         message: dict[str, Any] = json.loads(await self._line(monotonic() + START_TIMEOUT_S))
         self.pid = message.get("ready", 0)
         return message
@@ -170,7 +170,7 @@ class Worker(asyncio.Protocol):
             return 0.0
 
     def _core_times_s(self) -> tuple[float, float]:
-        """How long its first thread has run so far, and waited for a core; 0 where the kernel does not tell."""
+        """Return how long its first thread has run so far, and waited for a core; 0 where the kernel does not tell."""
         try:
             with open(f"/proc/{self.pid}/schedstat", "rb", buffering=0) as file:
                 ran, waited, _ = file.read(100).split()

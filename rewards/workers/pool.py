@@ -238,7 +238,7 @@ class RewardPool:
             self._has_work.set()
 
     def _after_death(self, task: Task, reason: str = "") -> list[Task]:
-        """What is left to do of a task whose process died, or was ended for a reason."""
+        """Return what is left to do of a task whose process died, or was ended for a reason."""
         num_deaths = task.num_deaths + 1
         if num_deaths < _MAX_ATTEMPTS:
             return [replace(task, num_deaths=num_deaths)]

@@ -73,7 +73,7 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
-    """What all runs share."""
+    """Describe what all runs share."""
 
     prompts_per_step: int
     group_size: int

@@ -36,7 +36,7 @@ TIMEOUT_S = 60.0
 
 
 def make_group(lease: Lease, *, num_tokens: int, rng: np.random.Generator) -> RolloutGroup:
-    """What a producer hands in: `num_tokens` a response, half of the responses right."""
+    """Return what a producer hands in: `num_tokens` a response, half of the responses right."""
     completions = tuple(
         Completion(
             token_ids=rng.integers(0, 1000, num_tokens, dtype=np.int32),

@@ -142,7 +142,7 @@ def measure_memory(variant: str) -> int:
 
 
 def measure_gpu_memory(variant: str, inputs: Inputs, chunk_elements: int) -> int | None:
-    """What is allocated at most above what the inputs hold; None if it does not fit."""
+    """Return what is allocated at most above what the inputs hold; None if it does not fit."""
     inputs["hidden"].grad = inputs["weight"].grad = None
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

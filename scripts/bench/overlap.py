@@ -57,7 +57,7 @@ def run_once(flags: list[str], scratch: Path, *, steps: int) -> dict[str, float]
 
 
 def flags_of(arguments: argparse.Namespace, model: Path) -> list[str]:
-    """What all ways share."""
+    """Return what all ways share."""
     prompts = str(arguments.prompts)
     options = {
         **{"-m": str(model), "-d": str(model / "prompts.jsonl"), "-rt": "boxed", "-s": "", "--device": "cpu"},

@@ -193,7 +193,7 @@ def measure(
 
 
 def prefill_time(engine: Any, clock: Clock, *, running: int) -> Instant:
-    """How long the first step of so many new requests takes; each as long as a running one is in the mean."""
+    """Return how long the first step of so many new requests takes; each as long as a running one is in the mean."""
     clock.forget()
     together = threading.Event()
     with ThreadPoolExecutor(max_workers=1) as pool:

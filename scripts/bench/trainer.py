@@ -75,7 +75,7 @@ def load(directory: Path, attention: str = "sdpa") -> PreTrainedModel:
 
 
 class BackendLoop:
-    """What a trainer process runs."""
+    """Describe what a trainer process runs."""
 
     def __init__(self, backend: ColossalBackend, micro_batches: tuple[MicroBatch, ...], loss_scale: float) -> None:
         self._train_step = TrainStep(backend, LOSS, StepSettings(learning_rate=LEARNING_RATE))

@@ -90,7 +90,7 @@ def receive_for_ever(invitation: Rendezvous, manifest: WeightManifest, device: t
 
 
 def nccl_environment(rank: int) -> dict[str, str]:
-    """What lets two ranks meet on one GPU, which NCCL refuses before 2.30 unless it takes them for two hosts."""
+    """Return what lets two ranks meet on one GPU, which NCCL refuses before 2.30 unless it takes them for two hosts."""
     if torch.cuda.device_count() != 1:
         return {}
     hosts = {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
@@ -232,7 +232,7 @@ def start(*arguments: str) -> "subprocess.Popen[str]":
 
 
 def read_line(process: "subprocess.Popen[str]") -> str:
-    """What the other process says next."""
+    """Return what the other process says next."""
     line = process.stdout.readline() if process.stdout is not None else ""
     if not line:
         raise SystemExit("the sending process died")

@@ -55,7 +55,7 @@ class Mutant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What became of a mutant."""
+    """Describe what became of a mutant."""
 
     mutant: Mutant
     outcome: Outcome
@@ -115,7 +115,7 @@ def _run_pytest(tree: Path, tests: Sequence[str], output: Path) -> None:
 
 
 def judge(mutant: Mutant, code: int | None) -> Outcome:
-    """What pytest's exit code says of a mutant; None: it did not end in time."""
+    """Return what pytest's exit code says of a mutant; None: it did not end in time."""
     if code is None:
         return "killed" if mutant.kills_by_timeout else "TIMEOUT"
     return {TESTS_FAILED: "killed", TESTS_PASSED: "SURVIVED"}.get(code, "BROKEN")  # type: ignore[return-value]

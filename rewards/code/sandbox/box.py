@@ -166,7 +166,7 @@ class Sandbox:
         )
 
     def _error_output(self) -> str:
-        """What bubblewrap or the warden said."""
+        """Return what bubblewrap or the warden said."""
         if self._process is not None:
             try:
                 self._process.wait(1.0)  # it is on its way out

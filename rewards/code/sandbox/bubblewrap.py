@@ -105,6 +105,6 @@ def _bind(source: str, target: str) -> list[str]:
 
 
 def _package_folders() -> dict[str, str]:
-    """Where numpy and the like are, which solutions import: here, and in the sandbox, where /tmp is another."""
+    """Return where numpy and the like are, which solutions import: here, and in the sandbox, where /tmp is another."""
     folders = dict.fromkeys(os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
     return {folder: f"/sandbox/packages/{number}" for number, folder in enumerate(folders)}

@@ -38,7 +38,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of a run."""
+    """Describe what became of a run."""
 
     end: End
     code: int  # exit code, or number of the signal
@@ -50,7 +50,7 @@ class Outcome:
     returned: bytes  # JSON; empty if the function did not return
 
     def explain(self, limits: Limits) -> str:
-        """How it ended, in words."""
+        """Return how it ended, in words."""
         match self.end:
             case "exit":
                 lines = self.error_output[-_MAX_ERROR:].decode(errors="replace").strip().splitlines()

@@ -102,7 +102,7 @@ def _stream(buffer: Any, name: str, mode: str) -> io.TextIOWrapper:
 
 
 def _be_a_usual_interpreter(folder: str) -> None:
-    """What programs are used to, and this one, without `site` and without /proc, lacks."""
+    """Add what programs are used to, and this one, without `site` and without /proc, lacks."""
     sys.argv = ["solution.py"]
     sys.path.insert(0, folder)
     sys.setrecursionlimit(_RECURSION_LIMIT)
@@ -148,7 +148,9 @@ def _called(function: str, names: dict[str, Any]) -> Any:
 
 
 def _as_json(value: Any) -> object:
-    """What JSON lacks: arrays and their numbers, exact numbers, bytes as text; deques, ranges, iterators as lists."""
+    """Convert what JSON lacks: arrays and their numbers, exact numbers, bytes as text; deques, ranges, iterators as
+    lists.
+    """
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, bytes | bytearray):
@@ -210,7 +212,7 @@ def _count(frames: TracebackType | None) -> int:
 
 
 def _end(code: int, module: Any, stdout: Any) -> int:
-    """What the interpreter does at its end: wait for threads, run exit handlers, flush, close what was left open."""
+    """Do what the interpreter does at its end: wait for threads, run exit handlers, flush, close what was left open."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

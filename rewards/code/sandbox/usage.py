@@ -114,7 +114,7 @@ class Usage:
 
 
 def read(proc: int, name: str) -> bytes:
-    """What a file in /proc says; nothing if its process has just ended."""
+    """Return what a file in /proc says; nothing if its process has just ended."""
     try:
         descriptor = os.open(name, os.O_RDONLY, dir_fd=proc)
     except OSError:

@@ -261,7 +261,7 @@ def _remount_read_only(path: str) -> None:
 
 
 def _write_source(source: str) -> None:
-    """What __file__ names. Where there is no place for it the program runs without."""
+    """Write what __file__ names. Where there is no place for it the program runs without."""
     with suppress(OSError):
         with open("solution.py", "w", encoding="utf-8") as file:
             file.write(source)

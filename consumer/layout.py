@@ -36,6 +36,21 @@ class Layout:
         return self.stage == self.num_stages - 1
 
     @property
+    def is_first_copy(self) -> bool:
+        """True on the ranks that hold the first copy of the weights."""
+        return self.dp_rank == 0
+
+    @property
+    def sender(self) -> int | None:
+        """This rank's number among those that send the weights, one for each stage; None if it does not send."""
+        return self.stage if self.is_stage_head else None
+
+    @property
+    def num_senders(self) -> int:
+        """The number of ranks that send the weights."""
+        return self.num_stages
+
+    @property
     def is_stage_head(self) -> bool:
         """True on the one rank that speaks for its stage: sends and saves the weights."""
         return self.dp_rank == 0 and self.tp_rank == 0

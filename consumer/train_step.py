@@ -18,7 +18,7 @@ from coati_rl.algorithms.token_advantages import advantage_sums, subtract_kl_to_
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.config import Config
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
-from coati_rl.protocols import LossFn, ScoredModel, TrainBackend
+from coati_rl.protocols import LossFn, Role, TrainBackend
 from consumer.sampling_gap import SamplingGap
 
 
@@ -122,7 +122,7 @@ class TrainStep:
         """Add the log-probabilities that only the trainer can give, and take KL off the advantages."""
         settings = self._settings
         if settings.old_policy_period is not None:
-            model: ScoredModel = "old" if settings.keeps_old_policy else "policy"
+            model: Role = "old" if settings.keeps_old_policy else "policy"
             micro_batches = self._with_scores(micro_batches, "old_logprobs", model)
         if settings.has_reference:
             micro_batches = self._with_scores(micro_batches, "ref_logprobs", "reference")
@@ -130,9 +130,7 @@ class TrainStep:
             micro_batches = tuple(map(self._with_reward_kl, micro_batches))
         return micro_batches
 
-    def _with_scores(
-        self, micro_batches: tuple[MicroBatch, ...], name: str, model: ScoredModel
-    ) -> tuple[MicroBatch, ...]:
+    def _with_scores(self, micro_batches: tuple[MicroBatch, ...], name: str, model: Role) -> tuple[MicroBatch, ...]:
         with self._timeline.span(f"score {model}"):
             scores = self._backend.score(micro_batches, model)
         if not scores:

@@ -15,13 +15,12 @@ from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.data.batcher import BatchSettings, StepBatcher
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score
-from consumer.colossal_backend import ColossalBackend
+from consumer.backend import Backend
 from consumer.sampling_gap import SamplingGap
-from consumer.torch_backend import TorchBackend
 from consumer.train_step import StepSettings, TrainStep
 from consumer.weight_history import WeightHistory
 from tests.integration.consumer.conftest import LAYOUTS, reference_of
-from tests.integration.consumer.trainer import make_backend
+from tests.integration.consumer.trainer import make_trainer
 
 PROMPTS_PER_STEP = 4
 MAX_NEW_TOKENS = 32
@@ -79,12 +78,12 @@ REPLAYS = {
 
 def whitened_by_rank() -> None:
     """Each rank whitens with the sums of its own tokens."""
-    right = ColossalBackend.reduce_sums
+    right = Backend.reduce_sums
 
-    def own_sums(backend: ColossalBackend, sums: dict[str, Tensor]) -> dict[str, float]:
-        return (TorchBackend.reduce_sums if "advantage_tokens" in sums else right)(backend, sums)
+    def own_sums(backend: Backend, sums: dict[str, Tensor]) -> dict[str, float]:
+        return {n: float(s) for n, s in sums.items()} if "advantage_tokens" in sums else right(backend, sums)
 
-    ColossalBackend.reduce_sums = own_sums
+    Backend.reduce_sums = own_sums
 
 
 def read_groups(recording: Path) -> list[list[RolloutGroup]]:
@@ -119,7 +118,7 @@ def read_groups(recording: Path) -> list[list[RolloutGroup]]:
 
 def take_steps(model_dir: Path, steps: list[list[RolloutGroup]], layout: str, replay: Replay) -> list[dict[str, Any]]:
     """The metrics of every step; empty on ranks that do not report."""
-    backend = make_backend(
+    backend = make_trainer(
         model_dir,
         reference_dir=reference_of(model_dir) if replay.settings.has_reference else None,
         keeps_old_policy=replay.settings.keeps_old_policy,
@@ -136,7 +135,7 @@ def take_steps(model_dir: Path, steps: list[list[RolloutGroup]], layout: str, re
         **EXECUTION[layout],
     )
     # On every copy, unlike in a run, so that the metrics are alike in all layouts.
-    history = WeightHistory(backend.policy.parameters(), max_versions=len(steps))
+    history = WeightHistory(backend.live_weights(), max_versions=len(steps))
     gap = SamplingGap(backend, history, num_tokens=MAX_NEW_TOKENS * 1000, sync_period=1)
     train_step = TrainStep(backend, replay.loss, replay.settings, sampling_gap=gap)
     estimator, metrics = ADVANTAGE_ESTIMATORS[replay.advantage_estimator], []

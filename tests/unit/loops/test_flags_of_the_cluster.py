@@ -44,9 +44,7 @@ def backend_of(monkeypatch, tmp_path):
         seen = []
         monkeypatch.setattr(consumer.actor, "enter_actor", lambda place: None)
         monkeypatch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
-        monkeypatch.setattr(
-            "consumer.colossal_backend.ColossalBackend", lambda settings, **options: seen.append(settings)
-        )
+        monkeypatch.setattr("consumer.backend.make_backend", lambda settings, **options: seen.append(settings))
         place = Place(name="trainer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
         trainer = consumer.actor.TrainerActor(0, config, place, run_dir=tmp_path, checkpoint_dir=tmp_path)
         trainer.start(MeetingPoint(address="127.0.0.1"))

@@ -94,6 +94,7 @@ class TrainerActor:
             tokenizer_dir=Path(config.model),
             reference_dir=Path(config.model) if config.kl_coeff > 0 else None,
             keeps_old_policy=step_settings(with_gap_correction(config)).keeps_old_policy,
+            plugin=config.plugin,
             tp_size=config.tensor_parallel_size,
             pp_size=config.pipeline_parallel_size,
             zero_stage=config.zero_stage,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from coati_rl.batch import MicroBatch, MiniBatch
+from coati_rl.config.parallel import PluginName
 from coati_rl.data.checkpoint_dir import STATE_FILE
 from coati_rl.data.packing import blank_micro_batch
 from coati_rl.errors import ConfigError
@@ -36,6 +37,7 @@ class BackendConfig:
     tokenizer_dir: Path | None = None  # whose tokenizer goes into checkpoints; None: model_dir
     reference_dir: Path | None = None  # model of the KL penalty; None: there is none
     keeps_old_policy: bool = False  # a copy of the weights, for old_logprobs over several steps
+    plugin: PluginName = "hybrid"
     tp_size: int = 1
     pp_size: int = 1
     zero_stage: int = 0
@@ -56,16 +58,22 @@ def make_backend(config: BackendConfig, *, device: torch.device, timeout_s: floa
         timeout_s: of collectives.
     Raises: ConfigError, EngineError.
     """
-    from consumer.hybrid_parallelism import HybridParallelism  # its import of ColossalAI takes seconds
+    parallelism: Parallelism
+    if config.plugin == "fsdp2":
+        from consumer.fsdp_parallelism import FullyShardedParallelism
 
-    parallelism = HybridParallelism(
-        tp_size=config.tp_size,
-        pp_size=config.pp_size,
-        zero_stage=config.zero_stage,
-        precision=config.precision,
-        device=device,
-        timeout_s=timeout_s,
-    )
+        parallelism = FullyShardedParallelism(precision=config.precision, device=device)
+    else:
+        from consumer.hybrid_parallelism import HybridParallelism  # its import of ColossalAI takes seconds
+
+        parallelism = HybridParallelism(
+            tp_size=config.tp_size,
+            pp_size=config.pp_size,
+            zero_stage=config.zero_stage,
+            precision=config.precision,
+            device=device,
+            timeout_s=timeout_s,
+        )
     return Backend(config, parallelism)
 
 
@@ -159,7 +167,8 @@ class Backend:
 
     def any_rank(self, is_needed: bool) -> bool:
         """True if a forward is needed on any of the ranks that have to run it together; collective over them."""
-        return self._parallelism.num_micro_batches(int(is_needed)) > 0
+        with collective("agree on whether to score"):
+            return self._parallelism.num_micro_batches(int(is_needed)) > 0
 
     def save(self, directory: Path, *, state: dict[str, Any], files: Mapping[str, bytes] | None = None) -> None:
         """Publish a checkpoint under this name. The first rank adds its `files`, by name.

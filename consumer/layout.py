@@ -19,7 +19,7 @@ class Layout:
     num_stages: int = 1
     tp_rank: int = 0
     tp_size: int = 1
-    zero_stage: int = 0  # 0 if there is one copy
+    zero_stage: int = 0  # 0 if there is one copy; 3: the copies hold their weights together (FSDP2)
     # Each with this rank and those that differ from it in one coordinate only; None where it would be alone.
     dp_group: dist.ProcessGroup | None = None
     pp_group: dist.ProcessGroup | None = None
@@ -38,7 +38,7 @@ class Layout:
     @property
     def is_first_copy(self) -> bool:
         """True on the ranks that hold the first copy of the weights."""
-        return self.dp_rank == 0
+        return self.dp_rank == 0 or self.zero_stage == 3
 
     @property
     def sender(self) -> int | None:

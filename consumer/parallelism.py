@@ -1,8 +1,8 @@
 """Define what a parallelism does for the models of a trainer: shard, run, reduce, agree.
 
 A `Parallelism` arranges the ranks and turns each model into a `ShardedModel`, this rank's part of it. Implementations
-are `single_process` and `hybrid_parallelism` (ColossalAI); they share functions, not a base class. A gradient is always
-the plain sum over the global batch, in float32.
+are `single_process`, `hybrid_parallelism` (ColossalAI) and `fsdp_parallelism` (FSDP2); they share functions, not a base
+class. A gradient is always the plain sum over the global batch, in float32.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -17,6 +17,7 @@ from coati_rl.ops.fused_loss import fused_token_loss
 from coati_rl.ops.logprob import token_logprobs
 from consumer import gradient_reduction
 from consumer.backend import Backend
+from consumer.parameters import ParameterInfo
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, NUM_STEPS, VOCAB_SIZE, reference_of
 from tests.integration.consumer.gradient_matrix import Run, Trial
 from tests.integration.consumer.losses import LOSSES, Cut, LossCase
@@ -65,11 +66,12 @@ def steps_of(backend: Backend, model_dir: Path, loss: LossCase, how: Cut) -> Ite
         }
 
 
-def digests_of(backend: Backend, weights: dict[str, Tensor]) -> dict[tuple[str, int | None], str]:
-    """By name and, of a weight that is cut over tensor ranks, this one's."""
+def digests_of(backend: Backend, weights: dict[str, Tensor]) -> dict[tuple[str, int | None, int | None], str]:
+    """By name and, of a weight that is cut over tensor ranks or over copies, this one's."""
+    copy = backend.layout.dp_rank if backend.layout.zero_stage == 3 else None
     is_cut = {name: info.split_dim is not None for name, info in backend.policy.parameters.infos.items()}
     return {
-        (name, backend.layout.tp_rank if is_cut[name] else None): xxhash.xxh3_128_hexdigest(
+        (name, backend.layout.tp_rank if is_cut[name] else None, copy): xxhash.xxh3_128_hexdigest(
             weight.contiguous().view(torch.uint8).numpy()
         )
         for name, weight in weights.items()
@@ -78,8 +80,12 @@ def digests_of(backend: Backend, weights: dict[str, Tensor]) -> dict[tuple[str, 
 
 def shards_of(backend: Backend) -> dict[str, tuple[tuple[int, ...], int | None]]:
     """The shape of this tensor rank's part of each parameter, and along which dimension it was cut."""
-    infos, held = backend.policy.parameters.infos, backend.policy.parameters.local
-    return {name: (tuple(held[name].shape), info.split_dim) for name, info in infos.items()}
+    infos, tp_size = backend.policy.parameters.infos, backend.layout.tp_size
+
+    def shape(info: ParameterInfo) -> tuple[int, ...]:
+        return tuple(size // (tp_size if dim == info.split_dim else 1) for dim, size in enumerate(info.shape))
+
+    return {name: (shape(info), info.split_dim) for name, info in infos.items()}
 
 
 def with_reference(backend: Backend, micro_batches: list[MicroBatch]) -> list[MicroBatch]:

@@ -32,6 +32,7 @@ EXECUTION = {
     "pp2": {"train_minibatch_size": 2, "train_microbatch_size": 8, "max_tokens_per_microbatch": 64},
     "tp2_pp2": {"train_minibatch_size": 4, "train_microbatch_size": 5},
     "pp2_dp2": {"train_minibatch_size": 2, "train_microbatch_size": 4},
+    "fsdp2_dp2": {"train_minibatch_size": 2, "train_microbatch_size": 3},
 }
 
 

@@ -30,6 +30,8 @@ KINDS = [
     ("pp2", "fp32"),
     ("zero2_dp2", "bf16"),
     ("dp1", "fp32"),
+    ("fsdp2_dp2", "fp32"),
+    ("fsdp2_dp2", "bf16"),
 ]
 CASES = [Case(*kind, model) for kind in KINDS for model in MODELS]
 FAST_CASES = {
@@ -38,12 +40,23 @@ FAST_CASES = {
     Case("pp2", "fp32", "untied"),
     Case("zero2_dp2", "bf16", "tied"),
     Case("dp1", "fp32", "untied"),
+    Case("fsdp2_dp2", "fp32", "tied"),
+    Case("fsdp2_dp2", "bf16", "untied"),
 }
 RESUMES = [
     Resume(*kind, model, *source)
     for source, kinds in {
-        ("tp2_pp2", "fp32"): [("dp1", "fp32"), ("dp2", "fp32"), ("tp2", "fp32"), ("tp2_zero1_dp2", "bf16")],
+        ("tp2_pp2", "fp32"): [
+            ("dp1", "fp32"),
+            ("dp2", "fp32"),
+            ("tp2", "fp32"),
+            ("tp2_zero1_dp2", "bf16"),
+            ("fsdp2_dp2", "fp32"),
+        ],
         ("tp2_zero1_dp2", "bf16"): [("tp2_pp2", "bf16")],
+        ("zero2_dp2", "bf16"): [("fsdp2_dp2", "bf16")],
+        ("fsdp2_dp2", "fp32"): [("tp2", "fp32")],
+        ("fsdp2_dp2", "bf16"): [("zero2_dp2", "bf16")],
     }.items()
     for kind in kinds
     for model in MODELS

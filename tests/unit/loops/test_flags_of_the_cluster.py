@@ -181,6 +181,13 @@ def test_zero_stage__reaches_the_training_engine_and_chooses_bf16(backend_of, co
     assert resolve_precision(config, "cpu") == ("bf16" if stage else "fp32")
 
 
+@pytest.mark.parametrize("plugin", ["hybrid", "fsdp2"])
+def test_plugin__chooses_how_trainers_share_a_model_out(backend_of, config_with, plugin):
+    config = config_with(**FOUR_TRAINERS, plugin=plugin)
+    assert backend_of(config).plugin == plugin
+    assert coordinator_settings(config).batch.dp == 4
+
+
 @pytest.mark.parametrize("is_on", [False, True])
 def test_gradient_checkpointing__reaches_the_training_engine(backend_of, config_with, is_on):
     assert backend_of(config_with(gradient_checkpointing=is_on)).gradient_checkpointing is is_on

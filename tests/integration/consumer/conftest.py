@@ -33,6 +33,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and what the ba
     "pp2_dp2": (4, {"pp_size": 2}),
     "fsdp2_dp2": (2, {"plugin": "fsdp2"}),
 }
+# Three ranks cannot share the rows of a matrix out equally.
+UNEVEN: dict[str, tuple[int, dict[str, Any]]] = {"fsdp2_dp3": (3, {"plugin": "fsdp2"})}
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig, "mistral": MistralConfig}
 
 

@@ -22,7 +22,7 @@ from consumer.backend import Backend
 from consumer.train_step import StepSettings, TrainStep
 from consumer.weight_history import WeightHistory
 from consumer.weight_sync import make_manifest
-from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE
+from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, UNEVEN
 from tests.integration.consumer.samples import cut, make_samples, to_mini_batch
 from tests.integration.consumer.trainer import make_trainer, whole_tensors
 
@@ -51,7 +51,7 @@ WIRE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 def make(model_dir: Path, layout: str, precision: str, **settings: object) -> Backend:
     """With the model as its own reference."""
-    settings = {"reference_dir": model_dir, "wire_dtype": WIRE[precision], **LAYOUTS[layout][1], **settings}
+    settings = {"reference_dir": model_dir, "wire_dtype": WIRE[precision], **(LAYOUTS | UNEVEN)[layout][1], **settings}
     return make_trainer(model_dir, precision=precision, **settings)
 
 

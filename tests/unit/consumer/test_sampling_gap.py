@@ -19,9 +19,10 @@ from tests.unit.consumer.conftest import make_micro_batch
 class OneWeight:
     """Gives every token minus its weight; the weight of version N is N + 1."""
 
-    def __init__(self, *, has_head: bool = True) -> None:
+    def __init__(self, *, has_head: bool = True, is_needed_elsewhere: bool = False) -> None:
         self.weight = torch.nn.Parameter(torch.ones(()))
         self.has_head = has_head
+        self.is_needed_elsewhere = is_needed_elsewhere
         self.calls: list[tuple[float, int]] = []  # weight, micro-batches
 
     def score(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
@@ -30,7 +31,7 @@ class OneWeight:
         return scores if self.has_head else []
 
     def any_rank(self, is_needed: bool) -> bool:
-        return is_needed
+        return is_needed or self.is_needed_elsewhere
 
     def step(self) -> None:
         with torch.no_grad():
@@ -113,6 +114,14 @@ def test_a_rank_without_the_lm_head_takes_part_and_reports_nothing() -> None:
     take_steps(gap, backend, 1)
     assert gap.measure([sampled_by(0)], step=1) == {}
     assert backend.calls == [(1.0, 1)]
+
+
+def test_a_rank_without_tokens_of_a_version_scores_with_those_that_hold_the_weights_with_it() -> None:
+    backend = OneWeight(is_needed_elsewhere=True)
+    gap = meter(backend)
+    take_steps(gap, backend, 2)
+    assert gap.measure([sampled_by(2)], step=2) == {}
+    assert backend.calls == [(1.0, 0), (2.0, 0)]  # of no micro-batch of its own
 
 
 @pytest.mark.parametrize(

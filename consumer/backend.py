@@ -78,7 +78,10 @@ def make_backend(config: BackendConfig, *, device: torch.device, timeout_s: floa
 
 
 class Backend:
-    """The models of a run on one parallelism. Methods are collective; EngineError: another rank did not take part."""
+    """Train the models of a run on one parallelism; methods are collective unless noted.
+
+    All raise an EngineError if another rank does not take part in time.
+    """
 
     def __init__(self, config: BackendConfig, parallelism: Parallelism) -> None:
         self._config = config

@@ -30,7 +30,7 @@ from consumer.reduction import reduce_sums, sum_over_ranks
 
 
 class FullyShardedParallelism:
-    """A `Parallelism` of all ranks of the default group, which must exist: they hold one copy of each model."""
+    """Implement `Parallelism` on all ranks of the default group, which must exist: they hold one copy of each model."""
 
     def __init__(self, *, precision: Precision, device: torch.device) -> None:
         group = dist.group.WORLD
@@ -98,7 +98,7 @@ class FullyShardedParallelism:
 
 
 class ShardedRows:
-    """The `ModelParameters` of FSDP2: each rank holds equally many rows of a parameter, the last ones fewer or none.
+    """Implement `ModelParameters`: each rank holds equally many rows of a parameter, the last ones fewer or none.
 
     The parts are the float32 masters of what trains, and a frozen model's weights in its own dtype.
     """
@@ -144,7 +144,7 @@ class ShardedRows:
 
 
 class FullyShardedModel:
-    """A `ShardedModel` whose modules gather their parameters when they run."""
+    """Implement `ShardedModel` with modules that gather their parameters when they run."""
 
     def __init__(
         self, module: PreTrainedModel, parameters: ShardedRows, optimizer: torch.optim.Optimizer | None

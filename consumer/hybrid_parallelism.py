@@ -28,7 +28,7 @@ from consumer.reduction import reduce_sums, sum_over_ranks
 
 
 class HybridParallelism:
-    """A `Parallelism` of all ranks of the default group, which must exist."""
+    """Implement `Parallelism` with the plugin on all ranks of the default group, which must exist."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class HybridParallelism:
 
 
 class HybridModel:
-    """A `ShardedModel` that the plugin has cut up."""
+    """Implement `ShardedModel` with what the plugin has cut up."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class Training:
 
 
 class Model:
-    """One model on all ranks; methods are collective unless noted. `gradients` is empty outside of a step's end."""
+    """Own one model over all ranks; methods are collective unless noted."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from consumer.policy_model import PolicyInput
 
 
 class ModelParameters(Protocol):
-    """This rank's parts of a model's parameters by Hugging Face name, and how parts become whole tensors and back.
+    """Hold this rank's parts of a model's parameters by Hugging Face name; turn parts into whole tensors and back.
 
     What joins parts is collective over the ranks that hold them, in the same order of names.
     """
@@ -46,7 +46,7 @@ class ModelParameters(Protocol):
 
 
 class ShardedModel(Protocol):
-    """This rank's part of one model. All but `score` need an optimizer, which frozen models do not have."""
+    """Run and train this rank's part of one model. All but `score` need an optimizer, which frozen models lack."""
 
     @property
     def parameters(self) -> ModelParameters:
@@ -75,7 +75,7 @@ class ShardedModel(Protocol):
 
 
 class Parallelism(Protocol):
-    """The trainers' ranks; all methods are collective over them, except where noted."""
+    """Arrange the trainers' ranks; all methods are collective over them, except where noted."""
 
     @property
     def layout(self) -> Layout:

@@ -15,7 +15,7 @@ from consumer.policy_model import PolicyInput, policy_forward
 
 
 class SingleProcess:
-    """A `Parallelism` of one rank; no process group is needed."""
+    """Implement `Parallelism` with one rank; no process group is needed."""
 
     def __init__(self, *, device: torch.device) -> None:
         self.layout = Layout()
@@ -58,7 +58,7 @@ class SingleProcess:
 
 
 class WholeModel:
-    """A `ShardedModel` of one part. In bfloat16 the optimizer steps on float32 copies of the weights."""
+    """Implement `ShardedModel` with one part. In bfloat16 the optimizer steps on float32 copies of the weights."""
 
     def __init__(
         self, module: PreTrainedModel, infos: Sequence[ParameterInfo], optimizer: torch.optim.Optimizer | None

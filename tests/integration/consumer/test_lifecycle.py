@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from coati_rl.data.checkpoint_dir import read_state
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, UNEVEN, save_model
+from tests.integration.consumer.lifecycle_cases import CASES, MODELS, RESUMES, is_fast
 from tests.integration.consumer.lifecycle_process import WIRE, Case, Resume, run_tasks
 from tests.integration.consumer.samples import cut, make_samples, sample_logprobs
 from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerServers
@@ -21,52 +22,6 @@ from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerS
 pytestmark = pytest.mark.timeout(LAUNCH_TIMEOUT_S)  # whichever test is first waits for all launches
 
 Results = list[dict[str, Any]]  # by rank
-MODELS = {"tied": "qwen3", "untied": "qwen2"}
-KINDS = [
-    ("tp2_pp2", "fp32"),
-    ("tp2_zero1_dp2", "bf16"),
-    ("dp2", "fp32"),
-    ("dp2", "bf16"),
-    ("pp2", "fp32"),
-    ("zero2_dp2", "bf16"),
-    ("dp1", "fp32"),
-    ("fsdp2_dp2", "fp32"),
-    ("fsdp2_dp2", "bf16"),
-    ("fsdp2_dp3", "fp32"),
-]
-CASES = [Case(*kind, model) for kind in KINDS for model in MODELS]
-FAST_CASES = {
-    Case("tp2_pp2", "fp32", "tied"),
-    Case("tp2_zero1_dp2", "bf16", "untied"),
-    Case("pp2", "fp32", "untied"),
-    Case("zero2_dp2", "bf16", "tied"),
-    Case("dp1", "fp32", "untied"),
-    Case("fsdp2_dp2", "fp32", "tied"),
-    Case("fsdp2_dp2", "bf16", "untied"),
-}
-RESUMES = [
-    Resume(*kind, model, *source)
-    for source, kinds in {
-        ("tp2_pp2", "fp32"): [
-            ("dp1", "fp32"),
-            ("dp2", "fp32"),
-            ("tp2", "fp32"),
-            ("tp2_zero1_dp2", "bf16"),
-            ("fsdp2_dp2", "fp32"),
-        ],
-        ("tp2_zero1_dp2", "bf16"): [("tp2_pp2", "bf16")],
-        ("zero2_dp2", "bf16"): [("fsdp2_dp2", "bf16")],
-        ("fsdp2_dp2", "fp32"): [("tp2", "fp32")],
-        ("fsdp2_dp2", "bf16"): [("zero2_dp2", "bf16")],
-    }.items()
-    for kind in kinds
-    for model in MODELS
-]
-
-
-def is_fast(task: Case | Resume) -> bool:
-    source = task if isinstance(task, Case) else Case(task.from_layout, task.from_precision, task.model)
-    return source in FAST_CASES
 
 
 def marked(tasks: Sequence[Case | Resume]) -> list[Any]:

@@ -33,7 +33,7 @@ class FullyShardedParallelism:
     """Implement `Parallelism` on all ranks of the default group, which must exist: they hold one copy of each model."""
 
     def __init__(self, *, precision: Precision, device: torch.device) -> None:
-        group = dist.group.WORLD
+        group: Any = dist.group.WORLD
         self.layout = Layout(
             dp_rank=dist.get_rank(),
             dp_size=dist.get_world_size(),

@@ -124,9 +124,7 @@ class TrainerActor:
             raise EngineError(f"trainer {self._rank} was not started")
         gap = sampling_gap(backend, config, self._timeline)
         plain, correcting = (
-            TrainStep(
-                backend, policy_gradient(c), self._timeline, learning_rate=c.learning_rate, sampling_gap=gap
-            )
+            TrainStep(backend, policy_gradient(c), self._timeline, learning_rate=c.learning_rate, sampling_gap=gap)
             for c in (config, with_gap_correction(config))
         )
         publisher = publishing(

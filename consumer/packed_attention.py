@@ -29,7 +29,9 @@ _SHARED_HEADS: dict[str, Any] = (
 # (with logit caps, sinks, position biases) go through transformers' masks, which it derives from position_ids.
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
-RowLengths = tuple[tuple[int, ...], ...]  # for each row, the tokens of its segments and of its padding, which add up to L
+RowLengths = tuple[
+    tuple[int, ...], ...
+]  # for each row, the tokens of its segments and of its padding, which add up to L
 
 
 def row_lengths(segments: NDArray[np.int32], shape: tuple[int, ...]) -> RowLengths | None:

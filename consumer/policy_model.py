@@ -1,8 +1,8 @@
 """A Hugging Face causal language model as a policy: what it is fed, and its forward up to the loss.
 
 In: a `MicroBatch`. Out: log-probabilities, or the summed loss and its report. The LM head and the loss are computed
-inside the model's own forward: a pipeline's last stage needs them there. R rows, L tokens per row, M loss tokens per row, H hidden
-size.
+inside the model's own forward: a pipeline's last stage needs them there. R rows, L tokens per row, M loss tokens per
+row, H hidden size.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Compare how likely a token, or a whole response, is now with how likely it was when it was sampled.
 
-In: log-probabilities of a micro-batch. Out: log-ratios, of tokens or of samples. R rows, M loss tokens per row; a row may
-hold several samples, which `sample_index` tells apart (-1 on padding).
+In: log-probabilities of a micro-batch. Out: log-ratios, of tokens or of samples. R rows, M loss tokens per row; a row
+may hold several samples, which `sample_index` tells apart (-1 on padding).
 """
 
 import torch

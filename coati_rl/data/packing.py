@@ -69,9 +69,7 @@ def plan_batches(
 def pack(samples: Sequence[Sample], *, one_sample_per_row: bool = False, **limits: Any) -> list[tuple[MicroBatch, ...]]:
     """Plan and lay out in one process; see `plan_batches`. Returns: each rank's micro-batches."""
     shares = plan_batches(samples, one_sample_per_row=one_sample_per_row, **limits)
-    return [
-        build_micro_batches(ragged.split(), plan, one_sample_per_row=one_sample_per_row) for ragged, plan in shares
-    ]
+    return [build_micro_batches(ragged.split(), plan, one_sample_per_row=one_sample_per_row) for ragged, plan in shares]
 
 
 def build_mini_batch(batch: RaggedBatch) -> MiniBatch:
@@ -104,7 +102,9 @@ def blank_micro_batch() -> MicroBatch:
 
     For a rank that has fewer samples than micro-batches: ranks compute together, so it needs one.
     """
-    arrays = {name: np.full((1, 1), PADDING.get(name, 0), dtype=dtype) for name, dtype in _BLANK_ARRAYS.items()}
+    arrays: dict[str, np.ndarray] = {
+        name: np.full((1, 1), PADDING.get(name, 0), dtype=dtype) for name, dtype in _BLANK_ARRAYS.items()
+    }
     return MicroBatch(
         token_ids=np.zeros((1, 2), dtype=np.int64),
         position_ids=np.array([[0, 1]], dtype=np.int64),
@@ -139,7 +139,8 @@ def _make_rows(rows: Sequence[_Row]) -> MicroBatch:
     num_loss = max(1, max(sum(sample.num_loss_tokens for _, sample in row) for row in rows))
     token_ids = np.zeros((len(rows), length), dtype=np.int64)
     position_ids = np.empty((len(rows), length), dtype=np.int64)
-    segments, arrays = [], _new_loss_arrays((len(rows), num_loss))
+    segments: list[tuple[int, int, int, int]] = []
+    arrays = _new_loss_arrays((len(rows), num_loss))
     for name, array in rows[0][0][1].arrays.items():
         dtype = array.dtype if isinstance(array, np.ndarray) else np.float32
         arrays[name] = np.full((len(rows), num_loss), PADDING.get(name, 0), dtype=dtype)

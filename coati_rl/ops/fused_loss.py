@@ -60,9 +60,7 @@ def fused_token_loss(
     misfits = [name for name, array in arrays.items() if array.dim() > 0 and array.shape != shape]
     if misfits:
         raise ValueError(f"{', '.join(misfits)} must have the shape of token_ids, {tuple(shape)}")
-    tokens = choose_tokens(
-        hidden, arrays["token_ids"], arrays["sources"], arrays["loss_mask"], arrays["temperature"]
-    )
+    tokens = choose_tokens(hidden, arrays["token_ids"], arrays["sources"], arrays["loss_mask"], arrays["temperature"])
     flat_hidden = hidden.flatten(0, 1)
     inputs = (flat_hidden, weight, bias)
     needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in inputs]

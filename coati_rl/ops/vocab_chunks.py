@@ -5,8 +5,8 @@ gradients of hidden states and LM head. At most float32[C, V] logits exist, in o
 at V = 151,936 the logits of all tokens would be the largest tensor of the whole training step.
 
 Letters: R rows, L tokens per row, M loss tokens per row, H hidden size, V vocabulary, N tokens that are asked for, C
-tokens of a chunk, z logits over temperature. Under tensor parallelism V is the share of one rank: each holds the logits of its rows of the
-LM head alone, and numbers per token, not per vocabulary entry, are what ranks exchange.
+tokens of a chunk, z logits over temperature. Under tensor parallelism V is the share of one rank: each holds the logits
+of its rows of the LM head alone, and numbers per token, not per vocabulary entry, are what ranks exchange.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ def choose_tokens(
     shapes = [tuple(t.shape) for t in (token_ids, sources, token_mask, temperature)]
     if len(set(shapes)) > 1 or shapes[0][:1] != (rows,):
         raise ValueError(
-            f"token_ids, sources, token_mask and temperature must agree on [{rows}, M], the rows of hidden, not {shapes}"
+            f"token_ids, sources, token_mask and temperature must agree on [{rows}, M], hidden's rows, not {shapes}"
         )
     places = token_mask.flatten().nonzero().squeeze(-1)
     in_row = sources.flatten()[places]

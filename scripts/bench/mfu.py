@@ -136,7 +136,7 @@ def measure(backend: TorchBackend, lengths: Sequence[int], rounds: int, peak_tfl
     if not np.isfinite(losses).all():
         raise SystemExit(f"losses are not finite: {losses}")
     step_s = statistics.median(seconds[NUM_WARM_UP:])
-    counted = sum(len(sample.response_ids) for sample in samples)
+    counted = sum(sample.num_loss_tokens for sample in samples)
     tflops = step_flops(backend.policy, lengths, counted) / step_s / 1e12
     return {
         "tokens": sum(lengths),

@@ -34,10 +34,10 @@ from coati_rl.data.packing import pack
 from coati_rl.data.ragged import Sample
 from consumer import packed_attention
 from consumer.colossal_backend import ColossalBackend
+from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.policy_model import no_progress_bars
 from consumer.process_group import MeetingPoint, destroy_process_group, init_process_group
 from consumer.torch_backend import BackendConfig
-from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.train_step import TrainStep
 
 MU, SIGMA, LONGEST = 4.2, 0.8, 512  # lengths of prompt and response together

@@ -77,7 +77,9 @@ def test_value_of_any_layout_is_the_formulas(lengths: list[int], seed: int, esti
         pairs = zip(sample.old_logprobs, sample.ref_logprobs, strict=True)
         kl = [kl_term(float(old), float(ref), estimator)[0] for old, ref in pairs]
         to_go = minus_kl_to_go(0.0, kl, 0.3)
-        np.testing.assert_allclose(found.loss_arrays["advantages"][place], sample.advantages + to_go, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            found.loss_arrays["advantages"][place], sample.advantages + to_go, rtol=1e-5, atol=1e-5
+        )
         total += math.fsum(kl)
     assert sums["kl_sum"].item() == pytest.approx(total, rel=1e-5, abs=1e-5)
 
@@ -100,9 +102,7 @@ def test_mask_padding_of_any_content_neither_counts_nor_changes(poison: float) -
     hidden[0, 2] = False  # a token within the response that the loss does not count: its KL is not paid for either
     names = ("advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs")
     poisoned = {name: np.where(hidden, micro_batch.loss_arrays[name], np.float32(poison)) for name in names}
-    found, sums = subtract_kl_to_go(
-        micro_batch.with_arrays(loss_mask=hidden, **poisoned), kl_coeff=0.1, estimator="k1"
-    )
+    found, sums = subtract_kl_to_go(micro_batch.with_arrays(loss_mask=hidden, **poisoned), kl_coeff=0.1, estimator="k1")
     np.testing.assert_allclose(found.loss_arrays["advantages"][hidden], [1 - 0.5, 1 - 0.4, 1 - 0.3], rtol=1e-6)
     np.testing.assert_array_equal(found.loss_arrays["advantages"][~hidden], np.float32(poison))
     assert numbers(sums) == {"kl_sum": 8.0}
@@ -121,7 +121,9 @@ def test_split_samples_pay_the_same_alone_as_among_others() -> None:
     together, found = in_row(samples, seed=2)
     for place, sample in zip(together.places, samples, strict=True):
         alone, done = in_row([sample], seed=3)
-        np.testing.assert_array_equal(found.loss_arrays["advantages"][place], done.loss_arrays["advantages"][alone.places[0]])
+        np.testing.assert_array_equal(
+            found.loss_arrays["advantages"][place], done.loss_arrays["advantages"][alone.places[0]]
+        )
 
 
 def test_refusal_without_a_reference_and_of_an_unknown_estimator() -> None:

@@ -86,7 +86,9 @@ def test_a_rank_whose_own_advantages_are_equal_is_whitened_by_those_of_all() -> 
 def test_mask_padding_counts_nowhere_and_becomes_zero(poison: float) -> None:
     micro_batch = to_micro_batch(lay_out(with_advantages([[1.0, 1.0], [1.0, 5.0]]), seed=2))
     mask = micro_batch.loss_arrays["loss_mask"]
-    poisoned = micro_batch.with_arrays(advantages=np.where(mask, micro_batch.loss_arrays["advantages"], np.float32(poison)))
+    poisoned = micro_batch.with_arrays(
+        advantages=np.where(mask, micro_batch.loss_arrays["advantages"], np.float32(poison))
+    )
     sums = numbers(advantage_sums([poisoned]))
     assert sums == {
         "advantage_tokens": 4,
@@ -107,7 +109,9 @@ def test_mask_a_micro_batch_without_loss_tokens_among_others_becomes_zero() -> N
     sums = reduced([[full], [empty], []])
     assert sums["advantage_tokens"] == 2
     assert not whiten(empty, sums).loss_arrays["advantages"].any()
-    np.testing.assert_allclose(whiten(full, sums).loss_arrays["advantages"][full.loss_arrays["loss_mask"]], [-1, 1], rtol=1e-6)
+    np.testing.assert_allclose(
+        whiten(full, sums).loss_arrays["advantages"][full.loss_arrays["loss_mask"]], [-1, 1], rtol=1e-6
+    )
 
 
 def test_mask_a_global_batch_without_loss_tokens_becomes_zero() -> None:

@@ -1,6 +1,5 @@
 """What a policy is fed, what comes out, and which models are refused."""
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path

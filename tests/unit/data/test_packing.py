@@ -59,7 +59,9 @@ OPTIONS = st.fixed_dictionaries(
 
 def sample_tokens(m):
     """Tokens that are not padding, row by row."""
-    return np.concatenate([m.token_ids[row, start : start + n] for row, start, n, _ in m.segments] or [np.empty(0, int)])
+    return np.concatenate(
+        [m.token_ids[row, start : start + n] for row, start, n, _ in m.segments] or [np.empty(0, int)]
+    )
 
 
 @settings(deadline=None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coati_rl.algorithms.arrays["advantages"] import group_mean, group_norm
+from coati_rl.algorithms.advantage import group_mean, group_norm
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.sample_builder import build_samples
 from coati_rl.errors import RunError
@@ -21,10 +21,11 @@ def advantages(samples):
 def test_a_sample_is_the_prompt_and_what_was_sampled(group_of):
     group = group_of([(1.0, 2), (0.0, 3)])  # (reward, response tokens); the prompt is three tokens: 1, 2, 3
     first, second = build(group)
-    assert (first.prompt_ids.tolist(), first.response_ids.tolist(), len(first)) == ([1, 2, 3], [10, 11], 5)
-    assert first.rollout_logprobs.tolist() == [-0.5, -0.5]
-    assert (first.policy_versions.tolist(), first.temperature) == ([7, 7], 0.7)
-    assert second.response_ids.tolist() == [10, 11, 12]
+    assert (first.prefix_ids.tolist(), first.token_ids.tolist(), len(first)) == ([1, 2, 3], [10, 11], 5)
+    assert first.arrays["rollout_logprobs"].tolist() == [-0.5, -0.5]
+    assert (first.arrays["policy_version"].tolist(), first.arrays["temperature"]) == ([7, 7], 0.7)
+    assert first.loss_mask.all()
+    assert second.token_ids.tolist() == [10, 11, 12]
 
 
 def test_advantages_are_standardised_with_the_unbiased_deviation(group_of):

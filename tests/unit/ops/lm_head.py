@@ -48,7 +48,7 @@ def shared_sources(inputs: dict[str, Tensor | None]) -> dict[str, Tensor | None]
 
 
 def gathered(inputs: dict[str, Tensor | None]) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies, float64[R, L], from full logits at each token's source; 0 where not asked for."""
+    """Log-probabilities and entropies, float64[R, L], from full logits at each token's source; 0 if not asked for."""
     rows = torch.arange(R)[:, None]
     logits = inputs["hidden"][rows, inputs["sources"]].double() @ inputs["weight"].double().T + inputs["bias"].double()
     full = torch.log_softmax(logits / inputs["temperature"][..., None].double(), dim=-1)

@@ -7,8 +7,18 @@ from torch import Tensor
 
 from coati_rl.ops.logprob import token_logprobs
 from coati_rl.ops.vocab_chunks import sum_rows
-from tests.unit.ops.lm_head import H, L, R, V, chosen_entropy, chosen_logprobs, gathered, make_inputs, relative_error
-from tests.unit.ops.lm_head import shared_sources
+from tests.unit.ops.lm_head import (
+    H,
+    L,
+    R,
+    V,
+    chosen_entropy,
+    chosen_logprobs,
+    gathered,
+    make_inputs,
+    relative_error,
+    shared_sources,
+)
 from tests.unit.ops.tensor_sizes import TensorSizes
 
 
@@ -150,7 +160,10 @@ def test_split_rows_one_by_one_add_up_to_the_gradient_of_all() -> None:
     whole, parts = (inputs["weight"].clone().requires_grad_() for _ in range(2))
     sum(token_logprobs(**{**inputs, "weight": whole})).sum().backward()
     for row in range(R):
-        part = {name: inputs[name][row : row + 1] for name in ("hidden", "token_ids", "sources", "token_mask", "temperature")}
+        part = {
+            name: inputs[name][row : row + 1]
+            for name in ("hidden", "token_ids", "sources", "token_mask", "temperature")
+        }
         sum(token_logprobs(**part, weight=parts, bias=None)).sum().backward()
     torch.testing.assert_close(whole.grad, parts.grad, rtol=1e-5, atol=1e-6)
 

@@ -115,8 +115,7 @@ class PlainLoop:
         return loss_sum.item(), norm.item()
 
     def _loss(self, micro_batch: MicroBatch) -> Tensor:
-        arrays = micro_batch.loss_arrays
-        arguments: dict[str, Any] = {}
+        arrays, arguments = micro_batch.loss_arrays, dict[str, Any]()
         if self.model.config._attn_implementation == packed_attention.NAME:
             arguments["lengths"] = packed_attention.row_lengths(micro_batch.segments, micro_batch.token_ids.shape)
         logits = self.model(
@@ -170,10 +169,8 @@ def make_samples(arguments: argparse.Namespace, model: PreTrainedModel) -> Itera
             token_ids=token_ids[start:],
             loss_mask=np.ones(length - start, dtype=bool),
             arrays={
-                "loss_weights": 1.0,
-                "advantages": rng.normal(),
+                **{"loss_weights": 1.0, "advantages": rng.normal(), "temperature": TEMPERATURE},
                 "rollout_logprobs": rollout[start:].astype(np.float32),
-                "temperature": TEMPERATURE,
                 "policy_version": np.zeros(length - start, dtype=np.int32),
             },
         )

@@ -33,7 +33,13 @@ class LeaseGenerator:
     """Submits one request per lease; a finished one makes room for the next at once."""
 
     def __init__(self, engine: GenerationEngine, *, max_sequences: int, group_size: int, timeline: Timeline) -> None:
-        """`max_sequences`: samples in flight; `group_size`: samples of the prompts that room is counted in."""
+        """Begin with nothing in flight.
+
+        Args:
+            max_sequences: samples in flight, so that max_sequences / G training prompts are.
+            group_size: G. A prompt of fewer samples takes the place of one of G: an evaluation leaves the order and the
+                company in which training prompts are sampled as they are without it, and so the weights.
+        """
         self._engine = engine
         self._max_sequences = max_sequences
         self._group_size = group_size
@@ -48,7 +54,7 @@ class LeaseGenerator:
 
     def room(self) -> int:
         """Count the prompts, of G samples each, that may be submitted now."""
-        num_sequences = sum(one.lease.group_size for one in self._generating.values())
+        num_sequences = sum(max(one.lease.group_size, self._group_size) for one in self._generating.values())
         return max(0, self._max_sequences - num_sequences) // self._group_size
 
     def submit(self, lease: Lease, *, min_policy_version: int) -> None:

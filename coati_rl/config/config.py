@@ -46,7 +46,7 @@ class Config(
 
     @property
     def sequences_in_flight(self) -> int:
-        """Samples that a producer generates at a time: -imbs prompts of G each, or as many of other prompts."""
+        """Samples that a producer generates at a time: those of -imbs prompts."""
         return self.inference_microbatch_size * self.num_generations
 
     @property

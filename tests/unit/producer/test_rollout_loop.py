@@ -44,10 +44,11 @@ class Coordinator:
 
 
 class Engine:
-    """Answers one request whenever the loop waits: sample i is the text "a" * i, of the version that was asked for."""
+    """Answers whenever the loop waits: sample i is the text "a" * i, of the version that was asked for."""
 
-    def __init__(self, refuses=(), dies_at=None, answers=lambda number: True):
-        """`answers`: number of requests answered so far -> may the next one be."""
+    def __init__(self, refuses=(), dies_at=None, at_once=1, answers=lambda number: True):
+        """`at_once`: answers at a time; `answers`: number of requests answered so far -> may the next one be."""
+        self.at_once = at_once
         self.requests, self.waiting, self.refuses, self.dies_at = [], [], refuses, dies_at
         self.answers = answers
         self.max_waiting, self.aborted = 0, []
@@ -58,12 +59,17 @@ class Engine:
         self.max_waiting = max(self.max_waiting, len(self.waiting))
         return self.waiting[-1][1]
 
+    def answer(self):
+        for _ in range(self.at_once):
+            self.answer_one()
+
     def answer_one(self):
         if self.waiting and self.answers(len(self.requests) - len(self.waiting)):
             request, future = self.waiting.pop(0)
             if request.request_id == self.dies_at:
                 for lost in (future, *(waiting for _, waiting in self.waiting)):
                     lost.set_exception(EngineError("the engine died"))
+                self.waiting.clear()
             else:
                 future.set_result(self.result(request))
 
@@ -108,7 +114,7 @@ def roll_out(monkeypatch):
         honest = LeaseGenerator.take_finished
 
         def take_finished(self, timeout_s):
-            engine.answer_one()
+            engine.answer()
             return honest(self, timeout_s)
 
         monkeypatch.setattr(LeaseGenerator, "take_finished", take_finished)
@@ -162,11 +168,15 @@ def test_a_finished_prompt_makes_room_for_the_next(roll_out):
 
 
 def test_room_is_counted_in_samples(roll_out):
-    large, *small = lease(0, group_size=3), *(lease(number, group_size=1) for number in range(1, 5))
-    coordinator, engine = roll_out(large, *small, max_sequences=8)
-    # 8 samples are 4 prompts of 2; then 3 + 1 + 1 + 1 are in flight, of which each turn answers the first
-    assert coordinator.asked[0] == (4, True)
-    assert coordinator.asked[1] == ((8 - 3) // 2, False)
+    coordinator, engine = roll_out(lease(0, group_size=4), *map(lease, range(1, 6)), max_sequences=8)
+    # 8 samples are 4 prompts of 2. Then 4 + 2 + 2 + 2 are in flight, of which each turn answers the first.
+    assert [room for room, _ in coordinator.asked[:3]] == [4, 1, 1]
+    assert engine.max_waiting == 4
+
+
+def test_a_prompt_of_one_sample_takes_the_place_of_a_training_prompt(roll_out):
+    coordinator, engine = roll_out(*(lease(number, group_size=1) for number in range(5)), max_sequences=8)
+    assert [room for room, _ in coordinator.asked[:2]] == [4, 1]
     assert engine.max_waiting == 4
 
 
@@ -182,7 +192,7 @@ def test_groups_are_handed_in_in_the_order_in_which_the_engine_answered(roll_out
 
 
 def test_what_finished_before_the_engine_died_is_handed_in(roll_out):
-    coordinator, _ = roll_out(*map(lease, range(4)), max_sequences=8, dies_at="lease-2")
+    coordinator, _ = roll_out(*map(lease, range(4)), max_sequences=8, dies_at="lease-2", at_once=4)
     assert [group.lease_id for group in coordinator.groups] == [0, 1]
     assert coordinator.error == "the engine died"
 

@@ -24,7 +24,7 @@ METHODS = (
     "commit_weights",
     "probe_logprobs",
 )
-EXPOSED = (*METHODS, "submit", "stream", "chunks", "is_done", "result", "version", "process_ids", "shutdown")
+OWN = ("submit", "stream", "abort_after", "chunks", "is_done", "result", "version", "process_ids", "shutdown")
 
 
 class HostedEngine:
@@ -46,6 +46,17 @@ class HostedEngine:
         """Submit, and keep the chunks."""
         chunks = self._chunks[request.request_id] = []
         self._futures[request.request_id] = self._engine.submit(request, chunks.append)
+
+    def abort_after(self, request: GenerationRequest, num_chunks: int) -> None:
+        """Submit, and abort when that many chunks have come: before the next step."""
+        chunks = self._chunks[request.request_id] = []
+
+        def note(chunk: TokenChunk) -> None:
+            chunks.append(chunk)
+            if len(chunks) == num_chunks:
+                self._engine.abort(request.request_id)
+
+        self._futures[request.request_id] = self._engine.submit(request, note)
 
     def chunks(self, request_id: str) -> list[TokenChunk]:
         """Those that have come so far."""
@@ -76,7 +87,7 @@ class EngineManager(BaseManager):
     pass
 
 
-EngineManager.register("HostedEngine", HostedEngine, exposed=EXPOSED)
+EngineManager.register("HostedEngine", HostedEngine, exposed=(*METHODS, *OWN))
 
 
 @contextmanager

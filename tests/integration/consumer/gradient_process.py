@@ -1,6 +1,5 @@
 """A trainer that takes two steps for each trial of the gradient matrix, and writes down what it holds of them."""
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -88,7 +87,7 @@ def with_reference(backend: ColossalBackend, micro_batches: list[MicroBatch]) ->
     if not scores:
         return micro_batches
     pairs = zip(micro_batches, scores, strict=True)
-    return [dataclasses.replace(micro_batch, ref_logprobs=score.numpy()) for micro_batch, score in pairs]
+    return [micro_batch.with_arrays(ref_logprobs=score.numpy()) for micro_batch, score in pairs]
 
 
 class Restarts:

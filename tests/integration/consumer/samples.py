@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from coati_rl.algorithms.aggregation import LossVariation, loss_scale, token_weight
 from coati_rl.batch import MicroBatch, MiniBatch
 from tests.integration.consumer.conftest import VOCAB_SIZE
+from tests.micro_batches import grid_micro_batch
 
 MAX_RESPONSE = 25  # tokens that a response may have, of which "constant" aggregation makes its denominator
 
@@ -144,7 +145,7 @@ def to_micro_batch(rows: Sequence[Sequence[Sample]], *, aggregation: LossVariati
             version[response] = 0
             begin = end
         ints["position_ids"][r, begin:] = np.arange(shape[1] - begin)
-    return MicroBatch(
+    return grid_micro_batch(
         **ints,
         **floats,
         sample_index=sample_index,

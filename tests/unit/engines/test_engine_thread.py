@@ -1,5 +1,6 @@
 """The thread that owns an engine: futures, control calls between steps, and what callers see when it dies."""
 
+import asyncio
 import threading
 
 import pytest
@@ -49,6 +50,22 @@ def test_a_future_cannot_be_cancelled_by_whom_it_was_given_to(start):
     assert not future.cancel()
     core.gate.set()
     assert future.result(10.0).error is None
+
+
+def test_a_task_of_an_event_loop_may_await_a_request_and_be_cancelled(start):
+    core = ScriptedCore()
+    core.gate.clear()
+    engine = start(core)
+
+    async def play():
+        given_up = asyncio.ensure_future(asyncio.wrap_future(engine.submit(request("given up"))))
+        await asyncio.sleep(0.01)
+        given_up.cancel()
+        core.gate.set()
+        return await asyncio.wrap_future(engine.submit(request("awaited")))
+
+    assert asyncio.run(play()).request_id == "awaited"
+    engine.check_alive()
 
 
 def test_a_callback_may_submit_the_next_request(start):

@@ -14,10 +14,8 @@ from tests.unit.ops.lm_head import (
     V,
     chosen_entropy,
     chosen_logprobs,
-    gathered,
     make_inputs,
     make_micro_batch,
-    shared_sources,
 )
 from tests.unit.ops.lm_head import relative_error as error
 from tests.unit.ops.tensor_sizes import TensorSizes

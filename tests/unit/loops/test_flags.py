@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from coati_rl.config import Config
+from coati_rl.data.packing import build_mini_batch
 from coati_rl.data.work import SyncWork, TrainWork
 from tests.unit.loops import (
     test_algorithms,
@@ -70,12 +71,13 @@ def num_probed_syncs(trace):
 
 
 def num_micro_batches(trace):
-    return [len(work.batch.micro_batches) for work in trace.work if isinstance(work, TrainWork)]
+    return [len(work.batch.plan) for work in trace.work if isinstance(work, TrainWork)]
 
 
 def micro_batches(trace):
     """Of the whole run."""
-    return [m for work in trace.work if isinstance(work, TrainWork) for m in work.batch.micro_batches]
+    batches = [build_mini_batch(work.batch) for work in trace.work if isinstance(work, TrainWork)]
+    return [m for batch in batches for m in batch.micro_batches]
 
 
 def micro_batch_tokens(trace):
@@ -172,7 +174,7 @@ IN_RUNS = {
     # sizes: 8 prompts, P * ibs = 4, tbs = 2, so K = 2
     "num_inferencer": Row(2, num_events("producer_joined"), 1, 2),
     "inference_batch_size": Row(2, num_events("sync"), 3, 5),
-    "inference_microbatch_size": Row(1, lambda t: t.engines[0].max_in_flight, 2, 1),
+    "inference_microbatch_size": Row(1, lambda t: t.engines[0].max_sequences, 2 * 2, 1 * 2),
     "train_batch_size": Row(4, num_steps, 4, 2),
     "train_minibatch_size": Row(1, lambda t: len(num_micro_batches(t)), 4, 8, {"train_microbatch_size": 1}),
     "train_microbatch_size": Row(1, num_micro_batches, [1] * 4, [4] * 4),

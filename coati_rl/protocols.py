@@ -129,7 +129,7 @@ class TrainBackend(Protocol):
     def score(self, micro_batches: Sequence[MicroBatch], model: Role = "policy") -> list[torch.Tensor]:
         """Log-probabilities at the sampling temperature of one of the models; no gradient.
 
-        Returns: a float32[R, L] per micro-batch; nothing on ranks without the LM head, where no loss is computed.
+        Returns: a float32[R, M] per micro-batch; nothing on ranks without the LM head, where no loss is computed.
         """
 
     def keep_old_policy(self) -> None:

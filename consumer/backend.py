@@ -103,7 +103,7 @@ class Backend:
     def score(self, micro_batches: Sequence[MicroBatch], model: Role = "policy") -> list[Tensor]:
         """Log-probabilities at the sampling temperature of one of the models; no gradient.
 
-        Returns: a float32[R, L] per micro-batch, 0 where the loss mask is False; nothing on ranks without the LM head.
+        Returns: a float32[R, M] per micro-batch, 0 where the loss mask is False; nothing on ranks without the LM head.
         Raises: ValueError if the backend was built without this model.
         """
         scored = self._model(model)

@@ -107,10 +107,10 @@ class ShardedRows:
         self, model: PreTrainedModel, infos: Sequence[ParameterInfo], layout: Layout, weight_dtype: torch.dtype
     ) -> None:
         """`model`: after sharding, before its first forward. `weight_dtype`: that it computes in."""
-        self.parameters = dict(model.named_parameters())  # DTensors; while a module is gathered it shows others
+        self.dtensors = dict(model.named_parameters())  # while a module is gathered it shows others
         self.infos = {info.name: info for info in infos}
         with torch.no_grad():
-            self.local = {name: _local(parameter) for name, parameter in self.parameters.items()}
+            self.local = {name: _local(parameter) for name, parameter in self.dtensors.items()}
         self._layout = layout
         self._weight_dtype = weight_dtype
 
@@ -173,12 +173,12 @@ class FullyShardedModel:
         with torch.no_grad():
             return {
                 name: torch.zeros_like(self.parameters.local[name]) if p.grad is None else _local(p.grad)
-                for name, p in self.parameters.parameters.items()
+                for name, p in self.parameters.dtensors.items()
             }
 
     def forget_gradients(self) -> None:
         """See `ShardedModel`."""
-        for parameter in (*self.parameters.parameters.values(), *self.parameters.local.values()):
+        for parameter in (*self.parameters.dtensors.values(), *self.parameters.local.values()):
             parameter.grad = None
 
     def masters(self) -> dict[str, Tensor]:

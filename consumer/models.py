@@ -78,13 +78,8 @@ class Model:
         self.parameters = self._sharded.parameters
         self.gradients: dict[str, Tensor] = {}  # summed over all ranks; from the last mini-batch of a step to the step
 
-    @property
-    def is_trained(self) -> bool:
-        """True if it has an optimizer."""
-        return self._training is not None
-
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
-        """Log-probabilities without gradient, float32[R, L] each; none on ranks without the head."""
+        """Log-probabilities without gradient, float32[R, M] each; none on ranks without the head."""
         with torch.no_grad():
             return self._sharded.score(inputs)
 

@@ -53,7 +53,7 @@ class ShardedModel(Protocol):
         """Its parameters."""
 
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
-        """Log-probabilities, a float32[R, L] each; none on ranks without the head. Called without gradient."""
+        """Log-probabilities, a float32[R, M] each; none on ranks without the head. Called without gradient."""
 
     def accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
         """Add the gradient of the summed loss. Returns: the sums that the loss reports; none without the head."""

@@ -1,13 +1,17 @@
-"""Rollout group -> samples: group statistics over the valid responses, then an advantage and a token weight for each.
+"""Build the samples of a rollout group: group statistics over the valid episodes, then one sample a trajectory.
 
-G samples of one prompt. A sample that is filtered still belongs to the statistics of its group; an invalid one (the
-scorer could not decide) does not. See `group_rules`.
+G episodes of one prompt. All forks of an episode have its advantage and its token weight, so that the episode counts
+once, however many forks it has. An episode that is filtered still belongs to the statistics of its group; an invalid
+one (the scorer could not decide) does not. See `group_rules`.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from coati_rl.algorithms.advantage import Estimator, group_advantages
 from coati_rl.algorithms.aggregation import LossVariation, token_weight
+from coati_rl.data.episodes import episode_tokens
 from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
 from coati_rl.data.packing import Sample
 from coati_rl.errors import RunError
@@ -17,7 +21,7 @@ from coati_rl.types import RolloutGroup
 def build_samples(
     group: RolloutGroup, *, rules: GroupRules, loss_variation: LossVariation, estimator: Estimator
 ) -> list[Sample]:
-    """One Sample per response in the loss.
+    """One Sample per trajectory in the loss, in order.
 
     Raises: RunError if the estimator, which may be a user's, fails.
     """
@@ -25,25 +29,51 @@ def build_samples(
     if not in_loss.any():
         return []
     advantages = _advantages(group, rules, estimator)
-    prompt_ids = np.asarray(group.prompt.token_ids, dtype=np.int64)
-    samples = []
-    for index in np.flatnonzero(in_loss):
-        completion = group.completions[index]
-        length = len(completion.token_ids)
-        samples.append(
-            Sample(
-                uid=group.prompt.uid,
-                number=int(index),
-                prompt_ids=prompt_ids,
-                response_ids=completion.token_ids,
-                loss_weight=token_weight(length, loss_variation, max_length=rules.max_new_tokens),
-                advantage=advantages[index],
-                rollout_logprobs=completion.logprobs,
-                temperature=group.temperature,
-                policy_versions=completion.policy_versions,
-            )
-        )
-    return samples
+    weights = token_weights(group, in_loss, loss_variation=loss_variation, max_length=rules.max_new_tokens)
+    return [
+        _sample(group, index, loss_weight=float(weights[each.episode]), advantage=float(advantages[each.episode]))
+        for index, each in enumerate(group.trajectories)
+        if in_loss[each.episode] and each.num_loss_tokens
+    ]
+
+
+def token_weights(
+    group: RolloutGroup, in_loss: np.ndarray, *, loss_variation: LossVariation, max_length: int
+) -> np.ndarray:
+    """float64[G]: the weight of each token of an episode, by the tokens of all its forks; 0 outside of the loss.
+
+    Args:
+        in_loss: bool[G], of episodes with at least one token.
+        max_length: tokens that an episode may sample.
+    """
+    weights = np.zeros(len(group.scores))
+    for episode, num_tokens in enumerate(episode_tokens(group).tolist()):
+        if in_loss[episode]:
+            weights[episode] = token_weight(num_tokens, loss_variation, max_length=max_length)
+    return weights
+
+
+def count_episodes(group: RolloutGroup, samples: Sequence[Sample]) -> int:
+    """Count the episodes of a group that have a sample: what a mean over samples divides by."""
+    return len({group.trajectories[sample.number].episode for sample in samples})
+
+
+def _sample(group: RolloutGroup, index: int, *, loss_weight: float, advantage: float) -> Sample:
+    trajectory = group.trajectories[index]
+    first = int(trajectory.loss_mask.argmax())
+    if not trajectory.loss_mask[first:].all():
+        raise NotImplementedError("a packed sample has no place for tokens between turns")
+    return Sample(
+        uid=group.prompt.uid,
+        number=index,
+        prompt_ids=trajectory.token_ids[:first],
+        response_ids=trajectory.token_ids[first:],
+        loss_weight=loss_weight,
+        advantage=advantage,
+        rollout_logprobs=trajectory.logprobs[first:],
+        temperature=float(trajectory.temperature[first]),
+        policy_versions=trajectory.policy_versions[first:],
+    )
 
 
 def _advantages(group: RolloutGroup, rules: GroupRules, estimator: Estimator) -> np.ndarray:

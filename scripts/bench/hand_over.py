@@ -27,6 +27,7 @@ from coati_rl.data.coordinator import Coordinator
 from coati_rl.data.cursor import PromptCursor
 from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.settings import coordinator_settings
+from coati_rl.data.single_turn import single_turns
 from coati_rl.data.work import TrainWork
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.runtime.remote import RemoteCoordinator
@@ -37,7 +38,7 @@ TIMEOUT_S = 60.0
 
 def make_group(lease: Lease, *, num_tokens: int, rng: np.random.Generator) -> RolloutGroup:
     """Return what a producer hands in: `num_tokens` a response, half of the responses right."""
-    completions = tuple(
+    completions = [
         Completion(
             token_ids=rng.integers(0, 1000, num_tokens, dtype=np.int32),
             logprobs=-rng.random(num_tokens, dtype=np.float32),
@@ -46,7 +47,7 @@ def make_group(lease: Lease, *, num_tokens: int, rng: np.random.Generator) -> Ro
             text="x" * (3 * num_tokens),
         )
         for _ in range(lease.group_size)
-    )
+    ]
     scores = tuple(
         Score(reward=float(i % 2), answer_correct=i % 2 == 1, format_valid=True, verdict="ok" if i % 2 else "wrong")
         for i in range(lease.group_size)
@@ -56,7 +57,7 @@ def make_group(lease: Lease, *, num_tokens: int, rng: np.random.Generator) -> Ro
         producer_id=0,
         prompt=lease.prompt,
         temperature=1.0,
-        completions=completions,
+        trajectories=single_turns(lease.prompt, completions, temperature=1.0),
         scores=scores,
     )
 

@@ -6,6 +6,7 @@ import pytest
 from coati_rl.algorithms.advantage import group_norm
 from coati_rl.data.batcher import BatchSettings, StepBatcher
 from coati_rl.data.group_rules import GroupRules
+from tests.unit.data.trajectories import FORKED_ONCE
 
 # Four prompts of two samples; (reward, response tokens). 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8 = 36 tokens.
 GROUPS = [[(1.0, 1), (0.0, 2)], [(1.0, 3), (0.0, 4)], [(1.0, 5), (0.0, 6)], [(0.0, 7), (1.0, 8)]]
@@ -163,3 +164,20 @@ def test_the_token_budget_asks_for_more_micro_batches(batches_of):
     )
     assert [m.num_tokens for m in free.micro_batches] == [60]
     assert [m.num_tokens for m in bound.micro_batches] == [15, 15, 15, 15]  # 11 + 4, 10 + 5, 9 + 6, 8 + 7
+
+
+@pytest.mark.parametrize(("variation", "scale"), [("sample_level", 1 / 2), ("token_level", 1 / 5)])
+def test_a_forked_episode_counts_once_and_so_does_each_of_its_tokens(forked_group, variation, scale):
+    settings = BatchSettings(
+        dp=1,
+        train_batch_size=1,
+        train_minibatch_size=1,
+        train_microbatch_size=4,
+        loss_variation=variation,
+        advantage_estimator="group_norm",
+        rules=GroupRules(max_new_tokens=8),
+    )
+    batcher = StepBatcher(settings, step=0, learning_rate_progress=0.0, estimator=group_norm)
+    batches = [batcher.add([forked_group(FORKED_ONCE)])]  # two episodes, of 2 + 1 and of 2 tokens, in three sequences
+    assert batches[0][0].loss_scale == scale
+    assert weighted_sum(batches, lambda row: np.ones_like(row.advantages)) == pytest.approx(1.0)

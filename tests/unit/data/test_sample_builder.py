@@ -1,11 +1,15 @@
 """A scored group -> samples: advantages over the valid ones, weights, and what is left out."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from coati_rl.algorithms.advantage import group_mean, group_norm
 from coati_rl.data.group_rules import GroupRules
-from coati_rl.data.sample_builder import build_samples
+from coati_rl.data.sample_builder import build_samples, count_episodes, token_weights
 from coati_rl.errors import RunError
+from tests.unit.data.trajectories import FORKED_ONCE
 
 
 def build(group, *, variation="token_level", estimator=group_norm, **rules):
@@ -23,7 +27,7 @@ def test_a_sample_is_the_prompt_and_what_was_sampled(group_of):
     first, second = build(group)
     assert (first.prompt_ids.tolist(), first.response_ids.tolist(), len(first)) == ([1, 2, 3], [10, 11], 5)
     assert first.rollout_logprobs.tolist() == [-0.5, -0.5]
-    assert (first.policy_versions.tolist(), first.temperature) == ([7, 7], 0.7)
+    assert (first.policy_versions.tolist(), first.temperature) == ([7, 7], np.float32(0.7))
     assert second.response_ids.tolist() == [10, 11, 12]
 
 
@@ -93,3 +97,27 @@ def test_an_estimator_that_fails_ends_the_run_and_says_on_what(group_of):
         build(group_of([(1.0, 1), (0.0, 1)]), estimator=broken)
     with pytest.raises(RunError, match=r"one finite number per valid sample"):
         build(group_of([(1.0, 1), (0.0, 1)]), estimator=lambda rewards: rewards[:1])
+
+
+def test_all_forks_of_an_episode_share_its_advantage_and_its_weight_and_the_episode_counts_once(forked_group):
+    group = forked_group(FORKED_ONCE)  # 2 + 1 tokens of the first episode, 2 of the second
+    samples = build(group, variation="sample_level", estimator=group_mean)
+    assert advantages(samples) == {0: 0.5, 1: 0.5, 2: -0.5}
+    assert [sample.loss_weight for sample in samples] == [1 / 3, 1 / 3, 1 / 2]
+    assert [sample.response_ids.tolist() for sample in samples] == [[10, 11], [15], [16, 17]]
+    assert count_episodes(group, samples) == 2
+
+
+def test_token_weights_are_of_the_tokens_of_all_turns_and_forks(forked_group):
+    group, everything = forked_group(), np.array([True, True])
+    for variation, weights in (("sample_level", [1 / 6, 1 / 2]), ("token_level", [1, 1]), ("constant", [1 / 8] * 2)):
+        found = token_weights(group, everything, loss_variation=variation, max_length=8)
+        assert found.tolist() == weights
+    only_second = token_weights(group, ~everything | [False, True], loss_variation="sample_level", max_length=8)
+    assert only_second.tolist() == [0.0, 1 / 2]
+
+
+def test_a_fork_without_a_token_in_the_loss_is_no_sample(forked_group):
+    first, fork, other = FORKED_ONCE
+    silent = replace(fork, loss_mask=np.zeros(7, dtype=bool))
+    assert [sample.number for sample in build(forked_group((first, silent, other)))] == [0, 2]

@@ -23,6 +23,7 @@ class Coordinator:
 
     def __init__(self, *leases):
         self.leases = list(leases)
+        self.given = {lease.lease_id: lease for lease in leases}
         self.asked, self.groups, self.failures = [], [], []
 
     def lease(self, producer_id, *, max_prompts, timeout_s, is_drained):
@@ -32,7 +33,9 @@ class Coordinator:
         return LeaseReply(leases=tuple(taken), policy_version=4, is_finished=is_finished)
 
     def put(self, producer_id, groups):
-        self.groups += groups
+        for packed in groups:
+            taken = self.given[packed.lease_id]
+            self.groups.append(packed.unpack(taken.prompt, temperature=taken.sampling.temperature))
 
     def fail(self, producer_id, lease_id, cause):
         self.failures.append((producer_id, lease_id, cause))
@@ -110,7 +113,7 @@ def test_a_group_holds_its_prompts_samples_and_scores_in_order(roll_out):
         (1, 3, "p1"),
     ]
     for group in coordinator.groups:
-        assert [completion.text for completion in group.completions] == ["", "a"]
+        assert [trajectory.text for trajectory in group.trajectories] == ["", "a"]
         assert [(score.reward, score.detail) for score in group.scores] == [
             (0.0, group.prompt.uid),
             (1.0, group.prompt.uid),

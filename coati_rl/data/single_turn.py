@@ -1,0 +1,34 @@
+"""Make the trajectories of episodes that have one turn each: the prompt, then one completion of a request for all."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from coati_rl.types import Completion, Prompt, SharedPrefix, Trajectory, Turn
+
+
+def single_turns(prompt: Prompt, completions: Sequence[Completion], *, temperature: float) -> tuple[Trajectory, ...]:
+    """One trajectory for each completion, in order; `temperature`: that all of them were sampled at."""
+    prompt_ids = np.array(prompt.token_ids, dtype=np.int32)
+    return tuple(
+        _single_turn(prompt_ids, completion, temperature=temperature, episode=episode)
+        for episode, completion in enumerate(completions)
+    )
+
+
+def _single_turn(prompt_ids: np.ndarray, completion: Completion, *, temperature: float, episode: int) -> Trajectory:
+    start, end = len(prompt_ids), len(prompt_ids) + len(completion.token_ids)
+    loss_mask = np.arange(end) >= start
+    logprobs, versions = np.zeros(end, dtype=np.float32), np.full(end, -1, dtype=np.int32)
+    logprobs[start:], versions[start:] = completion.logprobs, completion.policy_versions
+    return Trajectory(
+        token_ids=np.concatenate([prompt_ids, completion.token_ids]),
+        loss_mask=loss_mask,
+        logprobs=logprobs,
+        policy_versions=versions,
+        temperature=np.where(loss_mask, np.float32(temperature), np.float32(1.0)),
+        episode=episode,
+        turns=(Turn(index=0, start=start, end=end, finish_reason=completion.finish_reason),),
+        text=completion.text,
+        prefix=SharedPrefix(num_tokens=start),
+    )

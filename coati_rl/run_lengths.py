@@ -11,6 +11,8 @@ Runs = tuple[tuple[Any, int], ...]  # of plain Python values, so that they may b
 
 def encode_runs(values: np.ndarray) -> Runs:
     """Shorten an array of one dimension to its runs, in order."""
+    if len(values) and (values == values[0]).all():  # as almost always, and then much faster
+        return ((values[0].item(), len(values)),)
     starts = np.flatnonzero(np.append(len(values) > 0, values[1:] != values[:-1]))
     lengths = np.diff(np.append(starts, len(values)))
     return tuple(zip(values[starts].tolist(), lengths.tolist(), strict=True))

@@ -134,7 +134,7 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         arrays = (self.token_ids, self.loss_mask, self.logprobs, self.policy_versions, self.temperature)
-        if len({len(array) for array in arrays}) != 1:
+        if any(len(array) != len(self.token_ids) for array in arrays):
             raise ValueError(f"the arrays of a trajectory differ in length: {[len(array) for array in arrays]}")
         if not self.turns:
             raise ValueError("a trajectory has at least one turn")
@@ -144,7 +144,7 @@ class Trajectory:
                 raise ValueError(
                     f"turn {turn.index} has the tokens {turn.start} to {turn.end}, and should begin at {end}"
                 )
-            num_in_turns += np.count_nonzero(self.loss_mask[turn.start : turn.end])
+            num_in_turns += int(np.count_nonzero(self.loss_mask[turn.start : turn.end]))
             end = turn.end
         if num_in_turns != self.num_loss_tokens:
             raise ValueError("loss_mask is True on tokens of the shared prefix, or of no turn")
@@ -211,7 +211,7 @@ class RolloutGroup:
                 )
             parent_ids = self.trajectories[prefix.parent].token_ids
         shared = parent_ids[: prefix.num_tokens]
-        if len(shared) != prefix.num_tokens or not np.array_equal(trajectory.token_ids[: prefix.num_tokens], shared):
+        if len(shared) != prefix.num_tokens or (trajectory.token_ids[: prefix.num_tokens] != shared).any():
             raise ValueError(f"the first {prefix.num_tokens} tokens of trajectory {index} are not those of its parent")
 
     @property

@@ -71,8 +71,8 @@ class KeptRollouts:
             content["description"] = json.loads(content["description"].tobytes())
             content = migrate_rollouts(content)
             description = content["description"]
-            arrays = [content[name].astype(dtype, casting="no") for name, dtype in _ARRAYS.items()]
-            groups = _read_groups(description["groups"], *arrays, prompt_of)
+            arrays = {name: content[name].astype(dtype, casting="no") for name, dtype in _ARRAYS.items()}
+            groups = _read_groups(description["groups"], prompt_of, **arrays)
             lease_syncs = description["lease_syncs"]
             return cls(
                 finished=tuple(FinishedGroup(group=g, sync_index=s) for g, s in zip(groups, lease_syncs, strict=False)),
@@ -100,9 +100,10 @@ def _describe(group: RolloutGroup, packed: PackedGroup) -> dict[str, Any]:
 
 def _read_groups(
     described: Sequence[dict[str, Any]],
+    prompt_of: Callable[[str], Prompt],
+    *,
     token_ids: np.ndarray,
     logprobs: np.ndarray,
-    prompt_of: Callable[[str], Prompt],
 ) -> list[RolloutGroup]:
     groups = []
     for number, group in enumerate(described):

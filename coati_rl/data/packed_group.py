@@ -12,6 +12,8 @@ import numpy as np
 from coati_rl.run_lengths import Runs, decode_runs, encode_runs
 from coati_rl.types import Prompt, RolloutGroup, Score, SharedPrefix, TokenReward, Trajectory, Turn
 
+_FILL = {"loss_mask": False, "logprobs": 0.0, "policy_versions": -1, "temperature": 1.0}  # where nothing is sampled
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedGroup:
@@ -30,16 +32,18 @@ class PackedGroup:
     @classmethod
     def pack(cls, group: RolloutGroup) -> "PackedGroup":
         """The inverse of `unpack`."""
-        trajectories = group.trajectories
+        own = [slice(each.prefix.num_tokens, None) for each in group.trajectories]
+        pairs = [*zip(group.trajectories, own, strict=True)]
+        mask = np.concatenate([each.loss_mask[part] for each, part in pairs])
         return cls(
             lease_id=group.lease_id,
             producer_id=group.producer_id,
-            token_ids=np.concatenate([each.token_ids[each.prefix.num_tokens :] for each in trajectories]),
-            logprobs=np.concatenate([each.logprobs[each.loss_mask] for each in trajectories]),
-            loss_mask=encode_runs(np.concatenate([each.loss_mask[each.prefix.num_tokens :] for each in trajectories])),
-            policy_versions=encode_runs(group.policy_versions),
-            temperature=encode_runs(np.concatenate([each.temperature[each.loss_mask] for each in trajectories])),
-            trajectories=tuple(_describe(each, group) for each in trajectories),
+            token_ids=np.concatenate([each.token_ids[part] for each, part in pairs]),
+            logprobs=np.concatenate([each.logprobs[part] for each, part in pairs])[mask],
+            loss_mask=encode_runs(mask),
+            policy_versions=encode_runs(np.concatenate([each.policy_versions[part] for each, part in pairs])[mask]),
+            temperature=encode_runs(np.concatenate([each.temperature[part] for each, part in pairs])[mask]),
+            trajectories=tuple(_describe(each, group) for each in group.trajectories),
             scores=group.scores,
         )
 
@@ -51,37 +55,22 @@ class PackedGroup:
         mask = decode_runs(self.loss_mask, bool)
         if len(mask) != len(self.token_ids) or len(mask) != sum(each["num_tokens"] for each in self.trajectories):
             raise ValueError("arrays and trajectories differ in length")
-        logprobs = _spread(self.logprobs, mask, 0.0)
-        versions = _spread(decode_runs(self.policy_versions, np.int32), mask, -1)
-        temperatures = _spread(decode_runs(self.temperature, np.float32), mask, 1.0)
+        own = {
+            "loss_mask": mask,
+            "logprobs": _spread(self.logprobs, mask, _FILL["logprobs"]),
+            "policy_versions": _spread(decode_runs(self.policy_versions, np.int32), mask, _FILL["policy_versions"]),
+            "temperature": _spread(decode_runs(self.temperature, np.float32), mask, _FILL["temperature"]),
+        }
         prompt_ids = np.array(prompt.token_ids, dtype=np.int32)
         trajectories: list[Trajectory] = []
         start = 0
         for described in self.trajectories:
-            own, parent = slice(start, start + described["num_tokens"]), described["parent"]
-            start = own.stop
+            end, parent = start + described["num_tokens"], described["parent"]
             shared_ids = (prompt_ids if parent is None else trajectories[parent].token_ids)[: described["num_shared"]]
-            shared = len(shared_ids)
-            turns = described["turns"]
-            trajectories.append(
-                Trajectory(
-                    token_ids=np.concatenate([shared_ids, self.token_ids[own]]),
-                    loss_mask=_after(shared, mask[own], False),
-                    logprobs=_after(shared, logprobs[own], 0.0),
-                    policy_versions=_after(shared, versions[own], -1),
-                    temperature=_after(shared, temperatures[own], 1.0),
-                    episode=described["episode"],
-                    turns=tuple(
-                        Turn(index=i, start=shared + s, end=shared + e, finish_reason=f) for i, s, e, f in turns
-                    ),
-                    text=described["text"],
-                    prefix=SharedPrefix(num_tokens=shared, parent=parent),
-                    rewards=tuple(
-                        TokenReward(position=shared + place, name=name, value=value)
-                        for place, name, value in described["rewards"]
-                    ),
-                )
-            )
+            token_ids = np.concatenate([shared_ids, self.token_ids[start:end]])
+            arrays = {name: _after(len(shared_ids), values[start:end], _FILL[name]) for name, values in own.items()}
+            trajectories.append(_restore(described, token_ids, len(shared_ids), arrays))
+            start = end
         return RolloutGroup(
             lease_id=self.lease_id,
             producer_id=self.producer_id,
@@ -109,17 +98,43 @@ def _describe(trajectory: Trajectory, group: RolloutGroup) -> dict[str, Any]:
     }
 
 
+def _restore(
+    described: dict[str, Any], token_ids: np.ndarray, shared: int, arrays: dict[str, np.ndarray]
+) -> Trajectory:
+    """The inverse of `_describe`; `shared`: tokens of the prefix."""
+    return Trajectory(
+        token_ids=token_ids,
+        **arrays,
+        episode=described["episode"],
+        turns=tuple(
+            Turn(index=index, start=shared + start, end=shared + end, finish_reason=reason)
+            for index, start, end, reason in described["turns"]
+        ),
+        text=described["text"],
+        prefix=SharedPrefix(num_tokens=shared, parent=described["parent"]),
+        rewards=tuple(
+            TokenReward(position=shared + place, name=name, value=value) for place, name, value in described["rewards"]
+        ),
+    )
+
+
 def _spread(values: np.ndarray, mask: np.ndarray, fill: float) -> np.ndarray:
-    """Values of the tokens in the loss -> of all tokens, `fill` elsewhere. Raises: ValueError if their number differs."""
+    """Spread values of the tokens in the loss over all tokens; `fill` elsewhere.
+
+    Raises: ValueError if there are not as many.
+    """
     if len(values) != np.count_nonzero(mask):
         raise ValueError(f"{len(values)} values for {np.count_nonzero(mask)} tokens in the loss")
+    if len(values) == len(mask):
+        return values
     spread = np.full(len(mask), fill, dtype=values.dtype)
     spread[mask] = values
     return spread
 
 
 def _after(num_shared: int, own: np.ndarray, fill: float) -> np.ndarray:
-    """`fill` on the shared prefix, then a trajectory's own values."""
-    values = np.full(num_shared + len(own), fill, dtype=own.dtype)
+    """Put `fill` on the shared prefix before a trajectory's own values."""
+    values = np.empty(num_shared + len(own), dtype=own.dtype)
+    values[:num_shared] = fill
     values[num_shared:] = own
     return values

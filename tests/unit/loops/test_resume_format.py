@@ -1,4 +1,4 @@
-"""A checkpoint in the format of an earlier version is resumed, with its finished rollouts, as its run went on itself."""
+"""A checkpoint of an earlier format is resumed, with its finished rollouts, as its run went on itself."""
 
 import json
 import shutil

@@ -1,7 +1,7 @@
 """Define what passes between the services: prompts out to producers, rollout groups back. All frozen, all plain data.
 
-G episodes per prompt (group size), L tokens of a trajectory, P of a prompt, T of an engine's answer. Arrays are NumPy,
-so that they cross Ray without a copy.
+G episodes per prompt (group size); L tokens of a trajectory, N of them in the loss; T tokens of an engine's answer.
+Arrays are NumPy, so that they cross Ray without a copy.
 """
 
 from dataclasses import dataclass, field
@@ -122,10 +122,10 @@ class Trajectory:
     """
 
     token_ids: np.ndarray  # int32[L]
-    loss_mask: np.ndarray  # bool[L], True on the sampled tokens that the loss counts
-    logprobs: np.ndarray  # float32[L], nats, of the distribution that was sampled from; 0 where loss_mask is False
-    policy_versions: np.ndarray  # int32[L], of the weights that sampled the token; -1 where loss_mask is False
-    temperature: np.ndarray  # float32[L], 0 where sampling was greedy; 1 where loss_mask is False
+    loss_mask: np.ndarray  # bool[L], True on the N sampled tokens that the loss counts
+    logprobs: np.ndarray  # float32[N], nats, of these tokens in order, under the distribution that was sampled from
+    policy_versions: np.ndarray  # int32[N], of the weights that sampled them
+    temperature: np.ndarray  # float32[N], that they were sampled at; 0 is greedy
     episode: int  # of the group, from 0
     turns: tuple[Turn, ...]  # in order; those before the shared prefix's end are the parent's
     text: str  # of the last turn, decoded: what is scored
@@ -133,9 +133,13 @@ class Trajectory:
     rewards: tuple[TokenReward, ...] = ()
 
     def __post_init__(self) -> None:
-        arrays = (self.token_ids, self.loss_mask, self.logprobs, self.policy_versions, self.temperature)
-        if any(len(array) != len(self.token_ids) for array in arrays):
-            raise ValueError(f"the arrays of a trajectory differ in length: {[len(array) for array in arrays]}")
+        num_in_loss = int(np.count_nonzero(self.loss_mask))
+        lengths = [len(array) for array in (self.logprobs, self.policy_versions, self.temperature)]
+        if len(self.token_ids) != len(self.loss_mask) or lengths != [num_in_loss] * 3:
+            raise ValueError(
+                f"{len(self.token_ids)} tokens, a loss_mask of {len(self.loss_mask)} with {num_in_loss} in the loss, "
+                f"logprobs, policy_versions and temperature of {lengths}: need as many of each as are in the loss"
+            )
         if not self.turns:
             raise ValueError("a trajectory has at least one turn")
         num_in_turns, end = 0, self.prefix.num_tokens
@@ -146,13 +150,13 @@ class Trajectory:
                 )
             num_in_turns += int(np.count_nonzero(self.loss_mask[turn.start : turn.end]))
             end = turn.end
-        if num_in_turns != self.num_loss_tokens:
+        if num_in_turns != num_in_loss:
             raise ValueError("loss_mask is True on tokens of the shared prefix, or of no turn")
 
     @property
     def num_loss_tokens(self) -> int:
         """Tokens that the loss counts; those of a shared prefix are counted where they were sampled."""
-        return int(np.count_nonzero(self.loss_mask))
+        return len(self.logprobs)
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -216,8 +220,8 @@ class RolloutGroup:
 
     @property
     def policy_versions(self) -> np.ndarray:
-        """int32[N]: of the weights that sampled each token in the loss of a trajectory."""
-        return np.concatenate([each.policy_versions[each.loss_mask] for each in self.trajectories])
+        """int32: of the weights that sampled each token in the loss of a trajectory."""
+        return np.concatenate([each.policy_versions for each in self.trajectories])
 
     @property
     def oldest_version(self) -> int:

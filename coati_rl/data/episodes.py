@@ -12,27 +12,27 @@ from coati_rl.types import RolloutGroup, Trajectory
 
 def episode_tokens(group: RolloutGroup) -> np.ndarray:
     """int64[G]: tokens in the loss, over all forks."""
-    tokens = np.zeros(len(group.scores), dtype=np.int64)
+    tokens = [0] * len(group.scores)
     for trajectory in group.trajectories:
         tokens[trajectory.episode] += trajectory.num_loss_tokens
-    return tokens
+    return np.array(tokens, dtype=np.int64)
 
 
 def context_tokens(group: RolloutGroup) -> np.ndarray:
     """int64[G]: tokens that the policy was given, prompt included; those that a fork shares with its parent once."""
-    tokens = np.zeros(len(group.scores), dtype=np.int64)
+    tokens = [0] * len(group.scores)
     for each in group.trajectories:
         num_shared = 0 if each.prefix.parent is None else each.prefix.num_tokens
         tokens[each.episode] += len(each.token_ids) - num_shared - each.num_loss_tokens
-    return tokens
+    return np.array(tokens, dtype=np.int64)
 
 
 def is_truncated(group: RolloutGroup) -> np.ndarray:
     """bool[G]: True where the token limit ended a turn."""
-    truncated = np.zeros(len(group.scores), dtype=bool)
+    truncated = [False] * len(group.scores)
     for trajectory in group.trajectories:
         truncated[trajectory.episode] |= trajectory.is_truncated
-    return truncated
+    return np.array(truncated)
 
 
 def final_trajectories(trajectories: Sequence[Trajectory]) -> list[Trajectory]:

@@ -12,8 +12,6 @@ import numpy as np
 from coati_rl.run_lengths import Runs, decode_runs, encode_runs
 from coati_rl.types import Prompt, RolloutGroup, Score, SharedPrefix, TokenReward, Trajectory, Turn
 
-_FILL = {"loss_mask": False, "logprobs": 0.0, "policy_versions": -1, "temperature": 1.0}  # where nothing is sampled
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedGroup:
@@ -32,18 +30,18 @@ class PackedGroup:
     @classmethod
     def pack(cls, group: RolloutGroup) -> "PackedGroup":
         """The inverse of `unpack`."""
-        own = [slice(each.prefix.num_tokens, None) for each in group.trajectories]
-        pairs = [*zip(group.trajectories, own, strict=True)]
-        mask = np.concatenate([each.loss_mask[part] for each, part in pairs])
+        trajectories = group.trajectories
+        own = [slice(each.prefix.num_tokens, None) for each in trajectories]
+        pairs = [*zip(trajectories, own, strict=True)]
         return cls(
             lease_id=group.lease_id,
             producer_id=group.producer_id,
             token_ids=np.concatenate([each.token_ids[part] for each, part in pairs]),
-            logprobs=np.concatenate([each.logprobs[part] for each, part in pairs])[mask],
-            loss_mask=encode_runs(mask),
-            policy_versions=encode_runs(np.concatenate([each.policy_versions[part] for each, part in pairs])[mask]),
-            temperature=encode_runs(np.concatenate([each.temperature[part] for each, part in pairs])[mask]),
-            trajectories=tuple(_describe(each, group) for each in group.trajectories),
+            logprobs=np.concatenate([each.logprobs for each in trajectories]),
+            loss_mask=encode_runs(np.concatenate([each.loss_mask[part] for each, part in pairs])),
+            policy_versions=encode_runs(group.policy_versions),
+            temperature=encode_runs(np.concatenate([each.temperature for each in trajectories])),
+            trajectories=tuple(_describe(each, group) for each in trajectories),
             scores=group.scores,
         )
 
@@ -53,24 +51,27 @@ class PackedGroup:
         Raises: ValueError if arrays and description do not belong together.
         """
         mask = decode_runs(self.loss_mask, bool)
-        if len(mask) != len(self.token_ids) or len(mask) != sum(each["num_tokens"] for each in self.trajectories):
-            raise ValueError("arrays and trajectories differ in length")
-        own = {
-            "loss_mask": mask,
-            "logprobs": _spread(self.logprobs, mask, _FILL["logprobs"]),
-            "policy_versions": _spread(decode_runs(self.policy_versions, np.int32), mask, _FILL["policy_versions"]),
-            "temperature": _spread(decode_runs(self.temperature, np.float32), mask, _FILL["temperature"]),
-        }
+        versions = decode_runs(self.policy_versions, np.int32)
+        temperatures = decode_runs(self.temperature, np.float32)
         prompt_ids = np.array(prompt.token_ids, dtype=np.int32)
         trajectories: list[Trajectory] = []
-        start = 0
+        start = loss_start = 0  # of a trajectory, among all tokens and among those in the loss
         for described in self.trajectories:
             end, parent = start + described["num_tokens"], described["parent"]
+            loss_end = loss_start + int(np.count_nonzero(mask[start:end]))
             shared_ids = (prompt_ids if parent is None else trajectories[parent].token_ids)[: described["num_shared"]]
-            token_ids = np.concatenate([shared_ids, self.token_ids[start:end]])
-            arrays = {name: _after(len(shared_ids), values[start:end], _FILL[name]) for name, values in own.items()}
-            trajectories.append(_restore(described, token_ids, len(shared_ids), arrays))
-            start = end
+            arrays = {
+                "token_ids": np.concatenate([shared_ids, self.token_ids[start:end]]),
+                "loss_mask": np.concatenate([np.zeros(len(shared_ids), dtype=bool), mask[start:end]]),
+                "logprobs": self.logprobs[loss_start:loss_end],
+                "policy_versions": versions[loss_start:loss_end],
+                "temperature": temperatures[loss_start:loss_end],
+            }
+            trajectories.append(_restore(described, len(shared_ids), arrays))
+            start, loss_start = end, loss_end
+        lengths = len(self.token_ids), len(mask), len(self.logprobs), len(versions), len(temperatures)
+        if lengths != (start, start, loss_start, loss_start, loss_start):
+            raise ValueError(f"{start} tokens, {loss_start} in the loss, and arrays of {lengths}")
         return RolloutGroup(
             lease_id=self.lease_id,
             producer_id=self.producer_id,
@@ -98,12 +99,9 @@ def _describe(trajectory: Trajectory, group: RolloutGroup) -> dict[str, Any]:
     }
 
 
-def _restore(
-    described: dict[str, Any], token_ids: np.ndarray, shared: int, arrays: dict[str, np.ndarray]
-) -> Trajectory:
+def _restore(described: dict[str, Any], shared: int, arrays: dict[str, np.ndarray]) -> Trajectory:
     """The inverse of `_describe`; `shared`: tokens of the prefix."""
     return Trajectory(
-        token_ids=token_ids,
         **arrays,
         episode=described["episode"],
         turns=tuple(
@@ -116,25 +114,3 @@ def _restore(
             TokenReward(position=shared + place, name=name, value=value) for place, name, value in described["rewards"]
         ),
     )
-
-
-def _spread(values: np.ndarray, mask: np.ndarray, fill: float) -> np.ndarray:
-    """Spread values of the tokens in the loss over all tokens; `fill` elsewhere.
-
-    Raises: ValueError if there are not as many.
-    """
-    if len(values) != np.count_nonzero(mask):
-        raise ValueError(f"{len(values)} values for {np.count_nonzero(mask)} tokens in the loss")
-    if len(values) == len(mask):
-        return values
-    spread = np.full(len(mask), fill, dtype=values.dtype)
-    spread[mask] = values
-    return spread
-
-
-def _after(num_shared: int, own: np.ndarray, fill: float) -> np.ndarray:
-    """Put `fill` on the shared prefix before a trajectory's own values."""
-    values = np.empty(num_shared + len(own), dtype=own.dtype)
-    values[:num_shared] = fill
-    values[num_shared:] = own
-    return values

@@ -60,8 +60,8 @@ def count_episodes(group: RolloutGroup, samples: Sequence[Sample]) -> int:
 
 def _sample(group: RolloutGroup, index: int, *, loss_weight: float, advantage: float) -> Sample:
     trajectory = group.trajectories[index]
-    first = int(trajectory.loss_mask.argmax())
-    if not trajectory.loss_mask[first:].all():
+    first = trajectory.turns[0].start
+    if first + trajectory.num_loss_tokens != len(trajectory.token_ids):
         raise NotImplementedError("a packed sample has no place for tokens between turns")
     return Sample(
         uid=group.prompt.uid,
@@ -70,9 +70,9 @@ def _sample(group: RolloutGroup, index: int, *, loss_weight: float, advantage: f
         response_ids=trajectory.token_ids[first:],
         loss_weight=loss_weight,
         advantage=advantage,
-        rollout_logprobs=trajectory.logprobs[first:],
-        temperature=float(trajectory.temperature[first]),
-        policy_versions=trajectory.policy_versions[first:],
+        rollout_logprobs=trajectory.logprobs,
+        temperature=float(trajectory.temperature[0]),
+        policy_versions=trajectory.policy_versions,
     )
 
 

@@ -17,16 +17,14 @@ def single_turns(prompt: Prompt, completions: Sequence[Completion], *, temperatu
 
 
 def _single_turn(prompt_ids: np.ndarray, completion: Completion, *, temperature: float, episode: int) -> Trajectory:
-    start, end = len(prompt_ids), len(prompt_ids) + len(completion.token_ids)
-    loss_mask = np.arange(end) >= start
-    logprobs, versions = np.zeros(end, dtype=np.float32), np.full(end, -1, dtype=np.int32)
-    logprobs[start:], versions[start:] = completion.logprobs, completion.policy_versions
+    num_tokens = len(completion.token_ids)
+    start, end = len(prompt_ids), len(prompt_ids) + num_tokens
     return Trajectory(
         token_ids=np.concatenate([prompt_ids, completion.token_ids]),
-        loss_mask=loss_mask,
-        logprobs=logprobs,
-        policy_versions=versions,
-        temperature=np.where(loss_mask, np.float32(temperature), np.float32(1.0)),
+        loss_mask=np.arange(end) >= start,
+        logprobs=completion.logprobs,
+        policy_versions=completion.policy_versions,
+        temperature=np.full(num_tokens, temperature, dtype=np.float32),
         episode=episode,
         turns=(Turn(index=0, start=start, end=end, finish_reason=completion.finish_reason),),
         text=completion.text,

@@ -47,7 +47,7 @@ class RolloutRecorder:
 
     def _line(self, step: int, group: RolloutGroup, number: int, advantages: Mapping[tuple[str, int], float]) -> str:
         trajectory, advantage = group.trajectories[number], advantages.get((group.prompt.uid, number))
-        versions = trajectory.policy_versions[trajectory.loss_mask]
+        versions = trajectory.policy_versions
         record = {
             "step": step,
             "uid": group.prompt.uid,
@@ -69,27 +69,35 @@ class RolloutRecorder:
             return json.dumps(record, ensure_ascii=False) + "\n"
         start = trajectory.turns[0].start
         record |= _token_fields(trajectory, start)
-        logprobs = _as_json(trajectory.logprobs[start:])
+        logprobs = _as_json(_spread(trajectory.logprobs, trajectory.loss_mask[start:], 0.0))
         return f'{json.dumps(record, ensure_ascii=False)[:-1]}, "rollout_logprobs": {logprobs}}}\n'
 
 
 def _token_fields(trajectory: Trajectory, start: int) -> dict[str, Any]:
     """All of a trajectory but its log-probabilities; `start`: of its first turn, where the prompt ends."""
+    mask = trajectory.loss_mask[start:]
     fields: dict[str, Any] = {
         "prompt_token_ids": trajectory.token_ids[:start].tolist(),
         "token_ids": trajectory.token_ids[start:].tolist(),
-        "token_versions": encode_runs(trajectory.policy_versions[start:]),
+        "token_versions": encode_runs(_spread(trajectory.policy_versions, mask, -1)),
         "turns": [[turn.start - start, turn.end - start, turn.finish_reason] for turn in trajectory.turns],
     }
-    if not trajectory.loss_mask[start:].all():
-        fields["loss_mask"] = encode_runs(trajectory.loss_mask[start:])
-    if len(temperatures := encode_runs(trajectory.temperature[trajectory.loss_mask])) > 1:
+    if not mask.all():
+        fields["loss_mask"] = encode_runs(mask)
+    if len(temperatures := encode_runs(trajectory.temperature)) > 1:
         fields["token_temperatures"] = temperatures
     if trajectory.prefix.parent is not None:
         fields |= {"parent_sample": trajectory.prefix.parent, "num_shared_tokens": trajectory.prefix.num_tokens}
     if trajectory.rewards:
         fields["token_rewards"] = [[each.position - start, each.name, each.value] for each in trajectory.rewards]
     return fields
+
+
+def _spread(values: np.ndarray, mask: np.ndarray, fill: float) -> np.ndarray:
+    """Spread values of the tokens in the loss over all tokens of a mask; `fill` elsewhere."""
+    spread = np.full(len(mask), fill, dtype=values.dtype)
+    spread[mask] = values
+    return spread
 
 
 def _as_json(values: np.ndarray) -> str:

@@ -68,8 +68,8 @@ def test_a_response_of_the_first_rollouts_becomes_a_trajectory_of_one_turn_after
     assert (kept.samples_failed, kept.sync_index_of, finished.sync_index) == (2, {4: -1}, -1)
     first, empty = finished.group.trajectories
     assert (first.token_ids.tolist(), first.loss_mask.tolist()) == ([1, 2, 3, 10, 11, 12], [False] * 3 + [True] * 3)
-    assert (first.logprobs[3:].tolist(), first.policy_versions[3:].tolist()) == ([-1.0, -2.0, -3.0], [4, 4, 5])
-    assert first.temperature.tolist() == [1.0] * 3 + [np.float32(0.7)] * 3
+    assert (first.logprobs.tolist(), first.policy_versions.tolist()) == ([-1.0, -2.0, -3.0], [4, 4, 5])
+    assert first.temperature.tolist() == [np.float32(0.7)] * 3
     assert (first.text, first.finish_reason, first.prefix.num_tokens) == ("abc", "stop", 3)
     assert (empty.episode, empty.num_loss_tokens, empty.finish_reason) == (1, 0, "abort")
     assert [each.reward for each in finished.group.scores] == [1.0, 0.0]

@@ -12,6 +12,7 @@ from coati_rl.data.group_rules import (
     over_length_penalties,
     reason_without_effect,
 )
+from tests.unit.data.trajectories import masked
 
 PLAIN = GroupRules(max_new_tokens=8)
 DAPO = GroupRules(max_new_tokens=8, filter_range=(0.0, 1.0))
@@ -152,7 +153,6 @@ def test_a_forked_episode_is_one_of_the_group_with_the_length_of_all_its_turns(f
 
 def test_an_episode_is_valid_if_one_of_its_forks_has_a_token(forked_group):
     first, fork, other = forked_group().trajectories
-    no_token = replace(first, loss_mask=first.loss_mask & False)
-    none = replace(fork, loss_mask=fork.loss_mask & False)
+    no_token, none = masked(first, [False] * 10), masked(fork, [False] * 7)
     assert is_valid(forked_group((no_token, fork, other))).tolist() == [True, True]
     assert is_valid(forked_group((no_token, none, other))).tolist() == [False, True]

@@ -73,10 +73,10 @@ def test_a_group_whose_arrays_do_not_fit_together_is_refused(forked_group):
     packed = PackedGroup.pack(forked_group())
     prompt = forked_group().prompt
     for changes, message in (
-        ({"token_ids": packed.token_ids[1:]}, "arrays and trajectories differ in length"),
-        ({"trajectories": packed.trajectories[:2]}, "arrays and trajectories differ in length"),
-        ({"logprobs": packed.logprobs[1:]}, "7 values for 8 tokens in the loss"),
-        ({"policy_versions": ((7, 9),)}, "9 values for 8 tokens in the loss"),
+        ({"trajectories": packed.trajectories[:2]}, r"9 tokens, 6 in the loss, and arrays of \(11, 11, 8, 8, 8\)"),
+        ({"token_ids": packed.token_ids[1:]}, "4 tokens, a loss_mask of 5 with 2 in the loss"),
+        ({"logprobs": packed.logprobs[1:]}, r"temperature of \[1, 2, 2\]"),
+        ({"policy_versions": ((7, 9),)}, r"11 tokens, 8 in the loss, and arrays of \(11, 11, 8, 9, 8\)"),
     ):
         with pytest.raises(ValueError, match=message):
             replace(packed, **changes).unpack(prompt, temperature=1.0)

@@ -1,7 +1,5 @@
 """A scored group -> samples: advantages over the valid ones, weights, and what is left out."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,7 @@ from coati_rl.algorithms.advantage import group_mean, group_norm
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.sample_builder import build_samples, count_episodes, token_weights
 from coati_rl.errors import RunError
-from tests.unit.data.trajectories import FORKED_ONCE
+from tests.unit.data.trajectories import FORKED_ONCE, masked
 
 
 def build(group, *, variation="token_level", estimator=group_norm, **rules):
@@ -119,5 +117,5 @@ def test_token_weights_are_of_the_tokens_of_all_turns_and_forks(forked_group):
 
 def test_a_fork_without_a_token_in_the_loss_is_no_sample(forked_group):
     first, fork, other = FORKED_ONCE
-    silent = replace(fork, loss_mask=np.zeros(7, dtype=bool))
+    silent = masked(fork, [False] * 7)
     assert [sample.number for sample in build(forked_group((first, silent, other)))] == [0, 2]

@@ -8,6 +8,7 @@ import pytest
 from coati_rl.data.episodes import context_tokens, episode_tokens, final_trajectories, is_truncated
 from coati_rl.data.single_turn import single_turns
 from coati_rl.types import Completion, Prompt, SharedPrefix, Turn
+from tests.unit.data.trajectories import masked
 
 
 def test_one_turn_is_the_prompt_outside_of_the_loss_and_then_what_was_sampled():
@@ -22,9 +23,9 @@ def test_one_turn_is_the_prompt_outside_of_the_loss_and_then_what_was_sampled():
     _, made = single_turns(prompt, [completion, completion], temperature=0.5)
     assert made.token_ids.tolist() == [1, 2, 3, 8, 9]
     assert made.loss_mask.tolist() == [False, False, False, True, True]
-    assert made.logprobs.tolist() == [0.0, 0.0, 0.0, -1.0, -2.0]
-    assert made.policy_versions.tolist() == [-1, -1, -1, 4, 5]
-    assert made.temperature.tolist() == [1.0, 1.0, 1.0, 0.5, 0.5]
+    assert made.logprobs.tolist() == [-1.0, -2.0]
+    assert made.policy_versions.tolist() == [4, 5]
+    assert made.temperature.tolist() == [0.5, 0.5]
     arrays = (made.token_ids, made.loss_mask, made.logprobs, made.policy_versions, made.temperature)
     assert [array.dtype for array in arrays] == [np.int32, np.bool_, np.float32, np.int32, np.float32]
     assert (made.turns, made.prefix) == (
@@ -58,9 +59,10 @@ def test_what_is_scored_is_the_last_turn_of_each_episode(forked_group):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"logprobs": np.zeros(9, dtype=np.float32)}, r"differ in length: \[10, 10, 9, 10, 10\]"),
-        ({"loss_mask": np.arange(10) > 1}, "True on tokens of the shared prefix, or of no turn"),
-        ({"loss_mask": np.arange(10) == 5}, "True on tokens of the shared prefix, or of no turn"),
+        ({"logprobs": np.zeros(4, dtype=np.float32)}, r"temperature of \[4, 5, 5\]: need as many of each as are in"),
+        ({"loss_mask": np.ones(9, dtype=bool)}, "10 tokens, a loss_mask of 9 with 9 in the loss"),
+        ({"loss_mask": np.arange(10) < 5}, "True on tokens of the shared prefix, or of no turn"),
+        ({"loss_mask": np.arange(10) > 4}, "True on tokens of the shared prefix, or of no turn"),
         ({"prefix": SharedPrefix(num_tokens=4)}, "turn 0 has the tokens 3 to 5, and should begin at 4"),
         ({"turns": ()}, "at least one turn"),
         ({"turns": (Turn(index=0, start=3, end=11, finish_reason="stop"),)}, "turn 0 has the tokens 3 to 11"),
@@ -74,14 +76,14 @@ def test_a_trajectory_that_contradicts_itself_is_refused(forked_group, changes, 
 
 def test_a_sampled_token_may_be_left_out_of_the_loss(forked_group):
     first = forked_group().trajectories[0]
-    assert replace(first, loss_mask=first.loss_mask & (np.arange(10) != 8)).num_loss_tokens == 4
+    assert masked(first, first.loss_mask & (np.arange(10) != 8)).num_loss_tokens == 4
 
 
 def test_a_fork_that_trains_what_its_parent_trains_is_refused(forked_group):
     """A prefix that says less than is shared cannot be known; one that is in the loss, or another's, is."""
     first, fork, other = forked_group().trajectories
     with pytest.raises(ValueError, match="True on tokens of the shared prefix"):
-        replace(fork, loss_mask=fork.loss_mask | (np.arange(7) == 4))
+        replace(fork, loss_mask=np.arange(7) == 4)
     changed = replace(fork, token_ids=np.array([1, 2, 3, 10, 99, 22, 15], dtype=np.int32))
     with pytest.raises(ValueError, match="the first 5 tokens of trajectory 1 are not those of its parent"):
         forked_group((first, changed, other))

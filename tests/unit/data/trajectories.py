@@ -1,5 +1,7 @@
 """Trajectories of several turns, and of an episode that forks."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from coati_rl.types import SharedPrefix, TokenReward, Trajectory, Turn
@@ -16,9 +18,9 @@ def trajectory(token_ids, *turns, episode=0, shared=3, parent=None, index=0, ver
     return Trajectory(
         token_ids=np.array(token_ids, dtype=np.int32),
         loss_mask=mask,
-        logprobs=np.where(mask, -np.arange(len(mask), dtype=np.float32) / 8, np.float32(0)),
-        policy_versions=np.where(mask, np.int32(version), np.int32(-1)),
-        temperature=np.where(mask, np.float32(0.7), np.float32(1)),
+        logprobs=-np.flatnonzero(mask).astype(np.float32) / 8,
+        policy_versions=np.full(mask.sum(), version, dtype=np.int32),
+        temperature=np.full(mask.sum(), 0.7, dtype=np.float32),
         episode=episode,
         turns=tuple(
             Turn(index=index + i, start=start, end=end, finish_reason=reason[0] if reason else "stop")
@@ -40,3 +42,10 @@ FORKED = (
 )
 # The same without the second turn: no trajectory has a context between its turns.
 FORKED_ONCE = (trajectory([1, 2, 3, 10, 11], (3, 5)), *FORKED[1:])
+
+
+def masked(whole, mask):
+    """A trajectory with fewer tokens in the loss."""
+    kept = np.array(mask)[whole.loss_mask]
+    names = ("logprobs", "policy_versions", "temperature")
+    return replace(whole, loss_mask=np.array(mask), **{name: getattr(whole, name)[kept] for name in names})

@@ -11,6 +11,7 @@ from coati_rl.data.single_turn import single_turns
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score
+from tests.unit.data.trajectories import FORKED
 
 PROMPT = Prompt(uid="train-3.0", token_ids=(1,), ground_truth="4", text="2+2?")
 
@@ -119,6 +120,35 @@ def test_tokens_are_read_back_as_they_were(tmp_path, group, completion):
     assert line["token_ids"] == completion.token_ids.tolist()
     assert line["token_versions"] == [[3, 1], [5, 990], [4, 9]]
     assert (np.array(line["rollout_logprobs"], dtype=np.float32) == logprobs).all()
+
+
+def test_turns_contexts_between_them_and_forks_are_read_back(tmp_path, group):
+    prompt = replace(PROMPT, token_ids=(1, 2, 3))
+    RolloutRecorder(tmp_path).write(1, [replace(group, prompt=prompt, trajectories=FORKED)], advantages={})
+    first, fork, other = lines_of(tmp_path / "steps-000001-000100.jsonl")
+    assert [(line["sample"], line["episode"], line["num_tokens"]) for line in (first, fork, other)] == [
+        (0, 0, 5),
+        (1, 0, 1),
+        (2, 1, 2),
+    ]
+    assert (first["prompt_token_ids"], first["token_ids"]) == ([1, 2, 3], [10, 11, 20, 21, 12, 13, 14])
+    assert first["turns"] == [[0, 2, "stop"], [4, 7, "stop"]]
+    assert first["loss_mask"] == [[True, 2], [False, 2], [True, 3]]
+    assert first["token_versions"] == [[7, 2], [-1, 2], [7, 3]]
+    assert first["rollout_logprobs"] == [-3 / 8, -4 / 8, 0.0, 0.0, -7 / 8, -1.0, -9 / 8]
+    assert first["token_rewards"] == [[1, "tool", 0.5]]
+    assert (fork["parent_sample"], fork["num_shared_tokens"]) == (0, 5)
+    assert (fork["prompt_token_ids"], fork["token_ids"]) == ([1, 2, 3, 10, 11, 22], [15])
+    assert {"loss_mask", "parent_sample", "token_rewards", "token_temperatures"}.isdisjoint(other)
+
+
+def test_turns_of_different_temperatures_say_so(tmp_path, group):
+    first, *others = FORKED
+    changed = replace(first, temperature=np.array([0.5, 0.5, 1, 1, 1], dtype=np.float32))
+    prompt = replace(PROMPT, token_ids=(1, 2, 3))
+    mixed = replace(group, prompt=prompt, trajectories=(changed, *others))
+    RolloutRecorder(tmp_path).write(1, [mixed], advantages={})
+    assert lines_of(tmp_path / "steps-000001-000100.jsonl")[0]["token_temperatures"] == [[0.5, 2], [1.0, 3]]
 
 
 def test_a_log_probability_that_is_no_number_is_null(tmp_path, group, completion):

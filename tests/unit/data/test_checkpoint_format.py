@@ -74,6 +74,7 @@ def test_a_response_of_the_first_rollouts_becomes_a_trajectory_of_one_turn_after
     assert (empty.episode, empty.num_loss_tokens, empty.finish_reason) == (1, 0, "abort")
     assert [each.reward for each in finished.group.scores] == [1.0, 0.0]
     assert (dropped.trajectories[0].token_ids.tolist(), dropped.temperature) == ([1, 2, 3, 13, 14], 1.0)
+    assert (dropped.policy_versions.tolist(), dropped.oldest_version) == ([5, 5], 5)
     assert (finished.group.producer_id, dropped.prompt.uid) == (1, "p1")
 
 

@@ -49,6 +49,8 @@ def test_an_episode_is_truncated_if_the_limit_ended_a_turn_of_any_fork(forked_gr
     first, fork, other = group.trajectories
     stopped = replace(fork, turns=tuple(replace(turn, finish_reason="stop") for turn in fork.turns))
     assert is_truncated(replace(group, trajectories=(first, stopped, other))).tolist() == [False, False]
+    earlier = replace(first, turns=(replace(first.turns[0], finish_reason="length"), first.turns[1]))
+    assert is_truncated(replace(group, trajectories=(earlier, stopped, other))).tolist() == [True, False]
 
 
 def test_what_is_scored_is_the_last_turn_of_each_episode(forked_group):

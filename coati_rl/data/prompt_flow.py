@@ -12,12 +12,12 @@ left, in this rollout step and those to come, for every older prompt that is sti
 from collections.abc import Sequence
 
 from coati_rl.algorithms.registry import load_estimator
-from coati_rl.batch import MiniBatch
 from coati_rl.data.batcher import ClosedStep, StepBatcher
 from coati_rl.data.cursor import PromptCursor
 from coati_rl.data.kept_rollouts import FinishedGroup
 from coati_rl.data.leases import LeaseBook
 from coati_rl.data.position import Position
+from coati_rl.data.ragged import RaggedBatch
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.types import Prompt, RolloutGroup
 
@@ -94,7 +94,7 @@ class PromptFlow:
         self._finished.extend(self._in_step)
         self._batcher, self._in_step = None, []
 
-    def next_mini_batch(self, sync_index: int) -> list[MiniBatch] | None:
+    def next_mini_batch(self, sync_index: int) -> list[RaggedBatch] | None:
         """One share per dp rank; None while there are too few groups, or another prompt has to come first.
 
         Args:

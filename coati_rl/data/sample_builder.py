@@ -13,9 +13,9 @@ from coati_rl.algorithms.advantage import Estimator, group_advantages
 from coati_rl.algorithms.aggregation import LossVariation, token_weight
 from coati_rl.data.episodes import episode_tokens
 from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
-from coati_rl.data.packing import Sample
+from coati_rl.data.ragged import Sample
 from coati_rl.errors import RunError
-from coati_rl.types import RolloutGroup
+from coati_rl.types import RolloutGroup, Trajectory
 
 
 def build_samples(
@@ -30,11 +30,13 @@ def build_samples(
         return []
     advantages = _advantages(group, rules, estimator)
     weights = token_weights(group, in_loss, loss_variation=loss_variation, max_length=rules.max_new_tokens)
-    return [
-        _sample(group, index, loss_weight=float(weights[each.episode]), advantage=float(advantages[each.episode]))
-        for index, each in enumerate(group.trajectories)
-        if in_loss[each.episode] and each.num_loss_tokens
-    ]
+    prompt_ids = np.asarray(group.prompt.token_ids, dtype=np.int32)
+    samples = []
+    for index, each in enumerate(group.trajectories):
+        if in_loss[each.episode] and each.num_loss_tokens:
+            weight, advantage = float(weights[each.episode]), float(advantages[each.episode])
+            samples.append(_sample(group, index, prompt_ids, loss_weight=weight, advantage=advantage))
+    return samples
 
 
 def token_weights(
@@ -58,22 +60,35 @@ def count_episodes(group: RolloutGroup, samples: Sequence[Sample]) -> int:
     return len({group.trajectories[sample.number].episode for sample in samples})
 
 
-def _sample(group: RolloutGroup, index: int, *, loss_weight: float, advantage: float) -> Sample:
+def _sample(group: RolloutGroup, index: int, prompt_ids: np.ndarray, *, loss_weight: float, advantage: float) -> Sample:
+    """A trajectory as it is packed; the prompt's tokens are one object in all samples that begin with it."""
     trajectory = group.trajectories[index]
-    first = trajectory.turns[0].start
-    if first + trajectory.num_loss_tokens != len(trajectory.token_ids):
-        raise NotImplementedError("a packed sample has no place for tokens between turns")
+    start = _num_prompt_tokens(group, trajectory)
+    temperature = trajectory.temperature
     return Sample(
         uid=group.prompt.uid,
         number=index,
-        prompt_ids=trajectory.token_ids[:first],
-        response_ids=trajectory.token_ids[first:],
-        loss_weight=loss_weight,
-        advantage=advantage,
-        rollout_logprobs=trajectory.logprobs,
-        temperature=float(trajectory.temperature[0]),
-        policy_versions=trajectory.policy_versions,
+        prefix_ids=prompt_ids if start == len(prompt_ids) else trajectory.token_ids[:start],
+        token_ids=trajectory.token_ids[start:],
+        loss_mask=trajectory.loss_mask[start:],
+        arrays={
+            "loss_weights": loss_weight,
+            "advantages": advantage,
+            "rollout_logprobs": trajectory.logprobs,
+            "temperature": float(temperature[0]) if (temperature == temperature[0]).all() else temperature,
+            "policy_version": trajectory.policy_versions,
+        },
     )
+
+
+def _num_prompt_tokens(group: RolloutGroup, trajectory: Trajectory) -> int:
+    """Tokens of the group's prompt that a trajectory begins with, by itself or by those that it is a fork of."""
+    prefix = trajectory.prefix
+    num_tokens = prefix.num_tokens
+    while prefix.parent is not None:
+        prefix = group.trajectories[prefix.parent].prefix
+        num_tokens = min(num_tokens, prefix.num_tokens)
+    return num_tokens
 
 
 def _advantages(group: RolloutGroup, rules: GroupRules, estimator: Estimator) -> np.ndarray:

@@ -118,3 +118,16 @@ def test_a_group_has_a_score_of_each_episode_and_trajectories_in_their_order(for
     ):
         with pytest.raises(ValueError, match=f"{len(scores)} scores: need trajectories of episode 0, 1, ... in order"):
             forked_group(trajectories, rewards=scores)
+
+
+def test_a_token_that_nothing_predicts_is_not_in_the_loss(forked_group):
+    from_nothing = {
+        "prefix": SharedPrefix(num_tokens=0),
+        "turns": (Turn(index=0, start=0, end=10, finish_reason="stop"),),
+    }
+    first = forked_group().trajectories[0]
+    assert replace(first, **from_nothing).num_loss_tokens == 5
+    ones = np.ones(10, dtype=np.float32)
+    arrays = {"logprobs": ones, "policy_versions": ones, "temperature": ones, "loss_mask": ones > 0}
+    with pytest.raises(ValueError, match="True on the first token, which nothing predicts"):
+        replace(first, **from_nothing, **arrays)

@@ -40,8 +40,6 @@ FORKED = (
     trajectory([1, 2, 3, 10, 11, 22, 15], (6, 7, "length"), shared=5, parent=0, index=2, version=8),
     trajectory([1, 2, 3, 16, 17], (3, 5), episode=1),
 )
-# The same without the second turn: no trajectory has a context between its turns.
-FORKED_ONCE = (trajectory([1, 2, 3, 10, 11], (3, 5)), *FORKED[1:])
 
 
 def masked(whole, mask):

@@ -179,8 +179,7 @@ def test_a_forked_episode_counts_once_and_so_does_each_of_its_tokens(forked_grou
         rules=GroupRules(max_new_tokens=8),
     )
     batcher = StepBatcher(settings, step=0, learning_rate_progress=0.0, estimator=group_norm)
-    batches = [
-        [build_mini_batch(*batcher.add([forked_group()]))]
-    ]  # two episodes, of 5 + 1 and of 2 tokens, in three samples
+    (share,) = batcher.add([forked_group()])  # two episodes, of 5 + 1 and of 2 tokens, in three samples
+    batches = [[build_mini_batch(share)]]
     assert batches[0][0].loss_scale == scale
     assert weighted_sum(batches, lambda row: np.ones_like(row["advantages"])) == pytest.approx(1.0)

@@ -241,6 +241,18 @@ class GenerationRequest:
     num_samples: int
     sampling: SamplingParams
     min_policy_version: int = -1  # of the weights that sample the first token; the engine waits for their commit
+    episode_id: str | None = None  # of an open episode, whose turns are requests; None: an episode of its own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenChunk:
+    """Describe t new tokens of one sample of a request; the chunks of a sample, in order, make up its completion."""
+
+    request_id: str
+    index: int  # of the sample in its request
+    token_ids: np.ndarray  # int32[t]
+    logprobs: np.ndarray  # float32[t], nats, as in Completion
+    policy_versions: np.ndarray  # int32[t]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -253,7 +265,10 @@ class CommitResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationResult:
-    """An engine's answer to one request: all its completions in sample order, or the error that prevented them."""
+    """An engine's answer to one request: all its completions in sample order, or the error that prevented them.
+
+    Of an aborted request, samples that had not ended have the finish reason "abort" and the tokens sampled so far.
+    """
 
     request_id: str
     completions: tuple[Completion, ...] = field(default=())

@@ -45,6 +45,11 @@ class Config(
         return self.num_inferencer * self.inference_batch_size
 
     @property
+    def sequences_in_flight(self) -> int:
+        """Samples that a producer generates at a time: those of -imbs prompts."""
+        return self.inference_microbatch_size * self.num_generations
+
+    @property
     def sync_period(self) -> int:
         """K: optimizer steps between weight syncs."""
         return self.prompts_per_rollout // self.prompts_per_step

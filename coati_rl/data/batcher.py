@@ -47,9 +47,7 @@ class ClosedStep:
     """Describe what an optimizer step is made of."""
 
     groups: Sequence[RolloutGroup]
-    advantages: Mapping[
-        tuple[str, int], float
-    ]  # of the trajectories in the loss, by prompt uid and number in the group
+    advantages: Mapping[tuple[str, int], float]  # of trajectories in the loss, by prompt uid and number in the group
 
 
 class StepBatcher:

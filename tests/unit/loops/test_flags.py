@@ -175,7 +175,7 @@ IN_RUNS = {
     # sizes: 8 prompts, P * ibs = 4, tbs = 2, so K = 2
     "num_inferencer": Row(2, num_events("producer_joined"), 1, 2),
     "inference_batch_size": Row(2, num_events("sync"), 3, 5),
-    "inference_microbatch_size": Row(1, lambda t: t.engines[0].max_in_flight, 2, 1),
+    "inference_microbatch_size": Row(1, lambda t: t.engines[0].max_sequences, 2 * 2, 1 * 2),
     "train_batch_size": Row(4, num_steps, 4, 2),
     "train_minibatch_size": Row(1, lambda t: len(num_micro_batches(t)), 4, 8, {"train_microbatch_size": 1}),
     "train_microbatch_size": Row(1, num_micro_batches, [1] * 4, [4] * 4),

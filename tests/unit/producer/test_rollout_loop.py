@@ -186,7 +186,7 @@ def test_a_prompt_of_one_sample_takes_the_place_of_a_training_prompt(roll_out):
 def test_a_prompt_of_more_samples_than_fit_is_rolled_out_alone(roll_out):
     coordinator, engine = roll_out(lease(0, group_size=9), lease(1, group_size=9), max_sequences=2)
     assert engine.max_waiting == 1
-    assert [len(group.completions) for group in coordinator.groups] == [9, 9]
+    assert [len(group.trajectories) for group in coordinator.groups] == [9, 9]
 
 
 def test_groups_are_handed_in_in_the_order_in_which_the_engine_answered(roll_out):

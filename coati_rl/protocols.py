@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from coati_rl.batch import MicroBatch, MiniBatch
+from coati_rl.data.packed_group import PackedGroup
 from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Work
 from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
-from coati_rl.types import CommitResult, GenerationRequest, GenerationResult, Problem, RolloutGroup, TokenChunk
+from coati_rl.types import CommitResult, GenerationRequest, GenerationResult, Problem, TokenChunk
 
 OnTokens = Callable[[TokenChunk], None]
 
@@ -213,7 +214,7 @@ class ProducerCoordinator(Protocol):
                 it, for the weights that it brings.
         """
 
-    def put(self, producer_id: int, groups: Sequence[RolloutGroup]) -> int:
+    def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
         """Hand in finished groups."""
 
     def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
@@ -257,10 +258,13 @@ class WeightReceiver(Protocol):
 
 
 class GroupScorer(Protocol):
-    """Scores the responses of one group in the background."""
+    """Scores the episodes of one group in the background."""
 
     def submit(self, responses: Sequence[str], problem: Problem) -> Any:
-        """Returns a concurrent.futures.Future of list[Score]."""
+        """Score the text of each episode's last turn, G of them.
+
+        Returns: a concurrent.futures.Future of list[Score], one of each episode.
+        """
 
     def close(self) -> None:
         """Stop the workers."""

@@ -4,7 +4,6 @@ Consumes mini-batches; produces gradients, steps, log-probabilities, weights and
 plain sum over the global batch, accumulated in float32 until `optimizer_step` scales it.
 """
 
-import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.config.parallel import PluginName
-from coati_rl.data.checkpoint_dir import STATE_FILE
+from coati_rl.data.checkpoint_dir import load_state
 from coati_rl.data.packing import blank_micro_batch
 from coati_rl.errors import ConfigError
 from coati_rl.protocols import LossFn, Role
@@ -200,7 +199,7 @@ class Backend:
         Raises: ConfigError if it belongs to another model.
         """
         self.policy.restore(CheckpointReader(directory))
-        rng_state = json.loads((directory / STATE_FILE).read_text()).get("rng_state")
+        rng_state = load_state(directory).get("rng_state")
         if rng_state is None:
             raise ConfigError(f"{directory} is no checkpoint to resume from: it holds no random state")
         torch.set_rng_state(torch.frombuffer(bytearray(b64decode(rng_state)), dtype=torch.uint8))

@@ -10,10 +10,13 @@ from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+from coati_rl.data.episodes import final_trajectories
+from coati_rl.data.packed_group import PackedGroup
+from coati_rl.data.single_turn import single_turns
 from coati_rl.observability.phases import PHASES
 from coati_rl.observability.timeline import NO_TIMELINE, Span, Timeline
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
-from coati_rl.types import Completion, Lease, RolloutGroup, Score
+from coati_rl.types import Lease, RolloutGroup, Score, Trajectory
 from producer.generation import Generated, LeaseGenerator
 
 logger = logging.getLogger(__name__)
@@ -27,8 +30,8 @@ class _Scoring:
     """A generated group on its way through the reward workers."""
 
     lease: Lease
-    completions: tuple[Completion, ...]
-    scores: "Future[list[Score]]"
+    trajectories: tuple[Trajectory, ...]
+    scores: "Future[list[Score]]"  # of each episode
     span: Span
 
 
@@ -103,9 +106,10 @@ class RolloutLoop:
             self._coordinator.fail(self._producer_id, lease.lease_id, result.error)
             return
         span = self._timeline.start("score", uid=lease.prompt.uid)
-        scores = self._reward.submit([c.text for c in result.completions], lease.prompt.problem)
+        trajectories = single_turns(lease.prompt, result.completions, temperature=lease.sampling.temperature)
+        scores = self._reward.submit([each.text for each in final_trajectories(trajectories)], lease.prompt.problem)
         scores.add_done_callback(self._generator.wake)
-        self._scoring.append(_Scoring(lease=lease, completions=result.completions, scores=scores, span=span))
+        self._scoring.append(_Scoring(lease=lease, trajectories=trajectories, scores=scores, span=span))
 
     def _hand_in(self) -> None:
         """Send every group whose scores are there."""
@@ -115,7 +119,7 @@ class RolloutLoop:
             (done if item.scores.done() else waiting).append(item)
         self._scoring = waiting
         if done:
-            self._coordinator.put(self._producer_id, [self._group(item) for item in done])
+            self._coordinator.put(self._producer_id, [PackedGroup.pack(self._group(item)) for item in done])
 
     def _group(self, item: _Scoring) -> RolloutGroup:
         item.span.end()
@@ -124,6 +128,6 @@ class RolloutLoop:
             producer_id=self._producer_id,
             prompt=item.lease.prompt,
             temperature=item.lease.sampling.temperature,
-            completions=item.completions,
+            trajectories=item.trajectories,
             scores=tuple(item.scores.result()),
         )

@@ -91,9 +91,14 @@ class Config(
         """Tokens before the length limit over which the punishment grows; None: there is none."""
         if not self.soft_over_length_punishment:
             return None
-        return self.cache_length or max(1, min(1024, self.max_new_tokens // 4))
+        return self.cache_length or max(1, min(1024, self.max_response_tokens // 4))
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of the longest sample, prompt and response."""
-        return self.max_prompt_tokens + self.max_new_tokens
+        """Tokens of the longest episode, prompt included."""
+        return self.max_episode_tokens or self.max_prompt_tokens + self.max_new_tokens
+
+    @property
+    def max_response_tokens(self) -> int:
+        """Tokens that an episode may have after its prompt: L_max of length rules and normalisation."""
+        return self.max_model_len - self.max_prompt_tokens

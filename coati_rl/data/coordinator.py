@@ -21,6 +21,7 @@ from coati_rl.data.event_log import EventLog
 from coati_rl.data.gap_gate import GapGate
 from coati_rl.data.kept_rollouts import KeptRollouts
 from coati_rl.data.membership import UNPROVEN, Membership
+from coati_rl.data.packed_group import PackedGroup
 from coati_rl.data.position import Position
 from coati_rl.data.prompt_flow import PromptFlow
 from coati_rl.data.saves import CheckpointSaves
@@ -32,7 +33,7 @@ from coati_rl.data.work import CommitReport, FinishWork, LeaseReply, SyncReport,
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.observability.running_clock import RunningClock
-from coati_rl.types import Lease, Prompt, RolloutGroup
+from coati_rl.types import Lease, Prompt
 
 
 class Coordinator:
@@ -101,14 +102,16 @@ class Coordinator:
             held = self._members.version(producer_id)
             return LeaseReply(leases=tuple(leases), policy_version=held, is_finished=self._is_finished)
 
-    def put(self, producer_id: int, groups: Sequence[RolloutGroup]) -> int:
+    def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
         """Hand in finished groups. Returns: how many were accepted (those under a void lease are not)."""
         with self._changed:
             num_accepted = 0
-            for group in groups:
-                if (settled := self._leases.settle(group.lease_id, producer_id)) is None:
+            for packed in groups:
+                if (settled := self._leases.settle(packed.lease_id, producer_id)) is None:
                     continue
                 num_accepted += 1
+                lease = settled.lease
+                group = packed.unpack(lease.prompt, temperature=lease.sampling.temperature)
                 if group.prompt.purpose == "eval":
                     self._board.add(group)
                 elif self._book.counts.add(group):

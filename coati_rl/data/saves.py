@@ -69,9 +69,7 @@ class CheckpointSaves:
     def _kept(self) -> KeptRollouts:
         counts, now = self._book.counts, self._members.sync_index
         finished = [FinishedGroup(group=each.group, sync_index=each.sync_index - now) for each in self._flow.finished]
-        versions = {
-            int(v) for each in finished for c in each.group.completions for v in set(c.policy_versions.tolist())
-        }
+        versions = {version for each in finished for version in set(each.group.policy_versions.tolist())}
         return KeptRollouts(
             finished=tuple(finished),
             dropped=tuple(counts.dropped_groups),

@@ -133,11 +133,12 @@ IN_RUNS = {
     "seed": Row(1, sampled),
     # sampling
     "backend": Row("transformers", sampled),
-    "num_generations": Row(4, lambda t: {len(g.completions) for g in t.groups}, {2}, {4}),
+    "num_generations": Row(4, lambda t: {len(g.scores) for g in t.groups}, {2}, {4}),
     "temperature": Row(0.5, lambda t: (sampling("temperature")(t), first_gradient(t))),
     "top_k": Row(5, lambda t: (sampling("top_k")(t), metric("ratio_max")(t) == 1.0), ({None}, False), ({5}, True)),
     "top_p": Row(0.9, lambda t: (sampling("top_p")(t), metric("ratio_max")(t) == 1.0), ({1.0}, False), ({0.9}, True)),
     "max_new_tokens": Row(4, lambda t: max(len(r) for rs in t.responses.values() for r in rs), 16, 4),
+    "max_episode_tokens": Row(132, lambda t: max(len(r) for rs in t.responses.values() for r in rs), 16, 4),
     "stop": Row([*"abcdefghijklmnopqrstuvwxyz"], lambda t: sum(step["num_response_tokens"] for step in t.steps)),
     # algorithm
     "learning_rate": Row(2e-3, metric("learning_rate"), 1e-3, 2e-3),

@@ -28,6 +28,7 @@ class Coordinator:
 
     def __init__(self, *leases):
         self.leases = list(leases)
+        self.given = {lease.lease_id: lease for lease in leases}
         self.asked, self.groups, self.failures = [], [], []
 
     def lease(self, producer_id, *, max_prompts, timeout_s, is_drained):
@@ -37,7 +38,9 @@ class Coordinator:
         return LeaseReply(leases=tuple(taken), policy_version=4, is_finished=is_finished)
 
     def put(self, producer_id, groups):
-        self.groups += groups
+        for packed in groups:
+            taken = self.given[packed.lease_id]
+            self.groups.append(packed.unpack(taken.prompt, temperature=taken.sampling.temperature))
 
     def fail(self, producer_id, lease_id, cause):
         self.failures.append((producer_id, lease_id, cause))
@@ -147,7 +150,7 @@ def test_a_group_holds_its_prompts_samples_and_scores_in_order(roll_out):
         (1, 3, "p1"),
     ]
     for group in coordinator.groups:
-        assert [completion.text for completion in group.completions] == ["", "a"]
+        assert [trajectory.text for trajectory in group.trajectories] == ["", "a"]
         assert [(score.reward, score.detail) for score in group.scores] == [
             (0.0, group.prompt.uid),
             (1.0, group.prompt.uid),
@@ -183,7 +186,7 @@ def test_a_prompt_of_one_sample_takes_the_place_of_a_training_prompt(roll_out):
 def test_a_prompt_of_more_samples_than_fit_is_rolled_out_alone(roll_out):
     coordinator, engine = roll_out(lease(0, group_size=9), lease(1, group_size=9), max_sequences=2)
     assert engine.max_waiting == 1
-    assert [len(group.completions) for group in coordinator.groups] == [9, 9]
+    assert [len(group.trajectories) for group in coordinator.groups] == [9, 9]
 
 
 def test_groups_are_handed_in_in_the_order_in_which_the_engine_answered(roll_out):

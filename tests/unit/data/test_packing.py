@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coati_rl.data.packing import blank_micro_batch, pack
+from coati_rl.data.packing import blank_micro_batch, pack, plan_batches
 from coati_rl.data.ragged import RaggedSamples, Sample
 from coati_rl.errors import RunError
 
@@ -282,3 +282,30 @@ def test_a_sample_whose_first_token_nothing_predicts_is_refused():
     with pytest.raises(ValueError, match="rollout_logprobs has 1 entries for 2 loss tokens"):
         arrays = {"rollout_logprobs": np.zeros(1)}
         Sample(uid="p", number=0, prefix_ids=ids, token_ids=ids, loss_mask=mask, arrays=arrays)
+
+
+@settings(deadline=None)
+@given(LENGTHS.filter(lambda lengths: len(lengths) % 2 == 0), OPTIONS)
+def test_samples_of_a_unit_stay_together_whatever_the_limits(lengths, options):
+    options = options | {"max_samples": options["max_samples"] + 1, "max_tokens": options["max_tokens"] and 64}
+    samples = samples_of(lengths)
+    first_tokens = {int(np.append(s.prefix_ids, s.token_ids)[0]): s.number for s in samples}
+    shares = plan_batches(samples, unit=2, **options)
+    assert len({len(plan) for _, plan in shares}) == 1
+    found = []
+    for ragged, plan in shares:
+        held = [first_tokens[int(np.append(s.prefix_ids, s.token_ids)[0])] for s in ragged.split()]
+        for bin_ in plan:
+            numbers = [held[index] for index in bin_]
+            assert len(numbers) <= options["max_samples"]
+            assert numbers[1::2] == [number + 1 for number in numbers[::2]], "a pair, one after the other"
+            assert all(number % 2 == 0 for number in numbers[::2])
+            found += numbers
+    assert sorted(found) == list(range(len(samples)))
+
+
+def test_samples_that_are_no_whole_units_are_refused():
+    with pytest.raises(ValueError, match="3 samples, 4 a micro-batch, cannot be kept in units of 2"):
+        plan_batches(samples_of([1, 2, 3]), max_samples=4, unit=2)
+    with pytest.raises(ValueError, match="2 samples, 1 a micro-batch, cannot be kept in units of 2"):
+        plan_batches(samples_of([1, 2]), max_samples=1, unit=2)

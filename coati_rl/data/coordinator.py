@@ -28,7 +28,7 @@ from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.data.step_book import StepBook
 from coati_rl.data.timed_leases import TimedLeaseBook
 from coati_rl.data.weight_syncs import WeightSyncs
-from coati_rl.data.work import CommitReport, FinishWork, LeaseReply, SyncReport, TodoList, TrainWork, Work
+from coati_rl.data.work import CommitReport, FinishWork, LeaseReply, SyncReport, TrainWork, Wait, Work, WorkList
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.observability.running_clock import RunningClock
@@ -59,7 +59,7 @@ class Coordinator:
         self._flow = PromptFlow(settings, cursor, self._leases, start, kept.finished)
         self._members = Membership(start_version=start.step, sync_index_of=kept.sync_index_of)
         self._changed = threading.Condition()
-        self._todo = TodoList(num_ranks=settings.num_trainers, ranks_per_dp_group=settings.ranks_per_dp_group)
+        self._work = WorkList(num_ranks=settings.num_trainers, ranks_per_dp_group=settings.ranks_per_dp_group)
         self._gate = GapGate(settings.gap)
         self._syncs = WeightSyncs(settings, self._members, self._gate, probe=cursor.probe(settings.max_probe_tokens))
         self._is_corrected = False  # the present rollout step
@@ -132,22 +132,22 @@ class Coordinator:
 
     # --- trainers --------------------------------------------------------------------------------------------------
 
-    def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | None:
-        """Item `index` of the to-do list for a trainer rank; None if it is not decided within `timeout_s`.
+    def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | Wait:
+        """See WorkSource.
 
         Raises: RunError when the run cannot go on.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while (work := self._todo.ask(index, rank)) is None:
+            while (work := self._work.ask(index, rank)) is None:
                 if problem := self._gate.problem or self._book.counts.problem():
                     raise RunError(problem)
                 decided = self._decide(index)
                 if decided is not None:
-                    self._todo.add(index, decided)
+                    self._work.add(index, decided)
                     self._progressed()
                 elif not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    return None
+                    return Wait(reason=f"item {index} of the run is not decided")
             return work
 
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:

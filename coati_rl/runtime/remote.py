@@ -12,7 +12,7 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Work
+from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Wait, Work
 from coati_rl.errors import CoatiError, PeerLostError, RunError
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
@@ -92,9 +92,9 @@ class RemoteCoordinator:
         """See Coordinator."""
         self._call("fail", producer_id, lease_id, cause)
 
-    def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | None:
+    def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | Wait:
         """See Coordinator."""
-        work: Work | None = self._call("next_work", index, rank=rank, timeout_s=timeout_s, wait_s=timeout_s)
+        work: Work | Wait = self._call("next_work", index, rank=rank, timeout_s=timeout_s, wait_s=timeout_s)
         return work
 
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from coati_rl.data.work import CommitReport, FinishWork, SyncReport, SyncWork, TrainWork
+from coati_rl.data.work import CommitReport, FinishWork, SyncReport, SyncWork, TrainWork, Wait
 from coati_rl.types import CommitResult
 
 PROBE = (1, 2, 3)  # the first prompt
@@ -13,7 +13,9 @@ def lease_all(coordinator, producer=0):
 
 
 def work(coordinator, index, rank=0):
-    return coordinator.next_work(index, rank=rank, timeout_s=0)
+    """The item, None while it has to be waited for."""
+    item = coordinator.next_work(index, rank=rank, timeout_s=0)
+    return None if isinstance(item, Wait) else item
 
 
 def report_step(coordinator, step):

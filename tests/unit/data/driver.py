@@ -6,6 +6,7 @@ from coati_rl.data.cursor import drawn_prompt
 from coati_rl.data.kept_rollouts import KeptRollouts
 from coati_rl.data.position import read_data_state
 from coati_rl.data.work import CommitReport, SyncReport, SyncWork, TrainWork
+from tests.unit.data.coordinator_calls import work
 
 
 class Run:
@@ -30,7 +31,7 @@ class Run:
         del self.open[:number]
 
     def next_work(self):
-        item = self.coordinator.next_work(len(self.items), rank=0, timeout_s=0)
+        item = work(self.coordinator, len(self.items))
         if item is None:
             return None
         self.items.append(item)

@@ -17,7 +17,7 @@ import producer.actor
 from coati_rl.config.cli import build_config
 from coati_rl.config.rules import check
 from coati_rl.data.prepare import Prepared, prepare
-from coati_rl.data.work import Work
+from coati_rl.data.work import Wait, Work
 from coati_rl.errors import RunError
 from coati_rl.runtime import crew
 from coati_rl.runtime.process import Place
@@ -225,9 +225,9 @@ def _recording(coordinator_cls, trace, *, hold_trainer):
         def next_work(self, index, *, rank, timeout_s):
             if index > 0 and len(trace.groups) < hold_trainer:  # item 0 brings the producer its weights
                 time.sleep(0.001)
-                return None
+                return Wait(reason="the test holds the trainer")
             work = super().next_work(index, rank=rank, timeout_s=timeout_s)
-            if work is not None:
+            if not isinstance(work, Wait):
                 trace.work.append(work)
             return work
 

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from coati_rl.batch import MicroBatch, MiniBatch
+from coati_rl.data.position import DrawOrder
 from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Wait, Work
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
-from coati_rl.types import CommitResult, GenerationRequest, GenerationResult, Problem, RolloutGroup
+from coati_rl.types import CommitResult, GenerationRequest, GenerationResult, Problem, Prompt, RolloutGroup
 
 
 class GenerationEngine(Protocol):
@@ -144,6 +145,24 @@ class ProducerCoordinator(Protocol):
 
     def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
         """Give a prompt up."""
+
+
+class PromptSource(Protocol):
+    """Draw the prompts of a run by number, so that a run is resumed by number: a dataset, or an endless generator."""
+
+    @property
+    def order(self) -> DrawOrder:
+        """Return what decides the draws; a checkpoint fits a source of the same order."""
+
+    @property
+    def length(self) -> int | None:
+        """Return how many prompts there are in all; None: the source is endless."""
+
+    def draw(self, number: int) -> Prompt:
+        """Return prompt `number` of the run, from 0, under a uid of its own: the same one whenever it is asked for.
+
+        Numbers past `length` are asked for when a run with fewer episodes goes on from one that had drawn them.
+        """
 
 
 class SyncReports(Protocol):

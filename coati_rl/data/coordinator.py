@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from coati_rl.data.cursor import PromptCursor
 from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.event_log import EventLog
 from coati_rl.data.gap_gate import GapGate
@@ -23,6 +22,7 @@ from coati_rl.data.kept_rollouts import KeptRollouts
 from coati_rl.data.membership import UNPROVEN, Membership
 from coati_rl.data.position import Position
 from coati_rl.data.prompt_flow import PromptFlow
+from coati_rl.data.prompt_queue import PromptQueue
 from coati_rl.data.saves import CheckpointSaves
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.data.step_book import StepBook
@@ -32,6 +32,7 @@ from coati_rl.data.work import CommitReport, FinishWork, LeaseReply, SyncReport,
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.observability.running_clock import RunningClock
+from coati_rl.protocols import PromptSource
 from coati_rl.types import Lease, Prompt, RolloutGroup
 
 
@@ -41,30 +42,40 @@ class Coordinator:
     def __init__(
         self,
         settings: CoordinatorSettings,
-        cursor: PromptCursor,
+        source: PromptSource,
         board: EvaluationBoard,
         recorder: RolloutRecorder,
         start: Position | None = None,
         kept: KeptRollouts | None = None,
+        *,
+        probe: Sequence[int] = (),
     ) -> None:
-        """`start`, `kept`: of the checkpoint that the run is resumed from."""
-        kept = kept or KeptRollouts()
+        """Begin a run, or go on.
+
+        Args:
+            settings: sizes, periods and limits.
+            source: of training prompts.
+            board: of evaluations.
+            recorder: of rollouts.
+            start, kept: of the checkpoint that the run is resumed from.
+            probe: token ids whose log-probabilities prove a weight sync; none: syncs are not proved.
+        """
+        kept, queue = kept or KeptRollouts(), PromptQueue(source)
         if start is not None:
-            cursor.resume(start.num_drawn, start.waiting)
+            queue.resume(start.num_drawn, start.waiting)
             board.resume(start.step, start.last_evaluated)
         self._settings, self._dp, start = settings, settings.batch.dp, start or Position()
-        self._cursor = cursor
         self._board = board
         self._leases = TimedLeaseBook(settings.sampling_plans, seed=settings.seed)
-        self._flow = PromptFlow(settings, cursor, self._leases, start, kept.finished)
+        self._flow = PromptFlow(settings, queue, self._leases, start, kept.finished)
         self._members = Membership(start_version=start.step, sync_index_of=kept.sync_index_of)
         self._changed = threading.Condition()
         self._work = WorkList(num_ranks=settings.num_trainers, ranks_per_dp_group=settings.ranks_per_dp_group)
         self._gate = GapGate(settings.gap)
-        self._syncs = WeightSyncs(settings, self._members, self._gate, probe=cursor.probe(settings.max_probe_tokens))
+        self._syncs = WeightSyncs(settings, self._members, self._gate, probe=probe)
         self._is_corrected = False  # the present rollout step
         self._book = StepBook(settings, start, recorder, kept)
-        self._saves = CheckpointSaves(settings, start, cursor, self._flow, self._members, board, self._book)
+        self._saves = CheckpointSaves(settings, start, queue, self._flow, self._members, board, self._book)
         self._events = EventLog()
         self._is_finished = False
         self._since_progress = RunningClock()

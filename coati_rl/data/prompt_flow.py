@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from coati_rl.algorithms.registry import load_estimator
 from coati_rl.batch import MiniBatch
 from coati_rl.data.batcher import ClosedStep, StepBatcher
-from coati_rl.data.cursor import PromptCursor
 from coati_rl.data.kept_rollouts import FinishedGroup
 from coati_rl.data.leases import LeaseBook
 from coati_rl.data.position import Position
+from coati_rl.data.prompt_queue import PromptQueue
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.types import Prompt, RolloutGroup
 
@@ -28,14 +28,14 @@ class PromptFlow:
     def __init__(
         self,
         settings: CoordinatorSettings,
-        cursor: PromptCursor,
+        queue: PromptQueue,
         leases: LeaseBook,
         start: Position,
         kept: Sequence[FinishedGroup] = (),
     ) -> None:
         """`kept`: groups that the checkpoint of `start` holds."""
         self._settings = settings
-        self._cursor = cursor
+        self._queue = queue
         self._leases = leases
         self._estimator = load_estimator(settings.batch.advantage_estimator)
         self._finished: list[FinishedGroup] = [*kept]
@@ -64,7 +64,7 @@ class PromptFlow:
         if self.is_stopped:
             return False
         ahead = self._leases.num_open("train") + len(self._finished)
-        if ahead + self._num_trained_unsynced >= self._settings.num_slots or not self._cursor.has_more:
+        if ahead + self._num_trained_unsynced >= self._settings.num_slots or not self._queue.has_more:
             return False
         if self._settings.max_steps is None:
             return True
@@ -73,7 +73,7 @@ class PromptFlow:
 
     def draw(self) -> Prompt | None:
         """A prompt that `may_draw` allows."""
-        return self._cursor.draw() if self.may_draw() else None
+        return self._queue.draw() if self.may_draw() else None
 
     def add(self, group: RolloutGroup, *, sync_index: int) -> None:
         """A group to be trained, leased after this sync."""
@@ -85,7 +85,7 @@ class PromptFlow:
             return True
         if self._settings.max_steps is not None and self.step >= self._settings.max_steps:
             return True
-        if self._cursor.has_more or self._leases.num_open("train"):
+        if self._queue.has_more or self._leases.num_open("train"):
             return False
         return len(self._finished) + self._num_in_step < self._settings.batch.prompts_per_step
 
@@ -149,15 +149,15 @@ class PromptFlow:
 
     def position(self) -> Position:
         """Return where the data stands, between two steps."""
-        waiting = [*(prompt.uid for prompt in self._cursor.waiting), *self._leases.uids("train")]
+        waiting = [*(prompt.uid for prompt in self._queue.waiting), *self._leases.uids("train")]
         kept = [finished.group.prompt.uid for finished in self.finished]
-        return Position(step=self.step, num_drawn=self._cursor.num_drawn, waiting=tuple(waiting), kept=tuple(kept))
+        return Position(step=self.step, num_drawn=self._queue.num_drawn, waiting=tuple(waiting), kept=tuple(kept))
 
     def _begin_step(self) -> StepBatcher:
-        num_out = len(self._cursor.waiting) + self._leases.num_open("train") + len(self._finished)
-        num_settled = self._cursor.num_drawn - num_out
+        num_out = len(self._queue.waiting) + self._leases.num_open("train") + len(self._finished)
+        num_settled = self._queue.num_drawn - num_out
         progress = self._settings.learning_rate_progress(
-            step=self.step, num_settled=num_settled, num_prompts=self._cursor.num_due
+            step=self.step, num_settled=num_settled, num_prompts=self._queue.length
         )
         return StepBatcher(
             self._settings.batch, step=self.step, learning_rate_progress=progress, estimator=self._estimator

@@ -8,12 +8,12 @@ are sampled with the same weights in both runs.
 from dataclasses import replace
 from typing import Any
 
-from coati_rl.data.cursor import PromptCursor
 from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.kept_rollouts import FinishedGroup, KeptRollouts
 from coati_rl.data.membership import Membership
 from coati_rl.data.position import Position, data_state
 from coati_rl.data.prompt_flow import PromptFlow
+from coati_rl.data.prompt_queue import PromptQueue
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.data.step_book import StepBook
 from coati_rl.data.work import SaveWork, Work
@@ -26,14 +26,14 @@ class CheckpointSaves:
         self,
         settings: CoordinatorSettings,
         start: Position,
-        cursor: PromptCursor,
+        queue: PromptQueue,
         flow: PromptFlow,
         members: Membership,
         board: EvaluationBoard,
         book: StepBook,
     ) -> None:
         self._settings = settings
-        self._cursor = cursor
+        self._queue = queue
         self._flow = flow
         self._members = members
         self._board = board
@@ -62,7 +62,7 @@ class CheckpointSaves:
         self._last_saved = step = self._flow.step
         known: dict[str, Any] = {"last_evaluated": self._board.last_finished, "time_s": self._book.records.time_s}
         known |= self._book.counts.dropped()
-        work = SaveWork(step=step, data_state=data_state(replace(self._flow.position(), **known), self._cursor.order))
+        work = SaveWork(step=step, data_state=data_state(replace(self._flow.position(), **known), self._queue.order))
         rollouts = self._kept().to_bytes()
         return [replace(work, rollouts=rollouts), *[work] * (self._settings.batch.dp - 1)]
 

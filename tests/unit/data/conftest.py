@@ -7,10 +7,10 @@ import pytest
 
 from coati_rl.data.batcher import BatchSettings
 from coati_rl.data.coordinator import Coordinator
-from coati_rl.data.cursor import PromptCursor
 from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.leases import SamplingPlan
+from coati_rl.data.prompt_source import DatasetPrompts
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.types import Completion, Prompt, RolloutGroup, SamplingParams, Score
@@ -69,10 +69,10 @@ def make_coordinator(make_settings, make_prompts, tmp_path: Path):
 
     def make(num_prompts=8, *, eval_prompts=0, num_episodes=1, start=None, kept=None, **changes):
         settings = make_settings(**changes)
-        cursor = PromptCursor(make_prompts(num_prompts), num_episodes=num_episodes, seed=0)
+        source = DatasetPrompts(make_prompts(num_prompts), num_episodes=num_episodes, seed=0)
         tasks = {"arithmetic": make_prompts(eval_prompts, "arithmetic")} if eval_prompts else {}
         board, recorder = EvaluationBoard(tasks, tmp_path / "eval"), RolloutRecorder(tmp_path / "rollouts")
-        return Coordinator(settings, cursor, board, recorder, start, kept)
+        return Coordinator(settings, source, board, recorder, start, kept, probe=(1, 2, 3))
 
     return make
 

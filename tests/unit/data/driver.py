@@ -2,9 +2,9 @@
 
 import json
 
-from coati_rl.data.cursor import drawn_prompt
 from coati_rl.data.kept_rollouts import KeptRollouts
 from coati_rl.data.position import read_data_state
+from coati_rl.data.prompt_source import drawn_prompt
 from coati_rl.data.work import CommitReport, SyncReport, SyncWork, TrainWork
 from tests.unit.data.coordinator_calls import work
 

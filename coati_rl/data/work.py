@@ -107,3 +107,4 @@ class LeaseReply:
     leases: tuple[Lease, ...]
     policy_version: int  # of the weights that sample their first tokens, or older than these
     is_finished: bool  # no prompt will ever come again
+    reason: str = ""  # why there is no lease

@@ -15,6 +15,7 @@ from coati_rl.data.coordinator import Coordinator
 from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.prepare import Prepared
 from coati_rl.data.prompt_source import DatasetPrompts, probe_tokens
+from coati_rl.data.run_state import RunStart
 from coati_rl.data.settings import coordinator_settings
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.protocols import GroupScorer
@@ -44,9 +45,11 @@ class CoordinatorActor(Coordinator):
             DatasetPrompts(prepared.train.prompts, num_episodes=config.num_episodes, seed=config.seed),
             EvaluationBoard(tasks, paths.evaluation),
             RolloutRecorder(paths.rollouts, config.rollout_detail),
-            start=prepared.resume.position if prepared.resume else None,
-            kept=prepared.resume.kept if prepared.resume else None,
-            probe=probe_tokens(prepared.train.prompts, settings.max_probe_tokens),
+            RunStart(
+                position=prepared.resume.position if prepared.resume else None,
+                kept=prepared.resume.kept if prepared.resume else None,
+                probe=probe_tokens(prepared.train.prompts, settings.max_probe_tokens),
+            ),
         )
 
 

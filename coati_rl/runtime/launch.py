@@ -78,6 +78,7 @@ def launch(
                 lambda event: _record(_marked(event, timeline, log), display, sinks, syncs),
                 num_producers=config.num_inferencer,
                 stall_timeout_s=config.stall_timeout_s,
+                on_status=display.show_wait,
             )
             try:
                 crew.start()

@@ -12,6 +12,7 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from coati_rl.data.run_status import RunStatus
 from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Wait, Work
 from coati_rl.errors import CoatiError, PeerLostError, RunError
 from coati_rl.transport.manifest import WeightManifest
@@ -134,9 +135,14 @@ class RemoteCoordinator:
         """See Coordinator."""
         self._call("stop")
 
-    def seconds_since_progress(self) -> float:
+    def flush(self, *, timeout_s: float) -> None:
         """See Coordinator."""
-        return float(self._call("seconds_since_progress"))
+        self._call("flush", timeout_s=timeout_s, wait_s=timeout_s)
+
+    def status(self) -> RunStatus:
+        """See Coordinator."""
+        status: RunStatus = self._call("status")
+        return status
 
 
 class RemoteProducer:

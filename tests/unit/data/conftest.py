@@ -11,6 +11,7 @@ from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.leases import SamplingPlan
 from coati_rl.data.prompt_source import DatasetPrompts
+from coati_rl.data.run_state import RunStart
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.types import Completion, Prompt, RolloutGroup, SamplingParams, Score
@@ -72,7 +73,7 @@ def make_coordinator(make_settings, make_prompts, tmp_path: Path):
         source = DatasetPrompts(make_prompts(num_prompts), num_episodes=num_episodes, seed=0)
         tasks = {"arithmetic": make_prompts(eval_prompts, "arithmetic")} if eval_prompts else {}
         board, recorder = EvaluationBoard(tasks, tmp_path / "eval"), RolloutRecorder(tmp_path / "rollouts")
-        return Coordinator(settings, source, board, recorder, start, kept, probe=(1, 2, 3))
+        return Coordinator(settings, source, board, recorder, RunStart(position=start, kept=kept, probe=(1, 2, 3)))
 
     return make
 

@@ -13,7 +13,8 @@ def lease_all(coordinator, producer=0):
 
 
 def work(coordinator, index, rank=0):
-    """The item, None while it has to be waited for."""
+    """The item, None while it has to be waited for; not for the disk."""
+    coordinator.flush(timeout_s=10)
     item = coordinator.next_work(index, rank=rank, timeout_s=0)
     return None if isinstance(item, Wait) else item
 
@@ -65,11 +66,13 @@ def drive(coordinator, make_group):
 
 
 def events(coordinator, kind):
+    coordinator.flush(timeout_s=10)
     return [event for event in coordinator.events(0, timeout_s=0) if event["event"] == kind]
 
 
 def events_of_end(coordinator):
     """Take the events there are; those of the end of the run. `coordinator.seen` keeps all."""
+    coordinator.flush(timeout_s=10)
     seen = vars(coordinator).setdefault("seen", [])
     seen += coordinator.events(len(seen), timeout_s=0)
     return [event for event in seen if event["event"] == "finished"]

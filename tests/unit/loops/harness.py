@@ -110,6 +110,7 @@ class ThreadedRun:
                 self._watch(trainer)
             finally:
                 self._end()
+            self._coordinator.flush(timeout_s=10)
         assert self.trace.weights, "the trainer ended without a word"
         return self.trace
 

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from coati_rl.data.run_status import RunStatus
 from coati_rl.errors import CollectiveError, PeerLostError, RunError
 from coati_rl.runtime import supervisor
 from coati_rl.runtime.crew import Member
@@ -49,8 +50,11 @@ class FakeCrew:
         self.happened += self.looks.pop(0) if self.looks else []
         return self.happened[after:]
 
-    def seconds_since_progress(self):
-        return 0.0
+    def status(self):
+        return RunStatus(idle_s=0.0, text="waiting for rollouts")
+
+    def flush(self, *, timeout_s):
+        """All is written."""
 
 
 @pytest.fixture
@@ -204,8 +208,8 @@ class ProducerCrew(FakeCrew):
         self.dropped.append((producer_id, cause))
         del (self.starting if producer_id in self.starting else self.producers)[producer_id]
 
-    def seconds_since_progress(self):
-        return self.idle_s
+    def status(self):
+        return RunStatus(idle_s=self.idle_s, text="waiting for rollouts")
 
     def wait(self, references, **_):
         done = [reference for reference in references if self._is_done(reference)]
@@ -277,7 +281,9 @@ def test_a_producer_that_does_not_load_in_time_is_replaced(supervise, monkeypatc
 
 
 def test_a_run_without_progress_is_ended(supervise):
-    with pytest.raises(RunError, match="sync was finished for 60 s: trainer-0: wait for work"):
+    with pytest.raises(
+        RunError, match=r"sync was finished for 60 s: waiting for rollouts \(trainer-0: wait for work\)"
+    ):
         supervise(ProducerCrew(NOTHING, NOTHING, idle_s=61.0))
 
 

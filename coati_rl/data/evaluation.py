@@ -35,9 +35,9 @@ class EvaluationBoard:
     @property
     def wait(self) -> Wait:
         """Return what a round that is running makes others wait for."""
-        num_there, num_due = self._num_answered, self._num_due
-        answers = "its files" if self._is_taken else f"{num_there} of {num_due} prompts are answered"
-        return Wait(reason=f"waiting for the evaluation at step {self._step}: {answers}")
+        state = f"{self._num_answered} of {self._num_due} prompts are answered"
+        state = "its files are being written" if self._is_taken else state
+        return Wait(reason=f"waiting for the evaluation at step {self._step}: {state}")
 
     @property
     def has_pending(self) -> bool:

@@ -46,9 +46,9 @@ def finish_leases(coordinator, make_group, leases, *, producer=0, version=0):
     return coordinator.put(producer, [make_group(lease, producer=producer, version=version) for lease in leases])
 
 
-def drive(coordinator, make_group):
-    """Be one producer and one trainer until the run is over; returns the items of work."""
-    items, version = [], 0
+def drive(coordinator, make_group, *, begun=0):
+    """Be one producer and one trainer until the run is over; returns the items of work, but for those that are done."""
+    items, version = [None] * begun, 0
     for _ in range(1000):
         finish_leases(coordinator, make_group, lease_all(coordinator), version=version)
         item = work(coordinator, len(items))
@@ -61,7 +61,7 @@ def drive(coordinator, make_group):
             report_sync(coordinator, item)
             version = item.policy_version
         if isinstance(item, FinishWork):
-            return items
+            return items[begun:]
     raise AssertionError(f"no end after {items}")
 
 

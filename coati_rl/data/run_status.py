@@ -25,6 +25,8 @@ def run_status(state: RunState, leasing: PromptLeasing, wait: Wait | None) -> Ru
         parts.append(f"step {step + 1} is being trained")
     if wait is not None:
         parts.append(wait.reason)
+    if state.members.is_committing and not any(state.members.committing in part for part in parts):
+        parts.append(f"waiting for {state.members.committing}")
     if (missing := state.members.missing) and not any(missing in part for part in parts):
         parts.append(missing)
     refused: dict[str, list[int]] = {}

@@ -19,6 +19,7 @@ from coati_rl.config.rules import check
 from coati_rl.data.prepare import Prepared, prepare
 from coati_rl.data.work import Wait, Work
 from coati_rl.errors import RunError
+from coati_rl.observability.metrics import complete
 from coati_rl.runtime import crew
 from coati_rl.runtime.process import Place
 from coati_rl.runtime.run_dir import RunPaths, make_run_dir
@@ -71,7 +72,17 @@ class Trace:
 class ThreadedRun:
     """One run; `run` returns its trace or raises what ended it."""
 
-    def __init__(self, values, *, score=parity_reward, hold_trainer=0, replace=True, dies_at_request=None, **engine):
+    def __init__(
+        self,
+        values,
+        *,
+        score=parity_reward,
+        hold_trainer=0,
+        replace=True,
+        dies_at_request=None,
+        display=None,
+        **engine,
+    ):
         """`hold_trainer`: groups to wait for first; `dies_at_request`: of producer 0; `engine`: faults of all."""
         config = build_config(values)
         check(config)
@@ -85,6 +96,7 @@ class ThreadedRun:
         self._replace = replace
         self._dies_at_request = dies_at_request
         self._engine_faults = engine
+        self._display = display
         self._producers = {}
         self._threads = []
         self._errors = []
@@ -131,9 +143,16 @@ class ThreadedRun:
             events = self._coordinator.events(seen, timeout_s=0.0 if is_over else 0.05)
             seen += len(events)
             self.trace.events += events
+            if self._display is not None:
+                self._show(events)
             if self._errors:
                 raise self._errors[0]
             assert time.monotonic() < deadline, f"the run hangs after {self.trace.events[-5:]}"
+
+    def _show(self, events):
+        for event in events:
+            self._display.show({**complete(event), "event": "step"} if event["event"] == "step" else event)
+        self._display.show_wait(self._coordinator.status().text)
 
     def _start(self, target: Callable[..., None], *args) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, daemon=True)

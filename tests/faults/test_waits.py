@@ -41,7 +41,7 @@ class Watcher:
         self._run = run
         self._lines = []  # (time, line)
 
-    def until(self, text, *, timeout_s=90):
+    def until(self, text, *, timeout_s=60):
         """The first line with the text, and the seconds since the line before it."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -70,7 +70,17 @@ def test_a_run_that_waits_for_each_thing_says_so_within_five_seconds(make_tiny, 
 
     functions = ["-rt", f"{tmp_path}/reward.py:score", "--policy-loss", f"{tmp_path}/loss.py:policy_loss"]
     data = ["-d", tmp_path / "train.jsonl", "-ed", json.dumps({"math": str(tmp_path / "eval.jsonl")}), "-ei", 100]
-    job = [*flags(model, inferencers=2, prompts=2), *functions, *data, "-b", "fake", "--heartbeat-timeout-s", 10]
+    job = [
+        *flags(model, inferencers=2, prompts=2),
+        *functions,
+        *data,
+        "-b",
+        "fake",
+        "--heartbeat-timeout-s",
+        10,
+        "--reward-workers",
+        2,
+    ]
     run = start_run(*job, stagings={"0@2": "SIGSTOP"})
     watcher, waits = Watcher(run), {}
 

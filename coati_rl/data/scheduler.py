@@ -57,7 +57,7 @@ class Scheduler:
         if is_due and stale:  # what is staged must not be overwritten
             return Wait(reason=f"waiting for {members.committing}, before version {step} is sent")
         if is_due and not members.ids:
-            return Wait(reason=f"{members.missing}, to send it version {step}")
+            return Wait(reason=f"{members.missing}, for the weight sync to version {step}")
         if is_due:
             members.complete_sync(step)
             self._is_corrected = state.gate.is_corrected  # not in between, where the old policy would be another

@@ -99,7 +99,7 @@ def test_a_producer_that_is_replaced(make_coordinator):
 def test_a_sync_that_has_nobody_to_go_to(trained):
     coordinator = trained()
     coordinator.remove_producer(0, "killed")
-    assert reason(coordinator, 2) == "waiting for a replacement of producer 0, to send it version 2"
+    assert reason(coordinator, 2) == "waiting for a replacement of producer 0, for the weight sync to version 2"
 
 
 def test_the_transfer_of_weights(trained):

@@ -73,14 +73,14 @@ class CheckpointSaves:
         counts, now = self._stats.counts, self._members.sync_index
         known: dict[str, Any] = {"last_evaluated": self._board.last_finished, "time_s": self._stats.records.time_s}
         known |= counts.dropped()
-        state = data_state(replace(self._flow.position(), **known), self._queue.order)
+        position = replace(self._flow.position(), **known)
         finished = [FinishedGroup(group=each.group, sync_index=each.sync_index - now) for each in self._flow.finished]
         kept = KeptRollouts(
             finished=tuple(finished), dropped=tuple(counts.dropped_groups), samples_failed=counts.failed_in_kept
         )
 
         def make() -> list[Work]:
-            work = SaveWork(step=step, data_state=state)
+            work = SaveWork(step=step, data_state=data_state(position, self._queue.order))
             rollouts = replace(kept, sync_index_of=self._sync_index_of(finished)).to_bytes()
             return [replace(work, rollouts=rollouts), *[work] * (self._settings.batch.dp - 1)]
 

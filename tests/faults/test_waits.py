@@ -108,7 +108,6 @@ def test_a_run_that_waits_for_each_thing_says_so_within_five_seconds(make_tiny, 
     assert "waiting for rollouts: 3 of 4 groups of step 4 are finished, 1 prompt is being sampled by 1 producer" in line
     (cues / "last").unlink()
 
-    print(waits)
     assert run.wait() == 0, run.text()
     assert [record["step"] for record in run.records()] == [1, 2, 3, 4]
     assert all(seconds < WITHIN_S for seconds in waits.values()), waits

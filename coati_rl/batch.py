@@ -1,46 +1,64 @@
-"""The micro-batch contract: what the coordinator assembles and the loss consumes. Fixed early, costly to change.
+"""Define the micro-batch: what a trainer runs forward and backward on, and what an objective's loss reads.
 
-A micro-batch is R rows of L tokens. A row holds one or more whole samples (prompt then response) one after another;
-position_ids restart at 0 with each sample, which is how attention knows where one ends. All arrays are [R, L] and
-speak of the token *at* that place: `logprobs[r, t]` is log pi(token t | tokens before it in its sample). The first
-token of a sample has none, and its loss_mask is False.
+A micro-batch is R rows of L tokens. A row holds segments one after another, then padding. A segment is a run of tokens
+that attends to itself, causally, and to its parent's tokens, if it has a parent: a prompt that several responses share
+is their parent. Without parents a segment is a whole sample (prompt then response).
 
-A loss is the sum over tokens of loss_weights x term; the weights already hold the aggregation (token or sample level)
-but not the global denominator: `MiniBatch.loss_scale` of the step's last mini-batch does, since only then it is known.
-So neither rows, micro-batches, mini-batches nor ranks change the gradient.
+Model arrays are [R, L]. Loss arrays are [R, M]: the M tokens of each row that the loss reads, in reading order, then
+padding, on which `loss_mask` is False. `sources` says which place of the row predicts each of them: the token before,
+or, for the first token after a shared prompt, the prompt's last. Which other loss arrays there are is the objective's.
+
+A loss is a sum over tokens whose weights hold the aggregation but not the global denominator: `loss_scale` of the
+step's last mini-batch holds it, since only then it is known. So neither rows, micro-batches, mini-batches nor ranks
+change the gradient.
 """
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
+
+SEGMENT_COLUMNS = ("row", "start", "length", "parent")
+LOSS_ARRAYS = ("token_ids", "sources", "loss_mask", "sample_index")  # those of every micro-batch
+
+# What stands in a loss array where `loss_mask` is False; 0 in those that are not named.
+PADDING: Mapping[str, float] = {"temperature": 1.0, "policy_version": -1, "sample_index": -1}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """One forward/backward of one data-parallel rank: R rows, L tokens each."""
+    """One forward and backward of one data-parallel rank."""
 
     token_ids: np.ndarray  # int64[R, L], padded with 0
-    position_ids: np.ndarray  # int64[R, L], restart at 0 with every sample; padding counts on from 0 as its own sample
-    sample_index: np.ndarray  # int32[R, L], index of the sample in the rank's mini-batch, -1 on padding
-    loss_mask: np.ndarray  # bool[R, L], True on tokens that the policy sampled and the loss counts
-    loss_weights: np.ndarray  # float32[R, L], weight of each token's term, 0 where loss_mask is False
-    advantages: np.ndarray  # float32[R, L]
-    rollout_logprobs: np.ndarray  # float32[R, L], nats, of the sampling policy; 0 where loss_mask is False
-    temperature: np.ndarray  # float32[R, L], logits are divided by it; 1 on prompt tokens and padding
-    policy_version: np.ndarray  # int32[R, L], version that sampled the token, -1 elsewhere
-    old_logprobs: np.ndarray | None = None  # float32[R, L]; None: rollout_logprobs stand in (bypass)
-    ref_logprobs: np.ndarray | None = None  # float32[R, L]; None: no reference model
+    position_ids: np.ndarray  # int64[R, L]; 0 at a sample's first token, and again at the first of the padding
+    segments: np.ndarray  # int32[K, 4], a row per segment of row, start, length, parent: a segment's index, or -1
+    # Each [R, M]. token_ids: int64, the tokens to be predicted; sources: int64, a place in the row; loss_mask: bool,
+    # True on tokens that the loss counts; sample_index: int32, of the sample in the rank's mini-batch, -1 on padding.
+    # Of the policy gradient, each float32 but for the last: loss_weights, of each token's term; advantages;
+    # rollout_logprobs, nats, of the sampling policy; temperature, which logits are divided by; policy_version, int32,
+    # that sampled the token. Where the trainer scored them: old_logprobs and ref_logprobs, nats.
+    loss_arrays: Mapping[str, np.ndarray]
+    sample_arrays: Mapping[str, np.ndarray] = field(default_factory=dict)  # each [S, ...], by sample_index
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if value is not None and value.shape != self.token_ids.shape:
-                raise ValueError(f"{name} has shape {value.shape}, token_ids {self.token_ids.shape}")
+        if self.position_ids.shape != self.token_ids.shape:
+            raise ValueError(f"position_ids has shape {self.position_ids.shape}, token_ids {self.token_ids.shape}")
+        if missing := [name for name in LOSS_ARRAYS if name not in self.loss_arrays]:
+            raise ValueError(f"a micro-batch needs the loss arrays {', '.join(missing)}")
+        shape = self.loss_arrays["token_ids"].shape
+        for name, array in self.loss_arrays.items():
+            if array.shape != shape or shape[:1] != self.token_ids.shape[:1]:
+                raise ValueError(f"{name} has shape {array.shape}, token_ids of the loss {shape}")
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of samples, without padding."""
-        return int((self.sample_index >= 0).sum())
+        """Tokens of samples, without padding; what samples share counts once."""
+        return int(self.segments[:, 2].sum())
+
+    def with_arrays(self, **arrays: np.ndarray) -> "MicroBatch":
+        """Return the micro-batch with these loss arrays [R, M] added or replaced."""
+        return dataclasses.replace(self, loss_arrays={**self.loss_arrays, **arrays})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

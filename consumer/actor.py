@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from coati_rl.algorithms.registry import build_loss
 from coati_rl.config import Config
 from coati_rl.config.presets import with_gap_correction
 from coati_rl.errors import EngineError
@@ -25,9 +24,10 @@ from coati_rl.runtime.heartbeats import Beat, own_beat
 from coati_rl.runtime.process import Place, enter_actor
 from coati_rl.runtime.remote import RemoteProducer
 from coati_rl.types import Device
+from consumer.objectives.policy_gradient import policy_gradient
 from consumer.process_group import MeetingPoint, init_process_group, open_listener, private_meeting_point
 from consumer.train_loop import TrainLoop
-from consumer.train_step import TrainStep, step_settings
+from consumer.train_step import TrainStep
 
 if TYPE_CHECKING:
     from consumer.colossal_backend import ColossalBackend
@@ -97,7 +97,7 @@ class TrainerActor:
             model_dir=self._resume_dir or Path(config.model),
             tokenizer_dir=Path(config.model),
             reference_dir=Path(config.model) if config.kl_coeff > 0 else None,
-            keeps_old_policy=step_settings(with_gap_correction(config)).keeps_old_policy,
+            keeps_old_policy="old" in policy_gradient(with_gap_correction(config)).roles,
             tp_size=config.tensor_parallel_size,
             pp_size=config.pipeline_parallel_size,
             zero_stage=config.zero_stage,
@@ -124,7 +124,7 @@ class TrainerActor:
             raise EngineError(f"trainer {self._rank} was not started")
         gap = sampling_gap(backend, config, self._timeline)
         plain, correcting = (
-            TrainStep(backend, build_loss(c), step_settings(c), self._timeline, sampling_gap=gap)
+            TrainStep(backend, policy_gradient(c), self._timeline, learning_rate=c.learning_rate, sampling_gap=gap)
             for c in (config, with_gap_correction(config))
         )
         publisher = publishing(

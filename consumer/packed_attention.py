@@ -29,22 +29,51 @@ _SHARED_HEADS: dict[str, Any] = (
 # (with logit caps, sinks, position biases) go through transformers' masks, which it derives from position_ids.
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
-RowLengths = tuple[tuple[int, ...], ...]  # for each row, the tokens of its samples and of its padding; they add up to L
+RowLengths = tuple[
+    tuple[int, ...], ...
+]  # for each row, the tokens of its segments and of its padding, which add up to L
 
 
-def row_lengths(position_ids: NDArray[np.int64], sample_index: NDArray[np.int32]) -> RowLengths | None:
-    """Return where the samples of each row end.
+def row_lengths(segments: NDArray[np.int32], shape: tuple[int, ...]) -> RowLengths | None:
+    """Return where the segments of each row end, and its padding.
 
     Args:
-        position_ids: int64[R, L], restarting at 0 with every sample and with the padding.
-        sample_index: int32[R, L], -1 on padding.
-    Returns: None if no row holds more than one sample: causal attention over whole rows is enough then, since padding
+        segments: int32[K, 4] of row, start, length, parent; see `coati_rl.batch`. None has a parent.
+        shape: (R, L).
+    Returns: None if no row holds more than one segment: causal attention over whole rows is enough then, since padding
         comes last.
     """
-    starts = position_ids == 0
-    if ((starts & (sample_index >= 0)).sum(axis=1) <= 1).all():
+    num_rows, length = shape
+    rows: list[list[int]] = [[] for _ in range(num_rows)]
+    for row, _, size, _ in segments.tolist():
+        rows[row].append(size)
+    if all(len(row) <= 1 for row in rows):
         return None
-    return tuple(tuple(np.diff([*np.flatnonzero(row), len(row)]).tolist()) for row in starts)
+    paddings = [length - sum(row) for row in rows]
+    return tuple((*row, padding) if padding else tuple(row) for row, padding in zip(rows, paddings, strict=True))
+
+
+def segment_mask(segments: NDArray[np.int32], shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return which tokens see which: those before them in their segment, and all of its ancestors.
+
+    Args:
+        segments: int32[K, 4] of row, start, length, parent; a parent comes before its children, in the same row.
+        shape: (R, L).
+    Returns: bool[R, 1, L, L], True where the token of the row sees that of the column; padding sees itself alone.
+    Raises: ValueError if a parent is not an earlier segment of the row.
+    """
+    num_rows, length = shape
+    mask = np.broadcast_to(np.eye(length, dtype=bool), (num_rows, 1, length, length)).copy()
+    for index, (row, start, size, parent) in enumerate(segments.tolist()):
+        own = slice(start, start + size)
+        mask[row, 0, own, own] = np.tri(size, dtype=bool)
+        while parent >= 0:
+            if parent >= index or segments[parent, 0] != row:
+                raise ValueError(f"segment {index} names {parent} as its parent, which is not before it in row {row}")
+            _, begin, count, grandparent = segments[parent].tolist()
+            mask[row, 0, own, begin : begin + count] = True
+            parent = grandparent
+    return mask
 
 
 def packed_attention(
@@ -52,7 +81,7 @@ def packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: None,
+    attention_mask: Tensor | None,
     *,
     lengths: RowLengths | None = None,
     sliding_window: int | None = None,
@@ -63,12 +92,18 @@ def packed_attention(
     Args:
         module: the layer's attention.
         query: [R, heads, L, D]; key and value likewise, perhaps with fewer heads.
-        attention_mask: None; transformers makes no mask for an attention function that it does not know.
+        attention_mask: bool[R, 1, L, L] where segments have parents, see `segment_mask`; else None, since transformers
+            makes no mask for an attention function that it does not know.
         lengths: see `row_lengths`.
         sliding_window: tokens that one sees, itself included; None for all before it.
         kwargs: scaling and dropout, for transformers' function.
     Returns: ([R, L, heads, D], None).
+    Raises: ValueError for a mask in a layer with a sliding window.
     """
+    if attention_mask is not None:
+        if sliding_window is not None:
+            raise ValueError("segments that share a prefix need attention without a sliding window")
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)[0], None
     if query.is_cuda and query.dtype in HALF:
         return _attend_varlen(query, key, value, lengths, sliding_window, kwargs["scaling"]), None
     if lengths is None:

@@ -62,7 +62,7 @@ def run_layers(model: PreTrainedModel, inputs: PolicyInput, hidden: Tensor | Non
     """The stage's part of the base model's forward: [R, L, H] to [R, L, H]."""
     base, arguments = model.base_model, attention_arguments(model, inputs)
     if stage.is_first:
-        hidden = base.embed_tokens(inputs.tensors["token_ids"])
+        hidden = base.embed_tokens(inputs.token_ids)
     if hidden is None:
         raise ValueError("a stage that is not the first needs the hidden states of the one before")
     masks = _masks(model, hidden, arguments.pop("attention_mask"), arguments["position_ids"])
@@ -73,7 +73,7 @@ def run_layers(model: PreTrainedModel, inputs: PolicyInput, hidden: Tensor | Non
     return base.norm(hidden) if stage.is_last else hidden
 
 
-def _masks(model: PreTrainedModel, hidden: Tensor, mask: None, position_ids: Tensor) -> Any:
+def _masks(model: PreTrainedModel, hidden: Tensor, mask: Tensor | None, position_ids: Tensor) -> Any:
     """transformers' mask, or one per type of layer; our own attention needs none."""
     if model.config._attn_implementation == packed_attention.NAME:
         return mask
@@ -90,8 +90,7 @@ def check_stages(model: PreTrainedModel, layers_per_stage: list[int]) -> None:
     places = [place for length in lengths[0] for place in range(length)]
     device = next(model.parameters()).device
     token_ids = torch.arange(len(places), device=device)[None] % model.config.vocab_size
-    tensors = {"token_ids": token_ids, "position_ids": torch.tensor([places], device=device)}
-    inputs = PolicyInput(tensors=tensors, lengths=lengths)
+    inputs = PolicyInput(token_ids=token_ids, position_ids=torch.tensor([places], device=device), lengths=lengths)
     expected = model.base_model(
         input_ids=token_ids, use_cache=False, **attention_arguments(model, inputs)
     ).last_hidden_state

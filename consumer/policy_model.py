@@ -1,15 +1,17 @@
 """A Hugging Face causal language model as a policy: what it is fed, and its forward up to the loss.
 
 In: a `MicroBatch`. Out: log-probabilities, or the summed loss and its report. The LM head and the loss are computed
-inside the model's own forward: a pipeline's last stage needs them there. R rows, L tokens per row, H hidden size.
+inside the model's own forward: a pipeline's last stage needs them there. R rows, L tokens per row, M loss tokens per
+row, H hidden size.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -22,7 +24,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.ops.fused_loss import fused_token_loss
 from coati_rl.ops.logprob import token_logprobs
 from consumer import packed_attention
-from consumer.packed_attention import RowLengths, row_lengths
+from consumer.packed_attention import RowLengths, row_lengths, segment_mask
 
 if TYPE_CHECKING:
     from coati_rl.protocols import LossFn
@@ -38,27 +40,40 @@ LOGIT_SETTINGS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 class PolicyInput:
     """One forward. Wrappers that cast or move tensor arguments leave it alone, as it is not a container they know."""
 
-    tensors: dict[str, Tensor]  # the micro-batch's arrays by name, each [R, L], and trainer_version, int64[]
-    lengths: RowLengths | None = None  # of the samples in each row; None if no row holds more than one
+    token_ids: Tensor  # int64[R, L]
+    position_ids: Tensor  # int64[R, L]
+    lengths: RowLengths | None = None  # of the segments in each row; None if no row holds more than one
+    attention_mask: Tensor | None = None  # bool[R, 1, L, L], what each token sees; only where segments have parents
+    loss_arrays: dict[str, Tensor] = field(default_factory=dict)  # by name, each [R, M]; and trainer_version, int64[]
     loss_fn: "LossFn | None" = None  # None: log-probabilities only
 
 
 def make_input(
     micro_batch: MicroBatch, *, device: torch.device, trainer_version: int = -1, loss_fn: "LossFn | None" = None
 ) -> PolicyInput:
-    """Copy a micro-batch's arrays to the device; those that are None are left out.
+    """Copy a micro-batch's arrays to the device.
 
     Raises: ValueError if a token that the loss counts has a temperature that logits cannot be divided by.
     """
+
+    def copied(array: np.ndarray) -> Tensor:
+        # torch.tensor copies: arrays that come out of Ray's object store are read-only.
+        return torch.tensor(array, device=device)
+
+    arrays = micro_batch.loss_arrays
     # Checked here, in NumPy: asking the device would stall it in every forward.
-    if not (micro_batch.temperature[micro_batch.loss_mask] > 0).all():
+    if not (arrays["temperature"][arrays["loss_mask"]] > 0).all():
         raise ValueError("temperature must be positive on every token that the loss counts")
-    arrays = {field.name: getattr(micro_batch, field.name) for field in fields(micro_batch)}
-    # torch.tensor copies: arrays that come out of Ray's object store are read-only.
-    tensors = {name: torch.tensor(array, device=device) for name, array in arrays.items() if array is not None}
-    tensors["trainer_version"] = torch.tensor(trainer_version, device=device)
-    lengths = row_lengths(micro_batch.position_ids, micro_batch.sample_index)
-    return PolicyInput(tensors=tensors, lengths=lengths, loss_fn=loss_fn)
+    has_parents = bool((micro_batch.segments[:, 3] >= 0).any())
+    return PolicyInput(
+        token_ids=copied(micro_batch.token_ids),
+        position_ids=copied(micro_batch.position_ids),
+        lengths=None if has_parents else row_lengths(micro_batch.segments, micro_batch.token_ids.shape),
+        attention_mask=copied(segment_mask(micro_batch.segments, micro_batch.token_ids.shape)) if has_parents else None,
+        loss_arrays={name: copied(array) for name, array in arrays.items()}
+        | {"trainer_version": torch.tensor(trainer_version, device=device)},
+        loss_fn=loss_fn,
+    )
 
 
 def policy_forward(
@@ -70,10 +85,10 @@ def policy_forward(
         model: with its LM head cut along the vocabulary if `tp_group` is given.
         inputs: a micro-batch, on the model's device.
         tp_group: the tensor-parallel ranks; all take part with the same inputs.
-    Returns: (float32[] summed loss, sums to report); without a loss (float32[R, L] log-probabilities, {}).
+    Returns: (float32[] summed loss, sums to report); without a loss (float32[R, M] log-probabilities, {}).
     """
     hidden = model.base_model(
-        input_ids=inputs.tensors["token_ids"], use_cache=False, **attention_arguments(model, inputs)
+        input_ids=inputs.token_ids, use_cache=False, **attention_arguments(model, inputs)
     ).last_hidden_state  # [R, L, H]
     return loss_of_hidden(model, hidden, inputs, tp_group=tp_group)
 
@@ -84,7 +99,7 @@ def attention_arguments(model: PreTrainedModel, inputs: PolicyInput) -> dict[str
     Without our attention transformers keeps packed samples apart by itself: from restarting position_ids it makes a
     block-diagonal mask, but only without a mask and without a cache.
     """
-    arguments: dict[str, Any] = {"position_ids": inputs.tensors["position_ids"], "attention_mask": None}
+    arguments: dict[str, Any] = {"position_ids": inputs.position_ids, "attention_mask": inputs.attention_mask}
     if model.config._attn_implementation == packed_attention.NAME:
         arguments["lengths"] = inputs.lengths
     return arguments
@@ -94,24 +109,25 @@ def loss_of_hidden(
     model: PreTrainedModel, hidden: Tensor, inputs: PolicyInput, *, tp_group: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """From the last hidden states [R, L, H] to what `policy_forward` returns; never whole logits."""
-    head, tensors, loss_fn = model.get_output_embeddings(), inputs.tensors, inputs.loss_fn
+    head, arrays, loss_fn = model.get_output_embeddings(), inputs.loss_arrays, inputs.loss_fn
     # A loss that did not say so may look at several tokens at once.
     if loss_fn is not None and getattr(loss_fn, "is_token_separable", False):
-        loss, sums = fused_token_loss(hidden, head.weight, head.bias, tensors, loss_fn, group=tp_group)
+        loss, sums = fused_token_loss(hidden, head.weight, head.bias, arrays, loss_fn, group=tp_group)
         if loss_fn.is_final(sums):  # the same on all tensor ranks, as the sums are
             return loss, sums
     logprobs, entropy = token_logprobs(
         hidden,
         head.weight,
         head.bias,
-        tensors["token_ids"],
-        tensors["loss_mask"],
-        tensors["temperature"],
+        arrays["token_ids"],
+        arrays["sources"],
+        arrays["loss_mask"],
+        arrays["temperature"],
         group=tp_group,
     )
     if loss_fn is None:
         return logprobs, {}
-    return loss_fn(logprobs, entropy, tensors)
+    return loss_fn(logprobs, entropy, arrays)
 
 
 def load_policy(model_dir: Path, *, dtype: torch.dtype, gradient_checkpointing: bool = False) -> PreTrainedModel:

@@ -92,13 +92,14 @@ def sampling_gap(backend: "TorchBackend", config: Config, timeline: Timeline = N
 
 
 def _sampled_by(micro_batch: MicroBatch, *versions: int) -> np.ndarray:
-    """bool[R, L]: loss tokens that one of these versions sampled."""
-    sampled: np.ndarray = np.isin(micro_batch.policy_version, versions) & micro_batch.loss_mask
+    """bool[R, M]: loss tokens that one of these versions sampled."""
+    arrays = micro_batch.loss_arrays
+    sampled: np.ndarray = np.isin(arrays["policy_version"], versions) & arrays["loss_mask"]
     return sampled
 
 
 def _gap_sums(micro_batch: MicroBatch, logprobs: np.ndarray, version: int) -> dict[str, Tensor]:
     sampled = _sampled_by(micro_batch, version)
-    gap = np.abs(logprobs.astype(np.float64) - micro_batch.rollout_logprobs)[sampled]  # float64[N], nats
+    gap = np.abs(logprobs.astype(np.float64) - micro_batch.loss_arrays["rollout_logprobs"])[sampled]  # float64[N], nats
     sums = {"gap_tokens": float(gap.size), "gap_sum": float(gap.sum()), "gap_max": float(gap.max())}
     return {name: torch.tensor(value, dtype=torch.float64) for name, value in sums.items()}

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from coati_rl.data.checkpoint_dir import ROLLOUTS_FILE
+from coati_rl.data.packing import build_mini_batch
 from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork, Wait, Work
 from coati_rl.errors import RunError
 from coati_rl.observability.idle import IdleShare
@@ -108,7 +109,7 @@ class TrainLoop:
         return work
 
     def _train(self, work: TrainWork) -> None:
-        metrics = self._train_step(work.is_corrected).run(work.batch)
+        metrics = self._train_step(work.is_corrected).run(build_mini_batch(work.batch))
         if metrics is None:
             return  # the step goes on with the next mini-batch
         if self._is_reporter:

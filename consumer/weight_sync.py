@@ -98,7 +98,7 @@ def _score_probe(backend: TorchBackend, work: SyncWork, reports: SyncReports) ->
         return
     scores = backend.score([probe_micro_batch(work.probe)])
     if backend.layout.is_reporter:
-        reports.report_probe(work.policy_version, scores[0][0, 1:].float().cpu().numpy())
+        reports.report_probe(work.policy_version, scores[0][0].float().cpu().numpy())
 
 
 def make_manifest(backend: TorchBackend, version: int) -> WeightManifest:

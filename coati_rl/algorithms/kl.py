@@ -22,12 +22,12 @@ def kl_terms(
     """Estimate the KL divergence token by token: k1 = D, k2 = D^2 / 2, k3 = exp(-D) + D - 1.
 
     Args:
-        logprobs: float32[R, L], log pi(token) in nats; carries gradient.
-        ref_logprobs: float32[R, L], the reference's, in nats.
-        loss_mask: bool[R, L], True on tokens that count.
+        logprobs: float32[R, M], log pi(token) in nats; carries gradient.
+        ref_logprobs: float32[R, M], the reference's, in nats.
+        loss_mask: bool[R, M], True on tokens that count.
         estimator: "k1", "k2" or "k3".
         clamp: an estimate beyond [-clamp, clamp], in nats, is held at the bound and has no gradient; None: no bound.
-    Returns: float32[R, L], nats, 0 where `loss_mask` is False. k3 ends, with its gradient, at D = -MAX_LOG_RATIO.
+    Returns: float32[R, M], nats, 0 where `loss_mask` is False. k3 ends, with its gradient, at D = -MAX_LOG_RATIO.
     Raises: ValueError if shapes differ or the estimator is unknown.
     Source: John Schulman, "Approximating KL divergence" (2020); k3 in GRPO: arXiv:2402.03300 eq. 4.
         clamp = 10 is verl's for k3 and OpenRLHF's for all three.
@@ -37,7 +37,7 @@ def kl_terms(
 
 
 def _estimates(difference: Tensor, estimator: KLEstimator) -> Tensor:
-    """float32[R, L] of D, unbounded."""
+    """float32[R, M] of D, unbounded."""
     if estimator == "k1":
         return difference
     if estimator == "k2":

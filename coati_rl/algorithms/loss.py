@@ -1,7 +1,7 @@
 """The loss of every algorithm: a policy term a token, corrected, penalised, masked, then summed with its weight.
 
 Consumes the log-probabilities of one micro-batch and the tensors of its `MicroBatch`; produces one scalar to be summed
-over micro-batches and ranks, and the sums to report (see `sums`). R rows, L tokens per row.
+over micro-batches and ranks, and the sums to report (see `sums`). R rows, M loss tokens per row.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from coati_rl.algorithms.parts import POLICY_LOSSES, Correction, KLEstimator, Ra
 from coati_rl.algorithms.policy_loss import ClipBounds, check_bounds, cispo_terms, clipped_policy_terms, clipped_tokens
 from coati_rl.algorithms.ratio import count_samples, masked_log_ratio, ratio_of, sample_any, sample_mean
 
-# (logprobs, old_logprobs, advantages, all arrays of the micro-batch) to the terms, all float32[R, L]
+# (logprobs, old_logprobs, advantages, all arrays of the micro-batch) to the terms, all float32[R, M]
 TermsFn = Callable[[Tensor, Tensor, Tensor, Mapping[str, Tensor]], Tensor]
 
 
@@ -84,8 +84,8 @@ class PolicyLoss:
         """The summed loss of one micro-batch.
 
         Args:
-            logprobs: float32[R, L], log pi(token) in nats at the sampling temperature; carries gradient.
-            entropy: float32[R, L], nats; carries gradient.
+            logprobs: float32[R, M], log pi(token) in nats at the sampling temperature; carries gradient.
+            entropy: float32[R, M], nats; carries gradient.
             micro_batch: the arrays of `MicroBatch` as tensors, without those that are None (`rollout_logprobs` stand
                 in for `old_logprobs`), and `trainer_version`, int64[]: the version of the weights that are trained.
                 Without `sample_index` it holds tokens and not whole samples; only a loss that is separable can do that.
@@ -164,7 +164,7 @@ class PolicyLoss:
         )
 
     def _kept(self, log_ratio: Tensor, micro_batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """(bool[R, L] tokens of samples that are not skipped; float64[] how many samples are)."""
+        """(bool[R, M] tokens of samples that are not skipped; float64[] how many samples are)."""
         loss_mask, sample_index = micro_batch["loss_mask"], micro_batch.get("sample_index")
         if sample_index is None or self.skip_threshold is None:  # by tokens: `is_final` asks for another evaluation
             return loss_mask, loss_mask.new_zeros((), dtype=torch.float64)
@@ -189,7 +189,7 @@ def _gap_sums(logprobs: Tensor, old_logprobs: Tensor, micro_batch: Mapping[str, 
     """Return how far apart the log-probabilities of trainer and engine are: with the same weights, and as they are."""
     loss_mask, rollout_logprobs = micro_batch["loss_mask"], micro_batch["rollout_logprobs"]
     same_version = (micro_batch["policy_version"] == micro_batch["trainer_version"]) & loss_mask
-    gap = torch.where(same_version, logprobs - rollout_logprobs, 0.0).abs()  # float32[R, L], nats
+    gap = torch.where(same_version, logprobs - rollout_logprobs, 0.0).abs()  # float32[R, M], nats
     old_gap = torch.where(loss_mask, old_logprobs - rollout_logprobs, 0.0).abs()
     return {
         "gap_tokens": same_version.sum().double(),

@@ -1,7 +1,7 @@
 """Weights against the difference between the policy that sampled and the one that is trained.
 
 Engine and trainer disagree a little about the same weights, and more when the engine's are older. In: what both say of
-each token. Out: a weight for its policy term. R rows, L tokens per row, w = pi_old(token) / pi_engine(token).
+each token. Out: a weight for its policy term. R rows, M loss tokens per row, w = pi_old(token) / pi_engine(token).
 """
 
 import torch
@@ -28,14 +28,14 @@ def correction_weights(
     and 0 on all others. A token with weight 0 keeps its share of the loss's denominator.
 
     Args:
-        old_logprobs: float32[R, L], nats, of the trainer before the update.
-        rollout_logprobs: float32[R, L], nats, of the engine that sampled.
-        loss_mask: bool[R, L].
-        sample_index: int[R, L], -1 on padding; only "sequence_mask" needs it.
+        old_logprobs: float32[R, M], nats, of the trainer before the update.
+        rollout_logprobs: float32[R, M], nats, of the engine that sampled.
+        loss_mask: bool[R, M].
+        sample_index: int[R, M], -1 on padding; only "sequence_mask" needs it.
         correction: "none" gives 1 everywhere.
         low: lower bound of w, not negative.
         high: upper bound of w, above `low`.
-    Returns: float32[R, L], 1 where the mask is False.
+    Returns: float32[R, M], 1 where the mask is False.
     Raises: ValueError if shapes differ, the correction is unknown or the bounds are not in order.
     Source: TIS: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training" (2025), two-sided
         as in OpenRLHF; ICEPOP: arXiv:2510.18855; sequence mask: the geometric mean of OpenRLHF's seq-mask-tis.

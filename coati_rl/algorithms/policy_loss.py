@@ -1,6 +1,6 @@
 """The policy gradient, token by token, from ratios and advantages.
 
-Letters: R rows, L tokens per row, r = pi / pi_old the ratio (of a token, or of its whole sample), A the advantage.
+Letters: R rows, M loss tokens per row, r = pi / pi_old the ratio (of a token, or of its whole sample), A the advantage.
 Terms are minimised, so they carry a minus sign; they are weighted and summed by the loss, which alone knows the
 aggregation.
 """
@@ -33,13 +33,13 @@ def clipped_policy_terms(
     """PPO's clipped surrogate with separate bounds: -min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A).
 
     Args:
-        log_ratio: float32[R, L], log r in nats, 0 where the mask is False; the only input that carries gradient.
-        advantages: float32[R, L], without unit.
-        loss_mask: bool[R, L], True on tokens that the policy sampled.
+        log_ratio: float32[R, M], log r in nats, 0 where the mask is False; the only input that carries gradient.
+        advantages: float32[R, M], without unit.
+        loss_mask: bool[R, M], True on tokens that the policy sampled.
         clip_low: how far r may fall below 1 before its gradient stops, in [0, 1].
         clip_high: how far r may rise above 1, not negative.
         clip_dual: c > 1; where A < 0 the term is at most c * -A, which bounds what an astray r can do. None: no bound.
-    Returns: float32[R, L], 0 where the mask is False.
+    Returns: float32[R, M], 0 where the mask is False.
     Raises: ValueError if shapes differ or a bound is out of range.
     Source: arXiv:1707.06347 eq. 7; clip_high > clip_low is DAPO, arXiv:2503.14476 sec. 3.1; the dual clip is
         arXiv:1912.09729; r of a whole sample is GSPO, arXiv:2507.18071 eq. 5.
@@ -61,13 +61,13 @@ def cispo_terms(
     Unlike under PPO's clip every token keeps a gradient, only a bounded one.
 
     Args:
-        logprobs: float32[R, L], log pi(token) in nats; the only input that carries gradient.
-        log_ratio: float32[R, L], log r in nats, 0 where the mask is False.
-        advantages: float32[R, L], without unit.
-        loss_mask: bool[R, L], True on tokens that the policy sampled.
+        logprobs: float32[R, M], log pi(token) in nats; the only input that carries gradient.
+        log_ratio: float32[R, M], log r in nats, 0 where the mask is False.
+        advantages: float32[R, M], without unit.
+        loss_mask: bool[R, M], True on tokens that the policy sampled.
         clip_low: r counts at least as 1 - clip_low, in [0, 1]; 1: no lower bound.
         clip_high: r counts at most as 1 + clip_high, not negative.
-    Returns: float32[R, L], 0 where the mask is False.
+    Returns: float32[R, M], 0 where the mask is False.
     Raises: ValueError if shapes differ or a bound is out of range.
     Source: arXiv:2506.13585 eq. 4 and 5.
     """
@@ -86,7 +86,7 @@ def clipped_tokens(
     clip_high: float,
     clip_dual: float | None = None,
 ) -> Tensor:
-    """bool[R, L]: tokens at which `clipped_policy_terms` chose a constant, so that their gradient has stopped."""
+    """bool[R, M]: tokens at which `clipped_policy_terms` chose a constant, so that their gradient has stopped."""
     ratio = ratio_of(log_ratio.detach())
     stopped = ((advantages < 0) & (ratio < 1 - clip_low)) | ((advantages > 0) & (ratio > 1 + clip_high))
     if clip_dual is not None:

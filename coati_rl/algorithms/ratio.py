@@ -1,7 +1,7 @@
 """Compare how likely a token, or a whole response, is now with how likely it was when it was sampled.
 
-In: log-probabilities of a micro-batch. Out: log-ratios, of tokens or of samples. R rows, L tokens per row; a row may
-hold several samples, which `sample_index` tells apart (-1 on padding).
+In: log-probabilities of a micro-batch. Out: log-ratios, of tokens or of samples. R rows, M loss tokens per row; a row
+may hold several samples, which `sample_index` tells apart (-1 on padding).
 """
 
 import torch
@@ -16,10 +16,10 @@ def masked_log_ratio(logprobs: Tensor, old_logprobs: Tensor, loss_mask: Tensor) 
     Masked here and not after exp: padding may hold -inf, and 0 * inf is a NaN gradient.
 
     Args:
-        logprobs: float32[R, L], nats; carries gradient.
-        old_logprobs: float32[R, L], nats.
-        loss_mask: bool[R, L].
-    Returns: float32[R, L], nats.
+        logprobs: float32[R, M], nats; carries gradient.
+        old_logprobs: float32[R, M], nats.
+        loss_mask: bool[R, M].
+    Returns: float32[R, M], nats.
     Raises: ValueError if shapes differ.
     """
     if not logprobs.shape == old_logprobs.shape == loss_mask.shape:
@@ -37,10 +37,10 @@ def sample_mean(values: Tensor, loss_mask: Tensor, sample_index: Tensor) -> Tens
     """On every token of a sample, the mean of `values` over its loss tokens; 0 for samples without any.
 
     Args:
-        values: float32[R, L], 0 where the mask is False; carries gradient.
-        loss_mask: bool[R, L].
-        sample_index: int[R, L], -1 on padding.
-    Returns: float32[R, L], 0 where the mask is False.
+        values: float32[R, M], 0 where the mask is False; carries gradient.
+        loss_mask: bool[R, M].
+        sample_index: int[R, M], -1 on padding.
+    Returns: float32[R, M], 0 where the mask is False.
     Source: of log-ratios, its exp is the length-normalised sequence ratio of arXiv:2507.18071 eq. 7.
     """
     samples, num_samples = _numbered(sample_index)
@@ -52,7 +52,7 @@ def sample_mean(values: Tensor, loss_mask: Tensor, sample_index: Tensor) -> Tens
 
 
 def sample_any(tokens: Tensor, sample_index: Tensor) -> Tensor:
-    """bool[R, L]: on every token of a sample, whether any of its `tokens`, bool[R, L], is True."""
+    """bool[R, M]: on every token of a sample, whether any of its `tokens`, bool[R, M], is True."""
     samples, num_samples = _numbered(sample_index)
     return (torch.bincount(samples[tokens.flatten()], minlength=num_samples) > 0)[samples].view_as(tokens)
 

@@ -1,10 +1,9 @@
 """Change advantages token by token, after the trainer has scored a batch: KL in the reward, whitening.
 
-In: micro-batches with one advantage a sample. Out: the same with an advantage a token. All sums are float64. R rows, L
-tokens per row; a row may hold several samples.
+In: micro-batches with one advantage a sample. Out: the same with an advantage a token. All sums are float64. R rows, M
+loss tokens per row; a row may hold several samples.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -36,20 +35,26 @@ def subtract_kl_to_go(
     Raises: ValueError if the micro-batch has no ref_logprobs.
     Source: arXiv:2501.03262 (REINFORCE++), arXiv:2402.14740 (RLOO); as a reward to go in OpenRLHF.
     """
-    if micro_batch.ref_logprobs is None:
+    arrays = micro_batch.loss_arrays
+    if "ref_logprobs" not in arrays:
         raise ValueError("KL in the reward needs ref_logprobs: score the batch with a reference")
-    old = micro_batch.rollout_logprobs if micro_batch.old_logprobs is None else micro_batch.old_logprobs
-    mask = torch.tensor(micro_batch.loss_mask)
-    terms = kl_terms(torch.tensor(old), torch.tensor(micro_batch.ref_logprobs), mask, estimator=estimator, clamp=clamp)
+    old = arrays.get("old_logprobs", arrays["rollout_logprobs"])
+    loss_mask, advantages = arrays["loss_mask"], arrays["advantages"]
+    terms = kl_terms(
+        torch.tensor(old),
+        torch.tensor(arrays["ref_logprobs"]),
+        torch.tensor(loss_mask),
+        estimator=estimator,
+        clamp=clamp,
+    )
     kl = terms.double().numpy()
-    penalty = kl_coeff * _sums_to_go(kl, micro_batch.sample_index)
-    advantages = np.where(micro_batch.loss_mask, micro_batch.advantages - penalty, micro_batch.advantages)
-    changed = dataclasses.replace(micro_batch, advantages=advantages.astype(np.float32))
-    return changed, {"kl_sum": torch.tensor(kl.sum())}
+    penalty = kl_coeff * _sums_to_go(kl, arrays["sample_index"])
+    changed = np.where(loss_mask, advantages - penalty, advantages).astype(np.float32)
+    return micro_batch.with_arrays(advantages=changed), {"kl_sum": torch.tensor(kl.sum())}
 
 
 def _sums_to_go(values: NDArray[np.float64], sample_index: NDArray[np.int32]) -> NDArray[np.float64]:
-    """[R, L]: at each token, the sum from there to the end of its sample, which lies in one piece in its row."""
+    """[R, M]: at each token, the sum from there to the end of its sample, which lies in one piece in its row."""
     sums = np.zeros_like(values)
     for row, samples in enumerate(sample_index):
         starts = np.flatnonzero(np.diff(samples, prepend=samples[0] - 1))
@@ -64,7 +69,7 @@ def advantage_sums(micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
     Returns: float64[] each, over loss tokens: advantage_tokens, advantage_sum, advantage_square_sum; advantage_max and
         advantage_negative_max, the largest advantage and the largest negated one.
     """
-    counted = [m.advantages[m.loss_mask].astype(np.float64) for m in micro_batches]
+    counted = [m.loss_arrays["advantages"][m.loss_arrays["loss_mask"]].astype(np.float64) for m in micro_batches]
     values = np.concatenate([np.empty(0), *counted])
     return {
         "advantage_tokens": torch.tensor(len(values), dtype=torch.float64),
@@ -84,11 +89,10 @@ def whiten(micro_batch: MicroBatch, sums: Mapping[str, float]) -> MicroBatch:
     Returns: the micro-batch; all its advantages are exactly 0 if those of the global batch are equal or none.
     Source: arXiv:2501.03262 (REINFORCE++), global advantage normalisation; eps under the root as in verl.
     """
+    advantages, loss_mask = micro_batch.loss_arrays["advantages"], micro_batch.loss_arrays["loss_mask"]
     if not sums["advantage_tokens"] or sums["advantage_max"] == -sums["advantage_negative_max"]:
-        return dataclasses.replace(micro_batch, advantages=np.zeros_like(micro_batch.advantages))
+        return micro_batch.with_arrays(advantages=np.zeros_like(advantages))
     mean = sums["advantage_sum"] / sums["advantage_tokens"]
     variance = max(sums["advantage_square_sum"] / sums["advantage_tokens"] - mean**2, 0.0)
-    whitened = (micro_batch.advantages.astype(np.float64) - mean) / (variance + VARIANCE_EPS) ** 0.5
-    return dataclasses.replace(
-        micro_batch, advantages=np.where(micro_batch.loss_mask, whitened, 0.0).astype(np.float32)
-    )
+    whitened = (advantages.astype(np.float64) - mean) / (variance + VARIANCE_EPS) ** 0.5
+    return micro_batch.with_arrays(advantages=np.where(loss_mask, whitened, 0.0).astype(np.float32))

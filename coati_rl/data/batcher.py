@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from coati_rl.algorithms.advantage import Estimator
 from coati_rl.algorithms.aggregation import LossVariation, loss_scale
-from coati_rl.batch import MiniBatch
 from coati_rl.data.group_rules import GroupRules
-from coati_rl.data.packing import Sample, pack
+from coati_rl.data.packing import plan_batches
+from coati_rl.data.ragged import RaggedBatch, Sample
 from coati_rl.data.sample_builder import build_samples
 from coati_rl.types import RolloutGroup
 
@@ -71,7 +71,7 @@ class StepBatcher:
         """Prompts taken so far."""
         return len(self.groups)
 
-    def add(self, groups: Sequence[RolloutGroup]) -> list[MiniBatch]:
+    def add(self, groups: Sequence[RolloutGroup]) -> list[RaggedBatch]:
         """The next mini-batch, one share per dp rank: about as many tokens, and equally many micro-batches.
 
         Args:
@@ -83,11 +83,11 @@ class StepBatcher:
         self.groups.extend(groups)
         # Advantages and weights are made by group, before: from here on any sample may go to any rank.
         samples = [sample for group in groups for sample in self._build(group)]
-        self._advantages |= {(sample.uid, sample.number): float(sample.advantage) for sample in samples}
+        self._advantages |= {(sample.uid, sample.number): _advantage(sample) for sample in samples}
         self._num_samples += len(samples)
-        self._num_tokens += sum(len(sample.response_ids) for sample in samples)
+        self._num_tokens += sum(sample.num_loss_tokens for sample in samples)
         is_last = self.num_prompts >= settings.prompts_per_step
-        shares = pack(
+        shares = plan_batches(
             samples,
             num_ranks=settings.dp,
             max_samples=settings.train_microbatch_size,
@@ -95,14 +95,16 @@ class StepBatcher:
             one_sample_per_row=settings.one_sample_per_row,
         )
         return [
-            MiniBatch(
+            RaggedBatch(
                 step=self._step,
-                micro_batches=micro_batches,
+                samples=ragged,
+                plan=plan,
+                one_sample_per_row=settings.one_sample_per_row,
                 is_last=is_last,
                 loss_scale=self._loss_scale() if is_last else 1.0,
                 learning_rate_progress=self._progress,
             )
-            for micro_batches in shares
+            for ragged, plan in shares
         ]
 
     def close(self) -> ClosedStep:
@@ -119,3 +121,7 @@ class StepBatcher:
         if self._num_samples == 0:
             return 0.0
         return loss_scale(self._num_samples, self._num_tokens, self._settings.loss_variation)
+
+
+def _advantage(sample: Sample) -> float:
+    return float(sample.arrays["advantages"])

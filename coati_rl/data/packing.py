@@ -1,49 +1,44 @@
-"""Samples -> each dp rank's micro-batches, in the shape that batch.py fixes.
+"""Lay samples out in the rows of micro-batches, in the shape that batch.py fixes.
 
-Packed: a micro-batch is one row of several samples, without padding. One sample per row: R rows, padded to the longest.
-R rows, L tokens of a row, P tokens of a prompt, T tokens of a response.
+The coordinator plans which sample goes into which micro-batch of which rank (`plan_batches`); each trainer lays out
+its own (`build_mini_batch`). Packed: a micro-batch is one row of several samples, without padding. One sample per row:
+R rows, padded to the longest. R rows, L tokens of a row, M loss tokens of a row.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from coati_rl.batch import MicroBatch
+from coati_rl.batch import PADDING, MicroBatch, MiniBatch
 from coati_rl.data.balance import share_out
+from coati_rl.data.ragged import RaggedBatch, RaggedSamples, Sample
 from coati_rl.errors import RunError
 
+# Loss arrays of a micro-batch that counts no token, where no sample says which there are.
+_BLANK_ARRAYS: Mapping[str, type] = {
+    "loss_weights": np.float32,
+    "advantages": np.float32,
+    "rollout_logprobs": np.float32,
+    "temperature": np.float32,
+    "policy_version": np.int32,
+    "old_logprobs": np.float32,
+    "ref_logprobs": np.float32,
+}
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
-    """One prompt with one response, all tokens of which are in the loss."""
-
-    uid: str  # of the prompt
-    number: int  # of the response among the prompt's, from 0
-    prompt_ids: np.ndarray  # int[P]
-    response_ids: np.ndarray  # int[T]
-    loss_weight: float  # of each response token
-    advantage: float
-    rollout_logprobs: np.ndarray  # float32[T]
-    temperature: float
-    policy_versions: np.ndarray  # int32[T]
-
-    def __len__(self) -> int:
-        return len(self.prompt_ids) + len(self.response_ids)
+_Row = Sequence[tuple[int, Sample]]  # samples with their index in the rank's mini-batch
+Share = tuple[RaggedSamples, tuple[tuple[int, ...], ...]]  # a rank's samples and the plan of its micro-batches
 
 
-_Row = list[tuple[int, Sample]]  # samples with their index in the rank's share
-
-
-def pack(
+def plan_batches(
     samples: Sequence[Sample],
     *,
     num_ranks: int = 1,
     max_samples: int,
     max_tokens: int | None = None,
     one_sample_per_row: bool = False,
-) -> list[tuple[MicroBatch, ...]]:
-    """The ranks' micro-batches, equally many for each; which sample is where depends on lengths and order alone.
+) -> list[Share]:
+    """Decide which samples go into which micro-batch; by lengths and order alone.
 
     Args:
         samples: of all ranks.
@@ -51,6 +46,7 @@ def pack(
         max_samples: per micro-batch.
         max_tokens: per micro-batch, padding included; None for no limit.
         one_sample_per_row: a padded row for each sample instead of one row for all.
+    Returns: each rank's samples, and of each of its micro-batches, equally many on all ranks, the samples in it.
     Raises: RunError if a sample alone exceeds `max_tokens`.
     """
     _check_fit(samples, max_tokens)
@@ -61,7 +57,44 @@ def pack(
         max_tokens=max_tokens,
         one_sample_per_row=one_sample_per_row,
     )
-    return [_pack_share(samples, share, one_sample_per_row=one_sample_per_row) for share in shares]
+    plans = []
+    for share in shares:
+        held = sorted(index for bin_ in share for index in bin_)  # a rank's samples keep their order
+        place = {index: number for number, index in enumerate(held)}
+        ragged = RaggedSamples.of([samples[index] for index in held])
+        plans.append((ragged, tuple(tuple(place[index] for index in bin_) for bin_ in share)))
+    return plans
+
+
+def pack(samples: Sequence[Sample], *, one_sample_per_row: bool = False, **limits: Any) -> list[tuple[MicroBatch, ...]]:
+    """Plan and lay out in one process; see `plan_batches`. Returns: each rank's micro-batches."""
+    shares = plan_batches(samples, one_sample_per_row=one_sample_per_row, **limits)
+    return [build_micro_batches(ragged.split(), plan, one_sample_per_row=one_sample_per_row) for ragged, plan in shares]
+
+
+def build_mini_batch(batch: RaggedBatch) -> MiniBatch:
+    """Lay out the micro-batches of a rank's share."""
+    return MiniBatch(
+        step=batch.step,
+        micro_batches=build_micro_batches(
+            batch.samples.split(), batch.plan, one_sample_per_row=batch.one_sample_per_row
+        ),
+        is_last=batch.is_last,
+        loss_scale=batch.loss_scale,
+        learning_rate_progress=batch.learning_rate_progress,
+    )
+
+
+def build_micro_batches(
+    samples: Sequence[Sample], plan: Sequence[Sequence[int]], *, one_sample_per_row: bool = False
+) -> tuple[MicroBatch, ...]:
+    """Lay out the micro-batches of a plan; one without samples is blank."""
+    micro_batches = []
+    for bin_ in plan:
+        row = [(index, samples[index]) for index in bin_]
+        rows = [[indexed] for indexed in row] if one_sample_per_row else [row]
+        micro_batches.append(_make_rows(rows) if row else blank_micro_batch())
+    return tuple(micro_batches)
 
 
 def blank_micro_batch() -> MicroBatch:
@@ -69,38 +102,25 @@ def blank_micro_batch() -> MicroBatch:
 
     For a rank that has fewer samples than micro-batches: ranks compute together, so it needs one.
     """
-    shape = (1, 2)
-    zeros = np.zeros(shape, dtype=np.float32)
+    arrays: dict[str, np.ndarray] = {
+        name: np.full((1, 1), PADDING.get(name, 0), dtype=dtype) for name, dtype in _BLANK_ARRAYS.items()
+    }
     return MicroBatch(
-        token_ids=np.zeros(shape, dtype=np.int64),
+        token_ids=np.zeros((1, 2), dtype=np.int64),
         position_ids=np.array([[0, 1]], dtype=np.int64),
-        sample_index=np.full(shape, -1, dtype=np.int32),
-        loss_mask=np.zeros(shape, dtype=bool),
-        loss_weights=zeros,
-        advantages=zeros,
-        rollout_logprobs=zeros,
-        temperature=np.ones(shape, dtype=np.float32),
-        policy_version=np.full(shape, -1, dtype=np.int32),
-        old_logprobs=zeros,
-        ref_logprobs=zeros,
+        segments=np.empty((0, 4), dtype=np.int32),
+        loss_arrays=_new_loss_arrays((1, 1)) | arrays,
     )
 
 
 def probe_micro_batch(token_ids: Sequence[int]) -> MicroBatch:
     """One row whose log-probabilities are asked for, at temperature 1: of every token but the first."""
-    shape = (1, len(token_ids))
-    zeros = np.zeros(shape, dtype=np.float32)
-    return MicroBatch(
-        token_ids=np.array([token_ids], dtype=np.int64),
-        position_ids=np.arange(len(token_ids), dtype=np.int64)[None],
-        sample_index=np.zeros(shape, dtype=np.int32),
-        loss_mask=np.arange(len(token_ids))[None] > 0,
-        loss_weights=zeros,
-        advantages=zeros,
-        rollout_logprobs=zeros,
-        temperature=np.ones(shape, dtype=np.float32),
-        policy_version=np.full(shape, -1, dtype=np.int32),
+    ids = np.array(token_ids)
+    mask = np.arange(len(ids)) > 0
+    sample = Sample(
+        uid="probe", number=0, prefix_ids=ids[:0], token_ids=ids, loss_mask=mask, arrays={"temperature": 1.0}
     )
+    return _make_rows([[(0, sample)]])
 
 
 def _check_fit(samples: Sequence[Sample], max_tokens: int | None) -> None:
@@ -112,55 +132,61 @@ def _check_fit(samples: Sequence[Sample], max_tokens: int | None) -> None:
         )
 
 
-def _pack_share(
-    samples: Sequence[Sample], share: Sequence[Sequence[int]], *, one_sample_per_row: bool
-) -> tuple[MicroBatch, ...]:
-    """A rank's micro-batches; its samples are numbered in the order of `samples`."""
-    index_of = {index: place for place, index in enumerate(sorted(index for bin_ in share for index in bin_))}
-    micro_batches = []
-    for bin_ in share:
-        row = [(index_of[index], samples[index]) for index in bin_]
-        rows = [[indexed] for indexed in row] if one_sample_per_row else [row]
-        micro_batches.append(_make_rows(rows) if row else blank_micro_batch())
-    return tuple(micro_batches)
-
-
 def _make_rows(rows: Sequence[_Row]) -> MicroBatch:
     """Each row's samples one after another, then padding up to the longest row."""
-    shape = len(rows), max(sum(len(sample) for _, sample in row) for row in rows)
-    # Made once, as what they hold where there is no response, and written to once: at 64 samples a step, joining arrays
-    # would take longer than all else here.
-    micro_batch = MicroBatch(
-        token_ids=np.zeros(shape, dtype=np.int64),
-        position_ids=np.empty(shape, dtype=np.int64),
-        sample_index=np.full(shape, -1, dtype=np.int32),
-        loss_mask=np.zeros(shape, dtype=bool),
-        loss_weights=np.zeros(shape, dtype=np.float32),
-        advantages=np.zeros(shape, dtype=np.float32),
-        rollout_logprobs=np.zeros(shape, dtype=np.float32),
-        temperature=np.ones(shape, dtype=np.float32),
-        policy_version=np.full(shape, -1, dtype=np.int32),
-    )
+    length = max(sum(len(sample) for _, sample in row) for row in rows)
+    # A loss cannot take a maximum over nothing.
+    num_loss = max(1, max(sum(sample.num_loss_tokens for _, sample in row) for row in rows))
+    token_ids = np.zeros((len(rows), length), dtype=np.int64)
+    position_ids = np.empty((len(rows), length), dtype=np.int64)
+    segments: list[tuple[int, int, int, int]] = []
+    arrays = _new_loss_arrays((len(rows), num_loss))
+    for name, array in rows[0][0][1].arrays.items():
+        dtype = array.dtype if isinstance(array, np.ndarray) else np.float32
+        arrays[name] = np.full((len(rows), num_loss), PADDING.get(name, 0), dtype=dtype)
     for number, row in enumerate(rows):
-        start = 0
+        start = first = 0
         for index, sample in row:
-            _write(sample, index, micro_batch, row=number, start=start)
-            start += len(sample)
-        micro_batch.position_ids[number, start:] = np.arange(shape[1] - start)
-    return micro_batch
+            middle, end = start + len(sample.prefix_ids), start + len(sample)
+            token_ids[number, start:middle] = sample.prefix_ids
+            token_ids[number, middle:end] = sample.token_ids
+            position_ids[number, start:end] = np.arange(end - start)
+            segments.append((number, start, end - start, -1))
+            places = middle + np.flatnonzero(sample.loss_mask)
+            last = first + len(places)
+            _write(arrays, (number, slice(first, last)), sample, index, places, token_ids[number, places])
+            start, first = end, last
+        position_ids[number, start:] = np.arange(length - start)
+    return MicroBatch(
+        token_ids=token_ids,
+        position_ids=position_ids,
+        segments=np.array(segments, dtype=np.int32).reshape(-1, 4),
+        loss_arrays=arrays,
+    )
 
 
-def _write(sample: Sample, index: int, micro_batch: MicroBatch, *, row: int, start: int) -> None:
-    """A sample's tokens from `start` of a row on."""
-    middle, end = start + len(sample.prompt_ids), start + len(sample)
-    response = row, slice(middle, end)
-    micro_batch.position_ids[row, start:end] = np.arange(len(sample))
-    micro_batch.sample_index[row, start:end] = index
-    micro_batch.token_ids[row, start:middle] = sample.prompt_ids
-    micro_batch.token_ids[response] = sample.response_ids
-    micro_batch.loss_mask[response] = True
-    micro_batch.loss_weights[response] = sample.loss_weight
-    micro_batch.advantages[response] = sample.advantage
-    micro_batch.rollout_logprobs[response] = sample.rollout_logprobs
-    micro_batch.temperature[response] = sample.temperature
-    micro_batch.policy_version[response] = sample.policy_versions
+def _new_loss_arrays(shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """The loss arrays of every micro-batch, all padding."""
+    return {
+        "token_ids": np.zeros(shape, dtype=np.int64),
+        "sources": np.zeros(shape, dtype=np.int64),
+        "loss_mask": np.zeros(shape, dtype=bool),
+        "sample_index": np.full(shape, -1, dtype=np.int32),
+    }
+
+
+def _write(
+    arrays: dict[str, np.ndarray],
+    where: tuple[int, slice],
+    sample: Sample,
+    index: int,
+    places: np.ndarray,
+    token_ids: np.ndarray,
+) -> None:
+    """Write a sample's N loss tokens, which are at these places int[N] of the row, into loss arrays [R, M]."""
+    arrays["token_ids"][where] = token_ids
+    arrays["sources"][where] = places - 1
+    arrays["loss_mask"][where] = True
+    arrays["sample_index"][where] = index
+    for name, values in sample.arrays.items():
+        arrays[name][where] = values

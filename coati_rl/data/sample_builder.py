@@ -9,7 +9,7 @@ import numpy as np
 from coati_rl.algorithms.advantage import Estimator, group_advantages
 from coati_rl.algorithms.aggregation import LossVariation, token_weight
 from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
-from coati_rl.data.packing import Sample
+from coati_rl.data.ragged import Sample
 from coati_rl.errors import RunError
 from coati_rl.types import RolloutGroup
 
@@ -25,7 +25,7 @@ def build_samples(
     if not in_loss.any():
         return []
     advantages = _advantages(group, rules, estimator)
-    prompt_ids = np.asarray(group.prompt.token_ids, dtype=np.int64)
+    prompt_ids = np.asarray(group.prompt.token_ids, dtype=np.int32)
     samples = []
     for index in np.flatnonzero(in_loss):
         completion = group.completions[index]
@@ -34,13 +34,16 @@ def build_samples(
             Sample(
                 uid=group.prompt.uid,
                 number=int(index),
-                prompt_ids=prompt_ids,
-                response_ids=completion.token_ids,
-                loss_weight=token_weight(length, loss_variation, max_length=rules.max_new_tokens),
-                advantage=advantages[index],
-                rollout_logprobs=completion.logprobs,
-                temperature=group.temperature,
-                policy_versions=completion.policy_versions,
+                prefix_ids=prompt_ids,
+                token_ids=completion.token_ids,
+                loss_mask=np.ones(length, dtype=bool),
+                arrays={
+                    "loss_weights": token_weight(length, loss_variation, max_length=rules.max_new_tokens),
+                    "advantages": float(advantages[index]),
+                    "rollout_logprobs": completion.logprobs,
+                    "temperature": group.temperature,
+                    "policy_version": completion.policy_versions,
+                },
             )
         )
     return samples

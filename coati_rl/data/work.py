@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coati_rl.batch import MiniBatch
+from coati_rl.data.ragged import RaggedBatch
 from coati_rl.types import CommitResult, Lease
 
 
@@ -17,7 +17,7 @@ from coati_rl.types import CommitResult, Lease
 class TrainWork:
     """Forward/backward on a mini-batch, and the optimizer step when it is the step's last."""
 
-    batch: MiniBatch  # this dp rank's share
+    batch: RaggedBatch  # this dp rank's share
     is_corrected: bool = False  # the step's loss corrects for the engine-trainer gap
 
 

@@ -3,8 +3,8 @@
 In: a model's last hidden states, the LM head, the arrays of a micro-batch, a loss. Out: the summed loss and the sums it
 reports. The logits of a chunk are used for its log-probabilities and entropies, then for its gradient, and are gone:
 unlike in `logprob`, the backward does not compute them again. The price is that the gradients of hidden states and LM
-head wait for the backward. R rows, L tokens per row, H hidden size, V vocabulary, N tokens that the loss counts, C of a
-chunk.
+head wait for the backward. R rows, L tokens per row, M loss tokens per row, H hidden size, V vocabulary, N tokens
+that the loss counts, C of a chunk.
 """
 
 from collections.abc import Mapping
@@ -26,13 +26,13 @@ def fused_token_loss(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    tensors: Mapping[str, Tensor],
+    arrays: Mapping[str, Tensor],
     loss_fn: "LossFn",
     *,
     group: dist.ProcessGroup | None = None,
     chunk_elements: int | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """loss_fn(token_logprobs(...), tensors), with logits computed once for forward and backward.
+    """loss_fn(token_logprobs(...), arrays), with logits computed once for forward and backward.
 
     Only tokens whose `loss_mask` is True reach the loss, as arrays of shape [1, C], and without `sample_index`, since a
     chunk holds parts of samples; if there are none, one masked token does, so that there is a report. Log-probabilities
@@ -43,31 +43,31 @@ def fused_token_loss(
         hidden: [R, L, H] after the final norm, float32 or bfloat16; carries gradient.
         weight: [V, H] of the LM head, same dtype; carries gradient. With a group [V / tp, H].
         bias: [V] or None; carries gradient.
-        tensors: the micro-batch's arrays by name, each [R, L], among them `token_ids`, `loss_mask`, `temperature`; and
-            others of shape [], which the loss gets as they are.
+        arrays: the micro-batch's loss arrays by name, each [R, M], among them `token_ids`, `sources`, `loss_mask` and
+            `temperature`; and others of shape [], which the loss gets as they are.
         loss_fn: with `is_token_separable`.
         group: ranks that share the vocabulary, as in `token_logprobs`. The call is collective over it, the backward
             is not; loss, sums and the gradient of `hidden` have the same bits on all its ranks.
         chunk_elements: bound on the logits that exist at a time; None: the device's.
     Returns: (float32[] summed loss, the sums that the loss reports, detached).
-    Raises: ValueError if the loss is not separable by token, shapes do not fit together, or the loss counts the first
-        token of a row.
+    Raises: ValueError if the loss is not separable by token, shapes do not fit together, or a token that the loss
+        counts has no source in its row.
     """
     if not loss_fn.is_token_separable:
         raise ValueError(f"{type(loss_fn).__name__} is not separable by token: use token_logprobs")
-    shape = tensors["token_ids"].shape
-    tensors = {name: tensor for name, tensor in tensors.items() if name != "sample_index"}
-    misfits = [name for name, tensor in tensors.items() if tensor.dim() > 0 and tensor.shape != shape]
+    shape = arrays["token_ids"].shape
+    arrays = {name: array for name, array in arrays.items() if name != "sample_index"}
+    misfits = [name for name, array in arrays.items() if array.dim() > 0 and array.shape != shape]
     if misfits:
         raise ValueError(f"{', '.join(misfits)} must have the shape of token_ids, {tuple(shape)}")
-    tokens = choose_tokens(hidden, tensors["token_ids"], tensors["loss_mask"], tensors["temperature"])
+    tokens = choose_tokens(hidden, arrays["token_ids"], arrays["sources"], arrays["loss_mask"], arrays["temperature"])
     flat_hidden = hidden.flatten(0, 1)
     inputs = (flat_hidden, weight, bias)
     needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in inputs]
     head = LMHead(weight=weight, bias=bias, group=group)
     gradients = HeadGradients(head, len(tokens.places), needs=needs) if any(needs) else None
     with torch.no_grad():
-        loss, sums = _evaluate(flat_hidden, head, tokens, tensors, loss_fn, gradients, chunk_elements)
+        loss, sums = _evaluate(flat_hidden, head, tokens, arrays, loss_fn, gradients, chunk_elements)
         if gradients is None:
             return loss, sums
         stored = gradients.of_inputs(flat_hidden, tokens.sources)
@@ -78,7 +78,7 @@ def _evaluate(
     hidden: Tensor,
     head: LMHead,
     tokens: ChosenTokens,
-    tensors: Mapping[str, Tensor],
+    arrays: Mapping[str, Tensor],
     loss_fn: "LossFn",
     gradients: HeadGradients | None,
     chunk_elements: int | None,
@@ -87,15 +87,15 @@ def _evaluate(
     num_tokens = len(tokens.places)
     if num_tokens == 0:  # the first place is masked, and there is one: losses cannot take a maximum over nothing
         unused = torch.zeros(1, dtype=torch.float32, device=hidden.device)
-        return _token_terms(loss_fn, unused, unused, _pick(tensors, tokens.places.new_zeros(1)))[:2]
+        return _token_terms(loss_fn, unused, unused, _pick(arrays, tokens.places.new_zeros(1)))[:2]
     loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
     sums: dict[str, Tensor] = {}
     buffer = head.new_buffer(num_tokens, chunk_elements)
     for chunk in slices(num_tokens, len(buffer)):
         chunk_hidden, targets = hidden[tokens.sources[chunk]], tokens.targets[chunk]
         softmax = head.softmax(head.logits(chunk_hidden, tokens.temperature[chunk], buffer), targets)
-        arrays = _pick(tensors, tokens.places[chunk])
-        chunk_loss, chunk_sums, grads = _token_terms(loss_fn, softmax.logprobs, softmax.entropy, arrays)
+        chosen = _pick(arrays, tokens.places[chunk])
+        chunk_loss, chunk_sums, grads = _token_terms(loss_fn, softmax.logprobs, softmax.entropy, chosen)
         loss += chunk_loss
         sums = merge_sums(sums, chunk_sums)
         if gradients is not None:
@@ -104,9 +104,9 @@ def _evaluate(
     return loss, sums
 
 
-def _pick(tensors: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:
-    """[R, L] arrays at the places int64[C] as [1, C]; what has shape [] as it is."""
-    return {name: t if t.dim() == 0 else t.flatten()[places][None] for name, t in tensors.items()}
+def _pick(arrays: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:
+    """[R, M] arrays at the places int64[C] as [1, C]; what has shape [] as it is."""
+    return {name: t if t.dim() == 0 else t.flatten()[places][None] for name, t in arrays.items()}
 
 
 def _token_terms(

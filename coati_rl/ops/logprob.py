@@ -2,7 +2,7 @@
 
 For any loss: both carry gradient, and the backward computes each chunk's logits again from the hidden states instead of
 keeping them. A loss that is separable by token does with computing them once, see `fused_loss`. R rows, L tokens per
-row, H hidden size, V vocabulary, N tokens that are asked for.
+row, M loss tokens per row, H hidden size, V vocabulary, N tokens that are asked for.
 """
 
 from typing import Any
@@ -20,31 +20,33 @@ def token_logprobs(
     weight: Tensor,
     bias: Tensor | None,
     token_ids: Tensor,
+    sources: Tensor,
     token_mask: Tensor,
     temperature: Tensor,
     *,
     group: dist.ProcessGroup | None = None,
     chunk_elements: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """log softmax(z / temperature)[token] and the entropy of that distribution, with z the logits one place before.
+    """log softmax(z / temperature)[token] and the entropy of that distribution, with z the logits at its source.
 
     Args:
         hidden: [R, L, H] after the final norm, float32 or bfloat16; carries gradient.
         weight: [V, H] of the LM head, same dtype; carries gradient.
         bias: [V] or None; carries gradient.
-        token_ids: int64[R, L].
-        token_mask: bool[R, L], True on the N tokens that are asked for. The first of a row has nothing before it.
-        temperature: float32[R, L], positive where asked for.
+        token_ids: int64[R, M].
+        sources: int64[R, M], the place in its row of the hidden state that predicts the token; it may predict several.
+        token_mask: bool[R, M], True on the N tokens that are asked for.
+        temperature: float32[R, M], positive where asked for.
         group: ranks that share the vocabulary: rank r holds rows r * V / tp to (r + 1) * V / tp of weight and bias, and
             all hold the same of everything else. Forward and backward are collective over it; values and the
             gradient of `hidden` have the same bits on all its ranks. None: this process holds all rows.
         chunk_elements: bound on the logits that exist at a time; None: the device's.
-    Returns: (float32[R, L] log-probabilities in nats, entry [r, t] being that of token_ids[r, t];
-        float32[R, L] entropies in nats); both carry gradient and are 0 where `token_mask` is False. Entropies that the
+    Returns: (float32[R, M] log-probabilities in nats, entry [r, t] being that of token_ids[r, t];
+        float32[R, M] entropies in nats); both carry gradient and are 0 where `token_mask` is False. Entropies that the
         loss does not use, or only detached, cost nothing in the backward.
-    Raises: ValueError if shapes do not fit together or the first token of a row is asked for.
+    Raises: ValueError if shapes do not fit together or a token that is asked for has no source in its row.
     """
-    tokens = choose_tokens(hidden, token_ids, token_mask, temperature)
+    tokens = choose_tokens(hidden, token_ids, sources, token_mask, temperature)
     logprobs, entropy = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden.flatten(0, 1), weight, bias, tokens, group, chunk_elements
     )
@@ -52,7 +54,7 @@ def token_logprobs(
 
 
 def _spread(values: Tensor, places: Tensor, like: Tensor) -> Tensor:
-    """float32[N] back to their places in float32[R, L], 0 elsewhere."""
+    """float32[N] back to their places in float32[R, M], 0 elsewhere."""
     spread = torch.zeros(like.numel(), dtype=torch.float32, device=like.device)
     return spread.index_copy(0, places, values).view_as(like)
 

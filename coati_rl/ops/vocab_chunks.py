@@ -4,9 +4,9 @@ In: hidden states and the tokens that are asked for. Out: log-probabilities, ent
 gradients of hidden states and LM head. At most float32[C, V] logits exist, in one buffer that is used again and again:
 at V = 151,936 the logits of all tokens would be the largest tensor of the whole training step.
 
-Letters: R rows, L tokens per row, H hidden size, V vocabulary, N tokens that are asked for, C tokens of a chunk, z
-logits over temperature. Under tensor parallelism V is the share of one rank: each holds the logits of its rows of the
-LM head alone, and numbers per token, not per vocabulary entry, are what ranks exchange.
+Letters: R rows, L tokens per row, M loss tokens per row, H hidden size, V vocabulary, N tokens that are asked for, C
+tokens of a chunk, z logits over temperature. Under tensor parallelism V is the share of one rank: each holds the logits
+of its rows of the LM head alone, and numbers per token, not per vocabulary entry, are what ranks exchange.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,24 +28,60 @@ BLOCK_ELEMENTS = 2**20  # of what exists beside the logits on a CPU: 4 MiB, whic
 class ChosenTokens(NamedTuple):
     """The N tokens that are asked for, in reading order."""
 
-    places: Tensor  # int64[N], of R * L
-    sources: Tensor  # int64[N], of R * L: the place before, whose hidden state predicts the token
+    places: Tensor  # int64[N], into the R * M entries of the loss arrays
+    sources: Tensor  # int64[N], into the R * L hidden states: the one that predicts the token; may repeat
     targets: Tensor  # int64[N], token ids
     temperature: Tensor  # float32[N]
 
 
-def choose_tokens(hidden: Tensor, token_ids: Tensor, token_mask: Tensor, temperature: Tensor) -> ChosenTokens:
-    """Pick the tokens out of [R, L] at which `token_mask` is True.
+def choose_tokens(
+    hidden: Tensor, token_ids: Tensor, sources: Tensor, token_mask: Tensor, temperature: Tensor
+) -> ChosenTokens:
+    """Pick the tokens at which `token_mask` is True out of the loss arrays [R, M].
 
-    Raises: ValueError if shapes do not fit together or the first token of a row is asked for.
+    Args:
+        hidden: [R, L, H].
+        token_ids: int64[R, M], the tokens to be predicted.
+        sources: int64[R, M], the place in its row, 0 to L - 1, of the hidden state that predicts the token.
+        token_mask: bool[R, M].
+        temperature: float32[R, M].
+    Raises: ValueError if shapes do not fit together or a token that is asked for has no hidden state in its row.
     """
-    if not token_ids.shape == token_mask.shape == temperature.shape == hidden.shape[:2]:
-        shapes = [tuple(t.shape) for t in (token_ids, token_mask, temperature, hidden)]
-        raise ValueError(f"token_ids, token_mask, temperature and hidden must agree on [R, L], not {shapes}")
-    if token_mask[:, :1].any():
-        raise ValueError("token_mask is True on the first token of a row: it has no log-probability")
+    rows, length = hidden.shape[:2]
+    shapes = [tuple(t.shape) for t in (token_ids, sources, token_mask, temperature)]
+    if len(set(shapes)) > 1 or shapes[0][:1] != (rows,):
+        raise ValueError(
+            f"token_ids, sources, token_mask and temperature must agree on [{rows}, M], hidden's rows, not {shapes}"
+        )
     places = token_mask.flatten().nonzero().squeeze(-1)
-    return ChosenTokens(places, places - 1, token_ids.flatten()[places], temperature.flatten()[places])
+    in_row = sources.flatten()[places]
+    if ((in_row < 0) | (in_row >= length)).any():
+        raise ValueError(f"token_mask is True on a token whose source is not a place in its row, 0 to {length - 1}")
+    first_of_row = places // token_mask.shape[1] * length if len(places) else places
+    return ChosenTokens(places, first_of_row + in_row, token_ids.flatten()[places], temperature.flatten()[places])
+
+
+def sum_rows(rows: Tensor, index: Tensor, *, length: int) -> Tensor:
+    """Sum rows [N, H] by their place, int64[N], into [length, H]; always in the same order.
+
+    `index_add_` adds atomically on a GPU, in an order that changes from run to run. Here a first pass copies the first
+    row of each place, and every further one adds at most one row to each: as many passes as the most frequent place has
+    rows.
+    """
+    total = rows.new_zeros((length, rows.shape[1]))
+    order = index.argsort(stable=True)
+    ordered = index[order]
+    is_first = torch.ones_like(ordered, dtype=torch.bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    if is_first.all():
+        return total.index_copy_(0, index, rows)
+    positions = torch.arange(len(ordered), device=index.device)
+    repeat = positions - torch.where(is_first, positions, 0).cummax(dim=0).values  # rows of the same place before it
+    for number in range(int(repeat.max()) + 1):
+        chosen = order[repeat == number]
+        places = index[chosen]
+        total.index_copy_(0, places, total[places] + rows[chosen])
+    return total
 
 
 class ChunkSoftmax(NamedTuple):
@@ -217,8 +253,8 @@ class HeadGradients:
         if self.rows is not None:
             if self.head.group is not None:
                 dist.all_reduce(self.rows, dist.ReduceOp.SUM, self.head.group)
-            # Sources are unique, so a copy does; adding would be atomic, hence out of order, on a GPU.
-            grad_hidden = torch.zeros_like(hidden).index_copy_(0, sources, self.rows.to(hidden.dtype))
+            # Tokens that one hidden state predicts, as the first ones after a shared prompt, add up.
+            grad_hidden = sum_rows(self.rows.to(hidden.dtype), sources, length=len(hidden))
         return grad_hidden, self.weight, self.bias
 
 

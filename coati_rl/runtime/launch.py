@@ -12,7 +12,6 @@ from coati_rl.data.prepare import Prepared
 from coati_rl.data.resume import ResumePoint
 from coati_rl.disk import disk_errors, disk_problem
 from coati_rl.errors import RunError
-from coati_rl.observability.metrics import complete
 from coati_rl.observability.progress import ProgressDisplay
 from coati_rl.observability.sinks import JsonlSink, Sink, open_sinks
 from coati_rl.observability.timeline import Timeline
@@ -181,10 +180,9 @@ def _marked(event: dict[str, Any], timeline: Timeline, log: _LogFile) -> dict[st
 
 def _record(event: dict[str, Any], display: ProgressDisplay, sinks: list[Sink], syncs: Sink) -> None:
     if event["event"] == "step":
-        event = complete({key: value for key, value in event.items() if key != "event"})
+        record = {key: value for key, value in event.items() if key != "event"}
         for sink in sinks:
-            sink.write(event["step"], event)
-        event = {"event": "step", **event}
+            sink.write(event["step"], record)
     elif event["event"] == "evaluation":
         for sink in sinks[1:]:  # metrics.jsonl is one object per optimizer step; evaluations have their own file
             sink.write(event["step"], {f"eval/{event['task']}/accuracy": event["accuracy"]})

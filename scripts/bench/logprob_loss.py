@@ -61,6 +61,7 @@ def make_inputs(num_tokens: int, hidden_size: int, vocabulary: int, dtype: torch
         "hidden": hidden,
         "weight": weight,
         "token_ids": torch.randint(vocabulary, shape, generator=generator, device=device),
+        "sources": torch.arange(-1, shape[1] - 1, device=device)[None].expand(shape),
         "loss_mask": loss_mask,
         "loss_weights": torch.full(shape, 1 / num_tokens, device=device),
         "advantages": normal(*shape),
@@ -74,7 +75,7 @@ def make_inputs(num_tokens: int, hidden_size: int, vocabulary: int, dtype: torch
 
 def own_logprobs(inputs: Inputs) -> Tensor:
     """float32[1, T + 1], without gradient."""
-    names = ("token_ids", "loss_mask", "temperature")
+    names = ("token_ids", "sources", "loss_mask", "temperature")
     with torch.no_grad():
         return token_logprobs(inputs["hidden"], inputs["weight"], None, *(inputs[name] for name in names))[0]
 
@@ -89,7 +90,7 @@ def naive_loss(inputs: Inputs, chunk_elements: int) -> Tensor:
 
 def recompute_loss(inputs: Inputs, chunk_elements: int) -> Tensor:
     """The loss from chunked log-probabilities, whose logits the backward computes again."""
-    names = ("token_ids", "loss_mask", "temperature")
+    names = ("token_ids", "sources", "loss_mask", "temperature")
     logprobs, entropy = token_logprobs(
         inputs["hidden"], inputs["weight"], None, *(inputs[name] for name in names), chunk_elements=chunk_elements
     )

@@ -22,7 +22,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch, MiniBatch
-from coati_rl.data.packing import Sample, pack
+from coati_rl.data.packing import pack
+from coati_rl.data.ragged import Sample
 from consumer.policy_model import no_progress_bars
 from consumer.torch_backend import BackendConfig, TorchBackend
 
@@ -84,13 +84,16 @@ def make_samples(lengths: Sequence[int], vocabulary: int) -> list[Sample]:
             Sample(
                 uid=f"sample-{number}",
                 number=0,
-                prompt_ids=token_ids[:start],
-                response_ids=token_ids[start:],
-                loss_weight=1.0,
-                advantage=rng.normal(),
-                rollout_logprobs=np.zeros(length - start, dtype=np.float32),
-                temperature=1.0,
-                policy_versions=np.zeros(length - start, dtype=np.int32),
+                prefix_ids=token_ids[:start],
+                token_ids=token_ids[start:],
+                loss_mask=np.ones(length - start, dtype=bool),
+                arrays={
+                    "loss_weights": 1.0,
+                    "advantages": rng.normal(),
+                    "rollout_logprobs": np.zeros(length - start, dtype=np.float32),
+                    "temperature": 1.0,
+                    "policy_version": np.zeros(length - start, dtype=np.int32),
+                },
             )
         )
     return samples
@@ -98,7 +101,7 @@ def make_samples(lengths: Sequence[int], vocabulary: int) -> list[Sample]:
 
 def take_step(backend: TorchBackend, micro_batch: MicroBatch, step: int) -> float:
     """A whole optimizer step. Returns: the mean loss."""
-    scale = 1 / int(micro_batch.loss_mask.sum())
+    scale = 1 / int(micro_batch.loss_arrays["loss_mask"].sum())
     batch = MiniBatch(
         step=step, micro_batches=(micro_batch,), is_last=True, loss_scale=scale, learning_rate_progress=0.0
     )
@@ -122,7 +125,7 @@ def measure(backend: TorchBackend, lengths: Sequence[int], rounds: int, peak_tfl
     device, vocabulary = backend.device, int(backend.policy.config.vocab_size)
     samples = make_samples(lengths, vocabulary)
     (micro_batch,) = pack(samples, max_samples=len(samples))[0]
-    micro_batch = replace(micro_batch, rollout_logprobs=backend.score([micro_batch])[0].cpu().numpy())
+    micro_batch = micro_batch.with_arrays(rollout_logprobs=backend.score([micro_batch])[0].cpu().numpy())
     seconds, losses = [], []
     for step in range(NUM_WARM_UP + rounds):
         _synchronize(device)
@@ -133,7 +136,7 @@ def measure(backend: TorchBackend, lengths: Sequence[int], rounds: int, peak_tfl
     if not np.isfinite(losses).all():
         raise SystemExit(f"losses are not finite: {losses}")
     step_s = statistics.median(seconds[NUM_WARM_UP:])
-    counted = sum(len(sample.response_ids) for sample in samples)
+    counted = sum(sample.num_loss_tokens for sample in samples)
     tflops = step_flops(backend.policy, lengths, counted) / step_s / 1e12
     return {
         "tokens": sum(lengths),

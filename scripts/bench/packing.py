@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from coati_rl.batch import MicroBatch
-from coati_rl.data.packing import Sample, pack
+from coati_rl.data.packing import pack
+from coati_rl.data.ragged import Sample
 
 MU, SIGMA, LONGEST, BUDGET = 4.2, 0.8, 512, 1024
 MINI_BATCHES = (512, 64)  # samples; also measured: all in one
@@ -30,13 +31,10 @@ def make_samples(count: int, seed: int) -> list[Sample]:
         Sample(
             uid=f"bench-{number}",
             number=0,
-            prompt_ids=np.ones(length, dtype=np.int64),
-            response_ids=np.empty(0, dtype=np.int32),
-            loss_weight=0.0,
-            advantage=0.0,
-            rollout_logprobs=np.empty(0, dtype=np.float32),
-            temperature=1.0,
-            policy_versions=np.empty(0, dtype=np.int32),
+            prefix_ids=np.ones(length, dtype=np.int32),
+            token_ids=np.empty(0, dtype=np.int32),
+            loss_mask=np.empty(0, dtype=bool),
+            arrays={},
         )
         for number, length in enumerate(lengths)
     ]

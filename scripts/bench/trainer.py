@@ -30,13 +30,15 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch, MiniBatch
-from coati_rl.data.packing import Sample, pack
+from coati_rl.data.packing import pack
+from coati_rl.data.ragged import Sample
 from consumer import packed_attention
 from consumer.colossal_backend import ColossalBackend
+from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.policy_model import no_progress_bars
 from consumer.process_group import MeetingPoint, destroy_process_group, init_process_group
 from consumer.torch_backend import BackendConfig
-from consumer.train_step import StepSettings, TrainStep
+from consumer.train_step import TrainStep
 
 MU, SIGMA, LONGEST = 4.2, 0.8, 512  # lengths of prompt and response together
 PROMPT_SHARE = 0.25
@@ -78,7 +80,7 @@ class BackendLoop:
     """Describe what a trainer process runs."""
 
     def __init__(self, backend: ColossalBackend, micro_batches: tuple[MicroBatch, ...], loss_scale: float) -> None:
-        self._train_step = TrainStep(backend, LOSS, StepSettings(learning_rate=LEARNING_RATE))
+        self._train_step = TrainStep(backend, PolicyGradient(loss_fn=LOSS), learning_rate=LEARNING_RATE)
         self._batch = MiniBatch(
             step=0, micro_batches=micro_batches, is_last=True, loss_scale=loss_scale, learning_rate_progress=0.0
         )
@@ -113,19 +115,18 @@ class PlainLoop:
         return loss_sum.item(), norm.item()
 
     def _loss(self, micro_batch: MicroBatch) -> Tensor:
-        places = np.flatnonzero(micro_batch.loss_mask[0])
-        arguments: dict[str, Any] = {}
+        arrays, arguments = micro_batch.loss_arrays, dict[str, Any]()
         if self.model.config._attn_implementation == packed_attention.NAME:
-            arguments["lengths"] = packed_attention.row_lengths(micro_batch.position_ids, micro_batch.sample_index)
+            arguments["lengths"] = packed_attention.row_lengths(micro_batch.segments, micro_batch.token_ids.shape)
         logits = self.model(
             input_ids=torch.from_numpy(micro_batch.token_ids),
             position_ids=torch.from_numpy(micro_batch.position_ids),
             attention_mask=None,
             use_cache=False,
-            logits_to_keep=torch.from_numpy(places - 1),
+            logits_to_keep=torch.from_numpy(arrays["sources"][0]),
             **arguments,
         ).logits[0]  # float32[N, V]
-        picked = (torch.from_numpy(getattr(micro_batch, name)[0, places]) for name in PICKED)
+        picked = (torch.from_numpy(arrays[name][0]) for name in PICKED)
         token_ids, rollout_logprobs, advantages, weights = picked
         logprobs = -F.cross_entropy(logits.div_(TEMPERATURE), token_ids, reduction="none")
         ratio = torch.exp(logprobs - rollout_logprobs)
@@ -164,13 +165,14 @@ def make_samples(arguments: argparse.Namespace, model: PreTrainedModel) -> Itera
         yield Sample(
             uid=f"bench-{number}",
             number=0,
-            prompt_ids=token_ids[:start],
-            response_ids=token_ids[start:],
-            loss_weight=1.0,
-            advantage=rng.normal(),
-            rollout_logprobs=rollout[start:].astype(np.float32),
-            temperature=TEMPERATURE,
-            policy_versions=np.zeros(length - start, dtype=np.int32),
+            prefix_ids=token_ids[:start],
+            token_ids=token_ids[start:],
+            loss_mask=np.ones(length - start, dtype=bool),
+            arrays={
+                **{"loss_weights": 1.0, "advantages": rng.normal(), "temperature": TEMPERATURE},
+                "rollout_logprobs": rollout[start:].astype(np.float32),
+                "policy_version": np.zeros(length - start, dtype=np.int32),
+            },
         )
 
 
@@ -204,7 +206,7 @@ def run_rank(
         backend = ColossalBackend(config, device=device, timeout_s=TIMEOUT_S)
         limits = {"max_samples": len(samples), "max_tokens": arguments.budget}
         share = pack(samples, num_ranks=backend.layout.dp_size, **limits)[backend.layout.dp_rank]
-        batch = (share, 1 / sum(len(sample.response_ids) for sample in samples))
+        batch = (share, 1 / sum(sample.num_loss_tokens for sample in samples))
         steps: dict[str, Step] = {OURS: BackendLoop(backend, *batch).step}
         if layout == "dp1":
             steps[PLAIN] = PlainLoop(load(directory), *batch).step

@@ -25,9 +25,10 @@ TOLERANCE = 0.05
 def scores(backend: TorchBackend, micro_batches: Sequence[MicroBatch]) -> dict[int, Tensor]:
     """Index of a sample -> float32[T'] of its counted tokens."""
     return {
-        int(index): score.cpu()[torch.from_numpy((batch.sample_index == index) & batch.loss_mask)]
+        int(index): score.cpu()[torch.from_numpy(batch.loss_arrays["sample_index"] == index)]
         for batch, score in zip(micro_batches, backend.score(micro_batches), strict=True)
-        for index in np.unique(batch.sample_index[batch.sample_index >= 0])
+        for index in np.unique(batch.loss_arrays["sample_index"])
+        if index >= 0
     }
 
 
@@ -39,7 +40,7 @@ def test_packed_log_probabilities_are_those_of_each_sample_alone(device: str, mo
     together = pack(samples, max_samples=len(samples))[0]
     assert len(together) == 1
     packed = scores(backend, together)
-    monkeypatch.setattr(policy_model, "row_lengths", lambda position_ids, sample_index: None)
+    monkeypatch.setattr(policy_model, "row_lengths", lambda segments, shape: None)
     mixed = scores(backend, together)  # each sees those before it
     backend.policy.set_attn_implementation("sdpa")
     separate = scores(backend, pack(samples, max_samples=1)[0])

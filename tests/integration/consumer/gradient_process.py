@@ -1,6 +1,5 @@
 """A trainer that takes two steps for each trial of the gradient matrix, and writes down what it holds of them."""
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -42,12 +41,12 @@ def share_of(samples: Sequence[Sample], backend: ColossalBackend, loss: LossCase
 
 def steps_of(backend: ColossalBackend, model_dir: Path, loss: LossCase, how: Cut) -> Iterator[dict[str, Any]]:
     for step in range(NUM_STEPS):
-        samples = samples_near(model_dir, step, recomputes_old=loss.recomputes_old)
+        samples = samples_near(model_dir, step, recomputes_old=loss.recomputes_old, kind=loss.kind)
         scale, sums = scale_of(samples, loss.aggregation), dict[str, Tensor]()
         mini_batches = mini_batches_of(samples, how.split)
         for index, part in enumerate(mini_batches):
             micro_batches = share_of(part, backend, loss, how)
-            if loss.loss.kl_coeff > 0:
+            if loss.has_reference:
                 micro_batches = with_reference(backend, micro_batches)
             is_last = index == len(mini_batches) - 1
             batch = to_mini_batch(micro_batches, step=step, is_last=is_last)
@@ -88,7 +87,7 @@ def with_reference(backend: ColossalBackend, micro_batches: list[MicroBatch]) ->
     if not scores:
         return micro_batches
     pairs = zip(micro_batches, scores, strict=True)
-    return [dataclasses.replace(micro_batch, ref_logprobs=score.numpy()) for micro_batch, score in pairs]
+    return [micro_batch.with_arrays(ref_logprobs=score.numpy()) for micro_batch, score in pairs]
 
 
 class Restarts:

@@ -19,7 +19,8 @@ from coati_rl.errors import RunError
 from coati_rl.protocols import ScoredModel
 from consumer import checkpoint
 from consumer.colossal_backend import ColossalBackend
-from consumer.train_step import StepSettings, TrainStep
+from consumer.objectives.policy_gradient import PolicyGradient
+from consumer.train_step import TrainStep
 from consumer.weight_history import WeightHistory
 from consumer.weight_sync import make_manifest
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE
@@ -131,7 +132,7 @@ def take_empty_steps(backend: ColossalBackend) -> list[dict[str, Any]]:
     """A step without samples, and one whose samples do not count. Returns: what is reported of each."""
     empty = to_mini_batch((), step=2, scale=0.0)
     uncounted = to_mini_batch(cut(make_samples(2), per_micro_batch=4, packed=True), step=2, scale=0.0)
-    train_step = TrainStep(backend, LOSS, StepSettings(learning_rate=LEARNING_RATE))
+    train_step = TrainStep(backend, PolicyGradient(loss_fn=LOSS), learning_rate=LEARNING_RATE)
     return [train_step.run(batch) or {} for batch in (empty, uncounted)]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from coati_rl.algorithms.aggregation import LossVariation
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.protocols import LossFn
+from consumer.objectives.cross_entropy import TokenCrossEntropy
 from tests.integration.consumer.samples import Sample, chosen_logprobs
 
 
@@ -122,6 +123,10 @@ def skipped_sequence(response: Response) -> Tensor:
     return float(response.sequence_ratio[0] < 1.4) * explored_sequence(response)
 
 
+def cross_entropy(response: Response) -> Tensor:
+    return -response.logprobs
+
+
 def users(response: Response) -> Tensor:
     return -response.advantage * response.logprobs + (response.logprobs - response.old) ** 2
 
@@ -140,7 +145,7 @@ users_terms_by_token.is_token_separable = True
 class Unseparated:
     """The same loss, which does not say that it may be evaluated token by token."""
 
-    loss: PolicyLoss
+    loss: LossFn
     is_token_separable: ClassVar[bool] = False
 
     def is_final(self, sums: Mapping[str, Tensor]) -> bool:
@@ -156,13 +161,18 @@ class Unseparated:
 class LossCase:
     """A loss and its plain formula."""
 
-    loss: PolicyLoss
+    loss: PolicyLoss | TokenCrossEntropy
     formula: Formula
     without: Formula  # the formula without what this case is about, which must differ
     cuts: tuple[Cut, ...]
     aggregation: LossVariation = "sample_level"
     recomputes_old: bool = False
     is_whole: bool = False  # evaluated on whole samples even if it could be token by token
+    kind: str = "plain"  # of the samples, see `KINDS`
+
+    @property
+    def has_reference(self) -> bool:
+        return isinstance(self.loss, PolicyLoss) and self.loss.kl_coeff > 0
 
     @property
     def loss_fn(self) -> LossFn:
@@ -173,6 +183,8 @@ def case(formula: Formula, without: Formula, *cuts: Cut, **settings: Any) -> Los
     """The clip's bounds are 0.2 and 0.28; settings of the case itself are told from those of the loss."""
     names = {field.name for field in dataclasses.fields(LossCase)}
     own = {name: value for name, value in settings.items() if name in names}
+    if formula is cross_entropy:
+        return LossCase(loss=TokenCrossEntropy(), formula=formula, without=without, cuts=cuts, **own)
     loss = PolicyLoss(**{"clip_low": 0.2, "clip_high": 0.28, **{n: v for n, v in settings.items() if n not in own}})
     return LossCase(loss=loss, formula=formula, without=without, cuts=cuts, **own)
 
@@ -203,6 +215,10 @@ LOSSES: dict[str, LossCase] = {
         ratio_level="sequence",
         entropy_coeff=10.0,
     ),
+    "holes": case(grpo, clipped, Cut(2, True, "uneven"), Cut(2, False, "one"), kl_coeff=1.0, kind="holes"),
+    "forked": case(grpo, clipped, Cut(2, True, "one"), Cut(4, True, "several"), kl_coeff=1.0, kind="forked"),
+    "forked, sequence": case(clipped_sequence, clipped, Cut(4, True, "one"), ratio_level="sequence", kind="forked"),
+    "cross-entropy": case(cross_entropy, clipped, Cut(4, True, "uneven"), aggregation="token_level", kind="holes"),
     "user's": case(users, clipped, Cut(2, False, "uneven"), terms_fn=users_terms),
     "user's, by token": case(users, clipped, Cut(4, True, "several"), terms_fn=users_terms_by_token),
 }

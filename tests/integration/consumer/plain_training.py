@@ -30,12 +30,12 @@ Steps = list[dict[str, Any]]
 def plain_steps(model_dir: Path, loss: str, precision: str = "fp32") -> Steps:
     """What two optimizer steps with a loss come to: loss, gradient, its norm, weights."""
     case = LOSSES[loss]
-    return plain_training(model_dir, precision, case.formula, case.aggregation, case.recomputes_old)
+    return plain_training(model_dir, precision, case.formula, case.aggregation, case.recomputes_old, case.kind)
 
 
 @functools.cache
 def plain_training(
-    model_dir: Path, precision: str, formula: Formula, aggregation: LossVariation, recomputes_old: bool
+    model_dir: Path, precision: str, formula: Formula, aggregation: LossVariation, recomputes_old: bool, kind: str
 ) -> Steps:
     """In float32; with "bf16" the weights that are computed with are rounded to bfloat16, as those of a trainer are."""
     masters = copy.deepcopy(plain_model(model_dir))
@@ -43,8 +43,9 @@ def plain_training(
     optimizer = torch.optim.AdamW(masters.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     steps = []
     for step in range(NUM_STEPS):
-        samples = samples_near(model_dir, step, recomputes_old=recomputes_old)
-        loss, gradients = plain_gradients(model, samples, ref_logprobs_of(model_dir, step), formula, aggregation)
+        samples = samples_near(model_dir, step, recomputes_old=recomputes_old, kind=kind)
+        ref_logprobs = ref_logprobs_of(model_dir, step, kind)
+        loss, gradients = plain_gradients(model, samples, ref_logprobs, formula, aggregation)
         for name, master in masters.named_parameters():
             master.grad = gradients[name].clone()
         norm = torch.nn.utils.clip_grad_norm_(masters.parameters(), MAX_GRAD_NORM).item()
@@ -65,11 +66,11 @@ def plain_gradients(
     aggregation: LossVariation,
 ) -> tuple[float, dict[str, Tensor]]:
     """The loss of a step, and its gradient."""
-    num_tokens = sum(sample.num_response for sample in samples)
+    num_tokens = sum(sample.num_counted for sample in samples)
     denominators = {"token_level": num_tokens, "constant": len(samples) * MAX_RESPONSE}
     total = 0.0
     for sample, ref in zip(samples, ref_logprobs, strict=True):
-        terms = formula(Response(sample, sample_log_softmax(model, sample), ref))
+        terms = formula(Response(sample, sample_log_softmax(model, sample), ref))[torch.from_numpy(sample.counted)]
         loss = terms.mean() / len(samples) if aggregation == "sample_level" else terms.sum() / denominators[aggregation]
         loss.backward()
         total += loss.item()
@@ -80,7 +81,7 @@ def plain_gradients(
 
 @functools.cache
 @torch.no_grad()
-def ref_logprobs_of(model_dir: Path, step: int) -> tuple[Tensor, ...]:
+def ref_logprobs_of(model_dir: Path, step: int, kind: str = "plain") -> tuple[Tensor, ...]:
     """float32[T] of each sample of a step, from the model's reference."""
     reference = plain_model(reference_of(model_dir))
-    return tuple(sample_logprobs(reference, sample) for sample in samples_near(model_dir, step))
+    return tuple(sample_logprobs(reference, sample) for sample in samples_near(model_dir, step, kind=kind))

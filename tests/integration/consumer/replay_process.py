@@ -14,11 +14,13 @@ from coati_rl.algorithms.aggregation import LossVariation
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.data.batcher import BatchSettings, StepBatcher
 from coati_rl.data.group_rules import GroupRules
+from coati_rl.data.packing import build_mini_batch
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score
 from consumer.colossal_backend import ColossalBackend
+from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.sampling_gap import SamplingGap
 from consumer.torch_backend import TorchBackend
-from consumer.train_step import StepSettings, TrainStep
+from consumer.train_step import TrainStep
 from consumer.weight_history import WeightHistory
 from tests.integration.consumer.conftest import LAYOUTS, reference_of
 from tests.integration.consumer.trainer import make_backend
@@ -40,8 +42,7 @@ EXECUTION = {
 class Replay:
     """What is made of the recording."""
 
-    loss: PolicyLoss
-    settings: StepSettings
+    objective: PolicyGradient
     loss_variation: LossVariation = "token_level"
     advantage_estimator: str = "group_norm"
 
@@ -49,31 +50,29 @@ class Replay:
 LEARNING_RATE, KL_COEFF = 1e-3, 0.1
 REPLAYS = {
     "grpo": Replay(
-        loss=PolicyLoss(kl_coeff=KL_COEFF, clip_high=0.28),
-        settings=StepSettings(learning_rate=LEARNING_RATE, has_reference=True),
+        objective=PolicyGradient(loss_fn=PolicyLoss(kl_coeff=KL_COEFF, clip_high=0.28), has_reference=True),
     ),
     "reinforce_pp": Replay(
-        loss=PolicyLoss(),
-        settings=StepSettings(
-            learning_rate=LEARNING_RATE,
+        objective=PolicyGradient(
+            loss_fn=PolicyLoss(),
             has_reference=True,
             reward_kl_coeff=KL_COEFF,
             kl_estimator="k1",
-            whitens_advantages=True,
+            needs_whole_step=True,
         ),
         loss_variation="sample_level",  # by token, whitened advantages have a loss of 0
         advantage_estimator="reward",
     ),
     "gspo": Replay(
-        loss=PolicyLoss(ratio_level="sequence", clip_low=0.01, clip_high=0.02),
-        settings=StepSettings(learning_rate=LEARNING_RATE),
+        objective=PolicyGradient(loss_fn=PolicyLoss(ratio_level="sequence", clip_low=0.01, clip_high=0.02)),
         loss_variation="sample_level",
     ),
     "old_policy": Replay(
-        loss=PolicyLoss(correction="tis", correction_low=0.9, correction_high=1.1),
-        settings=StepSettings(learning_rate=LEARNING_RATE, old_policy_period=2),
+        objective=PolicyGradient(
+            loss_fn=PolicyLoss(correction="tis", correction_low=0.9, correction_high=1.1), old_policy_period=2
+        ),
     ),
-    "skip": Replay(loss=PolicyLoss(skip_threshold=1.2), settings=StepSettings(learning_rate=LEARNING_RATE)),
+    "skip": Replay(objective=PolicyGradient(loss_fn=PolicyLoss(skip_threshold=1.2))),
 }
 
 
@@ -121,8 +120,8 @@ def take_steps(model_dir: Path, steps: list[list[RolloutGroup]], layout: str, re
     """The metrics of every step; empty on ranks that do not report."""
     backend = make_backend(
         model_dir,
-        reference_dir=reference_of(model_dir) if replay.settings.has_reference else None,
-        keeps_old_policy=replay.settings.keeps_old_policy,
+        reference_dir=reference_of(model_dir) if replay.objective.has_reference else None,
+        keeps_old_policy=replay.objective.keeps_old_policy,
         gradient_checkpointing=layout == "tp2_pp2",
         **LAYOUTS[layout][1],
     )
@@ -138,13 +137,13 @@ def take_steps(model_dir: Path, steps: list[list[RolloutGroup]], layout: str, re
     # On every copy, unlike in a run, so that the metrics are alike in all layouts.
     history = WeightHistory(backend.policy.parameters(), max_versions=len(steps))
     gap = SamplingGap(backend, history, num_tokens=MAX_NEW_TOKENS * 1000, sync_period=1)
-    train_step = TrainStep(backend, replay.loss, replay.settings, sampling_gap=gap)
+    train_step = TrainStep(backend, replay.objective, learning_rate=LEARNING_RATE, sampling_gap=gap)
     estimator, metrics = ADVANTAGE_ESTIMATORS[replay.advantage_estimator], []
     for step, groups in enumerate(steps):
         batcher = StepBatcher(settings, step=step, learning_rate_progress=step / 10, estimator=estimator)
         size = settings.prompts_per_mini_batch
         for first in range(0, len(groups), size):
-            metrics.append(train_step.run(batcher.add(groups[first : first + size])[place.dp_rank]))
+            metrics.append(train_step.run(build_mini_batch(batcher.add(groups[first : first + size])[place.dp_rank])))
     backend.close()
     return [step for step in metrics if step is not None] if place.is_reporter else []
 

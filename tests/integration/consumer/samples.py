@@ -5,7 +5,7 @@ The samples are the experiment; everything that cuts them is only how it is exec
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,10 +30,21 @@ class Sample:
     temperature: float
     rollout_logprobs: np.ndarray  # float32[T - num_prompt]
     old_logprobs: np.ndarray | None = None  # the same; None: rollout_logprobs stand in
+    num_shared: int = 0  # tokens that are those of the sample before it, all of them prompt here
+    loss_mask: np.ndarray | None = None  # bool[T - num_prompt]; None: the loss counts all
 
     @property
     def num_response(self) -> int:
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def counted(self) -> np.ndarray:
+        """bool[T - num_prompt]: tokens that the loss counts."""
+        return np.ones(self.num_response, dtype=bool) if self.loss_mask is None else self.loss_mask
+
+    @property
+    def num_counted(self) -> int:
+        return int(self.counted.sum())
 
 
 def make_samples(step: int) -> list[Sample]:
@@ -54,8 +65,36 @@ def make_samples(step: int) -> list[Sample]:
     return samples
 
 
+def with_holes(samples: Sequence[Sample]) -> list[Sample]:
+    """The loss leaves out every third token of a response, as of a tool's answer between two turns."""
+    return [dataclasses.replace(s, loss_mask=np.arange(s.num_response) % 3 != 1) for s in samples]
+
+
+def forked(samples: Sequence[Sample]) -> list[Sample]:
+    """Every second sample goes on from the one before: from its prompt, or after up to three tokens of its response.
+
+    What they share is prompt to the second one, so that it counts once.
+    """
+    forks = list(samples)
+    for index in range(1, len(samples), 2):
+        before, own = samples[index - 1], samples[index]
+        shared = before.token_ids[: before.num_prompt + (index // 2) % 4]
+        token_ids = np.concatenate([shared, own.token_ids[own.num_prompt :]])
+        forks[index] = dataclasses.replace(own, token_ids=token_ids, num_prompt=len(shared), num_shared=len(shared))
+    return forks
+
+
+KINDS: dict[str, Callable[[Sequence[Sample]], Sequence[Sample]]] = {
+    "plain": lambda samples: samples,
+    "holes": with_holes,
+    "forked": forked,
+}
+
+
 @functools.cache
-def samples_near(model_dir: Path, step: int, *, recomputes_old: bool = False) -> tuple[Sample, ...]:
+def samples_near(
+    model_dir: Path, step: int, *, recomputes_old: bool = False, kind: str = "plain"
+) -> tuple[Sample, ...]:
     """The same samples from policies near to a model, at distances at which no rounding error decides.
 
     Log-ratios of tokens are 0, 0.05 or 0.5 away from a sample's mean, which is -0.6, 0 or 0.6: bounds of token ratios
@@ -64,11 +103,12 @@ def samples_near(model_dir: Path, step: int, *, recomputes_old: bool = False) ->
     Args:
         recomputes_old: the trainer's old policy is at that distance, and the engine's at twice such a one from it;
             else it is the engine's that the ratios are formed with.
+        kind: one of KINDS.
     """
     # With other seeds bfloat16 was up to 3.1e-2 from float32, in the biases of keys alone. Their gradient nearly
     # cancels: attention does not see what all keys have in common, except through rotary positions.
     rng = np.random.default_rng(900 + step)
-    model, samples = plain_model(model_dir), make_samples(step)
+    model, samples = plain_model(model_dir), KINDS[kind](make_samples(step))
     with torch.no_grad():
         exact = [sample_logprobs(model, sample).numpy() for sample in samples]
     old = [logprobs - ratios for logprobs, ratios in zip(exact, _log_ratios(rng, samples), strict=True)]
@@ -118,40 +158,65 @@ def sample_logprobs(model: PreTrainedModel, sample: Sample) -> torch.Tensor:
 
 
 def to_micro_batch(rows: Sequence[Sequence[Sample]], *, aggregation: LossVariation = "sample_level") -> MicroBatch:
-    """One row per list of samples, padded to the longest row."""
-    shape = (len(rows), max(sum(len(s.token_ids) for s in row) for row in rows))
-    ints = {name: np.zeros(shape, dtype=np.int64) for name in ("token_ids", "position_ids")}
-    names = ["loss_weights", "advantages", "rollout_logprobs"]
-    names += [] if rows[0][0].old_logprobs is None else ["old_logprobs"]
-    floats = {name: np.zeros(shape, dtype=np.float32) for name in names}
-    sample_index, loss_mask = np.full(shape, -1, dtype=np.int32), np.zeros(shape, dtype=bool)
-    temperature, version = np.ones(shape, dtype=np.float32), np.full(shape, -1, dtype=np.int32)
+    """One row per list of samples, padded to the longest row; what a sample shares with its neighbour is there once."""
+    laid_out = [_lay_out(row) for row in rows]
+    length = max(len(token_ids) for token_ids, _, _ in laid_out)
+    num_loss = max(sum(sample.num_counted for sample in row) for row in rows)
+    names = ["rollout_logprobs"] + ([] if rows[0][0].old_logprobs is None else ["old_logprobs"])
+    token_ids, position_ids = (np.zeros((len(rows), length), dtype=np.int64) for _ in range(2))
+    ints = {name: np.zeros((len(rows), num_loss), dtype=np.int64) for name in ("token_ids", "sources")}
+    indices = {name: np.full((len(rows), num_loss), -1, dtype=np.int32) for name in ("sample_index", "policy_version")}
+    floats = {
+        name: np.zeros((len(rows), num_loss), dtype=np.float32) for name in ("loss_weights", "advantages", *names)
+    }
+    temperature, loss_mask = np.ones((len(rows), num_loss), np.float32), np.zeros((len(rows), num_loss), dtype=bool)
+    segments: list[tuple[int, int, int, int]] = []
     numbers = iter(range(sum(map(len, rows))))
-    for r, row in enumerate(rows):
+    for r, (row, (ids, of_row, paths)) in enumerate(zip(rows, laid_out, strict=True)):
+        token_ids[r, : len(ids)] = ids
+        position_ids[r, len(ids) :] = np.arange(length - len(ids))
+        offset = len(segments)
+        segments += [(r, start, size, parent if parent < 0 else parent + offset) for start, size, parent in of_row]
         begin = 0
-        for sample in row:
-            end = begin + len(sample.token_ids)
-            ints["token_ids"][r, begin:end] = sample.token_ids
-            ints["position_ids"][r, begin:end] = np.arange(end - begin)
-            sample_index[r, begin:end] = next(numbers)
-            response = (r, slice(begin + sample.num_prompt, end))
-            loss_mask[response] = True
-            floats["loss_weights"][response] = token_weight(sample.num_response, aggregation, max_length=MAX_RESPONSE)
-            floats["advantages"][response] = sample.advantage
-            for name in names[2:]:
-                floats[name][response] = getattr(sample, name)
-            temperature[response] = sample.temperature
-            version[response] = 0
-            begin = end
-        ints["position_ids"][r, begin:] = np.arange(shape[1] - begin)
+        for sample, path in zip(row, paths, strict=True):
+            position_ids[r, path] = np.arange(len(path))
+            counted = np.flatnonzero(sample.counted)
+            here, places = (r, slice(begin, begin + len(counted))), sample.num_prompt + counted
+            ints["token_ids"][here], ints["sources"][here] = sample.token_ids[places], path[places - 1]
+            indices["sample_index"][here], indices["policy_version"][here] = next(numbers), 0
+            loss_mask[here], temperature[here] = True, sample.temperature
+            floats["loss_weights"][here] = token_weight(len(counted), aggregation, max_length=MAX_RESPONSE)
+            floats["advantages"][here] = sample.advantage
+            for name in names:
+                floats[name][here] = getattr(sample, name)[counted]
+            begin += len(counted)
     return MicroBatch(
-        **ints,
-        **floats,
-        sample_index=sample_index,
-        loss_mask=loss_mask,
-        temperature=temperature,
-        policy_version=version,
+        token_ids=token_ids,
+        position_ids=position_ids,
+        segments=np.array(segments, dtype=np.int32),
+        loss_arrays={**ints, **indices, **floats, "temperature": temperature, "loss_mask": loss_mask},
     )
+
+
+def _lay_out(row: Sequence[Sample]) -> tuple[np.ndarray, list[tuple[int, int, int]], list[np.ndarray]]:
+    """(int64[L] tokens of the row; start, length and parent of its segments; int64[T] places of each sample's)."""
+    token_ids: list[int] = []
+    segments: list[tuple[int, int, int]] = []
+    paths: list[np.ndarray] = []
+    for index, sample in enumerate(row):
+        start, shared = len(token_ids), sample.num_shared
+        follows = index > 0 and np.array_equal(row[index - 1].token_ids[:shared], sample.token_ids[:shared])
+        if not shared or not follows:
+            token_ids += sample.token_ids.tolist()
+            segments.append((start, len(sample.token_ids), -1))
+            paths.append(np.arange(start, len(token_ids)))
+            continue
+        first, size, parent = segments.pop()  # of the sample before, which is cut where they part
+        segments += [(first, shared, parent), (first + shared, size - shared, len(segments))]
+        token_ids += sample.token_ids[shared:].tolist()
+        segments.append((start, len(token_ids) - start, len(segments) - 2))
+        paths.append(np.concatenate([paths[-1][:shared], np.arange(start, len(token_ids))]))
+    return np.array(token_ids), segments, paths
 
 
 def cut(
@@ -165,7 +230,7 @@ def cut(
 
 def scale_of(samples: Sequence[Sample], aggregation: LossVariation = "sample_level") -> float:
     """What turns the weighted sum over a step's samples into its loss."""
-    return loss_scale(len(samples), sum(sample.num_response for sample in samples), aggregation)
+    return loss_scale(len(samples), sum(sample.num_counted for sample in samples), aggregation)
 
 
 def to_mini_batch(

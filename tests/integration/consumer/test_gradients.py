@@ -119,9 +119,10 @@ def test_every_part_of_a_loss_acts_on_the_samples(model_root: Path, loss: str) -
     """Without it the gradient is another one, by far more than the tolerance."""
     case, model_dir = LOSSES[loss], model_root / next(iter(MODELS))
     for step in range(NUM_STEPS):
-        samples = samples_near(model_dir, step, recomputes_old=case.recomputes_old)
+        samples = samples_near(model_dir, step, recomputes_old=case.recomputes_old, kind=case.kind)
+        ref_logprobs = ref_logprobs_of(model_dir, step, case.kind)
         with_it, without_it = (
-            plain_gradients(plain_model(model_dir), samples, ref_logprobs_of(model_dir, step), formula, aggregation)[1]
+            plain_gradients(plain_model(model_dir), samples, ref_logprobs, formula, aggregation)[1]
             for formula, aggregation in ((case.formula, case.aggregation), (case.without, "sample_level"))
         )
         assert min(differences(without_it, with_it).values()) > 4 * TOLERANCE["bf16"]

@@ -122,7 +122,7 @@ def plain_model(directory: Path, **settings: Any) -> PreTrainedModel:
 
 def chosen(scores: list[Tensor]) -> Tensor:
     """Scores of packed micro-batches without the places that have none."""
-    masks = [torch.tensor(m.loss_mask) for m in cut(make_samples(0), per_micro_batch=4, packed=True)]
+    masks = [torch.tensor(m.loss_arrays["loss_mask"]) for m in cut(make_samples(0), per_micro_batch=4, packed=True)]
     assert all(not score[~mask].any() for score, mask in zip(scores, masks, strict=True))
     return torch.cat([score[mask] for score, mask in zip(scores, masks, strict=True)])
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch
+from tests.micro_batches import grid_micro_batch
 from tests.unit.algorithms.oracle import VERSION, Floats, Sample
 
 POISON = (math.nan, -math.inf, math.inf, 1e30)
@@ -71,7 +72,7 @@ def to_micro_batch(batch: Batch) -> MicroBatch:
     arrays = {name: array.numpy() for name, array in batch.arrays.items()}
     shape = arrays["loss_mask"].shape
     names = ("loss_weights", "advantages", "rollout_logprobs", "old_logprobs", "ref_logprobs")
-    return MicroBatch(
+    return grid_micro_batch(
         token_ids=np.zeros(shape, np.int64),
         position_ids=np.zeros(shape, np.int64),
         temperature=np.ones(shape, np.float32),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from coati_rl.algorithms.token_advantages import subtract_kl_to_go
 from coati_rl.batch import MicroBatch
+from tests.micro_batches import grid_micro_batch
 from tests.unit.algorithms.batches import Batch, lay_out, numbers, random_samples, to_micro_batch
 from tests.unit.algorithms.oracle import Sample, kl_term, minus_kl_to_go
 
@@ -20,7 +21,7 @@ def row(*samples: list[float], advantage: float = 1.0) -> MicroBatch:
     index = np.array([[i for i, sample in enumerate(samples) for _ in (0.0, *sample)]], np.int32)
     mask = np.array([[is_response for sample in samples for is_response in (False, *[True] * len(sample))]])
     zeros = np.zeros(mask.shape, np.float32)
-    return MicroBatch(
+    return grid_micro_batch(
         token_ids=zeros.astype(np.int64),
         position_ids=zeros.astype(np.int64),
         sample_index=index,
@@ -35,10 +36,15 @@ def row(*samples: list[float], advantage: float = 1.0) -> MicroBatch:
     )
 
 
+def without(micro_batch: MicroBatch, name: str) -> MicroBatch:
+    arrays = {key: array for key, array in micro_batch.loss_arrays.items() if key != name}
+    return dataclasses.replace(micro_batch, loss_arrays=arrays)
+
+
 def test_value_each_token_pays_for_itself_and_all_that_follow_in_its_sample() -> None:
     # D = 1, 2, 4: to go 7, 6, 4, times 1/10; the second sample's 3 stays its own
     found, sums = subtract_kl_to_go(row([1.0, 2.0, 4.0], [3.0]), kl_coeff=0.1, estimator="k1")
-    np.testing.assert_allclose(found.advantages[0], [0, 0.3, 0.4, 0.6, 0, 0.7], rtol=1e-6)
+    np.testing.assert_allclose(found.loss_arrays["advantages"][0], [0, 0.3, 0.4, 0.6, 0, 0.7], rtol=1e-6)
     assert numbers(sums) == {"kl_sum": 10.0}
 
 
@@ -47,12 +53,12 @@ def test_value_each_token_pays_for_itself_and_all_that_follow_in_its_sample() ->
 )
 def test_value_by_estimator(estimator: str, kl: float) -> None:
     found, _ = subtract_kl_to_go(row([math.log(2)]), kl_coeff=0.5, estimator=estimator)
-    assert found.advantages[0, 1] == pytest.approx(1 - 0.5 * kl, rel=1e-6)
+    assert found.loss_arrays["advantages"][0, 1] == pytest.approx(1 - 0.5 * kl, rel=1e-6)
 
 
 def test_value_a_clamp_bounds_each_token_before_the_sum() -> None:
     found, sums = subtract_kl_to_go(row([1.0, 2.0, 4.0]), kl_coeff=0.1, estimator="k1", clamp=1.5)
-    np.testing.assert_allclose(found.advantages[0], [0, 0.6, 0.7, 0.85], rtol=1e-6)  # 1, 1.5, 1.5 to go
+    np.testing.assert_allclose(found.loss_arrays["advantages"][0], [0, 0.6, 0.7, 0.85], rtol=1e-6)  # 1, 1.5, 1.5 to go
     assert numbers(sums) == {"kl_sum": 4.0}
 
 
@@ -71,15 +77,17 @@ def test_value_of_any_layout_is_the_formulas(lengths: list[int], seed: int, esti
         pairs = zip(sample.old_logprobs, sample.ref_logprobs, strict=True)
         kl = [kl_term(float(old), float(ref), estimator)[0] for old, ref in pairs]
         to_go = minus_kl_to_go(0.0, kl, 0.3)
-        np.testing.assert_allclose(found.advantages[place], sample.advantages + to_go, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            found.loss_arrays["advantages"][place], sample.advantages + to_go, rtol=1e-5, atol=1e-5
+        )
         total += math.fsum(kl)
     assert sums["kl_sum"].item() == pytest.approx(total, rel=1e-5, abs=1e-5)
 
 
 def test_value_rollout_logprobs_stand_in_for_old_ones() -> None:
-    micro_batch = dataclasses.replace(row([0.0, 0.0]), old_logprobs=None)  # rollout: -5, reference: -1
+    micro_batch = without(row([0.0, 0.0]), "old_logprobs")  # rollout: -5, reference: -1
     found, _ = subtract_kl_to_go(micro_batch, kl_coeff=0.1, estimator="k1")
-    np.testing.assert_allclose(found.advantages[0], [0, 1 + 0.8, 1 + 0.4], rtol=1e-6)
+    np.testing.assert_allclose(found.loss_arrays["advantages"][0], [0, 1 + 0.8, 1 + 0.4], rtol=1e-6)
 
 
 def in_row(samples: list[Sample], seed: int) -> tuple[Batch, MicroBatch]:
@@ -90,23 +98,21 @@ def in_row(samples: list[Sample], seed: int) -> tuple[Batch, MicroBatch]:
 @pytest.mark.parametrize("poison", [math.nan, -math.inf, math.inf])
 def test_mask_padding_of_any_content_neither_counts_nor_changes(poison: float) -> None:
     micro_batch = row([1.0, 2.0, 4.0], [3.0])
-    hidden = micro_batch.loss_mask.copy()
+    hidden = micro_batch.loss_arrays["loss_mask"].copy()
     hidden[0, 2] = False  # a token within the response that the loss does not count: its KL is not paid for either
     names = ("advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs")
-    poisoned = {name: np.where(hidden, getattr(micro_batch, name), np.float32(poison)) for name in names}
-    found, sums = subtract_kl_to_go(
-        dataclasses.replace(micro_batch, loss_mask=hidden, **poisoned), kl_coeff=0.1, estimator="k1"
-    )
-    np.testing.assert_allclose(found.advantages[hidden], [1 - 0.5, 1 - 0.4, 1 - 0.3], rtol=1e-6)
-    np.testing.assert_array_equal(found.advantages[~hidden], np.float32(poison))
+    poisoned = {name: np.where(hidden, micro_batch.loss_arrays[name], np.float32(poison)) for name in names}
+    found, sums = subtract_kl_to_go(micro_batch.with_arrays(loss_mask=hidden, **poisoned), kl_coeff=0.1, estimator="k1")
+    np.testing.assert_allclose(found.loss_arrays["advantages"][hidden], [1 - 0.5, 1 - 0.4, 1 - 0.3], rtol=1e-6)
+    np.testing.assert_array_equal(found.loss_arrays["advantages"][~hidden], np.float32(poison))
     assert numbers(sums) == {"kl_sum": 8.0}
 
 
 def test_mask_a_micro_batch_without_loss_tokens_stays_as_it_is() -> None:
     micro_batch = row([1.0, 2.0])
-    micro_batch = dataclasses.replace(micro_batch, loss_mask=np.zeros_like(micro_batch.loss_mask))
+    micro_batch = micro_batch.with_arrays(loss_mask=np.zeros_like(micro_batch.loss_arrays["loss_mask"]))
     found, sums = subtract_kl_to_go(micro_batch, kl_coeff=0.1, estimator="k3")
-    np.testing.assert_array_equal(found.advantages, micro_batch.advantages)
+    np.testing.assert_array_equal(found.loss_arrays["advantages"], micro_batch.loss_arrays["advantages"])
     assert numbers(sums) == {"kl_sum": 0.0}
 
 
@@ -115,12 +121,14 @@ def test_split_samples_pay_the_same_alone_as_among_others() -> None:
     together, found = in_row(samples, seed=2)
     for place, sample in zip(together.places, samples, strict=True):
         alone, done = in_row([sample], seed=3)
-        np.testing.assert_array_equal(found.advantages[place], done.advantages[alone.places[0]])
+        np.testing.assert_array_equal(
+            found.loss_arrays["advantages"][place], done.loss_arrays["advantages"][alone.places[0]]
+        )
 
 
 def test_refusal_without_a_reference_and_of_an_unknown_estimator() -> None:
     micro_batch = row([1.0])
     with pytest.raises(ValueError, match="KL in the reward needs ref_logprobs"):
-        subtract_kl_to_go(dataclasses.replace(micro_batch, ref_logprobs=None), kl_coeff=0.1, estimator="k1")
+        subtract_kl_to_go(without(micro_batch, "ref_logprobs"), kl_coeff=0.1, estimator="k1")
     with pytest.raises(ValueError, match="'k4' is unknown"):
         subtract_kl_to_go(micro_batch, kl_coeff=0.1, estimator="k4")

@@ -39,7 +39,7 @@ def whitened_by_rank(samples: list[Sample], cuts: set[int], *, seed: int = 0) ->
     batches = [lay_out(samples[a:b], seed=seed + a) for a, b in itertools.pairwise(edges)]
     micro_batches = [to_micro_batch(batch) for batch in batches]
     sums = reduced([[micro_batch] for micro_batch in micro_batches])
-    done = [whiten(micro_batch, sums).advantages for micro_batch in micro_batches]
+    done = [whiten(micro_batch, sums).loss_arrays["advantages"] for micro_batch in micro_batches]
     pairs = zip(batches, done, strict=True)
     return [values[place] for batch, values in pairs for place in batch.places]
 
@@ -85,8 +85,10 @@ def test_a_rank_whose_own_advantages_are_equal_is_whitened_by_those_of_all() -> 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_mask_padding_counts_nowhere_and_becomes_zero(poison: float) -> None:
     micro_batch = to_micro_batch(lay_out(with_advantages([[1.0, 1.0], [1.0, 5.0]]), seed=2))
-    mask = micro_batch.loss_mask
-    poisoned = dataclasses.replace(micro_batch, advantages=np.where(mask, micro_batch.advantages, np.float32(poison)))
+    mask = micro_batch.loss_arrays["loss_mask"]
+    poisoned = micro_batch.with_arrays(
+        advantages=np.where(mask, micro_batch.loss_arrays["advantages"], np.float32(poison))
+    )
     sums = numbers(advantage_sums([poisoned]))
     assert sums == {
         "advantage_tokens": 4,
@@ -96,24 +98,26 @@ def test_mask_padding_counts_nowhere_and_becomes_zero(poison: float) -> None:
         "advantage_negative_max": -1,
     }
     done = whiten(poisoned, sums)
-    assert not done.advantages[~mask].any()
-    assert done.advantages.dtype == np.float32
-    assert np.isfinite(done.advantages).all()
+    assert not done.loss_arrays["advantages"][~mask].any()
+    assert done.loss_arrays["advantages"].dtype == np.float32
+    assert np.isfinite(done.loss_arrays["advantages"]).all()
 
 
 def test_mask_a_micro_batch_without_loss_tokens_among_others_becomes_zero() -> None:
     full = to_micro_batch(lay_out(with_advantages([[1.0, 3.0]]), seed=1))
-    empty = dataclasses.replace(full, loss_mask=np.zeros_like(full.loss_mask))
+    empty = full.with_arrays(loss_mask=np.zeros_like(full.loss_arrays["loss_mask"]))
     sums = reduced([[full], [empty], []])
     assert sums["advantage_tokens"] == 2
-    assert not whiten(empty, sums).advantages.any()
-    np.testing.assert_allclose(whiten(full, sums).advantages[full.loss_mask], [-1, 1], rtol=1e-6)
+    assert not whiten(empty, sums).loss_arrays["advantages"].any()
+    np.testing.assert_allclose(
+        whiten(full, sums).loss_arrays["advantages"][full.loss_arrays["loss_mask"]], [-1, 1], rtol=1e-6
+    )
 
 
 def test_mask_a_global_batch_without_loss_tokens_becomes_zero() -> None:
     full = to_micro_batch(lay_out(with_advantages([[1.0, 3.0]]), seed=1))
-    empty = dataclasses.replace(full, loss_mask=np.zeros_like(full.loss_mask))
-    assert not whiten(empty, reduced([[empty], []])).advantages.any()
+    empty = full.with_arrays(loss_mask=np.zeros_like(full.loss_arrays["loss_mask"]))
+    assert not whiten(empty, reduced([[empty], []])).loss_arrays["advantages"].any()
 
 
 def test_split_of_a_ranks_micro_batches_gives_the_same_sums() -> None:
@@ -126,9 +130,9 @@ def test_split_of_a_ranks_micro_batches_gives_the_same_sums() -> None:
 
 def test_the_micro_batch_given_is_not_changed() -> None:
     micro_batch = to_micro_batch(lay_out(with_advantages([[1.0, 3.0]]), seed=1))
-    before = micro_batch.advantages.copy()
+    before = micro_batch.loss_arrays["advantages"].copy()
     whiten(micro_batch, reduced([[micro_batch]]))
-    np.testing.assert_array_equal(micro_batch.advantages, before)
+    np.testing.assert_array_equal(micro_batch.loss_arrays["advantages"], before)
 
 
 def test_rounding_noise_of_kl_on_equal_rewards_stays_noise() -> None:

@@ -115,7 +115,7 @@ def loss_and_gradient(
     scale = loss_scale(len(samples), sum(sample.length for sample in samples), config.loss_variation)
     loss, total, report, found = build_loss(config), 0.0, {}, []
     for batch, micro_batch in zip(batches, micro_batches, strict=True):
-        arrays = {**batch.arrays, "advantages": torch.tensor(micro_batch.advantages)}
+        arrays = {**batch.arrays, "advantages": torch.tensor(micro_batch.loss_arrays["advantages"])}
         value, sums, gradients = evaluate(loss, arrays)
         total += value
         report = merge_sums(report, sums)

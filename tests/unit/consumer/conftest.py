@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coati_rl.batch import MicroBatch
 from consumer.policy_model import no_progress_bars
+from tests.micro_batches import grid_micro_batch
 
 Sample = tuple[Sequence[int], int]  # token ids, how many of them are the prompt
 
@@ -20,7 +21,7 @@ def make_micro_batch(*samples: Sample, version: int = 0) -> MicroBatch:
     response = [[False] * prompt + [True] * (len(ids) - prompt) for ids, prompt in samples]
     loss_mask = np.concatenate(response)[None]
     as_floats = loss_mask.astype(np.float32)
-    return MicroBatch(
+    return grid_micro_batch(
         token_ids=np.concatenate([np.asarray(ids, dtype=np.int64) for ids, _ in samples])[None],
         position_ids=np.concatenate([np.arange(n, dtype=np.int64) for n in lengths])[None],
         sample_index=np.repeat(np.arange(len(samples), dtype=np.int32), lengths)[None],

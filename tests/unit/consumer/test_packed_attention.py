@@ -18,7 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from consumer.packed_attention import MODEL_TYPES, NAME, row_lengths
+from consumer.packed_attention import MODEL_TYPES, NAME, row_lengths, segment_mask
 
 SIZES = {
     "vocab_size": 40,
@@ -88,17 +88,67 @@ def test_every_architecture_that_uses_it_is_compared_here() -> None:
     assert {name.split(",")[0] for name in MODELS} == MODEL_TYPES
 
 
-def lengths_of(positions: list[list[int]], samples: list[list[int]]) -> tuple[tuple[int, ...], ...] | None:
-    return row_lengths(np.array(positions), np.array(samples, dtype=np.int32))
-
-
-def test_lengths_are_read_from_restarting_positions() -> None:
-    assert lengths_of([[0, 1, 0, 0, 1, 2], [0, 1, 2, 3, 0, 1]], [[0, 0, 1, 2, 2, 2], [0, 0, 0, 0, -1, -1]]) == (
-        (2, 1, 3),
-        (4, 2),
-    )
+def test_lengths_are_those_of_the_segments_and_of_the_padding() -> None:
+    segments = np.array([[0, 0, 2, -1], [0, 2, 1, -1], [0, 3, 3, -1], [1, 0, 4, -1]], dtype=np.int32)
+    assert row_lengths(segments, (2, 6)) == ((2, 1, 3), (4, 2))
 
 
 def test_padding_does_not_make_a_row_packed() -> None:
-    assert lengths_of([[0, 1, 2, 0, 1], [0, 1, 2, 3, 4]], [[3, 3, 3, -1, -1], [1, 1, 1, 1, 1]]) is None
-    assert lengths_of([[0, 1, 2, 3, 4]], [[-1] * 5]) is None
+    assert row_lengths(np.array([[0, 0, 3, -1], [1, 0, 5, -1]], dtype=np.int32), (2, 5)) is None
+    assert row_lengths(np.empty((0, 4), dtype=np.int32), (1, 5)) is None
+
+
+# A prompt of three tokens, two responses to it, the second of which has a child of its own; a sample beside; padding.
+TREE = np.array([[0, 0, 3, -1], [0, 3, 2, 0], [0, 5, 2, 0], [0, 7, 2, 2], [0, 9, 4, -1]], dtype=np.int32)
+TREE_POSITIONS = [0, 1, 2, 3, 4, 3, 4, 5, 6, 0, 1, 2, 3, 0, 1]
+PATHS = ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6, 7, 8], [9, 10, 11, 12])  # places of each sequence, root to leaf
+
+
+def test_a_token_sees_its_segment_up_to_itself_and_all_of_its_ancestors() -> None:
+    mask = segment_mask(TREE, (1, 15))[0, 0]
+    seen = {place: np.flatnonzero(mask[place]).tolist() for place in range(15)}
+    assert seen[2] == [0, 1, 2]
+    assert seen[4] == [0, 1, 2, 3, 4]
+    assert seen[8] == [0, 1, 2, 5, 6, 7, 8]
+    assert seen[10] == [9, 10]
+    assert seen[13] == [13] and seen[14] == [14], "padding sees itself"
+
+
+def test_a_parent_comes_before_its_child_in_the_same_row() -> None:
+    with pytest.raises(ValueError, match="segment 0 names 1 as its parent"):
+        segment_mask(np.array([[0, 0, 2, 1], [0, 2, 2, -1]], dtype=np.int32), (1, 4))
+    with pytest.raises(ValueError, match="segment 1 names 0 as its parent, which is not before it in row 1"):
+        segment_mask(np.array([[0, 0, 2, -1], [1, 0, 2, 0]], dtype=np.int32), (2, 2))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "sliding" not in name])
+def test_sequences_that_share_a_prefix_have_the_hidden_states_and_gradients_that_they_have_alone(name: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    token_ids, direction = torch.randint(0, 40, (1, 15)), torch.randn(15, 32)
+    mask = torch.from_numpy(segment_mask(TREE, (1, 15)))
+    shared = model.base_model(
+        input_ids=token_ids, position_ids=torch.tensor([TREE_POSITIONS]), use_cache=False, attention_mask=mask
+    ).last_hidden_state[0]
+    counted = torch.tensor([place < 13 for place in range(15)])
+    (shared * direction)[counted].sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.base_model.named_parameters()}
+    model.zero_grad()
+    model.set_attn_implementation("eager")
+    own, seen = torch.zeros(()), set[int]()
+    for path in PATHS:  # each token counts once, in the first sequence that holds it
+        hidden = model.base_model(input_ids=token_ids[:, path], use_cache=False).last_hidden_state[0]
+        torch.testing.assert_close(shared[path], hidden, rtol=1e-4, atol=1e-5)
+        new = [index for index, place in enumerate(path) if place not in seen]
+        own = own + (hidden[new] * direction[[path[index] for index in new]]).sum()
+        seen |= set(path)
+    own.backward()
+    for parameter_name, p in model.base_model.named_parameters():
+        assert (gradients[parameter_name] - p.grad).norm() / p.grad.norm() < 1e-5, parameter_name
+
+
+def test_a_shared_prefix_under_a_sliding_window_is_refused() -> None:
+    model = MODELS["qwen3, sliding"]().eval()
+    mask = torch.from_numpy(segment_mask(TREE, (1, 15)))
+    with pytest.raises(ValueError, match="without a sliding window"):
+        model.base_model(input_ids=torch.zeros(1, 15, dtype=torch.int64), use_cache=False, attention_mask=mask)

@@ -59,7 +59,7 @@ def test_stages_follow_one_another() -> None:
 def test_packed_rows_pass_the_stages_as_they_pass_the_model(name: str, layers_per_stage: list[int]) -> None:
     model, inputs = make(name), packed_input()
     whole = model.base_model(
-        input_ids=inputs.tensors["token_ids"], use_cache=False, **attention_arguments(model, inputs)
+        input_ids=inputs.token_ids, use_cache=False, **attention_arguments(model, inputs)
     ).last_hidden_state
     assert torch.equal(in_stages(model, inputs, layers_per_stage), whole)
     check_stages(model, layers_per_stage)

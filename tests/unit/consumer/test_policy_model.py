@@ -1,6 +1,5 @@
 """What a policy is fed, what comes out, and which models are refused."""
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +33,7 @@ def test_temperature_divides_logits_token_by_token(model_dir: Path) -> None:
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([FIRST[0]])).logits[0]
         temperature = np.array([[1, 1, 0.5, 2.0, 1]], dtype=np.float32)
-        micro_batch = dataclasses.replace(make_micro_batch(FIRST), temperature=temperature)
+        micro_batch = make_micro_batch(FIRST).with_arrays(temperature=temperature)
         got, _ = policy_forward(model, make_input(micro_batch, device=CPU))
     for t in (2, 3, 4):
         expected = torch.log_softmax(logits[t - 1] / temperature[0, t].item(), dim=-1)[FIRST[0][t]]
@@ -43,26 +42,26 @@ def test_temperature_divides_logits_token_by_token(model_dir: Path) -> None:
 
 def test_arrays_that_may_not_be_written_are_accepted_and_absent_ones_left_out() -> None:
     micro_batch = make_micro_batch(FIRST)
-    for name in ("token_ids", "advantages"):
-        getattr(micro_batch, name).setflags(write=False)
-    tensors = make_input(micro_batch, device=CPU, trainer_version=3).tensors
-    assert "old_logprobs" not in tensors
-    assert tensors["trainer_version"].item() == 3
-    assert tensors["token_ids"].tolist() == micro_batch.token_ids.tolist()
+    for array in (micro_batch.token_ids, micro_batch.loss_arrays["advantages"]):
+        array.setflags(write=False)
+    arrays = make_input(micro_batch, device=CPU, trainer_version=3).loss_arrays
+    assert "old_logprobs" not in arrays
+    assert arrays["trainer_version"].item() == 3
+    assert arrays["token_ids"].tolist() == micro_batch.loss_arrays["token_ids"].tolist()
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, np.nan])
 def test_a_temperature_that_divides_nothing_is_refused(temperature: float) -> None:
     micro_batch = make_micro_batch(FIRST)
-    wrong = np.where(micro_batch.loss_mask, np.float32(temperature), np.float32(1))
+    wrong = np.where(micro_batch.loss_arrays["loss_mask"], np.float32(temperature), np.float32(1))
     with pytest.raises(ValueError, match="temperature must be positive"):
-        make_input(dataclasses.replace(micro_batch, temperature=wrong), device=CPU)
+        make_input(micro_batch.with_arrays(temperature=wrong), device=CPU)
 
 
 def test_a_temperature_of_zero_on_a_prompt_does_not_matter() -> None:
     micro_batch = make_micro_batch(FIRST)
-    zero = dataclasses.replace(micro_batch, temperature=micro_batch.loss_mask.astype(np.float32))
-    assert make_input(zero, device=CPU).tensors["temperature"].min() == 0
+    zero = micro_batch.with_arrays(temperature=micro_batch.loss_arrays["loss_mask"].astype(np.float32))
+    assert make_input(zero, device=CPU).loss_arrays["temperature"].min() == 0
 
 
 def test_the_model_has_no_dropout(save_model: Callable[..., Path]) -> None:

@@ -1,7 +1,6 @@
 """Which tokens are measured, with which weights, and how much of a step; by a backend of one number."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -42,11 +41,12 @@ def meter(backend: OneWeight, *, num_versions: int = 8, num_tokens: int = 1000, 
 def sampled_by(*versions: int, error: float = 0.0) -> MicroBatch:
     """One sample with a prompt token; its response has a token of each version, whose engine is off by `error`."""
     micro_batch = make_micro_batch(([1] * (1 + len(versions)), 1))
-    places = micro_batch.loss_mask
-    policy_version, logprobs = np.zeros_like(micro_batch.policy_version), np.zeros_like(micro_batch.rollout_logprobs)
+    arrays = micro_batch.loss_arrays
+    places = arrays["loss_mask"]
+    policy_version, logprobs = np.zeros_like(arrays["policy_version"]), np.zeros_like(arrays["rollout_logprobs"])
     policy_version[places] = versions
     logprobs[places] = [-(version + 1.0) - error for version in versions]
-    return replace(micro_batch, policy_version=policy_version, rollout_logprobs=logprobs)
+    return micro_batch.with_arrays(policy_version=policy_version, rollout_logprobs=logprobs)
 
 
 def take_steps(gap: SamplingGap, backend: OneWeight, number: int, *, first: int = 0) -> None:

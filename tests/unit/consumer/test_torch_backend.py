@@ -101,7 +101,7 @@ def test_a_loss_evaluated_in_chunks_of_tokens_has_the_gradient_and_sums_of_one_t
     fused, whole = make_backend(model_dir, reference_dir=model_dir), make_backend(model_dir)
     micro_batch = make_micro_batch(*SAMPLES)
     (reference,) = fused.score([micro_batch], "reference")
-    scored = dataclasses.replace(micro_batch, ref_logprobs=reference.numpy() - 0.1)
+    scored = micro_batch.with_arrays(ref_logprobs=reference.numpy() - 0.1)
     loss = PolicyLoss(kl_coeff=0.1)
     sums = fused.forward_backward(mini_batch(scored), loss)
     expected = whole.forward_backward(mini_batch(scored), Unseparated(loss))
@@ -142,7 +142,7 @@ def test_scores_are_the_losss_own_log_probabilities_and_leave_no_gradient(model_
     (scores,) = backend.score([micro_batch])
     assert torch.equal(scores, seen[0][0])
     assert not scores.requires_grad
-    assert (seen[0][1][torch.tensor(micro_batch.loss_mask)] > 0).all()
+    assert (seen[0][1][torch.tensor(micro_batch.loss_arrays["loss_mask"])] > 0).all()
     assert seen[0][2] == 7
 
 
@@ -170,8 +170,8 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_any_weight_moves(mod
     backend = make_backend(model_dir)
     before = exported(backend)
     micro_batch = make_micro_batch(*SAMPLES)
-    infinite = np.where(micro_batch.loss_mask, np.float32(np.inf), np.float32(0))
-    poisoned = dataclasses.replace(micro_batch, advantages=infinite)
+    infinite = np.where(micro_batch.loss_arrays["loss_mask"], np.float32(np.inf), np.float32(0))
+    poisoned = micro_batch.with_arrays(advantages=infinite)
     backend.forward_backward(mini_batch(poisoned), LOSS)
     with pytest.raises(EngineError, match="the gradient norm is nan"):
         backend.optimizer_step(loss_scale=1.0, learning_rate=1e-3)

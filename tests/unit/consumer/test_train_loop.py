@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from coati_rl.data.ragged import RaggedBatch, RaggedSamples
 from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork, Wait
 from coati_rl.errors import RunError
 from consumer.train_loop import TrainLoop
@@ -48,7 +49,16 @@ class Backend:
 
 
 def train(step, *, is_last=True):
-    return TrainWork(batch=SimpleNamespace(step=step, is_last=is_last))
+    empty = RaggedBatch(
+        step=step,
+        samples=RaggedSamples.of([]),
+        plan=(),
+        one_sample_per_row=False,
+        is_last=is_last,
+        loss_scale=0.0,
+        learning_rate_progress=0.0,
+    )
+    return TrainWork(batch=empty)
 
 
 @pytest.fixture

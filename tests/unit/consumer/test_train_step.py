@@ -11,7 +11,8 @@ from torch import Tensor
 
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.config import Config
-from consumer.train_step import StepSettings, TrainStep, step_settings
+from consumer.objectives.policy_gradient import PolicyGradient, policy_gradient
+from consumer.train_step import TrainStep
 from tests.unit.consumer.conftest import make_micro_batch
 
 OLD, NEW, REFERENCE = -1.0, -2.0, -1.5  # log-probability of every token under each model
@@ -58,11 +59,12 @@ class ScriptedBackend:
 def batch(step: int = 0, *, advantage: float = 1.0, is_last: bool = True, loss_scale: float = 0.25) -> MiniBatch:
     """One sample: two prompt and three response tokens."""
     micro_batch = make_micro_batch(([1, 2, 3, 4, 5], 2))
-    advantages = np.where(micro_batch.loss_mask, np.float32(advantage), np.float32(0))
-    rollout = np.where(micro_batch.loss_mask, np.float32(OLD), np.float32(0))
+    loss_mask = micro_batch.loss_arrays["loss_mask"]
+    advantages = np.where(loss_mask, np.float32(advantage), np.float32(0))
+    rollout = np.where(loss_mask, np.float32(OLD), np.float32(0))
     return MiniBatch(
         step=step,
-        micro_batches=(replace(micro_batch, advantages=advantages, rollout_logprobs=rollout),),
+        micro_batches=(micro_batch.with_arrays(advantages=advantages, rollout_logprobs=rollout),),
         is_last=is_last,
         loss_scale=loss_scale,
         learning_rate_progress=0.0,
@@ -70,13 +72,13 @@ def batch(step: int = 0, *, advantage: float = 1.0, is_last: bool = True, loss_s
 
 
 def step_of(backend: ScriptedBackend, **settings: Any) -> TrainStep:
-    return TrainStep(backend, lambda *_: None, StepSettings(learning_rate=0.1, **settings))
+    return TrainStep(backend, PolicyGradient(loss_fn=lambda *_: None, **settings), learning_rate=0.1)
 
 
 def seen(backend: ScriptedBackend, name: str) -> list[list[float]]:
     """An array's values on response tokens, by mini-batch that was trained."""
     micro_batches = [mini_batch.micro_batches[0] for mini_batch in backend.trained]
-    return [getattr(m, name)[m.loss_mask].tolist() for m in micro_batches]
+    return [m.loss_arrays[name][m.loss_arrays["loss_mask"]].tolist() for m in micro_batches]
 
 
 def test_a_step_is_taken_with_the_scale_of_its_last_mini_batch_and_the_rate_of_its_progress() -> None:
@@ -93,7 +95,7 @@ def test_without_recomputation_nothing_is_scored_and_the_old_gap_is_unknown() ->
     backend = ScriptedBackend()
     metrics = step_of(backend).run(batch())
     assert backend.calls == ["train"]
-    assert backend.trained[0].micro_batches[0].old_logprobs is None
+    assert backend.trained[0].micro_batches[0].loss_arrays.get("old_logprobs") is None
     assert metrics["old_logprob_gap_mean"] is None and metrics["old_logprob_gap_max"] is None
     assert metrics["loss"] == 2.0 * 0.25
 
@@ -149,7 +151,7 @@ def test_kl_in_the_reward_is_of_the_recomputed_old_policy_where_there_is_one() -
 
 def test_whitening_waits_for_the_last_mini_batch_and_is_over_all_tokens_of_the_step() -> None:
     backend = ScriptedBackend()
-    train_step = step_of(backend, whitens_advantages=True)
+    train_step = step_of(backend, needs_whole_step=True)
     assert train_step.run(batch(advantage=3.0, is_last=False)) is None
     assert backend.calls == []
     assert train_step.run(batch(advantage=1.0)) is not None
@@ -159,7 +161,7 @@ def test_whitening_waits_for_the_last_mini_batch_and_is_over_all_tokens_of_the_s
 
 def test_whitened_advantages_that_are_all_equal_are_exactly_zero() -> None:
     backend = ScriptedBackend()
-    train_step = step_of(backend, whitens_advantages=True)
+    train_step = step_of(backend, needs_whole_step=True)
     train_step.run(batch(advantage=0.7, is_last=False))
     train_step.run(batch(advantage=0.7))
     assert seen(backend, "advantages") == [[0.0] * 3] * 2
@@ -167,7 +169,7 @@ def test_whitened_advantages_that_are_all_equal_are_exactly_zero() -> None:
 
 def test_a_rank_without_the_lm_head_takes_part_in_everything_and_changes_nothing() -> None:
     backend = ScriptedBackend(has_head=False)
-    settings = {"has_reference": True, "reward_kl_coeff": 0.1, "old_policy_period": 2, "whitens_advantages": True}
+    settings = {"has_reference": True, "reward_kl_coeff": 0.1, "old_policy_period": 2, "needs_whole_step": True}
     metrics = step_of(backend, **settings).run(batch())
     assert backend.calls == ["keep", "score old", "score reference", "train"]
     assert seen(backend, "advantages") == [[1.0] * 3]
@@ -181,7 +183,7 @@ def test_a_step_without_samples_has_metrics_without_means() -> None:
             return {name: value * 0 for name, value in super().forward_backward(mini_batch, loss_fn).items()}
 
     empty = replace(batch(), micro_batches=(), loss_scale=0.0)
-    metrics = step_of(Empty(), whitens_advantages=True).run(empty)
+    metrics = step_of(Empty(), needs_whole_step=True).run(empty)
     assert metrics["loss"] is None and metrics["entropy_mean"] is None and metrics["logprob_gap_max"] is None
 
 
@@ -200,6 +202,6 @@ def test_a_step_without_samples_has_metrics_without_means() -> None:
 def test_settings_follow_from_the_config(flags: dict[str, Any], expected: dict[str, Any]) -> None:
     sizes = {"num_inferencer": 1, "num_trainers": 1, "inference_batch_size": 8, "train_batch_size": 4}
     config = Config(**sizes, train_minibatch_size=4, inference_microbatch_size=8, **flags)
-    settings = step_settings(config)
+    objective = policy_gradient(config)
     whitens = flags.get("algo") == "REINFORCE_PP"
-    assert settings == StepSettings(learning_rate=1e-6, **expected, whitens_advantages=whitens)
+    assert objective == PolicyGradient(loss_fn=objective.loss_fn, **expected, needs_whole_step=whitens)

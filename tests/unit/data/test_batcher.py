@@ -6,6 +6,7 @@ import pytest
 from coati_rl.algorithms.advantage import group_norm
 from coati_rl.data.batcher import BatchSettings, StepBatcher
 from coati_rl.data.group_rules import GroupRules
+from coati_rl.data.packing import build_mini_batch
 
 # Four prompts of two samples; (reward, response tokens). 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8 = 36 tokens.
 GROUPS = [[(1.0, 1), (0.0, 2)], [(1.0, 3), (0.0, 4)], [(1.0, 5), (0.0, 6)], [(0.0, 7), (1.0, 8)]]
@@ -34,7 +35,8 @@ def batches_of(group_of):
             estimator=group_norm,
         )
         size = tMbs * dp
-        return [batcher.add(groups[start : start + size]) for start in range(0, len(groups), size)]
+        shares = [batcher.add(groups[start : start + size]) for start in range(0, len(groups), size)]
+        return [[build_mini_batch(share) for share in mini_batch] for mini_batch in shares]
 
     return batches
 
@@ -43,8 +45,8 @@ def weighted_sum(batches, value):
     """loss_scale x the sum over all ranks of loss_weights x value(advantage)."""
     scales = {share.loss_scale for share in batches[-1]}
     assert len(scales) == 1
-    rows = [row for shares in batches for share in shares for row in share.micro_batches]
-    return scales.pop() * sum(float((row.loss_weights * value(row))[row.loss_mask].sum()) for row in rows)
+    rows = [row.loss_arrays for shares in batches for share in shares for row in share.micro_batches]
+    return scales.pop() * sum(float((row["loss_weights"] * value(row))[row["loss_mask"]].sum()) for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -53,15 +55,15 @@ def weighted_sum(batches, value):
 @pytest.mark.parametrize("layout", [{}, {"one_sample_per_row": True}, {"max_tokens_per_microbatch": 11}])
 def test_weights_and_scale_make_the_plain_mean_whatever_the_split(batches_of, dp, tMbs, tmbs, layout):
     batches = batches_of(GROUPS, dp=dp, tMbs=tMbs, tmbs=tmbs, **layout)
-    assert weighted_sum(batches, lambda row: np.ones_like(row.advantages)) == pytest.approx(1.0)
+    assert weighted_sum(batches, lambda row: np.ones_like(row["advantages"])) == pytest.approx(1.0)
     # Mean over the 8 samples of their advantages, of which each group's cancel: +-0.7071.
-    mean = weighted_sum(batches, lambda row: row.advantages)
+    mean = weighted_sum(batches, lambda row: row["advantages"])
     assert mean == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize(("dp", "tMbs"), [(1, 4), (1, 1), (2, 1), (4, 1)])
 def test_at_token_level_a_longer_sample_counts_for_more(batches_of, dp, tMbs):
-    mean = weighted_sum(batches_of(GROUPS, dp=dp, tMbs=tMbs, variation="token_level"), lambda row: row.advantages)
+    mean = weighted_sum(batches_of(GROUPS, dp=dp, tMbs=tMbs, variation="token_level"), lambda row: row["advantages"])
     # Right answers have 1 + 3 + 5 + 8 = 17 tokens, wrong ones 2 + 4 + 6 + 7 = 19: 0.70711 * (17 - 19) / 36.
     assert mean == pytest.approx(0.70711 * -2 / 36, abs=1e-5)
 
@@ -118,7 +120,7 @@ def test_the_batch_does_not_depend_on_which_prompt_finished_first(batches_of):
     (first,), (second,) = (batches_of(GROUPS, tMbs=4, order=order)[0] for order in ([0, 1, 2, 3], [3, 1, 0, 2]))
     for one, other in zip(first.micro_batches, second.micro_batches, strict=True):
         np.testing.assert_array_equal(one.token_ids, other.token_ids)
-        np.testing.assert_array_equal(one.advantages, other.advantages)
+        np.testing.assert_array_equal(one.loss_arrays["advantages"], other.loss_arrays["advantages"])
 
 
 def test_ranks_get_as_many_tokens_whichever_prompt_they_belong_to(batches_of):
@@ -134,10 +136,10 @@ def test_a_mini_batch_holds_the_same_samples_on_any_number_of_ranks(batches_of, 
         """Of each mini-batch: (advantage, weight of a token, response tokens) of its samples."""
         return [
             sorted(
-                (*m.advantages[here][-1:].tolist(), *m.loss_weights[here][-1:].tolist(), int(m.loss_mask[here].sum()))
+                (*m["advantages"][here][-1:].tolist(), *m["loss_weights"][here][-1:].tolist(), int(here.sum()))
                 for share in shares
-                for m in share.micro_batches
-                for here in (m.sample_index == index for index in set(m.sample_index[m.sample_index >= 0].tolist()))
+                for m in (micro_batch.loss_arrays for micro_batch in share.micro_batches)
+                for here in (m["sample_index"] == index for index in np.unique(m["sample_index"]) if index >= 0)
             )
             for shares in batches_of(GROUPS, dp=dp, tMbs=2 // dp, **layout)
         ]

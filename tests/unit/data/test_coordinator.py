@@ -56,7 +56,7 @@ def test_every_rank_gets_its_own_share_of_the_same_item(make_coordinator, make_g
     finish_leases(coordinator, make_group, lease_all(coordinator))
     shares = [work(coordinator, 0, rank=rank).batch for rank in (0, 1)]
     assert [share.step for share in shares] == [0, 0]
-    assert [len(share.micro_batches) for share in shares] == [1, 1]
+    assert [len(share.plan) for share in shares] == [1, 1]
     assert shares[0].loss_scale == shares[1].loss_scale == 1 / 4  # 2 prompts x 2 samples over both ranks
 
 

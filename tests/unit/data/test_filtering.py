@@ -5,6 +5,7 @@ g = 2, tbs * dp = 2, K = 2. A group is right and wrong unless said otherwise, an
 
 import pytest
 
+from coati_rl.data.packing import build_mini_batch
 from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork
 from coati_rl.errors import RunError
 from tests.unit.data.driver import Run, position_of, resumed, rollouts, trained
@@ -130,9 +131,9 @@ def test_without_dynamic_batching_filtered_groups_take_their_place_and_bring_no_
     run.answer(1, **CUT_OFF)
     run.answer(1)
     first, second = run.next_work().batch, run.next_work().batch
-    assert (first.loss_scale, first.micro_batches) == (0.0, ())
+    assert (first.loss_scale, first.plan) == (0.0, ())
     assert second.loss_scale == 1 / 2
-    assert [micro.num_tokens for micro in second.micro_batches] == [2 * 6]
+    assert [micro.num_tokens for micro in build_mini_batch(second).micro_batches] == [2 * 6]
     run.until(FinishWork)
     records = run.events("step")
     assert [record["groups_total"] for record in records] == [2, 2, 2]

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coati_rl.data.packing import Sample, blank_micro_batch, pack
+from coati_rl.data.packing import blank_micro_batch, pack
+from coati_rl.data.ragged import RaggedSamples, Sample
 from coati_rl.errors import RunError
 
 
@@ -16,19 +17,22 @@ def sample_of(length, first_token, number=0):
     return Sample(
         uid="p7",
         number=number,
-        prompt_ids=prompt,
-        response_ids=response.astype(np.int32),
-        loss_weight=number + 1.0,
-        advantage=-number - 1.0,
-        rollout_logprobs=-response.astype(np.float32) / 2,
-        temperature=0.5,
-        policy_versions=response.astype(np.int32),
+        prefix_ids=prompt,
+        token_ids=response.astype(np.int32),
+        loss_mask=np.arange(len(response)) >= (not len(prompt)),  # nothing predicts a first token
+        arrays={
+            "loss_weights": number + 1.0,
+            "advantages": -number - 1.0,
+            "rollout_logprobs": -response[not len(prompt) :].astype(np.float32) / 2,
+            "temperature": 0.5,
+            "policy_version": response[not len(prompt) :].astype(np.int32),
+        },
     )
 
 
-def sampled_tokens(lengths):
-    """Token -> the number of its sample, for tokens of responses."""
-    return {int(token): sample.number for sample in samples_of(lengths) for token in sample.response_ids}
+def loss_tokens(lengths):
+    """Token -> the number of its sample, for tokens that the loss counts."""
+    return {int(t): sample.number for sample in samples_of(lengths) for t in sample.token_ids[sample.loss_mask]}
 
 
 def samples_of(lengths):
@@ -53,33 +57,44 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
+def sample_tokens(m):
+    """Tokens that are not padding, row by row."""
+    return np.concatenate(
+        [m.token_ids[row, start : start + n] for row, start, n, _ in m.segments] or [np.empty(0, int)]
+    )
+
+
 @settings(deadline=None)
 @given(LENGTHS, OPTIONS)
 def test_every_token_is_on_exactly_one_rank_with_all_that_belongs_to_it(lengths, options):
-    ranks = pack(samples_of(lengths), **options)
-    real = [(m, m.sample_index >= 0) for micro_batches in ranks for m in micro_batches]
-    tokens = np.concatenate([m.token_ids[is_real] for m, is_real in real])
-    assert sorted(tokens.tolist()) == list(range(sum(lengths)))
-    sampled = sampled_tokens(lengths)
-    for m, is_real in real:
-        in_response = is_real & np.isin(m.token_ids, list(sampled))
-        tokens, numbers = m.token_ids[in_response], [sampled[token] for token in m.token_ids[in_response].tolist()]
-        np.testing.assert_array_equal(m.loss_weights[in_response], np.array(numbers) + 1)
-        np.testing.assert_array_equal(m.advantages[in_response], -np.array(numbers) - 1)
-        np.testing.assert_array_equal(m.rollout_logprobs[in_response], -tokens / 2)
-        np.testing.assert_array_equal(m.policy_version[in_response], tokens)
-        np.testing.assert_array_equal(m.loss_mask, in_response)
-        assert (m.temperature[in_response] == 0.5).all()
+    batches = [m for micro_batches in pack(samples_of(lengths), **options) for m in micro_batches]
+    assert sorted(np.concatenate([sample_tokens(m) for m in batches]).tolist()) == list(range(sum(lengths)))
+    number_of, found = loss_tokens(lengths), []
+    for m in batches:
+        mask, arrays = m.loss_arrays["loss_mask"], m.loss_arrays
+        tokens = arrays["token_ids"][mask]
+        found += tokens.tolist()
+        numbers = np.array([number_of[token] for token in tokens.tolist()], dtype=int)
+        np.testing.assert_array_equal(arrays["loss_weights"][mask], numbers + 1)
+        np.testing.assert_array_equal(arrays["advantages"][mask], -numbers - 1)
+        np.testing.assert_array_equal(arrays["rollout_logprobs"][mask], -tokens / 2)
+        np.testing.assert_array_equal(arrays["policy_version"][mask], tokens)
+        assert (arrays["temperature"][mask] == 0.5).all()
+        before = np.take_along_axis(m.token_ids, arrays["sources"], axis=1)[mask]
+        np.testing.assert_array_equal(before, tokens - 1, "the source of each token is the one before it")
+    assert sorted(found) == sorted(number_of)
 
 
 @settings(deadline=None)
 @given(LENGTHS, OPTIONS)
-def test_nothing_is_said_of_prompt_tokens_and_padding(lengths, options):
-    for m in (m for micro_batches in pack(samples_of(lengths), **options) for m in micro_batches):
-        for array in (m.loss_weights, m.advantages, m.rollout_logprobs):
-            assert not array[~m.loss_mask].any()
-        assert (m.temperature[~m.loss_mask] == 1).all()
-        assert (m.policy_version[~m.loss_mask] == -1).all()
+def test_nothing_is_said_of_padding(lengths, options):
+    for arrays in (m.loss_arrays for micro_batches in pack(samples_of(lengths), **options) for m in micro_batches):
+        padding = ~arrays["loss_mask"]
+        for name in ("loss_weights", "advantages", "rollout_logprobs", "token_ids"):
+            assert not arrays[name][padding].any()
+        assert (arrays["temperature"][padding] == 1).all()
+        assert (arrays["policy_version"][padding] == -1).all()
+        assert (arrays["sample_index"][padding] == -1).all()
 
 
 @settings(deadline=None)
@@ -87,20 +102,20 @@ def test_nothing_is_said_of_prompt_tokens_and_padding(lengths, options):
 def test_positions_restart_with_every_sample_which_stays_in_one_piece(lengths, options):
     samples = samples_of(lengths)
     for micro_batches in pack(samples, **options):
-        pieces = []
+        pieces, numbered = [], {}
         for m in micro_batches:
-            for tokens, positions, indices in zip(m.token_ids, m.position_ids, m.sample_index, strict=True):
-                starts = np.flatnonzero(positions == 0).tolist()
-                for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
-                    np.testing.assert_array_equal(positions[start:end], np.arange(end - start))
-                    assert len(set(indices[start:end].tolist())) == 1
-                    if indices[start] >= 0:
-                        pieces.append((int(indices[start]), tokens[start:end].tolist()))
-        pieces.sort()
-        assert [index for index, _ in pieces] == list(range(len(pieces))), "numbered within the rank's share"
-        whole = [[*sample.prompt_ids.tolist(), *sample.response_ids.tolist()] for sample in samples]
-        places = [whole.index(tokens) for _, tokens in pieces]
-        assert places == sorted(places), "in the order of the samples"
+            for row, start, length, parent in m.segments.tolist():
+                assert parent == -1
+                np.testing.assert_array_equal(m.position_ids[row, start : start + length], np.arange(length))
+                pieces.append(m.token_ids[row, start : start + length].tolist())
+            indices = m.loss_arrays["sample_index"][m.loss_arrays["loss_mask"]]
+            tokens = m.loss_arrays["token_ids"][m.loss_arrays["loss_mask"]]
+            numbered |= dict(zip(tokens.tolist(), indices.tolist(), strict=True))
+        whole = [[*sample.prefix_ids.tolist(), *sample.token_ids.tolist()] for sample in samples]
+        held = sorted(whole.index(piece) for piece in pieces)
+        for index, number in enumerate(held):  # numbered within the rank's share, in the order of the samples
+            counted = samples[number].token_ids[samples[number].loss_mask].tolist()
+            assert {numbered[token] for token in counted} <= {index}
 
 
 @settings(deadline=None)
@@ -109,7 +124,7 @@ def test_every_rank_gets_as_many_micro_batches_and_their_limits_are_kept(lengths
     ranks = pack(samples_of(lengths), **options)
     assert len({len(micro_batches) for micro_batches in ranks}) == 1
     for m in (m for micro_batches in ranks for m in micro_batches if m.num_tokens):
-        assert len(set(m.sample_index[m.sample_index >= 0].tolist())) <= options["max_samples"]
+        assert len(m.segments) <= options["max_samples"]
         assert m.token_ids.size <= (options["max_tokens"] or np.inf), "padding included"
 
 
@@ -118,40 +133,62 @@ def test_every_rank_gets_as_many_micro_batches_and_their_limits_are_kept(lengths
 def test_the_samples_are_the_same_on_any_number_of_ranks(lengths, options, other):
     def tokens(num_ranks):
         ranks = pack(samples_of(lengths), **(options | {"num_ranks": num_ranks}))
-        return sorted(np.concatenate([m.token_ids[m.sample_index >= 0] for ms in ranks for m in ms]).tolist())
+        return sorted(np.concatenate([sample_tokens(m) for ms in ranks for m in ms]).tolist())
 
     assert tokens(options["num_ranks"]) == tokens(other)
 
 
 @settings(deadline=None)
 @given(LENGTHS, st.integers(1, 8))
-def test_padding_counts_nothing_and_is_a_sample_of_its_own(lengths, max_samples):
+def test_padding_comes_last_and_has_positions_of_its_own(lengths, max_samples):
     for m in pack_one(lengths, max_samples=max_samples, one_sample_per_row=True):
-        padding = m.sample_index < 0
-        assert not m.token_ids[padding].any()
-        assert not m.loss_mask[padding].any()
-        for row, positions in zip(padding, m.position_ids, strict=True):
-            assert positions[row].tolist() == list(range(row.sum()))
-            assert sorted(row.tolist()) == row.tolist(), "it comes last"
+        for row, start, length, _ in m.segments.tolist():
+            assert start == 0
+            assert not m.token_ids[row, length:].any()
+            assert m.position_ids[row, length:].tolist() == list(range(m.token_ids.shape[1] - length))
 
 
 def test_a_padded_micro_batch_by_hand():
-    (m,) = pack_one([1, 3], max_samples=2, one_sample_per_row=True)
-    assert m.token_ids.tolist() == [[0, 0, 0], [1, 2, 3]]
-    assert m.position_ids.tolist() == [[0, 0, 1], [0, 1, 2]]
-    assert m.sample_index.tolist() == [[0, -1, -1], [1, 1, 1]]
-    assert m.loss_mask.tolist() == [[True, False, False], [False, True, True]]
-    assert m.loss_weights.tolist() == [[1, 0, 0], [0, 2, 2]]
-    assert m.advantages.tolist() == [[-1, 0, 0], [0, -2, -2]]
-    assert m.temperature.tolist() == [[0.5, 1, 1], [1, 0.5, 0.5]]
-    assert m.policy_version.tolist() == [[0, -1, -1], [-1, 2, 3]]
-    assert m.num_tokens == 4
+    (m,) = pack_one([1, 4], max_samples=2, one_sample_per_row=True)
+    assert m.token_ids.tolist() == [[0, 0, 0, 0], [1, 2, 3, 4]]
+    assert m.position_ids.tolist() == [[0, 0, 1, 2], [0, 1, 2, 3]]
+    assert m.segments.tolist() == [[0, 0, 1, -1], [1, 0, 4, -1]]
+    assert {name: array.tolist() for name, array in m.loss_arrays.items()} == {
+        "token_ids": [[0, 0, 0], [2, 3, 4]],
+        "sources": [[0, 0, 0], [0, 1, 2]],
+        "loss_mask": [[False] * 3, [True] * 3],
+        "sample_index": [[-1] * 3, [1] * 3],
+        "loss_weights": [[0] * 3, [2] * 3],
+        "advantages": [[0] * 3, [-2] * 3],
+        "rollout_logprobs": [[0] * 3, [-1, -1.5, -2]],
+        "temperature": [[1] * 3, [0.5] * 3],
+        "policy_version": [[-1] * 3, [2, 3, 4]],
+    }
+    assert m.num_tokens == 5
+
+
+def test_a_mask_with_holes_leaves_tokens_out_of_the_loss_arrays():
+    sample = Sample(
+        uid="p",
+        number=0,
+        prefix_ids=np.array([7]),
+        token_ids=np.array([10, 11, 12, 13, 14]),
+        loss_mask=np.array([True, False, False, True, True]),
+        arrays={"rollout_logprobs": np.array([-1, -2, -3], np.float32)},
+    )
+    ((m,),) = pack([sample], max_samples=1)
+    assert m.token_ids.tolist() == [[7, 10, 11, 12, 13, 14]]
+    assert m.loss_arrays["token_ids"].tolist() == [[10, 13, 14]]
+    assert m.loss_arrays["sources"].tolist() == [[0, 3, 4]]
+    assert m.loss_arrays["rollout_logprobs"].tolist() == [[-1, -2, -3]]
 
 
 def test_a_packed_row_has_no_padding():
     (row,) = pack_one([3, 4], max_samples=2)
     assert row.token_ids.tolist() == [[0, 1, 2, 3, 4, 5, 6]]
-    assert row.sample_index.tolist() == [[0, 0, 0, 1, 1, 1, 1]]
+    assert row.segments.tolist() == [[0, 0, 3, -1], [0, 3, 4, -1]]
+    assert row.loss_arrays["sample_index"].tolist() == [[0, 0, 1, 1, 1]]
+    assert row.loss_arrays["sources"].tolist() == [[0, 1, 3, 4, 5]]
     assert row.num_tokens == 7
 
 
@@ -168,10 +205,10 @@ def test_a_rank_without_a_sample_gets_a_blank_micro_batch():
 
 def test_a_blank_micro_batch_counts_nothing():
     blank = blank_micro_batch()
-    assert not blank.loss_mask.any()
-    assert not blank.loss_weights.any()
+    assert not blank.loss_arrays["loss_mask"].any()
+    assert not blank.loss_arrays["loss_weights"].any()
     assert blank.num_tokens == 0
-    assert (blank.temperature == 1).all()
+    assert (blank.loss_arrays["temperature"] == 1).all()
 
 
 def test_no_samples_make_no_micro_batches():
@@ -193,3 +230,56 @@ def test_a_sample_that_exceeds_the_budget_is_named_with_the_way_out(one_sample_p
 def test_ids_have_the_dtype_that_an_embedding_takes(name, one_sample_per_row):
     (row,) = pack_one([3, 2], max_samples=2, one_sample_per_row=one_sample_per_row)
     assert getattr(row, name).dtype == np.int64
+
+
+def equal_samples(first, second):
+    assert first.prefix_ids.tolist() == second.prefix_ids.tolist()
+    assert first.token_ids.tolist() == second.token_ids.tolist()
+    assert first.loss_mask.tolist() == second.loss_mask.tolist()
+    for name, array in first.arrays.items():
+        np.testing.assert_array_equal(np.broadcast_to(array, first.num_loss_tokens), second.arrays[name])
+
+
+@settings(deadline=None)
+@given(LENGTHS)
+def test_ragged_samples_come_out_as_they_went_in(lengths):
+    samples = samples_of(lengths)
+    for first, second in zip(samples, RaggedSamples.of(samples).split(), strict=True):
+        equal_samples(first, second)
+
+
+def test_ragged_samples_say_nothing_twice():
+    prompt = np.arange(100, dtype=np.int32)
+    samples = [
+        Sample(
+            uid="p",
+            number=number,
+            prefix_ids=prompt,
+            token_ids=np.arange(400, dtype=np.int32),
+            loss_mask=np.ones(400, dtype=bool),
+            arrays={
+                "rollout_logprobs": np.linspace(-2, -1, 400, dtype=np.float32),
+                "policy_version": np.repeat(np.array([3, 4], np.int32), 200),
+                "advantages": 1.5,
+            },
+        )
+        for number in range(8)
+    ]
+    ragged = RaggedSamples.of(samples)
+    assert ragged.prefix_ids.tolist() == prompt.tolist(), "once for all of them"
+    assert ragged.arrays["policy_version"].values.tolist() == [3, 4] * 8
+    assert ragged.arrays["policy_version"].counts.tolist() == [200] * 16
+    assert ragged.arrays["advantages"].counts.tolist() == [400] * 8
+    # 4 bytes a token, 4 a log-probability, a bit of mask, and runs
+    assert 8.0 < ragged.num_bytes / (8 * 400 + 100) < 8.2
+    for first, second in zip(samples, ragged.split(), strict=True):
+        equal_samples(first, second)
+
+
+def test_a_sample_whose_first_token_nothing_predicts_is_refused():
+    ids, mask = np.array([1, 2]), np.array([True, True])
+    with pytest.raises(ValueError, match="row-3, sample 0: no token predicts the first one"):
+        Sample(uid="row-3", number=0, prefix_ids=ids[:0], token_ids=ids, loss_mask=mask, arrays={})
+    with pytest.raises(ValueError, match="rollout_logprobs has 1 entries for 2 loss tokens"):
+        arrays = {"rollout_logprobs": np.zeros(1)}
+        Sample(uid="p", number=0, prefix_ids=ids, token_ids=ids, loss_mask=mask, arrays=arrays)

@@ -15,16 +15,17 @@ def build(group, *, variation="token_level", estimator=group_norm, **rules):
 
 def advantages(samples):
     """By the response's place in its group."""
-    return {sample.number: float(sample.advantage) for sample in samples}
+    return {sample.number: float(sample.arrays["advantages"]) for sample in samples}
 
 
 def test_a_sample_is_the_prompt_and_what_was_sampled(group_of):
     group = group_of([(1.0, 2), (0.0, 3)])  # (reward, response tokens); the prompt is three tokens: 1, 2, 3
     first, second = build(group)
-    assert (first.prompt_ids.tolist(), first.response_ids.tolist(), len(first)) == ([1, 2, 3], [10, 11], 5)
-    assert first.rollout_logprobs.tolist() == [-0.5, -0.5]
-    assert (first.policy_versions.tolist(), first.temperature) == ([7, 7], 0.7)
-    assert second.response_ids.tolist() == [10, 11, 12]
+    assert (first.prefix_ids.tolist(), first.token_ids.tolist(), len(first)) == ([1, 2, 3], [10, 11], 5)
+    assert first.arrays["rollout_logprobs"].tolist() == [-0.5, -0.5]
+    assert (first.arrays["policy_version"].tolist(), first.arrays["temperature"]) == ([7, 7], 0.7)
+    assert first.loss_mask.all()
+    assert second.token_ids.tolist() == [10, 11, 12]
 
 
 def test_advantages_are_standardised_with_the_unbiased_deviation(group_of):
@@ -40,7 +41,7 @@ def test_the_estimator_is_the_one_that_is_given(group_of):
 def test_a_token_weighs_one_or_its_share_of_the_sample_or_of_the_longest_response(group_of):
     group = group_of([(1.0, 2), (0.0, 4)])
     weights = {
-        variation: [sample.loss_weight for sample in build(group, variation=variation)]
+        variation: [sample.arrays["loss_weights"] for sample in build(group, variation=variation)]
         for variation in ("sample_level", "token_level", "constant")
     }
     assert weights == {
@@ -57,7 +58,7 @@ def test_a_sample_that_nobody_could_score_is_left_out_of_group_statistics_and_lo
 
 def test_a_response_of_no_token_is_no_sample_and_one_of_a_single_token_is(group_of):
     samples = build(group_of([(1.0, 0), (0.0, 1), (1.0, 1)]), variation="sample_level")
-    assert [(sample.number, sample.loss_weight) for sample in samples] == [(1, 1.0), (2, 1.0)]
+    assert [(sample.number, sample.arrays["loss_weights"]) for sample in samples] == [(1, 1.0), (2, 1.0)]
     assert advantages(samples) == pytest.approx({1: -0.70711, 2: 0.70711}, abs=1e-5)
 
 

@@ -19,7 +19,6 @@ from coati_rl.config.rules import check
 from coati_rl.data.prepare import Prepared, prepare
 from coati_rl.data.work import Wait, Work
 from coati_rl.errors import RunError
-from coati_rl.observability.metrics import complete
 from coati_rl.runtime import crew
 from coati_rl.runtime.process import Place
 from coati_rl.runtime.run_dir import RunPaths, make_run_dir
@@ -151,7 +150,7 @@ class ThreadedRun:
 
     def _show(self, events):
         for event in events:
-            self._display.show({**complete(event), "event": "step"} if event["event"] == "step" else event)
+            self._display.show(event)
         self._display.show_wait(self._coordinator.status().text)
 
     def _start(self, target: Callable[..., None], *args) -> threading.Thread:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from coati_rl.config import Config
+from coati_rl.data.packing import build_mini_batch
 from coati_rl.data.work import SyncWork, TrainWork
 from tests.unit.loops import (
     test_algorithms,
@@ -70,12 +71,13 @@ def num_probed_syncs(trace):
 
 
 def num_micro_batches(trace):
-    return [len(work.batch.micro_batches) for work in trace.work if isinstance(work, TrainWork)]
+    return [len(work.batch.plan) for work in trace.work if isinstance(work, TrainWork)]
 
 
 def micro_batches(trace):
     """Of the whole run."""
-    return [m for work in trace.work if isinstance(work, TrainWork) for m in work.batch.micro_batches]
+    batches = [build_mini_batch(work.batch) for work in trace.work if isinstance(work, TrainWork)]
+    return [m for batch in batches for m in batch.micro_batches]
 
 
 def micro_batch_tokens(trace):

@@ -5,12 +5,12 @@ import io
 import pytest
 from rich.console import Console
 
-from coati_rl.observability.metrics import complete
 from coati_rl.observability.progress import ProgressDisplay
 
 STEP = {
     "event": "step",
-    **complete({"step": 2, "reward_mean": 0.5, "answer_accuracy": 0.25, "loss": 0.1, "staleness_mean": 1.0}),
+    **{"step": 2, "reward_mean": 0.5, "answer_accuracy": 0.25, "loss": 0.1},
+    **{"staleness_mean": 1.0, "logprob_gap_mean": None},
     "num_response_tokens": 100,
     "train_s": 0.5,
 }

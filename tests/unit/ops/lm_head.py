@@ -16,6 +16,7 @@ def make_inputs(seed: int = 0, *, bias: bool = False, vocabulary: int = V) -> di
         "weight": torch.tensor(rng.normal(size=(vocabulary, H)), dtype=torch.float32),
         "bias": torch.tensor(rng.normal(size=vocabulary), dtype=torch.float32) if bias else None,
         "token_ids": torch.tensor(rng.integers(0, vocabulary, (R, L))),
+        "sources": torch.arange(-1, L - 1).expand(R, L),
         "token_mask": torch.tensor(mask),
         "temperature": torch.tensor(rng.uniform(0.5, 1.5, (R, L)), dtype=torch.float32),
     }
@@ -41,6 +42,20 @@ def chosen_entropy(inputs: dict[str, Tensor | None]) -> Tensor:
     return torch.nn.functional.pad(-(full.exp() * full).sum(dim=-1), (1, 0)) * inputs["token_mask"]
 
 
+def shared_sources(inputs: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """The same tokens, but in each row one hidden state predicts two of them or three, as where sequences fork."""
+    return {**inputs, "sources": torch.tensor([[0, 0, 2, 2, 2, 0], [0, 5, 0, 5, 1, 0]])}
+
+
+def gathered(inputs: dict[str, Tensor | None]) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies, float64[R, L], from full logits at each token's source; 0 if not asked for."""
+    rows = torch.arange(R)[:, None]
+    logits = inputs["hidden"][rows, inputs["sources"]].double() @ inputs["weight"].double().T + inputs["bias"].double()
+    full = torch.log_softmax(logits / inputs["temperature"][..., None].double(), dim=-1)
+    logprobs = full.gather(-1, inputs["token_ids"][..., None]).squeeze(-1)
+    return logprobs * inputs["token_mask"], -(full.exp() * full).sum(dim=-1) * inputs["token_mask"]
+
+
 def make_micro_batch(inputs: dict[str, Tensor | None], seed: int = 1) -> dict[str, Tensor]:
     """What a loss is given: arrays around the log-probabilities, so that some ratios are clipped and some are not."""
     rng = np.random.default_rng(seed)
@@ -51,6 +66,7 @@ def make_micro_batch(inputs: dict[str, Tensor | None], seed: int = 1) -> dict[st
 
     return {
         "token_ids": inputs["token_ids"],
+        "sources": inputs["sources"],
         "loss_mask": inputs["token_mask"],
         "temperature": inputs["temperature"],
         "loss_weights": torch.tensor(rng.uniform(0.1, 0.3, (R, L)), dtype=torch.float32),

@@ -6,7 +6,19 @@ import torch
 from torch import Tensor
 
 from coati_rl.ops.logprob import token_logprobs
-from tests.unit.ops.lm_head import H, L, R, V, chosen_entropy, chosen_logprobs, make_inputs, relative_error
+from coati_rl.ops.vocab_chunks import sum_rows
+from tests.unit.ops.lm_head import (
+    H,
+    L,
+    R,
+    V,
+    chosen_entropy,
+    chosen_logprobs,
+    gathered,
+    make_inputs,
+    relative_error,
+    shared_sources,
+)
 from tests.unit.ops.tensor_sizes import TensorSizes
 
 
@@ -119,12 +131,39 @@ def test_mask_without_any_token_gives_zeros_that_still_reach_every_parameter() -
     assert all(leaf.grad is not None and not leaf.grad.any() for leaf in leaves.values())
 
 
+@pytest.mark.parametrize("tokens_per_chunk", [1, 3, 100])
+def test_gradient_of_a_hidden_state_that_predicts_several_tokens_is_the_sum_of_theirs(tokens_per_chunk: int) -> None:
+    inputs = shared_sources(make_inputs(bias=True))
+    names = ("hidden", "weight", "bias")
+    ours = {name: inputs[name].clone().requires_grad_() for name in names}
+    exact = {name: inputs[name].double().requires_grad_() for name in names}
+    values = token_logprobs(**{**inputs, **ours}, chunk_elements=tokens_per_chunk * V)
+    exact_values = gathered({**inputs, **exact})
+    for value, exact_value in zip(values, exact_values, strict=True):
+        torch.testing.assert_close(value.double(), exact_value, rtol=1e-6, atol=1e-6)
+    for logprobs, entropy in (values, exact_values):
+        (logprobs.square().sum() + entropy.sum()).backward()
+    for name in names:
+        assert relative_error(ours[name].grad, exact[name].grad) < 1e-6, name
+
+
+def test_rows_are_summed_by_place_in_their_order() -> None:
+    rows = torch.tensor([[1.0], [2.0], [4.0], [8.0], [16.0]])
+    assert sum_rows(rows, torch.tensor([3, 0, 3, 1, 3]), length=5).tolist() == [[2.0], [8.0], [0.0], [21.0], [0.0]]
+    # In float32 only this order gives 0: (1 + 1e8) - 1e8.
+    rows = torch.tensor([[1.0], [1e8], [-1e8]])
+    assert sum_rows(rows, torch.tensor([0, 0, 0]), length=1).tolist() == [[0.0]]
+
+
 def test_split_rows_one_by_one_add_up_to_the_gradient_of_all() -> None:
     inputs = make_inputs()
     whole, parts = (inputs["weight"].clone().requires_grad_() for _ in range(2))
     sum(token_logprobs(**{**inputs, "weight": whole})).sum().backward()
     for row in range(R):
-        part = {name: inputs[name][row : row + 1] for name in ("hidden", "token_ids", "token_mask", "temperature")}
+        part = {
+            name: inputs[name][row : row + 1]
+            for name in ("hidden", "token_ids", "sources", "token_mask", "temperature")
+        }
         sum(token_logprobs(**part, weight=parts, bias=None)).sum().backward()
     torch.testing.assert_close(whole.grad, parts.grad, rtol=1e-5, atol=1e-6)
 
@@ -178,9 +217,9 @@ def test_no_more_than_one_chunk_of_logits_exists_at_a_time(dtype: torch.dtype) -
     assert sizes.largest(but=[(1000, H), (H, 1000)]) == 3 * 1000  # of 12 tokens, 7 of them asked for
 
 
-def test_refusal_of_a_first_token_and_of_shapes_that_differ() -> None:
+def test_refusal_of_a_token_without_a_source_and_of_shapes_that_differ() -> None:
     inputs = make_inputs()
-    with pytest.raises(ValueError, match="first token of a row"):
+    with pytest.raises(ValueError, match="whose source is not a place in its row, 0 to 5"):
         token_logprobs(**{**inputs, "token_mask": torch.ones(R, L, dtype=torch.bool)})
     with pytest.raises(ValueError, match="must agree"):
         token_logprobs(**{**inputs, "temperature": torch.ones(R, L - 1)})

@@ -30,9 +30,9 @@ def compute(inputs: dict, group: dist.ProcessGroup | None, *, chunk_elements: in
         settings = {"group": group, "chunk_elements": chunk_elements // size}
         values: dict[str, Tensor] = {}
         if path == "fused":
-            loss, sums = fused_token_loss(**leaves, tensors=tensors, loss_fn=loss_fn, **settings)
+            loss, sums = fused_token_loss(**leaves, arrays=tensors, loss_fn=loss_fn, **settings)
         else:
-            arrays = (tensors[name] for name in ("token_ids", "loss_mask", "temperature"))
+            arrays = (tensors[name] for name in ("token_ids", "sources", "loss_mask", "temperature"))
             logprobs, entropy = token_logprobs(*leaves.values(), *arrays, **settings)
             loss, sums = loss_fn(logprobs, entropy, tensors)
             values = {"logprobs": logprobs.detach(), "entropy": entropy.detach()}

@@ -1,0 +1,151 @@
+"""Carry a data-parallel rank's samples from the coordinator to its trainers: ragged, with nothing said twice.
+
+Tokens of all samples lie one after another, without padding; a prompt that several samples share is sent once; an array
+that is the same over long runs of tokens, as an advantage or a policy version is, travels as runs. The plan says which
+sample goes into which micro-batch; each trainer lays out its own (`packing`). At 8 responses of 512 tokens to a prompt
+of 64 this takes 8.3 bytes a token, laid out it took 41.
+S samples, T tokens, N of them counted by the loss.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One sequence to train on: a prefix that it may share with others, then T tokens of its own."""
+
+    uid: str  # of the prompt or row, for messages
+    number: int  # among the samples of that uid, from 0
+    prefix_ids: np.ndarray  # int[P], not in the loss; the same object in samples that share it
+    token_ids: np.ndarray  # int[T]
+    loss_mask: np.ndarray  # bool[T], True on the N tokens that the loss counts
+    arrays: Mapping[str, np.ndarray | float]  # [N] each, or one number for all N
+
+    def __post_init__(self) -> None:
+        if len(self.loss_mask) != len(self.token_ids):
+            raise ValueError(f"loss_mask has {len(self.loss_mask)} entries, token_ids {len(self.token_ids)}")
+        if not len(self.prefix_ids) and len(self.loss_mask) and self.loss_mask[0]:
+            raise ValueError(f"{self.uid}, sample {self.number}: no token predicts the first one; mask it")
+        for name, array in self.arrays.items():
+            if isinstance(array, np.ndarray) and len(array) != self.num_loss_tokens:
+                raise ValueError(f"{name} has {len(array)} entries for {self.num_loss_tokens} loss tokens")
+
+    def __len__(self) -> int:
+        return len(self.prefix_ids) + len(self.token_ids)
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Tokens that the loss counts (N)."""
+        return int(np.count_nonzero(self.loss_mask))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runs:
+    """An array of which long pieces hold one value."""
+
+    values: np.ndarray  # [runs]
+    counts: np.ndarray  # int32[runs]
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> "Runs":
+        """Return the runs of an array [N]."""
+        starts = np.flatnonzero(np.concatenate([[True], array[1:] != array[:-1]])) if len(array) else np.empty(0, int)
+        counts = np.diff(np.append(starts, len(array)))
+        return cls(values=array[starts], counts=counts.astype(np.int32))
+
+    def expand(self) -> np.ndarray:
+        """Return the array [N]."""
+        return np.repeat(self.values, self.counts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RaggedSamples:
+    """S samples, each array over all of them one after another."""
+
+    prefix_ids: np.ndarray  # int32, of all distinct prefixes
+    prefix_lengths: np.ndarray  # int32[prefixes]
+    prefix_of: np.ndarray  # int32[S], which prefix each sample begins with
+    token_ids: np.ndarray  # int32[T of all samples]
+    lengths: np.ndarray  # int32[S], T of each
+    mask_bits: np.ndarray  # uint8, loss_mask of all T tokens, 8 in a byte
+    arrays: Mapping[str, np.ndarray | Runs] = field(default_factory=dict)  # [N of all samples] each
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> "RaggedSamples":
+        """Join samples that have the same arrays."""
+        prefixes: dict[int, np.ndarray] = {}
+        for sample in samples:
+            prefixes.setdefault(id(sample.prefix_ids), sample.prefix_ids)
+        number = {key: index for index, key in enumerate(prefixes)}
+        names = samples[0].arrays.keys() if samples else ()
+        return cls(
+            prefix_ids=_joined(list(prefixes.values()), np.int32),
+            prefix_lengths=np.array([len(prefix) for prefix in prefixes.values()], dtype=np.int32),
+            prefix_of=np.array([number[id(sample.prefix_ids)] for sample in samples], dtype=np.int32),
+            token_ids=_joined([sample.token_ids for sample in samples], np.int32),
+            lengths=np.array([len(sample.token_ids) for sample in samples], dtype=np.int32),
+            mask_bits=np.packbits(_joined([sample.loss_mask for sample in samples], bool)),
+            arrays={name: _join_arrays(samples, name) for name in names},
+        )
+
+    def split(self) -> list[Sample]:
+        """Return the samples; they share the memory of the joined arrays, and have no uid."""
+        prefixes = np.split(self.prefix_ids, self.prefix_lengths.cumsum()[:-1])
+        ends = self.lengths.cumsum()
+        mask = np.unpackbits(self.mask_bits, count=len(self.token_ids)).astype(bool)
+        token_ids, masks = np.split(self.token_ids, ends[:-1]), np.split(mask, ends[:-1])
+        loss_ends = np.append(0, mask.cumsum())[ends]
+        whole = {name: array.expand() if isinstance(array, Runs) else array for name, array in self.arrays.items()}
+        arrays = {name: np.split(array, loss_ends[:-1]) for name, array in whole.items()}
+        return [
+            Sample(
+                uid="",
+                number=index,
+                prefix_ids=prefixes[prefix],
+                token_ids=token_ids[index],
+                loss_mask=masks[index],
+                arrays={name: parts[index] for name, parts in arrays.items()},
+            )
+            for index, prefix in enumerate(self.prefix_of)
+        ]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all arrays."""
+        plain = [self.prefix_ids, self.prefix_lengths, self.prefix_of, self.token_ids, self.lengths, self.mask_bits]
+        for array in self.arrays.values():
+            plain += [array.values, array.counts] if isinstance(array, Runs) else [array]
+        return sum(array.nbytes for array in plain)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RaggedBatch:
+    """A data-parallel rank's share of a mini-batch, and how it is to be cut into micro-batches; see `MiniBatch`."""
+
+    step: int
+    samples: RaggedSamples
+    plan: tuple[tuple[int, ...], ...]  # the samples of each micro-batch; empty: it counts nothing
+    one_sample_per_row: bool
+    is_last: bool
+    loss_scale: float
+    learning_rate_progress: float
+
+
+def _join_arrays(samples: Sequence[Sample], name: str) -> np.ndarray | Runs:
+    """One array of all samples [N]: as runs where that is shorter."""
+    parts = [sample.arrays[name] for sample in samples]
+    if not any(isinstance(part, np.ndarray) for part in parts):
+        counts = np.array([sample.num_loss_tokens for sample in samples], dtype=np.int32)
+        return Runs(values=np.array(parts, dtype=np.float32), counts=counts)
+    pairs = zip(samples, parts, strict=True)
+    full = [p if isinstance(p, np.ndarray) else np.full(s.num_loss_tokens, p, np.float32) for s, p in pairs]
+    joined = np.concatenate(full)
+    runs = Runs.of(joined)
+    return runs if 2 * len(runs.values) < len(joined) else joined
+
+
+def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.empty(0, dtype)

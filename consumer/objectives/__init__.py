@@ -1,0 +1,1 @@
+"""Define what a trainer optimises: one objective per file."""

@@ -1,0 +1,56 @@
+"""Optimise the cross-entropy of tokens that a dataset gives: supervised fine-tuning."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from consumer.objectives.objective import Objective, mean_of
+
+_MAX_EXPONENT = 80.0  # of a perplexity that float32 can still hold
+
+
+class TokenCrossEntropy:
+    """loss = sum_t w_t * -log p(token_t), over loss tokens; w_t are the batch's `loss_weights`.
+
+    Reports, detached float64[] each and summed over loss tokens: num_tokens; loss_sum (weighted, as returned); nll_sum
+    (unweighted, nats); entropy_sum (nats).
+    """
+
+    is_token_separable = True
+
+    def is_final(self, sums: Mapping[str, Tensor]) -> bool:
+        """Return True: no sample is judged as a whole."""
+        return True
+
+    def __call__(
+        self, logprobs: Tensor, entropy: Tensor, micro_batch: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `coati_rl.protocols.LossFn`: float32[R, M] log-probabilities to (float32[] summed loss, sums)."""
+        loss_mask = micro_batch["loss_mask"]
+        nll = -torch.where(loss_mask, logprobs, 0.0)  # before any product: padding may hold -inf
+        loss = (micro_batch["loss_weights"] * nll).sum()
+        return loss, {
+            "num_tokens": loss_mask.sum().double(),
+            "loss_sum": loss.detach().double(),
+            "nll_sum": nll.detach().double().sum(),
+            "entropy_sum": torch.where(loss_mask, entropy.detach(), 0.0).double().sum(),
+        }
+
+
+class CrossEntropy(Objective):
+    """Every loss token counts alike, whatever sequence it is in."""
+
+    def __init__(self) -> None:
+        self.loss_fn = TokenCrossEntropy()
+
+    def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
+        """Form the loss, the perplexity, exp of the mean over tokens, and how many tokens that are."""
+        nll = mean_of(sums, "nll_sum")
+        return {
+            "loss": sums["loss_sum"] * loss_scale if loss_scale else None,
+            "perplexity": None if nll is None else math.exp(min(nll, _MAX_EXPONENT)),
+            "entropy_mean": mean_of(sums, "entropy_sum"),
+            "loss_tokens": int(sums["num_tokens"]),
+        }

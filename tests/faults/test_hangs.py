@@ -64,7 +64,7 @@ def test_a_stopped_producer_is_replaced_and_ended_and_a_loss_that_never_returns_
     producer.suspend()
     wait_for_text(run, "producer 0 lost: no sign of life for", timeout_s=HEARTBEAT_S + 60)
     assert f"its process {producer.pid} is stopped" in run.text()
-    assert "waiting for rollouts: 0 of 4 groups of step " in run.text(), "while nobody knew why"
+    assert "\nwaiting for " in run.text(), "rollouts, or its part of a weight sync"
     assert_ended(producer)
     run.wait_for_step(len(run.records()) + 2)
 

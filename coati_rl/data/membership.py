@@ -12,7 +12,7 @@ begins with version N as if a sync had just brought it.
 
 from collections.abc import Iterable, Mapping
 
-from coati_rl.data.wording import producers
+from coati_rl.data.wording import name_producers
 
 UNPROVEN = -1  # version of weights that a producer read from disk
 
@@ -48,14 +48,14 @@ class Membership:
     def missing(self) -> str | None:
         """Say which producer is waited for; None if all that were there are, or have been replaced."""
         if self._lost:
-            return f"waiting for a replacement of {producers(self._lost)}"
+            return f"waiting for a replacement of {name_producers(self._lost)}"
         return None if self._versions else "waiting for the first producer: its engine is loading"
 
     @property
     def committing(self) -> str:
         """Name the producers that have yet to serve what they have staged, and the version, for messages."""
         version = max((self._versions[producer] for producer in self._committing), default=UNPROVEN)
-        return f"{producers(sorted(self._committing))} to commit version {version}"
+        return f"{name_producers(sorted(self._committing))} to commit version {version}"
 
     def add(self, producer_id: int, version: int) -> None:
         """Let a producer join with these weights; it takes the place of the one that was lost first."""

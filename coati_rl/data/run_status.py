@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from coati_rl.data.prompt_leasing import PromptLeasing
 from coati_rl.data.run_state import RunState
-from coati_rl.data.wording import producers
+from coati_rl.data.wording import name_producers
 from coati_rl.data.work import Wait
 
 
@@ -33,5 +33,5 @@ def run_status(state: RunState, leasing: PromptLeasing, wait: Wait | None) -> Ru
     for producer in sorted(set(state.members.ids) - state.leases.holders()):
         if (reason := leasing.refusal(producer, is_drained=True)) is not None:
             refused.setdefault(reason, []).append(producer)
-    parts += [f"{producers(ids)}: {reason}" for reason, ids in refused.items()]
+    parts += [f"{name_producers(ids)}: {reason}" for reason, ids in refused.items()]
     return RunStatus(idle_s=state.idle_s, text="; ".join(parts))

@@ -11,7 +11,7 @@ from typing import Any
 from coati_rl.data.gap_gate import Gap, GapGate
 from coati_rl.data.membership import Membership
 from coati_rl.data.settings import CoordinatorSettings
-from coati_rl.data.wording import producers
+from coati_rl.data.wording import name_producers
 from coati_rl.data.work import CommitReport, SyncReport, SyncWork, Wait
 from coati_rl.errors import RunError
 
@@ -41,7 +41,7 @@ class WeightSyncs:
         """Return what a transfer that is under way makes others wait for, from its order until its report."""
         if self._transfer is None:
             return None
-        who = producers(self._transfer.members)
+        who = name_producers(self._transfer.members)
         return Wait(reason=f"waiting for the transfer of version {self._transfer.policy_version} to {who}")
 
     def order(self, index: int, version: int, members: tuple[int, ...]) -> SyncWork:

@@ -8,7 +8,7 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def producers(ids: Iterable[int]) -> str:
+def name_producers(ids: Iterable[int]) -> str:
     """Return "producer 0", "producers 0, 2"."""
     names = [str(producer) for producer in ids]
     return f"producer{'' if len(names) == 1 else 's'} {', '.join(names)}"

@@ -83,6 +83,7 @@ def launch(
                 crew.start()
                 _watch(supervisor, config)
             finally:
+                supervisor.keep_records()
                 unlink_mapped(family())  # of engines that are still loading: they are killed now
                 crew.end()
     except RunError as error:

@@ -22,6 +22,7 @@ from coati_rl.types import CommitResult, RolloutGroup
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 30.0  # for an actor to answer, on top of what the call itself may take
+_FLUSH_GRACE_S = 5.0  # for the coordinator to answer, when the disk is slow or the run is ending
 _SLICE_S = 2.0  # of a wait: a stop in it counts as so much at most
 STAGING_GRACE_S = 10.0  # for a producer whose transfer has its own deadline; all others wait for it
 
@@ -137,7 +138,8 @@ class RemoteCoordinator:
 
     def flush(self, *, timeout_s: float) -> None:
         """See Coordinator."""
-        self._call("flush", timeout_s=timeout_s, wait_s=timeout_s)
+        reference: Any = self._handle.flush.remote(timeout_s=timeout_s)
+        wait_for(reference, who="the coordinator", timeout_s=timeout_s + _FLUSH_GRACE_S)
 
     def status(self) -> RunStatus:
         """See Coordinator."""

@@ -10,6 +10,7 @@ A producer may die or hang; a trainer or the coordinator may not.
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 EVENT_WAIT_S = 0.25
 CAUSE_WAIT_S = 3.0  # for the other trainers, when one has failed
 FLUSH_S = 60.0  # for rollouts and evaluations to be written, when the trainers are done
+KEEP_S = 5.0  # for the same, when the run has failed or is interrupted
 MAX_REPLACEMENTS = 3  # per producer place, without an optimizer step in between
 
 
@@ -95,6 +97,11 @@ class Supervisor:
                 raise RunError("the checkpoint was not written in time; raise --interrupt-grace-s")
         self._crew.coordinator.flush(timeout_s=max(0.0, deadline - time.monotonic()))
         self._pass_on_events()
+
+    def keep_records(self) -> None:
+        """Have the rollouts that came in written, if that is still possible, however the run ended."""
+        with suppress(RunError):
+            self._crew.coordinator.flush(timeout_s=KEEP_S)
 
     def _take_events(self) -> None:
         for event in self._pass_on_events():

@@ -48,3 +48,17 @@ def test_what_the_disk_refuses_at_the_end_is_the_cause(watch):
 def test_what_the_run_waits_for_is_passed_on_with_every_look(watch):
     _, texts = watch(FakeCrew())
     assert len(texts) >= 2 and set(texts) == {"waiting for rollouts"}
+
+
+@pytest.mark.parametrize("problem", [None, "the coordinator died", "runs/a/rollouts cannot be written"])
+def test_a_run_that_failed_keeps_the_records_that_can_be_kept(problem):
+    crew, asked = FakeCrew(), []
+
+    def flush(*, timeout_s):
+        asked.append(timeout_s)
+        if problem:
+            raise RunError(problem)
+
+    crew.flush = flush
+    Supervisor(crew, lambda event: None, num_producers=1, stall_timeout_s=60.0).keep_records()
+    assert asked == [supervisor.KEEP_S]

@@ -58,6 +58,7 @@ class RunState:
         self.saves = CheckpointSaves(settings, position, queue, self.flow, self.members, board, self.stats)
         self.events = EventLog()
         self.writer = BackgroundWriter(self._wake)  # of rollouts and evaluations, without the lock
+        self.num_unwritten_steps = 0  # reported, but not told to the driver
         self.is_finished = False
         self._failure: str | None = None
         self._since_progress = RunningClock()
@@ -89,7 +90,8 @@ class RunState:
 
     def announce_the_end(self) -> None:
         """Tell it once: after the last step's record, which may come when the trainers know already."""
-        if self.is_finished and self.stats.records.is_complete and not self.flow.is_stopped:
+        is_told = self.stats.records.is_complete and self.num_unwritten_steps == 0
+        if self.is_finished and is_told and not self.flow.is_stopped:
             # Filtered since the last step, whose record has those before.
             filtered = self.stats.counts.dropped()["groups_filtered"]
             numbers = {"groups_dropped": self.flow.num_finished, "groups_filtered": filtered}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from coati_rl.data.batcher import ClosedStep
 from coati_rl.data.prompt_leasing import PromptLeasing
 from coati_rl.data.run_state import RunState
 from coati_rl.data.work import CommitReport, SyncReport
@@ -28,10 +29,9 @@ class TrainingReports:
         self._judge_gap(state.gate.sampled_problem(step + 1, metrics))
         metrics = {**metrics, "producer_idle_fraction": state.leases.producer_idle.take()}
         for record, closed in state.stats.report(step, metrics):
-            write = partial(self._recorder.write, record["step"], closed.groups, advantages=closed.advantages)
-            state.writer.submit(write)
-            state.event("step", **record)
-        state.announce_the_end()
+            state.num_unwritten_steps += 1
+            state.writer.submit(partial(self._write_step, record, closed))
+        state.progressed()
 
     def probe(self, policy_version: int, logprobs: np.ndarray) -> None:
         """Take the trainers' log-probabilities of a sync's probe, float32[T - 1]."""
@@ -55,6 +55,14 @@ class TrainingReports:
         """Note that a checkpoint is complete."""
         self._state.saves.being_written = None
         self._state.event("checkpoint", step=step, path=path)
+
+    def _write_step(self, record: dict[str, Any], closed: ClosedStep) -> None:
+        """Write the rollouts of a step, then tell of it: what metrics.jsonl has is written. In the writer's thread."""
+        self._recorder.write(record["step"], closed.groups, advantages=closed.advantages)
+        with self._state.changed:
+            self._state.num_unwritten_steps -= 1
+            self._state.event("step", **record)
+            self._state.announce_the_end()
 
     def _judge_gap(self, problem: str | None) -> None:
         if message := self._state.gate.judge(problem):

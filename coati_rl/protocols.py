@@ -3,7 +3,8 @@
 Everything between them runs, and is tested, without Ray, without an inference engine and without a training engine.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -11,11 +12,14 @@ import numpy as np
 import torch
 
 from coati_rl.batch import MicroBatch, MiniBatch
+from coati_rl.data.packed_group import PackedGroup
 from coati_rl.data.position import DrawOrder
 from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Wait, Work
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
-from coati_rl.types import CommitResult, GenerationRequest, GenerationResult, Problem, Prompt, RolloutGroup
+from coati_rl.types import CommitResult, GenerationRequest, GenerationResult, Problem, Prompt, TokenChunk
+
+OnTokens = Callable[[TokenChunk], None]
 
 
 class GenerationEngine(Protocol):
@@ -26,14 +30,38 @@ class GenerationEngine(Protocol):
 
     policy_version: int  # of the weights that serve now
 
-    def submit(self, request: GenerationRequest) -> None:
-        """Queue a request; its result comes out of `poll`, exactly once."""
+    def submit(self, request: GenerationRequest, on_tokens: OnTokens | None = None) -> "Future[GenerationResult]":
+        """Queue a request. Raises: EngineError if the engine has ended, the id is in use, or the episode is not open.
 
-    def poll(self, timeout_s: float) -> list[GenerationResult]:
-        """Finished requests; waits up to `timeout_s` for the first one. Raises EngineError when the engine died."""
+        Args:
+            on_tokens: gets the tokens of each sample as they come, before the future is resolved. It and the future's
+                callbacks run on the engine's thread, and must be quick.
 
-    def num_unfinished(self) -> int:
-        """Requests submitted and not yet returned by `poll`."""
+        Returns: a future, resolved exactly once: with the result, or with an EngineError when the engine ends. It
+            cannot be cancelled; see `abort`.
+        """
+
+    def abort(self, request_id: str) -> None:
+        """End a request before the engine's next step: its future gets the tokens sampled so far.
+
+        Their finish reason is "abort". Harmless for a request that is finished or unknown, and on an engine that ended.
+        """
+
+    def num_sequences(self) -> int:
+        """Samples of the requests whose future is open: running, or waiting to run."""
+
+    def check_alive(self) -> None:
+        """Raise EngineError if the engine has ended; for callers that wait for no future."""
+
+    def open_episode(self, episode_id: str) -> None:
+        """Let requests name this episode as theirs. Raises: EngineError if the engine has ended, or the id is in use.
+
+        From the admission of its first request until `close_episode`, weights are not swapped except in flight, also
+        while none of its requests is running. A request that names no episode is an episode of its own.
+        """
+
+    def close_episode(self, episode_id: str) -> None:
+        """End an episode. Harmless for one that is not open."""
 
     def stage_weights(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> tuple[str, ...]:
         """Receive an update beside the serving weights, which stay untouched; blocks until received.
@@ -47,8 +75,10 @@ class GenerationEngine(Protocol):
 
         Args:
             in_flight: swap between two engine steps; running requests go on under the new weights, and each token
-                carries the version that sampled it. Else swap when no request runs; new ones wait until then.
-        Raises: EngineError if this very version is not staged, or requests still run when the time is over.
+                carries the version that sampled it. Else swap when no request runs and no episode is open; new
+                episodes wait until then, and the next turns of open ones do not.
+        Raises: EngineError if this very version is not staged, or requests still run when the time is over, or episodes
+            are still open, which it names.
         """
 
     def probe_logprobs(self, token_ids: Sequence[int], *, timeout_s: float) -> np.ndarray:
@@ -140,7 +170,7 @@ class ProducerCoordinator(Protocol):
                 it, for the weights that it brings.
         """
 
-    def put(self, producer_id: int, groups: Sequence[RolloutGroup]) -> int:
+    def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
         """Hand in finished groups."""
 
     def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
@@ -220,10 +250,13 @@ class WeightReceiver(Protocol):
 
 
 class GroupScorer(Protocol):
-    """Scores the responses of one group in the background."""
+    """Scores the episodes of one group in the background."""
 
     def submit(self, responses: Sequence[str], problem: Problem) -> Any:
-        """Returns a concurrent.futures.Future of list[Score]."""
+        """Score the text of each episode's last turn, G of them.
+
+        Returns: a concurrent.futures.Future of list[Score], one of each episode.
+        """
 
     def close(self) -> None:
         """Stop the workers."""

@@ -1,6 +1,7 @@
 """Define what passes between the services: prompts out to producers, rollout groups back. All frozen, all plain data.
 
-P prompts, G samples per prompt (group size), T tokens. Arrays are NumPy, so that they cross Ray without a copy.
+G episodes per prompt (group size); L tokens of a trajectory, N of them in the loss; T tokens of an engine's answer.
+Arrays are NumPy, so that they cross Ray without a copy.
 """
 
 from dataclasses import dataclass, field
@@ -66,13 +67,13 @@ class Lease:
 
     lease_id: int
     prompt: Prompt
-    group_size: int  # samples wanted (G)
+    group_size: int  # episodes wanted (G)
     sampling: SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """One sampled response. Token ids are the engine's own; nothing is ever retokenised."""
+    """One sample of one request: an engine's answer. Token ids are the engine's own; nothing is ever retokenised."""
 
     token_ids: np.ndarray  # int32[T], includes the stop or EOS token when one was sampled
     logprobs: np.ndarray  # float32[T], nats, of the processed (temperature, top-k, top-p) distribution
@@ -85,15 +86,94 @@ class Completion:
         if len(lengths) != 1:
             raise ValueError(f"token_ids, logprobs and policy_versions differ in length: {sorted(lengths)}")
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """The tokens [start, end) of a trajectory, which are one answer of the engine."""
+
+    index: int  # in the episode, from 0
+    start: int
+    end: int
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenReward:
+    """A reward that an environment gives at a token."""
+
+    position: int  # in the trajectory
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedPrefix:
+    """The first tokens of a trajectory, which are another sequence's first tokens too, and never in its own loss."""
+
+    num_tokens: int
+    parent: int | None = None  # index in the group of an earlier trajectory of the episode; None: the group's prompt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """One sequence of one episode: the context and what the policy sampled in it, over one or more turns.
+
+    An episode whose context is rewritten on its way has several: the later ones are forks, which share a prefix.
+    """
+
+    token_ids: np.ndarray  # int32[L]
+    loss_mask: np.ndarray  # bool[L], True on the N sampled tokens that the loss counts
+    logprobs: np.ndarray  # float32[N], nats, of these tokens in order, under the distribution that was sampled from
+    policy_versions: np.ndarray  # int32[N], of the weights that sampled them
+    temperature: np.ndarray  # float32[N], that they were sampled at; 0 is greedy
+    episode: int  # of the group, from 0
+    turns: tuple[Turn, ...]  # in order; those before the shared prefix's end are the parent's
+    text: str  # of the last turn, decoded: what is scored
+    prefix: SharedPrefix
+    rewards: tuple[TokenReward, ...] = ()
+
+    def __post_init__(self) -> None:
+        num_in_loss = int(np.count_nonzero(self.loss_mask))
+        lengths = [len(array) for array in (self.logprobs, self.policy_versions, self.temperature)]
+        if len(self.token_ids) != len(self.loss_mask) or lengths != [num_in_loss] * 3:
+            raise ValueError(
+                f"{len(self.token_ids)} tokens, a loss_mask of {len(self.loss_mask)} with {num_in_loss} in the loss, "
+                f"logprobs, policy_versions and temperature of {lengths}: need as many of each as are in the loss"
+            )
+        if not self.turns:
+            raise ValueError("a trajectory has at least one turn")
+        num_in_turns, end = 0, self.prefix.num_tokens
+        for turn in self.turns:
+            if not end <= turn.start <= turn.end <= len(self.token_ids):
+                raise ValueError(
+                    f"turn {turn.index} has the tokens {turn.start} to {turn.end}, and should begin at {end}"
+                )
+            num_in_turns += int(np.count_nonzero(self.loss_mask[turn.start : turn.end]))
+            end = turn.end
+        if num_in_turns != num_in_loss:
+            raise ValueError("loss_mask is True on tokens of the shared prefix, or of no turn")
+        if num_in_loss and self.loss_mask[0]:
+            raise ValueError("loss_mask is True on the first token, which nothing predicts")
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Tokens that the loss counts; those of a shared prefix are counted where they were sampled."""
+        return len(self.logprobs)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Return why the last turn ended."""
+        return self.turns[-1].finish_reason
+
     @property
     def is_truncated(self) -> bool:
-        """True when the token limit ended the response."""
-        return self.finish_reason == "length"
+        """True when the token limit ended one of its turns."""
+        return any(turn.finish_reason == "length" for turn in self.turns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """Describe what a reward function says of one response."""
+    """Describe what a reward function says of one episode, by the text of its last turn."""
 
     reward: float  # what the loss sees; without meaning when the verdict is "invalid"
     answer_correct: bool
@@ -106,25 +186,50 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutGroup:
-    """The G scored samples of one prompt: the unit that producers hand to the coordinator, by value."""
+    """The G scored episodes of one prompt."""
 
     lease_id: int
     producer_id: int
     prompt: Prompt
-    temperature: float
-    completions: tuple[Completion, ...]  # G
-    scores: tuple[Score, ...]  # G
+    temperature: float  # of the lease; each token's own is in its trajectory
+    trajectories: tuple[Trajectory, ...]  # G or more, by episode; a parent comes before its forks
+    scores: tuple[Score, ...]  # G, one of each episode
 
     def __post_init__(self) -> None:
-        if len(self.completions) != len(self.scores) or not self.completions:
+        episodes = [trajectory.episode for trajectory in self.trajectories]
+        if not self.scores or sorted(set(episodes)) != list(range(len(self.scores))) or episodes != sorted(episodes):
             raise ValueError(
-                f"{len(self.completions)} completions, {len(self.scores)} scores: need as many, at least 1"
+                f"trajectories of the episodes {episodes}, {len(self.scores)} scores: "
+                "need trajectories of episode 0, 1, ... in order, a score of each, at least 1"
             )
+        prompt_ids = np.array(self.prompt.token_ids, dtype=np.int32)
+        for index in range(len(self.trajectories)):
+            self._check_prefix(index, prompt_ids)
+
+    def _check_prefix(self, index: int, prompt_ids: np.ndarray) -> None:
+        """No token is in the loss twice: each fork says truly what it shares, and trains nothing of that."""
+        trajectory, parent_ids = self.trajectories[index], prompt_ids
+        prefix = trajectory.prefix
+        if prefix.parent is not None:
+            if not 0 <= prefix.parent < index or self.trajectories[prefix.parent].episode != trajectory.episode:
+                raise ValueError(
+                    f"trajectory {index} is a fork of {prefix.parent}, which is no earlier one of its episode"
+                )
+            parent_ids = self.trajectories[prefix.parent].token_ids
+        shared = parent_ids[: prefix.num_tokens]
+        if len(shared) != prefix.num_tokens or (trajectory.token_ids[: prefix.num_tokens] != shared).any():
+            raise ValueError(f"the first {prefix.num_tokens} tokens of trajectory {index} are not those of its parent")
+
+    @property
+    def policy_versions(self) -> np.ndarray:
+        """int32: of the weights that sampled each token in the loss of a trajectory."""
+        return np.concatenate([each.policy_versions for each in self.trajectories])
 
     @property
     def oldest_version(self) -> int:
         """Version of the oldest weights that sampled a token of the group."""
-        return min((int(c.policy_versions.min()) for c in self.completions if len(c.policy_versions)), default=0)
+        versions = self.policy_versions
+        return int(versions.min()) if len(versions) else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +241,18 @@ class GenerationRequest:
     num_samples: int
     sampling: SamplingParams
     min_policy_version: int = -1  # of the weights that sample the first token; the engine waits for their commit
+    episode_id: str | None = None  # of an open episode, whose turns are requests; None: an episode of its own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenChunk:
+    """Describe t new tokens of one sample of a request; the chunks of a sample, in order, make up its completion."""
+
+    request_id: str
+    index: int  # of the sample in its request
+    token_ids: np.ndarray  # int32[t]
+    logprobs: np.ndarray  # float32[t], nats, as in Completion
+    policy_versions: np.ndarray  # int32[t]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +265,10 @@ class CommitResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationResult:
-    """An engine's answer to one request: all its completions in sample order, or the error that prevented them."""
+    """An engine's answer to one request: all its completions in sample order, or the error that prevented them.
+
+    Of an aborted request, samples that had not ended have the finish reason "abort" and the tokens sampled so far.
+    """
 
     request_id: str
     completions: tuple[Completion, ...] = field(default=())

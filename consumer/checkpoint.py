@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coati_rl.data.checkpoint_dir import STATE_FILE, prune, write_manifest
+from coati_rl.data.checkpoint_dir import prune, write_manifest, write_state
 from coati_rl.disk import disk_problem
 from coati_rl.errors import ConfigError, RunError
 from consumer.parameters import ParameterInfo
@@ -105,7 +105,7 @@ class CheckpointWriter:
                     shutil.copyfile(tokenizer_dir / name, self._partial / name)
             for name, content in (files or {}).items():
                 (self._partial / name).write_bytes(content)
-            (self._partial / STATE_FILE).write_text(json.dumps(dict(state), indent=2, sort_keys=True) + "\n")
+            write_state(self._partial, state)
             write_manifest(self._partial)
             _publish(self._partial, self.directory)
             if keep is not None:

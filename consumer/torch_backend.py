@@ -4,7 +4,6 @@ Consumes mini-batches; produces gradients, steps, log-probabilities, weights and
 plain sum over the global batch, accumulated in float32 until `optimizer_step` scales it.
 """
 
-import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from transformers import PreTrainedModel
 
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch, MiniBatch
-from coati_rl.data.checkpoint_dir import STATE_FILE
+from coati_rl.data.checkpoint_dir import load_state
 from coati_rl.data.packing import blank_micro_batch
 from coati_rl.errors import ConfigError
 from coati_rl.protocols import LossFn, ScoredModel
@@ -175,7 +174,7 @@ class TorchBackend:
         """
         reader = CheckpointReader(directory)
         unpack_state(self._adamw, self._masters(), lambda name, kind: self._part_of(reader, name, kind))
-        rng_state = json.loads((directory / STATE_FILE).read_text()).get("rng_state")
+        rng_state = load_state(directory).get("rng_state")
         if rng_state is None:
             raise ConfigError(f"{directory} is no checkpoint to resume from: it holds no random state")
         torch.set_rng_state(torch.frombuffer(bytearray(b64decode(rng_state)), dtype=torch.uint8))

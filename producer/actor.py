@@ -56,7 +56,7 @@ class ProducerActor:
             tensor_parallel_size=config.producer_tensor_parallel_size,
             dtype=self._place.dtype,
             max_model_len=config.max_model_len,
-            max_num_seqs=config.inference_microbatch_size * config.num_generations,
+            max_num_seqs=config.sequences_in_flight,
             seed=config.seed,
             device=self._place.device,
             gpu_memory_utilization=config.gpu_memory_utilization,
@@ -73,7 +73,8 @@ class ProducerActor:
             coordinator,
             self._loaded_engine(),
             self._reward,
-            max_in_flight=self._config.inference_microbatch_size,
+            max_sequences=self._config.sequences_in_flight,
+            group_size=self._config.num_generations,
             timeline=self._timeline,
         )
         try:

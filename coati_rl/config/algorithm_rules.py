@@ -147,5 +147,6 @@ def _filters(config: Config) -> Iterator[str]:
             f"--cache-length {config.cache_length}: belongs to --soft-over-length-punishment, which is off; "
             "switch it on or leave this out"
         )
-    elif (config.cache_length or 0) > config.max_new_tokens:
-        yield f"--cache-length {config.cache_length} exceeds --max-new-tokens {config.max_new_tokens}; give less"
+    elif (config.cache_length or 0) > config.max_response_tokens:
+        limit = "--max-new-tokens" if config.max_episode_tokens is None else "max-episode-tokens - mpt ="
+        yield f"--cache-length {config.cache_length} exceeds {limit} {config.max_response_tokens}; give less"

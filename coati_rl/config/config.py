@@ -45,6 +45,11 @@ class Config(
         return self.num_inferencer * self.inference_batch_size
 
     @property
+    def sequences_in_flight(self) -> int:
+        """Samples that a producer generates at a time: those of -imbs prompts."""
+        return self.inference_microbatch_size * self.num_generations
+
+    @property
     def sync_period(self) -> int:
         """K: optimizer steps between weight syncs."""
         return self.prompts_per_rollout // self.prompts_per_step
@@ -86,9 +91,14 @@ class Config(
         """Tokens before the length limit over which the punishment grows; None: there is none."""
         if not self.soft_over_length_punishment:
             return None
-        return self.cache_length or max(1, min(1024, self.max_new_tokens // 4))
+        return self.cache_length or max(1, min(1024, self.max_response_tokens // 4))
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of the longest sample, prompt and response."""
-        return self.max_prompt_tokens + self.max_new_tokens
+        """Tokens of the longest episode, prompt included."""
+        return self.max_episode_tokens or self.max_prompt_tokens + self.max_new_tokens
+
+    @property
+    def max_response_tokens(self) -> int:
+        """Tokens that an episode may have after its prompt: L_max of length rules and normalisation."""
+        return self.max_model_len - self.max_prompt_tokens

@@ -11,7 +11,9 @@ class ParallelConfig(BaseModel):
     num_trainers: int = flag(2, "Trainer processes (T).", short="-t", ge=1)
     num_inferencer: int = flag(2, "Inference engines (P).", short="-i", ge=1)
     inference_batch_size: int = flag(64, "Prompts per producer per rollout step (ibs).", short="-ibs", ge=1)
-    inference_microbatch_size: int = flag(8, "Prompts in flight per producer (imbs).", short="-imbs", ge=1)
+    inference_microbatch_size: int = flag(
+        8, "Prompts in flight per producer (imbs), of g samples each.", short="-imbs", ge=1
+    )
     train_batch_size: int = flag(32, "Prompts per optimizer step per dp group (tbs).", short="-tbs", ge=1)
     train_minibatch_size: int = flag(
         8, "Prompts per dp group gathered before a forward pass (tMbs); the gradient does not depend on it.",

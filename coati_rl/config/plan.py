@@ -102,7 +102,7 @@ def _algorithm(config: Config) -> str:
     if config.filter_truncated_response:
         parts.append("truncated out")
     if config.over_length_cache is not None:
-        parts.append(f"punished from {config.max_new_tokens - config.over_length_cache} tokens")
+        parts.append(f"punished from {config.max_response_tokens - config.over_length_cache} tokens")
     return f"{config.algo} ({', '.join(parts)})"
 
 

@@ -28,7 +28,7 @@ _FLAGS = {
 def check(config: Config) -> None:
     """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
     problems = [*reward_problems(config), *algorithm_problems(config), *_sizes(config), *_memory(config)]
-    problems += _sampling(config)
+    problems += [*_lengths(config), *_sampling(config)]
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -135,11 +135,34 @@ def _memory(config: Config) -> Iterator[str]:
             "use --precision bf16 or -zero 0"
         )
     if budget is not None and budget < config.max_model_len:
-        shorter = f" or -mnt {budget - config.max_prompt_tokens}" if budget > config.max_prompt_tokens else ""
         yield (
-            f"--max-tokens-per-microbatch {budget}: a single sample may have mpt + mnt = {config.max_prompt_tokens} + "
-            f"{config.max_new_tokens} = {config.max_model_len} tokens; "
-            f"use --max-tokens-per-microbatch {config.max_model_len}{shorter}"
+            f"--max-tokens-per-microbatch {budget}: a single sample may have {_named_length(config)} tokens; "
+            f"use --max-tokens-per-microbatch {config.max_model_len}{_shorter(config, budget)}"
+        )
+
+
+def _named_length(config: Config) -> str:
+    """The tokens of the longest episode, by the flags that set them."""
+    if config.max_episode_tokens is not None:
+        return f"--max-episode-tokens {config.max_episode_tokens}"
+    return f"mpt + mnt = {config.max_prompt_tokens} + {config.max_new_tokens} = {config.max_model_len}"
+
+
+def _shorter(config: Config, limit: int) -> str:
+    """Episodes within a limit, as the flag to give; empty if the longest prompt leaves no room."""
+    if limit <= config.max_prompt_tokens:
+        return ""
+    if config.max_episode_tokens is not None:
+        return f" or --max-episode-tokens {limit}"
+    return f" or -mnt {limit - config.max_prompt_tokens}"
+
+
+def _lengths(config: Config) -> Iterator[str]:
+    episode, prompt = config.max_episode_tokens, config.max_prompt_tokens
+    if episode is not None and episode <= prompt:
+        yield (
+            f"--max-episode-tokens {episode}: leaves no token to be sampled after a prompt of -mpt {prompt}; "
+            f"use --max-episode-tokens {prompt + config.max_new_tokens}, which is mpt + mnt, or a smaller -mpt"
         )
 
 

@@ -18,4 +18,9 @@ class SamplingConfig(BaseModel):
     top_k: int | None = flag(None, "Sample among the k likeliest tokens; default: all.", short="-topk", ge=1)
     top_p: float = flag(1.0, "Sample among the likeliest tokens that hold this mass.", short="-topp", gt=0, le=1)
     max_new_tokens: int = flag(3584, "Tokens per response at most.", short="-mnt", ge=1)
+    max_episode_tokens: int | None = flag(
+        None,
+        "Tokens of an episode at most, prompt of -mpt and all turns after it; default: mpt + mnt.",
+        ge=2,
+    )
     stop: list[str] = flag([], "Text that ends a response; repeat the flag for several.")

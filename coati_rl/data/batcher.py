@@ -1,8 +1,8 @@
 """Groups -> the mini-batches of one optimizer step, one per dp rank.
 
 tMbs * dp prompts make a mini-batch, tbs * dp a step. Loss weights are not normalised: the global denominator is known
-with the step's last group and travels as `loss_scale` of the last mini-batch. It counts the samples in the loss; where
-there are none the scale is 0.
+with the step's last group and travels as `loss_scale` of the last mini-batch. It counts the episodes in the loss, and
+each of their tokens once; where there are none the scale is 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from coati_rl.algorithms.aggregation import LossVariation, loss_scale
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.packing import plan_batches
 from coati_rl.data.ragged import RaggedBatch, Sample
-from coati_rl.data.sample_builder import build_samples
+from coati_rl.data.sample_builder import build_samples, count_episodes
 from coati_rl.types import RolloutGroup
 
 
@@ -47,7 +47,7 @@ class ClosedStep:
     """Describe what an optimizer step is made of."""
 
     groups: Sequence[RolloutGroup]
-    advantages: Mapping[tuple[str, int], float]  # of the samples in the loss, by prompt uid and number in the group
+    advantages: Mapping[tuple[str, int], float]  # of trajectories in the loss, by prompt uid and number in the group
 
 
 class StepBatcher:
@@ -61,7 +61,7 @@ class StepBatcher:
         self._estimator = estimator
         self._step = step
         self._progress = learning_rate_progress
-        self._num_samples = 0
+        self._num_episodes = 0
         self._num_tokens = 0
         self._advantages: dict[tuple[str, int], float] = {}
         self.groups: list[RolloutGroup] = []
@@ -82,9 +82,12 @@ class StepBatcher:
         groups = sorted(groups, key=lambda group: group.prompt.uid)
         self.groups.extend(groups)
         # Advantages and weights are made by group, before: from here on any sample may go to any rank.
-        samples = [sample for group in groups for sample in self._build(group)]
+        samples = []
+        for group in groups:
+            built = self._build(group)
+            self._num_episodes += count_episodes(group, built)
+            samples += built
         self._advantages |= {(sample.uid, sample.number): _advantage(sample) for sample in samples}
-        self._num_samples += len(samples)
         self._num_tokens += sum(sample.num_loss_tokens for sample in samples)
         is_last = self.num_prompts >= settings.prompts_per_step
         shares = plan_batches(
@@ -118,9 +121,9 @@ class StepBatcher:
         )
 
     def _loss_scale(self) -> float:
-        if self._num_samples == 0:
+        if self._num_episodes == 0:
             return 0.0
-        return loss_scale(self._num_samples, self._num_tokens, self._settings.loss_variation)
+        return loss_scale(self._num_episodes, self._num_tokens, self._settings.loss_variation)
 
 
 def _advantage(sample: Sample) -> float:

@@ -1,6 +1,7 @@
 """A checkpoint as files: which directory is one, whether all of it is there, which ones may go. No tensors here.
 
-    <checkpoints>/step-<N>/state.json     step, policy_version, "data" (see `coati_rl.data.position`)
+    <checkpoints>/step-<N>/state.json     format_version (see `coati_rl.data.checkpoint_format`), step, policy_version,
+                                          rng_state, "data" (see `coati_rl.data.position`)
                            rollouts.npz   what is sampled and not trained; see `coati_rl.data.kept_rollouts`
                            manifest.json  every other file with its bytes and its digest
 
@@ -12,12 +13,13 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
 import xxhash
 
+from coati_rl.data.checkpoint_format import FORMAT_VERSION, VERSION_KEY, migrate_state
 from coati_rl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -77,21 +79,42 @@ def step_of(checkpoint: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def read_state(directory: Path) -> dict[str, Any]:
-    """The state of a checkpoint, every byte of which is compared with its manifest.
+def write_state(directory: Path, state: Mapping[str, Any]) -> None:
+    """Write the state of a checkpoint, JSON in the newest format."""
+    text = json.dumps({VERSION_KEY: FORMAT_VERSION, **state}, indent=2, sort_keys=True)
+    (directory / STATE_FILE).write_text(text + "\n", encoding="utf-8")
 
-    Raises: ConfigError naming the file that is missing or differs.
+
+def load_state(directory: Path) -> dict[str, Any]:
+    """The state of a checkpoint that is known to be intact, in the newest format.
+
+    Raises: ConfigError if it was written in a later one; ValueError if it is no state at all.
+    """
+    try:
+        state = json.loads((directory / STATE_FILE).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{STATE_FILE} is not JSON: {error}") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"{STATE_FILE} holds no object")
+    try:
+        return migrate_state(state)
+    except ValueError as error:
+        raise ConfigError(
+            f"--checkpoint-path {directory}: {error}, or start from its weights alone with --model"
+        ) from error
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    """The state of a checkpoint, in the newest format; every byte of it is compared with its manifest.
+
+    Raises: ConfigError naming the file that is missing or differs, or the format that is not known.
     """
     problem = _incomplete(directory) or _differing(directory)
     if problem is None:
         try:
-            state = json.loads((directory / STATE_FILE).read_text(encoding="utf-8"))
+            return load_state(directory)
         except ValueError as error:
-            problem = f"{STATE_FILE} is not JSON: {error}"
-        else:
-            if isinstance(state, dict):
-                return state
-            problem = f"{STATE_FILE} holds no object"
+            problem = str(error)
     intact = next((path for path in _others(directory) if not (_incomplete(path) or _differing(path))), None)
     remedy = _REMEDY if intact is None else f"the newest intact one beside it is -cp {intact}"
     raise ConfigError(f"--checkpoint-path {directory} is no checkpoint to resume from: {problem}; {remedy}")

@@ -16,6 +16,7 @@ import numpy as np
 
 from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.membership import UNPROVEN
+from coati_rl.data.packed_group import PackedGroup
 from coati_rl.data.prompt_leasing import PromptLeasing
 from coati_rl.data.run_state import RunStart, RunState
 from coati_rl.data.run_status import RunStatus, run_status
@@ -26,7 +27,6 @@ from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Wait, Work,
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.protocols import PromptSource
-from coati_rl.types import RolloutGroup
 
 _MAX_UNWRITTEN = 2  # records that wait for the disk before trainers do
 _FOR_THE_DISK_S = 20.0  # that a trainer's report waits at most; a call to the coordinator may take 30 s
@@ -83,7 +83,7 @@ class Coordinator:
             )
             return self._leasing.lease(producer_id, max_prompts=max_prompts, is_drained=is_drained)
 
-    def put(self, producer_id: int, groups: Sequence[RolloutGroup]) -> int:
+    def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
         """Take finished groups. Returns: how many were accepted (those under a void lease are not)."""
         with self._changed:
             return self._leasing.put(producer_id, groups)

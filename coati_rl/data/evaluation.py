@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from coati_rl.data.episodes import final_trajectories
 from coati_rl.data.work import Wait
 from coati_rl.disk import disk_errors
 from coati_rl.observability.records import score_fields, shown_truth, step_of_record
@@ -118,19 +119,19 @@ class EvaluationBoard:
         groups = sorted((g for g in self._groups if g.prompt.task == task), key=lambda g: g.prompt.uid)
         with (self._directory / f"{task}-step-{step:06d}.jsonl").open("w", encoding="utf-8") as file:
             for group in groups:
-                for completion, score in zip(group.completions, group.scores, strict=True):
+                for last, score in zip(final_trajectories(group.trajectories), group.scores, strict=True):
                     line = {
                         "uid": group.prompt.uid,
                         "prompt": group.prompt.text,
                         "gt_answer": shown_truth(group.prompt.ground_truth),
-                        "response": completion.text,
-                        "finish_reason": completion.finish_reason,
+                        "response": last.text,
+                        "finish_reason": last.finish_reason,
                         **score_fields(score),
                     }
                     file.write(json.dumps(line, ensure_ascii=False) + "\n")
         correct = sum(group.scores[0].answer_correct for group in groups)
         num_prompts = len(self._tasks[task])
-        versions = {int(v) for group in groups for c in group.completions for v in c.policy_versions}
+        versions = {version for group in groups for version in group.policy_versions.tolist()}
         return {
             "step": step,
             "task": task,

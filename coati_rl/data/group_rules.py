@@ -1,8 +1,8 @@
-"""Decide what a scored group is good for: which samples count, which of these are trained, what length takes off
+"""Decide what a scored group is good for: which episodes count, which of these are trained, what length takes off
 rewards.
 
-G samples of one prompt. Valid: the scorer decided and there is a token; valid samples make the group's statistics. In
-the loss: valid and not filtered. A group has an effect if at least one of its samples is in the loss.
+G episodes of one prompt. Valid: the scorer decided and a token was sampled; valid episodes make the group's statistics.
+In the loss: valid and not filtered. A group has an effect if at least one of its episodes is in the loss.
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from coati_rl.algorithms.over_length import over_length_penalty
+from coati_rl.data.episodes import episode_tokens, is_truncated
 from coati_rl.types import MAX_REWARD, RolloutGroup, Score
 
 # Why a group has no effect. "out of range": mean score outside of --filter-range, but neither 0 nor 1.
@@ -19,23 +20,23 @@ NoEffect = Literal["undecidable", "truncated", "always right", "always wrong", "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupRules:
-    """The defaults train every valid sample for its score."""
+    """The defaults train every valid episode for its score."""
 
-    max_new_tokens: int  # that a response may have
+    max_new_tokens: int  # that an episode may sample, over all its turns
     filter_range: tuple[float, float] | None = None  # a group is trained if its mean score is strictly inside
-    filter_truncated_response: bool = False  # responses that hit the limit are not trained
+    filter_truncated_response: bool = False  # episodes that hit the limit are not trained
     over_length_cache: int | None = None  # tokens before the limit over which the punishment grows; None: there is none
     reward_scale: float = 1.0  # what the full punishment takes off
 
 
 def is_valid(group: RolloutGroup) -> np.ndarray:
-    """bool[G]: responses with a verdict, a reward of at most MAX_REWARD in size and at least one token."""
-    pairs = zip(group.completions, group.scores, strict=True)
-    return np.array([_is_scored(score) and len(completion.token_ids) > 0 for completion, score in pairs])
+    """bool[G]: episodes with a verdict, a reward of at most MAX_REWARD in size and at least one token in the loss."""
+    valid: np.ndarray = np.array([_is_scored(score) for score in group.scores]) & (episode_tokens(group) > 0)
+    return valid
 
 
 def is_in_loss(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
-    """bool[G]: samples that are trained; none if the mean score over all valid ones is out of range."""
+    """bool[G]: episodes that are trained; none if the mean score over all valid ones is out of range."""
     valid = is_valid(group)
     if not valid.any() or not _is_in_range(_mean_score(group, valid), rules):
         return np.zeros_like(valid)
@@ -44,7 +45,7 @@ def is_in_loss(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
 
 
 def reason_without_effect(group: RolloutGroup, rules: GroupRules) -> NoEffect | None:
-    """Why no sample of the group is in the loss; None if one is."""
+    """Why no episode of the group is in the loss; None if one is."""
     if is_in_loss(group, rules).any():
         return None
     valid = is_valid(group)
@@ -59,15 +60,15 @@ def reason_without_effect(group: RolloutGroup, rules: GroupRules) -> NoEffect | 
 def over_length_penalties(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
     """float64[G]: what is added to the rewards, in [-reward_scale, 0]; see `over_length_penalty`."""
     if rules.over_length_cache is None:
-        return np.zeros(len(group.completions))
+        return np.zeros(len(group.scores))
     penalties = [
         over_length_penalty(
-            len(completion.token_ids),
+            num_tokens,
             max_length=rules.max_new_tokens,
             cache_length=rules.over_length_cache,
             scale=rules.reward_scale,
         )
-        for completion in group.completions
+        for num_tokens in episode_tokens(group).tolist()
     ]
     return np.array(penalties, dtype=np.float64)
 
@@ -77,11 +78,11 @@ def _is_scored(score: Score) -> bool:
 
 
 def _is_masked(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
-    return np.array([rules.filter_truncated_response and completion.is_truncated for completion in group.completions])
+    return is_truncated(group) if rules.filter_truncated_response else np.zeros(len(group.scores), dtype=bool)
 
 
 def _mean_score(group: RolloutGroup, valid: np.ndarray) -> float:
-    """Mean over the valid samples, of which there is one at least, in [0, 1].
+    """Mean over the valid episodes, of which there is one at least, in [0, 1].
 
     Not of the answers that are right: what earns nothing, as a right answer in a broken format, trains nothing, and a
     graded reward below 1 does. Length is left out: it says nothing about how hard the prompt is.

@@ -1,7 +1,7 @@
 """Write rollout groups that are not trained yet to bytes, and read them back: what a checkpoint keeps of rollouts.
 
-An .npz archive without pickles: `token_ids` int32[T], `logprobs` float32[T] and `policy_versions` int32[T] of all
-responses one after another (T tokens in all), and `description`, uint8[N]: JSON in UTF-8 with everything else.
+An .npz archive without pickles: `token_ids` int32[N] and `logprobs` float32[M] of all groups one after another, as
+`PackedGroup` has them, and `description`, uint8[D]: JSON in UTF-8 with everything else.
 """
 
 import io
@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from coati_rl.types import Completion, Prompt, RolloutGroup, Score
+from coati_rl.data.checkpoint_format import FORMAT_VERSION, VERSION_KEY, migrate_rollouts
+from coati_rl.data.packed_group import PackedGroup
+from coati_rl.types import Prompt, RolloutGroup, Score
 
-_ARRAYS = {"token_ids": np.int32, "logprobs": np.float32, "policy_versions": np.int32}
+_ARRAYS = {"token_ids": np.int32, "logprobs": np.float32}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,17 +40,18 @@ class KeptRollouts:
     sync_index_of: Mapping[int, int] = field(default_factory=dict)  # policy version -> the sync that brought it
 
     def to_bytes(self) -> bytes:
-        """The archive."""
+        """The archive, in the newest format."""
         groups = [*(finished.group for finished in self.finished), *self.dropped]
-        completions = [completion for group in groups for completion in group.completions]
+        packed = [PackedGroup.pack(group) for group in groups]
         description = {
+            VERSION_KEY: FORMAT_VERSION,
             "lease_syncs": [finished.sync_index for finished in self.finished],
             "samples_failed": self.samples_failed,
             "sync_index_of": sorted(self.sync_index_of.items()),
-            "groups": [_describe(group) for group in groups],
+            "groups": [_describe(*pair) for pair in zip(groups, packed, strict=True)],
         }
         arrays = {
-            name: np.concatenate([np.empty(0, dtype), *(getattr(each, name) for each in completions)]).astype(dtype)
+            name: np.concatenate([np.empty(0, dtype), *(getattr(each, name) for each in packed)]).astype(dtype)
             for name, dtype in _ARRAYS.items()
         }
         buffer = io.BytesIO()
@@ -58,15 +61,18 @@ class KeptRollouts:
 
     @classmethod
     def from_bytes(cls, data: bytes, prompt_of: Callable[[str], Prompt]) -> "KeptRollouts":
-        """The inverse of `to_bytes`; `prompt_of` finds a prompt by its uid.
+        """The inverse of `to_bytes`, for all formats; `prompt_of` finds a prompt by its uid.
 
         Raises: ValueError if this is no such archive.
         """
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-                description = json.loads(archive["description"].tobytes())
-                arrays = [archive[name].astype(dtype, casting="no") for name, dtype in _ARRAYS.items()]
-            groups = _read_groups(description["groups"], arrays, prompt_of)
+                content: dict[str, Any] = dict(archive)
+            content["description"] = json.loads(content["description"].tobytes())
+            content = migrate_rollouts(content)
+            description = content["description"]
+            arrays = {name: content[name].astype(dtype, casting="no") for name, dtype in _ARRAYS.items()}
+            groups = _read_groups(description["groups"], prompt_of, **arrays)
             lease_syncs = description["lease_syncs"]
             return cls(
                 finished=tuple(FinishedGroup(group=g, sync_index=s) for g, s in zip(groups, lease_syncs, strict=False)),
@@ -78,45 +84,47 @@ class KeptRollouts:
             raise ValueError(f"the rollouts cannot be read: {error!r}") from error
 
 
-def _describe(group: RolloutGroup) -> dict[str, Any]:
+def _describe(group: RolloutGroup, packed: PackedGroup) -> dict[str, Any]:
     """All of a group but its arrays and its prompt's content."""
-    responses = [
-        {"num_tokens": len(c.token_ids), "finish_reason": c.finish_reason, "text": c.text, "score": asdict(score)}
-        for c, score in zip(group.completions, group.scores, strict=True)
-    ]
     return {
         "uid": group.prompt.uid,
         "producer_id": group.producer_id,
         "temperature": group.temperature,
-        "responses": responses,
+        "loss_mask": packed.loss_mask,
+        "policy_versions": packed.policy_versions,
+        "temperatures": packed.temperature,
+        "trajectories": packed.trajectories,
+        "scores": [asdict(score) for score in group.scores],
     }
 
 
 def _read_groups(
-    described: Sequence[dict[str, Any]], arrays: Sequence[np.ndarray], prompt_of: Callable[[str], Prompt]
+    described: Sequence[dict[str, Any]],
+    prompt_of: Callable[[str], Prompt],
+    *,
+    token_ids: np.ndarray,
+    logprobs: np.ndarray,
 ) -> list[RolloutGroup]:
-    ends = np.cumsum([response["num_tokens"] for group in described for response in group["responses"]], dtype=int)
-    if {len(array) for array in arrays} != {int(ends[-1]) if len(ends) else 0}:
-        raise ValueError("the rollouts cannot be read: arrays and responses differ in length")
-    parts = zip(*(np.split(array, ends[:-1]) for array in arrays), strict=True)
     groups = []
     for number, group in enumerate(described):
-        completions = tuple(
-            Completion(
-                **dict(zip(_ARRAYS, next(parts), strict=True)),
-                finish_reason=response["finish_reason"],
-                text=response["text"],
-            )
-            for response in group["responses"]
+        num_tokens = sum(trajectory["num_tokens"] for trajectory in group["trajectories"])
+        num_loss_tokens = sum(length for is_in_loss, length in group["loss_mask"] if is_in_loss)
+        packed = PackedGroup(
+            lease_id=number - len(described),  # below those of the run that goes on, in the same order
+            producer_id=group["producer_id"],
+            token_ids=token_ids[:num_tokens],
+            logprobs=logprobs[:num_loss_tokens],
+            loss_mask=group["loss_mask"],
+            policy_versions=group["policy_versions"],
+            temperature=group["temperatures"],
+            trajectories=group["trajectories"],
+            scores=tuple(Score(**score) for score in group["scores"]),
         )
-        groups.append(
-            RolloutGroup(
-                lease_id=number - len(described),  # below those of the run that goes on, in the same order
-                producer_id=group["producer_id"],
-                prompt=prompt_of(group["uid"]),
-                temperature=group["temperature"],
-                completions=completions,
-                scores=tuple(Score(**response["score"]) for response in group["responses"]),
-            )
-        )
+        token_ids, logprobs = token_ids[num_tokens:], logprobs[num_loss_tokens:]
+        try:
+            groups.append(packed.unpack(prompt_of(group["uid"]), temperature=group["temperature"]))
+        except ValueError as error:
+            raise ValueError(f"the rollouts cannot be read: {group['uid']}: {error}") from error
+    if len(token_ids) or len(logprobs):
+        raise ValueError("the rollouts cannot be read: arrays and groups differ in length")
     return groups

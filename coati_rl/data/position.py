@@ -15,8 +15,6 @@ import xxhash
 
 from coati_rl.types import Prompt
 
-_LATER = {"ground_truths"}  # fields that checkpoints of earlier versions lack
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
@@ -39,7 +37,7 @@ class DrawOrder:
     seed: int
     num_prompts: int | None  # of a dataset; None: the source is endless
     fingerprint: str  # of the prompts as they are tokenised
-    ground_truths: str = ""  # their digest, which decides no draw and is told of; "": a checkpoint from before it
+    ground_truths: str  # their digest, which decides no draw and is told of; "": a checkpoint from before it
 
 
 def ground_truth_digest(prompts: Sequence[Prompt]) -> str:
@@ -66,11 +64,11 @@ def data_state(position: Position, order: DrawOrder) -> dict[str, Any]:
 
 
 def read_data_state(state: Mapping[str, Any]) -> tuple[Position, DrawOrder]:
-    """The inverse of `data_state`. Raises: ValueError naming what is missing or unknown."""
+    """The inverse of `data_state`, for the newest format. Raises: ValueError naming what is missing or unknown."""
     values = {}
     for name, kind in (("position", Position), ("draw_order", DrawOrder)):
         given, wanted = set(state.get(name, {})), {field.name for field in fields(kind)}
-        if (given ^ wanted) - _LATER:
+        if given != wanted:
             raise ValueError(f"{name} has other fields than this version's: {', '.join(sorted(given ^ wanted))}")
         values[name] = dict(state[name])
     uids = {name: tuple(values["position"][name]) for name in ("waiting", "kept")}

@@ -249,12 +249,19 @@ def _check_length(config: Config, model: Any) -> None:
     is_extended = rope.get("rope_type", "default") != "default"  # how far is the engine's business
     if isinstance(limit, int) and config.max_model_len > limit and not is_extended:
         raise ConfigError(
-            f"-mpt {config.max_prompt_tokens} + -mnt {config.max_new_tokens} = {config.max_model_len} tokens exceed "
-            f"the {limit} positions of --model {config.model}; nearest: {_shorter(config, limit)}"
+            f"{_length(config)} the {limit} positions of --model {config.model}; nearest: {_shorter(config, limit)}"
         )
 
 
+def _length(config: Config) -> str:
+    if config.max_episode_tokens is not None:
+        return f"--max-episode-tokens {config.max_episode_tokens} exceeds"
+    return f"-mpt {config.max_prompt_tokens} + -mnt {config.max_new_tokens} = {config.max_model_len} tokens exceed"
+
+
 def _shorter(config: Config, limit: int) -> str:
+    if config.max_episode_tokens is not None:
+        return f"--max-episode-tokens {limit}{f' -mpt {limit // 2}' if limit <= config.max_prompt_tokens else ''}"
     if config.max_prompt_tokens < limit:
         return f"-mnt {limit - config.max_prompt_tokens}"
     return f"-mpt {limit // 2} -mnt {min(config.max_new_tokens, limit - limit // 2)}"

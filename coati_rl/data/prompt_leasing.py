@@ -6,9 +6,10 @@ coordinator; here nothing does.
 
 from collections.abc import Sequence
 
+from coati_rl.data.packed_group import PackedGroup
 from coati_rl.data.run_state import RunState
 from coati_rl.data.work import LeaseReply
-from coati_rl.types import Lease, Prompt, RolloutGroup
+from coati_rl.types import Lease, Prompt
 
 
 class PromptLeasing:
@@ -68,13 +69,14 @@ class PromptLeasing:
             reason="" if leases else self.refusal(producer_id, is_drained=is_drained) or "",
         )
 
-    def put(self, producer_id: int, groups: Sequence[RolloutGroup]) -> int:
+    def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
         """Take finished groups. Returns: how many were accepted (those under a void lease are not)."""
         state, num_accepted = self._state, 0
-        for group in groups:
-            if (settled := state.leases.settle(group.lease_id, producer_id)) is None:
+        for packed in groups:
+            if (settled := state.leases.settle(packed.lease_id, producer_id)) is None:
                 continue
             num_accepted += 1
+            group = packed.unpack(settled.lease.prompt, temperature=settled.lease.sampling.temperature)
             if group.prompt.purpose == "eval":
                 state.board.add(group)
             elif state.stats.counts.add(group):

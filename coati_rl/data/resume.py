@@ -88,12 +88,13 @@ def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_p
     if config.checkpoint_path is None:
         return None
     directory = find_checkpoint(Path(config.checkpoint_path))
+    state = read_state(directory)
     try:
-        position, order = read_data_state(read_state(directory).get("data", {}))
+        position, order = read_data_state(state.get("data", {}))
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"--checkpoint-path {directory} is no checkpoint to resume from: {error}; it was written by another "
-            "version of this project: start from its weights with --model"
+            f"--checkpoint-path {directory} is no checkpoint to resume from: {error}; "
+            "start from its weights with --model"
         ) from error
     _check_draw_order(config, prompts, order, directory)
     if prompts is not None:

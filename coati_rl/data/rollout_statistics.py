@@ -1,14 +1,16 @@
-"""Groups of an optimizer step -> what its record says of the rollouts, by the names of metrics.jsonl.
+"""Sum up the groups of an optimizer step: what its record says of the rollouts, by the names of metrics.jsonl.
 
 How the model does is said of all groups that came in for the step: of the trained ones alone it would be a curve of
 prompts of middling difficulty. How old the weights were is said of the step's own groups. Where rewards have several
-parts, each has a mean of its own, `reward/<name>`.
+parts, each has a mean of its own, `reward/<name>`. A sample is an episode; its length counts all that
+was sampled in it.
 """
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from coati_rl.data.episodes import context_tokens, episode_tokens, is_truncated
 from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
 from coati_rl.types import RolloutGroup, Score
 
@@ -31,8 +33,7 @@ def rollout_statistics(
     came_in = [*groups, *dropped]
     valid = np.concatenate([is_valid(group) for group in came_in])
     scores = [score for group in came_in for score in group.scores]
-    completions = [completion for group in came_in for completion in group.completions]
-    lengths = np.array([len(completion.token_ids) for completion in completions])
+    lengths = np.concatenate([episode_tokens(group) for group in came_in])
     penalties = np.concatenate([over_length_penalties(group, rules) for group in came_in])
 
     def mean_of(values: Sequence[float] | np.ndarray) -> float | None:
@@ -45,9 +46,9 @@ def rollout_statistics(
         "samples_invalid": int((~valid).sum()),
         "samples_in_loss": sum(int(is_in_loss(group, rules).sum()) for group in groups),
         "response_tokens_mean": float(lengths.mean()),
-        "truncated_fraction": float(np.mean([completion.is_truncated for completion in completions])),
+        "truncated_fraction": float(np.concatenate([is_truncated(group) for group in came_in]).mean()),
         "over_length_penalty_mean": None if rules.over_length_cache is None else mean_of(penalties),
-        "num_prompt_tokens": sum(len(group.prompt.token_ids) * len(group.completions) for group in came_in),
+        "num_prompt_tokens": int(sum(context_tokens(group).sum() for group in came_in)),
         "num_response_tokens": int(lengths.sum()),
         **_staleness(groups, staleness),
         **_breakdown([score for score, is_scored in zip(scores, valid, strict=True) if is_scored]),
@@ -65,7 +66,7 @@ def _breakdown(scores: Sequence[Score]) -> dict[str, float]:
 
 def _staleness(groups: Sequence[RolloutGroup], staleness: Callable[[int], int]) -> dict[str, float | int]:
     """Over tokens, in weight syncs."""
-    versions = np.concatenate([completion.policy_versions for group in groups for completion in group.completions])
+    versions = np.concatenate([group.policy_versions for group in groups])
     distinct, counts = np.unique(versions, return_counts=True)
     stale = np.array([staleness(int(version)) for version in distinct])
     return {"staleness_mean": float(np.average(stale, weights=counts)), "staleness_max": int(stale.max())}

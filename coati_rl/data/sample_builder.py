@@ -1,23 +1,27 @@
-"""Rollout group -> samples: group statistics over the valid responses, then an advantage and a token weight for each.
+"""Build the samples of a rollout group: group statistics over the valid episodes, then one sample a trajectory.
 
-G samples of one prompt. A sample that is filtered still belongs to the statistics of its group; an invalid one (the
-scorer could not decide) does not. See `group_rules`.
+G episodes of one prompt. All forks of an episode have its advantage and its token weight, so that the episode counts
+once, however many forks it has. An episode that is filtered still belongs to the statistics of its group; an invalid
+one (the scorer could not decide) does not. See `group_rules`.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from coati_rl.algorithms.advantage import Estimator, group_advantages
 from coati_rl.algorithms.aggregation import LossVariation, token_weight
+from coati_rl.data.episodes import episode_tokens
 from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
 from coati_rl.data.ragged import Sample
 from coati_rl.errors import RunError
-from coati_rl.types import RolloutGroup
+from coati_rl.types import RolloutGroup, Trajectory
 
 
 def build_samples(
     group: RolloutGroup, *, rules: GroupRules, loss_variation: LossVariation, estimator: Estimator
 ) -> list[Sample]:
-    """One Sample per response in the loss.
+    """One Sample per trajectory in the loss, in order.
 
     Raises: RunError if the estimator, which may be a user's, fails.
     """
@@ -25,28 +29,66 @@ def build_samples(
     if not in_loss.any():
         return []
     advantages = _advantages(group, rules, estimator)
+    weights = token_weights(group, in_loss, loss_variation=loss_variation, max_length=rules.max_new_tokens)
     prompt_ids = np.asarray(group.prompt.token_ids, dtype=np.int32)
     samples = []
-    for index in np.flatnonzero(in_loss):
-        completion = group.completions[index]
-        length = len(completion.token_ids)
-        samples.append(
-            Sample(
-                uid=group.prompt.uid,
-                number=int(index),
-                prefix_ids=prompt_ids,
-                token_ids=completion.token_ids,
-                loss_mask=np.ones(length, dtype=bool),
-                arrays={
-                    "loss_weights": token_weight(length, loss_variation, max_length=rules.max_new_tokens),
-                    "advantages": float(advantages[index]),
-                    "rollout_logprobs": completion.logprobs,
-                    "temperature": group.temperature,
-                    "policy_version": completion.policy_versions,
-                },
-            )
-        )
+    for index, each in enumerate(group.trajectories):
+        if in_loss[each.episode] and each.num_loss_tokens:
+            weight, advantage = float(weights[each.episode]), float(advantages[each.episode])
+            samples.append(_sample(group, index, prompt_ids, loss_weight=weight, advantage=advantage))
     return samples
+
+
+def token_weights(
+    group: RolloutGroup, in_loss: np.ndarray, *, loss_variation: LossVariation, max_length: int
+) -> np.ndarray:
+    """float64[G]: the weight of each token of an episode, by the tokens of all its forks; 0 outside of the loss.
+
+    Args:
+        in_loss: bool[G], of episodes with at least one token.
+        max_length: tokens that an episode may sample.
+    """
+    weights = np.zeros(len(group.scores))
+    for episode, num_tokens in enumerate(episode_tokens(group).tolist()):
+        if in_loss[episode]:
+            weights[episode] = token_weight(num_tokens, loss_variation, max_length=max_length)
+    return weights
+
+
+def count_episodes(group: RolloutGroup, samples: Sequence[Sample]) -> int:
+    """Count the episodes of a group that have a sample: what a mean over samples divides by."""
+    return len({group.trajectories[sample.number].episode for sample in samples})
+
+
+def _sample(group: RolloutGroup, index: int, prompt_ids: np.ndarray, *, loss_weight: float, advantage: float) -> Sample:
+    """A trajectory as it is packed; the prompt's tokens are one object in all samples that begin with it."""
+    trajectory = group.trajectories[index]
+    start = _num_prompt_tokens(group, trajectory)
+    temperature = trajectory.temperature
+    return Sample(
+        uid=group.prompt.uid,
+        number=index,
+        prefix_ids=prompt_ids if start == len(prompt_ids) else trajectory.token_ids[:start],
+        token_ids=trajectory.token_ids[start:],
+        loss_mask=trajectory.loss_mask[start:],
+        arrays={
+            "loss_weights": loss_weight,
+            "advantages": advantage,
+            "rollout_logprobs": trajectory.logprobs,
+            "temperature": float(temperature[0]) if (temperature == temperature[0]).all() else temperature,
+            "policy_version": trajectory.policy_versions,
+        },
+    )
+
+
+def _num_prompt_tokens(group: RolloutGroup, trajectory: Trajectory) -> int:
+    """Tokens of the group's prompt that a trajectory begins with, by itself or by those that it is a fork of."""
+    prefix = trajectory.prefix
+    num_tokens = prefix.num_tokens
+    while prefix.parent is not None:
+        prefix = group.trajectories[prefix.parent].prefix
+        num_tokens = min(num_tokens, prefix.num_tokens)
+    return num_tokens
 
 
 def _advantages(group: RolloutGroup, rules: GroupRules, estimator: Estimator) -> np.ndarray:

@@ -88,6 +88,5 @@ class CheckpointSaves:
 
     def _sync_index_of(self, finished: Sequence[FinishedGroup]) -> dict[int, int]:
         """Versions that sampled these groups -> syncs since, as a negative number."""
-        groups = [each.group for each in finished]
-        versions = {int(v) for group in groups for c in group.completions for v in set(c.policy_versions.tolist())}
+        versions = {version for each in finished for version in set(each.group.policy_versions.tolist())}
         return {version: -self._members.staleness(version) for version in versions}

@@ -62,14 +62,15 @@ class CoordinatorSettings:
 
 def coordinator_settings(config: Config, *, precision: Precision = "fp32") -> CoordinatorSettings:
     """The coordinator's share of a checked config; `precision` is the plan's."""
+    max_new_tokens = min(config.max_new_tokens, config.max_response_tokens)
     sampling = SamplingParams(
         temperature=config.temperature,
         top_p=config.top_p,
         top_k=config.top_k,
-        max_new_tokens=config.max_new_tokens,
+        max_new_tokens=max_new_tokens,
         stop=tuple(config.stop),
     )
-    greedy = SamplingParams(temperature=0.0, max_new_tokens=config.max_new_tokens, stop=tuple(config.stop))
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens, stop=tuple(config.stop))
     return CoordinatorSettings(
         batch=BatchSettings(
             dp=config.dp,
@@ -79,7 +80,7 @@ def coordinator_settings(config: Config, *, precision: Precision = "fp32") -> Co
             loss_variation=config.loss_variation,
             advantage_estimator=config.advantage_estimator,
             rules=GroupRules(
-                max_new_tokens=config.max_new_tokens,
+                max_new_tokens=config.max_response_tokens,
                 filter_range=config.filter_range,
                 filter_truncated_response=config.filter_truncated_response,
                 over_length_cache=config.over_length_cache,

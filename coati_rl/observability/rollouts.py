@@ -1,4 +1,4 @@
-"""Write rollouts as JSONL: <directory>/steps-000001-000100.jsonl, one line a sample, trained or not.
+"""Write rollouts as JSONL: <directory>/steps-000001-000100.jsonl, one line a trajectory, trained or not.
 
 A line is for people, and with the detail "full" for programs too: together with config.yaml and the weights that the
 step began with, the lines of a step hold all that its loss is computed from (docs/rollouts.md).
@@ -13,7 +13,8 @@ import numpy as np
 
 from coati_rl.disk import disk_errors
 from coati_rl.observability.records import score_fields, shown_truth
-from coati_rl.types import Completion, RolloutDetail, RolloutGroup
+from coati_rl.run_lengths import encode_runs
+from coati_rl.types import RolloutDetail, RolloutGroup, Trajectory
 
 _STEPS_PER_FILE = 100
 
@@ -32,7 +33,7 @@ class RolloutRecorder:
         Args:
             step: from 1.
             groups: trained or not.
-            advantages: of the samples in the loss, by prompt uid and number in the group.
+            advantages: of the trajectories in the loss, by prompt uid and number in the group.
         Raises: RunError if the disk refuses.
         """
         first = (step - 1) // _STEPS_PER_FILE * _STEPS_PER_FILE + 1
@@ -41,47 +42,62 @@ class RolloutRecorder:
             self._directory.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
                 for group in groups:
-                    file.writelines(self._line(step, group, number, advantages) for number in range(len(group.scores)))
+                    numbers = range(len(group.trajectories))
+                    file.writelines(self._line(step, group, number, advantages) for number in numbers)
 
     def _line(self, step: int, group: RolloutGroup, number: int, advantages: Mapping[tuple[str, int], float]) -> str:
-        completion, advantage = group.completions[number], advantages.get((group.prompt.uid, number))
-        versions = completion.policy_versions
+        trajectory, advantage = group.trajectories[number], advantages.get((group.prompt.uid, number))
+        versions = trajectory.policy_versions
         record = {
             "step": step,
             "uid": group.prompt.uid,
             "sample": number,
+            "episode": trajectory.episode,
             "producer": group.producer_id,
             "prompt": group.prompt.text,
             "gt_answer": shown_truth(group.prompt.ground_truth),
-            "response": completion.text,
-            "num_tokens": len(completion.token_ids),
-            "finish_reason": completion.finish_reason,
+            "response": trajectory.text,
+            "num_tokens": trajectory.num_loss_tokens,
+            "finish_reason": trajectory.finish_reason,
             "temperature": group.temperature,
             "policy_versions": [int(versions.min()), int(versions.max())] if len(versions) else [],
-            **score_fields(group.scores[number]),
+            **score_fields(group.scores[trajectory.episode]),
             "is_trained": advantage is not None,
             "advantage": advantage,
         }
         if not self._is_full:
             return json.dumps(record, ensure_ascii=False) + "\n"
-        record |= _token_fields(group, completion)
-        logprobs = _as_json(completion.logprobs)
+        start = trajectory.turns[0].start
+        record |= _token_fields(trajectory, start)
+        logprobs = _as_json(_spread(trajectory.logprobs, trajectory.loss_mask[start:], 0.0))
         return f'{json.dumps(record, ensure_ascii=False)[:-1]}, "rollout_logprobs": {logprobs}}}\n'
 
 
-def _token_fields(group: RolloutGroup, completion: Completion) -> dict[str, Any]:
-    return {
-        "prompt_token_ids": list(group.prompt.token_ids),
-        "token_ids": completion.token_ids.tolist(),
-        "token_versions": _runs(completion.policy_versions),
+def _token_fields(trajectory: Trajectory, start: int) -> dict[str, Any]:
+    """All of a trajectory but its log-probabilities; `start`: of its first turn, where the prompt ends."""
+    mask = trajectory.loss_mask[start:]
+    fields: dict[str, Any] = {
+        "prompt_token_ids": trajectory.token_ids[:start].tolist(),
+        "token_ids": trajectory.token_ids[start:].tolist(),
+        "token_versions": encode_runs(_spread(trajectory.policy_versions, mask, -1)),
+        "turns": [[turn.start - start, turn.end - start, turn.finish_reason] for turn in trajectory.turns],
     }
+    if not mask.all():
+        fields["loss_mask"] = encode_runs(mask)
+    if len(temperatures := encode_runs(trajectory.temperature)) > 1:
+        fields["token_temperatures"] = temperatures
+    if trajectory.prefix.parent is not None:
+        fields |= {"parent_sample": trajectory.prefix.parent, "num_shared_tokens": trajectory.prefix.num_tokens}
+    if trajectory.rewards:
+        fields["token_rewards"] = [[each.position - start, each.name, each.value] for each in trajectory.rewards]
+    return fields
 
 
-def _runs(values: np.ndarray) -> list[list[int]]:
-    """Shorten int[T] to [value, how often in a row] pairs."""
-    starts = np.flatnonzero(np.append(len(values) > 0, values[1:] != values[:-1]))
-    lengths = np.diff(np.append(starts, len(values)))
-    return [[int(value), int(length)] for value, length in zip(values[starts], lengths, strict=True)]
+def _spread(values: np.ndarray, mask: np.ndarray, fill: float) -> np.ndarray:
+    """Spread values of the tokens in the loss over all tokens of a mask; `fill` elsewhere."""
+    spread = np.full(len(mask), fill, dtype=values.dtype)
+    spread[mask] = values
+    return spread
 
 
 def _as_json(values: np.ndarray) -> str:

@@ -12,12 +12,13 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from coati_rl.data.packed_group import PackedGroup
 from coati_rl.data.run_status import RunStatus
 from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Wait, Work
 from coati_rl.errors import CoatiError, PeerLostError, RunError
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
-from coati_rl.types import CommitResult, RolloutGroup
+from coati_rl.types import CommitResult
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class RemoteCoordinator:
         reply: LeaseReply = self._call("lease", producer_id, **options, wait_s=timeout_s)
         return reply
 
-    def put(self, producer_id: int, groups: Sequence[RolloutGroup]) -> int:
+    def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
         """See Coordinator."""
         return int(self._call("put", producer_id, groups))
 

@@ -1,4 +1,4 @@
-"""One batch of samples decoded together in plain transformers: left-padded prompts, a KV cache, one token a step.
+"""Decode one batch of samples together in plain transformers: left-padded prompts, a KV cache, one token a step.
 
 In: rows (samples) with their settings and generators. Out: the same rows, finished. B rows, L tokens so far. When the
 weights change under it, the cache is computed anew from each row's prompt and tokens.
@@ -13,6 +13,7 @@ from torch import Tensor
 from coati_rl.types import FinishReason, SamplingParams
 from producer.engines.sampling import draw, processed_logprobs
 from producer.engines.stop_strings import Decode, ends_with_stop
+from producer.engines.token_stream import TokenStream
 
 _COMPACT_BELOW = 0.75  # share of unfinished rows at which the others are dropped; dropping copies the cache
 
@@ -27,6 +28,7 @@ class Row:
     sampling: SamplingParams
     max_tokens: int
     generator: torch.Generator
+    stream: TokenStream | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     policy_versions: list[int] = field(default_factory=list)  # of the weights that sampled each token
@@ -58,10 +60,13 @@ class DecodingBatch:
                 row.token_ids.append(token)
                 row.logprobs.append(logprob)
                 row.policy_versions.append(policy_version)
+                if row.stream is not None:
+                    row.stream.send(row.index, [token], [logprob], policy_version)
                 row.finish_reason = self._finish_reason(row)
                 if row.finish_reason is not None:
                     finished.append(row)
-        self._compact()
+        if self._num_unfinished() <= _COMPACT_BELOW * len(self._rows):
+            self.drop_finished()
         return finished
 
     def is_done(self) -> bool:
@@ -69,9 +74,19 @@ class DecodingBatch:
         return not self._rows
 
     def forget_cache(self) -> None:
-        """To be called when the weights have changed."""
-        self._rows = [row for row in self._rows if row.finish_reason is None]
+        """Compute what runs anew at the next step; to be called when the weights have changed."""
         self._cache = None
+        self.drop_finished()
+
+    def drop_finished(self) -> None:
+        """Decode finished rows, of which some may have been aborted, no further."""
+        alive = [place for place, row in enumerate(self._rows) if row.finish_reason is None]
+        if self._cache is not None and 0 < len(alive) < len(self._rows):
+            self._select(torch.tensor(alive, device=self._model.device), mask=self._attention_mask)
+        self._rows = [self._rows[place] for place in alive]
+
+    def _num_unfinished(self) -> int:
+        return sum(row.finish_reason is None for row in self._rows)
 
     def _finish_reason(self, row: Row) -> FinishReason | None:
         if row.token_ids[-1] in self._eos_token_ids or ends_with_stop(row.token_ids, row.sampling.stop, self._decode):
@@ -111,14 +126,6 @@ class DecodingBatch:
         self._cache = output.past_key_values
         logits: Tensor = output.logits[:, -1]
         return logits.float()
-
-    def _compact(self) -> None:
-        """Drop finished rows, once they are many."""
-        alive = [place for place, row in enumerate(self._rows) if row.finish_reason is None]
-        if len(alive) <= _COMPACT_BELOW * len(self._rows):
-            if alive:
-                self._select(torch.tensor(alive, device=self._model.device), mask=self._attention_mask)
-            self._rows = [self._rows[place] for place in alive]
 
     def _select(self, places: Tensor, *, mask: Tensor) -> None:
         with torch.inference_mode():

@@ -11,6 +11,7 @@ import numpy as np
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import GenerationRequest, GenerationResult
+from producer.engines.token_stream import TokenStream
 
 
 class EngineCore(Protocol):
@@ -25,11 +26,14 @@ class EngineCore(Protocol):
     def load(self) -> None:
         """Load the model; called once, first."""
 
-    def add(self, request: GenerationRequest) -> None:
-        """Queue a request. Raises: RequestRefusedError."""
+    def add(self, request: GenerationRequest, stream: TokenStream | None) -> None:
+        """Queue a request; `stream` gets its tokens as they are sampled. Raises: RequestRefusedError."""
+
+    def abort(self, request_id: str) -> GenerationResult | None:
+        """End a request and return what it has so far, see `GenerationResult`; None if it is not running."""
 
     def num_running(self) -> int:
-        """Requests that are unfinished and probes that are unanswered: while there are any, `step` is called."""
+        """Count requests that are unfinished and probes that are unanswered: while there are any, `step` is called."""
 
     def step(self) -> list[GenerationResult]:
         """Make some progress; returns what finished."""

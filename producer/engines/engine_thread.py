@@ -1,41 +1,41 @@
-"""A generation engine that one thread owns: requests and control calls go in through a queue, results come out.
+"""Run a generation engine on a thread of its own: requests and calls go in through a queue, futures are resolved.
 
 Consumes: requests and calls, in the order they arrived. Waits for: the queue, while there is nothing to generate.
-Unblocked by: any submission or call, which is served between two steps of the model. Produces: results, for `poll`.
+Unblocked by: any submission or call, which is served between two steps of the model. Produces: results, in futures.
 
 Engines are not thread-safe and a step may take long, while an actor must answer at any time; hence the thread. Each
-backend implements `EngineCore`, whose methods run on the owner thread only. A commit that waits for running requests
-keeps new ones out of the core, so that it cannot be starved; a request that asks for newer weights waits for theirs.
+backend implements `EngineCore`, whose methods run on the owner thread only. A commit that waits for open episodes keeps
+new ones out of the core, so that it cannot be starved; a request that asks for newer weights waits for theirs.
 """
 
 import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from typing import Any, TypeVar
 
 import numpy as np
 
 from coati_rl.errors import CoatiError, EngineError, TransferError, TransferTimeoutError
 from coati_rl.observability.phases import PHASES
+from coati_rl.protocols import OnTokens
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import GenerationRequest, GenerationResult, SamplingParams
-from producer.engines.admission import RequestRefusedError, check_request
+from producer.engines.admission import AdmissionQueue, RequestRefusedError, Submission, check_request
+from producer.engines.answers import Answers, Result, answer, refuse
 from producer.engines.engine_core import EngineCore
 from producer.engines.pending_commit import PendingCommit
+from producer.engines.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
-
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.0005, 0.01  # between two looks at a running transfer
 _LATE = "the engine thread did not answer in time: one step takes too long"
+_CLOSE_TIMEOUT_S = 30.0  # for the step at hand
 _GRACE_S = 5.0  # how much later than a call's own deadline the engine thread counts as stuck
 
 
@@ -48,16 +48,13 @@ class ThreadedEngine:
         self.policy_version = core.policy_version = policy_version  # of the weights that serve now
         self._staged_version: int | None = None
         self._staging = threading.Lock()  # one transfer at a time
-        self._inbox: queue.SimpleQueue[GenerationRequest | Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._commit: PendingCommit | None = None  # this and the next: the owner thread's
-        self._held: deque[GenerationRequest] = deque()  # until a commit has happened
-        self._changed = threading.Condition()  # guards all below
-        self._results: list[GenerationResult] = []
-        self._unfinished: set[str] = set()  # request ids
-        self._failure: tuple[str, BaseException | None] | None = None
-        self._pending: set[Future[Any]] = set()
+        self._admission = AdmissionQueue()
+        self._answers = Answers()
         self._closing = False
         self._ready: Future[None] = Future()
+        self._answers.add_call(self._ready)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -68,29 +65,33 @@ class ThreadedEngine:
         except FutureTimeoutError:
             raise EngineError(f"the engine did not load within {timeout_s:g} s") from None
 
-    def submit(self, request: GenerationRequest) -> None:
+    def submit(self, request: GenerationRequest, on_tokens: OnTokens | None = None) -> Future[GenerationResult]:
         """See `GenerationEngine.submit`."""
-        with self._changed:
-            self._raise_failure()
-            if request.request_id in self._unfinished:
-                raise EngineError(f"request {request.request_id!r} is unfinished: ids must differ")
-            self._unfinished.add(request.request_id)
-            self._inbox.put(request)
+        future = self._answers.add_request(request)
+        stream = None if on_tokens is None else TokenStream(request.request_id, on_tokens)
+        self._inbox.put(lambda: self._add(Submission(request=request, stream=stream)))
+        return future
 
-    def poll(self, timeout_s: float) -> list[GenerationResult]:
-        """See `GenerationEngine.poll`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._results or self._failure, timeout=timeout_s)
-            results, self._results = self._results, []
-            if not results:
-                self._raise_failure()
-            self._unfinished.difference_update(result.request_id for result in results)
-            return results
+    def abort(self, request_id: str) -> None:
+        """See `GenerationEngine.abort`."""
+        self._inbox.put(lambda: self._abort(request_id))
 
-    def num_unfinished(self) -> int:
-        """See `GenerationEngine.num_unfinished`."""
-        with self._changed:
-            return len(self._unfinished)
+    def num_sequences(self) -> int:
+        """See `GenerationEngine.num_sequences`."""
+        return self._answers.num_sequences()
+
+    def check_alive(self) -> None:
+        """See `GenerationEngine.check_alive`."""
+        self._answers.check_alive()
+
+    def open_episode(self, episode_id: str) -> None:
+        """See `GenerationEngine.open_episode`."""
+        self._answers.open_episode(episode_id)
+
+    def close_episode(self, episode_id: str) -> None:
+        """See `GenerationEngine.close_episode`."""
+        self._answers.close_episode(episode_id)
+        self._inbox.put(lambda: self._admission.close_episode(episode_id))
 
     def stage_weights(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> tuple[str, ...]:
         """See `GenerationEngine.stage_weights`; generation goes on meanwhile."""
@@ -128,7 +129,7 @@ class ThreadedEngine:
         def serve(future: Future[np.ndarray]) -> None:
             try:
                 check_request(probe, vocab_size=self._core.vocab_size, max_model_len=self._core.max_model_len)
-                self._core.probe(probe.token_ids, lambda logprobs: _answer(future, logprobs))
+                self._core.probe(probe.token_ids, lambda logprobs: answer(future, logprobs))
             except RequestRefusedError as error:
                 raise EngineError(f"a probe was refused: {error}") from error
 
@@ -139,14 +140,15 @@ class ThreadedEngine:
         self._closing = True
         self._inbox.put(lambda: None)  # wakes the thread
         if self._thread is not threading.current_thread():
-            self._thread.join(timeout=30.0)
+            self._thread.join(timeout=_CLOSE_TIMEOUT_S)
+        self._answers.fail("the engine is closed", None)  # also if its last step does not end
 
     # ---- the caller's side ----
 
     def _call(self, function: Callable[[], Result], *, until: float) -> Result:
         """Run `function` on the owner thread between two steps and return its result."""
         return self._ask(
-            lambda future: _answer(future, function()), until=until, late=TransferTimeoutError(f"staging: {_LATE}")
+            lambda future: answer(future, function()), until=until, late=TransferTimeoutError(f"staging: {_LATE}")
         )
 
     def _ask(self, serve: Callable[[Future[Result]], None], *, until: float, late: CoatiError) -> Result:
@@ -158,35 +160,26 @@ class ThreadedEngine:
                 try:
                     serve(future)
                 except CoatiError as error:
-                    _refuse(future, error)
+                    refuse(future, error)
             # Anything else ends the engine, which answers all pending calls.
 
-        with self._changed:
-            self._raise_failure()
-            self._pending.add(future)
-            self._inbox.put(guarded)
+        self._answers.add_call(future)
+        self._inbox.put(guarded)
         try:
             return future.result(timeout=max(0.0, until - time.monotonic()))
         except FutureTimeoutError:
-            with self._changed:  # `_fail` must not meet a future that is being cancelled
-                if not future.cancel():
-                    late = type(late)(f"{late}; it has begun, and may still come to its end")
+            if not future.cancel():
+                late = type(late)(f"{late}; it has begun, and may still come to its end")
             raise late from None
         finally:
-            with self._changed:
-                self._pending.discard(future)
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            message, cause = self._failure
-            raise EngineError(message) from cause
+            self._answers.discard_call(future)
 
     # ---- the owner thread's side ----
 
     def _run(self) -> None:
         try:
             self._core.load()
-            self._ready.set_result(None)
+            answer(self._ready, None)
             while not self._closing:
                 self._serve_inbox()
                 self._serve_commit()
@@ -194,42 +187,54 @@ class ThreadedEngine:
                     with PHASES.phase("engine step"):
                         results = self._core.step()
                     self._publish(results)
-            self._fail("the engine is closed", None)
+            self._answers.fail("the engine is closed", None)
         except BaseException as error:
             logger.debug("engine thread ended", exc_info=error)
             message = str(error) if isinstance(error, CoatiError) else f"{type(error).__name__}: {error}"
-            self._fail(f"the engine died: {message}", error)
+            self._answers.fail(f"the engine died: {message}", error)
         finally:
             with suppress(Exception):  # it may be broken already, and its failure is known
                 self._core.close()
 
     def _serve_inbox(self) -> None:
-        """Take in everything that has arrived; wait for something if there is nothing to generate."""
-        block = not self._core.num_running() and self._commit is None
+        """Take in everything that has arrived; wait for something if there is nothing to do."""
+        wait_s = self._may_wait_s()
         with suppress(queue.Empty):
             while not self._closing:
-                item = self._inbox.get(block=block)
-                block = False
-                if isinstance(item, GenerationRequest):
-                    self._add(item)
-                else:
-                    item()
+                call = self._inbox.get(block=wait_s != 0.0, timeout=wait_s)
+                wait_s = 0.0
+                call()
 
-    def _add(self, request: GenerationRequest) -> None:
-        if self._commit is not None or request.min_policy_version > self.policy_version:
-            self._held.append(request)
+    def _may_wait_s(self) -> float | None:
+        """Seconds until the thread has something to do of itself; None: never. A commit may wait for idle episodes."""
+        if self._core.num_running():
+            return 0.0
+        if self._commit is None:
+            return None
+        if self._commit.is_due(0, self._admission.open_episodes()):
+            return 0.0
+        return max(0.0, self._commit.deadline - time.monotonic())
+
+    def _add(self, submission: Submission) -> None:
+        request = submission.request
+        if not self._admission.admits(
+            submission, policy_version=self.policy_version, is_committing=self._commit is not None
+        ):
             return
         try:
             check_request(request, vocab_size=self._core.vocab_size, max_model_len=self._core.max_model_len)
-            self._core.add(request)
+            self._core.add(request, submission.stream)
         except RequestRefusedError as error:
             self._publish([GenerationResult(request_id=request.request_id, error=str(error))])
 
+    def _abort(self, request_id: str) -> None:
+        result = self._admission.withdraw(request_id) or self._core.abort(request_id)
+        if result is not None:
+            self._publish([result])
+
     def _publish(self, results: list[GenerationResult]) -> None:
-        if results:
-            with self._changed:
-                self._results += results
-                self._changed.notify_all()
+        for result in results:
+            self._answers.resolve(result)
 
     def _start_staging(self, manifest: WeightManifest, rendezvous: Rendezvous, timeout_s: float) -> None:
         if manifest.policy_version < self.policy_version:  # the same one again is fine: a group with a new member
@@ -243,20 +248,21 @@ class ThreadedEngine:
 
     def _serve_commit(self) -> None:
         """Carry the pending commit out if it is due, or give it up; then let in the requests that waited for it."""
-        commit, num_running = self._commit, self._core.num_running()
+        commit = self._commit
         if commit is None:
             return
+        num_running, episodes = self._core.num_running(), self._admission.open_episodes()
         try:
             if not commit.future.cancelled():
-                if not commit.is_due(num_running):
-                    commit.check_deadline(num_running)
+                if not commit.is_due(num_running, episodes):
+                    commit.check_deadline(num_running, episodes)
                     return
                 self._swap(commit)
         except CoatiError as error:
-            _refuse(commit.future, error)
+            refuse(commit.future, error)
         self._commit = None
-        for _ in range(len(self._held)):
-            self._add(self._held.popleft())
+        for submission in self._admission.release():
+            self._add(submission)
 
     def _swap(self, commit: PendingCommit) -> None:
         self._check_staged(commit.policy_version)  # another transfer may have begun since
@@ -267,25 +273,3 @@ class ThreadedEngine:
             self.policy_version = commit.policy_version
             self._publish(results)
             commit.future.set_result(None)
-
-    def _fail(self, message: str, cause: BaseException | None) -> None:
-        with self._changed:
-            self._failure = (message, cause)
-            for future in (self._ready, *self._pending):
-                if not future.done():
-                    error = EngineError(message)
-                    error.__cause__ = cause
-                    future.set_exception(error)
-            self._changed.notify_all()
-
-
-def _answer(future: Future[Result], result: Result) -> None:
-    """Unless the caller has given up."""
-    if future.set_running_or_notify_cancel():
-        future.set_result(result)
-
-
-def _refuse(future: Future[Any], error: CoatiError) -> None:
-    """Unless the caller has given up."""
-    if future.running() or future.set_running_or_notify_cancel():
-        future.set_exception(error)

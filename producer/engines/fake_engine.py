@@ -4,7 +4,6 @@ For dry runs and for tests of everything around an engine. Weight updates are re
 engine's, so that the wire is exercised too; the tensors are then dropped.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -14,10 +13,12 @@ import xxhash
 from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import Completion, GenerationRequest, GenerationResult
+from producer.engines.admission import aborted_result
 from producer.engines.checkpoint import check_manifest, find_checkpoint, read_entries
 from producer.engines.engine_thread import ThreadedEngine
 from producer.engines.staging import StagingArea
 from producer.engines.stop_strings import Decode, ends_with_stop, final_text
+from producer.engines.token_stream import TokenStream
 
 _EOS_PROBABILITY = 1 / 16  # of each token: responses are 16 tokens long on average
 
@@ -73,21 +74,29 @@ class _FakeCore:
         self._decode = decode
         self._expected = expected
         self._dtype = dtype
-        self._queue: deque[GenerationRequest] = deque()
+        self._queue: dict[str, tuple[GenerationRequest, TokenStream | None]] = {}
         self._staging = StagingArea(device=torch.device("cpu"))
 
     def load(self) -> None:
         pass
 
-    def add(self, request: GenerationRequest) -> None:
-        self._queue.append(request)
+    def add(self, request: GenerationRequest, stream: TokenStream | None) -> None:
+        self._queue[request.request_id] = request, stream
+
+    def abort(self, request_id: str) -> GenerationResult | None:
+        found = self._queue.pop(request_id, None)
+        return None if found is None else aborted_result(found[0])  # a request has all its tokens or none
 
     def num_running(self) -> int:
         return len(self._queue)
 
     def step(self) -> list[GenerationResult]:
-        request = self._queue.popleft()
+        request, stream = self._queue.pop(next(iter(self._queue)))
         completions = tuple(self._complete(request, index) for index in range(request.num_samples))
+        if stream is not None:
+            for index, completion in enumerate(completions):
+                for token, logprob in zip(completion.token_ids.tolist(), completion.logprobs.tolist(), strict=True):
+                    stream.send(index, [token], [logprob], self.policy_version)
         return [GenerationResult(request_id=request.request_id, completions=completions)]
 
     def probe(self, token_ids: tuple[int, ...], answer: Callable[[np.ndarray], None]) -> None:

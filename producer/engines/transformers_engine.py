@@ -20,6 +20,7 @@ from producer.engines.decoding import DecodingBatch, Row
 from producer.engines.engine_thread import ThreadedEngine
 from producer.engines.staging import StagingArea
 from producer.engines.stop_strings import final_text
+from producer.engines.token_stream import TokenStream
 
 
 class TransformersEngine(ThreadedEngine):
@@ -80,7 +81,7 @@ class _TransformersCore:
         declared = eos if isinstance(eos, list) else [eos]
         self._eos_token_ids = frozenset({*declared, self._tokenizer.eos_token_id} - {None})
 
-    def add(self, request: GenerationRequest) -> None:
+    def add(self, request: GenerationRequest, stream: TokenStream | None) -> None:
         room = self.max_model_len - len(request.token_ids)
         rows = [
             Row(
@@ -90,11 +91,24 @@ class _TransformersCore:
                 sampling=request.sampling,
                 max_tokens=min(request.sampling.max_new_tokens, room),
                 generator=torch.Generator().manual_seed(request.sampling.seed + index),  # on CPU on every device
+                stream=stream,
             )
             for index in range(request.num_samples)
         ]
         self._queue.extend(rows)
         self._unfinished[request.request_id] = (request, rows)
+
+    def abort(self, request_id: str) -> GenerationResult | None:
+        if request_id not in self._unfinished:
+            return None
+        for row in self._unfinished[request_id][1]:
+            row.finish_reason = row.finish_reason or "abort"
+        self._queue = deque(row for row in self._queue if row.finish_reason is None)
+        if self._batch is not None:
+            self._batch.drop_finished()
+            if self._batch.is_done():
+                self._batch = None
+        return self._result(request_id)
 
     def num_running(self) -> int:
         return len(self._unfinished)

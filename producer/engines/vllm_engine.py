@@ -5,8 +5,8 @@ when the engine loads, in the environment that `engine_environment` describes, a
 """
 
 import os
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,15 +14,16 @@ from coati_rl.errors import EngineError, TransferError, TransferTimeoutError
 from coati_rl.runtime.shared_memory import unlink_mapped
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
-from coati_rl.types import Completion, Device, FinishReason, GenerationRequest, GenerationResult
+from coati_rl.types import Device, GenerationRequest, GenerationResult
 from producer.engines.admission import RequestRefusedError
 from producer.engines.checkpoint import check_manifest, find_checkpoint, read_entries
 from producer.engines.engine_thread import ThreadedEngine
+from producer.engines.token_stream import TokenStream
+from producer.engines.vllm_requests import Outputs, RunningRequest
 
 _MIN_KV_CACHE_BYTES = 2**27
 _MIN_BATCHED_TOKENS = 4096  # of a step, without chunked prefill
 _PROBE_PREFIX = "coati probe "  # of request ids
-_FINISH_REASONS = {"stop": "stop", "length": "length", "repetition": "stop"}  # others are aborts
 
 
 class VllmEngine(ThreadedEngine):
@@ -89,7 +90,7 @@ class _VllmCore:
         self._engine_args = engine_args
         self._device = device
         self._engine: Any = None
-        self._running: dict[str, GenerationRequest] = {}
+        self._running: dict[str, RunningRequest] = {}
         self._probes: dict[str, tuple[tuple[int, ...], Callable[[np.ndarray], None]]] = {}
         self._num_probes = 0  # so far
 
@@ -109,7 +110,7 @@ class _VllmCore:
         unlink_mapped({os.getpid(), *workers})  # queues between the ranks, which are all connected now
         self.vocab_size = self._engine.model_config.get_vocab_size()
 
-    def add(self, request: GenerationRequest) -> None:
+    def add(self, request: GenerationRequest, stream: TokenStream | None) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -127,47 +128,50 @@ class _VllmCore:
             flat_logprobs=True,
             detokenize=bool(sampling.stop),  # token by token is slow: without stop strings it is done once, at the end
             include_stop_str_in_output=True,  # the text is what the tokens say
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.FINAL_ONLY if stream is None else RequestOutputKind.CUMULATIVE,
         )
         try:
             self._engine.add_request(request.request_id, _token_prompt(request.token_ids), params)
         except ValueError as error:  # VLLMValidationError is one
             raise RequestRefusedError(str(error)) from error
-        self._running[request.request_id] = request
+        self._running[request.request_id] = RunningRequest(request, stream)
+
+    def abort(self, request_id: str) -> GenerationResult | None:
+        if request_id not in self._running:
+            return None
+        processor, outputs = self._engine.output_processor, Outputs()
+        samples = [processor.request_states[number] for number in processor.external_req_ids.get(request_id, ())]
+        for sample in samples:
+            sample.queue = outputs  # vLLM puts the last output of an aborted sample there
+        self._engine.abort_request([request_id])
+        for sample in samples:
+            if sample.parent_req is not None:  # vLLM forgets it only when the last sample ends by itself
+                processor.parent_requests.pop(sample.parent_req.request_id, None)
+        return next(iter(self._take(outputs)), None)
 
     def num_running(self) -> int:
         return len(self._running) + len(self._probes)
 
     def step(self) -> list[GenerationResult]:
+        return self._take(self._engine.step())
+
+    def _take(self, outputs: Sequence[Any]) -> list[GenerationResult]:
+        """Hand new outputs to what they belong to; returns what finished."""
         results = []
-        for output in self._engine.step():
-            if output.finished and output.request_id in self._probes:
+        for output in outputs:
+            if output.request_id in self._probes:
                 self._answer(output)
-            elif output.finished:
-                results.append(self._result(output))
+                continue
+            running = self._running[output.request_id]
+            result = running.add(output, policy_version=self.policy_version, decode=self._decode)
+            if result is not None:
+                del self._running[output.request_id]
+                results.append(result)
         return results
 
-    def _result(self, output: Any) -> GenerationResult:
-        request = self._running.pop(output.request_id)
-        if any(sample.finish_reason == "error" for sample in output.outputs):
-            return GenerationResult(request_id=request.request_id, error="vLLM reported an internal error")
-        completions = [self._completion(sample) for sample in output.outputs]
-        if len(completions) < request.num_samples:  # greedy
-            completions *= request.num_samples
-        return GenerationResult(request_id=request.request_id, completions=tuple(completions))
-
-    def _completion(self, sample: Any) -> Completion:
-        token_ids = np.asarray(sample.token_ids, dtype=np.int32)
-        versions = np.asarray([int(span.version) for span in sample.weight_versions or ()], dtype=np.int32)
-        lengths = np.asarray([span.end - span.start for span in sample.weight_versions or ()], dtype=np.int64)
-        text = sample.text or self._engine.get_tokenizer().decode(token_ids.tolist(), skip_special_tokens=True)
-        return Completion(
-            token_ids=token_ids,
-            logprobs=np.asarray(sample.logprobs.logprobs, dtype=np.float32),
-            policy_versions=np.repeat(versions, lengths),
-            finish_reason=cast(FinishReason, _FINISH_REASONS.get(sample.finish_reason, "abort")),
-            text=text,
-        )
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._engine.get_tokenizer().decode(token_ids, skip_special_tokens=True)
+        return text
 
     def probe(self, token_ids: tuple[int, ...], answer: Callable[[np.ndarray], None]) -> None:
         self._num_probes += 1

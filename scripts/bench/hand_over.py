@@ -6,12 +6,14 @@
 Ours: a producer's `put` of a batch of groups to the coordinator actor, and a trainer's `next_work`, which filters,
 forms advantages, packs and hands out the mini-batch; and, apart from that, `put` alone. Plain: `ray.put` and `ray.get`
 of each group. One process calls, as a producer or trainer does; both sides have the same groups, made anew for each
-batch. The ways take turns; milliseconds per group, medians over a round's batches, then over rounds.
+batch. The ways take turns; milliseconds per group, medians over a round's batches, then over rounds. Besides, the bytes
+of what `put` sends.
 """
 
 import argparse
 import json
 import os
+import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,19 +27,21 @@ import ray
 from coati_rl.config.cli import build_config
 from coati_rl.data.coordinator import Coordinator
 from coati_rl.data.evaluation import EvaluationBoard
+from coati_rl.data.packed_group import PackedGroup
 from coati_rl.data.prompt_source import DatasetPrompts
 from coati_rl.data.settings import coordinator_settings
+from coati_rl.data.single_turn import single_turns
 from coati_rl.data.work import TrainWork
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.runtime.remote import RemoteCoordinator
-from coati_rl.types import Completion, Lease, Prompt, RolloutGroup, Score
+from coati_rl.types import Completion, Lease, Prompt, RolloutGroup, SamplingParams, Score
 
 TIMEOUT_S = 60.0
 
 
 def make_group(lease: Lease, *, num_tokens: int, rng: np.random.Generator) -> RolloutGroup:
     """Return what a producer hands in: `num_tokens` a response, half of the responses right."""
-    completions = tuple(
+    completions = [
         Completion(
             token_ids=rng.integers(0, 1000, num_tokens, dtype=np.int32),
             logprobs=-rng.random(num_tokens, dtype=np.float32),
@@ -46,7 +50,7 @@ def make_group(lease: Lease, *, num_tokens: int, rng: np.random.Generator) -> Ro
             text="x" * (3 * num_tokens),
         )
         for _ in range(lease.group_size)
-    )
+    ]
     scores = tuple(
         Score(reward=float(i % 2), answer_correct=i % 2 == 1, format_valid=True, verdict="ok" if i % 2 else "wrong")
         for i in range(lease.group_size)
@@ -56,7 +60,7 @@ def make_group(lease: Lease, *, num_tokens: int, rng: np.random.Generator) -> Ro
         producer_id=0,
         prompt=lease.prompt,
         temperature=1.0,
-        completions=completions,
+        trajectories=single_turns(lease.prompt, completions, temperature=1.0),
         scores=scores,
     )
 
@@ -92,6 +96,16 @@ def timed(function: Callable[[], Any], times: list[float]) -> Any:
     return result
 
 
+def bytes_per_token(arguments: argparse.Namespace, rng: np.random.Generator) -> float:
+    """What `put` sends for a sampled token, beside its text."""
+    prompt = Prompt(uid="train-0", token_ids=tuple(range(100)), ground_truth="0")
+    lease = Lease(lease_id=0, prompt=prompt, group_size=arguments.group_size, sampling=SamplingParams())
+    group = make_group(lease, num_tokens=arguments.tokens, rng=rng)
+    num_text = sum(len(each.text) for each in group.trajectories)
+    num_bytes = len(pickle.dumps(PackedGroup.pack(group), protocol=5)) - num_text
+    return num_bytes / (arguments.group_size * arguments.tokens)
+
+
 def run_round(arguments: argparse.Namespace, directory: Path, rng: np.random.Generator) -> dict[str, float]:
     """Milliseconds per group, by way."""
     coordinator = make_coordinator(arguments, directory)
@@ -103,7 +117,7 @@ def run_round(arguments: argparse.Namespace, directory: Path, rng: np.random.Gen
         groups = [make_group(lease, num_tokens=arguments.tokens, rng=rng) for lease in leases]
 
         def hand_over(groups: list[RolloutGroup] = groups, index: int = index) -> Any:
-            timed(lambda: coordinator.put(0, groups), put)
+            timed(lambda: coordinator.put(0, [PackedGroup.pack(group) for group in groups]), put)
             return coordinator.next_work(index, rank=0, timeout_s=TIMEOUT_S)
 
         def by_ray(groups: list[RolloutGroup] = groups) -> None:
@@ -144,8 +158,11 @@ def main() -> None:
     plain = medians["plain ray.put + ray.get"]
     for name, milliseconds in medians.items():
         print(f"{name:<28}{milliseconds:8.3f} ms per group{milliseconds / plain:8.2f}x")
+    sent = bytes_per_token(arguments, rng)
+    print(f"{'put sends':<28}{sent:8.2f} bytes per sampled token, beside its text")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"rounds": rounds, "medians": medians}, indent=2) + "\n", encoding="utf-8")
+        figures = {"rounds": rounds, "medians": medians, "bytes_per_token": sent}
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

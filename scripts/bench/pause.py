@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -37,7 +37,7 @@ from length_model import make_model, make_tokenizer
 
 from coati_rl.transport.manifest import build_manifest
 from coati_rl.transport.wire import WeightSender
-from coati_rl.types import GenerationRequest, SamplingParams
+from coati_rl.types import GenerationRequest, GenerationResult, SamplingParams
 from producer.engines import create_engine, engine_environment
 
 MAX_MODEL_LEN = 512
@@ -139,19 +139,21 @@ class Traffic:
         self._thread.join(timeout=TIMEOUT_S)
 
     def _run(self) -> None:
-        while not self._stopped.is_set() or self._engine.num_unfinished():
-            while not self._stopped.is_set() and self._engine.num_unfinished() < self._running:
-                self._submit()
-            for result in self._engine.poll(0.05):
-                if result.error is not None:
-                    raise RuntimeError(result.error)
+        generating: set[Future[GenerationResult]] = set()
+        while not self._stopped.is_set() or generating:
+            while not self._stopped.is_set() and len(generating) < self._running:
+                generating.add(self._submit())
+            done, generating = wait(generating, timeout=0.05, return_when=FIRST_COMPLETED)
+            for future in done:
+                if (error := future.result().error) is not None:
+                    raise RuntimeError(error)
 
-    def _submit(self) -> None:
+    def _submit(self) -> Future[GenerationResult]:
         self._submitted += 1
         length = (
             RESPONSE_TOKENS if self._submitted > self._running else RESPONSE_TOKENS * self._submitted // self._running
         )
-        self._engine.submit(
+        future: Future[GenerationResult] = self._engine.submit(
             GenerationRequest(
                 request_id=str(self._submitted),
                 token_ids=tuple((7 * self._submitted + place) % 250 for place in range(PROMPT_TOKENS)),
@@ -159,6 +161,7 @@ class Traffic:
                 sampling=SamplingParams(max_new_tokens=length, seed=self._submitted),  # the first ones end one by one
             )
         )
+        return future
 
 
 def slowly(weights: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -198,18 +201,19 @@ def prefill_time(engine: Any, clock: Clock, *, running: int) -> Instant:
     together = threading.Event()
     with ThreadPoolExecutor(max_workers=1) as pool:
         held = pool.submit(engine._call, lambda: together.wait(TIMEOUT_S), until=time.monotonic() + TIMEOUT_S)
-        for index in range(running):
-            token_ids = torch.randint(0, 250, (PROMPT_TOKENS + RESPONSE_TOKENS // 2,)).tolist()
-            sampling = SamplingParams(max_new_tokens=2, seed=index)
-            engine.submit(
-                GenerationRequest(
-                    request_id=f"prefill {index}", token_ids=tuple(token_ids), num_samples=1, sampling=sampling
-                )
+        requests = [
+            GenerationRequest(
+                request_id=f"prefill {index}",
+                token_ids=tuple(torch.randint(0, 250, (PROMPT_TOKENS + RESPONSE_TOKENS // 2,)).tolist()),
+                num_samples=1,
+                sampling=SamplingParams(max_new_tokens=2, seed=index),
             )
+            for index in range(running)
+        ]
+        futures = [engine.submit(request) for request in requests]
         together.set()
         held.result(timeout=TIMEOUT_S)
-    while engine.num_unfinished():
-        engine.poll(TIMEOUT_S)
+    wait(futures, timeout=TIMEOUT_S)
     begin, end = clock.steps[0]
     return end[0] - begin[0], end[1] - begin[1]
 

@@ -15,6 +15,7 @@ from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.data.batcher import BatchSettings, StepBatcher
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.packing import build_mini_batch
+from coati_rl.data.single_turn import single_turns
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score
 from consumer.colossal_backend import ColossalBackend
 from consumer.objectives.policy_gradient import PolicyGradient
@@ -88,32 +89,33 @@ def whitened_by_rank() -> None:
 
 def read_groups(recording: Path) -> list[list[RolloutGroup]]:
     """Step by step."""
-    return [
-        [
-            RolloutGroup(
-                lease_id=0,
-                producer_id=0,
-                prompt=Prompt(uid=group["uid"], token_ids=tuple(group["prompt"]), ground_truth=""),
-                temperature=group["temperature"],
-                completions=tuple(
-                    Completion(
-                        token_ids=np.array(sample["token_ids"], dtype=np.int32),
-                        logprobs=np.array(sample["logprobs"], dtype=np.float32),
-                        policy_versions=np.zeros(len(sample["token_ids"]), dtype=np.int32),
-                        finish_reason="stop",
-                        text="",
-                    )
-                    for sample in group["samples"]
-                ),
-                scores=tuple(
-                    Score(reward=sample["reward"], answer_correct=False, format_valid=True, verdict="ok")
-                    for sample in group["samples"]
-                ),
-            )
-            for group in step
-        ]
-        for step in json.loads(recording.read_text())
+    return [[read_group(group) for group in step] for step in json.loads(recording.read_text())]
+
+
+def read_group(group: dict[str, Any]) -> RolloutGroup:
+    """A recorded prompt and its samples."""
+    prompt = Prompt(uid=group["uid"], token_ids=tuple(group["prompt"]), ground_truth="")
+    completions = [
+        Completion(
+            token_ids=np.array(sample["token_ids"], dtype=np.int32),
+            logprobs=np.array(sample["logprobs"], dtype=np.float32),
+            policy_versions=np.zeros(len(sample["token_ids"]), dtype=np.int32),
+            finish_reason="stop",
+            text="",
+        )
+        for sample in group["samples"]
     ]
+    return RolloutGroup(
+        lease_id=0,
+        producer_id=0,
+        prompt=prompt,
+        temperature=group["temperature"],
+        trajectories=single_turns(prompt, completions, temperature=group["temperature"]),
+        scores=tuple(
+            Score(reward=sample["reward"], answer_correct=False, format_valid=True, verdict="ok")
+            for sample in group["samples"]
+        ),
+    )
 
 
 def take_steps(model_dir: Path, steps: list[list[RolloutGroup]], layout: str, replay: Replay) -> list[dict[str, Any]]:

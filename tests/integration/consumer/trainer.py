@@ -14,7 +14,8 @@ from tests.integration.consumer.trainer_server import TIMEOUT_S
 
 def make_backend(model_dir: Path, *, timeout_s: float = TIMEOUT_S, **settings: object) -> ColossalBackend:
     """On the CPU, with the tests' clipping norm."""
-    config = BackendConfig(model_dir=model_dir, max_grad_norm=MAX_GRAD_NORM, weight_decay=WEIGHT_DECAY, **settings)
+    defaults = {"max_grad_norm": MAX_GRAD_NORM, "weight_decay": WEIGHT_DECAY}
+    config = BackendConfig(model_dir=model_dir, **{**defaults, **settings})
     return ColossalBackend(config, device=torch.device("cpu"), timeout_s=timeout_s)
 
 

@@ -5,6 +5,7 @@ process, to which several threads may talk at once. The other engines live in th
 """
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.managers import BaseManager
@@ -12,7 +13,18 @@ from typing import Any
 
 import pytest
 
-METHODS = ("submit", "poll", "num_unfinished", "stage_weights", "commit_weights", "probe_logprobs")
+from coati_rl.types import GenerationRequest, GenerationResult, TokenChunk
+
+METHODS = (
+    "abort",
+    "num_sequences",
+    "open_episode",
+    "close_episode",
+    "stage_weights",
+    "commit_weights",
+    "probe_logprobs",
+)
+OWN = ("submit", "stream", "abort_after", "chunks", "is_done", "result", "version", "process_ids", "shutdown")
 
 
 class HostedEngine:
@@ -24,6 +36,38 @@ class HostedEngine:
         self._engine = create_engine(backend, **settings)
         for name in METHODS:
             setattr(self, name, getattr(self._engine, name))
+        self._futures: dict[str, Future[GenerationResult]] = {}
+        self._chunks: dict[str, list[TokenChunk]] = {}
+
+    def submit(self, request: GenerationRequest) -> None:
+        self._futures[request.request_id] = self._engine.submit(request)
+
+    def stream(self, request: GenerationRequest) -> None:
+        """Submit, and keep the chunks."""
+        chunks = self._chunks[request.request_id] = []
+        self._futures[request.request_id] = self._engine.submit(request, chunks.append)
+
+    def abort_after(self, request: GenerationRequest, num_chunks: int) -> None:
+        """Submit, and abort when that many chunks have come: before the next step."""
+        chunks = self._chunks[request.request_id] = []
+
+        def note(chunk: TokenChunk) -> None:
+            chunks.append(chunk)
+            if len(chunks) == num_chunks:
+                self._engine.abort(request.request_id)
+
+        self._futures[request.request_id] = self._engine.submit(request, note)
+
+    def chunks(self, request_id: str) -> list[TokenChunk]:
+        """Those that have come so far."""
+        return list(self._chunks[request_id])
+
+    def is_done(self, request_id: str) -> bool:
+        return self._futures[request_id].done()
+
+    def result(self, request_id: str, timeout_s: float) -> GenerationResult:
+        """Wait for the result of a request; futures themselves do not cross processes."""
+        return self._futures[request_id].result(timeout_s)
 
     def version(self) -> int:
         return self._engine.policy_version
@@ -43,7 +87,7 @@ class EngineManager(BaseManager):
     pass
 
 
-EngineManager.register("HostedEngine", HostedEngine, exposed=(*METHODS, "version", "process_ids", "shutdown"))
+EngineManager.register("HostedEngine", HostedEngine, exposed=(*METHODS, *OWN))
 
 
 @contextmanager

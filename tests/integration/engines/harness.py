@@ -40,12 +40,7 @@ class Harness:
     def generate(self, *requests: GenerationRequest) -> dict[str, GenerationResult]:
         for one in requests:
             self.engine.submit(one)
-        results: dict[str, GenerationResult] = {}
-        while len(results) < len(requests):
-            polled = self.engine.poll(TIMEOUT_S)
-            assert polled, "the engine returned nothing in time"
-            results |= {result.request_id: result for result in polled}
-        return results
+        return {one.request_id: self.engine.result(one.request_id, TIMEOUT_S) for one in requests}
 
     def complete(self, prompt: Iterable[int], *, num_samples: int = 1, **sampling: Any) -> tuple[Completion, ...]:
         result = self.generate(request("only", prompt, num_samples=num_samples, **sampling))["only"]

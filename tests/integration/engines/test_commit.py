@@ -2,11 +2,14 @@
 log-probability is that version's given all tokens before, and what runs goes on to its end. Or else when none runs.
 """
 
+import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from coati_rl.errors import EngineError
+from coati_rl.types import Completion
 from tests.integration.engines.harness import MAX_MODEL_LEN, TIMEOUT_S, Harness, request
 
 pytestmark = pytest.mark.usefixtures("model_harness")  # the fake engine has no weights
@@ -25,14 +28,12 @@ def submit_many(harness: Harness) -> dict[str, tuple[int, ...]]:
     return prompts
 
 
-def collect(harness: Harness, number: int) -> dict[str, list]:
+def collect(harness: Harness, names: Iterable[str]) -> dict[str, tuple[Completion, ...]]:
     completions = {}
-    while len(completions) < number:
-        results = harness.engine.poll(TIMEOUT_S)
-        assert results, "the engine returned nothing in time"
-        for result in results:
-            assert result.error is None
-            completions[result.request_id] = result.completions
+    for name in names:
+        result = harness.engine.result(name, TIMEOUT_S)
+        assert result.error is None
+        completions[name] = result.completions
     return completions
 
 
@@ -48,7 +49,7 @@ def test_every_token_is_of_the_weights_that_its_version_names(harness):
     prompts = submit_many(harness)
     versions = [harness.sync(1 - harness.serving, in_flight=True) for _ in range(3)]
     assert versions == [first + 1, first + 2, first + 3]
-    completions = collect(harness, len(prompts))
+    completions = collect(harness, prompts)
     samples = [(prompts[name], sample) for name, group in completions.items() for sample in group]
     assert len(samples) == 4 * len(prompts)
     for prompt, sample in samples:
@@ -66,11 +67,11 @@ def test_every_token_is_of_the_weights_that_its_version_names(harness):
 
 def test_the_tokens_before_the_commit_are_those_of_an_engine_that_is_left_alone(harness):
     prompts = submit_many(harness)
-    alone = collect(harness, len(prompts))
+    alone = collect(harness, prompts)
     first = harness.engine.version()
     submit_many(harness)
     harness.sync(1 - harness.serving, in_flight=True)
-    for name, group in collect(harness, len(prompts)).items():
+    for name, group in collect(harness, prompts).items():
         for before, after in zip(alone[name], group, strict=True):
             num_old = int((after.policy_versions == first).sum())
             assert after.token_ids[:num_old].tolist() == before.token_ids[:num_old].tolist()
@@ -81,19 +82,18 @@ def test_a_commit_waits_until_no_request_runs_and_a_stream_of_requests_does_not_
     names = [f"running {i}" for i in range(4)]
     for i, name in enumerate(names):
         harness.engine.submit(request(name, range(5 + i, 200), max_new_tokens=60, num_samples=16))
-    results = []
     with ThreadPoolExecutor(max_workers=1) as pool:
         committed = pool.submit(harness.commit, version, 1 - harness.serving)
         while not committed.done():
             names.append(f"later {len(names)}")
             harness.engine.submit(request(names[-1], PROMPTS[0]))
-            results += harness.engine.poll(0.01)
+            time.sleep(0.01)
         committed.result()
+    names.append("last")
     harness.engine.submit(request("last", PROMPTS[0]))
-    while len(results) < len(names) + 1:
-        results += harness.engine.poll(TIMEOUT_S)
     versions = {
-        result.request_id: {int(v) for s in result.completions for v in s.policy_versions} for result in results
+        name: {int(v) for sample in samples for v in sample.policy_versions}
+        for name, samples in collect(harness, names).items()
     }
     assert all(versions[name] == {version - 1} for name in names[:4])
     assert all(len(one) == 1 for one in versions.values())
@@ -106,9 +106,8 @@ def test_a_commit_that_waits_too_long_is_withdrawn_and_may_be_made_again(harness
         harness.engine.submit(request(f"running {i}", range(5 + i, 200), max_new_tokens=60, num_samples=16))
     with pytest.raises(EngineError, match=r"[1-4] requests were still running"):
         harness.engine.commit_weights(version, in_flight=False, timeout_s=0.0)
-    while harness.engine.num_unfinished():
-        for result in harness.engine.poll(TIMEOUT_S):
-            assert {int(sample.policy_versions[0]) for sample in result.completions} == {version - 1}
+    for samples in collect(harness, [f"running {i}" for i in range(4)]).values():
+        assert {int(sample.policy_versions[0]) for sample in samples} == {version - 1}
     assert harness.engine.version() == version - 1
     harness.commit(version, 1 - harness.serving)
 
@@ -122,9 +121,9 @@ def test_a_probe_sees_the_serving_weights_alone_whatever_runs_beside_it(harness)
         harness.sync(1 - harness.serving, in_flight=True)
         for probe in (LONG_PROMPT, PROMPTS[0], PROMPTS[0][:2]):
             assert harness.probe_gap(probe) < 1e-4
-    collect(harness, len(prompts))
+    collect(harness, prompts)
     assert len(harness.engine.probe_logprobs([5], timeout_s=TIMEOUT_S)) == 0
-    assert harness.engine.poll(0.0) == []
+    assert harness.engine.num_sequences() == 0
 
 
 def test_probes_and_commits_may_meet(harness):
@@ -135,7 +134,7 @@ def test_probes_and_commits_may_meet(harness):
             harness.sync(1 - harness.serving, in_flight=True)
         answers = {tuple(probe.result(timeout=TIMEOUT_S).round(3).tolist()) for probe in probes}
     assert len(answers) <= 2  # of the one checkpoint or the other, never of both
-    collect(harness, len(prompts))
+    collect(harness, prompts)
 
 
 @pytest.mark.parametrize(("token_ids", "reason"), [([], "empty"), ([5, 320], "320"), (range(2, 258), "256 tokens")])

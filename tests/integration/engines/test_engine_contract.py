@@ -146,14 +146,14 @@ def test_a_bad_request_is_a_result_with_an_error_and_the_engine_goes_on(harness,
     assert reason in results["bad"].error
     assert not results["bad"].completions
     assert results["good"].error is None
-    assert harness.engine.num_unfinished() == 0
+    assert harness.engine.num_sequences() == 0
 
 
 def test_unfinished_requests_need_different_ids(harness):
     harness.engine.submit(request("twin", PROMPT, max_new_tokens=200, num_samples=16))
     with pytest.raises(EngineError, match="twin"):
         harness.engine.submit(request("twin", PROMPT))
-    assert [result.request_id for result in harness.engine.poll(60.0)] == ["twin"]
+    assert harness.engine.result("twin", TIMEOUT_S).request_id == "twin"
 
 
 # ---- weight updates ----
@@ -197,8 +197,7 @@ def test_an_update_is_received_while_requests_run(harness):
     for i in range(4):
         harness.engine.submit(request(f"meanwhile {i}", range(5 + i, 100), max_new_tokens=150, num_samples=8))
     version = harness.stage_checkpoint(1 - harness.serving)
-    while harness.engine.num_unfinished():
-        assert all(result.error is None for result in harness.engine.poll(60.0))
+    assert all(harness.engine.result(f"meanwhile {i}", TIMEOUT_S).error is None for i in range(4))
     harness.commit(version, 1 - harness.serving)
 
 
@@ -247,4 +246,4 @@ def test_an_update_that_is_not_this_model_is_refused_before_a_byte_is_sent(harne
     with pytest.raises(TransferError, match=r"lm_head|layers\.[12]\.mlp\.up_proj\.weight"):
         harness.engine.stage_weights(manifest, invitation, timeout_s=5.0)
     harness.sender.close()
-    assert harness.engine.poll(0.0) == []
+    assert len(harness.complete(PROMPT)) == 1

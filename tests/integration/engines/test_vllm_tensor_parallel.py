@@ -40,9 +40,7 @@ def test_both_ranks_change_to_the_new_weights_under_running_requests(harness):
     for i, (name, prompt) in enumerate(prompts.items()):
         harness.engine.submit(request(name, prompt, num_samples=4, max_new_tokens=100, temperature=0.7, seed=10 * i))
     versions = [harness.sync(1 - harness.serving, in_flight=True) for _ in range(2)]
-    results = []
-    while len(results) < len(prompts):
-        results += harness.engine.poll(TIMEOUT_S)
+    results = [harness.engine.result(name, TIMEOUT_S) for name in prompts]
     assert versions == [first + 1, first + 2]
     samples = [(prompts[result.request_id], sample) for result in results for sample in result.completions]
     for prompt, sample in samples:
@@ -75,8 +73,7 @@ def test_last_a_worker_that_dies_ends_the_engine_and_the_killed_engine_leaves_no
     engine.submit(request("running", PROMPT, num_samples=64, max_new_tokens=200))
     os.kill(named[-1].pid, signal.SIGKILL)
     with pytest.raises(EngineError, match="died"):
-        while True:
-            assert engine.poll(60.0), "the engine did not notice"
+        engine.result("running", 60.0)
     os.kill(engine_pid, signal.SIGKILL)
     end = time.monotonic() + 10.0
     while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):

@@ -140,6 +140,11 @@ REFUSALS = [
         ["--soft-over-length-punishment", "--cache-length None"],
     ),
     (
+        "-a DAPO -mpt 100 -mnt 64 --max-episode-tokens 140 --cache-length 41",
+        "--cache-length 41 exceeds max-episode-tokens - mpt = 40; give less",
+        ["--cache-length 40", "--max-episode-tokens 141"],
+    ),
+    (
         "-a DAPO -mnt 64 --cache-length 65",
         "--cache-length 65 exceeds --max-new-tokens 64; give less",
         ["--cache-length 64", "-mnt 65"],

@@ -133,6 +133,16 @@ def test_what_this_version_cannot_do_is_refused_by_name(argv, message):
             "--max-tokens-per-microbatch 500: a single sample may have mpt + mnt = 512 + 256 = 768 tokens",
             ["--max-tokens-per-microbatch 768"],
         ),
+        (
+            "--max-tokens-per-microbatch 700 -mpt 512 -mnt 9999 --max-episode-tokens 768",
+            "--max-tokens-per-microbatch 700: a single sample may have --max-episode-tokens 768 tokens",
+            ["--max-tokens-per-microbatch 768", "--max-episode-tokens 700"],
+        ),
+        (
+            "--max-tokens-per-microbatch 500 -mpt 512 --max-episode-tokens 768",
+            "--max-tokens-per-microbatch 500: a single sample may have --max-episode-tokens 768 tokens",
+            ["--max-tokens-per-microbatch 768"],
+        ),
     ],
 )
 def test_memory_settings_that_exclude_each_other_are_refused_with_remedies_that_pass(argv, rule, remedies):
@@ -141,6 +151,22 @@ def test_memory_settings_that_exclude_each_other_are_refused_with_remedies_that_
     assert message.endswith(f"; use {' or '.join(remedies)}")
     for remedy in remedies:
         check_argv(f"{VALID} {argv} {remedy}")
+
+
+def test_an_episode_has_room_after_the_longest_prompt():
+    message = refusal(f"{VALID} -mpt 512 -mnt 100 --max-episode-tokens 512")
+    assert message == (
+        "--max-episode-tokens 512: leaves no token to be sampled after a prompt of -mpt 512; "
+        "use --max-episode-tokens 612, which is mpt + mnt, or a smaller -mpt"
+    )
+    for remedy in ("--max-episode-tokens 612", "-mpt 511"):
+        check_argv(f"{VALID} -mpt 512 -mnt 100 --max-episode-tokens 512 {remedy}")
+
+
+def test_the_longest_episode_is_the_prompt_and_one_response_unless_it_is_given():
+    default, given = (parse(f"-mpt 512 -mnt 100 {flags}".split())[0] for flags in ("", "--max-episode-tokens 700"))
+    assert (default.max_model_len, default.max_response_tokens) == (612, 100)
+    assert (given.max_model_len, given.max_response_tokens) == (700, 188)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,21 @@ from coati_rl.data.coordinator import Coordinator
 from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.leases import SamplingPlan
+from coati_rl.data.packed_group import PackedGroup
 from coati_rl.data.prompt_source import DatasetPrompts
 from coati_rl.data.run_state import RunStart
 from coati_rl.data.settings import CoordinatorSettings
+from coati_rl.data.single_turn import single_turns
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.types import Completion, Prompt, RolloutGroup, SamplingParams, Score
+from tests.unit.data.trajectories import FORKED
+
+
+class DirectCoordinator(Coordinator):
+    """Takes groups as they are, and packs them as a producer's loop does."""
+
+    def put(self, producer_id, groups):
+        return super().put(producer_id, [PackedGroup.pack(group) for group in groups])
 
 
 @pytest.fixture
@@ -73,7 +83,9 @@ def make_coordinator(make_settings, make_prompts, tmp_path: Path):
         source = DatasetPrompts(make_prompts(num_prompts), num_episodes=num_episodes, seed=0)
         tasks = {"arithmetic": make_prompts(eval_prompts, "arithmetic")} if eval_prompts else {}
         board, recorder = EvaluationBoard(tasks, tmp_path / "eval"), RolloutRecorder(tmp_path / "rollouts")
-        return Coordinator(settings, source, board, recorder, RunStart(position=start, kept=kept, probe=(1, 2, 3)))
+        return DirectCoordinator(
+            settings, source, board, recorder, RunStart(position=start, kept=kept, probe=(1, 2, 3))
+        )
 
     return make
 
@@ -96,7 +108,7 @@ def make_group():
             producer_id=producer,
             prompt=lease.prompt,
             temperature=1.0,
-            completions=(completion,) * lease.group_size,
+            trajectories=single_turns(lease.prompt, [completion] * lease.group_size, temperature=1.0),
             scores=tuple(
                 Score(reward=r, answer_correct=r > 0, format_valid=True, verdict=verdict, detail="") for r in rewards
             ),
@@ -116,24 +128,45 @@ def group_of():
 
     def make(samples, *, uid="p0", version=7, finish_reason="stop"):
         samples = [(*sample, *("ok", finish_reason)[len(sample) - 2 :]) for sample in samples]
+        prompt = Prompt(uid=uid, token_ids=(1, 2, 3), ground_truth="4")
+        completions = [
+            Completion(
+                token_ids=np.arange(10, 10 + length, dtype=np.int32),
+                logprobs=np.full(length, -0.5, dtype=np.float32),
+                policy_versions=np.full(length, version, dtype=np.int32),
+                finish_reason=finished,
+                text="x" * length,
+            )
+            for _, length, _, finished in samples
+        ]
+        return RolloutGroup(
+            lease_id=0,
+            producer_id=0,
+            prompt=prompt,
+            temperature=0.7,
+            trajectories=single_turns(prompt, completions, temperature=0.7),
+            scores=tuple(
+                Score(reward=reward, answer_correct=reward > 0, format_valid=True, verdict=verdict)
+                for reward, _, verdict, _ in samples
+            ),
+        )
+
+    return make
+
+
+@pytest.fixture
+def forked_group():
+    """A group of two episodes, the first of which has a fork; rewards 1 and 0 unless given."""
+
+    def make(trajectories=FORKED, *, uid="p0", rewards=(1.0, 0.0)):
         return RolloutGroup(
             lease_id=0,
             producer_id=0,
             prompt=Prompt(uid=uid, token_ids=(1, 2, 3), ground_truth="4"),
             temperature=0.7,
-            completions=tuple(
-                Completion(
-                    token_ids=np.arange(10, 10 + length, dtype=np.int32),
-                    logprobs=np.full(length, -0.5, dtype=np.float32),
-                    policy_versions=np.full(length, version, dtype=np.int32),
-                    finish_reason=finished,
-                    text="x" * length,
-                )
-                for _, length, _, finished in samples
-            ),
+            trajectories=trajectories,
             scores=tuple(
-                Score(reward=reward, answer_correct=reward > 0, format_valid=True, verdict=verdict)
-                for reward, _, verdict, _ in samples
+                Score(reward=reward, answer_correct=reward > 0, format_valid=True, verdict="ok") for reward in rewards
             ),
         )
 

@@ -165,3 +165,21 @@ def test_the_token_budget_asks_for_more_micro_batches(batches_of):
     )
     assert [m.num_tokens for m in free.micro_batches] == [60]
     assert [m.num_tokens for m in bound.micro_batches] == [15, 15, 15, 15]  # 11 + 4, 10 + 5, 9 + 6, 8 + 7
+
+
+@pytest.mark.parametrize(("variation", "scale"), [("sample_level", 1 / 2), ("token_level", 1 / 8)])
+def test_a_forked_episode_counts_once_and_so_does_each_of_its_tokens(forked_group, variation, scale):
+    settings = BatchSettings(
+        dp=1,
+        train_batch_size=1,
+        train_minibatch_size=1,
+        train_microbatch_size=4,
+        loss_variation=variation,
+        advantage_estimator="group_norm",
+        rules=GroupRules(max_new_tokens=8),
+    )
+    batcher = StepBatcher(settings, step=0, learning_rate_progress=0.0, estimator=group_norm)
+    (share,) = batcher.add([forked_group()])  # two episodes, of 5 + 1 and of 2 tokens, in three samples
+    batches = [[build_mini_batch(share)]]
+    assert batches[0][0].loss_scale == scale
+    assert weighted_sum(batches, lambda row: np.ones_like(row["advantages"])) == pytest.approx(1.0)

@@ -124,6 +124,19 @@ def test_an_answer_is_written_with_the_parts_of_its_reward_and_why_it_could_not_
     assert (line["verdict"], line["detail"], line["breakdown"]) == ("invalid", "no answer in time", {"boxed": 1.0})
 
 
+def test_an_episode_of_several_turns_and_forks_is_one_line_with_its_last_answer(make_prompts, forked_group, tmp_path):
+    (prompt,) = make_prompts(1, task="tools")
+    board = EvaluationBoard({"tools": [prompt]}, tmp_path)
+    board.start(4)
+    group = forked_group()
+    first, fork, _ = group.trajectories
+    board.add(dataclasses.replace(group, prompt=prompt, trajectories=(first, fork), scores=group.scores[:1]))
+    (summary,) = finish(board)
+    assert (summary["accuracy"], summary["policy_versions"]) == (1.0, [7, 8])
+    (line,) = map(json.loads, (tmp_path / "tools-step-000004.jsonl").read_text().splitlines())
+    assert (line["response"], line["finish_reason"], line["reward"]) == ("turn 2 of episode 0", "length", 1.0)
+
+
 def test_a_second_round_starts_from_nothing_and_its_summary_is_appended(board, answer, tmp_path):
     for step in (0, 4):
         board.start(step)

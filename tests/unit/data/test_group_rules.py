@@ -12,6 +12,7 @@ from coati_rl.data.group_rules import (
     over_length_penalties,
     reason_without_effect,
 )
+from tests.unit.data.trajectories import masked
 
 PLAIN = GroupRules(max_new_tokens=8)
 DAPO = GroupRules(max_new_tokens=8, filter_range=(0.0, 1.0))
@@ -140,3 +141,18 @@ def test_length_takes_off_reward_from_the_cache_up_to_the_cap_and_no_more_past_i
 
 def test_without_a_cache_length_takes_off_nothing(group_of):
     assert over_length_penalties(group_of([(1.0, 1), (1.0, 12)]), PLAIN).tolist() == [0, 0]
+
+
+def test_a_forked_episode_is_one_of_the_group_with_the_length_of_all_its_turns(forked_group):
+    group = forked_group()
+    assert is_valid(group).tolist() == [True, True]
+    assert is_in_loss(group, WHOLE).tolist() == [False, True]  # one turn of the first episode hit the limit
+    rules = GroupRules(max_new_tokens=8, over_length_cache=4)
+    assert over_length_penalties(group, rules).tolist() == [-0.5, 0.0]  # of 6 and 2 tokens
+
+
+def test_an_episode_is_valid_if_one_of_its_forks_has_a_token(forked_group):
+    first, fork, other = forked_group().trajectories
+    no_token, none = masked(first, [False] * 10), masked(fork, [False] * 7)
+    assert is_valid(forked_group((no_token, fork, other))).tolist() == [True, True]
+    assert is_valid(forked_group((no_token, none, other))).tolist() == [False, True]

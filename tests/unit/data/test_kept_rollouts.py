@@ -1,45 +1,48 @@
 """Rollouts in a checkpoint come back as they were, and bytes that are something else are refused."""
 
 import io
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from coati_rl.data.kept_rollouts import FinishedGroup, KeptRollouts
+from coati_rl.data.single_turn import single_turns
 from coati_rl.types import Completion, Score
 
 
 @pytest.fixture
-def kept(group_of):
-    """Two groups to be trained and a dropped one, with what a sample may be: empty, infinite, not ASCII, aborted."""
-    odd = replace(
-        group_of([(1.0, 2), (0.0, 1)], uid="p1"),
-        producer_id=3,
-        completions=(
-            Completion(
-                token_ids=np.array([151_000, 7], dtype=np.int32),
-                logprobs=np.array([-1e-7, -17.3], dtype=np.float32),
-                policy_versions=np.array([4, 5], dtype=np.int32),
-                finish_reason="abort",
-                text='"\ud800ü\n\x00',
-            ),
-            Completion(
-                token_ids=np.empty(0, dtype=np.int32),
-                logprobs=np.empty(0, dtype=np.float32),
-                policy_versions=np.empty(0, dtype=np.int32),
-                finish_reason="length",
-                text="",
-            ),
+def kept(group_of, forked_group):
+    """Two groups to be trained and a dropped one; samples are empty, infinite, not ASCII, aborted, forked."""
+    completions = (
+        Completion(
+            token_ids=np.array([151_000, 7], dtype=np.int32),
+            logprobs=np.array([-1e-7, -17.3], dtype=np.float32),
+            policy_versions=np.array([4, 5], dtype=np.int32),
+            finish_reason="abort",
+            text='"\ud800ü\n\x00',
         ),
+        Completion(
+            token_ids=np.empty(0, dtype=np.int32),
+            logprobs=np.empty(0, dtype=np.float32),
+            policy_versions=np.empty(0, dtype=np.int32),
+            finish_reason="length",
+            text="",
+        ),
+    )
+    plain = group_of([(1.0, 2), (0.0, 1)], uid="p1")
+    odd = replace(
+        plain,
+        producer_id=3,
+        trajectories=single_turns(plain.prompt, completions, temperature=0.7),
         scores=(
             Score(reward=0.1, answer_correct=False, format_valid=True, verdict="wrong", breakdown={"a": 1 / 3}),
             Score(reward=float("inf"), answer_correct=False, format_valid=False, verdict="invalid", detail="late"),
         ),
     )
-    plain, dropped = group_of([(1.0, 3), (0.0, 4)], uid="p2"), group_of([(1.0, 1), (1.0, 1)], uid="p3")
+    forked, dropped = forked_group(uid="p2"), group_of([(1.0, 1), (1.0, 1)], uid="p3")
     return KeptRollouts(
-        finished=(FinishedGroup(group=odd, sync_index=-2), FinishedGroup(group=plain, sync_index=0)),
+        finished=(FinishedGroup(group=odd, sync_index=-2), FinishedGroup(group=forked, sync_index=0)),
         dropped=(dropped,),
         samples_failed=1,
         sync_index_of={4: -2, 5: -1, 7: 0},
@@ -48,11 +51,15 @@ def kept(group_of):
 
 def fields_of(group):
     """All of it, in what `==` compares."""
-    completions = [
-        (c.token_ids.tolist(), c.logprobs.tobytes(), c.policy_versions.tolist(), c.finish_reason, c.text)
-        for c in group.completions
+    trajectories = [
+        {
+            field.name: (value.dtype, value.tobytes()) if isinstance(value, np.ndarray) else value
+            for field in fields(each)
+            for value in [getattr(each, field.name)]
+        }
+        for each in group.trajectories
     ]
-    return group.prompt, group.producer_id, group.temperature, completions, group.scores
+    return group.prompt, group.producer_id, group.temperature, trajectories, group.scores
 
 
 def test_what_is_written_is_read(kept):
@@ -61,7 +68,6 @@ def test_what_is_written_is_read(kept):
     assert [each.sync_index for each in read.finished] == [-2, 0]
     for found, written in zip(read.finished, kept.finished, strict=True):
         assert fields_of(found.group) == fields_of(written.group)
-        assert {c.token_ids.dtype for c in found.group.completions} == {np.dtype(np.int32)}
     assert [fields_of(group) for group in read.dropped] == [fields_of(group) for group in kept.dropped]
     assert (read.samples_failed, read.sync_index_of) == (1, {4: -2, 5: -1, 7: 0})
 
@@ -91,7 +97,8 @@ def test_what_is_no_such_archive_is_refused(kept):
         return buffer.getvalue()
 
     refuse(archive(logprobs=None))
-    refuse(archive(logprobs=arrays["logprobs"][1:]), "differ in length")
+    refuse(archive(logprobs=arrays["logprobs"][1:]), "p3: .*: need as many of each as are in the loss")
+    refuse(archive(token_ids=np.append(arrays["token_ids"], np.int32(1))), "differ in length")
     refuse(archive(token_ids=arrays["token_ids"].astype(np.int64)))
     refuse(archive(description=np.frombuffer(b"{}", dtype=np.uint8)))
     refuse(archive(description=np.array([{}], dtype=object)), "allow_pickle=False")

@@ -108,6 +108,10 @@ def test_samples_longer_than_the_models_positions_are_refused(refusal, prepare_w
     assert refusal("-mnt 900").endswith("nearest: -mnt 896")
     prepare_with("-mnt 896")
     assert refusal("-mpt 1100").endswith("nearest: -mpt 512 -mnt 64")
+    longest = "--max-episode-tokens 1025"
+    assert f"{longest} exceeds the 1024 positions" in refusal(longest)
+    assert refusal(longest).endswith("nearest: --max-episode-tokens 1024")
+    assert refusal(f"{longest} -mpt 1024").endswith("nearest: --max-episode-tokens 1024 -mpt 512")
 
 
 def test_a_model_that_is_not_there_is_refused(refusal, tmp_path, num_gpus):

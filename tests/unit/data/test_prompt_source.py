@@ -72,7 +72,7 @@ def test_what_waits_is_drawn_again_even_when_the_dataset_is_used_up(make_prompts
 class Squares:
     """An endless source: prompt i asks for the square of i."""
 
-    order = DrawOrder(seed=0, num_prompts=None, fingerprint="squares")
+    order = DrawOrder(seed=0, num_prompts=None, fingerprint="squares", ground_truths="")
     length = None
 
     def draw(self, number):

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from coati_rl.config.cli import parse
-from coati_rl.data.checkpoint_dir import ROLLOUTS_FILE, write_manifest
+from coati_rl.data.checkpoint_dir import ROLLOUTS_FILE, write_manifest, write_state
 from coati_rl.data.kept_rollouts import FinishedGroup, KeptRollouts
 from coati_rl.data.position import DrawOrder, Position, data_state, fingerprint, ground_truth_digest
 from coati_rl.data.resume import open_resume_point
@@ -27,8 +27,7 @@ def checkpoint(model_dir, make_prompts, tmp_path):
     prompts = make_prompts(10)
     digests = {"fingerprint": fingerprint(prompts), "ground_truths": ground_truth_digest(prompts)}
     order = DrawOrder(seed=0, num_prompts=10, **digests)
-    state = {"step": 3, "policy_version": 3, "data": data_state(position, order)}
-    (path / "state.json").write_text(json.dumps(state))
+    write_state(path, {"step": 3, "policy_version": 3, "data": data_state(position, order)})
     write_manifest(path)
     return path
 
@@ -142,7 +141,7 @@ def test_a_checkpoint_of_another_version_is_refused(refusal, checkpoint):
     del state["data"]["position"]["waiting"]
     (checkpoint / "state.json").write_text(json.dumps(state))
     write_manifest(checkpoint)
-    assert "position has other fields than this version's: waiting; it was written by another version" in refusal()
+    assert "position has other fields than this version's: waiting; start from its weights with --model" in refusal()
     (checkpoint / "state.json").write_text(json.dumps({"step": 3}))
     write_manifest(checkpoint)
     assert "is no checkpoint to resume from" in refusal()
@@ -186,11 +185,26 @@ def test_a_checkpoint_from_before_ground_truths_were_digested_is_resumed_and_tha
     open_with, checkpoint, make_prompts
 ):
     state = json.loads((checkpoint / "state.json").read_text())
-    del state["data"]["draw_order"]["ground_truths"]
+    del state["data"]["draw_order"]["ground_truths"], state["format_version"]
     (checkpoint / "state.json").write_text(json.dumps(state))
     write_manifest(checkpoint)
     (change,) = open_with(make_prompts(10))
     assert change.startswith("ground truths are not compared")
+
+
+def test_a_checkpoint_from_before_rollouts_were_kept_samples_again_what_was_finished(resume, checkpoint):
+    state = json.loads((checkpoint / "state.json").read_text())
+    del state["data"]["position"]["kept"], state["format_version"]
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    write_manifest(checkpoint)
+    point = resume()
+    assert (point.position.waiting, point.position.kept, point.kept) == (("train-4.0",), (), KeptRollouts())
+
+
+def test_a_checkpoint_of_a_later_format_is_refused_before_anything_else(refusal, checkpoint):
+    (checkpoint / "state.json").write_text(json.dumps({"format_version": 99, "other": 1}))
+    write_manifest(checkpoint)
+    assert refusal("--seed 1").startswith(f"--checkpoint-path {checkpoint}: its format has version 99, and this")
 
 
 def test_a_checkpoint_without_its_runs_configuration_cannot_be_compared(resume, checkpoint):

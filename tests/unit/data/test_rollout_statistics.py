@@ -87,3 +87,12 @@ def test_each_part_of_a_reward_has_a_mean_over_the_valid_samples_that_have_it(gr
 
 def test_one_reward_has_no_parts(group_of):
     assert not [key for key in statistics([group_of([(1.0, 2)])]) if key.startswith("reward/")]
+
+
+def test_a_sample_is_an_episode_with_all_that_its_forks_have_sampled(forked_group):
+    record = rollout_statistics([forked_group()], (), rules=PLAIN, staleness={7: 1, 8: 0}.__getitem__)
+    assert (record["reward_mean"], record["samples_in_loss"], record["samples_invalid"]) == (0.5, 2, 0)
+    assert record["response_tokens_mean"] == 4.0  # (2 + 3 + 1) + 2 tokens of two episodes
+    assert record["truncated_fraction"] == 0.5
+    assert (record["num_prompt_tokens"], record["num_response_tokens"]) == (9, 8)
+    assert record["staleness_mean"] == 7 / 8  # each sampled token once

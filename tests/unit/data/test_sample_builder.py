@@ -1,11 +1,15 @@
 """A scored group -> samples: advantages over the valid ones, weights, and what is left out."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from coati_rl.algorithms.advantage import group_mean, group_norm
 from coati_rl.data.group_rules import GroupRules
-from coati_rl.data.sample_builder import build_samples
+from coati_rl.data.sample_builder import build_samples, count_episodes, token_weights
 from coati_rl.errors import RunError
+from tests.unit.data.trajectories import masked, trajectory
 
 
 def build(group, *, variation="token_level", estimator=group_norm, **rules):
@@ -23,7 +27,7 @@ def test_a_sample_is_the_prompt_and_what_was_sampled(group_of):
     first, second = build(group)
     assert (first.prefix_ids.tolist(), first.token_ids.tolist(), len(first)) == ([1, 2, 3], [10, 11], 5)
     assert first.arrays["rollout_logprobs"].tolist() == [-0.5, -0.5]
-    assert (first.arrays["policy_version"].tolist(), first.arrays["temperature"]) == ([7, 7], 0.7)
+    assert (first.arrays["policy_version"].tolist(), first.arrays["temperature"]) == ([7, 7], np.float32(0.7))
     assert first.loss_mask.all()
     assert second.token_ids.tolist() == [10, 11, 12]
 
@@ -94,3 +98,56 @@ def test_an_estimator_that_fails_ends_the_run_and_says_on_what(group_of):
         build(group_of([(1.0, 1), (0.0, 1)]), estimator=broken)
     with pytest.raises(RunError, match=r"one finite number per valid sample"):
         build(group_of([(1.0, 1), (0.0, 1)]), estimator=lambda rewards: rewards[:1])
+
+
+def test_all_forks_of_an_episode_share_its_advantage_and_its_weight_and_the_episode_counts_once(forked_group):
+    group = forked_group()  # 2 + 3 and 1 tokens of the first episode, 2 of the second
+    samples = build(group, variation="sample_level", estimator=group_mean)
+    assert advantages(samples) == {0: 0.5, 1: 0.5, 2: -0.5}
+    assert [sample.arrays["loss_weights"] for sample in samples] == [1 / 6, 1 / 6, 1 / 2]
+    assert [sample.token_ids[sample.loss_mask].tolist() for sample in samples] == [
+        [10, 11, 12, 13, 14],
+        [15],
+        [16, 17],
+    ]
+    assert count_episodes(group, samples) == 2
+
+
+def test_token_weights_are_of_the_tokens_of_all_turns_and_forks(forked_group):
+    group, everything = forked_group(), np.array([True, True])
+    for variation, weights in (("sample_level", [1 / 6, 1 / 2]), ("token_level", [1, 1]), ("constant", [1 / 8] * 2)):
+        found = token_weights(group, everything, loss_variation=variation, max_length=8)
+        assert found.tolist() == weights
+    only_second = token_weights(group, ~everything | [False, True], loss_variation="sample_level", max_length=8)
+    assert only_second.tolist() == [0.0, 1 / 2]
+
+
+def test_a_fork_without_a_token_in_the_loss_is_no_sample(forked_group):
+    first, fork, other = forked_group().trajectories
+    silent = masked(fork, [False] * 7)
+    assert [sample.number for sample in build(forked_group((first, silent, other)))] == [0, 2]
+
+
+def test_contexts_between_turns_and_what_a_fork_shares_are_read_and_not_trained(forked_group):
+    first, fork, other = build(forked_group())
+    assert first.prefix_ids is fork.prefix_ids is other.prefix_ids, "all begin with the prompt, which is sent once"
+    assert (first.prefix_ids.tolist(), first.token_ids.tolist()) == ([1, 2, 3], [10, 11, 20, 21, 12, 13, 14])
+    assert first.loss_mask.tolist() == [True, True, False, False, True, True, True]
+    assert first.arrays["rollout_logprobs"].tolist() == [-3 / 8, -4 / 8, -7 / 8, -1.0, -9 / 8]
+    assert (fork.token_ids.tolist(), fork.loss_mask.tolist()) == ([10, 11, 22, 15], [False, False, False, True])
+
+
+def test_a_sequence_of_another_context_begins_with_what_it_shares(forked_group):
+    own = trajectory([40, 41, 18], (2, 3), episode=1, shared=0, index=1)
+    part = trajectory([1, 2, 42, 19], (3, 4), episode=1, shared=2, index=2)
+    samples = build(forked_group((*forked_group().trajectories, own, part)))
+    assert [sample.prefix_ids.tolist() for sample in samples[3:]] == [[], [1, 2]]
+    assert [sample.token_ids.tolist() for sample in samples[3:]] == [[40, 41, 18], [42, 19]]
+
+
+def test_turns_of_different_temperatures_keep_theirs(forked_group):
+    first, *others = forked_group().trajectories
+    temperature = np.array([0.5, 0.5, 1, 1, 1], dtype=np.float32)
+    samples = build(forked_group((replace(first, temperature=temperature), *others)))
+    assert samples[0].arrays["temperature"].tolist() == [0.5, 0.5, 1.0, 1.0, 1.0]
+    assert [sample.arrays["temperature"] for sample in samples[1:]] == [np.float32(0.7)] * 2

@@ -1,17 +1,18 @@
-"""A core that finishes one request per step, for tests of the thread that owns an engine.
+"""A core that samples one token per step for its first request, for tests of the thread that owns an engine.
 
-In: which methods raise, and what; a gate that holds its steps. Out: results whose error names the version that served.
+In: which methods raise, and what; a gate that holds its steps. Out: results whose tokens name the version that served.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
 from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
-from coati_rl.types import GenerationRequest, GenerationResult, SamplingParams
+from coati_rl.types import Completion, GenerationRequest, GenerationResult, SamplingParams
 from producer.engines.engine_thread import ThreadedEngine
 
 MANIFEST = WeightManifest(policy_version=4, entries=(TensorEntry(name="a", dtype="float32", shape=(1,)),))
@@ -19,7 +20,10 @@ INVITATION = Rendezvous(backend="gloo", secret="5e" * 16, host="127.0.0.1", port
 
 
 class ScriptedCore:
-    """Finishes one request per step, once `gate` is open; `failures` names the methods that raise, and what."""
+    """Once `gate` is open, each step gives every sample of the first request a token, up to its max_new_tokens.
+
+    `failures` names the methods that raise, and what.
+    """
 
     vocab_size = 100
     max_model_len = 10
@@ -30,8 +34,11 @@ class ScriptedCore:
         self.gate.set()
         self.policy_version = 0
         self.queue: list[GenerationRequest] = []
+        self.versions: dict[str, list[int]] = {}  # by request: of its tokens so far
+        self.streams = {}
         self.probes: list[Callable[[np.ndarray], None]] = []
         self.polls_until_staged = 3
+        self.num_steps = 0
         self.closed = threading.Event()
         self.threads: set[str] = set()
 
@@ -43,23 +50,52 @@ class ScriptedCore:
     def load(self):
         self._called("load")
 
-    def add(self, request):
+    def add(self, request, stream):
         self._called("add")
         self.queue.append(request)
+        self.versions[request.request_id] = []
+        self.streams[request.request_id] = stream
+
+    def abort(self, request_id):
+        self._called("abort")
+        place = [place for place, request in enumerate(self.queue) if request.request_id == request_id]
+        return self.result(place[0], "abort") if place else None
 
     def num_running(self):
         return len(self.queue) + len(self.probes)
 
     def step(self):
         self._called("step")
+        self.num_steps += 1
         if not self.gate.wait(timeout=0.01):
             return []
         while self.probes:
             self.probes.pop()(np.full(1, self.policy_version, dtype=np.float32))
-        return [self.finish() for _ in self.queue[:1]]
+        return self.sample()
 
-    def finish(self):
-        return GenerationResult(request_id=self.queue.pop(0).request_id, error=f"version {self.policy_version}")
+    def sample(self):
+        """A token for the first request; its result if that was the last one."""
+        if not self.queue:
+            return []
+        request = self.queue[0]
+        self.versions[request.request_id].append(self.policy_version)
+        if stream := self.streams[request.request_id]:
+            for index in range(request.num_samples):
+                stream.send(index, [1], [-1.0], self.policy_version)
+        is_last = len(self.versions[request.request_id]) == request.sampling.max_new_tokens
+        return [self.result(0, "length")] if is_last else []
+
+    def result(self, place, finish_reason):
+        request = self.queue.pop(place)
+        versions = np.array(self.versions.pop(request.request_id), dtype=np.int32)
+        completion = Completion(
+            token_ids=np.ones(len(versions), dtype=np.int32),
+            logprobs=np.full(len(versions), -1.0, dtype=np.float32),
+            policy_versions=versions,
+            finish_reason=finish_reason,
+            text="",
+        )
+        return GenerationResult(request_id=request.request_id, completions=(completion,) * request.num_samples)
 
     def probe(self, token_ids, answer):
         self._called("probe")
@@ -75,7 +111,7 @@ class ScriptedCore:
 
     def commit(self, policy_version):
         self._called("commit")
-        results = [self.finish() for _ in self.queue[:1]]  # of a step in flight
+        results = self.sample()  # of a step in flight
         self.policy_version = policy_version
         return results
 
@@ -83,9 +119,22 @@ class ScriptedCore:
         self.closed.set()
 
 
-def request(request_id: str, *token_ids: int) -> GenerationRequest:
+def request(
+    request_id: str,
+    token_ids: Sequence[int] = (1,),
+    *,
+    num_tokens: int = 1,
+    num_samples: int = 1,
+    episode: str | None = None,
+    min_version: int = -1,
+) -> GenerationRequest:
     return GenerationRequest(
-        request_id=request_id, token_ids=token_ids or (1,), num_samples=1, sampling=SamplingParams()
+        request_id=request_id,
+        token_ids=tuple(token_ids),
+        num_samples=num_samples,
+        sampling=SamplingParams(max_new_tokens=num_tokens),
+        episode_id=episode,
+        min_policy_version=min_version,
     )
 
 
@@ -105,8 +154,6 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def poll(engine: ThreadedEngine, number: int) -> list[GenerationResult]:
-    results: list[GenerationResult] = []
-    while len(results) < number:
-        results += engine.poll(10.0)
-    return results
+def versions(future: "Future[GenerationResult]") -> list[int]:
+    """Of the tokens of a request's first sample, once it is answered."""
+    return future.result(10.0).completions[0].policy_versions.tolist()

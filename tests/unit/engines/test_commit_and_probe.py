@@ -2,70 +2,68 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 
 from coati_rl.errors import EngineError, TransferError
 from producer.engines.engine_thread import ThreadedEngine
-from tests.unit.engines.scripted_core import ScriptedCore, commit, poll, request, stage, wait_for
+from tests.unit.engines.scripted_core import ScriptedCore, commit, request, stage, versions, wait_for
 
 
 def test_a_commit_waits_for_what_runs_and_what_comes_later_waits_for_the_commit(start):
     core = ScriptedCore()
     core.gate.clear()
     engine = start(core)
-    engine.submit(request("old"))
+    old = engine.submit(request("old"))
     stage(engine)
     with ThreadPoolExecutor(max_workers=1) as pool:
         committed = pool.submit(commit, engine, 4)
         wait_for(lambda: engine._commit is not None)
-        engine.submit(request("new"))
-        assert engine.poll(0.1) == []
+        new = engine.submit(request("new"))
+        with pytest.raises(TimeoutError):
+            new.result(0.1)
         assert (engine.policy_version, [one.request_id for one in core.queue]) == (3, ["old"])
         core.gate.set()
         committed.result(timeout=10.0)
     assert engine.policy_version == 4
-    assert {result.request_id: result.error for result in poll(engine, 2)} == {"old": "version 3", "new": "version 4"}
+    assert (versions(old), versions(new)) == ([3], [4])
 
 
 def test_a_request_for_newer_weights_waits_for_their_commit_and_keeps_nobody_up(start):
     engine = start(ScriptedCore())
-    engine.submit(replace(request("ahead"), min_policy_version=5))
-    engine.submit(replace(request("now"), min_policy_version=3))
-    assert [(result.request_id, result.error) for result in poll(engine, 1)] == [("now", "version 3")]
+    ahead = engine.submit(request("ahead", min_version=5))
+    assert versions(engine.submit(request("now", min_version=3))) == [3]
     for version in (4, 5):
-        assert engine.poll(0.05) == []
+        with pytest.raises(TimeoutError):
+            ahead.result(0.05)
         stage(engine, version=version)
         commit(engine, version)
-    assert [(result.request_id, result.error) for result in poll(engine, 1)] == [("ahead", "version 5")]
+    assert versions(ahead) == [5]
 
 
 def test_an_in_flight_commit_meets_running_requests_which_go_on(start):
     core = ScriptedCore()
     core.gate.clear()
     engine = start(core)
-    for name in "ab":
-        engine.submit(request(name))
+    futures = [engine.submit(request(name, num_tokens=2)) for name in "ab"]
     stage(engine)
     commit(engine, 4, in_flight=True)
     assert engine.policy_version == 4
-    core.gate.set()  # "a" finished in a step that had begun before
-    assert {result.request_id: result.error for result in poll(engine, 2)} == {"a": "version 3", "b": "version 4"}
+    core.gate.set()  # the first token of "a" came from a step that had begun before
+    assert [versions(future) for future in futures] == [[3, 4], [4, 4]]
 
 
 def test_a_commit_past_its_deadline_is_withdrawn_and_what_waited_for_it_is_served(start):
     core = ScriptedCore()
     core.gate.clear()
     engine = start(core)
-    for name in "abc":
-        engine.submit(request(name))
+    futures = [engine.submit(request(name)) for name in "abc"]
     stage(engine)
-    with pytest.raises(EngineError, match="version 4 was not committed: 3 requests were still running"):
+    with pytest.raises(EngineError, match="version 4 was not committed: 3 requests were still running at the deadline"):
         commit(engine, 4, timeout_s=0.1)
-    engine.submit(request("later"))
+    futures.append(engine.submit(request("later")))
     core.gate.set()
-    assert {result.error for result in poll(engine, 4)} == {"version 3"}
+    assert [versions(future) for future in futures] == [[3]] * 4
     assert engine.policy_version == 3
     commit(engine, 4)  # it is still staged
     assert engine.policy_version == 4
@@ -78,13 +76,13 @@ def test_a_commit_whose_caller_gave_up_never_happens(start, monkeypatch):
     stage(engine)
     entered, leave, step = threading.Event(), threading.Event(), core.step
     core.step = lambda: entered.set() or (leave.wait() and [])
-    engine.submit(request("a"))
+    future = engine.submit(request("a"))
     assert entered.wait(10.0)
     with pytest.raises(EngineError, match=r"committing version 4: .* one step takes too long"):
         commit(engine, 4, in_flight=True, timeout_s=0.1)
     core.step = step
     leave.set()
-    assert [result.error for result in poll(engine, 1)] == ["version 3"]
+    assert versions(future) == [3]
     assert engine.policy_version == 3
 
 
@@ -135,9 +133,9 @@ def test_a_probe_is_answered_beside_running_requests(start):
     core = ScriptedCore()
     engine = start(core)
     assert engine.probe_logprobs([5, 6], timeout_s=10.0).tolist() == [3.0]
-    engine.submit(request("a"))
+    future = engine.submit(request("a"))
     assert engine.probe_logprobs([5, 6], timeout_s=10.0).tolist() == [3.0]
-    assert [result.request_id for result in poll(engine, 1)] == ["a"]
+    assert versions(future) == [3]
 
 
 def test_a_probe_that_is_answered_too_late_is_an_error_of_its_own_and_the_engine_goes_on(start):
@@ -183,5 +181,4 @@ def test_a_commit_that_fails_before_it_loads_leaves_the_old_weights_serving(star
     stage(engine)
     with pytest.raises(EngineError, match="not now"):
         commit(engine, 4)
-    engine.submit(request("a"))
-    assert [result.error for result in poll(engine, 1)] == ["version 3"]
+    assert versions(engine.submit(request("a"))) == [3]

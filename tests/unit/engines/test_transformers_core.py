@@ -24,7 +24,7 @@ def add(core, *, num_samples=1, seed=0, temperature=1.0, max_new_tokens=12):
     request = GenerationRequest(
         request_id=f"{seed}", token_ids=PROMPT, num_samples=num_samples, sampling=sampling, min_policy_version=0
     )
-    core.add(request)
+    core.add(request, None)
 
 
 def finish(core):
@@ -62,3 +62,33 @@ def test_after_a_commit_running_samples_go_on_under_the_new_weights_alone(core, 
             logprobs = other(input_ids=token_ids[:, :-1]).logits[0, len(PROMPT) - 1 :].log_softmax(dim=-1)
         expected = logprobs.gather(-1, token_ids[0, len(PROMPT) :, None])[:, 0]
         torch.testing.assert_close(torch.tensor(sample.logprobs[3:]), expected[3:], rtol=0, atol=1e-5)
+
+
+def test_an_aborted_request_keeps_its_tokens_and_the_others_go_on_as_if_alone(core):
+    add(core, num_samples=2, seed=3)
+    alone = [sample.token_ids.tolist() for sample in finish(core)]
+    add(core, num_samples=2, seed=3)
+    add(core, num_samples=3, seed=100)
+    add(core, num_samples=9, seed=70)  # more than are decoded at a time: some have no token yet
+    for _ in range(4):
+        core.step()
+    partial = [core.abort(name).completions for name in ("100", "70")]
+    lengths = [[len(sample.token_ids) for sample in samples] for samples in partial]
+    assert [{sample.finish_reason for sample in samples} for samples in partial] == [{"abort"}, {"abort"}]
+    assert lengths == [[4] * 3, [4] * 3 + [0] * 6]
+    assert core.abort("100") is None
+    assert [sample.token_ids.tolist() for sample in finish(core)] == alone
+    assert core.num_running() == 0
+
+
+def test_what_is_aborted_right_after_a_commit_is_not_decoded_again(core, make_model_dir, monkeypatch):
+    other = AutoModelForCausalLM.from_pretrained(make_model_dir(1), dtype=torch.float32)
+    staged = SimpleNamespace(tensors=[(name, weight.detach()) for name, weight in other.named_parameters()])
+    monkeypatch.setattr(core._staging, "take", lambda: staged)
+    add(core, num_samples=2, seed=3)
+    add(core, num_samples=2, seed=100)
+    for _ in range(2):
+        core.step()
+    core.commit(1)
+    assert [len(sample.token_ids) for sample in core.abort("100").completions] == [2, 2]
+    assert [sample.policy_versions[:3].tolist() for sample in finish(core)] == [[0, 0, 1]] * 2

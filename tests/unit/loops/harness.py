@@ -65,7 +65,7 @@ class Trace:
     @property
     def responses(self) -> dict[str, list[list[int]]]:
         """Prompt -> the token ids of each sample."""
-        return {g.prompt.uid: [c.token_ids.tolist() for c in g.completions] for g in self.groups}
+        return {g.prompt.uid: [t.token_ids[t.loss_mask].tolist() for t in g.trajectories] for g in self.groups}
 
 
 class ThreadedRun:
@@ -258,7 +258,10 @@ def _recording(coordinator_cls, trace, *, hold_trainer):
         def put(self, producer_id, groups):
             accepted = super().put(producer_id, groups)
             assert accepted in (0, len(groups))
-            trace.groups.extend(groups if accepted else [])
+            leases = {lease.lease_id: lease for lease in trace.leases}
+            for packed in groups if accepted else []:
+                lease = leases[packed.lease_id]
+                trace.groups.append(packed.unpack(lease.prompt, temperature=lease.sampling.temperature))
             return accepted
 
     return Recorded

@@ -133,11 +133,12 @@ IN_RUNS = {
     "seed": Row(1, sampled),
     # sampling
     "backend": Row("transformers", sampled),
-    "num_generations": Row(4, lambda t: {len(g.completions) for g in t.groups}, {2}, {4}),
+    "num_generations": Row(4, lambda t: {len(g.scores) for g in t.groups}, {2}, {4}),
     "temperature": Row(0.5, lambda t: (sampling("temperature")(t), first_gradient(t))),
     "top_k": Row(5, lambda t: (sampling("top_k")(t), metric("ratio_max")(t) == 1.0), ({None}, False), ({5}, True)),
     "top_p": Row(0.9, lambda t: (sampling("top_p")(t), metric("ratio_max")(t) == 1.0), ({1.0}, False), ({0.9}, True)),
     "max_new_tokens": Row(4, lambda t: max(len(r) for rs in t.responses.values() for r in rs), 16, 4),
+    "max_episode_tokens": Row(132, lambda t: max(len(r) for rs in t.responses.values() for r in rs), 16, 4),
     "stop": Row([*"abcdefghijklmnopqrstuvwxyz"], lambda t: sum(step["num_response_tokens"] for step in t.steps)),
     # algorithm
     "learning_rate": Row(2e-3, metric("learning_rate"), 1e-3, 2e-3),
@@ -174,7 +175,7 @@ IN_RUNS = {
     # sizes: 8 prompts, P * ibs = 4, tbs = 2, so K = 2
     "num_inferencer": Row(2, num_events("producer_joined"), 1, 2),
     "inference_batch_size": Row(2, num_events("sync"), 3, 5),
-    "inference_microbatch_size": Row(1, lambda t: t.engines[0].max_in_flight, 2, 1),
+    "inference_microbatch_size": Row(1, lambda t: t.engines[0].max_sequences, 2 * 2, 1 * 2),
     "train_batch_size": Row(4, num_steps, 4, 2),
     "train_minibatch_size": Row(1, lambda t: len(num_micro_batches(t)), 4, 8, {"train_microbatch_size": 1}),
     "train_microbatch_size": Row(1, num_micro_batches, [1] * 4, [4] * 4),

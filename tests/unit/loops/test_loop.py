@@ -198,7 +198,7 @@ def test_evaluations_are_greedy_and_use_the_weights_they_are_named_after(run_in_
     assert [(event["step"], event["num_prompts"]) for event in trace.of("evaluation")] == [(0, 3), (4, 3)]
     evaluated = [group for group in trace.groups if group.prompt.purpose == "eval"]
     assert [group.oldest_version for group in evaluated] == [0] * 3 + [4] * 3
-    assert {len(group.completions) for group in evaluated} == {1}
+    assert {len(group.scores) for group in evaluated} == {1}
     asked = {f"lease-{lease.lease_id}": lease.prompt.purpose for lease in trace.leases}
     temperatures = {(asked[r.request_id], r.sampling.temperature) for r in trace.engines[0].requests}
     assert temperatures == {("train", 1.0), ("eval", 0.0)}

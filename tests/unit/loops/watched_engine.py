@@ -28,7 +28,7 @@ class WatchedEngine:
         self._forgets_to_commit = forgets_to_commit  # after its first one
         self.settings = settings
         self.requests = []
-        self.max_in_flight = 0
+        self.max_sequences = 0
         self.staging_timeouts = []
         self.wires = []  # by which weights came
         self.commits_in_flight = []
@@ -36,26 +36,25 @@ class WatchedEngine:
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
-    def submit(self, request):
+    def submit(self, request, on_tokens=None):
         self.requests.append(request)
         if len(self.requests) == self._dies_at_request:
             raise RunError("the engine died")
-        self._engine.submit(request)
-        self.max_in_flight = max(self.max_in_flight, self._engine.num_unfinished())
+        future, seen = self._engine.submit(request, on_tokens), Future()
+        self.max_sequences = max(self.max_sequences, self._engine.num_sequences())
+        future.add_done_callback(lambda done: self._pass_on(request, done, seen))
+        return seen
 
-    def poll(self, timeout_s):
-        results = self._engine.poll(timeout_s)
-        if len(self.commits_in_flight) > self._scales_after_commit:
-            for result in results:
-                for completion in result.completions:
+    def _pass_on(self, request, done, seen):
+        if done.exception() is not None:
+            seen.set_exception(done.exception())
+        elif request.token_ids in self._fails:
+            seen.set_result(GenerationResult(request_id=request.request_id, error="refused"))
+        else:
+            if len(self.commits_in_flight) > self._scales_after_commit:
+                for completion in done.result().completions:
                     completion.logprobs[:] *= self._logprob_scale
-        tokens = {request.request_id: request.token_ids for request in self.requests}
-        return [
-            GenerationResult(request_id=result.request_id, error="refused")
-            if tokens[result.request_id] in self._fails
-            else result
-            for result in results
-        ]
+            seen.set_result(done.result())
 
     def stage_weights(self, manifest, rendezvous, *, timeout_s):
         self.staging_timeouts.append(timeout_s)

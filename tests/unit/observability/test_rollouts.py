@@ -7,20 +7,28 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from coati_rl.data.single_turn import single_turns
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score
+from tests.unit.data.trajectories import FORKED
+
+PROMPT = Prompt(uid="train-3.0", token_ids=(1,), ground_truth="4", text="2+2?")
 
 
 @pytest.fixture
-def group():
-    completion = Completion(
+def completion():
+    return Completion(
         token_ids=np.array([5, 6], dtype=np.int32),
         logprobs=np.zeros(2, dtype=np.float32),
         policy_versions=np.array([2, 4], dtype=np.int32),
         finish_reason="stop",
         text="½ — \\boxed{4}\n",
     )
+
+
+@pytest.fixture
+def group(completion):
     empty = Completion(
         token_ids=np.array([], dtype=np.int32),
         logprobs=np.array([], dtype=np.float32),
@@ -31,9 +39,9 @@ def group():
     return RolloutGroup(
         lease_id=0,
         producer_id=1,
-        prompt=Prompt(uid="train-3.0", token_ids=(1,), ground_truth="4", text="2+2?"),
+        prompt=PROMPT,
         temperature=0.7,
-        completions=(completion, empty),
+        trajectories=single_turns(PROMPT, [completion, empty], temperature=0.7),
         scores=(
             Score(reward=1.0, answer_correct=True, format_valid=True, verdict="ok"),
             Score(reward=math.nan, answer_correct=False, format_valid=False, verdict="invalid", detail="timed out"),
@@ -55,6 +63,7 @@ def test_every_sample_is_a_line_with_what_a_person_asks_for(tmp_path, group):
         "step": 7,
         "uid": "train-3.0",
         "sample": 0,
+        "episode": 0,
         "producer": 1,
         "prompt": "2+2?",
         "gt_answer": "4",
@@ -86,9 +95,9 @@ def test_a_full_disk_is_told_with_path_and_remedy(tmp_path, group):
 def test_full_lines_hold_tokens_with_their_log_probabilities_and_versions(tmp_path, group):
     RolloutRecorder(tmp_path).write(7, [group], advantages=FIRST_ONLY)
     first, second = lines_of(tmp_path / "steps-000001-000100.jsonl")
-    keys = ("prompt_token_ids", "token_ids", "token_versions", "rollout_logprobs")
-    assert [first[key] for key in keys] == [[1], [5, 6], [[2, 1], [4, 1]], [0.0, 0.0]]
-    assert [second[key] for key in keys] == [[1], [], [], []]
+    keys = ("prompt_token_ids", "token_ids", "token_versions", "turns", "rollout_logprobs")
+    assert [first[key] for key in keys] == [[1], [5, 6], [[2, 1], [4, 1]], [[0, 2, "stop"]], [0.0, 0.0]]
+    assert [second[key] for key in keys] == [[1], [], [], [[0, 0, "abort"]], []]
     RolloutRecorder(tmp_path / "text", "text").write(7, [group], advantages=FIRST_ONLY)
     texts = lines_of(tmp_path / "text" / "steps-000001-000100.jsonl")
     assert [{**line, **dict.fromkeys(keys)} for line in texts] == [
@@ -97,15 +106,15 @@ def test_full_lines_hold_tokens_with_their_log_probabilities_and_versions(tmp_pa
     ]
 
 
-def test_tokens_are_read_back_as_they_were(tmp_path, group):
+def test_tokens_are_read_back_as_they_were(tmp_path, group, completion):
     logprobs = -(np.random.default_rng(0).exponential(1.0, size=1000).astype(np.float32) ** 3)
     completion = replace(
-        group.completions[0],
+        completion,
         token_ids=np.arange(1000, dtype=np.int32) * 151,
         logprobs=logprobs,
         policy_versions=np.repeat(np.array([3, 5, 4], dtype=np.int32), [1, 990, 9]),
     )
-    group = replace(group, completions=(completion,), scores=group.scores[:1])
+    group = replace(group, trajectories=single_turns(PROMPT, [completion], temperature=0.7), scores=group.scores[:1])
     RolloutRecorder(tmp_path).write(1, [group], advantages={})
     (line,) = lines_of(tmp_path / "steps-000001-000100.jsonl")
     assert line["token_ids"] == completion.token_ids.tolist()
@@ -113,9 +122,38 @@ def test_tokens_are_read_back_as_they_were(tmp_path, group):
     assert (np.array(line["rollout_logprobs"], dtype=np.float32) == logprobs).all()
 
 
-def test_a_log_probability_that_is_no_number_is_null(tmp_path, group):
-    completion = replace(group.completions[0], logprobs=np.array([-np.inf, -0.5], dtype=np.float32))
-    group = replace(group, completions=(completion,), scores=group.scores[:1])
+def test_turns_contexts_between_them_and_forks_are_read_back(tmp_path, group):
+    prompt = replace(PROMPT, token_ids=(1, 2, 3))
+    RolloutRecorder(tmp_path).write(1, [replace(group, prompt=prompt, trajectories=FORKED)], advantages={})
+    first, fork, other = lines_of(tmp_path / "steps-000001-000100.jsonl")
+    assert [(line["sample"], line["episode"], line["num_tokens"]) for line in (first, fork, other)] == [
+        (0, 0, 5),
+        (1, 0, 1),
+        (2, 1, 2),
+    ]
+    assert (first["prompt_token_ids"], first["token_ids"]) == ([1, 2, 3], [10, 11, 20, 21, 12, 13, 14])
+    assert first["turns"] == [[0, 2, "stop"], [4, 7, "stop"]]
+    assert first["loss_mask"] == [[True, 2], [False, 2], [True, 3]]
+    assert first["token_versions"] == [[7, 2], [-1, 2], [7, 3]]
+    assert first["rollout_logprobs"] == [-3 / 8, -4 / 8, 0.0, 0.0, -7 / 8, -1.0, -9 / 8]
+    assert first["token_rewards"] == [[1, "tool", 0.5]]
+    assert (fork["parent_sample"], fork["num_shared_tokens"]) == (0, 5)
+    assert (fork["prompt_token_ids"], fork["token_ids"]) == ([1, 2, 3, 10, 11, 22], [15])
+    assert {"loss_mask", "parent_sample", "token_rewards", "token_temperatures"}.isdisjoint(other)
+
+
+def test_turns_of_different_temperatures_say_so(tmp_path, group):
+    first, *others = FORKED
+    changed = replace(first, temperature=np.array([0.5, 0.5, 1, 1, 1], dtype=np.float32))
+    prompt = replace(PROMPT, token_ids=(1, 2, 3))
+    mixed = replace(group, prompt=prompt, trajectories=(changed, *others))
+    RolloutRecorder(tmp_path).write(1, [mixed], advantages={})
+    assert lines_of(tmp_path / "steps-000001-000100.jsonl")[0]["token_temperatures"] == [[0.5, 2], [1.0, 3]]
+
+
+def test_a_log_probability_that_is_no_number_is_null(tmp_path, group, completion):
+    completion = replace(completion, logprobs=np.array([-np.inf, -0.5], dtype=np.float32))
+    group = replace(group, trajectories=single_turns(PROMPT, [completion], temperature=0.7), scores=group.scores[:1])
     RolloutRecorder(tmp_path).write(1, [group], advantages={})
     assert lines_of(tmp_path / "steps-000001-000100.jsonl")[0]["rollout_logprobs"] == [None, -0.5]
 

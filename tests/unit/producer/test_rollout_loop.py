@@ -1,13 +1,18 @@
 """The producer's loop between a scripted coordinator, engine and reward: what it asks for, and what it hands in."""
 
+import threading
+import time
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from coati_rl.data.work import LeaseReply
+from coati_rl.errors import EngineError
 from coati_rl.types import Completion, GenerationResult, Lease, Prompt, SamplingParams, Score
-from producer.rollout_loop import RolloutLoop
+from producer.generation import LeaseGenerator
+from producer.rollout_loop import IDLE_WAIT_S, RolloutLoop
 
 WARM = SamplingParams(temperature=0.7, top_p=0.9, max_new_tokens=5, stop=("END",), seed=11)
 GREEDY = SamplingParams(temperature=0.0, seed=12)
@@ -23,6 +28,7 @@ class Coordinator:
 
     def __init__(self, *leases):
         self.leases = list(leases)
+        self.given = {lease.lease_id: lease for lease in leases}
         self.asked, self.groups, self.failures = [], [], []
 
     def lease(self, producer_id, *, max_prompts, timeout_s, is_drained):
@@ -32,30 +38,47 @@ class Coordinator:
         return LeaseReply(leases=tuple(taken), policy_version=4, is_finished=is_finished)
 
     def put(self, producer_id, groups):
-        self.groups += groups
+        for packed in groups:
+            taken = self.given[packed.lease_id]
+            self.groups.append(packed.unpack(taken.prompt, temperature=taken.sampling.temperature))
 
     def fail(self, producer_id, lease_id, cause):
         self.failures.append((producer_id, lease_id, cause))
 
 
 class Engine:
-    """Answers one request a poll: sample i is the text "a" * i, sampled by the version that was asked for."""
+    """Answers whenever the loop waits: sample i is the text "a" * i, of the version that was asked for."""
 
-    def __init__(self, refuses=()):
-        self.requests, self.waiting, self.refuses = [], [], refuses
-        self.max_waiting = 0
+    def __init__(self, refuses=(), dies_at=None, at_once=1, answers=lambda number: True):
+        """`at_once`: answers at a time; `answers`: number of requests answered so far -> may the next one be."""
+        self.at_once = at_once
+        self.requests, self.waiting, self.refuses, self.dies_at = [], [], refuses, dies_at
+        self.answers = answers
+        self.max_waiting, self.aborted = 0, []
 
     def submit(self, request):
         self.requests.append(request)
-        self.waiting.append(request)
+        self.waiting.append((request, Future()))
         self.max_waiting = max(self.max_waiting, len(self.waiting))
+        return self.waiting[-1][1]
 
-    def poll(self, timeout_s):
-        if not self.waiting:
-            return []
-        request = self.waiting.pop(0)
+    def answer(self):
+        for _ in range(self.at_once):
+            self.answer_one()
+
+    def answer_one(self):
+        if self.waiting and self.answers(len(self.requests) - len(self.waiting)):
+            request, future = self.waiting.pop(0)
+            if request.request_id == self.dies_at:
+                for lost in (future, *(waiting for _, waiting in self.waiting)):
+                    lost.set_exception(EngineError("the engine died"))
+                self.waiting.clear()
+            else:
+                future.set_result(self.result(request))
+
+    def result(self, request):
         if request.request_id in self.refuses:
-            return [GenerationResult(request_id=request.request_id, error="too long")]
+            return GenerationResult(request_id=request.request_id, error="too long")
         completions = tuple(
             Completion(
                 token_ids=np.array([7, 8], dtype=np.int32),
@@ -66,7 +89,13 @@ class Engine:
             )
             for index in range(request.num_samples)
         )
-        return [GenerationResult(request_id=request.request_id, completions=completions)]
+        return GenerationResult(request_id=request.request_id, completions=completions)
+
+    def check_alive(self):
+        pass
+
+    def abort(self, request_id):
+        self.aborted.append(request_id)
 
 
 class Reward:
@@ -80,12 +109,23 @@ class Reward:
 
 
 @pytest.fixture
-def roll_out():
-    """(leases, requests that the engine refuses) -> coordinator and engine after the run."""
+def roll_out(monkeypatch):
+    """(leases, what goes wrong in the engine) -> coordinator and engine after the run."""
 
-    def run(*leases, refuses=(), max_in_flight=2):
-        coordinator, engine = Coordinator(*leases), Engine(refuses)
-        RolloutLoop(3, coordinator, engine, Reward(), max_in_flight=max_in_flight).run()
+    def run(*leases, max_sequences=4, reward=None, coordinator=None, **faults):
+        coordinator, engine = coordinator or Coordinator(*leases), Engine(**faults)
+        honest = LeaseGenerator.take_finished
+
+        def take_finished(self, timeout_s):
+            engine.answer()
+            return honest(self, timeout_s)
+
+        monkeypatch.setattr(LeaseGenerator, "take_finished", take_finished)
+        loop = RolloutLoop(3, coordinator, engine, reward or Reward(), max_sequences=max_sequences, group_size=2)
+        try:
+            loop.run()
+        except EngineError as error:
+            coordinator.error = str(error)
         return coordinator, engine
 
     return run
@@ -110,7 +150,7 @@ def test_a_group_holds_its_prompts_samples_and_scores_in_order(roll_out):
         (1, 3, "p1"),
     ]
     for group in coordinator.groups:
-        assert [completion.text for completion in group.completions] == ["", "a"]
+        assert [trajectory.text for trajectory in group.trajectories] == ["", "a"]
         assert [(score.reward, score.detail) for score in group.scores] == [
             (0.0, group.prompt.uid),
             (1.0, group.prompt.uid),
@@ -124,7 +164,67 @@ def test_a_prompt_that_the_engine_refuses_is_reported_and_the_others_go_on(roll_
 
 
 def test_a_finished_prompt_makes_room_for_the_next(roll_out):
-    coordinator, engine = roll_out(*map(lease, range(5)), max_in_flight=2)
+    coordinator, engine = roll_out(*map(lease, range(5)), max_sequences=4)
     assert engine.max_waiting == 2
     assert [room for room, _ in coordinator.asked[:5]] == [2, 1, 1, 1, 1]
     assert sorted(group.lease_id for group in coordinator.groups) == [0, 1, 2, 3, 4]
+
+
+def test_room_is_counted_in_samples(roll_out):
+    coordinator, engine = roll_out(lease(0, group_size=4), *map(lease, range(1, 6)), max_sequences=8)
+    # 8 samples are 4 prompts of 2. Then 4 + 2 + 2 + 2 are in flight, of which each turn answers the first.
+    assert [room for room, _ in coordinator.asked[:3]] == [4, 1, 1]
+    assert engine.max_waiting == 4
+
+
+def test_a_prompt_of_one_sample_takes_the_place_of_a_training_prompt(roll_out):
+    coordinator, engine = roll_out(*(lease(number, group_size=1) for number in range(5)), max_sequences=8)
+    assert [room for room, _ in coordinator.asked[:2]] == [4, 1]
+    assert engine.max_waiting == 4
+
+
+def test_a_prompt_of_more_samples_than_fit_is_rolled_out_alone(roll_out):
+    coordinator, engine = roll_out(lease(0, group_size=9), lease(1, group_size=9), max_sequences=2)
+    assert engine.max_waiting == 1
+    assert [len(group.trajectories) for group in coordinator.groups] == [9, 9]
+
+
+def test_groups_are_handed_in_in_the_order_in_which_the_engine_answered(roll_out):
+    coordinator, _ = roll_out(*map(lease, range(6)), max_sequences=12)
+    assert [group.lease_id for group in coordinator.groups] == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_finished_before_the_engine_died_is_handed_in(roll_out):
+    coordinator, _ = roll_out(*map(lease, range(4)), max_sequences=8, dies_at="lease-2", at_once=4)
+    assert [group.lease_id for group in coordinator.groups] == [0, 1]
+    assert coordinator.error == "the engine died"
+
+
+def test_what_is_generating_at_the_end_of_the_run_is_aborted(roll_out):
+    class Finishing(Coordinator):
+        def lease(self, producer_id, **options):
+            reply = super().lease(producer_id, **options)
+            return replace(reply, is_finished=len(self.asked) == 2)
+
+    _, engine = roll_out(coordinator=Finishing(*map(lease, range(3))), max_sequences=6)
+    assert engine.aborted == ["lease-1", "lease-2"]
+
+
+def test_a_score_is_handed_in_at_once_while_the_engine_is_full(roll_out):
+    class Late(Reward):
+        """Its scores come after a while, from a thread."""
+
+        def submit(self, responses, problem):
+            future, scores = Future(), super().submit(responses, problem).result()
+            threading.Timer(0.05, future.set_result, [scores]).start()
+            return future
+
+    class Patient(Coordinator):
+        def lease(self, producer_id, **options):
+            return replace(super().lease(producer_id, **options), is_finished=len(self.groups) == 2)
+
+    coordinator = Patient(lease(0), lease(1))
+    begin = time.monotonic()
+    roll_out(coordinator=coordinator, max_sequences=2, reward=Late(), answers=lambda n: n <= len(coordinator.groups))
+    assert [group.lease_id for group in coordinator.groups] == [0, 1]
+    assert time.monotonic() - begin < IDLE_WAIT_S  # which it would have waited for the request

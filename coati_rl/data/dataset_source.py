@@ -1,0 +1,141 @@
+"""Decide the trainers' work from a dataset alone: no producers, no coordinator.
+
+Each rank holds the samples and decides for itself; item i of the work is a pure function of the settings, so that all
+ranks agree without a word, and a resumed run goes on by its step.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from coati_rl.data.packing import plan_batches
+from coati_rl.data.ragged import RaggedBatch, Sample
+from coati_rl.data.work import FinishWork, SaveWork, TrainWork, Work
+from coati_rl.errors import ConfigError
+
+Report = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetSettings:
+    """Sizes of a step, and how long to go on."""
+
+    dp: int
+    ranks_per_dp_group: int  # tp * pp
+    batch_size: int  # samples per optimizer step, over all dp groups
+    micro_batch_size: int  # samples per micro-batch
+    num_epochs: int = 1
+    max_steps: int | None = None
+    save_interval: int | None = None  # optimizer steps; None: only at the end
+    max_tokens_per_microbatch: int | None = None
+    one_sample_per_row: bool = False
+    seed: int = 0
+
+
+class DatasetSource:
+    """Gives every sample once per epoch, in an order that only the seed decides; a step's worth at the end is left over
+    if it is not whole.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        settings: DatasetSettings,
+        *,
+        resumed: dict[str, Any] | None = None,
+        report: Report = lambda record: None,
+    ) -> None:
+        """`resumed`: what `SaveWork` said of the data in the checkpoint to go on from. `report`: takes step records.
+
+        Raises: ConfigError if there is not one whole step, or the checkpoint is of other data.
+        """
+        self._samples, self._settings, self._report = samples, settings, report
+        num_steps = len(samples) * settings.num_epochs // settings.batch_size
+        self.num_steps = num_steps if settings.max_steps is None else min(num_steps, settings.max_steps)
+        if self.num_steps == 0:
+            raise ConfigError(
+                f"the dataset has {len(samples)} samples, which do not fill one step of {settings.batch_size}; "
+                "lower the batch size, or raise the number of epochs"
+            )
+        own = {"seed": settings.seed, "num_samples": len(samples), "fingerprint": _fingerprint(samples)}
+        self._order = own | {"batch_size": settings.batch_size}
+        self._first_step = 0 if resumed is None else int(resumed["step"])
+        if resumed is not None and (changed := [name for name in self._order if resumed[name] != self._order[name]]):
+            raise ConfigError(
+                f"the checkpoint was trained on other data: {', '.join(changed)} changed; give what it was trained with"
+            )
+        self._items = [item for step in range(self._first_step, self.num_steps) for item in self._items_of(step)]
+
+    def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work:
+        """Item `index` of a rank's work; never has to wait."""
+        if index >= len(self._items):
+            return FinishWork(step=self.num_steps)
+        kind, step = self._items[index]
+        if kind == "save":
+            return SaveWork(step=step, data_state={**self._order, "step": step})
+        return TrainWork(batch=self._batches(step)[rank // self._settings.ranks_per_dp_group])
+
+    def report_step(self, step: int, metrics: dict[str, Any]) -> None:
+        """Take the metrics of optimizer step `step`, from 0."""
+        self._report({"event": "step", "step": step + 1, "policy_version": step + 1, **metrics})
+
+    def report_saved(self, step: int, path: str) -> None:
+        """Take note of a checkpoint."""
+        self._report({"event": "checkpoint", "step": step, "path": str(Path(path))})
+
+    def _items_of(self, step: int) -> list[tuple[str, int]]:
+        done, interval = step + 1, self._settings.save_interval
+        is_saved = done == self.num_steps or (interval is not None and done % interval == 0)
+        return [("train", step), *([("save", done)] if is_saved else [])]
+
+    @lru_cache(maxsize=1)  # noqa: B019, one instance a process, and ranks of one process share a step
+    def _batches(self, step: int) -> list[RaggedBatch]:
+        settings = self._settings
+        first = step * settings.batch_size
+        samples = [self._draw(number) for number in range(first, first + settings.batch_size)]
+        num_tokens = sum(sample.num_loss_tokens for sample in samples)
+        shares = plan_batches(
+            samples,
+            num_ranks=settings.dp,
+            max_samples=settings.micro_batch_size,
+            max_tokens=settings.max_tokens_per_microbatch,
+            one_sample_per_row=settings.one_sample_per_row,
+        )
+        return [
+            RaggedBatch(
+                step=step,
+                samples=ragged,
+                plan=plan,
+                one_sample_per_row=settings.one_sample_per_row,
+                is_last=True,
+                loss_scale=1 / num_tokens if num_tokens else 0.0,
+                learning_rate_progress=step / self.num_steps,
+            )
+            for ragged, plan in shares
+        ]
+
+    def _draw(self, number: int) -> Sample:
+        """Sample `number` of all epochs."""
+        epoch, place = divmod(number, len(self._samples))
+        return self._samples[_order(self._settings.seed, epoch, len(self._samples))[place]]
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, length: int) -> list[int]:
+    order = list(range(length))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order
+
+
+def _fingerprint(samples: Sequence[Sample]) -> str:
+    """xxh3-128 of all tokens and masks."""
+    digest = xxhash.xxh3_128()
+    for sample in samples:
+        for array in (sample.prefix_ids, sample.token_ids, sample.loss_mask):
+            digest.update(array.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,24 @@
+"""Encode arrays whose values rarely change as runs, (value, how often in a row), and decode them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+Runs = tuple[tuple[Any, int], ...]  # of plain Python values, so that they may be JSON
+
+
+def encode_runs(values: np.ndarray) -> Runs:
+    """Shorten an array of one dimension to its runs, in order."""
+    if len(values) and (values == values[0]).all():  # as almost always, and then much faster
+        return ((values[0].item(), len(values)),)
+    starts = np.flatnonzero(np.append(len(values) > 0, values[1:] != values[:-1]))
+    lengths = np.diff(np.append(starts, len(values)))
+    return tuple(zip(values[starts].tolist(), lengths.tolist(), strict=True))
+
+
+def decode_runs(runs: Sequence[Sequence[Any]], dtype: DTypeLike) -> np.ndarray:
+    """The inverse of `encode_runs`."""
+    lengths = np.array([length for _, length in runs], dtype=np.int64)
+    return np.repeat(np.array([value for value, _ in runs], dtype=dtype), lengths)

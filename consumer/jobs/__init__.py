@@ -1,0 +1,1 @@
+"""Compose trainers for jobs without producers: one job per file."""

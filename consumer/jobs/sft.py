@@ -1,0 +1,42 @@
+"""Run supervised fine-tuning in a trainer process: the train loop on a dataset of conversations.
+
+Consumes: the work of a `DatasetSource`, which every rank decides alike. Waits for: the other ranks, in collectives.
+Produces: optimizer steps, checkpoints, step records. No producer takes part, so no weights are sent.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coati_rl.data.dataset_source import DatasetSource
+from consumer.objectives.cross_entropy import CrossEntropy
+from consumer.train_loop import TrainLoop
+from consumer.train_step import TrainStep
+
+if TYPE_CHECKING:
+    from consumer.torch_backend import TorchBackend  # which imports transformers
+
+
+def run_sft(
+    rank: int, backend: "TorchBackend", source: DatasetSource, *, learning_rate: float, checkpoint_dir: Path
+) -> int:
+    """Train until the dataset ends.
+
+    Args:
+        rank: of this trainer.
+        backend: holds the model; restored already if the run is resumed.
+        source: the same on every rank.
+        learning_rate: at its peak.
+        checkpoint_dir: where `step-N` directories go.
+    Returns: optimizer steps taken, those before a resume included.
+    """
+    train_step = TrainStep(backend, CrossEntropy(), learning_rate=learning_rate)
+    loop = TrainLoop(
+        rank,
+        source,
+        source,
+        backend,
+        lambda is_corrected: train_step,
+        is_reporter=backend.layout.is_reporter,
+        checkpoint_dir=checkpoint_dir,
+    )
+    return loop.run()

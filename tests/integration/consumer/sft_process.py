@@ -1,0 +1,56 @@
+"""A trainer of supervised fine-tuning: from a dataset, without producers; and one that is killed on its way."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from coati_rl.data.checkpoint_dir import STATE_FILE
+from coati_rl.data.conversations import make_conversations
+from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
+from consumer.jobs.sft import run_sft
+from tests.integration.consumer.conftest import LAYOUTS
+from tests.integration.consumer.parity import conversations
+from tests.integration.consumer.trainer import make_backend
+
+NUM_STEPS, SAVE_INTERVAL, KILLED_AFTER = 40, 20, 27
+
+
+def fine_tune(
+    rank: int, model_dir: Path, layout: str, out_dir: Path, resume_dir: Path | None, kill_after: int | None
+) -> None:
+    """Train to the end, or kill every rank with SIGKILL after a step. Records of steps go to records.jsonl."""
+    backend = make_backend(
+        resume_dir or model_dir, tokenizer_dir=model_dir, **{"max_grad_norm": 1.0, **LAYOUTS[layout][1]}
+    )
+    resumed = None
+    if resume_dir is not None:
+        backend.restore(resume_dir)
+        resumed = json.loads((resume_dir / STATE_FILE).read_text())["data"]
+    place = backend.layout
+
+    def report(record: dict[str, Any]) -> None:
+        with (out_dir / "records.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        if record["event"] == "step" and record["step"] == kill_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model_dir)
+    source = DatasetSource(
+        make_conversations(conversations()[0], tokenizer, max_tokens=256).samples,
+        DatasetSettings(
+            dp=place.dp_size,
+            ranks_per_dp_group=place.num_stages * place.tp_size,
+            batch_size=64,
+            micro_batch_size=16,
+            num_epochs=4,
+            save_interval=SAVE_INTERVAL,
+        ),
+        resumed=resumed,
+        report=report,
+    )
+    assert run_sft(rank, backend, source, learning_rate=1e-2, checkpoint_dir=out_dir) == NUM_STEPS
+    backend.close()

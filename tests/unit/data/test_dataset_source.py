@@ -1,0 +1,113 @@
+"""Work from a dataset alone: every sample once per epoch, the same on every rank, and on from any step."""
+
+import numpy as np
+import pytest
+
+from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
+from coati_rl.data.ragged import Sample
+from coati_rl.data.work import FinishWork, SaveWork, TrainWork
+from coati_rl.errors import ConfigError
+
+
+def samples_of(number, length=4):
+    """Sample i is `length` times token i; its first token is not in the loss."""
+    return [
+        Sample(
+            uid=f"row-{i}",
+            number=0,
+            prefix_ids=np.empty(0, np.int32),
+            token_ids=np.full(length, i, np.int32),
+            loss_mask=np.arange(length) > 0,
+            arrays={"loss_weights": 1.0, "temperature": 1.0},
+        )
+        for i in range(number)
+    ]
+
+
+def source_of(number=10, *, resumed=None, report=lambda record: None, **settings):
+    sizes = {"dp": 1, "ranks_per_dp_group": 1, "batch_size": 4, "micro_batch_size": 2, **settings}
+    return DatasetSource(samples_of(number), DatasetSettings(**sizes), resumed=resumed, report=report)
+
+
+def items_of(source, *, rank=0):
+    items, index = [], 0
+    while not items or not isinstance(items[-1], FinishWork):
+        items.append(source.next_work(index, rank=rank, timeout_s=0.0))
+        index += 1
+    return items
+
+
+def rows_of(items):
+    """The samples of each optimizer step."""
+    works = [item.batch for item in items if isinstance(item, TrainWork)]
+    return [[int(sample.token_ids[0]) for sample in batch.samples.split()] for batch in works]
+
+
+def test_every_sample_comes_once_per_epoch_in_another_order_and_what_fills_no_step_is_left_over():
+    rows = rows_of(items_of(source_of(num_epochs=2)))
+    assert [len(row) for row in rows] == [4] * 5, "20 samples in steps of 4"
+    drawn = [sample for row in rows for sample in row]
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
+    assert drawn[:10] != drawn[10:]
+    assert len(rows_of(items_of(source_of()))) == 2, "2 of 10 samples are left over"
+
+
+def test_the_order_is_the_seeds():
+    assert rows_of(items_of(source_of())) == rows_of(items_of(source_of()))
+    assert rows_of(items_of(source_of())) != rows_of(items_of(source_of(seed=1)))
+
+
+def test_a_run_saves_at_its_interval_and_at_its_end():
+    kinds = [type(item).__name__ for item in items_of(source_of(num_epochs=2, save_interval=2))]
+    train, save = "TrainWork", "SaveWork"
+    assert kinds == [train, train, save, train, train, save, train, save, "FinishWork"]
+    assert [item.step for item in items_of(source_of(max_steps=1)) if isinstance(item, SaveWork)] == [1]
+    assert items_of(source_of(num_epochs=2))[-1] == FinishWork(step=5)
+
+
+def test_the_ranks_of_a_copy_get_the_same_and_copies_share_out_a_step():
+    source = source_of(dp=2, ranks_per_dp_group=2)
+    shares = [rows_of([source.next_work(0, rank=rank, timeout_s=0.0)])[0] for rank in range(4)]
+    assert shares[0] == shares[1] and shares[2] == shares[3]
+    assert sorted(shares[0] + shares[2]) == sorted(rows_of(items_of(source_of()))[0])
+
+
+def test_the_loss_of_a_step_is_the_mean_over_its_loss_tokens():
+    (work, *_) = items_of(source_of())
+    assert work.batch.loss_scale == 1 / (4 * 3)
+    assert work.batch.is_last
+    assert [len(bin_) for bin_ in work.batch.plan] == [2, 2]
+    assert work.batch.learning_rate_progress == 0.0
+
+
+def test_a_resumed_run_goes_on_with_the_items_after_its_checkpoint():
+    whole = items_of(source_of(num_epochs=2, save_interval=2))
+    state = next(item for item in whole if isinstance(item, SaveWork)).data_state
+    rest = items_of(source_of(num_epochs=2, save_interval=2, resumed=state))
+    assert rows_of(rest) == rows_of(whole)[2:]
+    assert [type(item) for item in rest] == [type(item) for item in whole[3:]]
+    assert rest[0].batch.step == 2 and rest[0].batch.learning_rate_progress == 2 / 5
+
+
+def test_other_data_than_the_checkpoints_is_refused_by_name():
+    state = items_of(source_of())[2].data_state
+    with pytest.raises(ConfigError, match="other data: num_samples, fingerprint changed"):
+        source_of(12, resumed=state)
+    with pytest.raises(ConfigError, match="other data: seed changed"):
+        source_of(resumed=state, seed=5)
+
+
+def test_a_dataset_that_fills_no_step_is_refused_with_the_way_out():
+    with pytest.raises(ConfigError, match="3 samples, which do not fill one step of 4; lower the batch size"):
+        source_of(3)
+
+
+def test_steps_are_reported_from_one():
+    records = []
+    source = source_of(report=records.append)
+    source.report_step(0, {"loss": 0.5})
+    source.report_saved(1, "runs/a/step-1")
+    assert records == [
+        {"event": "step", "step": 1, "policy_version": 1, "loss": 0.5},
+        {"event": "checkpoint", "step": 1, "path": "runs/a/step-1"},
+    ]

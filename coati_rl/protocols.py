@@ -13,11 +13,10 @@ import torch
 
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.packed_group import PackedGroup
-from coati_rl.data.position import DrawOrder
 from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Wait, Work
-from coati_rl.transport.manifest import WeightManifest
+from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
-from coati_rl.types import CommitResult, GenerationRequest, GenerationResult, Problem, Prompt, TokenChunk
+from coati_rl.types import CommitResult, GenerationRequest, GenerationResult, Problem, TokenChunk
 
 OnTokens = Callable[[TokenChunk], None]
 
@@ -91,20 +90,48 @@ class GenerationEngine(Protocol):
         """Stop threads and child processes."""
 
 
-ScoredModel = Literal["policy", "old", "reference"]
+Role = Literal["policy", "old", "reference"]  # of a model: trained; the policy before the update; of the KL penalty
+
+
+class TrainerPlace(Protocol):
+    """Describe what a rank has to do for all, by its place in the layout of the trainers."""
+
+    @property
+    def is_reporter(self) -> bool:
+        """True on the one rank that reports a step's metrics."""
+
+    @property
+    def is_first_copy(self) -> bool:
+        """True on the ranks that hold the first copy of the policy's weights."""
+
+    @property
+    def sender(self) -> int | None:
+        """This rank's number among those that send the weights, from 0; None if it only helps to gather them."""
+
+    @property
+    def num_senders(self) -> int:
+        """The number of ranks that send the weights."""
 
 
 class TrainBackend(Protocol):
-    """Trains; ColossalAI's HybridParallelPlugin, or plain torch in tests.
+    """Trains: the models of a run on ColossalAI, FSDP2 or plain torch; see `consumer.backend.Backend`.
 
     The backend alone knows stages, shards and schedules; above it a gradient is always the plain sum over the global
     batch. All methods are collective over the trainers, except where a rank is told that it has nothing to do.
     """
 
-    def score(self, micro_batches: Sequence[MicroBatch], model: ScoredModel = "policy") -> list[torch.Tensor]:
+    @property
+    def layout(self) -> TrainerPlace:
+        """This rank's place."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device that this rank computes on."""
+
+    def score(self, micro_batches: Sequence[MicroBatch], model: Role = "policy") -> list[torch.Tensor]:
         """Log-probabilities at the sampling temperature of one of the models; no gradient.
 
-        Returns: a float32[R, L] per micro-batch; nothing on ranks without the LM head, where no loss is computed.
+        Returns: a float32[R, M] per micro-batch; nothing on ranks without the LM head, where no loss is computed.
         """
 
     def keep_old_policy(self) -> None:
@@ -126,11 +153,29 @@ class TrainBackend(Protocol):
         With a scale of 0, of a step without samples, no weight changes.
         """
 
+    def weight_entries(self) -> tuple[TensorEntry, ...]:
+        """What all senders together export, in HF order and wire dtype; the same on every rank, not collective."""
+
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """This pipeline stage's full HF tensors in HF order and wire dtype; a tied lm_head is left out."""
 
+    def broadcast_text(self, text: str | None) -> str:
+        """Hand a text from sender 0 to all senders; collective over them. `text`: None on the others."""
+
+    def live_weights(self) -> list[torch.Tensor]:
+        """The policy's weights that this rank holds, the tensors themselves; not collective."""
+
+    def any_rank(self, is_needed: bool) -> bool:
+        """True if a forward is needed on any of the ranks that have to run it together; collective over them."""
+
     def save(self, directory: Path, *, state: dict[str, Any], files: Mapping[str, bytes]) -> None:
         """Write a HF checkpoint plus optimizer state and further files by name, published atomically."""
+
+    def restore(self, directory: Path) -> None:
+        """Take over optimizer and random state of a checkpoint, from any layout, that the weights were loaded from."""
+
+    def close(self) -> None:
+        """Leave the process groups that were made for this backend."""
 
 
 class LossFn(Protocol):
@@ -175,24 +220,6 @@ class ProducerCoordinator(Protocol):
 
     def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
         """Give a prompt up."""
-
-
-class PromptSource(Protocol):
-    """Draw the prompts of a run by number, so that a run is resumed by number: a dataset, or an endless generator."""
-
-    @property
-    def order(self) -> DrawOrder:
-        """Return what decides the draws; a checkpoint fits a source of the same order."""
-
-    @property
-    def length(self) -> int | None:
-        """Return how many prompts there are in all; None: the source is endless."""
-
-    def draw(self, number: int) -> Prompt:
-        """Return prompt `number` of the run, from 0, under a uid of its own: the same one whenever it is asked for.
-
-        Numbers past `length` are asked for when a run with fewer episodes goes on from one that had drawn them.
-        """
 
 
 class SyncReports(Protocol):

@@ -1,7 +1,7 @@
 """Run a trainer as a Ray actor: join the trainers' process group, build the backend, run the train loop.
 
-ColossalAI and transformers are imported when a trainer starts, not with this module, which the driver imports to name
-the class.
+The training engine and transformers are imported when a trainer starts, not with this module, which the driver imports
+to name the class.
 """
 
 import logging
@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ from coati_rl.config import Config
 from coati_rl.config.presets import with_gap_correction
 from coati_rl.errors import EngineError
 from coati_rl.observability.timeline import Timeline
-from coati_rl.protocols import TrainerCoordinator
+from coati_rl.protocols import TrainBackend, TrainerCoordinator
 from coati_rl.runtime.cluster import own_address
 from coati_rl.runtime.heartbeats import Beat, own_beat
 from coati_rl.runtime.process import Place, enter_actor
@@ -28,9 +28,6 @@ from consumer.objectives.policy_gradient import policy_gradient
 from consumer.process_group import MeetingPoint, init_process_group, open_listener, private_meeting_point
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
-
-if TYPE_CHECKING:
-    from consumer.colossal_backend import ColossalBackend
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +63,7 @@ class TrainerActor:
         self._checkpoint_dir = checkpoint_dir
         self._resume_dir = resume_dir
         self._listener: socket.socket | None = None
-        self._backend: ColossalBackend | None = None
+        self._backend: TrainBackend | None = None
 
     def open_meeting_point(self) -> MeetingPoint:
         """Rank 0 only: make the place where the trainers meet; where Ray is ours nothing listens, unless told to."""
@@ -79,8 +76,7 @@ class TrainerActor:
     def start(self, meeting_point: MeetingPoint) -> float:
         """Join the other trainers and load the model. Returns: seconds it took."""
         begin, config = time.perf_counter(), self._config
-        from consumer.colossal_backend import ColossalBackend
-        from consumer.torch_backend import BackendConfig
+        from consumer.backend import BackendConfig, make_backend
 
         # The ranks that hold a sender's other shards wait with it, for producers that are slow to receive.
         timeout_s = COLLECTIVE_TIMEOUT_S + config.sync_timeout_s
@@ -98,6 +94,7 @@ class TrainerActor:
             tokenizer_dir=Path(config.model),
             reference_dir=Path(config.model) if config.kl_coeff > 0 else None,
             keeps_old_policy="old" in policy_gradient(with_gap_correction(config)).roles,
+            plugin=config.plugin,
             tp_size=config.tensor_parallel_size,
             pp_size=config.pipeline_parallel_size,
             zero_stage=config.zero_stage,
@@ -108,7 +105,7 @@ class TrainerActor:
             gradient_checkpointing=config.gradient_checkpointing,
             keep_checkpoints=config.keep_checkpoints,
         )
-        self._backend = ColossalBackend(backend_config, device=device, timeout_s=timeout_s)
+        self._backend = make_backend(backend_config, device=device, timeout_s=timeout_s)
         if self._resume_dir is not None:
             self._backend.restore(self._resume_dir)
         logger.info("trainer %d is ready on %s", self._rank, device)

@@ -94,7 +94,8 @@ class CheckpointWriter:
         """
         with _disk_errors(self.directory):
             config = copy.deepcopy(model.config)
-            config.dtype, config.architectures = self._dtype, [type(model).__name__]
+            # As transformers' own saving does: FSDP2 derives a class of this name from the model's.
+            config.dtype, config.architectures = self._dtype, [type(model).__name__.removeprefix("FSDP")]
             config.save_pretrained(self._partial)
             if model.can_generate():
                 model.generation_config.save_pretrained(self._partial)

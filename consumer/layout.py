@@ -19,7 +19,7 @@ class Layout:
     num_stages: int = 1
     tp_rank: int = 0
     tp_size: int = 1
-    zero_stage: int = 0  # 0 if there is one copy
+    zero_stage: int = 0  # 0 if there is one copy; 3: the copies hold their weights together (FSDP2)
     # Each with this rank and those that differ from it in one coordinate only; None where it would be alone.
     dp_group: dist.ProcessGroup | None = None
     pp_group: dist.ProcessGroup | None = None
@@ -34,6 +34,21 @@ class Layout:
     def is_last_stage(self) -> bool:
         """True where the LM head is, hence the loss and its metrics."""
         return self.stage == self.num_stages - 1
+
+    @property
+    def is_first_copy(self) -> bool:
+        """True on the ranks that hold the first copy of the weights."""
+        return self.dp_rank == 0 or self.zero_stage == 3
+
+    @property
+    def sender(self) -> int | None:
+        """This rank's number among those that send the weights, one for each stage; None if it does not send."""
+        return self.stage if self.is_stage_head else None
+
+    @property
+    def num_senders(self) -> int:
+        """The number of ranks that send the weights."""
+        return self.num_stages
 
     @property
     def is_stage_head(self) -> bool:

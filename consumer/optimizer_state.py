@@ -1,7 +1,7 @@
 """AdamW's tensors under their parameters' names, so that a checkpoint means the same in every layout.
 
-Kinds are `step`, `exp_avg`, `exp_avg_sq`, and `master` where the float32 tensor that is stepped on is not the model's
-own parameter.
+Kinds are `step`, `exp_avg`, `exp_avg_sq`, and `master` where the model computes with a rounded copy of the float32
+tensor that is stepped on.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,16 +12,16 @@ from torch import Tensor
 KINDS = ("step", "exp_avg", "exp_avg_sq")
 
 
-def pack_state(optimizer: torch.optim.Optimizer, master: Tensor, parameter: Tensor) -> dict[str, Tensor]:
+def pack_state(optimizer: torch.optim.Optimizer, master: Tensor, *, with_master: bool) -> dict[str, Tensor]:
     """Return what is known of one parameter, by kind; before the first step there is only its master.
 
     Args:
         optimizer: AdamW over the masters.
         master: the tensor that is stepped on.
-        parameter: the model's own; it may be the same.
+        with_master: the model computes with a rounded copy of it; else the two are the same.
     Returns: kind to tensor, not copied.
     """
-    packed = {} if master is parameter else {"master": master.detach()}
+    packed = {"master": master.detach()} if with_master else {}
     return packed | {kind: value for kind, value in optimizer.state.get(master, {}).items() if kind in KINDS}
 
 

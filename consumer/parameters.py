@@ -8,7 +8,7 @@ of a shard that ZeRO leaves to this data-parallel copy, padded with zeros to equ
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -101,12 +101,29 @@ class LocalParameters:
         self.infos = {info.name: info for info, name in names.items() if name in held}
         self.by_name: dict[str, nn.Parameter] = {info.name: held[names[info]] for info in self.infos.values()}
 
+    @property
+    def local(self) -> Mapping[str, Tensor]:
+        """This rank's parts themselves."""
+        return self.by_name
+
     def counts_in_norm(self, name: str) -> bool:
         """True on exactly one of the ranks that hold the same numbers of a gradient."""
         info, layout = self.infos[name], self._layout
         is_first_shard = info.split_dim is not None or layout.tp_rank == 0
         is_first_copy = layout.is_partitioned or layout.dp_rank == 0
         return is_first_shard and is_first_copy and info.stage == layout.stage
+
+    def full_weight(self, name: str) -> Tensor:
+        """The whole weight; collective over the tensor ranks."""
+        return self.full(name, self.by_name[name].detach())
+
+    def full_state(self, name: str, part: Tensor) -> Tensor:
+        """The whole tensor from what each rank's optimizer holds of it; collective over a stage."""
+        return self.full(name, self.shard_of_slices(name, part))
+
+    def state_part(self, name: str, full: Tensor) -> Tensor:
+        """The inverse of `full_state`: what this rank's optimizer holds."""
+        return self.slice_of_shard(self.shard(name, full))
 
     def full(self, name: str, shard: Tensor) -> Tensor:
         """The whole tensor from the shards of all tensor ranks; collective over them."""

@@ -14,7 +14,7 @@ import os
 import random
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,7 +26,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from coati_rl.errors import CollectiveError, ConfigError, EngineError
+from coati_rl.errors import CollectiveError, ConfigError, EngineError, RunError
 from coati_rl.types import Device
 
 logger = logging.getLogger(__name__)
@@ -188,10 +188,38 @@ def collective(what: str) -> Iterator[None]:
     except RuntimeError as error:  # gloo knows no narrower type
         if "CUDA error" in str(error):  # cuBLAS and cuDNN say so in a plain RuntimeError
             raise
+        if not dist.is_initialized():  # one process on its own waits for nobody
+            raise
         rank, world_size = dist.get_rank(), dist.get_world_size()
         raise CollectiveError(
             f"trainer {rank} of {world_size} could not {what}; most likely another trainer ended or hangs: {error}"
         ) from error
+
+
+def agree(action: Callable[[], None] | None) -> None:
+    """Do this rank's share of something, and learn whether the others could do theirs; collective.
+
+    Args:
+        action: None if there is nothing to do on this rank.
+    Raises: RunError on every rank if one could not; the error itself where it happened.
+    """
+    reason = ""
+    try:
+        if action is not None:
+            action()
+    except RunError as error:
+        reason = str(error)
+        raise
+    except BaseException as error:
+        reason = repr(error)
+        raise
+    finally:
+        # Without this word the others would wait in the next step for a rank that has given up.
+        with collective("finish a checkpoint together"):
+            reasons = all_gather_texts(reason)
+    for rank, reason in enumerate(reasons):
+        if reason:
+            raise RunError(f"trainer {rank}: {reason}")
 
 
 @contextmanager

@@ -1,10 +1,11 @@
-"""Sums of one trainer -> sums over all trainers, for metrics."""
+"""Sum the numbers of one trainer over all trainers: reported metrics, and the squares of the gradient's norm."""
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from coati_rl.algorithms.sums import is_maximum
+from consumer.process_group import collective
 
 
 def reduce_sums(sums: dict[str, Tensor], *, device: torch.device, group: dist.ProcessGroup | None) -> dict[str, float]:
@@ -23,6 +24,15 @@ def reduce_sums(sums: dict[str, Tensor], *, device: torch.device, group: dist.Pr
         if names:
             packed = torch.stack([sums[name].to(device) for name in names])
             if group is not None:
-                dist.all_reduce(packed, operation, group=group)
+                with collective("sum metrics over trainers"):
+                    dist.all_reduce(packed, operation, group=group)
             reduced.update(zip(names, packed.tolist(), strict=True))
     return reduced
+
+
+def sum_over_ranks(value: float, *, device: torch.device) -> float:
+    """Add up a number of the gradient's norm over the default group, in float64; collective."""
+    total = torch.tensor(value, dtype=torch.float64, device=device)
+    with collective("measure the gradient"):
+        dist.all_reduce(total)
+    return float(total)

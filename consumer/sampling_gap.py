@@ -5,7 +5,6 @@ sync, a step may hold none: the trainer has gone on since the engine got its wei
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,9 +16,6 @@ from coati_rl.config import Config
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import TrainBackend
 from consumer.weight_history import WeightHistory
-
-if TYPE_CHECKING:
-    from consumer.torch_backend import TorchBackend  # which imports transformers
 
 
 class SamplingGap:
@@ -38,7 +34,7 @@ class SamplingGap:
 
         Args:
             backend: what scores.
-            history: of the weights that it scores with; it holds the same versions on all ranks of one copy.
+            history: of the weights that it scores with; it holds the same versions on all ranks that hold one copy.
             timeline: where scoring shows.
             num_tokens: of a step, at least, if there are so many; whole micro-batches are measured.
             sync_period: optimizer steps between weight syncs.
@@ -66,7 +62,7 @@ class SamplingGap:
         sums: dict[str, Tensor] = {}
         for version in sorted(versions):
             scored = [m for m in chosen if _sampled_by(m, version).any()]
-            if not scored:
+            if not self._backend.any_rank(bool(scored)):
                 continue
             with self._timeline.span("score version", version=version), self._history.in_place(version):
                 scores = self._backend.score(scored)
@@ -84,10 +80,10 @@ class SamplingGap:
         self._num_left = self._num_tokens
 
 
-def sampling_gap(backend: "TorchBackend", config: Config, timeline: Timeline = NO_TIMELINE) -> SamplingGap:
-    """A run's, of this rank. The first data-parallel copy measures for all: each would need memory of its own."""
-    num_versions = config.num_kept_versions if backend.layout.dp_rank == 0 else 0
-    history = WeightHistory(backend.policy.parameters(), max_versions=num_versions)
+def sampling_gap(backend: TrainBackend, config: Config, timeline: Timeline = NO_TIMELINE) -> SamplingGap:
+    """A run's, of this rank. The first copy of the weights measures for all: each would need memory of its own."""
+    num_versions = config.num_kept_versions if backend.layout.is_first_copy else 0
+    history = WeightHistory(backend.live_weights(), max_versions=num_versions)
     return SamplingGap(backend, history, timeline, num_tokens=config.logprob_gap_tokens, sync_period=config.sync_period)
 
 

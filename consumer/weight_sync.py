@@ -9,18 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
 from coati_rl.config import Config
 from coati_rl.data.packing import probe_micro_batch
 from coati_rl.data.work import SyncWork
-from coati_rl.protocols import SyncReports, WeightReceiver
+from coati_rl.protocols import SyncReports, TrainBackend, WeightReceiver
 from coati_rl.transport.choice import choose_backend
-from coati_rl.transport.manifest import TensorEntry, WeightManifest, dtype_name
+from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.wire import WeightSender
-from consumer.process_group import collective
-from consumer.torch_backend import TorchBackend
 from consumer.train_loop import Publish
 from consumer.weight_publisher import StageSender, WeightPublisher, Weights
 
@@ -29,7 +24,7 @@ Send = Callable[[SyncWork, Weights], None]
 
 @contextmanager
 def publishing(
-    backend: TorchBackend,
+    backend: TrainBackend,
     config: Config,
     connect: Callable[[int], WeightReceiver],
     reports: SyncReports,
@@ -66,17 +61,17 @@ def publishing(
 
 
 def _make_send(
-    backend: TorchBackend,
+    backend: TrainBackend,
     config: Config,
     connect: Callable[[int], WeightReceiver],
     reports: SyncReports,
     sender: WeightSender,
 ) -> Send:
-    layout = backend.layout
-    if not layout.is_stage_head:
+    number = backend.layout.sender
+    if number is None:
         return lambda work, weights: _exhaust(weights)
-    if not layout.is_first_stage:
-        stage_sender = StageSender(sender, lambda: _hear(backend), rank=layout.stage)
+    if number > 0:
+        stage_sender = StageSender(sender, lambda: backend.broadcast_text(None), rank=number)
         return lambda work, weights: stage_sender.take_part(weights)
     return WeightPublisher(
         sender,
@@ -87,12 +82,12 @@ def _make_send(
         timeout_s=config.sync_timeout_s,
         # A producer that hangs is replaced before the run counts as stalled.
         commit_timeout_s=config.sync_timeout_s if config.inflight_update else 0.9 * config.stall_timeout_s,
-        num_senders=layout.num_stages,
+        num_senders=backend.layout.num_senders,
         announce=lambda text: _announce(backend, text),
     ).publish
 
 
-def _score_probe(backend: TorchBackend, work: SyncWork, reports: SyncReports) -> None:
+def _score_probe(backend: TrainBackend, work: SyncWork, reports: SyncReports) -> None:
     """The trainers' log-probabilities of the probe, reported by the rank that has them."""
     if not work.probe:
         return
@@ -101,33 +96,15 @@ def _score_probe(backend: TorchBackend, work: SyncWork, reports: SyncReports) ->
         reports.report_probe(work.policy_version, scores[0][0].float().cpu().numpy())
 
 
-def make_manifest(backend: TorchBackend, version: int) -> WeightManifest:
+def make_manifest(backend: TrainBackend, version: int) -> WeightManifest:
     """Return what all stages together send, in Hugging Face order."""
-    dtype = dtype_name(backend.config.wire_dtype)
-    entries = (TensorEntry(name=i.name, dtype=dtype, shape=i.shape, sender=i.stage) for i in backend.infos)
-    return WeightManifest(policy_version=version, entries=tuple(entries))
+    return WeightManifest(policy_version=version, entries=backend.weight_entries())
 
 
 def _exhaust(weights: Weights) -> None:
     deque(weights, maxlen=0)
 
 
-def _announce(backend: TorchBackend, text: str) -> None:
+def _announce(backend: TrainBackend, text: str) -> None:
     """Rank 0: a text to the heads of the other stages."""
-    data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=backend.device)
-    _broadcast(backend, torch.tensor(len(data), device=backend.device))
-    _broadcast(backend, data)
-
-
-def _hear(backend: TorchBackend) -> str:
-    length = torch.zeros((), dtype=torch.int64, device=backend.device)
-    _broadcast(backend, length)
-    data = torch.empty(int(length), dtype=torch.uint8, device=backend.device)
-    _broadcast(backend, data)
-    return bytes(data.tolist()).decode()
-
-
-def _broadcast(backend: TorchBackend, data: torch.Tensor) -> None:
-    if backend.layout.pp_group is not None:
-        with collective("agree on a weight sync"):
-            dist.broadcast(data, src=0, group=backend.layout.pp_group)
+    backend.broadcast_text(text)

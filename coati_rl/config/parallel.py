@@ -1,8 +1,12 @@
 """Sizes: how many processes, how prompts are cut into batches, and the Ray cluster they run on."""
 
+from typing import Literal
+
 from pydantic import BaseModel
 
 from coati_rl.config.fields import flag
+
+PluginName = Literal["hybrid", "fsdp2"]
 
 
 class ParallelConfig(BaseModel):
@@ -32,10 +36,19 @@ class ParallelConfig(BaseModel):
     gradient_checkpointing: bool = flag(
         False, "Recompute activations in the backward pass instead of keeping them; on GPUs the default without -tmbs."
     )
+    plugin: PluginName = flag(
+        "hybrid",
+        "How the trainers share a model out: hybrid is ColossalAI with -tp, -pp and -zero; fsdp2 shards weights, "
+        "gradients and optimizer states over all of them, as ZeRO stage 3 does.",
+    )
     tensor_parallel_size: int = flag(1, "Trainer tensor parallelism.", short="-tp", ge=1)
     pipeline_parallel_size: int = flag(1, "Trainer pipeline parallelism.", short="-pp", ge=1)
     zero_stage: int = flag(
-        0, "Trainer ZeRO stage: 1 shards optimizer states over dp, 2 gradients too.", short="-zero", ge=0, le=2
+        0,
+        "Trainer ZeRO stage: 1 shards optimizer states over dp, 2 gradients too; what stage 3 does is --plugin fsdp2.",
+        short="-zero",
+        ge=0,
+        le=2,
     )
     producer_tensor_parallel_size: int = flag(1, "Tensor parallelism of each engine.", short="-ptp", ge=1)
     gpu_memory_utilization: float = flag(

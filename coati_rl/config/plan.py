@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from coati_rl.config.config import Config
+from coati_rl.config.parallel import PluginName
 from coati_rl.plugins import is_plugin
 from coati_rl.types import Device
 
@@ -15,6 +16,7 @@ class Plan:
     device: Device
     precision: str
     dp: int
+    plugin: PluginName
     tensor_parallel_size: int
     pipeline_parallel_size: int
     zero_stage: int
@@ -50,6 +52,7 @@ class Plan:
         parts = {"tp": self.tensor_parallel_size, "pp": self.pipeline_parallel_size}
         named = [f"{name} {size}" for name, size in parts.items() if size > 1]
         named += [f"ZeRO stage {self.zero_stage}"] if self.zero_stage else []
+        named += ["FSDP2"] if self.plugin == "fsdp2" else []
         return f" ({', '.join(named)})" if named else ""
 
 
@@ -65,6 +68,7 @@ def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Pla
         device=device,
         precision=resolve_precision(config, device),
         dp=config.dp,
+        plugin=config.plugin,
         tensor_parallel_size=config.tensor_parallel_size,
         pipeline_parallel_size=config.pipeline_parallel_size,
         zero_stage=config.zero_stage,

@@ -28,7 +28,7 @@ _FLAGS = {
 def check(config: Config) -> None:
     """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
     problems = [*reward_problems(config), *algorithm_problems(config), *_sizes(config), *_memory(config)]
-    problems += [*_lengths(config), *_sampling(config)]
+    problems += [*_plugin(config), *_lengths(config), *_sampling(config)]
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -163,6 +163,19 @@ def _lengths(config: Config) -> Iterator[str]:
         yield (
             f"--max-episode-tokens {episode}: leaves no token to be sampled after a prompt of -mpt {prompt}; "
             f"use --max-episode-tokens {prompt + config.max_new_tokens}, which is mpt + mnt, or a smaller -mpt"
+        )
+
+
+def _plugin(config: Config) -> Iterator[str]:
+    """FSDP2 has one axis: all trainers."""
+    given = {"-tp": config.tensor_parallel_size, "-pp": config.pipeline_parallel_size, "-zero": config.zero_stage}
+    off = {"-tp": 1, "-pp": 1, "-zero": 0}
+    others = [flag for flag, value in given.items() if value != off[flag]]
+    if config.plugin == "fsdp2" and others:
+        yield (
+            f"--plugin fsdp2 with {' '.join(f'{flag} {given[flag]}' for flag in others)}: it shards weights, gradients "
+            "and optimizer states over all trainers, and cuts nothing else; "
+            f"use {' '.join(f'{flag} {off[flag]}' for flag in others)} or --plugin hybrid"
         )
 
 

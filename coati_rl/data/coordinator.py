@@ -18,6 +18,7 @@ from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.membership import UNPROVEN
 from coati_rl.data.packed_group import PackedGroup
 from coati_rl.data.prompt_leasing import PromptLeasing
+from coati_rl.data.prompt_source import PromptSource
 from coati_rl.data.run_state import RunStart, RunState
 from coati_rl.data.run_status import RunStatus, run_status
 from coati_rl.data.scheduler import Assembly, Scheduler
@@ -26,7 +27,6 @@ from coati_rl.data.training_reports import TrainingReports
 from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Wait, Work, WorkList
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
-from coati_rl.protocols import PromptSource
 
 _MAX_UNWRITTEN = 2  # records that wait for the disk before trainers do
 _FOR_THE_DISK_S = 20.0  # that a trainer's report waits at most; a call to the coordinator may take 30 s

@@ -64,7 +64,7 @@ def prepare(config: Config, *, system_prompt: str, needs_truth: bool, is_dry_run
     eval_paths = config.eval_dataset or {}
     eval_rows = {task: load_rows(path, flag="--eval-dataset", **truth) for task, path in eval_paths.items()}
     warnings += [*_evaluation_warnings(config), *reward_warnings(config), *algorithm_warnings(config)]
-    warnings += _zero_warnings(config, device)
+    warnings += _sharding_warnings(config, device)
     directory = resolve_model(config.model, is_dry_run=is_dry_run)
     if directory is None:
         unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.num_trainers else "")
@@ -112,11 +112,13 @@ def _check_step(config: Config, plan: Plan, num_prompts: int) -> None:
         )
 
 
-def _zero_warnings(config: Config, device: Device) -> Iterator[str]:
+def _sharding_warnings(config: Config, device: Device) -> Iterator[str]:
     if config.zero_stage > 0 and config.precision is None and device == "cpu":
         yield f"-zero {config.zero_stage} sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights"
     if config.zero_stage > 0 and config.dp == 1:
         yield f"-zero {config.zero_stage}: does nothing here, as there is one data-parallel copy to share with"
+    if config.plugin == "fsdp2" and config.num_trainers == 1:
+        yield "--plugin fsdp2: shares nothing out here, as there is one trainer"
 
 
 def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[str]]:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Collection
 
 from coati_rl.data.position import DrawOrder
-from coati_rl.protocols import PromptSource
+from coati_rl.data.prompt_source import PromptSource
 from coati_rl.types import Prompt
 
 

@@ -7,9 +7,28 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Protocol
 
 from coati_rl.data.position import DrawOrder, fingerprint, ground_truth_digest
 from coati_rl.types import Prompt
+
+
+class PromptSource(Protocol):
+    """Draw the prompts of a run by number, so that a run is resumed by number: a dataset, or an endless generator."""
+
+    @property
+    def order(self) -> DrawOrder:
+        """Return what decides the draws; a checkpoint fits a source of the same order."""
+
+    @property
+    def length(self) -> int | None:
+        """Return how many prompts there are in all; None: the source is endless."""
+
+    def draw(self, number: int) -> Prompt:
+        """Return prompt `number` of the run, from 0, under a uid of its own: the same one whenever it is asked for.
+
+        Numbers past `length` are asked for when a run with fewer episodes goes on from one that had drawn them.
+        """
 
 
 class DatasetPrompts:

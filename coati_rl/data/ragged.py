@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from coati_rl.run_lengths import Runs, decode_runs, encode_runs
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
@@ -43,22 +45,15 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Runs:
-    """An array of which long pieces hold one value."""
+class RunArray:
+    """An array [N] of which long pieces hold one value."""
 
-    values: np.ndarray  # [runs]
-    counts: np.ndarray  # int32[runs]
-
-    @classmethod
-    def of(cls, array: np.ndarray) -> "Runs":
-        """Return the runs of an array [N]."""
-        starts = np.flatnonzero(np.concatenate([[True], array[1:] != array[:-1]])) if len(array) else np.empty(0, int)
-        counts = np.diff(np.append(starts, len(array)))
-        return cls(values=array[starts], counts=counts.astype(np.int32))
+    runs: Runs
+    dtype: str
 
     def expand(self) -> np.ndarray:
-        """Return the array [N]."""
-        return np.repeat(self.values, self.counts)
+        """Return the array."""
+        return decode_runs(self.runs, self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +66,7 @@ class RaggedSamples:
     token_ids: np.ndarray  # int32[T of all samples]
     lengths: np.ndarray  # int32[S], T of each
     mask_bits: np.ndarray  # uint8, loss_mask of all T tokens, 8 in a byte
-    arrays: Mapping[str, np.ndarray | Runs] = field(default_factory=dict)  # [N of all samples] each
+    arrays: Mapping[str, np.ndarray | RunArray] = field(default_factory=dict)  # [N of all samples] each
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> "RaggedSamples":
@@ -98,7 +93,7 @@ class RaggedSamples:
         mask = np.unpackbits(self.mask_bits, count=len(self.token_ids)).astype(bool)
         token_ids, masks = np.split(self.token_ids, ends[:-1]), np.split(mask, ends[:-1])
         loss_ends = np.append(0, mask.cumsum())[ends]
-        whole = {name: array.expand() if isinstance(array, Runs) else array for name, array in self.arrays.items()}
+        whole = {name: array.expand() if isinstance(array, RunArray) else array for name, array in self.arrays.items()}
         arrays = {name: np.split(array, loss_ends[:-1]) for name, array in whole.items()}
         return [
             Sample(
@@ -114,11 +109,10 @@ class RaggedSamples:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all arrays."""
-        plain = [self.prefix_ids, self.prefix_lengths, self.prefix_of, self.token_ids, self.lengths, self.mask_bits]
-        for array in self.arrays.values():
-            plain += [array.values, array.counts] if isinstance(array, Runs) else [array]
-        return sum(array.nbytes for array in plain)
+        """Bytes of all arrays; 8 of each run."""
+        arrays = (self.prefix_ids, self.prefix_lengths, self.prefix_of, self.token_ids, self.lengths, self.mask_bits)
+        dense = sum(array.nbytes for array in arrays)
+        return dense + sum(8 * len(a.runs) if isinstance(a, RunArray) else a.nbytes for a in self.arrays.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,17 +128,17 @@ class RaggedBatch:
     learning_rate_progress: float
 
 
-def _join_arrays(samples: Sequence[Sample], name: str) -> np.ndarray | Runs:
+def _join_arrays(samples: Sequence[Sample], name: str) -> np.ndarray | RunArray:
     """One array of all samples [N]: as runs where that is shorter."""
     parts = [sample.arrays[name] for sample in samples]
     if not any(isinstance(part, np.ndarray) for part in parts):
-        counts = np.array([sample.num_loss_tokens for sample in samples], dtype=np.int32)
-        return Runs(values=np.array(parts, dtype=np.float32), counts=counts)
+        runs = tuple((float(part), sample.num_loss_tokens) for sample, part in zip(samples, parts, strict=True))
+        return RunArray(runs=runs, dtype="float32")
     pairs = zip(samples, parts, strict=True)
     full = [p if isinstance(p, np.ndarray) else np.full(s.num_loss_tokens, p, np.float32) for s, p in pairs]
     joined = np.concatenate(full)
-    runs = Runs.of(joined)
-    return runs if 2 * len(runs.values) < len(joined) else joined
+    runs = encode_runs(joined)
+    return RunArray(runs=runs, dtype=joined.dtype.str) if 2 * len(runs) < len(joined) else joined
 
 
 def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:

@@ -43,6 +43,7 @@ _EXECUTION = frozenset(
         *("sync_timeout_s", "stall_timeout_s", "heartbeat_timeout_s", "phase_timeout_s"),
         *("device", "ray_dir", "master_address", "master_port"),
         *("num_trainers", "num_inferencer", "tensor_parallel_size", "pipeline_parallel_size", "zero_stage"),
+        "plugin",
         *("producer_tensor_parallel_size", "inference_batch_size", "inference_microbatch_size", "train_batch_size"),
         *("train_minibatch_size", "train_microbatch_size", "max_tokens_per_microbatch", "one_sample_per_row"),
         *(

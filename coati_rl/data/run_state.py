@@ -17,6 +17,7 @@ from coati_rl.data.membership import Membership
 from coati_rl.data.position import Position
 from coati_rl.data.prompt_flow import PromptFlow
 from coati_rl.data.prompt_queue import PromptQueue
+from coati_rl.data.prompt_source import PromptSource
 from coati_rl.data.saves import CheckpointSaves
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.data.step_stats import StepStats
@@ -24,7 +25,6 @@ from coati_rl.data.timed_leases import TimedLeaseBook
 from coati_rl.data.weight_syncs import WeightSyncs
 from coati_rl.observability.background_writer import BackgroundWriter
 from coati_rl.observability.running_clock import RunningClock
-from coati_rl.protocols import PromptSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,19 +5,16 @@ Produces: optimizer steps, checkpoints, step records. No producer takes part, so
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from coati_rl.data.dataset_source import DatasetSource
+from coati_rl.protocols import TrainBackend
 from consumer.objectives.cross_entropy import CrossEntropy
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
 
-if TYPE_CHECKING:
-    from consumer.torch_backend import TorchBackend  # which imports transformers
-
 
 def run_sft(
-    rank: int, backend: "TorchBackend", source: DatasetSource, *, learning_rate: float, checkpoint_dir: Path
+    rank: int, backend: TrainBackend, source: DatasetSource, *, learning_rate: float, checkpoint_dir: Path
 ) -> int:
     """Train until the dataset ends.
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from coati_rl.batch import MicroBatch
-from coati_rl.protocols import LossFn, ScoredModel
+from coati_rl.protocols import LossFn, Role
 
 Targets = tuple[tuple[MicroBatch, ...], dict[str, Tensor]]  # micro-batches, and sums to report with the loss's
 
@@ -20,12 +20,12 @@ class Objective(ABC):
 
     loss_fn: LossFn
     unit: int = 1  # samples that packing keeps together in a micro-batch: 2 for preference pairs
-    scores: Mapping[str, ScoredModel] = {}  # loss array -> the model whose log-probabilities it holds
+    scores: Mapping[str, Role] = {}  # loss array -> the model whose log-probabilities it holds
     old_policy_period: int | None = None  # optimizer steps that one "old" policy serves; None: it is not scored
     needs_whole_step: bool = False  # targets depend on sums over all mini-batches of the step: it is trained at its end
 
     @property
-    def roles(self) -> frozenset[ScoredModel]:
+    def roles(self) -> frozenset[Role]:
         """Return the models that the trainer holds for it: the policy, and those that score."""
         return frozenset({"policy", *self.scores.values()})
 

@@ -15,7 +15,7 @@ from coati_rl.algorithms.sums import merge_sums
 from coati_rl.algorithms.token_advantages import advantage_sums, subtract_kl_to_go, whiten
 from coati_rl.batch import MicroBatch
 from coati_rl.config import Config
-from coati_rl.protocols import LossFn, ScoredModel
+from coati_rl.protocols import LossFn, Role
 from consumer.objectives.objective import Objective, Targets, mean_of
 
 
@@ -37,9 +37,9 @@ class PolicyGradient(Objective):
         return (self.old_policy_period or 1) > 1
 
     @property
-    def scores(self) -> Mapping[str, ScoredModel]:  # type: ignore[override]
+    def scores(self) -> Mapping[str, Role]:  # type: ignore[override]
         """Return who scores old_logprobs and ref_logprobs."""
-        scores: dict[str, ScoredModel] = {}
+        scores: dict[str, Role] = {}
         if self.old_policy_period is not None:
             scores["old_logprobs"] = "old" if self.keeps_old_policy else "policy"
         return scores | ({"ref_logprobs": "reference"} if self.has_reference else {})

@@ -1,4 +1,4 @@
-"""Measure the MFU of an optimizer step on packed rows, in bfloat16 with float32 masters, through TorchBackend.
+"""Measure the MFU of an optimizer step on packed rows, in bfloat16 with float32 masters, through the trainers' backend.
 
     python scripts/bench/mfu.py --device cuda [--quick] [--peak-tflops 989.4] [--json FILE]
 
@@ -33,8 +33,9 @@ from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.packing import pack
 from coati_rl.data.ragged import Sample
+from consumer.backend import Backend, BackendConfig
 from consumer.policy_model import no_progress_bars
-from consumer.torch_backend import BackendConfig, TorchBackend
+from consumer.single_process import SingleProcess
 
 # Whole names as the driver gives them: laptop and export variants are other chips, a MIG slice is a part of one.
 PEAK_TFLOPS = {
@@ -58,7 +59,7 @@ PROMPT_SHARE = 0.25
 NUM_WARM_UP = 2  # steps in which memory is found
 
 
-def make_backend(shape: str, device: torch.device, *, gradient_checkpointing: bool = False) -> TorchBackend:
+def make_backend(shape: str, device: torch.device, *, gradient_checkpointing: bool = False) -> Backend:
     """A random model in bfloat16, drawn on the device."""
     sizes = dict(zip(SIZES, SHAPES[shape], strict=True)) | {"num_key_value_heads": KEY_VALUE_HEADS}
     wide = 0.1 if shape == "tiny" else 0.02  # so narrow a model would hardly look at its context otherwise
@@ -70,7 +71,7 @@ def make_backend(shape: str, device: torch.device, *, gradient_checkpointing: bo
         model.save_pretrained(name)
         del model
         settings = BackendConfig(model_dir=Path(name), precision="bf16", gradient_checkpointing=gradient_checkpointing)
-        return TorchBackend(settings, device=device)
+        return Backend(settings, SingleProcess(device=device))
 
 
 def make_samples(lengths: Sequence[int], vocabulary: int) -> list[Sample]:
@@ -99,7 +100,7 @@ def make_samples(lengths: Sequence[int], vocabulary: int) -> list[Sample]:
     return samples
 
 
-def take_step(backend: TorchBackend, micro_batch: MicroBatch, step: int) -> float:
+def take_step(backend: Backend, micro_batch: MicroBatch, step: int) -> float:
     """A whole optimizer step. Returns: the mean loss."""
     scale = 1 / int(micro_batch.loss_arrays["loss_mask"].sum())
     batch = MiniBatch(
@@ -120,9 +121,9 @@ def step_flops(model: PreTrainedModel, lengths: Sequence[int], counted_tokens: i
     return 6 * (weights * sum(lengths) + head.weight.numel() * counted_tokens + attention)
 
 
-def measure(backend: TorchBackend, lengths: Sequence[int], rounds: int, peak_tflops: float | None) -> dict[str, Any]:
+def measure(backend: Backend, lengths: Sequence[int], rounds: int, peak_tflops: float | None) -> dict[str, Any]:
     """Time whole optimizer steps on one packed row."""
-    device, vocabulary = backend.device, int(backend.policy.config.vocab_size)
+    device, vocabulary = backend.device, int(backend.policy.module.config.vocab_size)
     samples = make_samples(lengths, vocabulary)
     (micro_batch,) = pack(samples, max_samples=len(samples))[0]
     micro_batch = micro_batch.with_arrays(rollout_logprobs=backend.score([micro_batch])[0].cpu().numpy())
@@ -137,7 +138,7 @@ def measure(backend: TorchBackend, lengths: Sequence[int], rounds: int, peak_tfl
         raise SystemExit(f"losses are not finite: {losses}")
     step_s = statistics.median(seconds[NUM_WARM_UP:])
     counted = sum(sample.num_loss_tokens for sample in samples)
-    tflops = step_flops(backend.policy, lengths, counted) / step_s / 1e12
+    tflops = step_flops(backend.policy.module, lengths, counted) / step_s / 1e12
     return {
         "tokens": sum(lengths),
         "counted_tokens": counted,

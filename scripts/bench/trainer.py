@@ -1,4 +1,4 @@
-"""Trainer tokens/s on a CPU: `ColossalBackend` against the loop that one writes by hand with transformers.
+"""Trainer tokens/s on a CPU: the trainers' backend (hybrid) against the loop that one writes by hand with transformers.
 
     OMP_NUM_THREADS=1 python scripts/bench/trainer.py [--rounds 7] [--layout dp2 tp2] [--json FILE]
 
@@ -33,11 +33,10 @@ from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.packing import pack
 from coati_rl.data.ragged import Sample
 from consumer import packed_attention
-from consumer.colossal_backend import ColossalBackend
+from consumer.backend import Backend, BackendConfig, make_backend
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.policy_model import no_progress_bars
 from consumer.process_group import MeetingPoint, destroy_process_group, init_process_group
-from consumer.torch_backend import BackendConfig
 from consumer.train_step import TrainStep
 
 MU, SIGMA, LONGEST = 4.2, 0.8, 512  # lengths of prompt and response together
@@ -49,7 +48,7 @@ LOSS = PolicyLoss(clip_low=0.2, clip_high=0.28)
 LOG_RATIOS = (-0.6, -0.1, -0.03, 0.03, 0.1, 0.6)
 TOLERANCES = {"fp32": 1e-4, "bf16": 0.05}  # relative, of losses and norms
 TIMEOUT_S = 300.0
-OURS, PLAIN, PLAIN_PACKED = "ColossalBackend", "plain, SDPA and mask", "plain, our attention"
+OURS, PLAIN, PLAIN_PACKED = "hybrid", "plain, SDPA and mask", "plain, our attention"
 # One optimizer step over all micro-batches: the mean loss, and the gradient's norm before clipping.
 Step = Callable[[], tuple[float, float]]
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and what the backend is told
@@ -79,7 +78,7 @@ def load(directory: Path, attention: str = "sdpa") -> PreTrainedModel:
 class BackendLoop:
     """Describe what a trainer process runs."""
 
-    def __init__(self, backend: ColossalBackend, micro_batches: tuple[MicroBatch, ...], loss_scale: float) -> None:
+    def __init__(self, backend: Backend, micro_batches: tuple[MicroBatch, ...], loss_scale: float) -> None:
         self._train_step = TrainStep(backend, PolicyGradient(loss_fn=LOSS), learning_rate=LEARNING_RATE)
         self._batch = MiniBatch(
             step=0, micro_batches=micro_batches, is_last=True, loss_scale=loss_scale, learning_rate_progress=0.0
@@ -203,7 +202,7 @@ def run_rank(
     with no_progress_bars():
         samples = list(make_samples(arguments, load(directory)))
         config = BackendConfig(model_dir=directory, weight_decay=WEIGHT_DECAY, max_grad_norm=MAX_NORM, **settings)
-        backend = ColossalBackend(config, device=device, timeout_s=TIMEOUT_S)
+        backend = make_backend(config, device=device, timeout_s=TIMEOUT_S)
         limits = {"max_samples": len(samples), "max_tokens": arguments.budget}
         share = pack(samples, num_ranks=backend.layout.dp_size, **limits)[backend.layout.dp_rank]
         batch = (share, 1 / sum(sample.num_loss_tokens for sample in samples))

@@ -22,9 +22,8 @@ import torch
 
 from coati_rl.observability.phases import PHASES
 from coati_rl.transport.group import Group
-from coati_rl.transport.manifest import WeightManifest
+from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from consumer.actor import TrainerActor
-from consumer.parameters import ParameterInfo
 from consumer.process_group import MeetingPoint
 from producer.actor import ProducerActor
 from producer.engines.engine_thread import ThreadedEngine
@@ -34,41 +33,41 @@ LAYER = "model.layers.1."
 TENSOR = "model.norm.weight"  # float32[64], the last one
 UNKNOWN = "model.final_norm.weight"
 
-Infos = tuple[ParameterInfo, ...]
+Entries = tuple[TensorEntry, ...]
 Weights = list[tuple[str, torch.Tensor]]
 
 
-def _without_a_layer(infos: Infos, weights: Weights) -> tuple[Infos, Weights]:
+def _without_a_layer(entries: Entries, weights: Weights) -> tuple[Entries, Weights]:
     return (
-        tuple(info for info in infos if not info.name.startswith(LAYER)),
+        tuple(entry for entry in entries if not entry.name.startswith(LAYER)),
         [(name, tensor) for name, tensor in weights if not name.startswith(LAYER)],
     )
 
 
-def _renamed(infos: Infos, weights: Weights) -> tuple[Infos, Weights]:
+def _renamed(entries: Entries, weights: Weights) -> tuple[Entries, Weights]:
     return (
-        tuple(replace(info, name=UNKNOWN) if info.name == TENSOR else info for info in infos),
+        tuple(replace(entry, name=UNKNOWN) if entry.name == TENSOR else entry for entry in entries),
         [(UNKNOWN if name == TENSOR else name, tensor) for name, tensor in weights],
     )
 
 
-def _cut(infos: Infos, weights: Weights) -> tuple[Infos, Weights]:
+def _cut(entries: Entries, weights: Weights) -> tuple[Entries, Weights]:
     return (
-        tuple(replace(info, shape=(32,)) if info.name == TENSOR else info for info in infos),
+        tuple(replace(entry, shape=(32,)) if entry.name == TENSOR else entry for entry in entries),
         [(name, tensor[:32] if name == TENSOR else tensor) for name, tensor in weights],
     )
 
 
-def _not_a_number(infos: Infos, weights: Weights) -> tuple[Infos, Weights]:
-    return infos, [(name, tensor * torch.nan if name == TENSOR else tensor) for name, tensor in weights]
+def _not_a_number(entries: Entries, weights: Weights) -> tuple[Entries, Weights]:
+    return entries, [(name, tensor * torch.nan if name == TENSOR else tensor) for name, tensor in weights]
 
 
-SPOILS: dict[str, Callable[[Infos, Weights], tuple[Infos, Weights]]] = {
+SPOILS: dict[str, Callable[[Entries, Weights], tuple[Entries, Weights]]] = {
     "missing layer": _without_a_layer,
     "unknown name": _renamed,
     "wrong shape": _cut,
     "NaN": _not_a_number,
-    "SIGKILL": lambda infos, weights: (infos, weights),  # by `Exports`, after the first tensor
+    "SIGKILL": lambda entries, weights: (entries, weights),  # by `Exports`, after the first tensor
 }
 
 
@@ -78,6 +77,7 @@ class Exports:
     def __init__(self, backend, faults: dict[str, str]) -> None:
         self._backend = backend
         self._honest = backend.export_weights
+        self._honest_entries = backend.weight_entries
         self._faults = faults
         self._num_made = 0
 
@@ -86,17 +86,17 @@ class Exports:
         self._num_made += 1
         if fault is None:
             return self._honest()
-        infos = self._backend.infos
-        # Both, as in a backend that is wrong about its model: the manifest is made of the infos, after this call.
-        self._backend.infos, weights = SPOILS[fault](infos, list(self._honest()))
-        return self._handed_out(weights, infos, is_fatal=fault == "SIGKILL")
+        # Both, as in a backend that is wrong about its model: the manifest is made of the entries, after this call.
+        entries, weights = SPOILS[fault](self._honest_entries(), list(self._honest()))
+        self._backend.weight_entries = lambda: entries
+        return self._handed_out(weights, is_fatal=fault == "SIGKILL")
 
-    def _handed_out(self, weights: Weights, infos: Infos, *, is_fatal: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    def _handed_out(self, weights: Weights, *, is_fatal: bool) -> Iterator[tuple[str, torch.Tensor]]:
         for item in weights:
             yield item
             if is_fatal:
                 os.kill(os.getpid(), signal.SIGKILL)
-        self._backend.infos = infos
+        self._backend.weight_entries = self._honest_entries
 
 
 class Signals:

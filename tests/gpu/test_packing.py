@@ -11,7 +11,7 @@ from torch import Tensor
 from coati_rl.batch import MicroBatch
 from coati_rl.data.packing import pack
 from consumer import packed_attention, policy_model
-from consumer.torch_backend import TorchBackend
+from consumer.backend import Backend
 from tests.gpu.devices import on_cpu_and_gpu
 from tests.unit.consumer.test_packed_attention import LENGTHS, MODELS, alone
 
@@ -22,7 +22,7 @@ COMPARED_LENGTHS = (96, 64, 48, 33)
 TOLERANCE = 0.05
 
 
-def scores(backend: TorchBackend, micro_batches: Sequence[MicroBatch]) -> dict[int, Tensor]:
+def scores(backend: Backend, micro_batches: Sequence[MicroBatch]) -> dict[int, Tensor]:
     """Index of a sample -> float32[T'] of its counted tokens."""
     return {
         int(index): score.cpu()[torch.from_numpy(batch.loss_arrays["sample_index"] == index)]
@@ -42,7 +42,7 @@ def test_packed_log_probabilities_are_those_of_each_sample_alone(device: str, mo
     packed = scores(backend, together)
     monkeypatch.setattr(policy_model, "row_lengths", lambda segments, shape: None)
     mixed = scores(backend, together)  # each sees those before it
-    backend.policy.set_attn_implementation("sdpa")
+    backend.policy.module.set_attn_implementation("sdpa")
     separate = scores(backend, pack(samples, max_samples=1)[0])
 
     def difference(found: dict[int, Tensor]) -> float:

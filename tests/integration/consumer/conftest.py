@@ -17,7 +17,7 @@ LEARNING_RATE = 1e-4
 MAX_GRAD_NORM = 0.05  # below the norms that occur, so that clipping takes part
 WEIGHT_DECAY = 0.5  # large enough to be seen in an update
 NUM_STEPS = 2
-LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {  # processes, and what the backend is told
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and what the backend is told
     "dp1": (1, {}),
     "dp2": (2, {}),
     "tp2": (2, {"tp_size": 2}),
@@ -31,7 +31,10 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {  # processes, and what the ba
     "zero1_dp1": (1, {"zero_stage": 1}),
     "tp2_zero2_dp2": (4, {"tp_size": 2, "zero_stage": 2}),
     "pp2_dp2": (4, {"pp_size": 2}),
+    "fsdp2_dp2": (2, {"plugin": "fsdp2"}),
 }
+# Three ranks cannot share the rows of a matrix out equally.
+UNEVEN: dict[str, tuple[int, dict[str, Any]]] = {"fsdp2_dp3": (3, {"plugin": "fsdp2"})}
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig, "mistral": MistralConfig}
 
 

@@ -9,7 +9,7 @@ from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.errors import EngineError
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE
 from tests.integration.consumer.samples import cut, make_samples, to_mini_batch
-from tests.integration.consumer.trainer import make_backend
+from tests.integration.consumer.trainer import make_trainer
 
 TIMEOUT_S = 6.0  # of collectives once all are there
 HANG_S = 60.0  # unless rank 0 has heard by then
@@ -18,7 +18,7 @@ HANG_S = 60.0  # unless rank 0 has heard by then
 def train_until_a_fault(rank: int, out_file: Path, model_dir: Path, layout: str, fault: str) -> None:
     """Two steps, of which the second cannot be taken together; `fault` is "die" or "hang"."""
     precision = "bf16" if "zero" in layout else "fp32"
-    backend = make_backend(model_dir, timeout_s=TIMEOUT_S, precision=precision, **LAYOUTS[layout][1])
+    backend = make_trainer(model_dir, timeout_s=TIMEOUT_S, precision=precision, **LAYOUTS[layout][1])
     place = backend.layout
     micro_batches = cut(make_samples(0)[place.dp_rank :: place.dp_size], per_micro_batch=2, packed=True)
     for step in range(2):

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from coati_rl.algorithms import loss
-from consumer import gradient_reduction, torch_backend
-from consumer.colossal_backend import ColossalBackend
+from consumer import gradient_reduction, models
+from consumer.hybrid_parallelism import HybridModel
 from consumer.parameters import ParameterInfo
 
 
@@ -27,25 +27,25 @@ def wrong_denominator() -> None:
 
 def dropped_q_norm_sum() -> None:
     """What transformers' plan calls replicated_with_grad_allreduce is taken for plainly replicated."""
-    described = torch_backend.describe_parameters
+    described = models.describe_parameters
 
     def forgetful(*arguments: Any) -> tuple[ParameterInfo, ...]:
         return tuple(dataclasses.replace(info, is_partial=False) for info in described(*arguments))
 
-    torch_backend.describe_parameters = forgetful
+    models.describe_parameters = forgetful
 
 
 def undivided_pipeline() -> None:
     """The scheduler's division by the number of micro-batches stays."""
-    right = ColossalBackend._run_pipeline
+    right = HybridModel._run_pipeline
 
-    def divided(backend: ColossalBackend, model: Any, inputs: Sequence[Any], criterion: Any) -> None:
+    def divided(model: HybridModel, inputs: Sequence[Any], criterion: Any) -> None:
         def without_factor(output: Any, batch: Any) -> Tensor:
             return criterion(output, batch) / len(inputs)
 
-        right(backend, model, inputs, without_factor)
+        right(model, inputs, without_factor)
 
-    ColossalBackend._run_pipeline = divided
+    HybridModel._run_pipeline = divided
 
 
 def ratio_of_a_row() -> None:

@@ -47,7 +47,13 @@ class Trial(NamedTuple):
 
 # ZeRO shares out float32 masters of bfloat16 weights; there is no such thing in float32.
 RUNS = [Run(*run) for run in itertools.product(LAYOUTS, PRECISIONS) if not ("zero" in run[0] and run[1] == "fp32")]
-WHOLE = [Run("dp1", "fp32"), Run("tp2", "fp32"), Run("tp2_pp2", "fp32"), Run("zero2_dp2", "bf16")]
+WHOLE = [
+    Run("dp1", "fp32"),
+    Run("tp2", "fp32"),
+    Run("tp2_pp2", "fp32"),
+    Run("zero2_dp2", "bf16"),
+    Run("fsdp2_dp2", "fp32"),
+]
 
 
 WITH_OTHER_MODELS = Run("tp2_pp2", "fp32")

@@ -15,12 +15,13 @@ from coati_rl.data.packing import blank_micro_batch
 from coati_rl.ops.fused_loss import fused_token_loss
 from coati_rl.ops.logprob import token_logprobs
 from consumer import gradient_reduction
-from consumer.colossal_backend import ColossalBackend
+from consumer.backend import Backend
+from consumer.parameters import ParameterInfo
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, NUM_STEPS, VOCAB_SIZE, reference_of
 from tests.integration.consumer.gradient_matrix import Run, Trial
 from tests.integration.consumer.losses import LOSSES, Cut, LossCase
 from tests.integration.consumer.samples import Sample, cut, samples_near, scale_of, to_mini_batch
-from tests.integration.consumer.trainer import make_backend
+from tests.integration.consumer.trainer import make_trainer
 
 
 def mini_batches_of(samples: Sequence[Sample], split: str) -> list[Sequence[Sample]]:
@@ -30,7 +31,7 @@ def mini_batches_of(samples: Sequence[Sample], split: str) -> list[Sequence[Samp
     return [samples] if split == "one" else [samples[:2], samples[2:6], samples[6:]]
 
 
-def share_of(samples: Sequence[Sample], backend: ColossalBackend, loss: LossCase, how: Cut) -> list[MicroBatch]:
+def share_of(samples: Sequence[Sample], backend: Backend, loss: LossCase, how: Cut) -> list[MicroBatch]:
     """A rank's micro-batches; all ranks have equally many."""
     layout = backend.layout
     count = -(-len(samples[:: layout.dp_size]) // how.size)  # of rank 0, which has the most samples
@@ -39,7 +40,7 @@ def share_of(samples: Sequence[Sample], backend: ColossalBackend, loss: LossCase
     return [*micro_batches] + [blank_micro_batch()] * (count - len(micro_batches))
 
 
-def steps_of(backend: ColossalBackend, model_dir: Path, loss: LossCase, how: Cut) -> Iterator[dict[str, Any]]:
+def steps_of(backend: Backend, model_dir: Path, loss: LossCase, how: Cut) -> Iterator[dict[str, Any]]:
     for step in range(NUM_STEPS):
         samples = samples_near(model_dir, step, recomputes_old=loss.recomputes_old, kind=loss.kind)
         scale, sums = scale_of(samples, loss.aggregation), dict[str, Tensor]()
@@ -51,12 +52,12 @@ def steps_of(backend: ColossalBackend, model_dir: Path, loss: LossCase, how: Cut
             is_last = index == len(mini_batches) - 1
             batch = to_mini_batch(micro_batches, step=step, is_last=is_last)
             sums = merge_sums(sums, backend.forward_backward(batch, loss.loss_fn))
-        gradients = {name: gradient * scale for name, gradient in backend.gradients.items()}
+        gradients = {name: gradient * scale for name, gradient in backend.policy.gradients.items()}
         norm = backend.optimizer_step(loss_scale=scale, learning_rate=LEARNING_RATE)
-        weights = {name: p.detach() for name, p in backend.parameters.by_name.items()}
+        weights = {name: p.detach() for name, p in backend.policy.parameters.local.items()}
         yield {
             "gradients": gradients,
-            "masters": {name: master.detach().clone() for name, master in backend._masters().items()},
+            "masters": {name: master.detach().clone() for name, master in backend.policy.masters().items()},
             "norm": norm,
             "sums": backend.reduce_sums(sums),
             "loss_scale": scale,
@@ -64,24 +65,29 @@ def steps_of(backend: ColossalBackend, model_dir: Path, loss: LossCase, how: Cut
         }
 
 
-def digests_of(backend: ColossalBackend, weights: dict[str, Tensor]) -> dict[tuple[str, int | None], str]:
-    """By name and, of a weight that is cut over tensor ranks, this one's."""
-    is_cut = {name: info.split_dim is not None for name, info in backend.parameters.infos.items()}
+def digests_of(backend: Backend, weights: dict[str, Tensor]) -> dict[tuple[str, int | None, int | None], str]:
+    """By name and, of a weight that is cut over tensor ranks or over copies, this one's."""
+    copy = backend.layout.dp_rank if backend.layout.zero_stage == 3 else None
+    is_cut = {name: info.split_dim is not None for name, info in backend.policy.parameters.infos.items()}
     return {
-        (name, backend.layout.tp_rank if is_cut[name] else None): xxhash.xxh3_128_hexdigest(
+        (name, backend.layout.tp_rank if is_cut[name] else None, copy): xxhash.xxh3_128_hexdigest(
             weight.contiguous().view(torch.uint8).numpy()
         )
         for name, weight in weights.items()
     }
 
 
-def shards_of(backend: ColossalBackend) -> dict[str, tuple[tuple[int, ...], int | None]]:
+def shards_of(backend: Backend) -> dict[str, tuple[tuple[int, ...], int | None]]:
     """The shape of this tensor rank's part of each parameter, and along which dimension it was cut."""
-    infos, held = backend.parameters.infos, backend.parameters.by_name
-    return {name: (tuple(held[name].shape), info.split_dim) for name, info in infos.items()}
+    infos, tp_size = backend.policy.parameters.infos, backend.layout.tp_size
+
+    def shape(info: ParameterInfo) -> tuple[int, ...]:
+        return tuple(size // (tp_size if dim == info.split_dim else 1) for dim, size in enumerate(info.shape))
+
+    return {name: (shape(info), info.split_dim) for name, info in infos.items()}
 
 
-def with_reference(backend: ColossalBackend, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
+def with_reference(backend: Backend, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
     """A pass without gradient in between, as in training."""
     scores = backend.score(micro_batches, "reference")
     if not scores:
@@ -93,7 +99,7 @@ def with_reference(backend: ColossalBackend, micro_batches: list[MicroBatch]) ->
 class Restarts:
     """Takes a backend back to the weights that it started from, as building another takes longer than two steps."""
 
-    def __init__(self, backend: ColossalBackend) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._start = [tensor.clone() for tensor in self._tensors()]
 
@@ -101,12 +107,15 @@ class Restarts:
         with torch.no_grad():
             for tensor, start in zip(self._tensors(), self._start, strict=True):
                 tensor.copy_(start)
-        self._backend._adamw.state.clear()
+        self._backend.policy._adamw.state.clear()
 
     def _tensors(self) -> list[Tensor]:
         """Weights, and what is stepped on in their place; those may be the same."""
         backend = self._backend
-        return [tensor.detach() for tensor in (*backend.parameters.by_name.values(), *backend._masters().values())]
+        return [
+            tensor.detach()
+            for tensor in (*backend.policy.parameters.local.values(), *backend.policy.masters().values())
+        ]
 
 
 def take_trials(
@@ -137,10 +146,12 @@ def take_trials(
         torch.save(results, out_dir / f"{run.layout}-{run.precision}-rank{rank}.pt")
 
 
-def make_trained(model_dir: Path, run: Run) -> ColossalBackend:
-    backend = make_backend(
+def make_trained(model_dir: Path, run: Run) -> Backend:
+    backend = make_trainer(
         model_dir, reference_dir=reference_of(model_dir), precision=run.precision, **LAYOUTS[run.layout][1]
     )
-    if backend.layout.is_partitioned:
-        backend._optimizer._reduce_bucket_size = 1000  # were ZeRO's own hooks at work, they would cut in now
+    if backend.layout.zero_stage in (1, 2):
+        backend.policy._sharded._boosted._reduce_bucket_size = (
+            1000  # were ZeRO's own hooks at work, they would cut in now
+        )
     return backend

@@ -16,16 +16,16 @@ from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch
 from coati_rl.data.checkpoint_dir import read_state
 from coati_rl.errors import RunError
-from coati_rl.protocols import ScoredModel
+from coati_rl.protocols import Role
 from consumer import checkpoint
-from consumer.colossal_backend import ColossalBackend
+from consumer.backend import Backend
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.train_step import TrainStep
 from consumer.weight_history import WeightHistory
 from consumer.weight_sync import make_manifest
-from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE
+from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, UNEVEN
 from tests.integration.consumer.samples import cut, make_samples, to_mini_batch
-from tests.integration.consumer.trainer import make_backend, whole_tensors
+from tests.integration.consumer.trainer import make_trainer, whole_tensors
 
 
 class Case(NamedTuple):
@@ -50,30 +50,30 @@ LOSS = PolicyLoss()  # without a penalty: the reference is scored here for its o
 WIRE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def make(model_dir: Path, layout: str, precision: str, **settings: object) -> ColossalBackend:
+def make(model_dir: Path, layout: str, precision: str, **settings: object) -> Backend:
     """With the model as its own reference."""
-    settings = {"reference_dir": model_dir, "wire_dtype": WIRE[precision], **LAYOUTS[layout][1], **settings}
-    return make_backend(model_dir, precision=precision, **settings)
+    settings = {"reference_dir": model_dir, "wire_dtype": WIRE[precision], **(LAYOUTS | UNEVEN)[layout][1], **settings}
+    return make_trainer(model_dir, precision=precision, **settings)
 
 
-def accumulate(backend: ColossalBackend, step: int) -> dict[str, float]:
+def accumulate(backend: Backend, step: int) -> dict[str, float]:
     """The whole step's gradient. Returns: its sums over all ranks."""
     layout = backend.layout
     micro_batches = cut(make_samples(step)[layout.dp_rank :: layout.dp_size], per_micro_batch=2, packed=True)
     return backend.reduce_sums(backend.forward_backward(to_mini_batch(micro_batches, step=step), LOSS))
 
 
-def train(backend: ColossalBackend, step: int) -> dict[str, float]:
+def train(backend: Backend, step: int) -> dict[str, float]:
     """Returns: the step's sums, and the norm."""
     sums = accumulate(backend, step)
     return {**sums, "norm": backend.optimizer_step(loss_scale=1 / 8, learning_rate=LEARNING_RATE)}
 
 
-def state_of(backend: ColossalBackend) -> dict[str, dict[str, Tensor]]:
+def state_of(backend: Backend) -> dict[str, dict[str, Tensor]]:
     """Of this stage, on its head: what is exported, and the float32 numbers that are stepped on."""
     exported = {name: weight.clone() for name, weight in backend.export_weights()}
-    masters = {name: m.detach().clone() for name, m in whole_tensors(backend, backend._masters()).items()}
-    own = {info.name for info in backend._own_infos()}
+    masters = {name: m.detach().clone() for name, m in whole_tensors(backend, backend.policy.masters()).items()}
+    own = {info.name for info in backend.policy.own_infos()}
     if not backend.layout.is_stage_head:
         return {"exported": {}, "masters": {}}
     return {"exported": exported, "masters": {name: master for name, master in masters.items() if name in own}}
@@ -87,7 +87,7 @@ def full_disk(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def refusals(backend: ColossalBackend, micro_batches: tuple[MicroBatch, ...], out_dir: Path) -> dict[str, str]:
+def refusals(backend: Backend, micro_batches: tuple[MicroBatch, ...], out_dir: Path) -> dict[str, str]:
     """What this rank is told: of a disk that refuses the first rank, then the head of the last stage; of a gradient."""
     (out_dir / "file").touch()
     messages = {}
@@ -114,21 +114,21 @@ def recomputed_gradients(model_dir: Path, layout: str, precision: str) -> dict[s
     for is_on in (False, True):
         backend = make(model_dir, layout, precision, gradient_checkpointing=is_on)
         ran: list[Any] = []
-        for layer in backend.policy.base_model.layers:
+        for layer in backend.policy.module.base_model.layers:
             if layer is not None:  # of this stage
                 layer.register_forward_pre_hook(lambda layer, _: ran.append(layer))  # noqa: B023
         accumulate(backend, 0)
-        found[f"gradients, {is_on}"] = {name: gradient.clone() for name, gradient in backend.gradients.items()}
+        found[f"gradients, {is_on}"] = {name: gradient.clone() for name, gradient in backend.policy.gradients.items()}
         found[f"layers, {is_on}"] = len(ran)
         backend.close()
     return found
 
 
-def scores_of(backend: ColossalBackend, micro_batches: Sequence[MicroBatch]) -> dict[str, list[Tensor]]:
-    return {model: backend.score(micro_batches, model) for model in get_args(ScoredModel)}
+def scores_of(backend: Backend, micro_batches: Sequence[MicroBatch]) -> dict[str, list[Tensor]]:
+    return {model: backend.score(micro_batches, model) for model in get_args(Role)}
 
 
-def take_empty_steps(backend: ColossalBackend) -> list[dict[str, Any]]:
+def take_empty_steps(backend: Backend) -> list[dict[str, Any]]:
     """A step without samples, and one whose samples do not count. Returns: what is reported of each."""
     empty = to_mini_batch((), step=2, scale=0.0)
     uncounted = to_mini_batch(cut(make_samples(2), per_micro_batch=4, packed=True), step=2, scale=0.0)
@@ -145,7 +145,7 @@ def live(out_dir: Path, layout: str, precision: str, model: str) -> dict[str, An
     train(backend, 0)
     result["scores"].append(scores_of(backend, micro_batches))
     backend.keep_old_policy()
-    history = WeightHistory(backend.policy.parameters(), max_versions=1)
+    history = WeightHistory(backend.live_weights(), max_versions=1)
     history.keep(1)
     train(backend, 1)
     with history.in_place(1):
@@ -153,7 +153,7 @@ def live(out_dir: Path, layout: str, precision: str, model: str) -> dict[str, An
     result["scores"].append(scores_of(backend, micro_batches))
     result["saved"] = state_of(backend)
     result["manifest"] = [(entry.name, entry.shape, entry.sender) for entry in make_manifest(backend, 2).entries]
-    result["buffers"] = {name: buffer.dtype for name, buffer in backend.policy.named_buffers()}
+    result["buffers"] = {name: buffer.dtype for name, buffer in backend.policy.module.named_buffers()}
 
     backend.save(directory / "step-2", state={"step": 1})
     backend.save(directory / "step-2", state={"step": 2})  # replaces the first

@@ -17,14 +17,13 @@ from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.packing import build_mini_batch
 from coati_rl.data.single_turn import single_turns
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score
-from consumer.colossal_backend import ColossalBackend
+from consumer.backend import Backend
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.sampling_gap import SamplingGap
-from consumer.torch_backend import TorchBackend
 from consumer.train_step import TrainStep
 from consumer.weight_history import WeightHistory
 from tests.integration.consumer.conftest import LAYOUTS, reference_of
-from tests.integration.consumer.trainer import make_backend
+from tests.integration.consumer.trainer import make_trainer
 
 PROMPTS_PER_STEP = 4
 MAX_NEW_TOKENS = 32
@@ -36,6 +35,7 @@ EXECUTION = {
     "pp2": {"train_minibatch_size": 2, "train_microbatch_size": 8, "max_tokens_per_microbatch": 64},
     "tp2_pp2": {"train_minibatch_size": 4, "train_microbatch_size": 5},
     "pp2_dp2": {"train_minibatch_size": 2, "train_microbatch_size": 4},
+    "fsdp2_dp2": {"train_minibatch_size": 2, "train_microbatch_size": 3},
 }
 
 
@@ -79,12 +79,12 @@ REPLAYS = {
 
 def whitened_by_rank() -> None:
     """Each rank whitens with the sums of its own tokens."""
-    right = ColossalBackend.reduce_sums
+    right = Backend.reduce_sums
 
-    def own_sums(backend: ColossalBackend, sums: dict[str, Tensor]) -> dict[str, float]:
-        return (TorchBackend.reduce_sums if "advantage_tokens" in sums else right)(backend, sums)
+    def own_sums(backend: Backend, sums: dict[str, Tensor]) -> dict[str, float]:
+        return {n: float(s) for n, s in sums.items()} if "advantage_tokens" in sums else right(backend, sums)
 
-    ColossalBackend.reduce_sums = own_sums
+    Backend.reduce_sums = own_sums
 
 
 def read_groups(recording: Path) -> list[list[RolloutGroup]]:
@@ -120,7 +120,7 @@ def read_group(group: dict[str, Any]) -> RolloutGroup:
 
 def take_steps(model_dir: Path, steps: list[list[RolloutGroup]], layout: str, replay: Replay) -> list[dict[str, Any]]:
     """The metrics of every step; empty on ranks that do not report."""
-    backend = make_backend(
+    backend = make_trainer(
         model_dir,
         reference_dir=reference_of(model_dir) if replay.objective.has_reference else None,
         keeps_old_policy=replay.objective.keeps_old_policy,
@@ -137,7 +137,7 @@ def take_steps(model_dir: Path, steps: list[list[RolloutGroup]], layout: str, re
         **EXECUTION[layout],
     )
     # On every copy, unlike in a run, so that the metrics are alike in all layouts.
-    history = WeightHistory(backend.policy.parameters(), max_versions=len(steps))
+    history = WeightHistory(backend.live_weights(), max_versions=len(steps))
     gap = SamplingGap(backend, history, num_tokens=MAX_NEW_TOKENS * 1000, sync_period=1)
     train_step = TrainStep(backend, replay.objective, learning_rate=LEARNING_RATE, sampling_gap=gap)
     estimator, metrics = ADVANTAGE_ESTIMATORS[replay.advantage_estimator], []

@@ -14,7 +14,7 @@ from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from consumer.jobs.sft import run_sft
 from tests.integration.consumer.conftest import LAYOUTS
 from tests.integration.consumer.parity import conversations
-from tests.integration.consumer.trainer import make_backend
+from tests.integration.consumer.trainer import make_trainer
 
 NUM_STEPS, SAVE_INTERVAL, KILLED_AFTER = 40, 20, 27
 
@@ -23,7 +23,7 @@ def fine_tune(
     rank: int, model_dir: Path, layout: str, out_dir: Path, resume_dir: Path | None, kill_after: int | None
 ) -> None:
     """Train to the end, or kill every rank with SIGKILL after a step. Records of steps go to records.jsonl."""
-    backend = make_backend(
+    backend = make_trainer(
         resume_dir or model_dir, tokenizer_dir=model_dir, **{"max_grad_norm": 1.0, **LAYOUTS[layout][1]}
     )
     resumed = None

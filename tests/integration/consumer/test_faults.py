@@ -11,7 +11,8 @@ from tests.integration.consumer.trainer_server import TrainerServers
 
 AT_MOST_S = {"die": TIMEOUT_S - 1, "hang": TIMEOUT_S + 3}
 FAULTS = [("dp2", "die"), ("tp2", "die"), ("pp2", "die"), ("zero2_dp2", "die"), ("dp2", "hang")]
-FAULTS += [pytest.param(layout, "hang", marks=pytest.mark.full) for layout in ("tp2", "pp2", "zero2_dp2")]
+FAULTS += [("fsdp2_dp2", "die")]
+FAULTS += [pytest.param(layout, "hang", marks=pytest.mark.full) for layout in ("tp2", "pp2", "zero2_dp2", "fsdp2_dp2")]
 
 
 @pytest.mark.parametrize(("layout", "fault"), FAULTS)

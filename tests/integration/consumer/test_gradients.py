@@ -61,14 +61,18 @@ class Trained:
             for name, tensor in rank[trial][step][what].items():
                 slices.setdefault(name, {}).setdefault(tp_rank, {})[dp_rank] = tensor
         known = {name: shard for rank in self.ranks for name, shard in rank[trial.model, "shards"].items()}
-        is_sliced = LAYOUTS[self._run.layout][1].get("zero_stage", 0) > 0
+        settings = LAYOUTS[self._run.layout][1]
+        is_sliced = settings.get("zero_stage", 0) > 0 or settings.get("plugin") == "fsdp2"
         return {name: join(by_rank, *known[name], is_sliced=is_sliced) for name, by_rank in slices.items()}
 
 
 def join(
     by_rank: dict[int, dict[int, Tensor]], shape: tuple[int, ...], split_dim: int | None, *, is_sliced: bool
 ) -> Tensor:
-    """A tensor from its shards by tensor rank, which ZeRO has flattened, padded and sliced over data-parallel ranks."""
+    """A tensor from its shards by tensor rank, of which ZeRO and FSDP2 leave each data-parallel rank a run of elements.
+
+    ZeRO pads the last one.
+    """
     shards = []
     for tp_rank in sorted(by_rank):
         copies = [by_rank[tp_rank][dp_rank] for dp_rank in sorted(by_rank[tp_rank])]

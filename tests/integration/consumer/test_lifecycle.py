@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from coati_rl.data.checkpoint_dir import read_state
-from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, save_model
+from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, UNEVEN, save_model
+from tests.integration.consumer.lifecycle_cases import CASES, MODELS, RESUMES, is_fast
 from tests.integration.consumer.lifecycle_process import WIRE, Case, Resume, run_tasks
 from tests.integration.consumer.samples import cut, make_samples, sample_logprobs
 from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerServers
@@ -21,38 +22,6 @@ from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerS
 pytestmark = pytest.mark.timeout(LAUNCH_TIMEOUT_S)  # whichever test is first waits for all launches
 
 Results = list[dict[str, Any]]  # by rank
-MODELS = {"tied": "qwen3", "untied": "qwen2"}
-KINDS = [
-    ("tp2_pp2", "fp32"),
-    ("tp2_zero1_dp2", "bf16"),
-    ("dp2", "fp32"),
-    ("dp2", "bf16"),
-    ("pp2", "fp32"),
-    ("zero2_dp2", "bf16"),
-    ("dp1", "fp32"),
-]
-CASES = [Case(*kind, model) for kind in KINDS for model in MODELS]
-FAST_CASES = {
-    Case("tp2_pp2", "fp32", "tied"),
-    Case("tp2_zero1_dp2", "bf16", "untied"),
-    Case("pp2", "fp32", "untied"),
-    Case("zero2_dp2", "bf16", "tied"),
-    Case("dp1", "fp32", "untied"),
-}
-RESUMES = [
-    Resume(*kind, model, *source)
-    for source, kinds in {
-        ("tp2_pp2", "fp32"): [("dp1", "fp32"), ("dp2", "fp32"), ("tp2", "fp32"), ("tp2_zero1_dp2", "bf16")],
-        ("tp2_zero1_dp2", "bf16"): [("tp2_pp2", "bf16")],
-    }.items()
-    for kind in kinds
-    for model in MODELS
-]
-
-
-def is_fast(task: Case | Resume) -> bool:
-    source = task if isinstance(task, Case) else Case(task.from_layout, task.from_precision, task.model)
-    return source in FAST_CASES
 
 
 def marked(tasks: Sequence[Case | Resume]) -> list[Any]:
@@ -61,15 +30,16 @@ def marked(tasks: Sequence[Case | Resume]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def out_dir(request: pytest.FixtureRequest, trainers: TrainerServers, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three launches: of four, of two and of one trainer."""
+    """A launch for each number of trainers, the most first: resumes go on from lives of as many trainers or more."""
     directory = tmp_path_factory.mktemp("lifecycle")
     for name, architecture in MODELS.items():
         # Dropout in the configuration is for transformers' own trainers; ours compares with a model in eval mode.
         save_model(directory / name, architecture, tied=name == "tied", attention_dropout=0.5)
     due = [task for task in (*CASES, *RESUMES) if is_fast(task) or request.config.getoption("--all")]
-    for world_size in (4, 2, 1):
-        tasks = [task for task in due if LAYOUTS[task.layout][0] == world_size]
-        trainers.launch_and_check(run_tasks, directory, tasks, world_size=world_size)
+    for world_size in (4, 3, 2, 1):
+        tasks = [task for task in due if (LAYOUTS | UNEVEN)[task.layout][0] == world_size]
+        if tasks:
+            trainers.launch_and_check(run_tasks, directory, tasks, world_size=world_size)
     return directory
 
 

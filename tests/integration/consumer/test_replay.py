@@ -25,6 +25,7 @@ FAST = {
     "pp2": ("gspo", "old_policy"),
     "tp2_pp2": ("grpo",),
     "pp2_dp2": ("reinforce_pp",),
+    "fsdp2_dp2": ("old_policy",),
 }
 
 Metrics = dict[tuple[str, str], list[dict[str, Any]]]  # layout and replay to those of each step

@@ -18,6 +18,7 @@ from tests.integration.runs.records import (
 LAYOUTS = {
     "pp2": ("-t", 2, "-pp", 2, "-tbs", 4, "-tMbs", 4),
     "tp2_pp2": ("-t", 4, "-tp", 2, "-pp", 2, "-tbs", 4, "-tMbs", 4),
+    "fsdp2": ("-t", 2, "--plugin", "fsdp2", "-tbs", 2, "-tMbs", 2),
 }
 GSM8K = Path(__file__).parents[2] / "data" / "gsm8k_16.jsonl"
 

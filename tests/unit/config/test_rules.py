@@ -119,6 +119,16 @@ def test_what_this_version_cannot_do_is_refused_by_name(argv, message):
             ["-zero 1", "-pp 1"],
         ),
         (
+            "--plugin fsdp2 -tp 2 -zero 1",
+            "--plugin fsdp2 with -tp 2 -zero 1: it shards weights, gradients and optimizer states over all trainers",
+            ["-tp 1 -zero 0", "--plugin hybrid"],
+        ),
+        (
+            "--plugin fsdp2 -pp 2",
+            "--plugin fsdp2 with -pp 2: it shards weights, gradients and optimizer states over all trainers",
+            ["-pp 1", "--plugin hybrid"],
+        ),
+        (
             "-zero 1 --precision fp32",
             "-zero 1 with --precision fp32: ZeRO keeps float32 masters of bfloat16 weights",
             ["--precision bf16", "-zero 0"],
@@ -179,6 +189,8 @@ def test_the_longest_episode_is_the_prompt_and_one_response_unless_it_is_given()
         "-zero 1 -pp 2",
         "-t 1 -zero 1",
         "-zero 1 --precision bf16",
+        "--plugin fsdp2",
+        "--plugin fsdp2 --precision fp32",
         "-cp dir",
     ],
 )

@@ -12,7 +12,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MiniBatch
-from consumer.torch_backend import BackendConfig, TorchBackend
+from consumer.backend import Backend, BackendConfig
+from consumer.single_process import SingleProcess
 from tests.unit.consumer.conftest import make_micro_batch
 
 # OPT's decoder layer drops out by itself, not in a module of its own.
@@ -27,7 +28,7 @@ def train(model_dir: Path, *, gradient_checkpointing: bool) -> tuple[dict[str, t
     """Two micro-batches with a score in between; gradients by parameter, and what ran how often: layers while
     gradients were wanted, layers while not, attention in training mode."""
     config = BackendConfig(model_dir=model_dir, gradient_checkpointing=gradient_checkpointing)
-    backend = TorchBackend(config, device=torch.device("cpu"))
+    backend = Backend(config, SingleProcess(device=torch.device("cpu")))
     counts: Counter[str] = Counter()
 
     def count(module: nn.Module, _: Any) -> None:
@@ -35,7 +36,7 @@ def train(model_dir: Path, *, gradient_checkpointing: bool) -> tuple[dict[str, t
             counts["with gradient" if torch.is_grad_enabled() else "without"] += 1
         counts["in training mode"] += module.training
 
-    for module in backend.policy.modules():
+    for module in backend.policy.module.modules():
         module.register_forward_pre_hook(count)
     micro_batch = make_micro_batch(([1, 2, 3, 4, 5], 2), ([6, 7, 8, 9], 1))
     for is_last in (False, True):
@@ -44,7 +45,7 @@ def train(model_dir: Path, *, gradient_checkpointing: bool) -> tuple[dict[str, t
             step=0, micro_batches=(micro_batch,), is_last=is_last, loss_scale=1.0, learning_rate_progress=0.0
         )
         backend.forward_backward(batch, PolicyLoss())
-    return backend.gradients, counts
+    return backend.policy.gradients, counts
 
 
 @pytest.mark.parametrize("model_type", MODELS)

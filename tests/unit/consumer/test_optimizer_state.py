@@ -23,7 +23,7 @@ def packed_of(named: dict[str, Tensor], optimizer: torch.optim.AdamW) -> dict[tu
     return {
         (name, kind): tensor.clone()
         for name, master in named.items()
-        for kind, tensor in pack_state(optimizer, master, torch.zeros(3, 2)).items()
+        for kind, tensor in pack_state(optimizer, master, with_master=True).items()
     }
 
 
@@ -60,7 +60,7 @@ def test_what_was_unpacked_is_a_copy() -> None:
 def test_a_parameter_that_is_its_own_master_has_none() -> None:
     named, optimizer = make()
     step(named, optimizer, 1.0)
-    assert set(pack_state(optimizer, named["a"], named["a"])) == {"step", "exp_avg", "exp_avg_sq"}
+    assert set(pack_state(optimizer, named["a"], with_master=False)) == {"step", "exp_avg", "exp_avg_sq"}
 
 
 def test_before_the_first_step_there_are_only_masters() -> None:

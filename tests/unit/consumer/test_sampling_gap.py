@@ -18,15 +18,19 @@ from tests.unit.consumer.conftest import make_micro_batch
 class OneWeight:
     """Gives every token minus its weight; the weight of version N is N + 1."""
 
-    def __init__(self, *, has_head: bool = True) -> None:
+    def __init__(self, *, has_head: bool = True, is_needed_elsewhere: bool = False) -> None:
         self.weight = torch.nn.Parameter(torch.ones(()))
         self.has_head = has_head
+        self.is_needed_elsewhere = is_needed_elsewhere
         self.calls: list[tuple[float, int]] = []  # weight, micro-batches
 
     def score(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         self.calls.append((self.weight.item(), len(micro_batches)))
         scores = [torch.full(m.token_ids.shape, -self.weight.item()) for m in micro_batches]
         return scores if self.has_head else []
+
+    def any_rank(self, is_needed: bool) -> bool:
+        return is_needed or self.is_needed_elsewhere
 
     def step(self) -> None:
         with torch.no_grad():
@@ -112,20 +116,31 @@ def test_a_rank_without_the_lm_head_takes_part_and_reports_nothing() -> None:
     assert backend.calls == [(1.0, 1)]
 
 
+def test_a_rank_without_tokens_of_a_version_scores_with_those_that_hold_the_weights_with_it() -> None:
+    backend = OneWeight(is_needed_elsewhere=True)
+    gap = meter(backend)
+    take_steps(gap, backend, 2)
+    assert gap.measure([sampled_by(2)], step=2) == {}
+    assert backend.calls == [(1.0, 0), (2.0, 0)]  # of no micro-batch of its own
+
+
 @pytest.mark.parametrize(
-    ("flags", "dp_rank", "expected"),
+    ("flags", "is_first_copy", "expected"),
     [
-        ({}, 0, 0),  # K = 1: the trainers' own weights are those of the last sync
-        ({"n_behind": 2}, 0, 2),
-        ({"n_behind": 2}, 1, 0),  # one copy measures for all
-        ({"train_batch_size": 4}, 0, 1),  # K = 2
-        ({"train_batch_size": 4, "n_behind": 1}, 0, 2),
-        ({"n_behind": 1, "logprob_gap_tokens": 0}, 0, 0),
+        ({}, True, 0),  # K = 1: the trainers' own weights are those of the last sync
+        ({"n_behind": 2}, True, 2),
+        ({"n_behind": 2}, False, 0),  # one copy measures for all
+        ({"train_batch_size": 4}, True, 1),  # K = 2
+        ({"train_batch_size": 4, "n_behind": 1}, True, 2),
+        ({"n_behind": 1, "logprob_gap_tokens": 0}, True, 0),
     ],
 )
-def test_a_run_keeps_as_many_versions_as_may_have_sampled(flags: dict[str, int], dp_rank: int, expected: int) -> None:
+def test_a_run_keeps_as_many_versions_as_may_have_sampled(
+    flags: dict[str, int], is_first_copy: bool, expected: int
+) -> None:
     sizes = {"num_inferencer": 1, "num_trainers": 1, "inference_batch_size": 8, "train_batch_size": 8}
-    backend = SimpleNamespace(layout=SimpleNamespace(dp_rank=dp_rank), policy=torch.nn.Linear(1, 1))
+    place = SimpleNamespace(is_first_copy=is_first_copy)
+    backend = SimpleNamespace(layout=place, live_weights=lambda: [torch.zeros(1)])
     gap = sampling_gap(backend, Config(**{**sizes, **flags}))
     for step in range(8):
         gap.end_step(step)

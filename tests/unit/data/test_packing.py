@@ -267,9 +267,8 @@ def test_ragged_samples_say_nothing_twice():
     ]
     ragged = RaggedSamples.of(samples)
     assert ragged.prefix_ids.tolist() == prompt.tolist(), "once for all of them"
-    assert ragged.arrays["policy_version"].values.tolist() == [3, 4] * 8
-    assert ragged.arrays["policy_version"].counts.tolist() == [200] * 16
-    assert ragged.arrays["advantages"].counts.tolist() == [400] * 8
+    assert ragged.arrays["policy_version"].runs == ((3, 200), (4, 200)) * 8
+    assert ragged.arrays["advantages"].runs == ((1.5, 400),) * 8
     # 4 bytes a token, 4 a log-probability, a bit of mask, and runs
     assert 8.0 < ragged.num_bytes / (8 * 400 + 100) < 8.2
     for first, second in zip(samples, ragged.split(), strict=True):

@@ -166,6 +166,13 @@ def test_zero_that_chooses_the_precision_says_so(prepare_with, num_gpus, flags, 
     assert (prepared.plan.precision, prepared.warnings) == ("bf16", warnings)
 
 
+def test_a_single_trainer_has_nobody_to_share_a_model_with(prepare_with, num_gpus):
+    num_gpus(0)
+    warning = "--plugin fsdp2: shares nothing out here, as there is one trainer"
+    assert prepare_with("-t 1 --plugin fsdp2").warnings == (warning,)
+    assert prepare_with("-t 2 -tbs 1 --plugin fsdp2").warnings == ()
+
+
 def test_gpus_are_taken_when_there_are_enough_and_bf16_with_them(prepare_with, num_gpus):
     num_gpus(2)
     plan = prepare_with().plan

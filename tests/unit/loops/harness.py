@@ -23,8 +23,9 @@ from coati_rl.runtime import crew
 from coati_rl.runtime.process import Place
 from coati_rl.runtime.run_dir import RunPaths, make_run_dir
 from coati_rl.types import Lease, RolloutGroup, Score
+from consumer.backend import Backend
 from consumer.process_group import MeetingPoint
-from consumer.torch_backend import TorchBackend
+from consumer.single_process import SingleProcess
 from producer.engines import create_engine
 from rewards import default_system_prompt, get_reward
 from rewards.registry import needs_ground_truth
@@ -106,9 +107,7 @@ class ThreadedRun:
             for module in (crew, consumer.actor, producer.actor):
                 patch.setattr(module, "enter_actor", lambda place: None)
             patch.setattr(producer.actor, "create_engine", self._create_engine)
-            patch.setattr(
-                "consumer.colossal_backend.ColossalBackend", lambda config, **options: self._make_backend(config)
-            )
+            patch.setattr("consumer.backend.make_backend", lambda config, **options: self._make_backend(config))
             patch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
             patch.setattr(consumer.actor, "RemoteProducer", self._connect)
             self._coordinator = _recording(crew.CoordinatorActor, self.trace, hold_trainer=self._hold_trainer)(
@@ -206,12 +205,12 @@ class ThreadedRun:
         return engine
 
     def _make_backend(self, config):
-        backend = self._backend = TorchBackend(config, device=torch.device("cpu"))
+        backend = self._backend = Backend(config, SingleProcess(device=torch.device("cpu")))
 
         def note_gradients(*_):  # after the hook that scales and clips
-            self.trace.gradients.append({n: p.grad.clone() for n, p in backend.policy.named_parameters()})
+            self.trace.gradients.append({n: p.grad.clone() for n, p in backend.policy.module.named_parameters()})
 
-        backend._adamw.register_step_pre_hook(note_gradients)
+        backend.policy._adamw.register_step_pre_hook(note_gradients)
         return backend
 
     def _connect(self, name, namespace):

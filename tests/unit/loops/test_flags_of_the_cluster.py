@@ -44,9 +44,7 @@ def backend_of(monkeypatch, tmp_path):
         seen = []
         monkeypatch.setattr(consumer.actor, "enter_actor", lambda place: None)
         monkeypatch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
-        monkeypatch.setattr(
-            "consumer.colossal_backend.ColossalBackend", lambda settings, **options: seen.append(settings)
-        )
+        monkeypatch.setattr("consumer.backend.make_backend", lambda settings, **options: seen.append(settings))
         place = Place(name="trainer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
         trainer = consumer.actor.TrainerActor(0, config, place, run_dir=tmp_path, checkpoint_dir=tmp_path)
         trainer.start(MeetingPoint(address="127.0.0.1"))
@@ -181,6 +179,13 @@ def test_zero_stage__reaches_the_training_engine_and_chooses_bf16(backend_of, co
     config = config_with(zero_stage=stage)
     assert backend_of(config).zero_stage == stage
     assert resolve_precision(config, "cpu") == ("bf16" if stage else "fp32")
+
+
+@pytest.mark.parametrize("plugin", ["hybrid", "fsdp2"])
+def test_plugin__chooses_how_trainers_share_a_model_out(backend_of, config_with, plugin):
+    config = config_with(**FOUR_TRAINERS, plugin=plugin)
+    assert backend_of(config).plugin == plugin
+    assert coordinator_settings(config).batch.dp == 4
 
 
 @pytest.mark.parametrize("is_on", [False, True])

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from coati_rl.observability.trace_file import write_trace
-from consumer.torch_backend import TorchBackend
+from consumer.backend import Backend
 from tests.unit.loops.harness import parity_reward
 from tests.unit.observability.trace_format import check_format
 
@@ -40,13 +40,13 @@ def test_a_trainer_that_is_short_of_rollouts_is_idle(run_in_threads):
 
 
 def test_a_producer_that_waits_for_new_weights_is_idle(run_in_threads, monkeypatch):
-    step = TorchBackend.optimizer_step
+    step = Backend.optimizer_step
 
     def slow_step(self, **options):
         time.sleep(0.4)
         return step(self, **options)
 
-    monkeypatch.setattr(TorchBackend, "optimizer_step", slow_step)
+    monkeypatch.setattr(Backend, "optimizer_step", slow_step)
     trace = run_in_threads({"n_behind": 0})
     assert min(shares(trace, "producer_idle_fraction")[1:]) > 0.5
     assert max(shares(trace, "trainer_idle_fraction")[1:]) < 0.5

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from coati_rl.observability.progress import ProgressDisplay
-from consumer.torch_backend import TorchBackend
+from consumer.backend import Backend
 from producer.actor import ProducerActor
 from tests.unit.loops.harness import parity_reward
 
@@ -83,7 +83,7 @@ def test_no_prompts(run, terminal):
 
 def test_no_slots(run, terminal, held_at):
     reason = "producer 0: no free slots: all 4 are taken (0 prompts being sampled, "
-    held_at(TorchBackend, "optimizer_step", 1, lambda: terminal.until(reason))
+    held_at(Backend, "optimizer_step", 1, lambda: terminal.until(reason))
     run()
     assert "step 1 is being trained; " in terminal.getvalue()
 

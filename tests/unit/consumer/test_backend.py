@@ -1,4 +1,4 @@
-"""The plain backend's contract, which the Colossal backend inherits: what is summed, scaled, reported and refused."""
+"""The backend's contract, in one process: what is summed, scaled, reported and refused."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,7 +12,8 @@ import torch
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.errors import ConfigError, EngineError
-from consumer.torch_backend import BackendConfig, TorchBackend
+from consumer.backend import Backend, BackendConfig
+from consumer.single_process import SingleProcess
 from tests.unit.consumer.conftest import make_micro_batch
 
 SAMPLES = [([1, 2, 3, 4, 5], 2), ([6, 7, 8, 9], 1), ([3, 1, 4, 1, 5, 9], 3)]
@@ -33,8 +34,9 @@ class Unseparated:
         return self.loss(*arguments)
 
 
-def make_backend(model_dir: Path, **settings: object) -> TorchBackend:
-    return TorchBackend(BackendConfig(**{"model_dir": model_dir, **settings}), device=torch.device("cpu"))
+def make_backend(model_dir: Path, **settings: object) -> Backend:
+    config = BackendConfig(**{"model_dir": model_dir, **settings})
+    return Backend(config, SingleProcess(device=torch.device("cpu")))
 
 
 def mini_batch(*micro_batches: MicroBatch, step: int = 0, is_last: bool = True) -> MiniBatch:
@@ -43,16 +45,16 @@ def mini_batch(*micro_batches: MicroBatch, step: int = 0, is_last: bool = True) 
     )
 
 
-def gradient(backend: TorchBackend) -> torch.Tensor:
-    return torch.cat([gradient.flatten() for gradient in backend.gradients.values()])
+def gradient(backend: Backend) -> torch.Tensor:
+    return torch.cat([gradient.flatten() for gradient in backend.policy.gradients.values()])
 
 
-def train(backend: TorchBackend, *, learning_rate: float = 1e-2) -> None:
+def train(backend: Backend, *, learning_rate: float = 1e-2) -> None:
     backend.forward_backward(mini_batch(make_micro_batch(*SAMPLES)), LOSS)
     backend.optimizer_step(loss_scale=1 / 3, learning_rate=learning_rate)
 
 
-def exported(backend: TorchBackend) -> dict[str, torch.Tensor]:
+def exported(backend: Backend) -> dict[str, torch.Tensor]:
     return {name: weight.clone() for name, weight in backend.export_weights()}
 
 
@@ -81,20 +83,20 @@ def test_a_last_mini_batch_without_samples_reports_zeros_and_has_a_gradient_of_z
 def test_a_mini_batch_without_samples_that_is_not_the_last_does_nothing(model_dir: Path) -> None:
     backend = make_backend(model_dir)
     assert backend.forward_backward(mini_batch(is_last=False), LOSS) == {}
-    assert backend.gradients == {}
-    assert all(p.grad is None for p in backend.policy.parameters())
+    assert backend.policy.gradients == {}
+    assert all(p.grad is None for p in backend.policy.module.parameters())
 
 
 def test_gradients_are_there_from_the_last_mini_batch_to_the_step(model_dir: Path) -> None:
     backend = make_backend(model_dir)
     backend.forward_backward(mini_batch(make_micro_batch(*SAMPLES), is_last=False), LOSS)
-    assert backend.gradients == {}
+    assert backend.policy.gradients == {}
     backend.forward_backward(mini_batch(make_micro_batch(*SAMPLES)), LOSS)
-    assert {name: g.shape for name, g in backend.gradients.items()} == {
-        name: p.shape for name, p in backend.policy.named_parameters()
+    assert {name: g.shape for name, g in backend.policy.gradients.items()} == {
+        name: p.shape for name, p in backend.policy.module.named_parameters()
     }
     backend.optimizer_step(loss_scale=1.0, learning_rate=0.0)
-    assert backend.gradients == {}
+    assert backend.policy.gradients == {}
 
 
 def test_a_loss_evaluated_in_chunks_of_tokens_has_the_gradient_and_sums_of_one_that_sees_all(model_dir: Path) -> None:
@@ -113,12 +115,12 @@ def test_a_loss_evaluated_in_chunks_of_tokens_has_the_gradient_and_sums_of_one_t
 
 def test_a_step_forgets_its_gradient_and_uses_the_rate_it_is_given(model_dir: Path) -> None:
     backend = make_backend(model_dir, weight_decay=0.0)
-    before = backend.policy.get_parameter("model.norm.weight").detach().clone()
+    before = backend.policy.module.get_parameter("model.norm.weight").detach().clone()
     for learning_rate in (0.0, 1e-2):
         backend.forward_backward(mini_batch(make_micro_batch(*SAMPLES)), LOSS)
         assert backend.optimizer_step(loss_scale=1 / 3, learning_rate=learning_rate) > 0
-        assert all(p.grad is None for p in backend.policy.parameters())
-        moved = (backend.policy.get_parameter("model.norm.weight") - before).abs().max().item()
+        assert all(p.grad is None for p in backend.policy.module.parameters())
+        moved = (backend.policy.module.get_parameter("model.norm.weight") - before).abs().max().item()
         assert moved == pytest.approx(learning_rate, rel=1e-3)  # AdamW's first steps are of the rate's size
 
 
@@ -180,16 +182,16 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_any_weight_moves(mod
 
 def test_bfloat16_steps_on_float32_masters_that_its_weights_are_rounded_from(model_dir: Path) -> None:
     backend = make_backend(model_dir, precision="bf16", weight_decay=0.0)
-    start = {name: p.detach().float() for name, p in backend.policy.named_parameters()}
+    start = {name: p.detach().float() for name, p in backend.policy.module.named_parameters()}
     for _ in range(3):
         train(backend, learning_rate=1e-5)
-    norm = backend.policy.get_parameter("model.norm.weight")  # of ones, beside which bfloat16 has steps of 1/256
+    norm = backend.policy.module.get_parameter("model.norm.weight")  # of ones, beside which bfloat16 has steps of 1/256
     assert torch.equal(norm.float(), start["model.norm.weight"])
-    for name, master in backend._masters().items():
+    for name, master in backend.policy.masters().items():
         assert master.dtype == torch.float32
         # The same direction three times: each of AdamW's steps is of the rate's size.
         assert (master - start[name]).abs().max().item() == pytest.approx(3e-5, rel=0.05)
-        assert torch.equal(backend.policy.get_parameter(name), master.bfloat16())
+        assert torch.equal(backend.policy.module.get_parameter(name), master.bfloat16())
 
 
 def test_gradients_of_a_bfloat16_model_add_up_in_float32(model_dir: Path) -> None:
@@ -197,8 +199,8 @@ def test_gradients_of_a_bfloat16_model_add_up_in_float32(model_dir: Path) -> Non
     micro_batch = make_micro_batch(*SAMPLES)
     once.forward_backward(mini_batch(micro_batch), LOSS)
     often.forward_backward(mini_batch(*[micro_batch] * count), LOSS)
-    assert {each.dtype for each in often.gradients.values()} == {torch.float32}
-    assert {p.dtype for p in often.policy.parameters()} == {torch.bfloat16}
+    assert {each.dtype for each in often.policy.gradients.values()} == {torch.float32}
+    assert {p.dtype for p in often.policy.module.parameters()} == {torch.bfloat16}
     exact = count * gradient(once)
     assert (gradient(often) - exact).norm() / exact.norm() < 1e-6
     in_bfloat16 = torch.zeros_like(exact, dtype=torch.bfloat16)
@@ -212,11 +214,11 @@ def test_exported_weights_are_every_tensor_once_in_the_state_dicts_order(
     save_model: Callable[..., Path], tied: bool
 ) -> None:
     backend = make_backend(save_model(tie_word_embeddings=tied))
-    state = backend.policy.state_dict()
+    state = backend.policy.module.state_dict()
     # A tied head is left out; an untied one is sent even where it equals the embedding.
     if not tied:
         with torch.no_grad():
-            backend.policy.lm_head.weight.copy_(backend.policy.model.embed_tokens.weight)
+            backend.policy.module.lm_head.weight.copy_(backend.policy.module.model.embed_tokens.weight)
     weights = exported(backend)
     assert list(weights) == [name for name in state if name != "lm_head.weight" or not tied]
     assert all(torch.equal(weights[name], state[name]) for name in weights)
@@ -230,7 +232,7 @@ def test_exported_weights_are_cast_to_the_wire_and_carry_no_gradient(
     for name, weight in backend.export_weights():
         assert weight.dtype == wire_dtype
         assert not weight.requires_grad
-        assert torch.equal(weight, backend.policy.get_parameter(name).to(wire_dtype))
+        assert torch.equal(weight, backend.policy.module.get_parameter(name).to(wire_dtype))
 
 
 @pytest.mark.parametrize("saved", ["fp32", "bf16"])
@@ -241,10 +243,10 @@ def test_a_checkpoint_resumes_in_either_precision_from_the_same_masters(
     backend = make_backend(model_dir, precision=saved)
     train(backend)
     backend.save(tmp_path / "step-1", state={"step": 1})
-    masters = {name: master.detach().clone() for name, master in backend._masters().items()}
+    masters = {name: master.detach().clone() for name, master in backend.policy.masters().items()}
     other = make_backend(tmp_path / "step-1", precision=resumed)
     other.restore(tmp_path / "step-1")
-    assert all(torch.equal(other._masters()[name], master) for name, master in masters.items())
+    assert all(torch.equal(other.policy.masters()[name], master) for name, master in masters.items())
     for each in (backend, other):
         train(each)
     if saved == resumed:

@@ -1,0 +1,222 @@
+"""Put a trainer's models and its parallelism together: the `TrainBackend` that the train loop sees.
+
+Consumes mini-batches; produces gradients, steps, log-probabilities, weights and checkpoints. A gradient is always the
+plain sum over the global batch, accumulated in float32 until `optimizer_step` scales it.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coati_rl.batch import MicroBatch, MiniBatch
+from coati_rl.config.parallel import PluginName
+from coati_rl.data.checkpoint_dir import load_state
+from coati_rl.data.packing import blank_micro_batch
+from coati_rl.errors import ConfigError
+from coati_rl.protocols import LossFn, Role
+from coati_rl.transport.manifest import TensorEntry, dtype_name
+from consumer.checkpoint import CheckpointReader, CheckpointWriter
+from consumer.models import Model, Training
+from consumer.parallelism import Parallelism
+from consumer.policy_model import DTYPES, Precision, make_input
+from consumer.process_group import collective
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackendConfig:
+    """Describe what a training engine is built from."""
+
+    model_dir: Path  # Hugging Face model, or a checkpoint of ours
+    tokenizer_dir: Path | None = None  # whose tokenizer goes into checkpoints; None: model_dir
+    reference_dir: Path | None = None  # model of the KL penalty; None: there is none
+    keeps_old_policy: bool = False  # a copy of the weights, for old_logprobs over several steps
+    plugin: PluginName = "hybrid"
+    tp_size: int = 1
+    pp_size: int = 1
+    zero_stage: int = 0
+    precision: Precision = "fp32"  # bf16 keeps float32 master weights
+    wire_dtype: torch.dtype = torch.float32  # of exported weights: the inference engines'
+    gradient_checkpointing: bool = False
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    keep_checkpoints: int | None = None  # None: all
+
+
+def make_backend(config: BackendConfig, *, device: torch.device, timeout_s: float) -> "Backend":
+    """Build the backend of this rank; collective over the default process group, which must exist.
+
+    Args:
+        config: what it is built from.
+        device: what this rank computes on.
+        timeout_s: of collectives.
+    Raises: ConfigError, EngineError.
+    """
+    parallelism: Parallelism
+    if config.plugin == "fsdp2":
+        from consumer.fsdp_parallelism import FullyShardedParallelism
+
+        parallelism = FullyShardedParallelism(precision=config.precision, device=device)
+    else:
+        from consumer.hybrid_parallelism import HybridParallelism  # its import of ColossalAI takes seconds
+
+        parallelism = HybridParallelism(
+            tp_size=config.tp_size,
+            pp_size=config.pp_size,
+            zero_stage=config.zero_stage,
+            precision=config.precision,
+            device=device,
+            timeout_s=timeout_s,
+        )
+    return Backend(config, parallelism)
+
+
+class Backend:
+    """Train the models of a run on one parallelism; methods are collective unless noted.
+
+    All raise an EngineError if another rank does not take part in time.
+    """
+
+    def __init__(self, config: BackendConfig, parallelism: Parallelism) -> None:
+        self._config = config
+        self._parallelism = parallelism
+        self.device = parallelism.device
+        self.layout = parallelism.layout
+        training = Training(
+            weight_decay=config.weight_decay,
+            max_grad_norm=config.max_grad_norm,
+            gradient_checkpointing=config.gradient_checkpointing,
+        )
+        self.policy = self._load("policy", config.model_dir, training)
+        self._models: dict[Role, Model] = {"policy": self.policy}
+        if config.reference_dir is not None:
+            self._models["reference"] = self._load("reference", config.reference_dir)
+        if config.keeps_old_policy:
+            self._models["old"] = self._load("old", config.model_dir)
+
+    def score(self, micro_batches: Sequence[MicroBatch], model: Role = "policy") -> list[Tensor]:
+        """Log-probabilities at the sampling temperature of one of the models; no gradient.
+
+        Returns: a float32[R, M] per micro-batch, 0 where the loss mask is False; nothing on ranks without the LM head.
+        Raises: ValueError if the backend was built without this model.
+        """
+        scored = self._model(model)
+        with collective("score a mini-batch"):
+            count = self._parallelism.num_micro_batches(len(micro_batches))
+            inputs = [make_input(micro_batch, device=self.device) for micro_batch in _filled(micro_batches, count)]
+            return scored.score(inputs)[: len(micro_batches)]
+
+    def keep_old_policy(self) -> None:
+        """The policy as it is now becomes the "old" one; every rank copies its own part.
+
+        Raises: ValueError if the backend was built without an old policy.
+        """
+        self._model("old").copy_from(self.policy)
+
+    def forward_backward(self, mini_batch: MiniBatch, loss_fn: LossFn) -> dict[str, Tensor]:
+        """Add the gradient of the summed loss; with the step's last mini-batch, sum it over ranks.
+
+        The trainer's version of the weights is the number of steps taken, which is `mini_batch.step`.
+
+        Returns: the sums that `loss_fn` reports, float64[] each, of this rank's samples; empty without the LM head.
+        """
+        # A rank without samples still takes part in the step.
+        wanted = max(len(mini_batch.micro_batches), int(mini_batch.is_last))
+        with collective("sum gradients over trainers"):
+            micro_batches = _filled(mini_batch.micro_batches, self._parallelism.num_micro_batches(wanted))
+            inputs = [
+                make_input(micro_batch, device=self.device, trainer_version=mini_batch.step, loss_fn=loss_fn)
+                for micro_batch in micro_batches
+            ]
+            sums = self.policy.accumulate(inputs)
+            if mini_batch.is_last:
+                self.policy.reduce_gradients()
+        return sums
+
+    def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
+        """A step's reported sums over all ranks; empty without the LM head."""
+        return self._parallelism.reduce_sums(sums)
+
+    def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
+        """Scale the accumulated gradient, clip it, step, and forget it; with a scale of 0 only forget it.
+
+        Returns: the scaled gradient's norm before clipping, the same on every rank.
+        Raises: EngineError if the norm is not finite; no weight has changed then.
+        """
+        return self.policy.optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate)
+
+    def weight_entries(self) -> tuple[TensorEntry, ...]:
+        """Return what all senders together export, in Hugging Face order; not collective."""
+        dtype = dtype_name(self._config.wire_dtype)
+        return tuple(TensorEntry(name=i.name, dtype=dtype, shape=i.shape, sender=i.stage) for i in self.policy.infos)
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """This rank's share of what is sent, full tensors by Hugging Face name; see `Model.export`."""
+        return self.policy.export(self._config.wire_dtype)
+
+    def broadcast_text(self, text: str | None) -> str:
+        """Hand a text from sender 0 to all senders; collective over them. `text`: None on the others."""
+        return self._parallelism.broadcast_text(text)
+
+    def live_weights(self) -> list[Tensor]:
+        """The policy's weights that this rank holds, the tensors themselves; not collective."""
+        return list(self.policy.parameters.local.values())
+
+    def any_rank(self, is_needed: bool) -> bool:
+        """True if a forward is needed on any of the ranks that have to run it together; collective over them."""
+        with collective("agree on whether to score"):
+            return self._parallelism.num_micro_batches(int(is_needed)) > 0
+
+    def save(self, directory: Path, *, state: dict[str, Any], files: Mapping[str, bytes] | None = None) -> None:
+        """Publish a checkpoint under this name. The first rank adds its `files`, by name.
+
+        Raises: RunError on every rank if it cannot be written.
+        """
+        writer = CheckpointWriter(directory, self.policy.infos, dtype=DTYPES[self._config.precision])
+        agree, is_first_rank = self._parallelism.agree, self.layout.sender == 0
+        agree(writer.begin if is_first_rank else None)
+        agree(lambda: self.policy.write(writer))
+        publish = partial(
+            writer.publish,
+            model=self.policy.module,
+            tokenizer_dir=self._config.tokenizer_dir or self._config.model_dir,
+            state={**state, "rng_state": b64encode(torch.get_rng_state().numpy().tobytes()).decode()},
+            files=files,
+            keep=self._config.keep_checkpoints,
+        )
+        agree(publish if is_first_rank else None)
+
+    def restore(self, directory: Path) -> None:
+        """Take over optimizer and random state of a checkpoint whose weights this backend was built from.
+
+        The checkpoint may come from any layout. All ranks draw the same random numbers, those of the one that saved.
+
+        Raises: ConfigError if it belongs to another model.
+        """
+        self.policy.restore(CheckpointReader(directory))
+        rng_state = load_state(directory).get("rng_state")
+        if rng_state is None:
+            raise ConfigError(f"{directory} is no checkpoint to resume from: it holds no random state")
+        torch.set_rng_state(torch.frombuffer(bytearray(b64decode(rng_state)), dtype=torch.uint8))
+
+    def close(self) -> None:
+        """Leave the process groups that were made for this backend; the default group stays."""
+        self._parallelism.close()
+
+    def _load(self, role: Role, directory: Path, training: Training | None = None) -> Model:
+        return Model(role, directory, self._parallelism, precision=self._config.precision, training=training)
+
+    def _model(self, role: Role) -> Model:
+        if role not in self._models:
+            raise ValueError(f"this backend was built without the {role} model")
+        return self._models[role]
+
+
+def _filled(micro_batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:
+    """Blank ones after them, to `count`."""
+    return [*micro_batches, *[blank_micro_batch()] * (count - len(micro_batches))]

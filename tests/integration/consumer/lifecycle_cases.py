@@ -1,0 +1,50 @@
+"""List the trainers whose lives are tested, and the layouts that go on from their checkpoints."""
+
+from tests.integration.consumer.lifecycle_process import Case, Resume
+
+MODELS = {"tied": "qwen3", "untied": "qwen2"}
+KINDS = [
+    ("tp2_pp2", "fp32"),
+    ("tp2_zero1_dp2", "bf16"),
+    ("dp2", "fp32"),
+    ("dp2", "bf16"),
+    ("pp2", "fp32"),
+    ("zero2_dp2", "bf16"),
+    ("dp1", "fp32"),
+    ("fsdp2_dp2", "fp32"),
+    ("fsdp2_dp2", "bf16"),
+    ("fsdp2_dp3", "fp32"),
+]
+CASES = [Case(*kind, model) for kind in KINDS for model in MODELS]
+FAST_CASES = {
+    Case("tp2_pp2", "fp32", "tied"),
+    Case("tp2_zero1_dp2", "bf16", "untied"),
+    Case("pp2", "fp32", "untied"),
+    Case("zero2_dp2", "bf16", "tied"),
+    Case("dp1", "fp32", "untied"),
+    Case("fsdp2_dp2", "fp32", "tied"),
+    Case("fsdp2_dp2", "bf16", "untied"),
+}
+RESUMES = [
+    Resume(*kind, model, *source)
+    for source, kinds in {
+        ("tp2_pp2", "fp32"): [
+            ("dp1", "fp32"),
+            ("dp2", "fp32"),
+            ("tp2", "fp32"),
+            ("tp2_zero1_dp2", "bf16"),
+            ("fsdp2_dp2", "fp32"),
+        ],
+        ("tp2_zero1_dp2", "bf16"): [("tp2_pp2", "bf16")],
+        ("zero2_dp2", "bf16"): [("fsdp2_dp2", "bf16")],
+        ("fsdp2_dp2", "fp32"): [("tp2", "fp32")],
+        ("fsdp2_dp2", "bf16"): [("zero2_dp2", "bf16")],
+    }.items()
+    for kind in kinds
+    for model in MODELS
+]
+
+
+def is_fast(task: Case | Resume) -> bool:
+    source = task if isinstance(task, Case) else Case(task.from_layout, task.from_precision, task.model)
+    return source in FAST_CASES

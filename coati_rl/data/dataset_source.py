@@ -34,6 +34,7 @@ class DatasetSettings:
     save_interval: int | None = None  # optimizer steps; None: only at the end
     max_tokens_per_microbatch: int | None = None
     one_sample_per_row: bool = False
+    unit: int = 1  # samples that stay together in a micro-batch, see `plan_batches`
     seed: int = 0
 
 
@@ -52,8 +53,13 @@ class DatasetSource:
     ) -> None:
         """`resumed`: what `SaveWork` said of the data in the checkpoint to go on from. `report`: takes step records.
 
-        Raises: ConfigError if there is not one whole step, or the checkpoint is of other data.
+        Raises: ConfigError if there is not one whole step, or the checkpoint is of other data; ValueError if samples
+            and step are not of whole units.
         """
+        if len(samples) % settings.unit or settings.batch_size % settings.unit:
+            raise ValueError(
+                f"{len(samples)} samples and steps of {settings.batch_size} are not units of {settings.unit}"
+            )
         self._samples, self._settings, self._report = samples, settings, report
         num_steps = len(samples) * settings.num_epochs // settings.batch_size
         self.num_steps = num_steps if settings.max_steps is None else min(num_steps, settings.max_steps)
@@ -96,8 +102,9 @@ class DatasetSource:
     @lru_cache(maxsize=1)  # noqa: B019, one instance a process, and ranks of one process share a step
     def _batches(self, step: int) -> list[RaggedBatch]:
         settings = self._settings
-        first = step * settings.batch_size
-        samples = [self._draw(number) for number in range(first, first + settings.batch_size)]
+        units_per_step = settings.batch_size // settings.unit
+        first = step * units_per_step
+        samples = [sample for number in range(first, first + units_per_step) for sample in self._draw(number)]
         num_tokens = sum(sample.num_loss_tokens for sample in samples)
         shares = plan_batches(
             samples,
@@ -105,6 +112,7 @@ class DatasetSource:
             max_samples=settings.micro_batch_size,
             max_tokens=settings.max_tokens_per_microbatch,
             one_sample_per_row=settings.one_sample_per_row,
+            unit=settings.unit,
         )
         return [
             RaggedBatch(
@@ -119,10 +127,13 @@ class DatasetSource:
             for ragged, plan in shares
         ]
 
-    def _draw(self, number: int) -> Sample:
-        """Sample `number` of all epochs."""
-        epoch, place = divmod(number, len(self._samples))
-        return self._samples[_order(self._settings.seed, epoch, len(self._samples))[place]]
+    def _draw(self, number: int) -> Sequence[Sample]:
+        """Unit `number` of all epochs."""
+        unit = self._settings.unit
+        num_units = len(self._samples) // unit
+        epoch, place = divmod(number, num_units)
+        start = _order(self._settings.seed, epoch, num_units)[place] * unit
+        return self._samples[start : start + unit]
 
 
 @lru_cache(maxsize=2)

@@ -37,6 +37,7 @@ def plan_batches(
     max_samples: int,
     max_tokens: int | None = None,
     one_sample_per_row: bool = False,
+    unit: int = 1,
 ) -> list[Share]:
     """Decide which samples go into which micro-batch; by lengths and order alone.
 
@@ -46,19 +47,25 @@ def plan_batches(
         max_samples: per micro-batch.
         max_tokens: per micro-batch, padding included; None for no limit.
         one_sample_per_row: a padded row for each sample instead of one row for all.
+        unit: so many samples, one after another, stay together in a micro-batch: 2 for preference pairs.
     Returns: each rank's samples, and of each of its micro-batches, equally many on all ranks, the samples in it.
-    Raises: RunError if a sample alone exceeds `max_tokens`.
+    Raises: RunError if a unit alone exceeds `max_tokens`; ValueError if samples do not come in whole units.
     """
-    _check_fit(samples, max_tokens)
+    if len(samples) % unit or max_samples < unit:
+        raise ValueError(f"{len(samples)} samples, {max_samples} a micro-batch, cannot be kept in units of {unit}")
+    units = [range(start, start + unit) for start in range(0, len(samples), unit)]
+    tokens = [_num_tokens([samples[index] for index in each], is_padded=one_sample_per_row) for each in units]
+    _check_fit(samples, units, tokens, max_tokens)
     shares = share_out(
-        [len(sample) for sample in samples],
+        tokens,
         num_ranks=num_ranks,
-        max_samples=max_samples,
+        max_samples=max_samples // unit,
         max_tokens=max_tokens,
         one_sample_per_row=one_sample_per_row,
     )
     plans = []
-    for share in shares:
+    for share_of_units in shares:
+        share = [[index for number in bin_ for index in units[number]] for bin_ in share_of_units]
         held = sorted(index for bin_ in share for index in bin_)  # a rank's samples keep their order
         place = {index: number for number, index in enumerate(held)}
         ragged = RaggedSamples.of([samples[index] for index in held])
@@ -123,12 +130,21 @@ def probe_micro_batch(token_ids: Sequence[int]) -> MicroBatch:
     return _make_rows([[(0, sample)]])
 
 
-def _check_fit(samples: Sequence[Sample], max_tokens: int | None) -> None:
-    longest = max(samples, key=len, default=None)
-    if max_tokens is not None and longest is not None and len(longest) > max_tokens:
+def _num_tokens(samples: Sequence[Sample], *, is_padded: bool) -> int:
+    """Tokens that a forward computes for a unit: with a row for each, padded to the longest."""
+    lengths = [len(sample) for sample in samples]
+    return len(lengths) * max(lengths) if is_padded else sum(lengths)
+
+
+def _check_fit(
+    samples: Sequence[Sample], units: Sequence[range], tokens: Sequence[int], max_tokens: int | None
+) -> None:
+    largest = max(range(len(units)), key=tokens.__getitem__, default=None)
+    if max_tokens is not None and largest is not None and tokens[largest] > max_tokens:
+        first = samples[units[largest][0]]
         raise RunError(
-            f"prompt {longest.uid}, sample {longest.number}: {len(longest)} tokens exceed "
-            f"--max-tokens-per-microbatch {max_tokens}; use {len(longest)} or more, or a smaller -mnt"
+            f"prompt {first.uid}, sample {first.number}: {tokens[largest]} tokens exceed "
+            f"--max-tokens-per-microbatch {max_tokens}; use {tokens[largest]} or more, or a smaller -mnt"
         )
 
 

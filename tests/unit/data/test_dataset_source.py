@@ -52,6 +52,15 @@ def test_every_sample_comes_once_per_epoch_in_another_order_and_what_fills_no_st
     assert len(rows_of(items_of(source_of()))) == 2, "2 of 10 samples are left over"
 
 
+def test_samples_of_a_unit_are_drawn_together():
+    rows = rows_of(items_of(source_of(unit=2, num_epochs=3)))
+    pairs = [(row[i], row[i + 1]) for row in rows for i in range(0, len(row), 2)]
+    assert all(first % 2 == 0 and second == first + 1 for first, second in pairs)
+    assert len(set(pairs)) == 5
+    with pytest.raises(ValueError, match="9 samples and steps of 4 are not units of 2"):
+        source_of(9, unit=2)
+
+
 def test_the_order_is_the_seeds():
     assert rows_of(items_of(source_of())) == rows_of(items_of(source_of()))
     assert rows_of(items_of(source_of())) != rows_of(items_of(source_of(seed=1)))

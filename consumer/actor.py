@@ -136,9 +136,10 @@ class TrainerActor:
             loop = TrainLoop(
                 self._rank,
                 coordinator,
+                coordinator,
                 backend,
                 lambda is_corrected: correcting if is_corrected else plain,
-                publish,
+                publish=publish,
                 is_reporter=backend.layout.is_reporter,
                 checkpoint_dir=self._checkpoint_dir,
                 on_step=profiler.step if profiler else lambda: None,

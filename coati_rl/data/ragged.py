@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coati_rl.run_lengths import Runs, decode_runs, encode_runs
+from coati_rl.run_lengths import Runs, count_runs, decode_runs, encode_runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,8 +25,10 @@ class Sample:
     token_ids: np.ndarray  # int[T]
     loss_mask: np.ndarray  # bool[T], True on the N tokens that the loss counts
     arrays: Mapping[str, np.ndarray | float]  # [N] each, or one number for all N
+    num_loss_tokens: int = field(init=False)  # N
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "num_loss_tokens", int(np.count_nonzero(self.loss_mask)))
         if len(self.loss_mask) != len(self.token_ids):
             raise ValueError(f"loss_mask has {len(self.loss_mask)} entries, token_ids {len(self.token_ids)}")
         if not len(self.prefix_ids) and len(self.loss_mask) and self.loss_mask[0]:
@@ -37,11 +39,6 @@ class Sample:
 
     def __len__(self) -> int:
         return len(self.prefix_ids) + len(self.token_ids)
-
-    @property
-    def num_loss_tokens(self) -> int:
-        """Tokens that the loss counts (N)."""
-        return int(np.count_nonzero(self.loss_mask))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,8 +134,9 @@ def _join_arrays(samples: Sequence[Sample], name: str) -> np.ndarray | RunArray:
     pairs = zip(samples, parts, strict=True)
     full = [p if isinstance(p, np.ndarray) else np.full(s.num_loss_tokens, p, np.float32) for s, p in pairs]
     joined = np.concatenate(full)
-    runs = encode_runs(joined)
-    return RunArray(runs=runs, dtype=joined.dtype.str) if 2 * len(runs) < len(joined) else joined
+    if 2 * count_runs(joined) >= len(joined):
+        return joined
+    return RunArray(runs=encode_runs(joined), dtype=joined.dtype.str)
 
 
 def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:

@@ -12,9 +12,10 @@ from tests.integration.engines.engine_process import hosted_engine
 from tests.integration.engines.harness import MAX_MODEL_LEN, TIMEOUT_S, Harness, request
 
 PROMPT = tuple(range(40, 60))
+pytestmark = pytest.mark.full
 
 
-@pytest.fixture(scope="module", params=["tied", pytest.param("untied", marks=pytest.mark.full)])
+@pytest.fixture(scope="module", params=["tied", "untied"])
 def harness(request, checkpoints):
     models = checkpoints[request.param]
     with hosted_engine(

@@ -75,8 +75,12 @@ class PromptLeasing:
         for packed in groups:
             if (settled := state.leases.settle(packed.lease_id, producer_id)) is None:
                 continue
+            try:
+                group = packed.unpack(settled.lease.prompt, temperature=settled.lease.sampling.temperature)
+            except ValueError as error:
+                self._give_up(settled.lease, f"what producer {producer_id} sent does not belong together: {error}")
+                continue
             num_accepted += 1
-            group = packed.unpack(settled.lease.prompt, temperature=settled.lease.sampling.temperature)
             if group.prompt.purpose == "eval":
                 state.board.add(group)
             elif state.stats.counts.add(group):
@@ -87,16 +91,18 @@ class PromptLeasing:
 
     def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
         """Give up a prompt that could not be rolled out: recorded, counted, its slot freed."""
+        if (settled := self._state.leases.settle(lease_id, producer_id)) is not None:
+            self._give_up(settled.lease, cause)
+
+    def _give_up(self, lease: Lease, cause: str) -> None:
+        """Record and count a prompt that has no group, after its lease is settled."""
         state = self._state
-        if (settled := state.leases.settle(lease_id, producer_id)) is None:
-            return
-        prompt = settled.lease.prompt
-        state.event("rollout_failed", uid=prompt.uid, cause=cause)
-        if prompt.purpose == "eval":
-            state.board.add_failure(prompt)
+        state.event("rollout_failed", uid=lease.prompt.uid, cause=cause)
+        if lease.prompt.purpose == "eval":
+            state.board.add_failure(lease.prompt)
             self._write_evaluation_if_done()
         else:
-            state.stats.counts.add_failed(settled.lease.group_size, cause)
+            state.stats.counts.add_failed(lease.group_size, cause)
 
     def _draw(self) -> Prompt | None:
         return self._state.board.draw() or self._state.flow.draw()

@@ -1,9 +1,12 @@
 """The coordinator's rules: slots, leases, the order of work, the end of a run."""
 
+import dataclasses
 import threading
 
 import pytest
 
+from coati_rl.data.coordinator import Coordinator
+from coati_rl.data.packed_group import PackedGroup
 from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork
 from coati_rl.errors import RunError
 from tests.unit.data.coordinator_calls import (
@@ -84,6 +87,19 @@ def test_a_group_that_nobody_could_score_frees_its_slot_at_once_and_is_counted(m
     report_step(coordinator, 0)
     record = events(coordinator, "step")[0]
     assert (record["groups_total"], record["groups_filtered"], record["samples_failed"]) == (3, 1, 2)
+
+
+def test_a_group_whose_arrays_do_not_belong_together_is_a_failed_prompt_and_takes_nothing_else_with_it(
+    make_coordinator, make_group
+):
+    coordinator = make_coordinator(num_prompts=6)
+    coordinator.add_producer(0, version=0)
+    leases = lease_all(coordinator)
+    good, bad = (PackedGroup.pack(make_group(lease)) for lease in leases[:2])
+    assert Coordinator.put(coordinator, 0, [dataclasses.replace(bad, logprobs=bad.logprobs[1:]), good]) == 1
+    (failed,) = events(coordinator, "rollout_failed")
+    assert failed["uid"] == leases[1].prompt.uid
+    assert failed["cause"].startswith("what producer 0 sent does not belong together: ")
 
 
 def test_too_many_failures_end_the_run_with_the_numbers(make_coordinator, make_group):

@@ -1,5 +1,6 @@
-"""The seams: the two engines, and what producers and trainers ask of the coordinator. Everything between them runs, and
-is tested, without Ray, without an inference engine and without a training engine.
+"""Declare the seams: the two engines, the source of the trainers' work, and what producers ask of the coordinator.
+
+Everything between them runs, and is tested, without Ray, without an inference engine and without a training engine.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ import torch
 
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.packed_group import PackedGroup
-from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Work
+from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Wait, Work
 from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import CommitResult, GenerationRequest, GenerationResult, Problem, TokenChunk
@@ -234,17 +235,35 @@ class SyncReports(Protocol):
         """A producer's commit has ended."""
 
 
-class TrainerCoordinator(SyncReports, Protocol):
-    """Describe what a trainer asks of the coordinator; see `coati_rl.data.coordinator.Coordinator`."""
+class WorkSource(Protocol):
+    """Decide what trainers do next: the coordinator of a run with producers, or a dataset where there are none.
 
-    def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | None:
-        """An item of the to-do list; None if it is not decided in time."""
+    It is asked for work and hears nothing of its results, so that a dataset on each rank is enough of a source. What
+    trainers report goes to `StepReports`, of which a run has one. A source ends the run with a FinishWork, and one
+    without producers hands out no SyncWork.
+    """
+
+    def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | Wait:
+        """Return item `index`, from 0, for a trainer rank; the reason if it is not decided within `timeout_s`.
+
+        Every rank gets the same kind of item under a number, as its dp group's share, however often it asks. Who asks
+        for an item has all those before.
+        Raises: RunError when the run cannot go on.
+        """
+
+
+class StepReports(Protocol):
+    """Hear what trainers have done."""
 
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:
-        """An optimizer step is done."""
+        """Take the metrics of optimizer step `step`, from 0, when it is done; from one rank."""
 
     def report_saved(self, step: int, path: str) -> None:
-        """A checkpoint is complete."""
+        """Note that the checkpoint after `step` optimizer steps is complete; from rank 0."""
+
+
+class TrainerCoordinator(WorkSource, StepReports, SyncReports, Protocol):
+    """Describe what a trainer of a run with producers needs; see `coati_rl.data.coordinator.Coordinator`."""
 
 
 class WeightReceiver(Protocol):

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from coati_rl.config import Config
-from coati_rl.config.presets import with_gap_correction
 from coati_rl.errors import EngineError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import TrainBackend, TrainerCoordinator
@@ -93,7 +92,7 @@ class TrainerActor:
             model_dir=self._resume_dir or Path(config.model),
             tokenizer_dir=Path(config.model),
             reference_dir=Path(config.model) if config.kl_coeff > 0 else None,
-            keeps_old_policy="old" in policy_gradient(with_gap_correction(config)).roles,
+            keeps_old_policy="old" in policy_gradient(config.with_gap_correction()).roles,
             plugin=config.plugin,
             tp_size=config.tensor_parallel_size,
             pp_size=config.pipeline_parallel_size,
@@ -122,7 +121,7 @@ class TrainerActor:
         gap = sampling_gap(backend, config, self._timeline)
         plain, correcting = (
             TrainStep(backend, policy_gradient(c), self._timeline, learning_rate=c.learning_rate, sampling_gap=gap)
-            for c in (config, with_gap_correction(config))
+            for c in (config, config.with_gap_correction())
         )
         publisher = publishing(
             backend,
@@ -136,9 +135,10 @@ class TrainerActor:
             loop = TrainLoop(
                 self._rank,
                 coordinator,
+                coordinator,
                 backend,
                 lambda is_corrected: correcting if is_corrected else plain,
-                publish,
+                publish=publish,
                 is_reporter=backend.layout.is_reporter,
                 checkpoint_dir=self._checkpoint_dir,
                 on_step=profiler.step if profiler else lambda: None,

@@ -1,5 +1,7 @@
-"""The trainer's loop. Consumes: the to-do list of the coordinator. Waits for: its next item. Is unblocked by: enough
-rollouts, a due sync, the end of the data. Produces: optimizer steps, weights for the producers, checkpoints, metrics.
+"""Carry out the items of a source of work, one after another, on one trainer rank.
+
+Consumes: items of work. Waits for: the next item. Is unblocked by: what the source waits for, such as enough rollouts,
+a due sync or the end of the data. Produces: optimizer steps, weights for the producers, checkpoints, metrics.
 
 Every rank carries out the same items in the same order; what each reports follows from its place in the layout.
 """
@@ -12,37 +14,45 @@ from pathlib import Path
 
 from coati_rl.data.checkpoint_dir import ROLLOUTS_FILE
 from coati_rl.data.packing import build_mini_batch
-from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork, Work
+from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork, Wait, Work
+from coati_rl.errors import RunError
 from coati_rl.observability.idle import IdleShare
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
-from coati_rl.protocols import TrainBackend, TrainerCoordinator
+from coati_rl.protocols import StepReports, TrainBackend, WorkSource
 from consumer.train_step import TrainStep
 
 logger = logging.getLogger(__name__)
 
 Publish = Callable[[SyncWork], None]
 
-POLL_S = 5.0  # one long poll of the coordinator, which itself watches for stalls
+POLL_S = 5.0  # of the source, which says in time what it waits for
+
+
+def _without_producers(work: SyncWork) -> None:
+    """Refuse what a source without producers never orders."""
+    raise RunError(f"a weight sync to version {work.policy_version} is ordered in a run without producers")
 
 
 class TrainLoop:
-    """One trainer rank."""
+    """Run one trainer rank."""
 
     def __init__(
         self,
         rank: int,
-        coordinator: TrainerCoordinator,
+        source: WorkSource,
+        reports: StepReports,
         backend: TrainBackend,
         train_step: Callable[[bool], TrainStep],
-        publish: Publish,
         *,
         is_reporter: bool,
         checkpoint_dir: Path,
+        publish: Publish = _without_producers,
         on_step: Callable[[], None] = lambda: None,
         timeline: Timeline = NO_TIMELINE,
     ) -> None:
         self._rank = rank
-        self._coordinator = coordinator
+        self._source = source
+        self._reports = reports
         self._backend = backend
         self._train_step = train_step  # with a correction for the engine-trainer gap, or without
         self._publish = publish
@@ -50,6 +60,7 @@ class TrainLoop:
         self._checkpoint_dir = checkpoint_dir
         self._on_step = on_step  # called after every optimizer step (the profiler's clock)
         self._is_over = False
+        self._reason = ""  # of the last wait
         self._timeline = timeline
         self._wait_s = 0.0  # for rollouts, since the last optimizer step
         self._idle = IdleShare()  # of this rank; a sync is idle time, too
@@ -78,10 +89,14 @@ class TrainLoop:
 
     def _next_work(self, index: int) -> Work | None:
         """Item `index`; None if the loop has ended meanwhile, with an error."""
-        work: Work | None = None
-        while work is None and not self._is_over:
-            work = self._coordinator.next_work(index, rank=self._rank, timeout_s=POLL_S)
-        return work
+        while not self._is_over:
+            work = self._source.next_work(index, rank=self._rank, timeout_s=POLL_S)
+            if not isinstance(work, Wait):
+                return work
+            if work.reason != self._reason:
+                self._reason = work.reason
+                logger.info("item %d: %s", index, work.reason)
+        return None
 
     def _await(self, coming: "Future[Work | None]", index: int) -> Work | None:
         begin = time.perf_counter()
@@ -99,7 +114,7 @@ class TrainLoop:
             return  # the step goes on with the next mini-batch
         if self._is_reporter:
             waits = {"rollout_wait_s": self._wait_s, "trainer_idle_fraction": self._idle.take()}
-            self._coordinator.report_step(work.batch.step, {**metrics, **waits})
+            self._reports.report_step(work.batch.step, {**metrics, **waits})
         self._wait_s = 0.0
         self._on_step()
 
@@ -108,7 +123,7 @@ class TrainLoop:
         state = {"step": work.step, "policy_version": work.step, "data": work.data_state}
         self._backend.save(path, state=state, files={ROLLOUTS_FILE: work.rollouts} if work.rollouts else {})
         if self._rank == 0:
-            self._coordinator.report_saved(work.step, str(path))
+            self._reports.report_saved(work.step, str(path))
             logger.info("step %d: checkpoint %s", work.step, path)
 
 

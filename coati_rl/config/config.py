@@ -4,6 +4,7 @@ from typing import Self
 
 from pydantic import ConfigDict, model_validator
 
+from coati_rl.algorithms.parts import CORRECTION_BOUNDS
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.data import DataConfig
 from coati_rl.config.model import ModelConfig
@@ -72,6 +73,14 @@ class Config(
         the two.
         """
         return self.old_logprobs == "trainer" or self.renormalises or self.off_policy_correction != "none"
+
+    def with_gap_correction(self) -> Self:
+        """Return the same run with the correction that --on-logprob-gap names; itself if it names none, or has one."""
+        correction = self.on_logprob_gap
+        if correction == "stop" or self.off_policy_correction != "none":
+            return self
+        bounds = CORRECTION_BOUNDS.get(correction, {})
+        return self.model_copy(update={"off_policy_correction": correction, **bounds})
 
     @property
     def renormalises(self) -> bool:

@@ -6,15 +6,12 @@ file beside the others, or --algo FILE.yaml.
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from coati_rl.algorithms.parts import CORRECTION_BOUNDS
 from coati_rl.plugins import absolute
-
-if TYPE_CHECKING:
-    from coati_rl.config.config import Config
 
 # What makes the algorithm, and not the run: the settings that one preset or another chooses, and their like.
 PARTS = (
@@ -44,15 +41,6 @@ def fill_in(values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]
     for name, bound in CORRECTION_BOUNDS.get(str(merged.get("off_policy_correction")), {}).items():
         merged[name] = bound if merged.get(name) is None else merged[name]
     return merged
-
-
-def with_gap_correction(config: "Config") -> "Config":
-    """The same run, with the correction that --on-logprob-gap names; unchanged if it names none, or there is one."""
-    correction = config.on_logprob_gap
-    if correction == "stop" or config.off_policy_correction != "none":
-        return config
-    bounds = CORRECTION_BOUNDS.get(correction, {})
-    return config.model_copy(update={"off_policy_correction": correction, **bounds})
 
 
 def read_preset(algo: str, known: Collection[str]) -> dict[str, Any]:

@@ -1,298 +1,193 @@
-"""The one owner of data: prompts, leases, slots, finished groups, and the trainers' to-do list.
+"""Own the data of a run: prompts, leases, slots, finished groups, the trainers' list of work.
 
 Consumes: finished groups from producers, reports from trainers. Waits for: groups (trainers wait), free slots and
 current weights (producers wait). Is unblocked by: `put`, reports of syncs, membership changes. Produces: leases, work
-items, events for the driver. A plain class with one lock; runtime/ makes an actor of it. Every wait has a timeout.
+items, events for the driver. A plain class; runtime/ makes an actor of it. Every wait has a timeout and a reason.
 
-`PromptFlow` knows where each prompt is and how many may be out, `StepBook` which groups are trained, `WeightSyncs` who
-holds which weights, `CheckpointSaves` when a checkpoint is due, and from what in it another coordinator goes on.
+The lock and all waiting are here; what happens under the lock is decided by `PromptLeasing` for producers, `Scheduler`
+and `TrainingReports` for trainers. Batches are packed and files are written without it.
 """
 
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from coati_rl.data.cursor import PromptCursor
 from coati_rl.data.evaluation import EvaluationBoard
-from coati_rl.data.event_log import EventLog
-from coati_rl.data.gap_gate import GapGate
-from coati_rl.data.kept_rollouts import KeptRollouts
-from coati_rl.data.membership import UNPROVEN, Membership
+from coati_rl.data.membership import UNPROVEN
 from coati_rl.data.packed_group import PackedGroup
-from coati_rl.data.position import Position
-from coati_rl.data.prompt_flow import PromptFlow
-from coati_rl.data.saves import CheckpointSaves
+from coati_rl.data.prompt_leasing import PromptLeasing
+from coati_rl.data.prompt_source import PromptSource
+from coati_rl.data.run_state import RunStart, RunState
+from coati_rl.data.run_status import RunStatus, run_status
+from coati_rl.data.scheduler import Assembly, Scheduler
 from coati_rl.data.settings import CoordinatorSettings
-from coati_rl.data.step_book import StepBook
-from coati_rl.data.timed_leases import TimedLeaseBook
-from coati_rl.data.weight_syncs import WeightSyncs
-from coati_rl.data.work import CommitReport, FinishWork, LeaseReply, SyncReport, TodoList, TrainWork, Work
+from coati_rl.data.training_reports import TrainingReports
+from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Wait, Work, WorkList
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
-from coati_rl.observability.running_clock import RunningClock
-from coati_rl.types import Lease, Prompt
+
+_MAX_UNWRITTEN = 2  # records that wait for the disk before trainers do
+_FOR_THE_DISK_S = 20.0  # that a trainer's report waits at most; a call to the coordinator may take 30 s
 
 
 class Coordinator:
-    """See the module's docstring; all methods may be called from any thread."""
+    """Answer producers, trainers and the driver; all methods may be called from any thread."""
 
     def __init__(
         self,
         settings: CoordinatorSettings,
-        cursor: PromptCursor,
+        source: PromptSource,
         board: EvaluationBoard,
         recorder: RolloutRecorder,
-        start: Position | None = None,
-        kept: KeptRollouts | None = None,
+        start: RunStart | None = None,
     ) -> None:
-        """`start`, `kept`: of the checkpoint that the run is resumed from."""
-        kept = kept or KeptRollouts()
-        if start is not None:
-            cursor.resume(start.num_drawn, start.waiting)
-            board.resume(start.step, start.last_evaluated)
-        self._settings, self._dp, start = settings, settings.batch.dp, start or Position()
-        self._cursor = cursor
-        self._board = board
-        self._leases = TimedLeaseBook(settings.sampling_plans, seed=settings.seed)
-        self._flow = PromptFlow(settings, cursor, self._leases, start, kept.finished)
-        self._members = Membership(start_version=start.step, sync_index_of=kept.sync_index_of)
-        self._changed = threading.Condition()
-        self._todo = TodoList(num_ranks=settings.num_trainers, ranks_per_dp_group=settings.ranks_per_dp_group)
-        self._gate = GapGate(settings.gap)
-        self._syncs = WeightSyncs(settings, self._members, self._gate, probe=cursor.probe(settings.max_probe_tokens))
-        self._is_corrected = False  # the present rollout step
-        self._book = StepBook(settings, start, recorder, kept)
-        self._saves = CheckpointSaves(settings, start, cursor, self._flow, self._members, board, self._book)
-        self._events = EventLog()
-        self._is_finished = False
-        self._since_progress = RunningClock()
+        """Begin a run, or go on from a checkpoint.
+
+        Args:
+            settings: sizes, periods and limits.
+            source: of training prompts.
+            board: of evaluations.
+            recorder: of rollouts.
+            start: None: at the beginning, with syncs that are not proved.
+        """
+        self._state = RunState(settings, source, board, start or RunStart())
+        self._changed = self._state.changed
+        self._leasing = PromptLeasing(self._state)
+        self._reports = TrainingReports(self._state, self._leasing, recorder)
         with self._changed:
-            self._evaluate_if_due(is_over=False)
+            self._scheduler = Scheduler(self._state)
+        self._work = WorkList(num_ranks=settings.num_trainers, ranks_per_dp_group=settings.ranks_per_dp_group)
+        self._is_assembling = False  # one trainer's call makes the next item, the others wait
+        self._wait: Wait | None = None  # of the next item, if a trainer has asked for it
 
     # --- producers -------------------------------------------------------------------------------------------------
 
     def add_producer(self, producer_id: int, *, version: int = UNPROVEN) -> None:
-        """A producer joins with these weights; it gets prompts once its weights are current."""
+        """Let a producer join with these weights; it gets prompts once its weights are current."""
         with self._changed:
-            self._members.add(producer_id, version)
-            self._leases.producer_idle.join(producer_id)
-            self._event("producer_joined", producer=producer_id)
+            self._leasing.add(producer_id, version)
 
     def remove_producer(self, producer_id: int, cause: str) -> None:
-        """A producer is gone: its prompts are issued again."""
+        """Note that a producer is gone: its prompts are issued again."""
         with self._changed:
-            if self._members.remove(producer_id):
-                lost = self._leases.revoke(producer_id)
-                self._event("producer_lost", producer=producer_id, cause=cause, prompts_reissued=lost)
-                self._record_sync()
+            self._leasing.remove(producer_id, cause)
 
     def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float, is_drained: bool = False) -> LeaseReply:
         """See ProducerCoordinator; waits at most `timeout_s` for the first prompt."""
         with self._changed:
-            self._changed.wait_for(lambda: self._may_lease(producer_id, is_drained) or self._is_finished, timeout_s)
-            leases: list[Lease] = []
-            while len(leases) < max_prompts and self._may_lease(producer_id, is_drained):
-                if (lease := self._leases.issue(producer_id, self._draw, sync_index=self._members.sync_index)) is None:
-                    break
-                leases.append(lease)
-                self._changed.notify_all()  # a resumed run trains when its slots are taken
-            held = self._members.version(producer_id)
-            return LeaseReply(leases=tuple(leases), policy_version=held, is_finished=self._is_finished)
+            self._changed.wait_for(
+                lambda: self._state.is_finished or not self._leasing.refusal(producer_id, is_drained=is_drained),
+                timeout_s,
+            )
+            return self._leasing.lease(producer_id, max_prompts=max_prompts, is_drained=is_drained)
 
     def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
-        """Hand in finished groups. Returns: how many were accepted (those under a void lease are not)."""
+        """Take finished groups. Returns: how many were accepted (those under a void lease are not)."""
         with self._changed:
-            num_accepted = 0
-            for packed in groups:
-                if (settled := self._leases.settle(packed.lease_id, producer_id)) is None:
-                    continue
-                num_accepted += 1
-                lease = settled.lease
-                group = packed.unpack(lease.prompt, temperature=lease.sampling.temperature)
-                if group.prompt.purpose == "eval":
-                    self._board.add(group)
-                elif self._book.counts.add(group):
-                    self._flow.add(group, sync_index=settled.sync_index)
-            self._finish_evaluation_if_done()
-            self._progressed()
-            return num_accepted
+            return self._leasing.put(producer_id, groups)
 
     def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
-        """A prompt that could not be rolled out: recorded, counted, its slot freed."""
+        """Give up a prompt that could not be rolled out: recorded, counted, its slot freed."""
         with self._changed:
-            if (settled := self._leases.settle(lease_id, producer_id)) is None:
-                return
-            prompt = settled.lease.prompt
-            self._event("rollout_failed", uid=prompt.uid, cause=cause)
-            if prompt.purpose == "eval":
-                self._board.add_failure(prompt)
-                self._finish_evaluation_if_done()
-            else:
-                self._book.counts.add_failed(settled.lease.group_size, cause)
+            self._leasing.fail(producer_id, lease_id, cause)
 
     # --- trainers --------------------------------------------------------------------------------------------------
 
-    def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | None:
-        """Item `index` of the to-do list for a trainer rank; None if it is not decided within `timeout_s`.
+    def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | Wait:
+        """See WorkSource.
 
         Raises: RunError when the run cannot go on.
         """
         deadline = time.monotonic() + timeout_s
-        with self._changed:
-            while (work := self._todo.ask(index, rank)) is None:
-                if problem := self._gate.problem or self._book.counts.problem():
-                    raise RunError(problem)
-                decided = self._decide(index)
-                if decided is not None:
-                    self._todo.add(index, decided)
-                    self._progressed()
-                elif not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    return None
-            return work
+        while True:
+            with self._changed:
+                found = self._find(index, rank, deadline)
+            if not isinstance(found, Assembly):
+                return found
+            self._assemble(index, found)
 
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:
-        """The trainers took optimizer step `step` (from 0); with the rollouts' statistics it makes one record."""
+        """See StepReports; waits for the disk if that is behind by more than some steps."""
         with self._changed:
-            self._judge_gap(self._gate.sampled_problem(step + 1, metrics))
-            metrics = {**metrics, "producer_idle_fraction": self._leases.producer_idle.take()}
-            for record in self._book.report(step, metrics):
-                self._event("step", **record)
-            self._announce_the_end()
-
-    def report_probe(self, policy_version: int, logprobs: np.ndarray) -> None:
-        """The trainers' log-probabilities of a sync's probe, float32[T - 1]; before the report of the transfer."""
-        with self._changed:
-            self._gate.expect(policy_version, logprobs)
-
-    def report_sync(self, report: SyncReport) -> None:
-        """The transfer of the SyncWork that was handed out last is over."""
-        with self._changed:
-            version = self._syncs.transferred(report)
-            for producer_id, cause in report.failed.items():
-                self.remove_producer(producer_id, f"weight sync to version {version} failed: {cause}")
-            self._record_sync()
-
-    def report_commit(self, report: CommitReport) -> None:
-        """A producer serves what it had staged, or is of no further use."""
-        with self._changed:
-            self._judge_gap(self._syncs.committed(report))
-            if report.error is not None:
-                self.remove_producer(report.producer, f"version {report.policy_version}: {report.error}")
-            self._record_sync()
+            self._reports.step(step, metrics)
+        self._state.writer.wait_for_room(max_unfinished=_MAX_UNWRITTEN, timeout_s=_FOR_THE_DISK_S)
 
     def report_saved(self, step: int, path: str) -> None:
-        """A checkpoint is complete."""
+        """See StepReports; a checkpoint is told of when the rollouts that it knows of are written."""
+        self._state.writer.flush(timeout_s=_FOR_THE_DISK_S)
         with self._changed:
-            self._event("checkpoint", step=step, path=path)
+            self._reports.saved(step, path)
+
+    def report_probe(self, policy_version: int, logprobs: np.ndarray) -> None:
+        """See SyncReports."""
+        with self._changed:
+            self._reports.probe(policy_version, logprobs)
+
+    def report_sync(self, report: SyncReport) -> None:
+        """See SyncReports."""
+        with self._changed:
+            self._reports.sync(report)
+
+    def report_commit(self, report: CommitReport) -> None:
+        """See SyncReports."""
+        with self._changed:
+            self._reports.commit(report)
 
     # --- driver ----------------------------------------------------------------------------------------------------
 
     def events(self, after: int, *, timeout_s: float) -> list[dict[str, Any]]:
-        """Events from number `after` on, and forget those before; waits at most `timeout_s` for the first."""
+        """Return the events from number `after` on, and forget those before; wait at most so long for the first."""
+        log = self._state.events
         with self._changed:
-            self._events.forget(after)
-            self._changed.wait_for(lambda: bool(self._events.kept()), timeout_s)
-            return self._events.kept()
+            log.forget(after)
+            self._changed.wait_for(lambda: bool(log.kept()), timeout_s)
+            return log.kept()
+
+    def status(self) -> RunStatus:
+        """Say what the run is doing and what it waits for."""
+        with self._changed:
+            return run_status(self._state, self._leasing, self._wait)
 
     def stop(self) -> None:
         """Write a checkpoint of the weights as they are, drop the step under way, and let the trainers end."""
         with self._changed:
-            self._flow.is_stopped = True
-            self._progressed()
+            self._state.flow.is_stopped = True
+            self._state.progressed()
 
-    def seconds_since_progress(self) -> float:
-        """Time since a group, a step or a sync was last finished; while this process was stopped, none passed."""
+    def flush(self, *, timeout_s: float) -> None:
+        """Wait until rollouts and evaluations are written. Raises: RunError if they could not be, or not in time."""
+        self._state.writer.flush(timeout_s=timeout_s)
+
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _find(self, index: int, rank: int, deadline: float) -> Work | Wait | Assembly:
+        """An item, or what the caller has to assemble, or the reason when the time is over; under the lock."""
+        while (work := self._work.ask(index, rank)) is None:
+            if problem := self._state.problem:
+                raise RunError(problem)
+            if not self._is_assembling:
+                decided = self._scheduler.decide(index)
+                if isinstance(decided, Assembly):
+                    self._is_assembling, self._wait = True, None
+                    return decided
+                self._wait = decided
+            if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                return self._wait or Wait(reason=f"item {index} is being put together")
+        return work
+
+    def _assemble(self, index: int, assembly: Assembly) -> None:
+        """Make an item without the lock, while producers go on handing in, and let all ranks have it."""
+        try:
+            items = assembly.make()
+        except BaseException as error:
+            with self._changed:
+                self._is_assembling = False
+                self._state.fail(str(error) or type(error).__name__)
+            raise
         with self._changed:
-            return self._since_progress.read()
-
-    # --- all below runs under the lock -----------------------------------------------------------------------------
-
-    def _decide(self, index: int) -> list[Work] | None:
-        """The next item for every dp rank, or None while it is open."""
-        if self._syncs.is_transferring or self._is_finished:
-            return None
-        if is_over := self._flow.is_over():
-            self._flow.give_up_step()
-        if self._flow.is_stopped:
-            return self._saves.take() if self._saves.has_unsaved_step else self._finish()
-        step, at_boundary = self._flow.step, self._flow.is_between_steps
-        sync_due = at_boundary and self._members.is_sync_due(step, self._settings.sync_period, is_over=is_over)
-        version = step if sync_due else self._members.published_version
-        if sync_due and self._board.is_running and self._members.has_current:
-            return None  # its answers belong to the weights that serve now, as long as anyone serves them
-        stale, is_committing = self._members.stale(version), self._members.is_committing
-        if stale and not is_committing:
-            return [self._syncs.order(index, step, stale)] * self._dp
-        if sync_due and (stale or not self._members.ids):
-            return None  # what is staged must not be overwritten; a replacement is on its way
-        if sync_due:
-            self._members.complete_sync(step)
-            self._is_corrected = self._gate.is_corrected  # not in between, where the old policy would be another
-            self._flow.free_slots()
-            self._changed.notify_all()
-        if at_boundary:
-            self._evaluate_if_due(is_over=is_over)
-            if self._saves.is_due(is_over=is_over):
-                return self._saves.take() if self._saves.is_ready else None
-        if is_over:
-            return None if self._board.is_running or is_committing else self._finish()
-        batches = self._flow.next_mini_batch(self._members.sync_index)
-        if batches and batches[0].is_last:
-            groups = self._flow.close_step()
-            self._book.close(step, groups, staleness=self._members.staleness, sync_s=self._syncs.seconds)
-        return [TrainWork(batch=batch, is_corrected=self._is_corrected) for batch in batches] if batches else None
-
-    def _finish(self) -> list[Work]:
-        if self._flow.step == 0 and not self._flow.is_stopped:
-            raise RunError(self._book.counts.nothing_trained(self._flow.num_finished))
-        self._is_finished = True
-        self._announce_the_end()
-        return [FinishWork(step=self._flow.step)] * self._dp
-
-    def _announce_the_end(self) -> None:
-        """The last event, once: after the last step's record, which may come when the trainers know already."""
-        if self._is_finished and self._book.records.is_complete and not self._flow.is_stopped:
-            # Filtered since the last step, whose record has those before.
-            filtered = self._book.counts.dropped()["groups_filtered"]
-            numbers = {"groups_dropped": self._flow.num_finished, "groups_filtered": filtered}
-            self._event("finished", step=self._flow.step, **numbers)
-
-    def _may_lease(self, producer_id: int, is_drained: bool) -> bool:
-        if self._is_finished or not self._members.is_current(producer_id, is_drained=is_drained):
-            return False
-        if self._gate.problem or self._book.counts.problem():
-            return False  # trainers may be busy for long: what is dropped until they hear of it must not grow
-        return self._leases.has_lost or self._board.has_pending or self._flow.may_draw()
-
-    def _draw(self) -> Prompt | None:
-        return self._board.draw() or self._flow.draw()
-
-    def _evaluate_if_due(self, *, is_over: bool) -> None:
-        interval, step = self._settings.eval_interval, self._flow.step
-        if self._members.published_version == step and self._board.is_due(step, interval, is_over=is_over):
-            self._board.start(step)
-            self._changed.notify_all()
-
-    def _finish_evaluation_if_done(self) -> None:
-        for summary in self._board.finish_if_done():
-            self._event("evaluation", **summary)
-
-    def _record_sync(self) -> None:
-        if record := self._syncs.take_record():
-            self._event("sync", **record)
-        self._progressed()
-
-    def _judge_gap(self, problem: str | None) -> None:
-        if message := self._gate.judge(problem):
-            self._event("gap", cause=message)
-
-    def _event(self, kind: str, **fields: Any) -> None:
-        self._events.add(kind, fields)
-        self._progressed()
-
-    def _progressed(self) -> None:
-        self._since_progress.restart()
-        self._changed.notify_all()
+            assembly.then()
+            self._work.add(index, items)
+            self._is_assembling = False
+            self._state.progressed()

@@ -1,4 +1,4 @@
-"""Evaluation rounds: prompts that go out with priority at one policy version, and what came back.
+"""Hold evaluation rounds: prompts that go out with priority at one policy version, and what came back.
 
 Writes <eval dir>/<task>-step-<N>.jsonl (one line a response) and adds a line per task to <eval dir>/summary.jsonl.
 """
@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coati_rl.data.episodes import final_trajectories
+from coati_rl.data.work import Wait
 from coati_rl.disk import disk_errors
 from coati_rl.observability.records import score_fields, shown_truth, step_of_record
 from coati_rl.types import Prompt, RolloutGroup
 
 
 class EvaluationBoard:
-    """At most one round at a time."""
+    """Keep at most one round at a time; under the coordinator's lock, but for `write`."""
 
     def __init__(self, tasks: Mapping[str, Sequence[Prompt]], directory: Path) -> None:
         self._tasks = tasks
@@ -24,12 +25,20 @@ class EvaluationBoard:
         self._groups: list[RolloutGroup] = []
         self._num_failed: dict[str, int] = {}
         self._step: int | None = None
+        self._is_taken = False  # by the writer of its files
         self._last_started = self.last_finished = -1  # steps; -1: none
 
     @property
     def is_running(self) -> bool:
-        """True from `start` until the last answer is in."""
+        """True from `start` until the last answer is in and written."""
         return self._step is not None
+
+    @property
+    def wait(self) -> Wait:
+        """Return what a round that is running makes others wait for."""
+        state = f"{self._num_answered} of {self._num_due} prompts are answered"
+        state = "its files are being written" if self._is_taken else state
+        return Wait(reason=f"waiting for the evaluation at step {self._step}: {state}")
 
     @property
     def has_pending(self) -> bool:
@@ -73,19 +82,38 @@ class EvaluationBoard:
         """An answer that will never come; it counts as not correct."""
         self._num_failed[prompt.task] = self._num_failed.get(prompt.task, 0) + 1
 
-    def finish_if_done(self) -> list[dict[str, object]]:
-        """Close the round when all answers are in. Returns: one summary per task, empty if the round goes on."""
-        num_due = sum(len(prompts) for prompts in self._tasks.values())
-        if self._step is None or len(self._groups) + sum(self._num_failed.values()) < num_due:
-            return []
+    def take_if_done(self) -> bool:
+        """Return True once, when all answers are in: `write` and then `close` are due."""
+        if self._step is None or self._is_taken or self._num_answered < self._num_due:
+            return False
+        self._is_taken = True
+        return True
+
+    def write(self) -> list[dict[str, object]]:
+        """Write the files of a round that was taken, which nothing else touches then; needs no lock.
+
+        Returns: one summary per task. Raises: RunError if the disk refuses.
+        """
+        step = self._step or 0
         with disk_errors(self._directory):
             self._directory.mkdir(parents=True, exist_ok=True)
-            summaries = [self._summarise(task, self._step) for task in self._tasks]
+            summaries = [self._summarise(task, step) for task in self._tasks]
             with (self._directory / "summary.jsonl").open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(summary) + "\n" for summary in summaries)
-        self.last_finished = self._step
-        self._step = None
         return summaries
+
+    def close(self) -> None:
+        """End a round that is written."""
+        self.last_finished = self._last_started
+        self._step, self._is_taken = None, False
+
+    @property
+    def _num_due(self) -> int:
+        return sum(len(prompts) for prompts in self._tasks.values())
+
+    @property
+    def _num_answered(self) -> int:
+        return len(self._groups) + sum(self._num_failed.values())
 
     def _summarise(self, task: str, step: int) -> dict[str, object]:
         groups = sorted((g for g in self._groups if g.prompt.task == task), key=lambda g: g.prompt.uid)

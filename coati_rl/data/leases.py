@@ -81,6 +81,15 @@ class LeaseBook:
         prompts = [*(entry.lease.prompt for entry in self._open.values()), *self._again]
         return [prompt.uid for prompt in prompts if prompt.purpose == purpose]
 
+    def num_lost(self, purpose: Purpose) -> int:
+        """Return how many prompts of a purpose wait to be issued again."""
+        return sum(prompt.purpose == purpose for prompt in self._again)
+
+    def holders(self, purpose: Purpose | None = None) -> set[int]:
+        """Return the producers with a prompt of a purpose; None: of any."""
+        entries = self._open.values()
+        return {entry.producer_id for entry in entries if purpose in (None, entry.lease.prompt.purpose)}
+
     @property
     def has_lost(self) -> bool:
         """True while a prompt waits to be issued again."""

@@ -12,23 +12,26 @@ begins with version N as if a sync had just brought it.
 
 from collections.abc import Iterable, Mapping
 
+from coati_rl.data.wording import name_producers
+
 UNPROVEN = -1  # version of weights that a producer read from disk
 
 
 class Membership:
-    """Versions by producer."""
+    """Keep the version of each producer; under the coordinator's lock."""
 
     def __init__(self, *, start_version: int = 0, sync_index_of: Mapping[int, int] | None = None) -> None:
         """`sync_index_of`: of versions before the start, 0 or negative."""
         self._versions: dict[int, int] = {}  # staged or serving
         self._committing: set[int] = set()
+        self._lost: list[int] = []  # producers whose replacement has not joined yet, the oldest loss first
         self._sync_index_of = {**(sync_index_of or {}), start_version: 0}
         self.published_version = start_version  # of the last complete sync
         self.sync_index = 0
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Producers that are alive."""
+        """Return the producers that are alive."""
         return tuple(self._versions)
 
     @property
@@ -41,14 +44,31 @@ class Membership:
         """True while a producer has yet to serve what it has staged."""
         return bool(self._committing)
 
+    @property
+    def missing(self) -> str | None:
+        """Say which producer is waited for; None if all that were there are, or have been replaced."""
+        if self._lost:
+            return f"waiting for a replacement of {name_producers(self._lost)}"
+        return None if self._versions else "waiting for the first producer: its engine is loading"
+
+    @property
+    def committing(self) -> str:
+        """Name the producers that have yet to serve what they have staged, and the version, for messages."""
+        version = max((self._versions[producer] for producer in self._committing), default=UNPROVEN)
+        return f"{name_producers(sorted(self._committing))} to commit version {version}"
+
     def add(self, producer_id: int, version: int) -> None:
-        """A producer joins with these weights."""
+        """Let a producer join with these weights; it takes the place of the one that was lost first."""
+        del self._lost[:1]
         self._versions[producer_id] = version
 
     def remove(self, producer_id: int) -> bool:
         """Forget a producer; False if it was not a member."""
         self._committing.discard(producer_id)
-        return self._versions.pop(producer_id, None) is not None
+        if self._versions.pop(producer_id, None) is None:
+            return False
+        self._lost.append(producer_id)
+        return True
 
     def is_current(self, producer_id: int, *, is_drained: bool = False) -> bool:
         """True if the producer may have prompts: it serves the weights of the last sync, or newer ones.
@@ -60,15 +80,15 @@ class Membership:
         return is_serving and self.version(producer_id) >= self.published_version
 
     def version(self, producer_id: int) -> int:
-        """Of the weights that the producer has staged or serves; UNPROVEN if it is not a member."""
+        """Return what the producer has staged or serves; UNPROVEN if it is not a member."""
         return self._versions.get(producer_id, UNPROVEN)
 
     def stale(self, version: int) -> tuple[int, ...]:
-        """Producers that hold older weights than `version`."""
+        """Return the producers that hold older weights than `version`."""
         return tuple(producer for producer, held in self._versions.items() if held < version)
 
     def staged(self, producers: Iterable[int], version: int) -> None:
-        """These producers hold `version` beside what they serve."""
+        """Note that these producers hold `version` beside what they serve."""
         # A producer that joins between two syncs gets the weights of that moment: as fresh as the last sync at least.
         self._sync_index_of.setdefault(version, self.sync_index)
         for producer in producers:
@@ -77,7 +97,7 @@ class Membership:
                 self._committing.add(producer)
 
     def committed(self, producer_id: int) -> None:
-        """The producer serves what it had staged."""
+        """Note that the producer serves what it had staged."""
         self._committing.discard(producer_id)
 
     def is_sync_due(self, step: int, period: int, *, is_over: bool) -> bool:
@@ -89,11 +109,11 @@ class Membership:
         return step // period > self.published_version // period or (is_over and step > self.published_version)
 
     def complete_sync(self, version: int) -> None:
-        """All producers hold `version`."""
+        """Note that all producers hold `version`."""
         self.sync_index += 1
         self.published_version = version
         self._sync_index_of[version] = self.sync_index
 
     def staleness(self, version: int) -> int:
-        """Syncs completed since the sync that brought `version`."""
+        """Return how many syncs were completed since the one that brought `version`."""
         return self.sync_index - self._sync_index_of[version]

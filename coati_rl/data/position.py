@@ -35,7 +35,7 @@ class DrawOrder:
     """Describe what decides which prompt a draw gives; a position means nothing under another one."""
 
     seed: int
-    num_prompts: int
+    num_prompts: int | None  # of a dataset; None: the source is endless
     fingerprint: str  # of the prompts as they are tokenised
     ground_truths: str  # their digest, which decides no draw and is told of; "": a checkpoint from before it
 

@@ -137,7 +137,7 @@ def _join_arrays(samples: Sequence[Sample], name: str) -> np.ndarray | RunArray:
         return RunArray(runs=runs, dtype="float32")
     pairs = zip(samples, parts, strict=True)
     full = [p if isinstance(p, np.ndarray) else np.full(s.num_loss_tokens, p, np.float32) for s, p in pairs]
-    joined = np.concatenate(full)
+    joined: np.ndarray = np.concatenate(full)
     if 2 * count_runs(joined) >= len(joined):
         return joined
     return RunArray(runs=encode_runs(joined), dtype=joined.dtype.str)

@@ -15,9 +15,9 @@ import yaml
 
 from coati_rl.config import Config
 from coati_rl.data.checkpoint_dir import ROLLOUTS_FILE, find_checkpoint, read_state
-from coati_rl.data.cursor import drawn_prompt
 from coati_rl.data.kept_rollouts import KeptRollouts
 from coati_rl.data.position import DrawOrder, Position, fingerprint, ground_truth_digest, read_data_state
+from coati_rl.data.prompt_source import drawn_prompt
 from coati_rl.errors import ConfigError
 from coati_rl.types import Prompt
 

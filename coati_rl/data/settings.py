@@ -44,7 +44,7 @@ class CoordinatorSettings:
         """Prompts that may be rolled out ahead of the weights."""
         return (self.n_behind + 1) * self.prompts_per_rollout
 
-    def learning_rate_progress(self, *, step: int, num_settled: int, num_prompts: int) -> float:
+    def learning_rate_progress(self, *, step: int, num_settled: int, num_prompts: int | None) -> float:
         """Return how much of the run is behind it, by the clock that will end it: optimizer steps or prompts.
 
         Where groups are replaced, prompts run ahead of steps.
@@ -52,11 +52,12 @@ class CoordinatorSettings:
         Args:
             step: optimizer steps taken.
             num_settled: prompts trained or dropped.
-            num_prompts: of all episodes.
+            num_prompts: of all episodes; None: they have no end.
         Returns: in [0, 1].
         """
         by_steps = 0.0 if self.max_steps is None else step / self.max_steps
-        return min(1.0, max(by_steps, num_settled / num_prompts))
+        by_prompts = 0.0 if num_prompts is None else num_settled / num_prompts
+        return min(1.0, max(by_steps, by_prompts))
 
 
 def coordinator_settings(config: Config, *, precision: Precision = "fp32") -> CoordinatorSettings:

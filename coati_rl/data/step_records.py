@@ -1,6 +1,7 @@
-"""The record of each optimizer step: the statistics of its rollouts, known when it is handed out, and the trainers'
-metrics, known when it is done. Records come out in the order of steps, however late and by whichever rank a step is
-reported: under pipeline parallelism the last stage reports steps while the first one asks for work that lies ahead.
+"""Join the record of each optimizer step: rollout statistics, known when it is handed out, and the trainers' metrics.
+
+Records come out in the order of steps, however late and by whichever rank a step is reported: under pipeline
+parallelism the last stage reports steps while the first one asks for work that lies ahead.
 """
 
 import time
@@ -8,7 +9,7 @@ from typing import Any
 
 
 class StepRecords:
-    """Steps are counted from 0, as in the batches; a record counts from 1."""
+    """Keep records until they are complete. Steps are counted from 0, as in the batches; a record counts from 1."""
 
     def __init__(self, *, first_step: int, time_s: float) -> None:
         self._start = time.monotonic() - time_s
@@ -18,8 +19,13 @@ class StepRecords:
 
     @property
     def time_s(self) -> float:
-        """The run's age; a resumed run goes on where the checkpoint was made."""
+        """Return the run's age; a resumed run goes on where the checkpoint was made."""
         return time.monotonic() - self._start
+
+    @property
+    def first_open(self) -> int | None:
+        """Return the first step that was handed out and has no record, from 0; None if each has one."""
+        return min(self._statistics, default=None)
 
     @property
     def is_complete(self) -> bool:
@@ -27,11 +33,11 @@ class StepRecords:
         return not self._statistics
 
     def open(self, step: int, statistics: dict[str, Any]) -> None:
-        """A step is handed out."""
+        """Note that a step is handed out."""
         self._statistics[step] = statistics
 
     def report(self, step: int, metrics: dict[str, Any]) -> list[dict[str, Any]]:
-        """A step is done. Returns: the records that are due now."""
+        """Note that a step is done. Returns: the records that are due now."""
         self._reported[step] = {"time_s": self.time_s, **metrics}
         records = []
         while self._next_step in self._reported:

@@ -1,4 +1,4 @@
-"""The weight syncs of a run: which one is under way, how far each producer is with it, and what proves it.
+"""Follow the weight syncs of a run: which one is under way, how far each producer is with it, and what proves it.
 
 In: the trainers' reports of transfers, the producers' of commits. Out: the SyncWork that is due, and the record of each
 sync once all its producers serve the weights. A sync is transferred to all (staged) before anyone commits; trainers go
@@ -11,12 +11,13 @@ from typing import Any
 from coati_rl.data.gap_gate import Gap, GapGate
 from coati_rl.data.membership import Membership
 from coati_rl.data.settings import CoordinatorSettings
-from coati_rl.data.work import CommitReport, SyncReport, SyncWork
+from coati_rl.data.wording import name_producers
+from coati_rl.data.work import CommitReport, SyncReport, SyncWork, Wait
 from coati_rl.errors import RunError
 
 
 class WeightSyncs:
-    """Under the coordinator's lock."""
+    """Keep the sync that is under way; under the coordinator's lock."""
 
     def __init__(
         self, settings: CoordinatorSettings, members: Membership, gate: GapGate, *, probe: Sequence[int]
@@ -36,9 +37,12 @@ class WeightSyncs:
         self.seconds = 0.0  # of the last transfer
 
     @property
-    def is_transferring(self) -> bool:
-        """True from an order until the trainers report how it went."""
-        return self._transfer is not None
+    def transfer(self) -> Wait | None:
+        """Return what a transfer that is under way makes others wait for, from its order until its report."""
+        if self._transfer is None:
+            return None
+        who = name_producers(self._transfer.members)
+        return Wait(reason=f"waiting for the transfer of version {self._transfer.policy_version} to {who}")
 
     def order(self, index: int, version: int, members: tuple[int, ...]) -> SyncWork:
         """Send `version` to these producers."""
@@ -48,7 +52,7 @@ class WeightSyncs:
         return self._transfer
 
     def transferred(self, report: SyncReport) -> int:
-        """The transfer is over. Returns: its version. Raises: RunError if another one was under way."""
+        """Note that the transfer is over. Returns: its version. Raises: RunError if another one was under way."""
         if self._transfer is None or report.index != self._transfer.index:
             raise RunError(f"report of sync {report.index}, but {self._transfer} is under way")
         version, self._transfer, self.seconds = self._transfer.policy_version, None, report.seconds
@@ -58,7 +62,7 @@ class WeightSyncs:
         return version
 
     def committed(self, report: CommitReport) -> str | None:
-        """A producer serves the weights. Returns: what is wrong with its answer to the probe, if anything is."""
+        """Note that a producer serves the weights. Returns: what is wrong with its answer to the probe, if anything."""
         if report.policy_version != self._version or report.producer not in self._members.ids:
             return None  # of a producer that was given up meanwhile
         self._members.committed(report.producer)

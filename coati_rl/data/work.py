@@ -1,5 +1,8 @@
-"""The trainers' to-do list. The coordinator decides each item once and numbers it; every trainer rank carries out the
-same items in the same order, so no rank can disagree about when weights are synced or a checkpoint is written.
+"""Define the items of work that trainers carry out, and what they and producers report.
+
+A source of work (the coordinator, or a dataset where there are no producers) decides each item once and numbers it.
+Every trainer rank carries out the same items in the same order, so no rank can disagree about when weights are synced
+or a checkpoint is written.
 """
 
 from collections.abc import Sequence
@@ -22,7 +25,7 @@ class TrainWork:
 class SyncWork:
     """Send the current weights to producers."""
 
-    index: int  # place in the to-do list
+    index: int  # number of this item of work
     policy_version: int
     members: tuple[int, ...]  # producer ids
     probe: tuple[int, ...] = ()  # token ids whose log-probabilities prove the sync; none: it is not proved
@@ -47,8 +50,15 @@ class FinishWork:
 Work = TrainWork | SyncWork | SaveWork | FinishWork
 
 
-class TodoList:
-    """The items by number, each with an entry per dp rank, until every trainer has it."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait:
+    """Say that an item of work is not decided yet, and what it waits for."""
+
+    reason: str  # a clause for people, with numbers: "waiting for the transfer of version 4 to producer 0"
+
+
+class WorkList:
+    """Keep the items of work by number, each with an entry per dp rank, until every trainer rank has it."""
 
     def __init__(self, *, num_ranks: int, ranks_per_dp_group: int) -> None:
         self._items: dict[int, Sequence[Work]] = {}
@@ -56,7 +66,7 @@ class TodoList:
         self._ranks_per_dp_group = ranks_per_dp_group
 
     def ask(self, index: int, rank: int) -> Work | None:
-        """A trainer rank's share of an item, None if it is not decided. Who asks has the items before."""
+        """Return a trainer rank's share of an item, None if it is not decided. Who asks has the items before."""
         self._asked[rank] = index
         oldest = min(self._asked.values())
         self._items = {number: item for number, item in self._items.items() if number >= oldest}
@@ -64,7 +74,7 @@ class TodoList:
         return None if item is None else item[rank // self._ranks_per_dp_group]
 
     def add(self, index: int, item: Sequence[Work]) -> None:
-        """An item is decided."""
+        """Note what an item is, with a share for each dp rank."""
         self._items[index] = item
 
 
@@ -97,3 +107,4 @@ class LeaseReply:
     leases: tuple[Lease, ...]
     policy_version: int  # of the weights that sample their first tokens, or older than these
     is_finished: bool  # no prompt will ever come again
+    reason: str = ""  # why there is no lease

@@ -28,7 +28,7 @@ class Phase:
 
     name: str
     path: str  # of names, from the outermost phase of its thread to this one
-    item: int | None  # of the trainers' to-do list: the outermost phase's
+    item: int | None  # of the trainers' work: the outermost phase's
     seconds: float  # so far
     median_s: float | None  # of those of its name that ended here; None for the first
     where: str = ""  # "loss.py:12 in loss": innermost line of its thread, outside installed packages if it can be
@@ -61,7 +61,7 @@ class Phases:
 
         Args:
             name: whose durations are comparable.
-            item: of the trainers' to-do list that it carries out, if it is all of it.
+            item: number of the item of work that it carries out, if it is all of it.
             step: optimizer step, for messages.
         Returns: a number for `end`.
         """

@@ -1,22 +1,49 @@
-"""Events of the coordinator -> the person at the terminal: a live display there, plain lines elsewhere."""
+"""Show a person what a run does and what it waits for: a live display at a terminal, plain lines elsewhere.
+
+In: events of the coordinator, and its status several times a second. What a run waits for is shown when nothing else
+was for some seconds: a terminal's last line follows it; elsewhere, and in the log, a line comes for each new reason,
+and for the same one once a minute.
+"""
 
 import logging
+import re
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from coati_rl.observability.metrics import step_line
 
 logger = logging.getLogger(__name__)
 
+QUIET_S = 3.0  # without another line, before what a run waits for is shown
+SETTLED_S = 1.0  # for which a reason has to hold, to be a line: some pass in milliseconds
+REPEAT_S = 60.0  # before the same reason, but for its numbers, is a line again
+_NUMBERS = re.compile(r"s? \d+(, \d+)*")  # and the plural before them
+
 
 class ProgressDisplay:
-    """Shows steps, evaluations, syncs that failed, producers that come and go."""
+    """Show steps, evaluations, syncs that failed, producers that come and go, and what is waited for."""
 
-    def __init__(self, num_steps: int | None, console: Console | None = None, *, first_step: int = 0) -> None:
+    def __init__(
+        self,
+        num_steps: int | None,
+        console: Console | None = None,
+        *,
+        first_step: int = 0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`now`: a monotonic clock, in seconds."""
+        self._now = now
+        self._shown_at = now()  # the last line, but for those of what is waited for
+        self._reason, self._reason_since = "", now()  # without its numbers
+        self._told_at: dict[str, float] = {}  # reason -> its last line
+        self._wait = Text("", style="dim")
         self._console = console or Console()
         self._num_steps = num_steps
         self._progress = Progress(
@@ -29,7 +56,7 @@ class ProgressDisplay:
             console=self._console,
         )
         self._task = self._progress.add_task("starting", total=num_steps, completed=first_step, numbers="")
-        self._live = Live(self._progress, console=self._console, refresh_per_second=4, transient=True)
+        self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> "ProgressDisplay":
         if self._console.is_terminal:
@@ -42,12 +69,31 @@ class ProgressDisplay:
                 self._live.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays; where nobody takes it (a terminal that is gone, a full disk), the run goes on without."""
+        """Print a line that stays; where nobody takes it (a terminal that is gone, a full disk), go on without."""
+        self._shown_at, self._wait = self._now(), Text("")
+        self._print(text)
+
+    def show_wait(self, text: str) -> None:
+        """Take what the run is doing and waits for, and show it if nothing else was for a while."""
+        now, reason = self._now(), _NUMBERS.sub(" #", text)
+        if reason != self._reason:
+            self._reason, self._reason_since = reason, now
+        if now - self._shown_at < QUIET_S or not text:
+            return
+        self._wait = Text(text, style="dim")
+        is_new = now - self._told_at.get(reason, -REPEAT_S) >= REPEAT_S
+        if is_new and now - self._reason_since >= SETTLED_S:
+            self._told_at[reason] = now
+            logger.info("%s", text)
+            if not self._console.is_terminal:
+                self._print(text)
+
+    def _print(self, text: str) -> None:
         with suppress(OSError):
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, event: dict[str, Any]) -> None:
-        """One event of the coordinator."""
+        """Show one event of the coordinator."""
         kind = event["event"]
         if kind == "step":
             self._show_step(event)
@@ -74,5 +120,9 @@ class ProgressDisplay:
         if not self._console.is_terminal:
             self.say(line)
             return
+        self._shown_at, self._wait = self._now(), Text("")
         numbers = line.split("  ", 1)[1]
         self._progress.update(self._task, completed=record["step"], description="training", numbers=numbers)
+
+    def _render(self) -> RenderableType:
+        return Group(self._progress, self._wait) if self._wait else self._progress

@@ -12,9 +12,10 @@ import ray
 
 from coati_rl.config import Config
 from coati_rl.data.coordinator import Coordinator
-from coati_rl.data.cursor import PromptCursor
 from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.prepare import Prepared
+from coati_rl.data.prompt_source import DatasetPrompts, probe_tokens
+from coati_rl.data.run_state import RunStart
 from coati_rl.data.settings import coordinator_settings
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.protocols import GroupScorer
@@ -38,13 +39,17 @@ class CoordinatorActor(Coordinator):
         enter_actor(place)
         config = prepared.config
         tasks = {task: prompts.prompts for task, prompts in prepared.evaluation.items()}
+        settings = coordinator_settings(config, precision="bf16" if prepared.plan.precision == "bf16" else "fp32")
         super().__init__(
-            coordinator_settings(config, precision="bf16" if prepared.plan.precision == "bf16" else "fp32"),
-            PromptCursor(prepared.train.prompts, num_episodes=config.num_episodes, seed=config.seed),
+            settings,
+            DatasetPrompts(prepared.train.prompts, num_episodes=config.num_episodes, seed=config.seed),
             EvaluationBoard(tasks, paths.evaluation),
             RolloutRecorder(paths.rollouts, config.rollout_detail),
-            start=prepared.resume.position if prepared.resume else None,
-            kept=prepared.resume.kept if prepared.resume else None,
+            RunStart(
+                position=prepared.resume.position if prepared.resume else None,
+                kept=prepared.resume.kept if prepared.resume else None,
+                probe=probe_tokens(prepared.train.prompts, settings.max_probe_tokens),
+            ),
         )
 
 

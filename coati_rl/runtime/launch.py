@@ -77,11 +77,13 @@ def launch(
                 lambda event: _record(_marked(event, timeline, log), display, sinks, syncs),
                 num_producers=config.num_inferencer,
                 stall_timeout_s=config.stall_timeout_s,
+                on_status=display.show_wait,
             )
             try:
                 crew.start()
                 _watch(supervisor, config)
             finally:
+                supervisor.keep_records()
                 unlink_mapped(family())  # of engines that are still loading: they are killed now
                 crew.end()
     except RunError as error:

@@ -13,7 +13,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from coati_rl.data.packed_group import PackedGroup
-from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Work
+from coati_rl.data.run_status import RunStatus
+from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Wait, Work
 from coati_rl.errors import CoatiError, PeerLostError, RunError
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
@@ -22,6 +23,7 @@ from coati_rl.types import CommitResult
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 30.0  # for an actor to answer, on top of what the call itself may take
+_FLUSH_GRACE_S = 5.0  # for the coordinator to answer, when the disk is slow or the run is ending
 _SLICE_S = 2.0  # of a wait: a stop in it counts as so much at most
 STAGING_GRACE_S = 10.0  # for a producer whose transfer has its own deadline; all others wait for it
 
@@ -93,9 +95,9 @@ class RemoteCoordinator:
         """See Coordinator."""
         self._call("fail", producer_id, lease_id, cause)
 
-    def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | None:
+    def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | Wait:
         """See Coordinator."""
-        work: Work | None = self._call("next_work", index, rank=rank, timeout_s=timeout_s, wait_s=timeout_s)
+        work: Work | Wait = self._call("next_work", index, rank=rank, timeout_s=timeout_s, wait_s=timeout_s)
         return work
 
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:
@@ -135,9 +137,15 @@ class RemoteCoordinator:
         """See Coordinator."""
         self._call("stop")
 
-    def seconds_since_progress(self) -> float:
+    def flush(self, *, timeout_s: float) -> None:
         """See Coordinator."""
-        return float(self._call("seconds_since_progress"))
+        reference: Any = self._handle.flush.remote(timeout_s=timeout_s)
+        wait_for(reference, who="the coordinator", timeout_s=timeout_s + _FLUSH_GRACE_S)
+
+    def status(self) -> RunStatus:
+        """See Coordinator."""
+        status: RunStatus = self._call("status")
+        return status
 
 
 class RemoteProducer:

@@ -1,6 +1,8 @@
-"""The driver's loop. Consumes: the coordinator's events. Waits for: events, and the end of any actor. Is unblocked by:
-either, and once a second to hear who lives. Produces: records for the sinks, replacements for producers that are dead
-or hang, and the one cause if the run cannot go on.
+"""Watch a run from the driver until it ends.
+
+Consumes: the coordinator's events and status. Waits for: events, and the end of any actor. Is unblocked by: either, and
+once a second to hear who lives. Produces: records for the sinks, replacements for producers that are dead or hang, what
+the run waits for, and the one cause if it cannot go on.
 
 A producer may die or hang; a trainer or the coordinator may not.
 """
@@ -8,6 +10,7 @@ A producer may die or hang; a trainer or the coordinator may not.
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -20,17 +23,27 @@ logger = logging.getLogger(__name__)
 
 EVENT_WAIT_S = 0.25
 CAUSE_WAIT_S = 3.0  # for the other trainers, when one has failed
+FLUSH_S = 60.0  # for rollouts and evaluations to be written, when the trainers are done
+KEEP_S = 5.0  # for the same, when the run has failed or is interrupted
 MAX_REPLACEMENTS = 3  # per producer place, without an optimizer step in between
 
 
 class Supervisor:
-    """Watches a crew until the run is over."""
+    """Watch a crew until the run is over."""
 
     def __init__(
-        self, crew: Crew, on_event: Callable[[dict[str, Any]], None], *, num_producers: int, stall_timeout_s: float
+        self,
+        crew: Crew,
+        on_event: Callable[[dict[str, Any]], None],
+        *,
+        num_producers: int,
+        stall_timeout_s: float,
+        on_status: Callable[[str], None] = lambda text: None,
     ) -> None:
+        """`on_status` is told several times a second what the run is doing and what it waits for."""
         self._crew = crew
         self._on_event = on_event
+        self._on_status = on_status
         self._stall_timeout_s = stall_timeout_s
         self._num_seen = 0
         self._replacements_left = self._replacements = MAX_REPLACEMENTS * num_producers
@@ -56,14 +69,19 @@ class Supervisor:
         while interrupted_at() is None:
             self._take_events()
             if self._trainers_are_done():
+                self._crew.coordinator.flush(timeout_s=FLUSH_S)
                 self._take_events()
                 return
             self._admit_started()
             self._replace_dead()
             self._find_hung()
-            if self._crew.coordinator.seconds_since_progress() > self._stall_timeout_s:
-                doing = self._crew.heartbeats.doing()
-                raise RunError(f"no rollout, step or weight sync was finished for {self._stall_timeout_s:g} s: {doing}")
+            status = self._crew.coordinator.status()
+            self._on_status(status.text)
+            if status.idle_s > self._stall_timeout_s:
+                raise RunError(
+                    f"no rollout, step or weight sync was finished for {self._stall_timeout_s:g} s: {status.text} "
+                    f"({self._crew.heartbeats.doing()})"
+                )
 
     def save(self, *, deadline: float) -> None:
         """Have the trainers write a checkpoint and end, after an interrupt.
@@ -77,7 +95,13 @@ class Supervisor:
             self._pass_on_events()
             if time.monotonic() > deadline:
                 raise RunError("the checkpoint was not written in time; raise --interrupt-grace-s")
+        self._crew.coordinator.flush(timeout_s=max(0.0, deadline - time.monotonic()))
         self._pass_on_events()
+
+    def keep_records(self) -> None:
+        """Have the rollouts that came in written, if that is still possible, however the run ended."""
+        with suppress(RunError):
+            self._crew.coordinator.flush(timeout_s=KEEP_S)
 
     def _take_events(self) -> None:
         for event in self._pass_on_events():

@@ -7,7 +7,6 @@ Produces: optimizer steps, checkpoints, step records. No producer takes part, so
 from pathlib import Path
 
 from coati_rl.data.dataset_source import DatasetSource
-from coati_rl.data.work import SyncWork
 from coati_rl.protocols import TrainBackend
 from consumer.objectives.cross_entropy import CrossEntropy
 from consumer.train_loop import TrainLoop
@@ -31,14 +30,10 @@ def run_sft(
     loop = TrainLoop(
         rank,
         source,
+        source,
         backend,
         lambda is_corrected: train_step,
-        _no_producers,
         is_reporter=backend.layout.is_reporter,
         checkpoint_dir=checkpoint_dir,
     )
     return loop.run()
-
-
-def _no_producers(work: SyncWork) -> None:
-    raise AssertionError("a dataset orders no weight sync")

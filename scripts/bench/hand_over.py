@@ -26,10 +26,10 @@ import ray
 
 from coati_rl.config.cli import build_config
 from coati_rl.data.coordinator import Coordinator
-from coati_rl.data.cursor import PromptCursor
 from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.packed_group import PackedGroup
 from coati_rl.data.packing import build_mini_batch
+from coati_rl.data.prompt_source import DatasetPrompts
 from coati_rl.data.settings import coordinator_settings
 from coati_rl.data.single_turn import single_turns
 from coati_rl.data.work import TrainWork
@@ -82,7 +82,7 @@ def make_coordinator(arguments: argparse.Namespace, directory: Path) -> RemoteCo
     actor: Any = ray.remote(Coordinator).options(max_concurrency=4)
     handle = actor.remote(
         coordinator_settings(build_config(sizes)),
-        PromptCursor(prompts, num_episodes=1, seed=0),
+        DatasetPrompts(prompts, num_episodes=1, seed=0),
         EvaluationBoard({}, directory / "eval"),
         RolloutRecorder(directory / "rollouts"),
     )

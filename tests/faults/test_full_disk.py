@@ -13,8 +13,10 @@ from tests.integration.runs.conftest import ROOT, Run, ended_runs
 pytestmark = pytest.mark.full
 SCRIPT = """
 (until [ "$(cat {run}/metrics.jsonl 2>/dev/null | wc -l)" -ge {steps} ]; do sleep 0.1; done; cat /dev/zero > {disk}/fill) 2>/dev/null &
+filling=$!
 {command}
 code=$?
+kill $filling 2>/dev/null
 rm -f {disk}/fill
 cp -a {run} {out}
 exit $code

@@ -64,11 +64,13 @@ def test_a_stopped_producer_is_replaced_and_ended_and_a_loss_that_never_returns_
     producer.suspend()
     wait_for_text(run, "producer 0 lost: no sign of life for", timeout_s=HEARTBEAT_S + 60)
     assert f"its process {producer.pid} is stopped" in run.text()
+    assert "\nwaiting for " in run.text(), "rollouts, or its part of a weight sync"
     assert_ended(producer)
     run.wait_for_step(len(run.records()) + 2)
 
     cue.write_text("0")
     assert run.wait(PHASE_S + 60) == 1, run.text()
+    assert f"step {len(run.records()) + 1} is being trained; " in run.text()
 
     last = run.text().splitlines()[-1]
     assert f"trainer-0 hangs: 'train (step {len(run.records()) + 1}) > forward_backward' is not done after" in last

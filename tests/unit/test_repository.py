@@ -1,9 +1,11 @@
 """Rules about the tree itself: file lengths, docstrings' company, the file map, the pins."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,3 +91,24 @@ def test_a_lock_has_the_pins_that_it_was_made_of_each_with_hashes(name: str) -> 
 
 def test_the_lock_holds_no_torch_and_nothing_that_does_not_fit_it() -> None:
     assert {"torch", "torchvision", "torchaudio", "torchcodec"}.isdisjoint(pins("cpu.txt"))
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports for type checkers count, too."""
+    graph = grimp.build_graph("coati_rl", "producer", "consumer", "rewards")
+    left = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+    while free := {module for module, imported in left.items() if not imported & left.keys()}:
+        left = {module: imported for module, imported in left.items() if module not in free}
+    assert not left, "in circles, or leading to one"
+
+
+def test_a_class_has_at_most_20_public_methods() -> None:
+    crowded = {
+        f"{path}: {node.name}": count
+        for path in SOURCES
+        if path.endswith(".py")
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+        and (count := sum(isinstance(m, ast.FunctionDef) and not m.name.startswith("_") for m in node.body)) > 20
+    }
+    assert not crowded, "split by subject"

@@ -7,11 +7,12 @@ import pytest
 
 from coati_rl.data.batcher import BatchSettings
 from coati_rl.data.coordinator import Coordinator
-from coati_rl.data.cursor import PromptCursor
 from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.leases import SamplingPlan
 from coati_rl.data.packed_group import PackedGroup
+from coati_rl.data.prompt_source import DatasetPrompts
+from coati_rl.data.run_state import RunStart
 from coati_rl.data.settings import CoordinatorSettings
 from coati_rl.data.single_turn import single_turns
 from coati_rl.observability.rollouts import RolloutRecorder
@@ -79,10 +80,12 @@ def make_coordinator(make_settings, make_prompts, tmp_path: Path):
 
     def make(num_prompts=8, *, eval_prompts=0, num_episodes=1, start=None, kept=None, **changes):
         settings = make_settings(**changes)
-        cursor = PromptCursor(make_prompts(num_prompts), num_episodes=num_episodes, seed=0)
+        source = DatasetPrompts(make_prompts(num_prompts), num_episodes=num_episodes, seed=0)
         tasks = {"arithmetic": make_prompts(eval_prompts, "arithmetic")} if eval_prompts else {}
         board, recorder = EvaluationBoard(tasks, tmp_path / "eval"), RolloutRecorder(tmp_path / "rollouts")
-        return DirectCoordinator(settings, cursor, board, recorder, start, kept)
+        return DirectCoordinator(
+            settings, source, board, recorder, RunStart(position=start, kept=kept, probe=(1, 2, 3))
+        )
 
     return make
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from coati_rl.data.work import CommitReport, FinishWork, SyncReport, SyncWork, TrainWork
+from coati_rl.data.work import CommitReport, FinishWork, SyncReport, SyncWork, TrainWork, Wait
 from coati_rl.types import CommitResult
 
 PROBE = (1, 2, 3)  # the first prompt
@@ -13,7 +13,10 @@ def lease_all(coordinator, producer=0):
 
 
 def work(coordinator, index, rank=0):
-    return coordinator.next_work(index, rank=rank, timeout_s=0)
+    """The item, None while it has to be waited for; not for the disk."""
+    coordinator.flush(timeout_s=10)
+    item = coordinator.next_work(index, rank=rank, timeout_s=0)
+    return None if isinstance(item, Wait) else item
 
 
 def report_step(coordinator, step):
@@ -43,9 +46,9 @@ def finish_leases(coordinator, make_group, leases, *, producer=0, version=0):
     return coordinator.put(producer, [make_group(lease, producer=producer, version=version) for lease in leases])
 
 
-def drive(coordinator, make_group):
-    """Be one producer and one trainer until the run is over; returns the items of work."""
-    items, version = [], 0
+def drive(coordinator, make_group, *, begun=0):
+    """Be one producer and one trainer until the run is over; returns the items of work, but for those that are done."""
+    items, version = [None] * begun, 0
     for _ in range(1000):
         finish_leases(coordinator, make_group, lease_all(coordinator), version=version)
         item = work(coordinator, len(items))
@@ -58,16 +61,18 @@ def drive(coordinator, make_group):
             report_sync(coordinator, item)
             version = item.policy_version
         if isinstance(item, FinishWork):
-            return items
+            return items[begun:]
     raise AssertionError(f"no end after {items}")
 
 
 def events(coordinator, kind):
+    coordinator.flush(timeout_s=10)
     return [event for event in coordinator.events(0, timeout_s=0) if event["event"] == kind]
 
 
 def events_of_end(coordinator):
     """Take the events there are; those of the end of the run. `coordinator.seen` keeps all."""
+    coordinator.flush(timeout_s=10)
     seen = vars(coordinator).setdefault("seen", [])
     seen += coordinator.events(len(seen), timeout_s=0)
     return [event for event in seen if event["event"] == "finished"]

@@ -2,10 +2,11 @@
 
 import json
 
-from coati_rl.data.cursor import drawn_prompt
 from coati_rl.data.kept_rollouts import KeptRollouts
 from coati_rl.data.position import read_data_state
+from coati_rl.data.prompt_source import drawn_prompt
 from coati_rl.data.work import CommitReport, SyncReport, SyncWork, TrainWork
+from tests.unit.data.coordinator_calls import events, work
 
 
 class Run:
@@ -30,7 +31,7 @@ class Run:
         del self.open[:number]
 
     def next_work(self):
-        item = self.coordinator.next_work(len(self.items), rank=0, timeout_s=0)
+        item = work(self.coordinator, len(self.items))
         if item is None:
             return None
         self.items.append(item)
@@ -54,7 +55,7 @@ class Run:
         raise AssertionError(f"no {kind} after {self.items}")
 
     def events(self, kind):
-        return [event for event in self.coordinator.events(0, timeout_s=0) if event["event"] == kind]
+        return events(self.coordinator, kind)
 
 
 def position_of(save):
@@ -70,7 +71,7 @@ def resumed(save, prompts):
 
 
 def rollouts(tmp_path):
-    """The lines of all rollout files."""
+    """The lines of all rollout files, of coordinators that were asked for work since."""
     files = sorted((tmp_path / "rollouts").iterdir())
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 

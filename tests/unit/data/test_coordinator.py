@@ -191,6 +191,7 @@ def test_the_end_is_announced_after_the_last_record_however_late_a_rank_reports_
     report_step(coordinator, 1)
     assert events(coordinator, "step") == events(coordinator, "finished") == []
     report_step(coordinator, 0)
+    coordinator.flush(timeout_s=10)
     kinds = [(event["event"], event["step"]) for event in coordinator.events(0, timeout_s=0)[-3:]]
     assert kinds == [("step", 1), ("step", 2), ("finished", 2)]
 

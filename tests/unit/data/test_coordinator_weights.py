@@ -55,8 +55,8 @@ def test_a_long_response_may_be_overtaken_until_its_weights_would_be_too_old(mak
     finish_leases(coordinator, make_group, others)
     assert [type(work(coordinator, index)) for index in (0, 1)] == [TrainWork, TrainWork], "of the seven others"
     report_sync(coordinator, work(coordinator, 2))
-    finish_leases(coordinator, make_group, lease_all(coordinator), version=2)
     assert isinstance(work(coordinator, 3), TrainWork)
+    assert finish_leases(coordinator, make_group, lease_all(coordinator), version=2) == 4
     assert work(coordinator, 4) is None, "there are prompts enough, but the next sync would make the long one too old"
     finish_leases(coordinator, make_group, [long])
     assert isinstance(work(coordinator, 4), TrainWork)

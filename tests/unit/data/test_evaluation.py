@@ -24,6 +24,14 @@ def answer(group_of):
     return make
 
 
+def finish(board):
+    """What the coordinator does when an answer is in."""
+    summaries = board.write() if board.take_if_done() else []
+    if summaries:
+        board.close()
+    return summaries
+
+
 def draw_all(board):
     prompts = []
     while (prompt := board.draw()) is not None:
@@ -45,9 +53,9 @@ def test_accuracy_is_over_all_prompts_and_what_failed_or_could_not_be_scored_is_
     board.add(answer(hard, 0.0))
     board.add(answer(easy, 1.0))
     board.add(answer(invalid, 0.0, "invalid"))
-    assert board.finish_if_done() == [], "one answer is missing"
+    assert finish(board) == [], "one answer is missing"
     board.add_failure(failed)
-    summaries = board.finish_if_done()
+    summaries = finish(board)
     assert summaries == [
         {
             "step": 4,
@@ -80,14 +88,14 @@ def test_a_full_disk_is_told_with_path_and_remedy(board, answer, tmp_path, name)
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / name).symlink_to("/dev/full")
     with pytest.raises(RunError, match=f"{tmp_path}/eval cannot be written: No space left on device; free space"):
-        board.finish_if_done()
+        finish(board)
 
 
 def test_every_answer_is_written_in_the_order_of_the_prompts(board, answer, tmp_path):
     board.start(4)
     for prompt in reversed(draw_all(board)):
         board.add(answer(prompt, 1.0))
-    board.finish_if_done()
+    finish(board)
     lines = [json.loads(line) for line in (tmp_path / "eval/easy-step-000004.jsonl").read_text().splitlines()]
     assert [line["uid"] for line in lines] == ["easy-0", "easy-1", "easy-2"]
     assert lines[1] == {
@@ -111,7 +119,7 @@ def test_an_answer_is_written_with_the_parts_of_its_reward_and_why_it_could_not_
         group = answer(prompt, 0.5, "invalid")
         score = dataclasses.replace(group.scores[0], detail="no answer in time", breakdown={"boxed": 1.0})
         board.add(dataclasses.replace(group, scores=(score,)))
-    board.finish_if_done()
+    finish(board)
     line = json.loads((tmp_path / "eval/hard-step-000004.jsonl").read_text())
     assert (line["verdict"], line["detail"], line["breakdown"]) == ("invalid", "no answer in time", {"boxed": 1.0})
 
@@ -123,7 +131,7 @@ def test_an_episode_of_several_turns_and_forks_is_one_line_with_its_last_answer(
     group = forked_group()
     first, fork, _ = group.trajectories
     board.add(dataclasses.replace(group, prompt=prompt, trajectories=(first, fork), scores=group.scores[:1]))
-    (summary,) = board.finish_if_done()
+    (summary,) = finish(board)
     assert (summary["accuracy"], summary["policy_versions"]) == (1.0, [7, 8])
     (line,) = map(json.loads, (tmp_path / "tools-step-000004.jsonl").read_text().splitlines())
     assert (line["response"], line["finish_reason"], line["reward"]) == ("turn 2 of episode 0", "length", 1.0)
@@ -134,5 +142,5 @@ def test_a_second_round_starts_from_nothing_and_its_summary_is_appended(board, a
         board.start(step)
         for prompt in draw_all(board):
             board.add(answer(prompt, float(step > 0)))
-        assert [summary["accuracy"] for summary in board.finish_if_done()] == [float(step > 0)] * 2
+        assert [summary["accuracy"] for summary in finish(board)] == [float(step > 0)] * 2
     assert len((tmp_path / "eval/summary.jsonl").read_text().splitlines()) == 4

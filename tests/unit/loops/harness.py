@@ -17,7 +17,7 @@ import producer.actor
 from coati_rl.config.cli import build_config
 from coati_rl.config.rules import check
 from coati_rl.data.prepare import Prepared, prepare
-from coati_rl.data.work import Work
+from coati_rl.data.work import Wait, Work
 from coati_rl.errors import RunError
 from coati_rl.runtime import crew
 from coati_rl.runtime.process import Place
@@ -72,7 +72,17 @@ class Trace:
 class ThreadedRun:
     """One run; `run` returns its trace or raises what ended it."""
 
-    def __init__(self, values, *, score=parity_reward, hold_trainer=0, replace=True, dies_at_request=None, **engine):
+    def __init__(
+        self,
+        values,
+        *,
+        score=parity_reward,
+        hold_trainer=0,
+        replace=True,
+        dies_at_request=None,
+        display=None,
+        **engine,
+    ):
         """`hold_trainer`: groups to wait for first; `dies_at_request`: of producer 0; `engine`: faults of all."""
         config = build_config(values)
         check(config)
@@ -86,6 +96,7 @@ class ThreadedRun:
         self._replace = replace
         self._dies_at_request = dies_at_request
         self._engine_faults = engine
+        self._display = display
         self._producers = {}
         self._threads = []
         self._errors = []
@@ -109,6 +120,7 @@ class ThreadedRun:
                 self._watch(trainer)
             finally:
                 self._end()
+            self._coordinator.flush(timeout_s=10)
         assert self.trace.weights, "the trainer ended without a word"
         return self.trace
 
@@ -129,9 +141,16 @@ class ThreadedRun:
             events = self._coordinator.events(seen, timeout_s=0.0 if is_over else 0.05)
             seen += len(events)
             self.trace.events += events
+            if self._display is not None:
+                self._show(events)
             if self._errors:
                 raise self._errors[0]
             assert time.monotonic() < deadline, f"the run hangs after {self.trace.events[-5:]}"
+
+    def _show(self, events):
+        for event in events:
+            self._display.show(event)
+        self._display.show_wait(self._coordinator.status().text)
 
     def _start(self, target: Callable[..., None], *args) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, daemon=True)
@@ -224,9 +243,9 @@ def _recording(coordinator_cls, trace, *, hold_trainer):
         def next_work(self, index, *, rank, timeout_s):
             if index > 0 and len(trace.groups) < hold_trainer:  # item 0 brings the producer its weights
                 time.sleep(0.001)
-                return None
+                return Wait(reason="the test holds the trainer")
             work = super().next_work(index, rank=rank, timeout_s=timeout_s)
-            if work is not None:
+            if not isinstance(work, Wait):
                 trace.work.append(work)
             return work
 

@@ -124,3 +124,73 @@ def test_where_nobody_takes_the_lines_a_run_goes_on_without():
             full.flush()
     with pytest.raises(OSError, match="No space left on device"):
         full.close()
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+WAIT = "waiting for rollouts: {} of 8 groups of step 5 are finished, {} prompts are being sampled by 2 producers"
+SYNC = "waiting for the transfer of version 4 to producers 0, 1"
+
+
+@pytest.fixture
+def watched():
+    """(is a terminal) -> a function that plays statuses, one each quarter of a second, and returns what is shown."""
+
+    def make(*, terminal):
+        text, clock = io.StringIO(), Clock()
+        console = Console(file=text, force_terminal=terminal, width=160, color_system=None)
+        display = ProgressDisplay(4, console, now=clock)
+
+        def play(*statuses, seconds=0.25):
+            for status in statuses:
+                clock.now += seconds
+                display.show(status) if isinstance(status, dict) else display.show_wait(status)
+            if terminal:
+                console.print(display._render())
+            shown = text.getvalue()
+            text.seek(0), text.truncate()
+            return shown.splitlines()
+
+        return play
+
+    return make
+
+
+def test_what_a_run_waits_for_is_a_line_within_five_seconds_and_only_once(watched, caplog):
+    play = watched(terminal=False)
+    with caplog.at_level("INFO", logger="coati_rl.observability.progress"):
+        assert play(*[WAIT.format(0, 8)] * 10) == [], "most waits are short"
+        assert play(*[WAIT.format(0, 8)] * 10) == [WAIT.format(0, 8)]
+        assert play(*[WAIT.format(n, 8 - n) for n in (1, 2, 3)] * 40, *[WAIT.format(4, 4)] * 100) == []
+        assert play(WAIT.format(5, 3), seconds=6.0) == [WAIT.format(5, 3)], "once a minute, with its new numbers"
+    assert [record.getMessage() for record in caplog.records] == [WAIT.format(0, 8), WAIT.format(5, 3)]
+
+
+def test_another_reason_is_another_line_if_it_lasts(watched):
+    play = watched(terminal=False)
+    assert play(*[SYNC] * 20) == [SYNC]
+    assert play(*[WAIT.format(0, 8), SYNC] * 10) == [], "each is gone at once"
+    assert play(*[WAIT.format(0, 8)] * 20) == [WAIT.format(0, 8)]
+    assert play(*["waiting for the transfer of version 6 to producer 1"] * 20) == [], "as before but for numbers"
+
+
+def test_while_a_run_moves_there_is_no_line_of_what_it_waits_for(watched):
+    play = watched(terminal=False)
+    for _ in range(10):
+        lines = play(*[WAIT.format(0, 8)] * 8, STEP)
+        assert len(lines) == 1 and lines[0].startswith("step 2/4"), "each 2 s"
+    assert play(*[""] * 40) == []
+
+
+def test_at_a_terminal_the_last_line_follows_what_is_waited_for(watched):
+    play = watched(terminal=True)
+    assert WAIT.format(0, 8) not in play(*[WAIT.format(0, 8)] * 10)[-1]
+    assert play(*[WAIT.format(0, 8)] * 3)[-1] == WAIT.format(0, 8)
+    assert play(WAIT.format(1, 7))[-1] == WAIT.format(1, 7)
+    assert "waiting" not in play(STEP)[-1]
+    assert play(*[SYNC] * 20)[-1] == SYNC

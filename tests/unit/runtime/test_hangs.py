@@ -37,7 +37,7 @@ def test_a_producer_hangs_in_the_phase_that_is_over_its_limit():
 
 
 def in_item(number, *more):
-    """A trainer in an item of the to-do list since 5 s, and in more phases."""
+    """A trainer in an item of work since 5 s, and in more phases."""
     return (phase("train", 5.0, item=number), *more)
 
 

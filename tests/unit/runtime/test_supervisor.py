@@ -4,53 +4,12 @@ import time
 
 import pytest
 
+from coati_rl.data.run_status import RunStatus
 from coati_rl.errors import CollectiveError, PeerLostError, RunError
 from coati_rl.runtime import supervisor
 from coati_rl.runtime.crew import Member
 from coati_rl.runtime.supervisor import Supervisor
-
-
-class FakeHeartbeats:
-    """Hangs: producer name -> cause, and that of a trainer."""
-
-    def __init__(self):
-        self.hung, self.trainer, self.names = {}, None, []
-
-    def look(self, handles):
-        self.names = list(handles)
-
-    def producer_problem(self, name):
-        return self.hung.get(name)
-
-    def trainers_problem(self, names):
-        return self.trainer
-
-    def doing(self):
-        return "trainer-0: wait for work"
-
-
-class FakeCrew:
-    """One trainer; events as they are after each look."""
-
-    def __init__(self, *looks):
-        self.looks, self.happened = list(looks), []
-        self.coordinator = self
-        self.trainers = {0: Member(name="trainer-0", handle=None, task="task")}
-        self.starting, self.producers = {}, {}
-        self.is_done, self.heartbeats, self.raylets_lost = False, FakeHeartbeats(), []
-
-    def members(self):
-        return [*self.trainers.values(), *self.starting.values(), *self.producers.values()]
-
-    def dead_raylets(self):
-        return self.raylets_lost
-
-    def events(self, after, *, timeout_s):
-        self.happened += self.looks.pop(0) if self.looks else []
-        return self.happened[after:]
-
-    def seconds_since_progress(self):
-        return 0.0
+from tests.unit.runtime.fake_crew import FakeCrew
 
 
 @pytest.fixture
@@ -204,8 +163,8 @@ class ProducerCrew(FakeCrew):
         self.dropped.append((producer_id, cause))
         del (self.starting if producer_id in self.starting else self.producers)[producer_id]
 
-    def seconds_since_progress(self):
-        return self.idle_s
+    def status(self):
+        return RunStatus(idle_s=self.idle_s, text="waiting for rollouts")
 
     def wait(self, references, **_):
         done = [reference for reference in references if self._is_done(reference)]
@@ -277,7 +236,9 @@ def test_a_producer_that_does_not_load_in_time_is_replaced(supervise, monkeypatc
 
 
 def test_a_run_without_progress_is_ended(supervise):
-    with pytest.raises(RunError, match="sync was finished for 60 s: trainer-0: wait for work"):
+    with pytest.raises(
+        RunError, match=r"sync was finished for 60 s: waiting for rollouts \(trainer-0: wait for work\)"
+    ):
         supervise(ProducerCrew(NOTHING, NOTHING, idle_s=61.0))
 
 

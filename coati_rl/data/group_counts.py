@@ -22,8 +22,8 @@ _REMEDIES = (
 )
 
 
-class StepCounts:
-    """Judges and counts each group as it comes in; under the coordinator's lock."""
+class GroupCounts:
+    """Judge and count each group as it comes in; under the coordinator's lock."""
 
     def __init__(self, settings: CoordinatorSettings, start: Position, kept: KeptRollouts) -> None:
         self._settings = settings
@@ -43,7 +43,7 @@ class StepCounts:
         self._examples: dict[str, str] = {}  # the first of each kind
 
     def add(self, group: RolloutGroup) -> bool:
-        """A scored group. Returns: True if it takes a place in a step, False if it is dropped."""
+        """Count a scored group. Returns: True if it takes a place in a step, False if it is dropped."""
         reason = reason_without_effect(group, self._settings.batch.rules)
         is_dropped = reason == "undecidable" or (reason is not None and self._settings.dynamic_batching)
         if is_dropped:
@@ -52,7 +52,7 @@ class StepCounts:
         return not is_dropped
 
     def add_failed(self, num_samples: int, cause: str) -> None:
-        """A prompt that could not be rolled out."""
+        """Count a prompt that could not be rolled out."""
         self._note_cause(cause, num_samples)
         self._count("undecidable", num_failed=num_samples, is_dropped=True)
 
@@ -62,7 +62,7 @@ class StepCounts:
 
     @property
     def dropped_groups(self) -> Sequence[RolloutGroup]:
-        """Those of them that were scored in this run, or kept by the checkpoint that it goes on from."""
+        """Return those of them that were scored in this run, or kept by the checkpoint that it goes on from."""
         return self._dropped
 
     @property
@@ -71,7 +71,7 @@ class StepCounts:
         return self._samples_failed - self._failed_in_dropped
 
     def problem(self) -> str | None:
-        """Why the run must stop, None while it may go on."""
+        """Say why the run must stop; None while it may go on."""
         allowed = self._max_failed_samples
         if self._samples_failed > allowed:
             return (
@@ -88,7 +88,7 @@ class StepCounts:
         )
 
     def nothing_trained(self, num_left: int) -> str:
-        """Why a run is over before its first step; `num_left`: groups that could have been trained."""
+        """Say why a run is over before its first step; `num_left`: groups that could have been trained."""
         rules = self._settings.batch.rules
         reasons = Counter(reason for group in self._dropped if (reason := reason_without_effect(group, rules)))
         reasons["undecidable"] += self._num_dropped - len(self._dropped)
@@ -99,7 +99,7 @@ class StepCounts:
         )
 
     def take(self, groups: Sequence[RolloutGroup]) -> tuple[dict[str, int], Sequence[RolloutGroup]]:
-        """The step of these groups is complete; counting starts anew.
+        """Note that these groups make a step; counting starts anew.
 
         Returns: (counts by their names in metrics.jsonl, the groups dropped since the last step).
         """

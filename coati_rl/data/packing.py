@@ -198,7 +198,7 @@ def _write(arrays: dict[str, np.ndarray], number: int, row: _Row, places: np.nda
     arrays["loss_mask"][where] = True
     arrays["sample_index"][where] = np.repeat([index for index, _ in row], counts)
     for name in row[0][1].arrays:
-        parts = [sample.arrays[name] for _, sample in row]
+        parts: list[Any] = [sample.arrays[name] for _, sample in row]
         is_dense = isinstance(parts[0], np.ndarray)
         if is_dense:
             np.concatenate(parts, out=arrays[name][where])

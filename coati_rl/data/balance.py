@@ -7,6 +7,7 @@ A bin is what becomes a micro-batch: the indices of its samples; its cost is wha
 """
 
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -40,7 +41,10 @@ def share_out(
         fewest = len(_cut_rows(lengths, order, max_samples, limit))
         bins = _cut_evenly(lengths, order, max_samples, limit, _whole(fewest, num_ranks))
         return _deal(bins, num_ranks, lambda bin_: len(bin_) * max(lengths[i] for i in bin_))
-    first_fit = _first_fit(lengths, order, max_samples, limit)
+    if max_tokens is None:
+        first_fit = [order[start : start + max_samples] for start in range(0, len(order), max_samples)]
+    else:
+        first_fit = _first_fit(lengths, order, max_samples, limit)
     bins = _lightest_first(lengths, order, max_samples, limit, _whole(len(first_fit), num_ranks)) or first_fit
     return _deal(bins, num_ranks, lambda bin_: sum(lengths[i] for i in bin_))
 
@@ -72,16 +76,14 @@ def _lightest_first(
 ) -> Bins | None:
     """Longest sample to the lightest of so many bins: even bins, or None where a limit is too tight for that."""
     bins: Bins = [[] for _ in range(num_bins)]
-    full = limit + 1
-    tokens = np.zeros(num_bins, dtype=np.int64)
-    load = tokens.copy()  # tokens, or `full` when a bin has all its samples
+    open_bins = [(0, place) for place in range(num_bins)]  # a heap of (tokens, bin); a bin with all its samples is not
     for index in order:
-        place = int(load.argmin())
-        if load[place] + lengths[index] > limit:
+        if not open_bins or open_bins[0][0] + lengths[index] > limit:
             return None
+        tokens, place = heappop(open_bins)
         bins[place].append(index)
-        tokens[place] += lengths[index]
-        load[place] = tokens[place] if len(bins[place]) < max_samples else full
+        if len(bins[place]) < max_samples:
+            heappush(open_bins, (tokens + lengths[index], place))
     return bins
 
 

@@ -31,17 +31,15 @@ class GroupRules:
 
 def is_valid(group: RolloutGroup) -> np.ndarray:
     """bool[G]: episodes with a verdict, a reward of at most MAX_REWARD in size and at least one token in the loss."""
-    valid: np.ndarray = np.array([_is_scored(score) for score in group.scores]) & (episode_tokens(group) > 0)
-    return valid
+    return np.array([_is_scored(score) for score in group.scores]) & (episode_tokens(group) > 0)
 
 
 def is_in_loss(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
     """bool[G]: episodes that are trained; none if the mean score over all valid ones is out of range."""
     valid = is_valid(group)
-    if not valid.any() or not _is_in_range(_mean_score(group, valid), rules):
+    if not valid.any() or not _is_in_range(group, valid, rules):
         return np.zeros_like(valid)
-    in_loss: np.ndarray = valid & ~_is_masked(group, rules)
-    return in_loss
+    return valid & ~is_truncated(group) if rules.filter_truncated_response else valid
 
 
 def reason_without_effect(group: RolloutGroup, rules: GroupRules) -> NoEffect | None:
@@ -51,7 +49,7 @@ def reason_without_effect(group: RolloutGroup, rules: GroupRules) -> NoEffect | 
     valid = is_valid(group)
     if not valid.any():
         return "undecidable"
-    if _is_masked(group, rules)[valid].all():
+    if rules.filter_truncated_response and is_truncated(group)[valid].all():
         return "truncated"  # also if all of them are wrong, as answers that were cut off are
     mean_score = _mean_score(group, valid)
     return "always right" if mean_score == 1 else "always wrong" if mean_score == 0 else "out of range"
@@ -77,22 +75,19 @@ def _is_scored(score: Score) -> bool:
     return score.verdict != "invalid" and abs(score.reward) <= MAX_REWARD  # False for NaN, too
 
 
-def _is_masked(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
-    return is_truncated(group) if rules.filter_truncated_response else np.zeros(len(group.scores), dtype=bool)
-
-
 def _mean_score(group: RolloutGroup, valid: np.ndarray) -> float:
     """Mean over the valid episodes, of which there is one at least, in [0, 1].
 
     Not of the answers that are right: what earns nothing, as a right answer in a broken format, trains nothing, and a
     graded reward below 1 does. Length is left out: it says nothing about how hard the prompt is.
     """
-    scores = [score.reward if score.filter_score is None else score.filter_score for score in group.scores]
-    return float(np.clip(np.array(scores, dtype=np.float64)[valid], 0.0, 1.0).mean())
+    counted = [score for score, is_counted in zip(group.scores, valid.tolist(), strict=True) if is_counted]
+    scores = [score.reward if score.filter_score is None else score.filter_score for score in counted]
+    return float(np.array([min(max(score, 0.0), 1.0) for score in scores]).mean())
 
 
-def _is_in_range(mean_score: float, rules: GroupRules) -> bool:
+def _is_in_range(group: RolloutGroup, valid: np.ndarray, rules: GroupRules) -> bool:
     if rules.filter_range is None:
         return True
     low, high = rules.filter_range
-    return low < mean_score < high
+    return low < _mean_score(group, valid) < high

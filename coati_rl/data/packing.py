@@ -6,6 +6,7 @@ R rows, padded to the longest. R rows, L tokens of a row, M loss tokens of a row
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -155,24 +156,21 @@ def _make_rows(rows: Sequence[_Row]) -> MicroBatch:
     num_loss = max(1, max(sum(sample.num_loss_tokens for _, sample in row) for row in rows))
     token_ids = np.zeros((len(rows), length), dtype=np.int64)
     position_ids = np.empty((len(rows), length), dtype=np.int64)
-    segments: list[tuple[int, int, int, int]] = []
+    counting, no_loss = np.arange(length), np.zeros(length, dtype=bool)
+    segments: list[tuple[int, ...]] = []
     arrays = _new_loss_arrays((len(rows), num_loss))
     for name, array in rows[0][0][1].arrays.items():
         dtype = array.dtype if isinstance(array, np.ndarray) else np.float32
         arrays[name] = np.full((len(rows), num_loss), PADDING.get(name, 0), dtype=dtype)
     for number, row in enumerate(rows):
-        start = first = 0
-        for index, sample in row:
-            middle, end = start + len(sample.prefix_ids), start + len(sample)
-            token_ids[number, start:middle] = sample.prefix_ids
-            token_ids[number, middle:end] = sample.token_ids
-            position_ids[number, start:end] = np.arange(end - start)
-            segments.append((number, start, end - start, -1))
-            places = middle + np.flatnonzero(sample.loss_mask)
-            last = first + len(places)
-            _write(arrays, (number, slice(first, last)), sample, index, places, token_ids[number, places])
-            start, first = end, last
-        position_ids[number, start:] = np.arange(length - start)
+        lengths = [len(sample) for _, sample in row]
+        starts = [0, *accumulate(lengths)]
+        segments += [(number, *place, -1) for place in zip(starts[:-1], lengths, strict=True)]
+        parts = [part for _, sample in row for part in (sample.prefix_ids, sample.token_ids)]
+        np.concatenate(parts, out=token_ids[number, : starts[-1]])
+        np.concatenate([counting[:each] for each in (*lengths, length - starts[-1])], out=position_ids[number])
+        masks = [part for _, sample in row for part in (no_loss[: len(sample.prefix_ids)], sample.loss_mask)]
+        _write(arrays, number, row, np.flatnonzero(np.concatenate(masks)), token_ids[number])
     return MicroBatch(
         token_ids=token_ids,
         position_ids=position_ids,
@@ -191,18 +189,18 @@ def _new_loss_arrays(shape: tuple[int, int]) -> dict[str, np.ndarray]:
     }
 
 
-def _write(
-    arrays: dict[str, np.ndarray],
-    where: tuple[int, slice],
-    sample: Sample,
-    index: int,
-    places: np.ndarray,
-    token_ids: np.ndarray,
-) -> None:
-    """Write a sample's N loss tokens, which are at these places int[N] of the row, into loss arrays [R, M]."""
-    arrays["token_ids"][where] = token_ids
-    arrays["sources"][where] = places - 1
+def _write(arrays: dict[str, np.ndarray], number: int, row: _Row, places: np.ndarray, token_ids: np.ndarray) -> None:
+    """Write a row's N loss tokens, which are at these places int[N] of its tokens int[L], into loss arrays [R, M]."""
+    counts = [sample.num_loss_tokens for _, sample in row]
+    where = number, slice(len(places))
+    arrays["token_ids"][where] = token_ids[places]
+    np.subtract(places, 1, out=arrays["sources"][where])
     arrays["loss_mask"][where] = True
-    arrays["sample_index"][where] = index
-    for name, values in sample.arrays.items():
-        arrays[name][where] = values
+    arrays["sample_index"][where] = np.repeat([index for index, _ in row], counts)
+    for name in row[0][1].arrays:
+        parts: list[Any] = [sample.arrays[name] for _, sample in row]
+        is_dense = isinstance(parts[0], np.ndarray)
+        if is_dense:
+            np.concatenate(parts, out=arrays[name][where])
+        else:
+            arrays[name][where] = np.repeat(parts, counts)

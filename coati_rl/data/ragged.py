@@ -85,23 +85,21 @@ class RaggedSamples:
 
     def split(self) -> list[Sample]:
         """Return the samples; they share the memory of the joined arrays, and have no uid."""
-        prefixes = np.split(self.prefix_ids, self.prefix_lengths.cumsum()[:-1])
-        ends = self.lengths.cumsum()
-        mask = np.unpackbits(self.mask_bits, count=len(self.token_ids)).astype(bool)
-        token_ids, masks = np.split(self.token_ids, ends[:-1]), np.split(mask, ends[:-1])
-        loss_ends = np.append(0, mask.cumsum())[ends]
-        whole = {name: array.expand() if isinstance(array, RunArray) else array for name, array in self.arrays.items()}
-        arrays = {name: np.split(array, loss_ends[:-1]) for name, array in whole.items()}
+        prefixes = [self.prefix_ids[part] for part in _parts(self.prefix_lengths)]
+        mask = np.unpackbits(self.mask_bits, count=len(self.token_ids)).view(bool)
+        own = _parts(self.lengths)
+        counted = _parts([int(np.count_nonzero(mask[part])) for part in own])
+        arrays = {name: array.expand() if isinstance(array, RunArray) else array for name, array in self.arrays.items()}
         return [
             Sample(
                 uid="",
                 number=index,
                 prefix_ids=prefixes[prefix],
-                token_ids=token_ids[index],
-                loss_mask=masks[index],
-                arrays={name: parts[index] for name, parts in arrays.items()},
+                token_ids=self.token_ids[own[index]],
+                loss_mask=mask[own[index]],
+                arrays={name: array[counted[index]] for name, array in arrays.items()},
             )
-            for index, prefix in enumerate(self.prefix_of)
+            for index, prefix in enumerate(self.prefix_of.tolist())
         ]
 
     @property
@@ -123,6 +121,12 @@ class RaggedBatch:
     is_last: bool
     loss_scale: float
     learning_rate_progress: float
+
+
+def _parts(lengths: np.ndarray | Sequence[int]) -> list[slice]:
+    """Where each of so many parts is, which lie one after another."""
+    ends = np.cumsum(lengths).tolist()
+    return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
 
 
 def _join_arrays(samples: Sequence[Sample], name: str) -> np.ndarray | RunArray:

@@ -6,12 +6,14 @@ parts, each has a mean of its own, `reward/<name>`. A sample is an episode; its 
 was sampled in it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from coati_rl.data.episodes import context_tokens, episode_tokens, is_truncated
 from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
+from coati_rl.run_lengths import encode_runs
 from coati_rl.types import RolloutGroup, Score
 
 
@@ -66,7 +68,12 @@ def _breakdown(scores: Sequence[Score]) -> dict[str, float]:
 
 def _staleness(groups: Sequence[RolloutGroup], staleness: Callable[[int], int]) -> dict[str, float | int]:
     """Over tokens, in weight syncs."""
-    versions = np.concatenate([group.policy_versions for group in groups])
-    distinct, counts = np.unique(versions, return_counts=True)
-    stale = np.array([staleness(int(version)) for version in distinct])
-    return {"staleness_mean": float(np.average(stale, weights=counts)), "staleness_max": int(stale.max())}
+    counts: Counter[int] = Counter()
+    for group in groups:
+        for version, num_tokens in encode_runs(group.policy_versions):
+            counts[version] += num_tokens
+    stale = np.array([staleness(version) for version in counts])
+    return {
+        "staleness_mean": float(np.average(stale, weights=[*counts.values()])),
+        "staleness_max": int(stale.max()),
+    }

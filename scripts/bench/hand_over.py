@@ -3,11 +3,11 @@
 
     python scripts/bench/hand_over.py [--batch 8] [--tokens 512] [--batches 40] [--rounds 5] [--json FILE]
 
-Ours: a producer's `put` of a batch of groups to the coordinator actor, and a trainer's `next_work`, which filters,
-forms advantages, packs and hands out the mini-batch; and, apart from that, `put` alone. Plain: `ray.put` and `ray.get`
-of each group. One process calls, as a producer or trainer does; both sides have the same groups, made anew for each
-batch. The ways take turns; milliseconds per group, medians over a round's batches, then over rounds. Besides, the bytes
-of what `put` sends.
+Ours: a producer's `put` of a batch of groups to the coordinator actor, and a trainer's `next_work`, for which the
+coordinator filters, forms advantages and plans the mini-batch, and which the trainer lays out; and, apart from that,
+`put` alone. Plain: `ray.put` and `ray.get` of each group. One process calls, as a producer or trainer does; both sides
+have the same groups, made anew for each batch. The ways take turns; milliseconds per group, medians over a round's
+batches, then over rounds. Besides, the bytes of what `put` and `next_work` send.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from coati_rl.config.cli import build_config
 from coati_rl.data.coordinator import Coordinator
 from coati_rl.data.evaluation import EvaluationBoard
 from coati_rl.data.packed_group import PackedGroup
+from coati_rl.data.packing import build_mini_batch
 from coati_rl.data.prompt_source import DatasetPrompts
 from coati_rl.data.settings import coordinator_settings
 from coati_rl.data.single_turn import single_turns
@@ -37,6 +38,7 @@ from coati_rl.runtime.remote import RemoteCoordinator
 from coati_rl.types import Completion, Lease, Prompt, RolloutGroup, SamplingParams, Score
 
 TIMEOUT_S = 60.0
+HANDED_OUT = "next_work sends"
 
 
 def make_group(lease: Lease, *, num_tokens: int, rng: np.random.Generator) -> RolloutGroup:
@@ -107,18 +109,23 @@ def bytes_per_token(arguments: argparse.Namespace, rng: np.random.Generator) -> 
 
 
 def run_round(arguments: argparse.Namespace, directory: Path, rng: np.random.Generator) -> dict[str, float]:
-    """Milliseconds per group, by way."""
+    """Milliseconds per group, by way, and what `next_work` sends for a sampled token."""
     coordinator = make_coordinator(arguments, directory)
     put: list[float] = []
     both: list[float] = []
     plain: list[float] = []
+    handed_out: list[int] = []  # bytes
     for index in range(arguments.batches):
         leases = coordinator.lease(0, max_prompts=arguments.batch, timeout_s=TIMEOUT_S, is_drained=True).leases
         groups = [make_group(lease, num_tokens=arguments.tokens, rng=rng) for lease in leases]
 
-        def hand_over(groups: list[RolloutGroup] = groups, index: int = index) -> Any:
+        def hand_over(groups: list[RolloutGroup] = groups, index: int = index) -> None:
             timed(lambda: coordinator.put(0, [PackedGroup.pack(group) for group in groups]), put)
-            return coordinator.next_work(index, rank=0, timeout_s=TIMEOUT_S)
+            work = coordinator.next_work(index, rank=0, timeout_s=TIMEOUT_S)
+            if not isinstance(work, TrainWork):
+                raise SystemExit(f"the coordinator handed out {work}")
+            build_mini_batch(work.batch)
+            handed_out.append(work.batch.samples.num_bytes)
 
         def by_ray(groups: list[RolloutGroup] = groups) -> None:
             for group in groups:
@@ -126,12 +133,12 @@ def run_round(arguments: argparse.Namespace, directory: Path, rng: np.random.Gen
 
         ways = [lambda: timed(hand_over, both), lambda: timed(by_ray, plain)]
         for way in ways if index % 2 else reversed(ways):
-            work = way()
-            if work is not None and not isinstance(work, TrainWork):
-                raise SystemExit(f"the coordinator handed out {work}")
+            way()
     warm = slice(2, None)
     ways_ms = {"plain ray.put + ray.get": plain, "put": put, "put and next_work": both}
-    return {name: 1000 * median(times[warm]) / arguments.batch for name, times in ways_ms.items()}
+    figures = {name: 1000 * median(times[warm]) / arguments.batch for name, times in ways_ms.items()}
+    num_tokens = arguments.batch * arguments.group_size * arguments.tokens
+    return figures | {HANDED_OUT: median(handed_out) / num_tokens}
 
 
 def main() -> None:
@@ -155,13 +162,16 @@ def main() -> None:
         ray.shutdown()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {arguments.batch} groups of {arguments.group_size}")
     medians = {name: median(r[name] for r in rounds) for name in rounds[0]}
+    handed_out = medians.pop(HANDED_OUT)
     plain = medians["plain ray.put + ray.get"]
     for name, milliseconds in medians.items():
         print(f"{name:<28}{milliseconds:8.3f} ms per group{milliseconds / plain:8.2f}x")
     sent = bytes_per_token(arguments, rng)
     print(f"{'put sends':<28}{sent:8.2f} bytes per sampled token, beside its text")
+    print(f"{HANDED_OUT:<28}{handed_out:8.2f} bytes per sampled token")
     if arguments.json:
-        figures = {"rounds": rounds, "medians": medians, "bytes_per_token": sent}
+        sizes = {"put_bytes_per_token": sent, "next_work_bytes_per_token": handed_out}
+        figures = {"rounds": rounds, "medians": medians, **sizes}
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 

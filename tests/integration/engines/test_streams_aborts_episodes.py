@@ -28,7 +28,8 @@ def test_what_is_streamed_is_what_the_result_says(harness, sampling):
     final = harness.engine.result("streamed", TIMEOUT_S)
     assert tokens(final.completions) == tokens(alone.completions)
     chunks = harness.engine.chunks("streamed")
-    assert len(chunks) > 5  # they came in parts
+    # They came in parts. Under some weights the most probable first token ends a response: one part is all of it then.
+    assert len(chunks) > 5 or all(len(sample.token_ids) == 1 for sample in final.completions)
     for index, sample in enumerate(final.completions):
         parts = [chunk for chunk in chunks if chunk.index == index]
         for name in ("token_ids", "logprobs", "policy_versions"):

@@ -23,9 +23,9 @@ def fine_tune(
     rank: int, model_dir: Path, layout: str, out_dir: Path, resume_dir: Path | None, kill_after: int | None
 ) -> None:
     """Train to the end, or kill every rank with SIGKILL after a step. Records of steps go to records.jsonl."""
-    backend = make_trainer(
-        resume_dir or model_dir, tokenizer_dir=model_dir, **{"max_grad_norm": 1.0, **LAYOUTS[layout][1]}
-    )
+    precision = "bf16" if "zero" in layout else "fp32"  # ZeRO shares out float32 masters of bfloat16 weights
+    settings = {"max_grad_norm": 1.0, "precision": precision, **LAYOUTS[layout][1]}
+    backend = make_trainer(resume_dir or model_dir, tokenizer_dir=model_dir, **settings)
     resumed = None
     if resume_dir is not None:
         backend.restore(resume_dir)

@@ -1,4 +1,5 @@
-"""What holds for every test: one thread a process; which cases are left out of the fast suite, and which need a GPU.
+"""Set what holds for every test: one thread a process; which cases are left out of the fast suite, and which need a
+GPU.
 
 Cases marked `full` run with --all only: the fast suite has one representative of each guarantee, docs/testing.md says
 which. Tests marked `gpu` are skipped unless `-m gpu` chooses them on a machine with one; nothing else is ever skipped.

@@ -1,4 +1,6 @@
-"""Where the tests of this folder run: on the CPU in every suite, so that what a GPU will run has run; and on a GPU."""
+"""Choose where the tests of this folder run: on the CPU in every suite, so that what a GPU will run has run; and on a
+GPU.
+"""
 
 import pytest
 

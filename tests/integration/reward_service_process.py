@@ -1,4 +1,4 @@
-"""`python -m rewards serve` as a process of its own: flags flow in, an address and the process flow out."""
+"""Start `python -m rewards serve` as a process of its own, from flags, and read its address."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""Where the reward pool's workers come from: a fork server that is killed, stopped, or cannot make the reward."""
+"""Test where the reward pool's workers come from: a fork server that is killed, stopped, or cannot make the reward."""
 
 import os
 import signal

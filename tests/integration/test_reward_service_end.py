@@ -1,4 +1,4 @@
-"""How a reward service starts and ends: refusals before it listens, and nothing left behind after it."""
+"""Test how a reward service starts and ends: refusals before it listens, and nothing left behind after it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What scores a run's responses, from its command line: in real processes, with a real sandbox, at a real service."""
+"""Test what scores a run's responses, from its command line: real processes, a real sandbox, a real service."""
 
 import functools
 import json

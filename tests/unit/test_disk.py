@@ -1,4 +1,4 @@
-"""What the disk refuses is said with path and remedy; a run that has no room to write is refused before it starts."""
+"""Test that what the disk refuses is said with path and remedy, and that a run without room is refused at once."""
 
 import errno
 import os

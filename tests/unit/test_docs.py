@@ -1,4 +1,4 @@
-"""What the documents promise a reader who copies from them."""
+"""Test what the documents promise a reader who copies from them."""
 
 import re
 from pathlib import Path

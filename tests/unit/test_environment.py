@@ -1,4 +1,4 @@
-"""What scripts/environment.sh says on machines with a GPU that cannot run what it installs; nothing is installed."""
+"""Test what scripts/environment.sh says on machines with a GPU that cannot run what it installs."""
 
 import os
 import shutil

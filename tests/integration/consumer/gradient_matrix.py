@@ -1,4 +1,4 @@
-"""Which losses, cuts, models and layouts are tried together: chosen so that they meet pairwise, or with `--all` whole.
+"""Choose which losses, cuts, models and layouts are tried together: pairwise, or with `--all` whole.
 
 A run is a layout in a precision. The fast choice has every loss in each of WHOLE; and in all runs the first loss, which
 has a clip and a penalty, in every way of cutting. test_gradient_matrix.py says what meets what in it.

@@ -1,4 +1,4 @@
-"""When staged weights are swapped in. Under running requests: each token carries the version that sampled it, its
+"""Test when staged weights are swapped in. Under running requests: each token carries the version that sampled it, its
 log-probability is that version's given all tokens before, and what runs goes on to its end. Or else when none runs.
 """
 

@@ -1,4 +1,4 @@
-"""What a run leaves in /tmp and /dev/shm, and who else on the machine reaches it while it goes on.
+"""Find what a run leaves in /tmp and /dev/shm, and who else on the machine reaches it while it goes on.
 
 Other programs write to /tmp and /dev/shm, too. So a run sees directories of its own there (in a mount namespace; needs
 no rights but those of making user namespaces), and all that appears in these is the run's.

@@ -1,4 +1,4 @@
-"""What the tests of whole runs read from a run directory, and what has to hold in every run."""
+"""Read what the tests of whole runs need from a run directory, and check what has to hold in every run."""
 
 import json
 

@@ -1,4 +1,6 @@
-"""What ends a run and what does not, and that nothing is left behind either way. The engine is mostly the fake one."""
+"""Test what ends a run and what does not, and that nothing is left behind either way. The engine is mostly the fake
+one.
+"""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What an attack is: a literal program flows in, how it must end and what it must print flow out."""
+"""Describe an attack: a program, how it must end and what it must print."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What the attacks are after: places on this machine that hold a secret, or are open to whoever can reach them."""
+"""Provide what attacks are after: places on this machine that hold a secret, or are open to whoever can reach them."""
 
 import ctypes
 import os

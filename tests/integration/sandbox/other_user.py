@@ -1,4 +1,4 @@
-"""All attacks as somebody who is not root: places flow in as JSON, one JSON line per attack flows out.
+"""Run all attacks as somebody who is not root: places come as JSON, results go as one JSON line per attack.
 
 python -m tests.integration.sandbox.other_user PLACES. Root becomes somebody else first. The sandbox then
 makes a user namespace for itself.

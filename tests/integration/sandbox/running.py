@@ -1,4 +1,4 @@
-"""Runs attacks: a sandbox and an attack flow in, what became of both flows out."""
+"""Run attacks in a sandbox and return what became of both."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What an ordinary program sees of the sandbox: as much of a usual Python as solutions count on."""
+"""Test what an ordinary program sees of the sandbox: as much of a usual Python as solutions count on."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What breaks a naive implementation, for every algorithm: nothing to learn from, one token, ratios of e^1000."""
+"""Test what breaks a naive implementation, for every algorithm: nothing to learn from, one token, ratios of e^1000."""
 
 import dataclasses
 import math

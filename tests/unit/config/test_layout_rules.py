@@ -1,4 +1,4 @@
-"""What tensor and pipeline parallelism ask of a model: one refusal a rule, as the user sees it."""
+"""Test what tensor and pipeline parallelism ask of a model: one refusal a rule, as the user sees it."""
 
 import pytest
 from transformers import (

@@ -1,4 +1,6 @@
-"""Which gradients are summed over which ranks. Other ranks are stood in for: a sum over a group is a known multiple."""
+"""Test which gradients are summed over which ranks. Other ranks are stood in for: a sum over a group is a known
+multiple.
+"""
 
 from collections.abc import Callable
 

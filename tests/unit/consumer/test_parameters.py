@@ -1,4 +1,6 @@
-"""What is known of every parameter, and the arithmetic of shards and slices; no process group is needed for either."""
+"""Test what is known of every parameter, and the arithmetic of shards and slices; no process group is needed for
+either.
+"""
 
 from typing import Any, cast
 

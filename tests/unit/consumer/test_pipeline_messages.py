@@ -1,4 +1,4 @@
-"""What one pipeline stage takes from another: descriptions of tensors, and no code."""
+"""Test what one pipeline stage takes from another: descriptions of tensors, and no code."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""What ColossalAI is told to replace in a model, and which of its modules a pipeline stage holds."""
+"""Test what ColossalAI is told to replace in a model, and which of its modules a pipeline stage holds."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What a policy is fed, what comes out, and which models are refused."""
+"""Test what a policy is fed, what comes out, and which models are refused."""
 
 import json
 from collections.abc import Callable

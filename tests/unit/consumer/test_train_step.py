@@ -1,4 +1,4 @@
-"""What a trainer does with mini-batches before the loss sees them, over the plain torch engine's seam."""
+"""Test what a trainer does with mini-batches before the loss sees them, over the plain torch engine's seam."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What producers and trainers say to a coordinator, in a line each."""
+"""Say what producers and trainers say to a coordinator, in a line each."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Which directory is a checkpoint, whether all of it is there, which ones go."""
+"""Test which directory is a checkpoint, whether all of it is there, which ones go."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What takes long happens without the coordinator's lock: batches are packed and files are written meanwhile."""
+"""Test that what takes long happens without the coordinator's lock: packing batches and writing files."""
 
 import threading
 from contextlib import contextmanager
@@ -58,6 +58,14 @@ def calling(function):
     assert not thread.is_alive()
 
 
+def take_two_steps(coordinator):
+    """Take two optimizer steps, and the weight sync after them."""
+    for step in (0, 1):
+        coordinator.next_work(step, rank=0, timeout_s=0)
+        report_step(coordinator, step)
+    report_sync(coordinator, coordinator.next_work(2, rank=0, timeout_s=0))
+
+
 def test_producers_hand_in_and_lease_while_a_batch_is_packed(make_coordinator, make_group, hold):
     coordinator = make_coordinator(num_prompts=16)
     coordinator.add_producer(0, version=0)
@@ -111,10 +119,7 @@ def test_a_checkpoint_waits_for_the_rollouts_of_its_steps(make_coordinator, make
     coordinator = make_coordinator(num_prompts=16, save_interval=2)
     coordinator.add_producer(0, version=0)
     finish_leases(coordinator, make_group, lease_all(coordinator))
-    for step in (0, 1):
-        coordinator.next_work(step, rank=0, timeout_s=0)
-        report_step(coordinator, step)
-    report_sync(coordinator, coordinator.next_work(2, rank=0, timeout_s=0))
+    take_two_steps(coordinator)
     wait = coordinator.next_work(3, rank=0, timeout_s=0)
     assert wait == Wait(reason="waiting for rollouts to be written, before the checkpoint of step 2")
     with calling(lambda: coordinator.next_work(3, rank=0, timeout_s=SOON_S)) as item:
@@ -149,10 +154,7 @@ def test_trainers_wait_for_a_disk_that_is_behind_by_more_than_two_steps(
     coordinator = make_coordinator(num_prompts=16, n_behind=1)
     coordinator.add_producer(0, version=0)
     finish_leases(coordinator, make_group, lease_all(coordinator))
-    for step in (0, 1):
-        coordinator.next_work(step, rank=0, timeout_s=0)
-        report_step(coordinator, step)
-    report_sync(coordinator, coordinator.next_work(2, rank=0, timeout_s=0))
+    take_two_steps(coordinator)
     coordinator.next_work(3, rank=0, timeout_s=0)
     reported = threading.Event()
     with calling(lambda: (report_step(coordinator, 2), reported.set())):

@@ -1,4 +1,4 @@
-"""When the gap between engine and trainer is too large, and what is said of it."""
+"""Test when the gap between engine and trainer is too large, and what is said of it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a row is scored against, by reward type."""
+"""Test what a row is scored against, by reward type."""
 
 import json
 import re

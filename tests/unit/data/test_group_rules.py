@@ -1,4 +1,4 @@
-"""Which samples count, which are trained, why a group may have no effect, what length takes off."""
+"""Test which samples count, which are trained, why a group may have no effect, what length takes off."""
 
 import math
 from dataclasses import replace

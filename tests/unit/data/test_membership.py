@@ -1,4 +1,4 @@
-"""Who holds which weights, and how stale a version is, counted in weight syncs."""
+"""Test who holds which weights, and how stale a version is, counted in weight syncs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which prompt has which number, and which comes next."""
+"""Test which prompt has which number, and which comes next."""
 
 from coati_rl.data.position import DrawOrder
 from coati_rl.data.prompt_queue import PromptQueue

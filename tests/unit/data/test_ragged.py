@@ -20,7 +20,9 @@ def equal_samples(first, second):
 @given(LENGTHS)
 def test_ragged_samples_come_out_as_they_went_in(lengths):
     samples = samples_of(lengths)
-    for first, second in zip(samples, RaggedSamples.of(samples).split(), strict=True):
+    split = RaggedSamples.of(samples).split()
+    assert [len(sample) for sample in split] == lengths
+    for first, second in zip(samples, split, strict=True):
         equal_samples(first, second)
 
 

@@ -1,4 +1,4 @@
-"""What a step's record says of its rollouts."""
+"""Test what a step's record says of its rollouts."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a run says it waits for: a sentence with numbers for every branch in which nothing can be decided.
+"""Test what a run says it waits for: a sentence with numbers for every branch in which nothing can be decided.
 
 2 prompts a step, K = 2, so 4 slots; g = 2, lockstep unless said otherwise.
 """

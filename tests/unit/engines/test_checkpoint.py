@@ -1,4 +1,4 @@
-"""What an update is checked against: the headers of the checkpoint that the engine was loaded from."""
+"""Test what an update is checked against: the headers of the checkpoint that the engine was loaded from."""
 
 import json
 

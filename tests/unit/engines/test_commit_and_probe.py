@@ -1,4 +1,4 @@
-"""When staged weights are swapped in, what happens to the requests around it, and what a probe may meet."""
+"""Test when staged weights are swapped in, what happens to the requests around it, and what a probe may meet."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Who is busy with what in a run, and what the metrics say of who waits for whom."""
+"""Test who is busy with what in a run, and what the metrics say of who waits for whom."""
 
 import json
 import time

@@ -92,11 +92,14 @@ def test_a_transfer(run, terminal, held_at):
     reason = "waiting for the transfer of version 2 to producer 0"
     held_at(ProducerActor, "stage_weights", 2, lambda: terminal.until(reason))
     run()
+    assert reason in terminal.getvalue()
 
 
 def test_a_commit(run, terminal, held_at):
-    held_at(ProducerActor, "commit_weights", 2, lambda: terminal.until("waiting for producer 0 to commit version 2"))
+    reason = "waiting for producer 0 to commit version 2"
+    held_at(ProducerActor, "commit_weights", 2, lambda: terminal.until(reason))
     run()
+    assert reason in terminal.getvalue()
 
 
 def test_a_producer_that_is_replaced(run, terminal, held_at):
@@ -108,12 +111,13 @@ def test_a_producer_that_is_replaced(run, terminal, held_at):
 def test_an_evaluation(run, terminal, tmp_path):
     rows = [{"messages": {"role": "user", "content": "eval" + "x" * i}, "gt_answer": "7"} for i in range(3)]
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    held = []
+    held, reason = [], "waiting for the evaluation at step 0: 2 of 3 prompts are answered"
 
     def reward(response, ground_truth):
         if ground_truth == "7" and not held:
             held.append(response)
-            terminal.until("waiting for the evaluation at step 0: 2 of 3 prompts are answered")
+            terminal.until(reason)
         return parity_reward(response, ground_truth)
 
     run({**TWO_PRODUCERS, "eval_dataset": {"math": str(tmp_path / "eval.jsonl")}, "eval_interval": 4}, score=reward)
+    assert reason in terminal.getvalue()

@@ -1,4 +1,4 @@
-"""Which share of their time members were idle."""
+"""Test which share of their time members were idle."""
 
 from coati_rl.observability.idle import IdleShare, ProducerIdleShare
 

@@ -1,4 +1,4 @@
-"""What a process does now: phases by thread, how long, how long before, and at which line."""
+"""Test what a process does now: phases by thread, how long, how long before, and at which line."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""What a person sees: a live line on a terminal, plain lines elsewhere."""
+"""Test what a person sees: a live line on a terminal, plain lines elsewhere."""
 
 import io
 

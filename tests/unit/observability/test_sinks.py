@@ -1,4 +1,4 @@
-"""Where step records end up."""
+"""Test where step records end up."""
 
 import json
 import sys

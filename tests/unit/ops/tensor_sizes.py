@@ -1,4 +1,4 @@
-"""How large the tensors are that some code makes, and how many matrix products it takes."""
+"""Measure how large the tensors are that some code makes, and how many matrix products it takes."""
 
 import math
 from collections.abc import Sequence

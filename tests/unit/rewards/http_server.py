@@ -1,4 +1,4 @@
-"""A real HTTP server on a thread: scripted replies flow out in order, the requests it got can be read."""
+"""Serve scripted replies in order over real HTTP on a thread, and keep the requests that came."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""How answers are rewritten before math-verify reads them."""
+"""Test how answers are rewritten before math-verify reads them."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What is refused before a run: addresses, tokens and services that cannot be the right ones."""
+"""Test what is refused before a run: addresses, tokens and services that cannot be the right ones."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the code reward makes of a response: whether there are a program and tests, what its runs decide."""
+"""Test what the code reward makes of a response: whether there are a program and tests, what its runs decide."""
 
 import json
 import time

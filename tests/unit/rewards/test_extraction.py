@@ -1,4 +1,4 @@
-"""Where the final answer of a response is found."""
+"""Test where the final answer of a response is found."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Which program a response holds."""
+"""Test which program a response holds."""
 
 import time
 

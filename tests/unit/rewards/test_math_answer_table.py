@@ -1,4 +1,4 @@
-"""Which answers mean the same, and which only look like it: a ground truth, right answers, wrong ones; by kind."""
+"""Test which answers mean the same, and which only look like it: a ground truth, right answers, wrong ones; by kind."""
 
 import pytest
 

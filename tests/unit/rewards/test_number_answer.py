@@ -1,4 +1,4 @@
-"""Where the ground truth is a number, the answer has to be one: a task that is restated is not paid."""
+"""Test that a number is answered by a number: a task that is restated is not paid."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What is too long, too deep or has too large an exponent is refused before math-verify reads it."""
+"""Test that what is too long, too deep or has too large an exponent is refused before math-verify reads it."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""How a submission is cut into tasks, asked for, and put together again."""
+"""Test how a submission is cut into tasks, asked for, and put together again."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a function of the user's may return, and what becomes of anything else."""
+"""Test what a function of the user's may return, and what becomes of anything else."""
 
 import math
 from typing import Any

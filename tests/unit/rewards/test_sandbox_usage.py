@@ -1,4 +1,4 @@
-"""What a program has used, told from what /proc says at two or three looks. Here /proc is a folder of files."""
+"""Test what a program has used, told from what /proc says at two or three looks. Here /proc is a folder of files."""
 
 import os
 from collections.abc import Iterator

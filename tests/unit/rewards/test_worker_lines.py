@@ -1,4 +1,4 @@
-"""What a worker says, line by line, however it is cut on its way."""
+"""Test what a worker says, line by line, however it is cut on its way."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What a run wrote after the checkpoint that it is resumed from: moved aside, whole, and nothing else."""
+"""Test what a run wrote after the checkpoint that it is resumed from: moved aside, whole, and nothing else."""
 
 import json
 

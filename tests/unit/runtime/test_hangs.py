@@ -1,4 +1,4 @@
-"""What counts as a hang, and who is named."""
+"""Test what counts as a hang, and who is named."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which events become records, and where they go."""
+"""Test which events become records, and where they go."""
 
 import time
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Who is put on which node: small clusters, as one would fill them by hand."""
+"""Test who is put on which node: small clusters, as one would fill them by hand."""
 
 from itertools import groupby
 

@@ -1,4 +1,4 @@
-"""Which cores an actor gets: two processes with two threads each on two cores are many times slower than with one."""
+"""Test which cores an actor gets: two processes of two threads each on two cores are far slower than of one."""
 
 import pytest
 from hypothesis import given, settings

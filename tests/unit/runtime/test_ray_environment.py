@@ -1,4 +1,4 @@
-"""What Ray is told before it is imported."""
+"""Test what Ray is told before it is imported."""
 
 import os
 

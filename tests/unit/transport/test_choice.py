@@ -1,4 +1,4 @@
-"""Which transport a run gets."""
+"""Test which transport a run gets."""
 
 import pytest
 

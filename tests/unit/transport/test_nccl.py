@@ -1,4 +1,4 @@
-"""What is asked of NCCL through the real cupy, without a GPU: in place of libnccl stands stub_nccl.c."""
+"""Test what is asked of NCCL through the real cupy, without a GPU: in place of libnccl stands stub_nccl.c."""
 
 import json
 import os

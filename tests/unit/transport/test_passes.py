@@ -1,4 +1,4 @@
-"""What is digested, packed and refused, whatever the size of a piece."""
+"""Test what is digested, packed and refused, whatever the size of a piece."""
 
 import pytest
 import torch

@@ -3,7 +3,7 @@
 Tokens of all samples lie one after another, without padding; a prompt that several samples share is sent once; an array
 that is the same over long runs of tokens, as an advantage or a policy version is, travels as runs. The plan says which
 sample goes into which micro-batch; each trainer lays out its own (`packing`). At 8 responses of 512 tokens to a
-prompt of 100 this takes 8.3 bytes a sampled token (`scripts/bench/hand_over.py`); laid out, by the sizes of the arrays, 41.
+prompt of 100 this takes 8.3 bytes a sampled token (`scripts/bench/hand_over.py`); laid out 41, by the sizes of arrays.
 S samples, T tokens, N of them counted by the loss.
 """
 

@@ -45,6 +45,7 @@ def main(argv: Sequence[str], scratch: Path) -> int:
 
 def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     from coati_rl.runtime.prepare import prepare
+    from coati_rl.runtime.prompts import RewardFacts
     from consumer.parallel.layout_rules import check_layout
     from rewards.ground_truths import ground_truth_warnings
     from rewards.registry import default_system_prompt, needs_ground_truth
@@ -53,8 +54,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     make_scorer = scorer_factory(config)
     prepared = prepare(
         config,
-        system_prompt=default_system_prompt(config.reward_type),
-        needs_truth=needs_ground_truth(config.reward_type),
+        rewards=RewardFacts(default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth),
         check_layout=check_layout,
         is_dry_run=is_dry_run,
     )

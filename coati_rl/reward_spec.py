@@ -41,6 +41,7 @@ class RewardSpec:
     reward_type: str  # as of -rt
     timeout_s: float = TIMEOUT_S  # wall time that one response may take
     math_answer: MathAnswer = "number"  # what may answer a ground truth that is a number
+    correct_from: float = 1.0  # reward that makes an answer correct where its function or model does not say so
     group_timeout_s: float | None = None  # that a group may take which is scored in one call; None: the same
     test_timeout_s: float = 10.0  # CPU seconds that a program may take for one test (code)
     test_memory_mb: int = 1024  # memory that it may take, MiB

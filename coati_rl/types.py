@@ -15,6 +15,7 @@ Purpose = Literal["train", "eval"]
 Device = Literal["cpu", "cuda"]
 RolloutDetail = Literal["full", "text"]
 
+DEFAULT_TASK = "default"  # of rows that name none: the run's own reward, system prompt and sampling
 MAX_REWARD = 1e9  # a larger one, of either sign, is a mistake: its square overflows where gradients are float32
 
 
@@ -38,7 +39,8 @@ class Prompt:
     token_ids: tuple[int, ...]
     ground_truth: str
     purpose: Purpose = "train"
-    task: str = "train"  # the evaluation task's name, for purpose "eval"
+    task: str = DEFAULT_TASK  # whose reward scores it, and whose settings sample it
+    eval_set: str = ""  # the evaluation set's name, for purpose "eval"
     text: str = ""  # the user's message, for people
     messages: tuple[dict[str, Any], ...] = ()  # the conversation that was rendered, system prompt included
     rendered: str = ""  # what the chat template made of it, before tokenising
@@ -47,7 +49,11 @@ class Prompt:
     def problem(self) -> "Problem":
         """Return what a scorer gets to see of the prompt."""
         return Problem(
-            uid=self.uid, ground_truth=self.ground_truth, messages=self.messages, prompt=self.rendered or self.text
+            uid=self.uid,
+            ground_truth=self.ground_truth,
+            messages=self.messages,
+            prompt=self.rendered or self.text,
+            task=self.task,
         )
 
 
@@ -59,6 +65,7 @@ class Problem:
     uid: str = ""  # of the prompt, for messages
     messages: tuple[dict[str, Any], ...] = ()  # the conversation before the response, {"role", "content"}
     prompt: str = ""  # the same, rendered by the chat template
+    task: str = DEFAULT_TASK  # whose reward scores them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,10 +48,12 @@ class OwnFunctionReward:
 
     Args:
         name: FILE.py:FUNCTION, with an absolute path.
+        correct_from: reward that makes an answer correct where the function does not say whether it is.
     Raises: ConfigError if there is no such function, or its parameters are of no known form.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, correct_from: float = 1.0) -> None:
+        self._correct_from = correct_from
         self._function = load_function(name, flag="--reward-type")
         self._file = str(Path(name.rpartition(":")[0]))
         self._form, truth = _form_of(self._function, name)
@@ -75,7 +77,8 @@ class OwnFunctionReward:
 
     def _score_one(self, response: str, problem: Problem) -> Score:
         try:
-            return as_score(self._awaited(self._function(**self._arguments(response, problem))))
+            value = self._awaited(self._function(**self._arguments(response, problem)))
+            return as_score(value, correct_from=self._correct_from)
         except _FAILURES as error:
             return self._failed(error, problem)
 
@@ -87,7 +90,7 @@ class OwnFunctionReward:
                 prompts=[problem.prompt] * num_responses,
                 **self._truth([problem.ground_truth] * num_responses, problem),
             )
-            return as_scores(self._awaited(value), num_responses)
+            return as_scores(self._awaited(value), num_responses, correct_from=self._correct_from)
         except _FAILURES as error:
             return [self._failed(error, problem)] * num_responses
 
@@ -105,7 +108,8 @@ class OwnFunctionReward:
     async def _score_async(self, response: str, problem: Problem) -> Score:
         # The exception is caught within the task: SystemExit would leave the event loop in the middle of the others.
         try:
-            return as_score(await self._function(**self._arguments(response, problem)))
+            value = await self._function(**self._arguments(response, problem))
+            return as_score(value, correct_from=self._correct_from)
         except _FAILURES as error:
             return self._failed(error, problem)
 

@@ -92,10 +92,13 @@ def _make_one(name: str, spec: RewardSpec) -> Reward:
         from rewards.http_model.http_reward import HttpReward  # a client's imports are paid by who uses it
 
         return HttpReward(
-            name, secrets=spec.secrets, timeout_s=_SHARE_OF_A_SERVER * (spec.group_timeout_s or spec.timeout_s)
+            name,
+            secrets=spec.secrets,
+            timeout_s=_SHARE_OF_A_SERVER * (spec.group_timeout_s or spec.timeout_s),
+            correct_from=spec.correct_from,
         )
     if is_own(name):
-        return OwnFunctionReward(name)
+        return OwnFunctionReward(name, correct_from=spec.correct_from)
     if name == "code":
         from rewards.code.code_reward import CodeReward  # as above
 

@@ -1,7 +1,8 @@
 """Convert what a function of the user's returned (numbers, tensors, dicts, scores) to scores.
 
-Full marks are right: unless it is told, an answer is correct when its reward is at least 1 (of an OpenRLHF function
-with "scores": when its score is). A format is valid unless it is said not to be.
+An answer is correct if the function says so ("answer_correct"; for an OpenRLHF function with "scores", a score of at
+least 1); where it returns only a reward, if that is at least `correct_from`, which the task sets (1 by default). A
+format is valid unless it is said not to be.
 
 Whatever is no finite number, None included, is an invalid score whose detail says what came back; so is a number too
 large to train on. Tensors and arrays are known by what they can do, so that neither torch nor NumPy is imported.
@@ -23,31 +24,32 @@ _OF_A_GROUP = 'return a reward for each, or a dict with such "rewards"'
 _MEANINGS = ("reward", "answer_correct", "format_valid", "detail")  # keys of a dict; others are reported
 
 
-def as_score(value: object) -> Score:
-    """The score that a value for one response means."""
+def as_score(value: object, *, correct_from: float = RIGHT_FROM) -> Score:
+    """The score that a value for one response means; `correct_from`: reward that makes an answer correct by itself."""
     if isinstance(value, Score):
         return bounded(_checked(value))
     if isinstance(value, Mapping):
-        return bounded(_from_dict(value))
+        return bounded(_from_dict(value, correct_from))
     reward = as_number(value)
     if reward is None:
         return invalid_score(f"returned {_shown(value)}; {_OF_A_RESPONSE}")
-    return bounded(_score(reward, is_correct=reward >= RIGHT_FROM))
+    return bounded(_score(reward, is_correct=reward >= correct_from))
 
 
-def as_scores(value: object, num_responses: int) -> list[Score]:
+def as_scores(value: object, num_responses: int, *, correct_from: float = RIGHT_FROM) -> list[Score]:
     """The scores that a value for a whole group means: one for each response, whatever it is.
 
     Args:
         value: a list, array or tensor of rewards; or {"rewards": such, "scores"?: such, "extra_logs"?: {name: such}}.
         num_responses: responses in the group (G).
+        correct_from: as of `as_score`.
     """
     parts: Mapping[Any, Any] = value if isinstance(value, Mapping) else {"rewards": value}
     rewards = _items(parts.get("rewards"))
     if rewards is None or len(rewards) != num_responses:
         came = _shown(value) if rewards is None else f"{len(rewards)} rewards"
         return [invalid_score(f"returned {came} for {num_responses} responses; {_OF_A_GROUP}")] * num_responses
-    scores = [as_score(reward) for reward in rewards]
+    scores = [as_score(reward, correct_from=correct_from) for reward in rewards]
     if parts.get("scores") is not None:
         marks = _items(parts["scores"])
         if marks is None or len(marks) != num_responses:
@@ -75,18 +77,19 @@ def as_number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _from_dict(value: Mapping[Any, Any]) -> Score:
+def _from_dict(value: Mapping[Any, Any], correct_from: float) -> Score:
     reward = as_number(value.get("reward"))
     correct, valid = (value.get(key) for key in ("answer_correct", "format_valid"))
+    least = correct_from if correct is None else RIGHT_FROM
     correct = reward if correct is None else as_number(correct)
     valid = 1.0 if valid is None else as_number(valid)
     if reward is None or correct is None or valid is None:
         return invalid_score(f"returned {_shown(value)}; {_OF_A_RESPONSE}")
     return Score(
         reward=reward,
-        answer_correct=correct >= RIGHT_FROM,
+        answer_correct=correct >= least,
         format_valid=bool(valid),
-        verdict="ok" if correct >= RIGHT_FROM else "wrong",
+        verdict="ok" if correct >= least else "wrong",
         detail=shorten(value.get("detail", ""), 300),
         breakdown=_numbers({key: other for key, other in value.items() if key not in _MEANINGS}),
     )

@@ -11,11 +11,12 @@ from coati_rl.protocols import GroupScorer
 from coati_rl.reward_spec import parse_reward_type
 from coati_rl.reward_url import secrets_of
 from rewards.registry import make_reward
+from rewards.task_scorer import TaskScorer
 from rewards.workers.pool import RewardPool
 
 
 def scorer_factory(config: Config) -> Callable[[], GroupScorer]:
-    """Processes on the producer's node, or with --code-verifier-api-url a client of the service.
+    """Processes on the producer's node, or with --code-verifier-api-url a client of the service; for each task its own.
 
     Tried here: a function of the user's is imported, a program is run in the sandbox, the service is asked. No process
     stays. The service's token, and the variables that an address names, come from this process's environment, which
@@ -26,7 +27,22 @@ def scorer_factory(config: Config) -> Callable[[], GroupScorer]:
     Returns: a picklable factory.
     Raises: ConfigError with the flag and what to do.
     """
-    if config.code_verifier_api_url is not None:
+    if config.tasks is None:
+        return _factory(config)
+    made: list[tuple[Config, Callable[[], GroupScorer]]] = []  # one for tasks of the same reward
+    factories = {}
+    for name, settings in config.by_task.items():
+        factory = next((made_of for known, made_of in made if reward_spec(known) == reward_spec(settings)), None)
+        if factory is None:
+            factory = _factory(settings)
+            made.append((settings, factory))
+        factories[name] = factory
+    return functools.partial(TaskScorer, factories)
+
+
+def _factory(config: Config) -> Callable[[], GroupScorer]:
+    """The scorer of one task, by its settings."""
+    if config.code_verifier_api_url is not None and config.reward_type == "code":
         return _of_service(config.code_verifier_api_url, config)
     spec = replace(reward_spec(config), secrets=secrets_of(config.reward_type, os.environ))
     timeout_s = spec.timeout_s

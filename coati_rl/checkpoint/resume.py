@@ -139,7 +139,7 @@ def _check_draw_order(config: Config, prompts: Sequence[Prompt] | None, order: D
     if prompts is not None and (len(prompts), fingerprint(prompts)) != (order.num_prompts, order.fingerprint):
         numbers = f"{len(prompts)} prompts here, {order.num_prompts} there"
         raise ConfigError(
-            f"--dataset {config.dataset}: not the prompts of --checkpoint-path {directory} ({numbers}), so that its "
+            f"--dataset {config.dataset_text}: not the prompts of --checkpoint-path {directory} ({numbers}), so that its "
             "place in the data means nothing; use that run's --dataset, --system-prompt, --reward-type and "
             "--max-prompt-tokens, or start from the weights alone with --model"
         )
@@ -188,9 +188,28 @@ def _changes(config: Config, directory: Path) -> list[str]:
     except (OSError, ValueError, yaml.YAMLError, TypeError) as error:
         cause = " ".join(str(error).split())
         return [f"settings are not compared with the checkpoint's run: {path} cannot be read: {cause}"]
-    names = [*(name for name in Config.model_fields if name not in _EXECUTION), *_DERIVED]
+    names = [*(name for name in Config.model_fields if name not in (*_EXECUTION, "tasks")), *_DERIVED]
     pairs = [(name, getattr(before, name), getattr(config, name)) for name in names]
-    return [f"{name} was {old!r} and is {new!r} now" for name, old, new in pairs if old != new]
+    changes = [f"{name} was {old!r} and is {new!r} now" for name, old, new in pairs if old != new]
+    return [*changes, *_task_changes(before, config)]
+
+
+def _task_changes(before: Config, config: Config) -> Iterator[str]:
+    """Compare what tasks set for themselves; what they have from the run's flags is compared there."""
+    old_tasks, new_tasks = before.tasks or {}, config.tasks or {}
+    for task in dict.fromkeys((*old_tasks, *new_tasks)):
+        if task not in old_tasks or task not in new_tasks:
+            yield f"task {task} was {_defined(task in old_tasks)} and is {_defined(task in new_tasks)} now"
+            continue
+        old, new = old_tasks[task].given, new_tasks[task].given
+        for name in dict.fromkeys((*old, *new)):
+            pair = [each.get(name, "the run's") for each in (old, new)]
+            if pair[0] != pair[1]:
+                yield f"task {task}: {name} was {pair[0]!r} and is {pair[1]!r} now"
+
+
+def _defined(is_defined: bool) -> str:
+    return "defined" if is_defined else "not defined"
 
 
 def _changed_truths(config: Config, prompts: Sequence[Prompt] | None, order: DrawOrder) -> Iterator[str]:
@@ -200,4 +219,4 @@ def _changed_truths(config: Config, prompts: Sequence[Prompt] | None, order: Dra
     if not order.ground_truths:
         yield "ground truths are not compared with the checkpoint's run: its version did not write their digest"
     elif order.ground_truths != ground_truth_digest(prompts):
-        yield f"ground truths of --dataset {config.dataset} differ from those of the checkpoint's run"
+        yield f"ground truths of --dataset {config.dataset_text} differ from those of the checkpoint's run"

@@ -16,8 +16,13 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from coati_rl.config.config import Config
+from coati_rl.config.named_paths import read_paths
 from coati_rl.config.presets import without_dependents
+from coati_rl.config.tasks import TaskConfig
 from coati_rl.errors import ConfigError
+
+
+_PATHS = ("dataset", "eval_dataset")  # repeated for several
 
 
 class _Parser(argparse.ArgumentParser):
@@ -58,7 +63,7 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, field: FieldInfo) -> N
         options["action"] = argparse.BooleanOptionalAction  # --no-... overrides a file's true
     else:
         options["metavar"] = _extra(field, "metavar") or _metavar(field)
-        if field.annotation == list[str]:
+        if field.annotation == list[str] or name in _PATHS:
             options["action"] = "append"
     default = "" if field.default is None or field.default is False or field.default == [] else f" [{field.default}]"
     parser.add_argument(*names, help=f"{field.description}{default}".replace("%", "%%"), **options)
@@ -134,15 +139,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def _from_text(name: str, value: Any) -> Any:
     """Return what a shell can only say as text, and YAML may: None, and JSON objects."""
+    if name in _PATHS and isinstance(value, str | list) and value:
+        texts = [value] if isinstance(value, str) else value
+        flag = spelling(name, Config.model_fields[name])
+        is_none = texts[-1] == "None"
+        value = None if is_none else read_paths(flag, texts, needs_names=name == "eval_dataset")
     if value == "None":
         return None
-    if name == "eval_dataset" and isinstance(value, str):
+    if name == "tasks" and isinstance(value, str):
         try:
             return json.loads(value)
         except json.JSONDecodeError as error:
-            raise ConfigError(
-                f"""--eval-dataset {value!r}: not JSON ({error}); write '{{"task": "path.jsonl"}}'"""
-            ) from error
+            remedy = """write '{"math": {"reward_type": "boxed"}}', or tasks: in a --config file"""
+            raise ConfigError(f"--tasks {value!r}: not JSON ({error}); {remedy}") from error
     return value
 
 
@@ -154,6 +163,10 @@ def _explain(problem: Any, values: dict[str, Any]) -> str:
     if name not in Config.model_fields:
         return f"unknown field {location!r}; --help lists the fields"
     part = "".join(f"{key!r}: " for key in problem["loc"][1:])  # the entry of an object or a list
+    if name == "tasks" and problem["type"] == "extra_forbidden":
+        known = tuple(TaskConfig.model_fields)
+        remedy = _did_you_mean(str(problem["loc"][-1]), known, f"use {', '.join(known)}")
+        return f"--tasks {part}no setting of a task; {remedy}"
     source = "" if name in values else f" (set by --algo {values.get('algo')})"
     message = str(problem["msg"]).removeprefix("Value error, ")
     return f"{spelling(name, Config.model_fields[name])} {part}{problem['input']!r}{source}: {message}"

@@ -13,6 +13,7 @@ from coati_rl.config.reward import RewardConfig
 from coati_rl.config.run import RunConfig
 from coati_rl.config.sampling import SamplingConfig
 from coati_rl.config.sync import WeightSyncConfig
+from coati_rl.types import DEFAULT_TASK
 
 
 class Config(
@@ -29,6 +30,17 @@ class Config(
             if value == 0 or value < -1:
                 raise ValueError(f"--{name.replace('_', '-')} {value}: use a positive number of steps, or -1 for off")
         return self
+
+    def of_task(self, name: str) -> Self:
+        """Return the settings of a task's rows: the run's, with what the task sets for itself."""
+        task = (self.tasks or {}).get(name)
+        return self.model_copy(update={"tasks": None, **({} if task is None else task.given)})
+
+    @property
+    def by_task(self) -> dict[str, Self]:
+        """Return the settings of every task that rows may have, the run's own first, under "default"."""
+        named = self.dataset if isinstance(self.dataset, dict) else {}
+        return {name: self.of_task(name) for name in dict.fromkeys((DEFAULT_TASK, *(self.tasks or {}), *named))}
 
     @property
     def dp(self) -> int:
@@ -84,8 +96,8 @@ class Config(
 
     @property
     def renormalises(self) -> bool:
-        """True if engines sample from a part of the vocabulary, and give probabilities over that part."""
-        return self.top_k is not None or self.top_p < 1.0
+        """True if engines sample from a part of the vocabulary, for any task, and give probabilities over that part."""
+        return any(each.top_k is not None or each.top_p < 1.0 for each in self.by_task.values())
 
     @property
     def num_kept_versions(self) -> int:

@@ -1,16 +1,31 @@
-"""Prompts: where they come from, how they are framed, how many are drawn."""
+"""Prompts: where they come from, what task they belong to, how they are framed, how many are drawn."""
+
+from typing import Any
 
 from pydantic import BaseModel, field_validator
 
 from coati_rl.config.fields import flag
+from coati_rl.config.tasks import TaskConfig, check_name
 
 
 class DataConfig(BaseModel):
     """Training and evaluation prompts."""
 
-    dataset: str = flag("data.jsonl", "Training prompts: JSONL, JSON, CSV, Parquet or Arrow.", short="-d")
+    dataset: str | dict[str, str] = flag(
+        "data.jsonl",
+        "Training prompts: JSONL, JSON, CSV, Parquet or Arrow. TASK=PATH, repeated, for files of several tasks.",
+        short="-d",
+        metavar="PATH",
+    )
     eval_dataset: dict[str, str] | None = flag(
-        None, 'Evaluation sets as a JSON object, {"task": "path"}; scored greedily.', short="-ed"
+        None,
+        'Evaluation sets as NAME=PATH, repeated, or as a JSON object, {"name": "path"}; scored greedily.',
+        short="-ed",
+        metavar="NAME=PATH",
+    )
+    tasks: dict[str, TaskConfig] | None = flag(
+        None,
+        "What tasks set for their own rows (docs/tasks.md), by name; in YAML, or as a JSON object.",
     )
     answer_key: str | None = flag(
         None, "Column with the answer; default: gt_answer, else answer, ground_truth or label.", metavar="COLUMN"
@@ -21,6 +36,29 @@ class DataConfig(BaseModel):
     max_prompt_tokens: int = flag(
         512, "Longer prompts are refused and counted, never cut (tokens, chat template included).", short="-mpt", ge=1
     )
+
+    @field_validator("dataset", mode="before")
+    @classmethod
+    def _is_a_path_or_paths_by_task(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value and all(isinstance(part, str) for pair in value.items() for part in pair):
+            for task in value:
+                check_name(task)
+        elif not isinstance(value, str):
+            raise ValueError("is neither a path nor paths by the name of their task")
+        return value
+
+    @field_validator("tasks")
+    @classmethod
+    def _tasks_have_names(cls, tasks: dict[str, TaskConfig] | None) -> dict[str, TaskConfig] | None:
+        for name in tasks or {}:
+            check_name(name)
+        return tasks or None
+
+    @property
+    def dataset_text(self) -> str:
+        """Return the training data for messages."""
+        files = self.dataset
+        return files if isinstance(files, str) else " ".join(f"{task}={path}" for task, path in files.items())
 
     @field_validator("eval_dataset")
     @classmethod

@@ -44,6 +44,10 @@ class RewardConfig(BaseModel):
         "math: where the ground truth is a number, the answer must be one (fractions, percent, units), or may be any "
         "formula of its value, as 27 + 45 for 72.",
     )
+    correct_from: float = flag(
+        1.0,
+        "A function or model that returns only a reward: the reward from which a response counts as correct.",
+    )
     test_timeout_s: float = flag(10.0, "code: CPU time that a program may take for one test, seconds.", gt=0)
     test_memory_mb: int = flag(1024, "code: memory that a program may take, MiB.", ge=32)
     run_model_code_without_sandbox: bool = flag(
@@ -89,6 +93,7 @@ def reward_spec(config: RewardConfig) -> RewardSpec:
         reward_type=config.reward_type,
         timeout_s=config.response_timeout_s,
         math_answer=config.math_answer,
+        correct_from=config.correct_from,
         test_timeout_s=config.test_timeout_s,
         test_memory_mb=config.test_memory_mb,
         is_sandboxed=not config.run_model_code_without_sandbox,

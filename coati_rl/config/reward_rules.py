@@ -23,9 +23,8 @@ def reward_problems(config: Config) -> Iterator[str]:
     if "code" in names and answers:
         yield (
             f"--reward-type {config.reward_type}: code is scored by a row's test_cases, {answers[0]} by its gt_answer, "
-            "and a response has one ground truth; use one of them"
+            "and a response has one ground truth; use one of them, or a task for each (--tasks)"
         )
-    yield from _service(config)
     is_run_here = config.scores_code and config.code_verifier_api_url is None
     if is_run_here and config.test_timeout_s >= config.response_timeout_s:
         yield (
@@ -38,7 +37,8 @@ def reward_problems(config: Config) -> Iterator[str]:
 def reward_warnings(config: Config) -> Iterator[str]:
     """Return what can be done, and is hardly meant or dangerous."""
     given = [f"--{name.replace('_', '-')}" for name in _OF_CODE if getattr(config, name) != _default(name)]
-    if given and not config.scores_code:
+    by_task = config.by_task.values()
+    if given and not any(each.scores_code for each in by_task):
         yield f"{', '.join(given)}: only --reward-type code runs programs; without it this has no effect"
     elif given and config.code_verifier_api_url is not None:
         yield f"{', '.join(given)}: with --code-verifier-api-url the service's own settings count; this has no effect"
@@ -47,18 +47,20 @@ def reward_warnings(config: Config) -> Iterator[str]:
             "--run-model-code-without-sandbox: programs that the model writes run with your rights: they can read, "
             "change and delete your files, use your keys and your network; leave it out to run them in the sandbox"
         )
-    if config.math_answer != _default("math_answer") and not config.scores_math:
+    if config.math_answer != _default("math_answer") and not any(each.scores_math for each in by_task):
         yield f"--math-answer {config.math_answer}: only {' and '.join(MATH_REWARDS)} compare answers; no effect"
-    if config.answer_key is not None and config.scores_code:
+    if config.answer_key is not None and all(each.scores_code for each in by_task):
         yield f"--answer-key {config.answer_key}: --reward-type code is scored by test_cases; this has no effect"
-    if config.reward_workers > 1 and config.code_verifier_api_url is not None:
+    is_scored_there = all(each.reward_type == "code" for each in by_task)
+    if config.reward_workers > 1 and config.code_verifier_api_url is not None and is_scored_there:
         yield (
             f"--reward-workers {config.reward_workers}: with --code-verifier-api-url nothing is scored here; the "
             "service has its own number of processes"
         )
 
 
-def _service(config: Config) -> Iterator[str]:
+def service_problems(config: Config) -> Iterator[str]:
+    """Why no service can score like this."""
     url = config.code_verifier_api_url
     if url is None:
         return
@@ -67,8 +69,11 @@ def _service(config: Config) -> Iterator[str]:
             f"--code-verifier-api-url {redacted(url)}: is no address of a service; use http://HOST:PORT or "
             "https://HOST:PORT"
         )
-    if config.reward_type != "code":
-        yield f"--code-verifier-api-url with --reward-type {config.reward_type}: serves code alone; use -rt code"
+    by_task = config.by_task.values()
+    mixed = [each.reward_type for each in by_task if each.scores_code and each.reward_type != "code"]
+    if mixed or all(each.reward_type != "code" for each in by_task):
+        reward_type = mixed[0] if mixed else config.reward_type
+        yield f"--code-verifier-api-url with --reward-type {reward_type}: serves code alone; use -rt code"
 
 
 def _default(name: str) -> object:

@@ -7,12 +7,13 @@ micro-batch, g samples per prompt, dp = T / (tp * pp).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from coati_rl.config.algorithm_rules import algorithm_problems, needs_group
 from coati_rl.config.config import Config
-from coati_rl.config.reward_rules import reward_problems
+from coati_rl.config.reward_rules import reward_problems, service_problems
 from coati_rl.errors import ConfigError
+from coati_rl.types import DEFAULT_TASK
 
 _FLAGS = {
     "num_trainers": "-t",
@@ -28,9 +29,32 @@ _FLAGS = {
 def check(config: Config) -> None:
     """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
     problems = [*reward_problems(config), *algorithm_problems(config), *_sizes(config), *_memory(config)]
-    problems += [*_plugin(config), *_lengths(config), *_sampling(config)]
+    problems += [*service_problems(config), *_plugin(config), *_lengths(config), *_sampling(config)]
+    problems += [*_of_tasks(config, known=problems), *_unknown_tasks(config)]
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def _of_tasks(config: Config, *, known: Collection[str]) -> Iterator[str]:
+    """Say what the settings of single tasks break, where the run's own do not."""
+    for name, task in (config.tasks or {}).items():
+        of_task = config.of_task(name)
+        for problem in (*reward_problems(of_task), *algorithm_problems(of_task)):
+            if problem not in known:
+                yield f"--tasks {name}: {problem}"
+        if of_task.max_new_tokens > config.max_new_tokens:
+            yield (
+                f"--tasks {name}: max_new_tokens {task.max_new_tokens} exceeds -mnt {config.max_new_tokens}, by which "
+                f"engines and trainers are sized; use -mnt {task.max_new_tokens}"
+            )
+
+
+def _unknown_tasks(config: Config) -> Iterator[str]:
+    known = (DEFAULT_TASK, *(config.tasks or {}))
+    if config.tasks is not None and isinstance(config.dataset, dict):
+        for name, path in config.dataset.items():
+            if name not in known:
+                yield f"--dataset {name}={path}: no such task; use one of {', '.join(known)}, or define it (--tasks)"
 
 
 def _sizes(config: Config) -> Iterator[str]:

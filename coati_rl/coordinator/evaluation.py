@@ -80,7 +80,7 @@ class EvaluationRounds:
 
     def add_failure(self, prompt: Prompt) -> None:
         """An answer that will never come; it counts as not correct."""
-        self._num_failed[prompt.task] = self._num_failed.get(prompt.task, 0) + 1
+        self._num_failed[prompt.eval_set] = self._num_failed.get(prompt.eval_set, 0) + 1
 
     def take_if_done(self) -> bool:
         """Return True once, when all answers are in: `write` and then `close` are due."""
@@ -116,7 +116,7 @@ class EvaluationRounds:
         return len(self._groups) + sum(self._num_failed.values())
 
     def _summarise(self, task: str, step: int) -> dict[str, object]:
-        groups = sorted((g for g in self._groups if g.prompt.task == task), key=lambda g: g.prompt.uid)
+        groups = sorted((g for g in self._groups if g.prompt.eval_set == task), key=lambda g: g.prompt.uid)
         with (self._directory / f"{task}-step-{step:06d}.jsonl").open("w", encoding="utf-8") as file:
             for group in groups:
                 for last, score in zip(final_trajectories(group.trajectories), group.scores, strict=True):

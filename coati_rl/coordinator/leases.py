@@ -4,8 +4,8 @@ under a new lease, and whatever still arrives under the old one is refused: a pr
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from coati_rl.types import Lease, Prompt, Purpose, SamplingParams
 
@@ -16,6 +16,11 @@ class SamplingPlan:
 
     group_size: int
     sampling: SamplingParams
+    of_tasks: Mapping[str, SamplingParams] = field(default_factory=dict)  # that are sampled in another way
+
+    def sampling_of(self, task: str) -> SamplingParams:
+        """Return how prompts of a task are sampled."""
+        return self.of_tasks.get(task, self.sampling)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +52,7 @@ class LeaseTable:
         if prompt is None:
             return None
         plan = self._plans[prompt.purpose]
-        sampling = replace(plan.sampling, seed=self._request_seed(prompt.uid))
+        sampling = replace(plan.sampling_of(prompt.task), seed=self._request_seed(prompt.uid))
         lease = Lease(lease_id=self._next_id, prompt=prompt, group_size=plan.group_size, sampling=sampling)
         self._open[lease.lease_id] = OpenLease(lease=lease, producer_id=producer_id, sync_index=sync_index)
         self._next_id += 1

@@ -2,8 +2,8 @@
 
 How the model does is said of all groups that came in for the step: of the trained ones alone it would be a curve of
 prompts of middling difficulty. How old the weights were is said of the step's own groups. Where rewards have several
-parts, each has a mean of its own, `reward/<name>`. A sample is an episode; its length counts all that
-was sampled in it.
+parts, each has a mean of its own, `reward/<name>`. Where prompts are of several tasks, `OF_A_TASK` is said of each,
+`<key>/<task>`. A sample is an episode; its length counts all that was sampled in it.
 """
 
 from collections import Counter
@@ -14,7 +14,10 @@ import numpy as np
 from coati_rl.data.episodes import context_tokens, episode_tokens, is_truncated
 from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
 from coati_rl.run_lengths import encode_runs
-from coati_rl.types import RolloutGroup, Score
+from coati_rl.types import RolloutGroup
+
+# Said of each task as well, if there are several; None where no group of it came in for the step.
+OF_A_TASK = ("reward_mean", "answer_accuracy", "response_tokens_mean", "truncated_fraction")
 
 
 def rollout_statistics(
@@ -23,6 +26,7 @@ def rollout_statistics(
     *,
     rules: GroupRules,
     staleness: Callable[[int], int],
+    tasks: Sequence[str] = (),
 ) -> dict[str, float | int | None]:
     """The rollouts' share of a step's record; a mean over valid samples is None if there are none.
 
@@ -31,11 +35,35 @@ def rollout_statistics(
         dropped: since the last step.
         rules: which samples are in the loss, and whether length is punished.
         staleness: policy version -> weight syncs since.
+        tasks: of the run's prompts, if there are several.
     """
     came_in = [*groups, *dropped]
+    statistics = _of_samples(came_in, rules)
+    return {
+        **statistics,
+        "samples_in_loss": sum(int(is_in_loss(group, rules).sum()) for group in groups),
+        **_staleness(groups, staleness),
+        **_breakdown(came_in),
+        **_of_tasks(came_in, rules, tasks),
+    }
+
+
+def _of_tasks(came_in: Sequence[RolloutGroup], rules: GroupRules, tasks: Sequence[str]) -> dict[str, float | int | None]:
+    """What is said of each task, by its name."""
+    found: dict[str, float | int | None] = {}
+    for task in tasks:
+        groups = [group for group in came_in if group.prompt.task == task]
+        statistics = _of_samples(groups, rules) if groups else {}
+        found |= {f"{key}/{task}": statistics.get(key) for key in OF_A_TASK}
+    return found
+
+
+def _of_samples(came_in: Sequence[RolloutGroup], rules: GroupRules) -> dict[str, float | int | None]:
+    """What is said of the samples of groups, of which there is at least one."""
     valid = np.concatenate([is_valid(group) for group in came_in])
     scores = [score for group in came_in for score in group.scores]
     lengths = np.concatenate([episode_tokens(group) for group in came_in])
+    is_punished = rules.over_length_cache is not None
     penalties = np.concatenate([over_length_penalties(group, rules) for group in came_in])
 
     def mean_of(values: Sequence[float] | np.ndarray) -> float | None:
@@ -46,19 +74,18 @@ def rollout_statistics(
         "answer_accuracy": mean_of([float(score.answer_correct) for score in scores]),
         "format_accuracy": mean_of([float(score.format_valid) for score in scores]),
         "samples_invalid": int((~valid).sum()),
-        "samples_in_loss": sum(int(is_in_loss(group, rules).sum()) for group in groups),
         "response_tokens_mean": float(lengths.mean()),
         "truncated_fraction": float(np.concatenate([is_truncated(group) for group in came_in]).mean()),
-        "over_length_penalty_mean": None if rules.over_length_cache is None else mean_of(penalties),
+        "over_length_penalty_mean": mean_of(penalties) if is_punished else None,
         "num_prompt_tokens": int(sum(context_tokens(group).sum() for group in came_in)),
         "num_response_tokens": int(lengths.sum()),
-        **_staleness(groups, staleness),
-        **_breakdown([score for score, is_scored in zip(scores, valid, strict=True) if is_scored]),
     }
 
 
-def _breakdown(scores: Sequence[Score]) -> dict[str, float]:
+def _breakdown(came_in: Sequence[RolloutGroup]) -> dict[str, float]:
     """The mean of each named reward over the valid scores that have it."""
+    pairs = ((score, valid) for group in came_in for score, valid in zip(group.scores, is_valid(group), strict=True))
+    scores = [score for score, is_scored in pairs if is_scored]
     values: dict[str, list[float]] = {}
     for score in scores:
         for name, value in score.breakdown.items():

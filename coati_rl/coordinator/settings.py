@@ -1,13 +1,14 @@
 """Select what the coordinator has to know of a run's configuration."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from coati_rl.config import Config
 from coati_rl.coordinator.leases import SamplingPlan
 from coati_rl.coordinator.logprob_mismatch import MismatchSettings, Precision
 from coati_rl.data.batcher import BatchSettings
-from coati_rl.data.group_rules import GroupRules
-from coati_rl.types import Purpose, SamplingParams
+from coati_rl.data.group_rules import GroupRules, LengthLimit
+from coati_rl.types import DEFAULT_TASK, Purpose, SamplingParams
 
 _PROBE_TOKENS = 256  # enough for a mean that is not noise, cheap for any model
 
@@ -33,6 +34,7 @@ class CoordinatorSettings:
     probe_interval: int = 1  # weight syncs
     max_probe_tokens: int = 3
     inflight_update: bool = False  # weights change while responses are generated
+    tasks: tuple[str, ...] = ()  # of the training prompts; () where they are of one, which has no figures of its own
 
     @property
     def prompts_per_rollout(self) -> int:
@@ -60,17 +62,16 @@ class CoordinatorSettings:
         return min(1.0, max(by_steps, by_prompts))
 
 
-def coordinator_settings(config: Config, *, precision: Precision = "fp32") -> CoordinatorSettings:
-    """The coordinator's share of a checked config; `precision` is the plan's."""
-    max_new_tokens = min(config.max_new_tokens, config.max_response_tokens)
-    sampling = SamplingParams(
-        temperature=config.temperature,
-        top_p=config.top_p,
-        top_k=config.top_k,
-        max_new_tokens=max_new_tokens,
-        stop=tuple(config.stop),
-    )
-    greedy = SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens, stop=tuple(config.stop))
+def coordinator_settings(
+    config: Config, *, precision: Precision = "fp32", tasks: Sequence[str] = (DEFAULT_TASK,)
+) -> CoordinatorSettings:
+    """The coordinator's share of a checked config.
+
+    Args:
+        config: of the run.
+        precision: the plan's.
+        tasks: of the training prompts.
+    """
     return CoordinatorSettings(
         batch=BatchSettings(
             dp=config.dp,
@@ -85,13 +86,18 @@ def coordinator_settings(config: Config, *, precision: Precision = "fp32") -> Co
                 filter_truncated_response=config.filter_truncated_response,
                 over_length_cache=config.over_length_cache,
                 reward_scale=config.reward_scale,
+                length_limits={
+                    name: LengthLimit(max_new_tokens=each.max_response_tokens, over_length_cache=each.over_length_cache)
+                    for name, each in config.by_task.items()
+                    if each.max_response_tokens != config.max_response_tokens
+                },
             ),
             max_tokens_per_microbatch=config.max_tokens_per_microbatch,
             one_sample_per_row=config.one_sample_per_row,
         ),
         sampling_plans={
-            "train": SamplingPlan(group_size=config.num_generations, sampling=sampling),
-            "eval": SamplingPlan(group_size=1, sampling=greedy),
+            "train": _sampling_plan(config, _sampling, group_size=config.num_generations),
+            "eval": _sampling_plan(config, _greedy, group_size=1),
         },
         n_behind=config.n_behind,
         sync_period=config.sync_period,
@@ -109,10 +115,27 @@ def coordinator_settings(config: Config, *, precision: Precision = "fp32") -> Co
             limit=config.max_logprob_gap,
             # What is corrected for is no reason to stop, and what is renormalised is apart in any case.
             judges_sampled=not config.recomputes_old_logprobs,
-            temperature=config.temperature,
+            temperature=min(config.of_task(task).temperature for task in tasks),
             on_gap=config.on_logprob_gap,
         ),
         probe_interval=config.probe_interval,
         inflight_update=config.inflight_update,
         max_probe_tokens=min(_PROBE_TOKENS, config.max_model_len - 1),
+        tasks=tuple(tasks) if len(tasks) > 1 else (),
     )
+
+
+def _sampling_plan(config: Config, sampling: Callable[[Config], SamplingParams], *, group_size: int) -> SamplingPlan:
+    """How prompts of one purpose are sampled; `sampling`: of the settings of a task."""
+    usual = sampling(config)
+    of_tasks = {name: params for name, each in config.by_task.items() if (params := sampling(each)) != usual}
+    return SamplingPlan(group_size=group_size, sampling=usual, of_tasks=of_tasks)
+
+
+def _sampling(config: Config) -> SamplingParams:
+    return replace(_greedy(config), temperature=config.temperature, top_p=config.top_p, top_k=config.top_k)
+
+
+def _greedy(config: Config) -> SamplingParams:
+    max_new_tokens = min(config.max_new_tokens, config.max_response_tokens)
+    return SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens, stop=tuple(config.stop))

@@ -36,6 +36,7 @@ class StepDraft:
     counts: dict[str, Any]  # by the names of metrics.jsonl
     dropped: Sequence[RolloutGroup]  # since the last step
     rules: GroupRules
+    tasks: Sequence[str] = ()  # of the run, if there are several
 
     def summarise(self, closed: ClosedStep, *, staleness: Callable[[int], int]) -> StepSummary:
         """Add the statistics; takes time, and no lock.
@@ -44,7 +45,9 @@ class StepDraft:
             closed: what the step is made of.
             staleness: policy version -> weight syncs since.
         """
-        statistics = rollout_statistics(closed.groups, self.dropped, rules=self.rules, staleness=staleness)
+        statistics = rollout_statistics(
+            closed.groups, self.dropped, rules=self.rules, staleness=staleness, tasks=self.tasks
+        )
         whole = replace(closed, groups=[*closed.groups, *self.dropped])
         return StepSummary(step=self.step, statistics={**statistics, **self.counts}, closed=whole)
 
@@ -57,6 +60,7 @@ class StepStats:
         self.counts = GroupCounts(settings, start, kept)
         self.records = StepRecords(first_step=start.step, time_s=start.time_s)
         self._rules = settings.batch.rules
+        self._tasks = settings.tasks
         self._closed: dict[int, ClosedStep] = {}  # of steps without a record yet, and the groups dropped before them
 
     def draft(self, step: int, groups: Sequence[RolloutGroup], *, sync_s: float) -> StepDraft:
@@ -68,7 +72,8 @@ class StepStats:
             sync_s: what the last transfer of weights took.
         """
         counts, dropped = self.counts.take(groups)
-        return StepDraft(step=step, counts={**counts, "sync_s": sync_s}, dropped=dropped, rules=self._rules)
+        counts = {**counts, "sync_s": sync_s}
+        return StepDraft(step=step, counts=counts, dropped=dropped, rules=self._rules, tasks=self._tasks)
 
     def open(self, summary: StepSummary) -> None:
         """Begin the record of a step that is handed out."""

@@ -2,19 +2,21 @@
 with the model's chat template and tokenised once: from here on only token ids travel.
 
 A row is {"messages": {"role", "content"} or a list of them, "gt_answer": text or number}; which other columns may hold
-the answer, and what takes its place, is in `coati_rl.data.ground_truth`.
+the answer, and what takes its place, is in `coati_rl.data.ground_truth`; which task a row belongs to, in
+`coati_rl.data.tasks`.
 """
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coati_rl.data.ground_truth import ANSWER_KEYS, TruthKey, ground_truth
+from coati_rl.data.ground_truth import ANSWER_KEYS, ground_truth
+from coati_rl.data.tasks import ONE_TASK, TASK_COLUMN, RowTasks, Task, TaskRow
 from coati_rl.errors import ConfigError
-from coati_rl.types import Prompt, Purpose
+from coati_rl.types import DEFAULT_TASK, Prompt, Purpose
 
 logger = logging.getLogger(__name__)
 
@@ -29,16 +31,13 @@ class PromptSet:
     num_refused: int
 
 
-def load_rows(
-    path: str, *, flag: str, truth: TruthKey | None = "gt_answer", answer_key: str | None = None
-) -> list[dict[str, Any]]:
+def load_rows(path: str, *, flag: str, tasks: RowTasks = ONE_TASK) -> list[TaskRow]:
     """Read and validate all rows of a file.
 
     Args:
         path: the file; its ending names the format.
         flag: the command-line flag it came from, for messages.
-        truth: what every row must have besides messages; None: nothing.
-        answer_key: as of `ground_truth`.
+        tasks: of the rows, which say what every row must have besides messages.
     Raises: ConfigError naming file and row (for JSONL: line) and what is wrong with it.
     """
     file = Path(path).expanduser()
@@ -48,17 +47,15 @@ def load_rows(
     if suffix not in _LOADERS:
         raise ConfigError(f"{flag} {path}: unknown format {file.suffix!r}; use one of {', '.join(_LOADERS)}")
     try:
-        rows = list(_read_jsonl(file, flag) if suffix == ".jsonl" else _read_with_datasets(file, flag, answer_key))
+        rows = list(_read_jsonl(file, flag) if suffix == ".jsonl" else _read_with_datasets(file, flag, tasks))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{flag} {path}: is not UTF-8 text: {error}") from error
     except OSError as error:
         raise ConfigError(f"{flag} {path}: cannot be read: {error.strerror or error}") from error
     if not rows:
         raise ConfigError(f"{flag} {path}: holds no rows")
-    for number, row in rows:
-        where = f"{flag} {path}, {'line' if suffix == '.jsonl' else 'row'} {number}"
-        _check_row(row, truth, where, answer_key)
-    return [row for _, row in rows]
+    unit = "line" if suffix == ".jsonl" else "row"
+    return [_checked_row(row, tasks, f"{flag} {path}, {unit} {number}") for number, row in rows]
 
 
 def _read_jsonl(file: Path, flag: str) -> Iterator[tuple[int, Any]]:
@@ -74,7 +71,7 @@ def _read_jsonl(file: Path, flag: str) -> Iterator[tuple[int, Any]]:
                     ) from error
 
 
-def _read_with_datasets(file: Path, flag: str, answer_key: str | None) -> Iterator[tuple[int, Any]]:
+def _read_with_datasets(file: Path, flag: str, tasks: RowTasks) -> Iterator[tuple[int, Any]]:
     import tempfile
 
     import datasets
@@ -83,7 +80,8 @@ def _read_with_datasets(file: Path, flag: str, answer_key: str | None) -> Iterat
         return  # each loader has an error of its own for this
     loader = _LOADERS[file.suffix.lower()]
     # As text: a column of numbers would make numbers of prompts, and 4.0 of the answer 4 when one is missing.
-    texts = {"messages", "test_cases", *ANSWER_KEYS, *([answer_key] if answer_key else [])}
+    answers = (task.answer_key for task in tasks.tasks.values() if task.answer_key)
+    texts = {"messages", "test_cases", TASK_COLUMN, *ANSWER_KEYS, *answers}
     as_text = {"converters": dict.fromkeys(texts, str), "keep_default_na": False}
     options: dict[str, Any] = as_text if loader == "csv" else {}
     datasets.disable_progress_bars()
@@ -100,17 +98,25 @@ def _read_with_datasets(file: Path, flag: str, answer_key: str | None) -> Iterat
     yield from enumerate(rows, 1)
 
 
-def _check_row(row: Any, truth: TruthKey | None, where: str, answer_key: str | None) -> None:
-    answer = answer_key or "gt_answer"
-    needed = "messages" + (f" and {'test_cases' if truth == 'test_cases' else answer}" if truth else "")
+def _checked_row(row: Any, tasks: RowTasks, where: str) -> TaskRow:
     if not isinstance(row, dict):
+        needed = _needed(tasks.tasks[tasks.of_file or DEFAULT_TASK])
         raise ConfigError(f"{where}: is {type(row).__name__}; write an object with {needed}")
+    task = tasks.of(row, where)
+    where += "" if task.name == DEFAULT_TASK else f" (task {task.name})"
     if row.get("messages") in (None, "", [], {}):
-        raise ConfigError(f"{where}: has no messages; every row needs {needed}")
-    ground_truth(row, truth, where, answer_key=answer_key)
+        raise ConfigError(f"{where}: has no messages; every row needs {_needed(task)}")
+    ground_truth(row, task.truth, where, answer_key=task.answer_key)
     for message in messages_of(row, where):
         if not isinstance(message, dict) or not isinstance(message.get("content"), str) or "role" not in message:
             raise ConfigError(f'{where}: a message is not {{"role": ..., "content": text}}')
+    return TaskRow(fields=row, task=task)
+
+
+def _needed(task: Task) -> str:
+    """The columns that a row of the task must have."""
+    answer = "test_cases" if task.truth == "test_cases" else task.answer_key or "gt_answer"
+    return f"messages and {answer}" if task.truth else "messages"
 
 
 def messages_of(row: dict[str, Any], where: str = "row") -> list[dict[str, str]]:
@@ -130,25 +136,20 @@ def messages_of(row: dict[str, Any], where: str = "row") -> list[dict[str, str]]
 
 
 def make_prompts(
-    rows: list[dict[str, Any]],
+    rows: Sequence[TaskRow],
     tokenizer: Any,
     *,
-    system_prompt: str,
     max_prompt_tokens: int,
-    truth: TruthKey | None = "gt_answer",
-    answer_key: str | None = None,
-    task: str = "train",
+    name: str = "train",
     purpose: Purpose = "train",
 ) -> PromptSet:
-    """Render and tokenise rows; uids are `<task>-<row>`.
+    """Render and tokenise rows; uids are `<name>-<row>`.
 
     Args:
         rows: validated rows of `load_rows`.
         tokenizer: a transformers tokenizer with a chat template.
-        system_prompt: put first, unless empty or the row brings its own.
         max_prompt_tokens: longer prompts are left out and counted.
-        truth, answer_key: as of `load_rows`.
-        task: "train", or an evaluation task's name (which may be "train" too).
+        name: of the rows: "train", the task whose file they are, or an evaluation set's name (which may be "train" too).
         purpose: what the prompts are for.
     Raises: ConfigError if the chat template refuses a row.
     """
@@ -156,25 +157,26 @@ def make_prompts(
 
     conversations = []
     for row in rows:
-        messages = messages_of(row)
-        if system_prompt and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": system_prompt}, *messages]
+        messages = messages_of(row.fields)
+        if row.task.system_prompt and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": row.task.system_prompt}, *messages]
         conversations.append(messages)
     texts = []
     for index, messages in enumerate(conversations):
         try:
             texts.append(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
         except TemplateError as error:
-            raise ConfigError(f"{task}, prompt {index + 1}: the model's chat template refuses it: {error}") from error
+            raise ConfigError(f"{name}, prompt {index + 1}: the model's chat template refuses it: {error}") from error
     # The template has written the special tokens already; a second BOS would be a token the model never saw.
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
     prompts = tuple(
         Prompt(
-            uid=f"{task}-{index}",
+            uid=f"{name}-{index}",
             token_ids=tuple(tokens),
-            ground_truth=ground_truth(row, truth, answer_key=answer_key),
+            ground_truth=ground_truth(row.fields, row.task.truth, answer_key=row.task.answer_key),
             purpose=purpose,
-            task=task,
+            task=row.task.name,
+            eval_set=name if purpose == "eval" else "",
             text=messages[-1]["content"],
             messages=tuple(messages),
             rendered=text,
@@ -184,5 +186,5 @@ def make_prompts(
     )
     refused = len(rows) - len(prompts)
     if refused:
-        logger.warning("%s: %d of %d prompts exceed %d tokens: refused", task, refused, len(rows), max_prompt_tokens)
+        logger.warning("%s: %d of %d prompts exceed %d tokens: refused", name, refused, len(rows), max_prompt_tokens)
     return PromptSet(prompts=prompts, num_refused=refused)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from coati_rl.types import Prompt
+from coati_rl.types import DEFAULT_TASK, Prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,9 +28,11 @@ def ground_truth_digest(prompts: Sequence[Prompt]) -> str:
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
-    """A digest of uids and token ids, in order; answers may be corrected without changing it."""
+    """A digest of uids, tasks and token ids, in order; answers may be corrected without changing it."""
     hasher = xxhash.xxh3_128()
     for prompt in prompts:
         hasher.update(f"{prompt.uid}:{len(prompt.token_ids)}:".encode())
+        if prompt.task != DEFAULT_TASK:
+            hasher.update(f"{prompt.task}:".encode())
         hasher.update(np.asarray(prompt.token_ids, dtype="<i8").tobytes())
     return str(hasher.hexdigest())

@@ -5,7 +5,8 @@ G episodes of one prompt. Valid: the scorer decided and a token was sampled; val
 In the loss: valid and not filtered. A group has an effect if at least one of its episodes is in the loss.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -19,6 +20,14 @@ NoEffect = Literal["undecidable", "truncated", "always right", "always wrong", "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LengthLimit:
+    """How long the episodes of a task may be, and from where on length is punished."""
+
+    max_new_tokens: int
+    over_length_cache: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GroupRules:
     """The defaults train every valid episode for its score."""
 
@@ -27,6 +36,12 @@ class GroupRules:
     filter_truncated_response: bool = False  # episodes that hit the limit are not trained
     over_length_cache: int | None = None  # tokens before the limit over which the punishment grows; None: there is none
     reward_scale: float = 1.0  # what the full punishment takes off
+    length_limits: Mapping[str, LengthLimit] = field(default_factory=dict)  # by task, where it is not the run's
+
+    def length_limit(self, task: str) -> LengthLimit:
+        """Return the limit of a task's episodes."""
+        usual = LengthLimit(max_new_tokens=self.max_new_tokens, over_length_cache=self.over_length_cache)
+        return self.length_limits.get(task, usual)
 
 
 def is_valid(group: RolloutGroup) -> np.ndarray:
@@ -57,13 +72,14 @@ def reason_without_effect(group: RolloutGroup, rules: GroupRules) -> NoEffect | 
 
 def over_length_penalties(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
     """float64[G]: what is added to the rewards, in [-reward_scale, 0]; see `over_length_penalty`."""
-    if rules.over_length_cache is None:
+    limit = rules.length_limit(group.prompt.task)
+    if limit.over_length_cache is None:
         return np.zeros(len(group.scores))
     penalties = [
         over_length_penalty(
             num_tokens,
-            max_length=rules.max_new_tokens,
-            cache_length=rules.over_length_cache,
+            max_length=limit.max_new_tokens,
+            cache_length=limit.over_length_cache,
             scale=rules.reward_scale,
         )
         for num_tokens in episode_tokens(group).tolist()

@@ -13,6 +13,7 @@ import ray
 from coati_rl.config import Config
 from coati_rl.coordinator.coordinator import Coordinator
 from coati_rl.coordinator.evaluation import EvaluationRounds
+from coati_rl.coordinator.logprob_mismatch import Precision
 from coati_rl.coordinator.run_state import RunStart
 from coati_rl.coordinator.settings import coordinator_settings
 from coati_rl.data.prompt_source import DatasetPrompts, probe_tokens
@@ -39,7 +40,8 @@ class CoordinatorActor(Coordinator):
         enter_actor(context)
         config = prepared.config
         tasks = {task: prompts.prompts for task, prompts in prepared.evaluation.items()}
-        settings = coordinator_settings(config, precision="bf16" if prepared.plan.precision == "bf16" else "fp32")
+        precision: Precision = "bf16" if prepared.plan.precision == "bf16" else "fp32"
+        settings = coordinator_settings(config, precision=precision, tasks=prepared.tasks)
         super().__init__(
             settings,
             DatasetPrompts(prepared.train.prompts, num_episodes=config.num_episodes, seed=config.seed),

@@ -18,9 +18,9 @@ from coati_rl.config.gpu_rules import check_staging, with_device_defaults
 from coati_rl.config.plan import Plan, make_plan, resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.rules import nearest_flags
-from coati_rl.data.dataset import PromptSet, load_rows, make_prompts
-from coati_rl.data.ground_truth import required_truth
+from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
+from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
 from coati_rl.types import Device
@@ -39,12 +39,17 @@ class Prepared:
     warnings: tuple[str, ...]
     resume: ResumePoint | None = None  # -cp: where the run goes on
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Return the tasks of the training prompts, in the order in which they are defined."""
+        used = {prompt.task for prompt in self.train.prompts}
+        return tuple(name for name in self.config.by_task if name in used)
+
 
 def prepare(
     config: Config,
     *,
-    system_prompt: str,
-    needs_truth: bool,
+    rewards: RewardFacts,
     check_layout: Callable[[Config, Any], None],
     is_dry_run: bool,
 ) -> Prepared:
@@ -52,8 +57,7 @@ def prepare(
 
     Args:
         config: checked by `rules.check`.
-        system_prompt: of the reward type; the config's own goes first.
-        needs_truth: a function of the user's in the reward type takes a ground truth.
+        rewards: what they ask of rows.
         check_layout: of the trainers; raises ConfigError if the model (its transformers config) cannot be cut as asked.
         is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
     Raises: ConfigError.
@@ -63,13 +67,7 @@ def prepare(
     device, warnings = resolve_device(config, is_dry_run=is_dry_run)
     config = with_device_defaults(config, device)
     backend = choose_backend(config.weight_transport, device=device, is_one_node=not config.master_address)
-    truth: dict[str, Any] = {
-        "truth": required_truth(config.reward_type, needs_truth=needs_truth),
-        "answer_key": config.answer_key,
-    }
-    rows = load_rows(config.dataset, flag="--dataset", **truth)
-    eval_paths = config.eval_dataset or {}
-    eval_rows = {task: load_rows(path, flag="--eval-dataset", **truth) for task, path in eval_paths.items()}
+    rows = load_run_rows(config, rewards)
     warnings += [*_evaluation_warnings(config), *reward_warnings(config), *algorithm_warnings(config)]
     warnings += _sharding_warnings(config, device)
     directory = resolve_model(config.model, is_dry_run=is_dry_run)
@@ -77,22 +75,14 @@ def prepare(
         unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.num_trainers else "")
         warnings.append(f"model {config.model} is not on this machine: {unchecked} are not checked")
         train, evaluation = PromptSet(prompts=(), num_refused=0), dict[str, PromptSet]()
-        num_prompts = len(rows)
+        num_prompts = rows.num_train
     else:
         config = config.model_copy(update={"model": str(directory)})
         hf_config = read_model_config(directory)
         _check_length(config, hf_config)
         check_layout(config, hf_config)
         warnings += _check_gpu_memory(config, directory, backend)
-        tokenizer = load_tokenizer(directory)
-        system = system_prompt if config.system_prompt is None else config.system_prompt
-        options: dict[str, Any] = {
-            "max_prompt_tokens": config.max_prompt_tokens,
-            "system_prompt": system,
-            **truth,
-        }
-        train = make_prompts(rows, tokenizer, **options)
-        evaluation = {t: make_prompts(r, tokenizer, task=t, purpose="eval", **options) for t, r in eval_rows.items()}
+        train, evaluation = make_run_prompts(rows, config, load_tokenizer(directory))
         num_prompts = len(train.prompts)
         _check_prompts(config, train, evaluation)
     plan = make_plan(config, num_prompts=num_prompts, device=device)
@@ -116,7 +106,7 @@ def _evaluation_warnings(config: Config) -> Iterator[str]:
 def _check_step(config: Config, plan: Plan, num_prompts: int) -> None:
     if plan.num_steps == 0:
         raise ConfigError(
-            f"--dataset {config.dataset}: {num_prompts} usable prompts x {config.num_episodes} episode(s) do not fill "
+            f"--dataset {config.dataset_text}: {num_prompts} usable prompts x {config.num_episodes} episode(s) do not fill "
             f"one optimizer step of tbs * dp = {config.prompts_per_step} prompts; "
             f"nearest: {_smaller_step(config, num_prompts)}"
         )

@@ -1,10 +1,20 @@
-"""Make the trajectories of episodes that have one turn each: the prompt, then one completion of a request for all."""
+"""Run episodes of one turn each: the prompt, then one completion of a request for the whole group."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from coati_rl.types import Completion, Prompt, SharedPrefix, Trajectory, Turn
+from producer.environments.environment import Generate
+
+
+class SingleTurn:
+    """An `Environment`: G completions of one request, so that an engine prefills the prompt once."""
+
+    async def run(self, prompt: Prompt, generate: Generate, *, group_size: int) -> tuple[Trajectory, ...]:
+        """See `Environment.run`."""
+        completions = await generate(prompt.token_ids, num_samples=group_size)
+        return single_turns(prompt, completions, temperature=generate.temperature)
 
 
 def single_turns(prompt: Prompt, completions: Sequence[Completion], *, temperature: float) -> tuple[Trajectory, ...]:

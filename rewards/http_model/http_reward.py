@@ -2,7 +2,8 @@
 
 The protocol is that of OpenRLHF's --remote_rm_url, so that its `serve_rm` and servers written for it fit. POST to the
 URL: {"query": [prompt + response], "prompts": [prompt], "labels": [ground truth]}, one of each per response. Answer:
-{"rewards": [number]}, and if the model likes {"scores": [number]}, on a scale where 1 is right.
+{"rewards": [number]}, and if the model likes {"scores": [number]}, on a scale where 1 is right. Without scores a
+response is right if its reward is at least `correct_from`.
 """
 
 import json
@@ -18,7 +19,7 @@ from coati_rl.types import Problem, Score
 from rewards.http_model.http_call import CallError, call, check_url, new_client, run
 from rewards.reward import bounded, invalid_score
 
-_RIGHT = 1.0  # the score from which a response counts as right
+_RIGHT = 1.0  # the score from which a response counts as right; of a reward, by default
 
 
 class HttpReward:
@@ -29,12 +30,21 @@ class HttpReward:
         secrets: the values of those variables.
         timeout_s: for one `score`, retries included; keep it below the time limit of the process that scores, which
             would be killed without a reason.
+        correct_from: reward that makes a response right where the model gives no scores.
     Raises: ConfigError for a URL that is none.
     """
 
     is_batch = True
 
-    def __init__(self, url: str, *, secrets: Mapping[str, str] | None = None, timeout_s: float = 50.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        secrets: Mapping[str, str] | None = None,
+        timeout_s: float = 50.0,
+        correct_from: float = _RIGHT,
+    ) -> None:
+        self._correct_from = correct_from
         self._secrets = secrets or {}
         self._url = check_url(filled_in(url, self._secrets), flag="--reward-type", allows_query=True)
         self._name = urlsplit(url).netloc.rpartition("@")[2]  # without a password, for messages
@@ -52,7 +62,7 @@ class HttpReward:
         }
         try:
             reply = run(self._post(json.dumps(body).encode()))
-            return iter(_scores(reply, len(queries)))
+            return iter(_scores(reply, len(queries), self._correct_from))
         except (CallError, ValueError, OverflowError) as error:
             reason = without_secrets(str(error), self._url, self._secrets)
             return iter([invalid_score(f"the reward model {self._name}: {reason}")] * len(queries))
@@ -64,17 +74,17 @@ class HttpReward:
             return await call(client, "POST", self._url, deadline=deadline, body=body, headers=headers)
 
 
-def _scores(reply: bytes, num_responses: int) -> list[Score]:
+def _scores(reply: bytes, num_responses: int, correct_from: float) -> list[Score]:
     """Raises: ValueError, of one line, when the reply does not hold one number per response."""
     try:
         fields = json.loads(reply)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the reply is not JSON: {shorten(reply.decode(errors='replace'))}") from error
     rewards = _numbers(fields, "rewards", num_responses)
-    scores = rewards
+    scores, right_from = rewards, correct_from
     if isinstance(fields, dict) and fields.get("scores") is not None:
-        scores = _numbers(fields, "scores", num_responses)
-    return [_score(reward, score) for reward, score in zip(rewards, scores, strict=True)]
+        scores, right_from = _numbers(fields, "scores", num_responses), _RIGHT
+    return [_score(reward, score, right_from) for reward, score in zip(rewards, scores, strict=True)]
 
 
 def _numbers(fields: Any, key: str, num_responses: int) -> list[Any]:
@@ -84,12 +94,12 @@ def _numbers(fields: Any, key: str, num_responses: int) -> list[Any]:
     return values
 
 
-def _score(reward: Any, score: Any) -> Score:
+def _score(reward: Any, score: Any, right_from: float) -> Score:
     for value in (reward, score):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value):
             return invalid_score(f"the reward model answered {shorten(value)} where a finite number belongs")
-    is_correct = score >= _RIGHT
+    is_correct = score >= right_from
     found = Score(
         reward=float(reward),
         answer_correct=is_correct,

@@ -86,7 +86,9 @@ def is_token(text: str) -> bool:
 
 def request_body(responses: Sequence[str], problem: Problem, reward_type: str | None) -> bytes:
     """The body of POST /score."""
-    return json.dumps({"responses": list(responses), "problem": asdict(problem), "reward_type": reward_type}).encode()
+    record = asdict(problem)
+    del record["task"]  # a service has one reward, whatever task asks for it
+    return json.dumps({"responses": list(responses), "problem": record, "reward_type": reward_type}).encode()
 
 
 def reply_body(scores: Sequence[Score]) -> bytes:

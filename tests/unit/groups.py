@@ -29,11 +29,10 @@ class DirectCoordinator(Coordinator):
 
 @pytest.fixture
 def make_prompts():
-    def make(count, task="train"):
-        purpose = "train" if task == "train" else "eval"
+    def make(count, name="train"):
+        of_set = {} if name == "train" else {"purpose": "eval", "eval_set": name}
         return [
-            Prompt(uid=f"{task}-{i}", token_ids=(1, 2, 3), ground_truth=str(i), purpose=purpose, task=task)
-            for i in range(count)
+            Prompt(uid=f"{name}-{i}", token_ids=(1, 2, 3), ground_truth=str(i), **of_set) for i in range(count)
         ]
 
     return make

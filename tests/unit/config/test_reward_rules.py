@@ -46,7 +46,7 @@ def test_rewards_that_can_be_computed_pass(text):
         (
             "-rt boxed=1,code=1",
             "--reward-type boxed=1,code=1: code is scored by a row's test_cases, boxed by its gt_answer, "
-            "and a response has one ground truth; use one of them",
+            "and a response has one ground truth; use one of them, or a task for each (--tasks)",
         ),
         (
             "-cv http://host:8000",

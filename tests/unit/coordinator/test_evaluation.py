@@ -11,7 +11,7 @@ from coati_rl.errors import RunError
 
 @pytest.fixture
 def board(make_prompts, tmp_path):
-    tasks = {"easy": make_prompts(3, task="easy"), "hard": make_prompts(1, task="hard")}
+    tasks = {"easy": make_prompts(3, name="easy"), "hard": make_prompts(1, name="hard")}
     return EvaluationRounds(tasks, tmp_path / "eval")
 
 
@@ -125,7 +125,7 @@ def test_an_answer_is_written_with_the_parts_of_its_reward_and_why_it_could_not_
 
 
 def test_an_episode_of_several_turns_and_forks_is_one_line_with_its_last_answer(make_prompts, forked_group, tmp_path):
-    (prompt,) = make_prompts(1, task="tools")
+    (prompt,) = make_prompts(1, name="tools")
     board = EvaluationRounds({"tools": [prompt]}, tmp_path)
     board.start(4)
     group = forked_group()

@@ -21,7 +21,7 @@ def test_a_lease_says_how_its_purpose_is_sampled(book, make_prompts):
     leases, draw = book
     lease = leases.issue(0, draw)
     assert (lease.group_size, lease.sampling.temperature) == (8, 0.7)
-    evaluation = leases.issue(0, iter(make_prompts(1, task="math")).__next__)
+    evaluation = leases.issue(0, iter(make_prompts(1, name="math")).__next__)
     assert (evaluation.group_size, evaluation.sampling.temperature) == (1, 0.0)
 
 
@@ -74,7 +74,7 @@ def test_a_prompt_stays_open_while_it_waits_to_be_issued_again(book):
 def test_open_prompts_are_known_by_uid_and_purpose(book, make_prompts):
     leases, draw = book
     leases.issue(0, draw), leases.issue(1, draw)
-    leases.issue(1, iter(make_prompts(1, task="math")).__next__)
+    leases.issue(1, iter(make_prompts(1, name="math")).__next__)
     leases.revoke(0)
     assert sorted(leases.uids("train")) == ["train-0", "train-1"]
     assert leases.uids("eval") == ["math-0"]

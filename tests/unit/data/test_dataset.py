@@ -5,6 +5,7 @@ import json
 import pytest
 
 from coati_rl.data.dataset import load_rows, make_prompts
+from coati_rl.data.tasks import RowTasks, Task, TaskRow
 from coati_rl.errors import ConfigError
 
 ROWS = [
@@ -51,12 +52,17 @@ def text_file(tmp_path):
 
 @pytest.fixture
 def prompts_of(tokenizer):
-    def make(rows, *, system_prompt="", max_prompt_tokens=1000, **options):
-        return make_prompts(
-            rows, tokenizer, system_prompt=system_prompt, max_prompt_tokens=max_prompt_tokens, **options
-        )
+    def make(rows, *, max_prompt_tokens=1000, name="train", purpose="train", **of_task):
+        """Rows as they are, of the task that the options make; or as they were loaded."""
+        task = Task(**of_task)
+        rows = [row if isinstance(row, TaskRow) else TaskRow(fields=row, task=task) for row in rows]
+        return make_prompts(rows, tokenizer, max_prompt_tokens=max_prompt_tokens, name=name, purpose=purpose)
 
     return make
+
+
+def one_task(**settings):
+    return RowTasks(tasks={"default": Task(**settings)})
 
 
 def refusal(path):
@@ -94,15 +100,15 @@ def test_tests_stand_in_the_place_of_an_answer_in_every_format(write, prompts_of
     ]
     rows = [{**ROWS[0], "test_cases": json.dumps(each) if as_text else each} for each in tests]
     del rows[1]["gt_answer"]  # where it is given it does not count
-    loaded = load_rows(write(name, rows), flag="--dataset", truth="test_cases")
-    prompts = prompts_of(loaded, truth="test_cases").prompts
+    loaded = load_rows(write(name, rows), flag="--dataset", tasks=one_task(truth="test_cases"))
+    prompts = prompts_of(loaded).prompts
     assert [json.loads(prompt.ground_truth) for prompt in prompts] == tests
 
 
 def test_a_row_needs_no_ground_truth_where_a_function_of_ones_own_scores_it(write, prompts_of):
     rows = [{"messages": ROWS[0]["messages"]}, ROWS[0]]
-    loaded = load_rows(write("a.jsonl", rows), flag="--dataset", truth=None)
-    assert [prompt.ground_truth for prompt in prompts_of(loaded, truth=None).prompts] == ["", "2"]
+    loaded = load_rows(write("a.jsonl", rows), flag="--dataset", tasks=one_task(truth=None))
+    assert [prompt.ground_truth for prompt in prompts_of(loaded).prompts] == ["", "2"]
 
 
 def test_answers_of_a_json_file_may_be_text_and_numbers(write, prompts_of):
@@ -169,12 +175,12 @@ def test_a_wrong_line_is_named_by_its_number(text_file, line, cause):
 def test_wrong_tests_are_named_by_their_line_and_wrong_rows_by_what_they_need(text_file):
     path = text_file("a.jsonl", '{"messages": "hi", "test_cases": {"inputs": ["1"], "outputs": []}}\n')
     with pytest.raises(ConfigError, match=r"line 1: test_cases has no list of outputs; write"):
-        load_rows(path, flag="--dataset", truth="test_cases")
+        load_rows(path, flag="--dataset", tasks=one_task(truth="test_cases"))
     path = text_file("b.jsonl", '{"test_cases": {"inputs": ["1"], "outputs": ["1"]}}\n')
     with pytest.raises(ConfigError, match=r"line 1: has no messages; every row needs messages and test_cases$"):
-        load_rows(path, flag="--dataset", truth="test_cases")
+        load_rows(path, flag="--dataset", tasks=one_task(truth="test_cases"))
     with pytest.raises(ConfigError, match=r"line 1: has no messages; every row needs messages$"):
-        load_rows(path, flag="--dataset", truth=None)
+        load_rows(path, flag="--dataset", tasks=one_task(truth=None))
 
 
 def test_a_wrong_row_of_another_format_is_named_by_its_number(text_file):
@@ -189,8 +195,8 @@ def test_answers_are_read_from_the_ecosystems_columns_and_from_one_that_is_named
     rows = [{"messages": "1+1?", "label": "2", "solution": "02"}, {"messages": "1+2?", "label": "3", "solution": "03"}]
     path = write(name, rows)
     for answer_key, answers in ((None, ["2", "3"]), ("solution", ["02", "03"])):
-        loaded = load_rows(path, flag="--dataset", answer_key=answer_key)
-        assert [prompt.ground_truth for prompt in prompts_of(loaded, answer_key=answer_key).prompts] == answers
+        loaded = load_rows(path, flag="--dataset", tasks=one_task(answer_key=answer_key))
+        assert [prompt.ground_truth for prompt in prompts_of(loaded).prompts] == answers
 
 
 @pytest.mark.parametrize(
@@ -233,8 +239,8 @@ def test_prompts_over_the_limit_are_refused_and_counted_never_cut(prompts_of):
 
 
 def test_an_evaluation_task_may_be_called_train(prompts_of):
-    (prompt,) = prompts_of(ROWS[:1], task="train", purpose="eval").prompts
-    assert (prompt.purpose, prompt.task) == ("eval", "train")
+    (prompt,) = prompts_of(ROWS[:1], name="train", purpose="eval").prompts
+    assert (prompt.purpose, prompt.eval_set, prompt.task) == ("eval", "train", "default")
 
 
 def test_a_row_that_the_chat_template_refuses_is_named(prompts_of):

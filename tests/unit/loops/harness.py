@@ -20,6 +20,7 @@ from coati_rl.errors import RunError
 from coati_rl.runtime import actor_group as actors
 from coati_rl.runtime.prepare import Prepared, prepare
 from coati_rl.runtime.process import ActorContext
+from coati_rl.runtime.prompts import RewardFacts
 from coati_rl.runtime.run_dir import RunPaths, make_run_dir
 from coati_rl.types import Lease, RolloutGroup, Score
 from coati_rl.work import Wait, Work
@@ -87,11 +88,8 @@ class ThreadedRun:
         """`hold_trainer`: groups to wait for first; `dies_at_request`: of producer 0; `engine`: faults of all."""
         config = build_config(values)
         check(config)
-        system_prompt = default_system_prompt(config.reward_type)
-        needs_truth = needs_ground_truth(config.reward_type)
-        prepared = prepare(
-            config, system_prompt=system_prompt, needs_truth=needs_truth, check_layout=check_layout, is_dry_run=False
-        )
+        facts = RewardFacts(default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth)
+        prepared = prepare(config, rewards=facts, check_layout=check_layout, is_dry_run=False)
         self.trace = Trace(prepared=prepared, paths=make_run_dir(config, prepared.resume))
         self._config = prepared.config
         self._score = score or get_reward(config.reward_type)

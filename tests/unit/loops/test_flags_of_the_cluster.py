@@ -27,6 +27,7 @@ from coati_rl.runtime.hangs import HangTimeouts
 from coati_rl.runtime.interrupts import ending_signals
 from coati_rl.runtime.prepare import prepare
 from coati_rl.runtime.process import ActorContext
+from coati_rl.runtime.prompts import RewardFacts
 from coati_rl.runtime.run_dir import make_run_dir
 from coati_rl.transport.wire import WeightSender
 from consumer.parallel.layout_rules import check_layout
@@ -35,6 +36,8 @@ from consumer.weight_sync.publisher import WeightPublisher
 from producer.actor import ProducerActor
 
 FOUR_TRAINERS = {"num_trainers": 4, "train_batch_size": 1, "train_minibatch_size": 1, "train_microbatch_size": 2}
+
+NO_FACTS = RewardFacts(default_system_prompt=lambda reward_type: "", needs_ground_truth=lambda reward_type: False)
 
 
 @pytest.fixture
@@ -57,7 +60,7 @@ def backend_of(monkeypatch, tmp_path):
 @pytest.fixture
 def prepare_with(config_with):
     return lambda **changes: prepare(
-        config_with(**changes), system_prompt="", needs_truth=False, check_layout=check_layout, is_dry_run=False
+        config_with(**changes), rewards=NO_FACTS, check_layout=check_layout, is_dry_run=False
     )
 
 

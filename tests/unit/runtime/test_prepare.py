@@ -13,6 +13,7 @@ from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
 from coati_rl.runtime.prepare import prepare, resolve_device
+from coati_rl.runtime.prompts import RewardFacts
 from consumer.parallel.layout_rules import check_layout
 
 SIZES = "-t 1 -i 1 -ibs 2 -imbs 1 -tbs 2 -tMbs 1 -tmbs 1 -g 2 -mpt 128 -mnt 64"
@@ -36,8 +37,10 @@ def prepare_with(model_dir, dataset):
         check(config)
         return prepare(
             config,
-            system_prompt=system_prompt,
-            needs_truth=needs_truth,
+            rewards=RewardFacts(
+                default_system_prompt=lambda reward_type: system_prompt,
+                needs_ground_truth=lambda reward_type: needs_truth,
+            ),
             check_layout=check_layout,
             is_dry_run=is_dry_run,
         )

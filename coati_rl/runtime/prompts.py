@@ -1,0 +1,108 @@
+"""Read a run's files of prompts: the task of each row, and the prompts that are made of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coati_rl.config import Config
+from coati_rl.data.dataset import PromptSet, load_rows, make_prompts
+from coati_rl.data.ground_truth import required_truth
+from coati_rl.data.tasks import RowTasks, Task, TaskRow
+from coati_rl.errors import ConfigError
+
+_TRAIN = "train"  # the name of training rows whose file has none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRows:
+    """The rows of a run's files."""
+
+    train: Mapping[str, Sequence[TaskRow]]  # by the name that the uids of their prompts begin with
+    evaluation: Mapping[str, Sequence[TaskRow]]  # by the evaluation set's name
+
+    @property
+    def num_train(self) -> int:
+        """Training rows."""
+        return sum(len(rows) for rows in self.train.values())
+
+    @property
+    def tasks(self) -> set[str]:
+        """Return the tasks that have a row."""
+        return {row.task.name for rows in (*self.train.values(), *self.evaluation.values()) for row in rows}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardFacts:
+    """Say what the rewards, which this package does not import, ask of rows; both by the text of `-rt`."""
+
+    default_system_prompt: Callable[[str], str]  # where neither task nor run sets one
+    needs_ground_truth: Callable[[str], bool]  # a function of the user's takes a ground truth
+
+
+def load_run_rows(config: Config, rewards: RewardFacts) -> RunRows:
+    """Read and validate the rows of all files.
+
+    Args:
+        config: checked by `rules.check`.
+        rewards: of the project or of a test.
+    Raises: ConfigError for a file or a row that is wrong, a row's unknown task, or a task without rows.
+    """
+    tasks = {name: _task(name, settings, rewards) for name, settings in config.by_task.items()}
+    is_defined = config.tasks is not None
+
+    def of_file(name: str, *, needs_name: bool) -> RowTasks:
+        if name in tasks:
+            return RowTasks(tasks=tasks, of_file=name, reads_column=is_defined)
+        if is_defined:
+            return RowTasks(tasks=tasks, of_file=None, reads_column=True, needs_name=needs_name)
+        return RowTasks(tasks=tasks)
+
+    if isinstance(config.dataset, str):
+        by_column = of_file("", needs_name=False)
+        train = {_TRAIN: load_rows(config.dataset, flag="--dataset", tasks=by_column)}
+    else:
+        train = {
+            name: load_rows(path, flag="--dataset", tasks=of_file(name, needs_name=True))
+            for name, path in config.dataset.items()
+        }
+    evaluation = {
+        name: load_rows(path, flag="--eval-dataset", tasks=of_file(name, needs_name=True))
+        for name, path in (config.eval_dataset or {}).items()
+    }
+    rows = RunRows(train=train, evaluation=evaluation)
+    without_rows = [name for name in config.tasks or {} if name not in rows.tasks]
+    if without_rows:
+        name = without_rows[0]
+        raise ConfigError(
+            f"--tasks {name}: no row is of this task; give its file with -d {name}=PATH, rows with "
+            f'"task": "{name}", or leave the task out'
+        )
+    return rows
+
+
+def make_run_prompts(rows: RunRows, config: Config, tokenizer: Any) -> tuple[PromptSet, dict[str, PromptSet]]:
+    """Return the training prompts and those of each evaluation set.
+
+    Raises: ConfigError if the chat template refuses a row.
+    """
+    limit = config.max_prompt_tokens
+    sets = [make_prompts(each, tokenizer, name=name, max_prompt_tokens=limit) for name, each in rows.train.items()]
+    train = PromptSet(
+        prompts=tuple(prompt for each in sets for prompt in each.prompts),
+        num_refused=sum(each.num_refused for each in sets),
+    )
+    evaluation = {
+        name: make_prompts(each, tokenizer, name=name, purpose="eval", max_prompt_tokens=limit)
+        for name, each in rows.evaluation.items()
+    }
+    return train, evaluation
+
+
+def _task(name: str, settings: Config, rewards: RewardFacts) -> Task:
+    reward_type, own = settings.reward_type, settings.system_prompt
+    return Task(
+        name=name,
+        truth=required_truth(reward_type, needs_truth=rewards.needs_ground_truth(reward_type)),
+        answer_key=settings.answer_key,
+        system_prompt=rewards.default_system_prompt(reward_type) if own is None else own,
+    )

@@ -20,6 +20,10 @@ class EngineError(RunError):
     """A generation or training engine refused or failed an operation."""
 
 
+class RolloutError(CoatiError):
+    """A prompt cannot be rolled out. It is recorded and counted, and the run goes on."""
+
+
 class CollectiveError(EngineError):
     """A collective of the trainers broke off, most likely as another one ended or hangs. It names the operation."""
 

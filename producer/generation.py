@@ -1,107 +1,96 @@
-"""Keep an engine generating for leased prompts, up to a number of samples at a time.
+"""Ask an engine for samples on behalf of a leased prompt: what an environment is given as `generate`.
 
-In: leases. Out: what the engine answered, in the order in which it did. One thread uses it; `wake` may be called from
-any. G is the group size.
+Each request has an id and a seed of its own, which depend on the lease, the episode and the turn alone, and not on what
+else is in flight. The event loop's thread uses it; engines answer from theirs.
 """
 
-import queue
-from concurrent.futures import Future
-from dataclasses import dataclass
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
-from coati_rl.errors import EngineError
-from coati_rl.observability.timeline import Span, Timeline
+from coati_rl.errors import RolloutError
+from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import GenerationEngine
-from coati_rl.types import GenerationRequest, GenerationResult, Lease
+from coati_rl.types import Completion, GenerationRequest, Lease, SamplingParams
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Generated:
-    """A lease whose request the engine has answered."""
+class LeaseGenerate:
+    """A `Generate` for the episodes of one lease; `close` ends them."""
 
-    lease: Lease
-    result: GenerationResult
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Generating:
-    lease: Lease
-    request_id: str
-    span: Span
-
-
-class LeaseGenerator:
-    """Submits one request per lease; a finished one makes room for the next at once."""
-
-    def __init__(self, engine: GenerationEngine, *, max_sequences: int, group_size: int, timeline: Timeline) -> None:
-        """Begin with nothing in flight.
-
-        Args:
-            max_sequences: samples in flight, so that max_sequences / G training prompts are.
-            group_size: G. A prompt of fewer samples takes the place of one of G: an evaluation leaves the order and the
-                company in which training prompts are sampled as they are without it, and so the weights.
-        """
+    def __init__(
+        self, lease: Lease, engine: GenerationEngine, *, min_policy_version: int, timeline: Timeline
+    ) -> None:
+        """`min_policy_version`: of the weights that sample the first token of a request."""
+        self._lease = lease
         self._engine = engine
-        self._max_sequences = max_sequences
-        self._group_size = group_size
+        self._min_policy_version = min_policy_version
         self._timeline = timeline
-        self._generating: dict[Future[GenerationResult], _Generating] = {}
-        self._done: queue.SimpleQueue[Future[GenerationResult] | None] = queue.SimpleQueue()  # None: a wake-up
+        self._num_requests = 0
+        self._num_samples = 0  # asked for so far, outside of episodes
+        self._turns: Counter[int] = Counter()  # asked for so far, by episode
 
     @property
-    def is_drained(self) -> bool:
-        """True if nothing is generating."""
-        return not self._generating
+    def temperature(self) -> float:
+        """See `Generate`."""
+        return self._lease.sampling.temperature
 
-    def room(self) -> int:
-        """Count the prompts, of G samples each, that may be submitted now."""
-        num_sequences = sum(max(one.lease.group_size, self._group_size) for one in self._generating.values())
-        return max(0, self._max_sequences - num_sequences) // self._group_size
-
-    def submit(self, lease: Lease, *, min_policy_version: int) -> None:
-        """Have the engine generate for a lease. Raises: EngineError when the engine has ended."""
+    async def __call__(
+        self, token_ids: Sequence[int], *, num_samples: int = 1, episode: int | None = None
+    ) -> tuple[Completion, ...]:
+        """See `Generate`."""
+        lease = self._lease
+        number = f"/{self._num_requests}" if self._num_requests else ""
         request = GenerationRequest(
-            request_id=f"lease-{lease.lease_id}",
-            token_ids=lease.prompt.token_ids,
-            num_samples=lease.group_size,
-            sampling=lease.sampling,
-            min_policy_version=min_policy_version,
+            request_id=f"lease-{lease.lease_id}{number}",
+            token_ids=tuple(token_ids),
+            num_samples=num_samples,
+            sampling=self._sampling(num_samples, episode),
+            min_policy_version=self._min_policy_version,
+            episode_id=None if episode is None else self._episode_id(episode),
         )
+        self._num_requests += 1
         span = self._timeline.start("generate", uid=lease.prompt.uid)
         future = self._engine.submit(request)
-        self._generating[future] = _Generating(lease=lease, request_id=request.request_id, span=span)
-        future.add_done_callback(self._done.put)
-
-    def take_finished(self, timeout_s: float) -> list[Generated]:
-        """Wait for the first finished request, or a wake-up, and return all that finished.
-
-        Raises: EngineError when the engine has ended, after what finished before.
-        """
-        finished: list[Generated] = []
+        answered = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        future.add_done_callback(lambda _: call_in(loop, answered.set))
         try:
-            future = self._done.get(timeout=timeout_s) if timeout_s > 0.0 else self._done.get_nowait()
-            while True:
-                if future is not None:
-                    finished.append(self._take(future))
-                future = self._done.get_nowait()
-        except queue.Empty:
-            pass
-        except EngineError:
-            if not finished:
-                raise
-        if not finished:
-            self._engine.check_alive()  # with nothing in flight, no future would tell
-        return finished
+            await answered.wait()
+        except asyncio.CancelledError:
+            self._engine.abort(request.request_id)  # nobody waits for it any more
+            raise
+        result = future.result()
+        span.end(tokens=sum(len(completion.token_ids) for completion in result.completions))
+        if result.error is not None:
+            raise RolloutError(result.error)
+        return result.completions
 
-    def wake(self, _: object = None) -> None:
-        """End a wait in `take_finished`; a callback for futures of what else the caller waits for."""
-        self._done.put(None)
+    def close(self) -> None:
+        """End the episodes: a commit waits for them no longer."""
+        for episode in self._turns:
+            self._engine.close_episode(self._episode_id(episode))
 
-    def abort(self) -> None:
-        """End everything that is generating; nobody waits for it any more."""
-        for one in self._generating.values():
-            self._engine.abort(one.request_id)
+    def _sampling(self, num_samples: int, episode: int | None) -> SamplingParams:
+        """The lease's sampling with a seed that no other sample of it has: sample i of a request uses seed + i."""
+        sampling = self._lease.sampling
+        if episode is None:
+            self._num_samples += num_samples
+            return replace(sampling, seed=sampling.seed + self._num_samples - num_samples)
+        turn = self._turns[episode]
+        if turn == 0:
+            self._engine.open_episode(self._episode_id(episode))
+        self._turns[episode] += 1
+        digest = hashlib.blake2b(f"{sampling.seed}/{episode}/{turn}".encode(), digest_size=6).digest()
+        return replace(sampling, seed=int.from_bytes(digest, "big"))
 
-    def _take(self, future: "Future[GenerationResult]") -> Generated:
-        one, result = self._generating.pop(future), future.result()
-        one.span.end(tokens=sum(len(completion.token_ids) for completion in result.completions))
-        return Generated(lease=one.lease, result=result)
+    def _episode_id(self, episode: int) -> str:
+        return f"lease-{self._lease.lease_id}-{episode}"
+
+
+def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Have a loop call a function soon, from any thread; nothing happens if the loop is closed."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)

@@ -1,7 +1,7 @@
-"""Roll out leased prompts. Consumes: leases. Waits for: the engine, the reward workers, prompts. Is unblocked by:
-finished requests, finished scores, a new lease. Produces: scored rollout groups.
+"""Roll out leased prompts. Consumes: leases. Waits for: environments and their engine, the reward workers, prompts. Is
+unblocked by: groups that are done, finished scores, a new lease. Produces: scored rollout groups.
 
-A prompt in flight is generating, then scoring; at most `max_sequences` samples generate at a time, and a finished
+A prompt in flight is in its environment, then being scored; at most `max_sequences` samples generate at a time, and a finished
 prompt makes room for the next at once: there is no barrier between prompts.
 """
 
@@ -16,8 +16,9 @@ from coati_rl.observability.phases import PHASES
 from coati_rl.observability.timeline import NO_TIMELINE, Span, Timeline
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
 from coati_rl.types import Lease, RolloutGroup, Score, Trajectory
-from producer.environments.single_turn import single_turns
-from producer.generation import Generated, LeaseGenerator
+from producer.environments.environment import Environment
+from producer.environments.single_turn import SingleTurn
+from producer.group_runner import GroupRunner, RolledOut
 
 logger = logging.getLogger(__name__)
 
@@ -47,14 +48,27 @@ class RolloutLoop:
         *,
         max_sequences: int,
         group_size: int,
+        environment: Environment | None = None,
         timeline: Timeline = NO_TIMELINE,
     ) -> None:
-        """`max_sequences`: samples that generate at a time; `group_size`: samples of a training prompt."""
+        """Begin with nothing in flight.
+
+        Args:
+            max_sequences: samples that generate at a time.
+            group_size: samples of a training prompt.
+            environment: of all prompts; None: a single turn.
+        """
         self._producer_id = producer_id
         self._coordinator = coordinator
         self._reward = reward
         self._timeline = timeline
-        self._generator = LeaseGenerator(engine, max_sequences=max_sequences, group_size=group_size, timeline=timeline)
+        self._runner = GroupRunner(
+            engine,
+            environment or SingleTurn(),
+            max_sequences=max_sequences,
+            group_size=group_size,
+            timeline=timeline,
+        )
         self._scoring: list[_Scoring] = []
 
     def run(self) -> None:
@@ -65,50 +79,49 @@ class RolloutLoop:
                 with PHASES.phase("rollout loop"):
                     is_over = self._turn()
         finally:
-            self._generator.abort()  # nobody trains on it: the engine shall not go on while the run ends
+            self._runner.close()  # nobody trains on it: the engine shall not go on while the run ends
 
     def _turn(self) -> bool:
         """One round; True when the run is over."""
         if not self._take_prompts():
             return True
-        for generated in self._generator.take_finished(self._wait_s()):
-            self._start_scoring(generated)
+        for rolled_out in self._runner.take_finished(self._wait_s()):
+            self._start_scoring(rolled_out)
         self._hand_in()
         return False
 
     def _wait_s(self) -> float:
         if self._is_idle():
             return 0.0  # asking for prompts waits
-        return BUSY_WAIT_S if self._generator.room() else IDLE_WAIT_S
+        return BUSY_WAIT_S if self._runner.room() else IDLE_WAIT_S
 
     def _is_idle(self) -> bool:
-        return self._generator.is_drained and not self._scoring
+        return self._runner.is_drained and not self._scoring
 
     def _take_prompts(self) -> bool:
         """Fill the engine; False when the run is over."""
-        room = self._generator.room()
+        room = self._runner.room()
         if room <= 0:
             return True
         is_idle = self._is_idle()
         with self._timeline.span("wait for prompts") if is_idle else nullcontext():
             timeout_s = IDLE_WAIT_S if is_idle else 0.0
             reply = self._coordinator.lease(
-                self._producer_id, max_prompts=room, timeout_s=timeout_s, is_drained=self._generator.is_drained
+                self._producer_id, max_prompts=room, timeout_s=timeout_s, is_drained=self._runner.is_drained
             )
-        for lease in reply.leases:
-            self._generator.submit(lease, min_policy_version=reply.policy_version)
+        if reply.leases:
+            self._runner.submit(reply.leases, min_policy_version=reply.policy_version)
         return not reply.is_finished
 
-    def _start_scoring(self, generated: Generated) -> None:
-        lease, result = generated.lease, generated.result
-        if result.error is not None:
-            logger.warning("prompt %s failed: %s", lease.prompt.uid, result.error)
-            self._coordinator.fail(self._producer_id, lease.lease_id, result.error)
+    def _start_scoring(self, rolled_out: RolledOut) -> None:
+        lease, trajectories = rolled_out.lease, rolled_out.trajectories
+        if rolled_out.error is not None:
+            logger.warning("prompt %s failed: %s", lease.prompt.uid, rolled_out.error)
+            self._coordinator.fail(self._producer_id, lease.lease_id, rolled_out.error)
             return
         span = self._timeline.start("score", uid=lease.prompt.uid)
-        trajectories = single_turns(lease.prompt, result.completions, temperature=lease.sampling.temperature)
         scores = self._reward.submit([each.text for each in final_trajectories(trajectories)], lease.prompt.problem)
-        scores.add_done_callback(self._generator.wake)
+        scores.add_done_callback(self._runner.wake)
         self._scoring.append(_Scoring(lease=lease, trajectories=trajectories, scores=scores, span=span))
 
     def _hand_in(self) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from coati_rl.disk import disk_errors
 from coati_rl.observability.records import score_fields, shown_truth
 from coati_rl.run_lengths import encode_runs
-from coati_rl.types import RolloutDetail, RolloutGroup, Trajectory
+from coati_rl.types import DEFAULT_TASK, RolloutDetail, RolloutGroup, Trajectory
 
 _STEPS_PER_FILE = 100
 
@@ -51,6 +51,7 @@ class RolloutRecorder:
         record = {
             "step": step,
             "uid": group.prompt.uid,
+            **({} if group.prompt.task == DEFAULT_TASK else {"task": group.prompt.task}),
             "sample": number,
             "episode": trajectory.episode,
             "producer": group.producer_id,

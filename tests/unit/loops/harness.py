@@ -15,6 +15,7 @@ import torch
 import consumer.actor
 import producer.actor
 from coati_rl.config.cli import build_config
+from coati_rl.config.reward import reward_spec
 from coati_rl.config.rules import check
 from coati_rl.errors import RunError
 from coati_rl.runtime import actor_group as actors
@@ -22,14 +23,14 @@ from coati_rl.runtime.prepare import Prepared, prepare
 from coati_rl.runtime.process import ActorContext
 from coati_rl.runtime.prompts import RewardFacts
 from coati_rl.runtime.run_dir import RunPaths, make_run_dir
-from coati_rl.types import Lease, RolloutGroup, Score
+from coati_rl.types import Lease, Problem, RolloutGroup, Score
 from coati_rl.work import Wait, Work
 from consumer.backend import Backend
 from consumer.parallel.layout_rules import check_layout
 from consumer.parallel.process_group import MeetingPoint
 from consumer.parallel.single_process import SingleProcess
 from producer.engines import create_engine
-from rewards import default_system_prompt, get_reward
+from rewards import default_system_prompt, make_reward
 from rewards.registry import needs_ground_truth
 from tests.unit.loops.watched_engine import InlineReward, WatchedEngine
 
@@ -92,7 +93,7 @@ class ThreadedRun:
         prepared = prepare(config, rewards=facts, check_layout=check_layout, is_dry_run=False)
         self.trace = Trace(prepared=prepared, paths=make_run_dir(config, prepared.resume))
         self._config = prepared.config
-        self._score = score or get_reward(config.reward_type)
+        self._score = score or {name: _score_of(settings) for name, settings in config.by_task.items()}
         self._hold_trainer = hold_trainer
         self._replace = replace
         self._dies_at_request = dies_at_request
@@ -222,6 +223,12 @@ class ThreadedRun:
         plan = self.trace.prepared.plan
         dtype = "bfloat16" if plan.precision == "bf16" else "float32"
         return ActorContext(name=name, log_dir=self.trace.paths.logs, device="cpu", dtype=dtype, slot=0, num_slots=1)
+
+
+def _score_of(settings):
+    """What scores a response with the reward of a task's settings, in this process."""
+    reward = make_reward(reward_spec(settings))
+    return lambda response, ground_truth: next(iter(reward.score([response], Problem(ground_truth=ground_truth))))
 
 
 class _LocalProducer:

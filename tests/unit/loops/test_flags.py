@@ -19,6 +19,7 @@ from tests.unit.loops import (
     test_flags_of_rewards,
     test_flags_of_the_cluster,
     test_logprob_gap,
+    test_tasks,
 )
 
 
@@ -206,6 +207,7 @@ ELSEWHERE = {  # fields that act on Ray and on processes, or end a run, each in 
         test_flags_of_rewards,
         test_algorithms,
         test_logprob_gap,
+        test_tasks,
     )
     for name, function in vars(module).items()
     if name.startswith("test_") and "__" in name and inspect.isfunction(function)

@@ -69,14 +69,14 @@ class WatchedEngine:
 
 
 class InlineReward:
-    """A reward function behind the interface of the reward workers."""
+    """A reward function, or one for each task, behind the interface of the reward workers."""
 
     def __init__(self, score):
         self._score = score
 
     def submit(self, responses, problem):
-        future = Future()
-        future.set_result([self._score(response, problem.ground_truth) for response in responses])
+        future, score = Future(), self._score[problem.task] if isinstance(self._score, dict) else self._score
+        future.set_result([score(response, problem.ground_truth) for response in responses])
         return future
 
     def close(self):

@@ -11,7 +11,7 @@ import pytest
 from coati_rl.errors import EngineError
 from coati_rl.types import Completion, GenerationResult, Lease, Prompt, SamplingParams, Score
 from coati_rl.work import LeaseReply
-from producer.generation import LeaseGenerator
+from producer.group_runner import GroupRunner
 from producer.rollout_loop import IDLE_WAIT_S, RolloutLoop
 
 WARM = SamplingParams(temperature=0.7, top_p=0.9, max_new_tokens=5, stop=("END",), seed=11)
@@ -114,13 +114,13 @@ def roll_out(monkeypatch):
 
     def run(*leases, max_sequences=4, reward=None, coordinator=None, **faults):
         coordinator, engine = coordinator or Coordinator(*leases), Engine(**faults)
-        honest = LeaseGenerator.take_finished
+        honest = GroupRunner.take_finished
 
         def take_finished(self, timeout_s):
             engine.answer()
             return honest(self, timeout_s)
 
-        monkeypatch.setattr(LeaseGenerator, "take_finished", take_finished)
+        monkeypatch.setattr(GroupRunner, "take_finished", take_finished)
         loop = RolloutLoop(3, coordinator, engine, reward or Reward(), max_sequences=max_sequences, group_size=2)
         try:
             loop.run()

@@ -1,0 +1,148 @@
+"""Keep environments running for leased prompts, up to a number of samples at a time.
+
+In: leases. Out: the trajectories of their groups, in the order in which they are done. One thread uses it, and runs the
+event loop of the environments whenever it waits; `wake` may be called from any. G is the group size.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from coati_rl.errors import RolloutError, RunError
+from coati_rl.observability.timeline import Timeline
+from coati_rl.protocols import GenerationEngine
+from coati_rl.types import Lease, Trajectory
+from producer.environments.environment import Environment
+from producer.generation import LeaseGenerate, call_in
+
+_CLOSE_S = 5.0  # for environments that were cancelled to end
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolledOut:
+    """What came of a lease: the trajectories of its group, or why there are none."""
+
+    lease: Lease
+    trajectories: tuple[Trajectory, ...] = ()
+    error: str | None = None
+
+
+class GroupRunner:
+    """Runs the environment once per lease; a group that is done makes room for the next at once."""
+
+    def __init__(
+        self,
+        engine: GenerationEngine,
+        environment: Environment,
+        *,
+        max_sequences: int,
+        group_size: int,
+        timeline: Timeline,
+    ) -> None:
+        """Begin with nothing in flight.
+
+        Args:
+            engine: that environments ask for samples.
+            environment: of all prompts.
+            max_sequences: samples in flight, so that max_sequences / G training prompts are.
+            group_size: G. A prompt of fewer samples takes the place of one of G: an evaluation leaves the order and the
+                company in which training prompts are sampled as they are without it, and so the weights.
+            timeline: of the producer.
+        """
+        self._engine = engine
+        self._environment = environment
+        self._max_sequences = max_sequences
+        self._group_size = group_size
+        self._timeline = timeline
+        self._loop = asyncio.new_event_loop()
+        self._news = asyncio.Event()  # a group is done, or a wake-up
+        self._running: dict[asyncio.Task[RolledOut], Lease] = {}
+        self._done: deque[asyncio.Task[RolledOut]] = deque()
+
+    @property
+    def is_drained(self) -> bool:
+        """True if no environment is running, so that nothing is generating or will ask for more."""
+        return not self._running
+
+    def room(self) -> int:
+        """Count the prompts, of G samples each, that may be submitted now."""
+        num_sequences = sum(max(lease.group_size, self._group_size) for lease in self._running.values())
+        return max(0, self._max_sequences - num_sequences) // self._group_size
+
+    def submit(self, leases: Sequence[Lease], *, min_policy_version: int) -> None:
+        """Begin the groups of leases; their first requests are with the engine, in order, when this returns."""
+        for lease in leases:
+            task = self._loop.create_task(self._roll_out(lease, min_policy_version))
+            self._running[task] = lease
+            task.add_done_callback(self._note)
+        self._loop.run_until_complete(asyncio.sleep(0))
+
+    def take_finished(self, timeout_s: float) -> list[RolledOut]:
+        """Wait for the first group that is done, or a wake-up, and return all that are.
+
+        Raises: EngineError when the engine has ended, after what was done before.
+        """
+        self._loop.run_until_complete(self._wait(timeout_s))
+        finished: list[RolledOut] = []
+        while self._done:
+            try:
+                result = self._done[0].result()
+            except RunError:
+                if finished:
+                    return finished  # it is raised the next time
+                raise
+            finished.append(result)
+            del self._running[self._done.popleft()]
+        if not finished:
+            self._engine.check_alive()  # with nothing in flight, nobody else would tell
+        return finished
+
+    def wake(self, _: object = None) -> None:
+        """End a wait in `take_finished`; a callback for futures of what else the caller waits for."""
+        call_in(self._loop, self._news.set)
+
+    def close(self) -> None:
+        """End all environments, and what the engine generates for them; nobody waits for it any more."""
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            ended, _ = self._loop.run_until_complete(asyncio.wait(self._running, timeout=_CLOSE_S))
+            for task in ended:
+                _ = task.cancelled() or task.exception()  # else asyncio logs that nobody has looked at it
+        self._loop.close()
+
+    async def _wait(self, timeout_s: float) -> None:
+        if not self._done:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), timeout_s)
+        self._news.clear()
+
+    def _note(self, task: "asyncio.Task[RolledOut]") -> None:
+        self._done.append(task)
+        self._news.set()
+
+    async def _roll_out(self, lease: Lease, min_policy_version: int) -> RolledOut:
+        generate = LeaseGenerate(
+            lease, self._engine, min_policy_version=min_policy_version, timeline=self._timeline
+        )
+        try:
+            trajectories = await self._environment.run(lease.prompt, generate, group_size=lease.group_size)
+            return RolledOut(lease=lease, trajectories=_checked(trajectories, lease.group_size))
+        except RunError:  # the engine has ended, say
+            raise
+        except RolloutError as error:
+            return RolledOut(lease=lease, error=str(error))
+        except Exception as error:  # noqa: BLE001 - a failed rollout is data: recorded and counted
+            return RolledOut(lease=lease, error=f"the environment failed: {type(error).__name__}: {error}")
+        finally:
+            generate.close()
+
+
+def _checked(trajectories: Sequence[Trajectory], group_size: int) -> tuple[Trajectory, ...]:
+    """Raises: RolloutError if they are not of G episodes, by episode."""
+    episodes = [each.episode for each in trajectories]
+    if sorted(set(episodes)) != list(range(group_size)) or episodes != sorted(episodes):
+        raise RolloutError(f"the environment gave trajectories of the episodes {episodes}, {group_size} are wanted")
+    return tuple(trajectories)

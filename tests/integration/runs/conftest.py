@@ -25,24 +25,25 @@ MODEL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "m
 
 @pytest.fixture(scope="session")
 def make_tiny(tmp_path_factory, worker_id):
-    """(tied or not, answers in boxes or as programs) -> the directory of a Qwen3 that has learned to guess among three
-    answers, with tokenizer, chat template and prompt files.
+    """(tied or not, answers in boxes or as programs, or each as its system prompt asks) -> the directory of a Qwen3 that
+    has learned to guess among three answers, with tokenizer, chat template and prompt files.
     """
     # Made once for all of xdist's workers, which share the parent of their base directories.
     base = tmp_path_factory.getbasetemp()
     root = base if worker_id == "master" else base.parent
 
-    def make(*, tied: bool, writes_programs: bool = False) -> Path:
-        directory = root / f"tiny-{'tied' if tied else 'untied'}{'-programs' if writes_programs else ''}"
+    def make(*, tied: bool, writes_programs: bool = False, obeys: bool = False) -> Path:
+        kind = "-obeys" if obeys else "-programs" if writes_programs else ""
+        directory = root / f"tiny-{'tied' if tied else 'untied'}{kind}"
         with FileLock(f"{directory}.lock"):
             if not directory.exists():
-                _make(directory.with_suffix(".unfinished"), tied, writes_programs).rename(directory)
+                _make(directory.with_suffix(".unfinished"), tied, writes_programs, obeys).rename(directory)
         return directory
 
     return make
 
 
-def _make(directory: Path, tied: bool, writes_programs: bool) -> Path:
+def _make(directory: Path, tied: bool, writes_programs: bool, obeys: bool) -> Path:
     import torch
     from arithmetic_task import distinct_problems, split_pairs
     from make_tiny_model import chat, make_tokenizer, tokenizer_texts
@@ -64,12 +65,14 @@ def _make(directory: Path, tied: bool, writes_programs: bool) -> Path:
     )
     model = Qwen3ForCausalLM(config)
     truth: dict[str, Any] = {"gt_answer": "2"}
-    chats, answer = [chat(problem) for problem in problems], "\\boxed{{{}}}"
-    if writes_programs:
+    chats = [chat(problem) for problem in problems]
+    lessons = [(each, "\\boxed{{{}}}") for each in chats]
+    if writes_programs or obeys:
         system = {"role": "system", "content": "You are a helpful assistant."}  # the code reward's
         truth = {"test_cases": {"inputs": ["", ""], "outputs": ["2", "2"]}}
-        chats, answer = [[system, question] for _, question in chats], "```python\nprint({})\n```"
-    _teach_to_guess(model, tokenizer, chats, answer, rng)
+        programs = [([system, question], "```python\nprint({})\n```") for _, question in chats]
+        lessons = [*lessons, *programs] if obeys else programs
+    _teach_to_guess(model, tokenizer, lessons, rng, num_steps=150 if obeys else 60)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     rows = [{"messages": question, **truth} for _, question in chats]
@@ -78,15 +81,17 @@ def _make(directory: Path, tied: bool, writes_programs: bool) -> Path:
     return directory
 
 
-def _teach_to_guess(model, tokenizer, chats, answer, rng) -> None:
+def _teach_to_guess(model, tokenizer, lessons, rng, *, num_steps) -> None:
     """Guesses among 1, 2 and 3, so that rewards differ within a group: without them no weight would move."""
     import torch
 
-    prompts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+    prompts = tokenizer.apply_chat_template([chat for chat, _ in lessons], add_generation_prompt=True, tokenize=False)
+    lessons = [(prompt, answer) for prompt, (_, answer) in zip(prompts, lessons, strict=True)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(60):
+    for _ in range(num_steps):
         texts = [
-            f"{prompt}{answer.format(rng.choice('123'))}{tokenizer.eos_token}" for prompt in rng.sample(prompts, 16)
+            f"{prompt}{answer.format(rng.choice('123'))}{tokenizer.eos_token}"
+            for prompt, answer in rng.sample(lessons, 16)
         ]
         batch = tokenizer(texts, return_tensors="pt", padding=True)
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)

@@ -13,8 +13,8 @@ import numpy as np
 
 from coati_rl.batch import PADDING, MicroBatch, MiniBatch
 from coati_rl.data.balance import share_out
-from coati_rl.data.ragged import RaggedBatch, RaggedSamples, Sample
 from coati_rl.errors import RunError
+from coati_rl.samples import RaggedBatch, RaggedSamples, Sample
 
 # Loss arrays of a micro-batch that counts no token, where no sample says which there are.
 _BLANK_ARRAYS: Mapping[str, type] = {

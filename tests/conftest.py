@@ -10,13 +10,11 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-TIMEOUTS_S = {"tests/unit": 60, "tests/faults": 900, "tests/integration/runs": 900}  # elsewhere pyproject.toml's
+TIMEOUTS_S = {"tests/unit/": 60, "tests/faults/": 900, "tests/integration/runs/": 900}  # elsewhere pyproject.toml's
 SHARING = ("tests/integration/consumer/", "tests/integration/engines/")
 
 
@@ -59,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("full")]
     for item in items:
         for folder, timeout_s in TIMEOUTS_S.items():
-            if item.path.is_relative_to(ROOT / folder) and not item.get_closest_marker("timeout"):
+            if item.nodeid.startswith(folder) and not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(timeout_s))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:

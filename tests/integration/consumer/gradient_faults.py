@@ -37,9 +37,8 @@ def dropped_q_norm_sum() -> None:
 
 def undivided_pipeline() -> None:
     """The scheduler's division by the number of micro-batches stays."""
-    from consumer.parallel.hybrid import (
-        HybridModel,
-    )  # brings ColossalAI: seconds, which collecting tests can do without
+    # It brings ColossalAI: seconds, which collecting tests can do without.
+    from consumer.parallel.hybrid import HybridModel
 
     right = HybridModel._run_pipeline
 

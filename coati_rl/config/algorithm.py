@@ -25,7 +25,7 @@ part = partial(experiment, follows=("algo",))  # what makes the algorithm: --alg
 
 
 class AlgorithmConfig(Section):
-    """Defaults are those of --algo GRPO."""
+    """Advantage, loss, KL, filters; the defaults are those of --algo GRPO."""
 
     algo: str = experiment(
         "GRPO", "Preset of all settings below that it names; or a FILE.yaml of your own.", short="-a"

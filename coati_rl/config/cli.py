@@ -25,21 +25,51 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message} (--help lists the flags)")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """All flags of the config model, plus --config and --dry-run."""
+class _Help(argparse.Action):
+    """--help prints all groups of flags, --help GROUP one of them; both exit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, group: Any, __: str | None = None) -> None:
+        if group is not None and group not in Config.sections():
+            raise ConfigError(f"--help {group}: there is no such group of flags; use {', '.join(Config.sections())}")
+        build_parser(group).print_help()
+        parser.exit()
+
+
+def build_parser(group: str | None = None) -> argparse.ArgumentParser:
+    """All flags of the config model in groups, one for each section; or one group. Plus --config and --dry-run."""
     parser = _Parser(
         prog="rl_example.py",
-        description="Reinforcement learning of a language model: vLLM producers, ColossalAI trainers, rewards.",
+        usage="%(prog)s -m TEXT -d TEXT [--config FILE.yaml] [--dry-run] [flags of the groups below]",
+        description="Reinforcement learning of a language model: vLLM producers, ColossalAI trainers, rewards. "
+        f"--help GROUP shows one group of flags: {', '.join(Config.sections())}.",
         allow_abbrev=False,
+        add_help=False,
     )
-    parser.add_argument("--config", metavar="FILE.yaml", help="Read fields from YAML; flags override them.")
-    parser.add_argument("--dry-run", action="store_true", help="Print the resolved plan and exit.")
-    for name, field in Config.fields().items():
-        _add_flag(parser, name, field)
+    fields, sections, section_of = Config.fields(), Config.sections(), Config.section_of()
+    for title, names in _groups(group).items():
+        summaries = dict.fromkeys(sections[section_of[name]].__doc__ or "" for name in names)
+        listed = parser.add_argument_group(title, " ".join(summaries))
+        for name in names:
+            _add_flag(listed, name, fields[name])
+    general = parser.add_argument_group("general")
+    general.add_argument(
+        "-h", "--help", action=_Help, nargs="?", default=argparse.SUPPRESS, metavar="GROUP", help="List flags and exit."
+    )
+    general.add_argument("--config", metavar="FILE.yaml", help="Read fields from YAML; flags override them.")
+    general.add_argument("--dry-run", action="store_true", help="Print the resolved plan and exit.")
     return parser
 
 
-def _add_flag(parser: argparse.ArgumentParser, name: str, field: FieldInfo) -> None:
+def _groups(group: str | None) -> dict[str, list[str]]:
+    """Title -> fields of the groups of --help; the two flags that every run is given come first."""
+    groups = {name: [*section.model_fields] for name, section in Config.sections().items()}
+    if group is not None:
+        return {group: groups[group]}
+    model_and_data = dict.fromkeys(["model", "dataset", *groups.pop("model"), *groups.pop("data")])
+    return {"model and data": [*model_and_data], **groups}
+
+
+def _add_flag(parser: argparse._ArgumentGroup, name: str, field: FieldInfo) -> None:
     long, short = spelling(name, field), described(field, "short")
     names = [short, long] if short else [long]
     options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}

@@ -6,7 +6,7 @@ from coati_rl.config.fields import Section, experiment
 
 
 class ModelConfig(Section):
-    """The policy's checkpoint and its numbers."""
+    """The policy's weights and their precision."""
 
     model: str = experiment("Qwen/Qwen2.5-7B", "Model directory in HF format, or a hub id.", short="-m")
     precision: Literal["fp32", "bf16"] | None = experiment(

@@ -1,4 +1,4 @@
-"""Sizes: how many processes, how prompts are cut into batches, and the Ray cluster they run on."""
+"""Set sizes: how many processes, how a model is split over them, and how prompts are cut into batches."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ PluginName = Literal["hybrid", "fsdp2"]
 
 
 class ParallelConfig(Section):
-    """P producers, T trainers, and the batch sizes of DESIGN's version algebra."""
+    """P producers, T trainers, how a model is split over them, and the batch sizes."""
 
     num_trainers: int = execution(2, "Trainer processes (T).", short="-t", ge=1)
     num_inferencer: int = execution(2, "Inference engines (P).", short="-i", ge=1)

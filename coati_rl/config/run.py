@@ -1,4 +1,4 @@
-"""Set where a run writes, how often it evaluates and saves, and how long anything may take."""
+"""Set the seed, where a run writes, how often it evaluates and saves, and when it gives up."""
 
 from typing import Self
 
@@ -9,7 +9,7 @@ from coati_rl.types import RolloutDetail
 
 
 class RunConfig(Section):
-    """Outputs, intervals, deadlines."""
+    """Seed, outputs, intervals, limits."""
 
     project: str = execution("GRPO", "Name of the run; the default run directory is runs/<project>.", short="-p")
     run_dir: str | None = execution(

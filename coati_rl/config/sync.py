@@ -9,7 +9,7 @@ TransportChoice = Literal["auto", "nccl", "gloo", "shm", "ipc", "file"]
 
 
 class SyncConfig(Section):
-    """Transport, commit, proof."""
+    """How new weights reach the producers, and how the gap of engine and trainer is measured."""
 
     n_behind: int = experiment(
         0, "Rollout steps that producers may run ahead; bounds staleness in syncs. 0 is lockstep.", short="-nb", ge=0

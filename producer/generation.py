@@ -8,7 +8,6 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from coati_rl.errors import RolloutError
@@ -18,14 +17,28 @@ from coati_rl.types import Completion, GenerationRequest, Lease, SamplingParams
 
 
 class LeaseGenerate:
-    """A `Generate` for the episodes of one lease; `close` ends them."""
+    """A `Generate` for the episodes of one lease; `close` ends them.
+
+    Args:
+        lease: what is sampled, and how.
+        engine: that is asked.
+        call_soon: from any thread, has the event loop call a function.
+        min_policy_version: of the weights that sample the first token of a request.
+        timeline: of the producer.
+    """
 
     def __init__(
-        self, lease: Lease, engine: GenerationEngine, *, min_policy_version: int, timeline: Timeline
+        self,
+        lease: Lease,
+        engine: GenerationEngine,
+        *,
+        call_soon: Callable[[Callable[[], object]], object],
+        min_policy_version: int,
+        timeline: Timeline,
     ) -> None:
-        """`min_policy_version`: of the weights that sample the first token of a request."""
         self._lease = lease
         self._engine = engine
+        self._call_soon = call_soon
         self._min_policy_version = min_policy_version
         self._timeline = timeline
         self._num_requests = 0
@@ -55,8 +68,7 @@ class LeaseGenerate:
         span = self._timeline.start("generate", uid=lease.prompt.uid)
         future = self._engine.submit(request)
         answered = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        future.add_done_callback(lambda _: call_in(loop, answered.set))
+        future.add_done_callback(lambda _: self._call_soon(answered.set))
         try:
             await answered.wait()
         except asyncio.CancelledError:
@@ -88,9 +100,3 @@ class LeaseGenerate:
 
     def _episode_id(self, episode: int) -> str:
         return f"lease-{self._lease.lease_id}-{episode}"
-
-
-def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
-    """Have a loop call a function soon, from any thread; nothing happens if the loop is closed."""
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(function)

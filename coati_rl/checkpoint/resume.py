@@ -5,7 +5,7 @@ Fixed by the checkpoint: the prompts, their order, the model's shape. All else m
 experiment, the prompts' ground truths among it, is told and recorded when it does.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,8 @@ from coati_rl.checkpoint.directory import ROLLOUTS_FILE, find_checkpoint, read_s
 from coati_rl.checkpoint.kept_rollouts import KeptRollouts
 from coati_rl.checkpoint.position import Position, read_data_state
 from coati_rl.config import Config
+from coati_rl.config.fields import role_of
+from coati_rl.config.tasks import TaskConfig
 from coati_rl.data.draw_order import DrawOrder, fingerprint, ground_truth_digest
 from coati_rl.data.prompt_source import drawn_prompt
 from coati_rl.errors import ConfigError
@@ -33,30 +35,6 @@ _SHAPE = (
     "head_dim",
     "tie_word_embeddings",
 )
-# How a run is carried out, watched and stored. tbs, T and ibs, P count through prompts per step and sync period.
-_EXECUTION = frozenset(
-    (
-        *("project", "run_dir", "checkpoint_path", "save_dir", "eval_save_dir", "rollout_save_dir", "rollout_detail"),
-        *("keep_checkpoints", "save_interval", "eval_interval", "eval_dataset", "enable_profiling", "wandb"),
-        *("max_failure_rate", "max_empty_batches", "save_on_interrupt", "interrupt_grace_s"),
-        *("inflight_update", "weight_transport", "probe_interval", "logprob_gap_tokens"),
-        *("max_logprob_gap", "on_logprob_gap"),
-        *("sync_timeout_s", "stall_timeout_s", "heartbeat_timeout_s", "phase_timeout_s"),
-        *("device", "ray_dir", "master_address", "master_port"),
-        *("num_trainers", "num_inferencer", "tensor_parallel_size", "pipeline_parallel_size", "zero_stage"),
-        "plugin",
-        *("producer_tensor_parallel_size", "inference_batch_size", "inference_microbatch_size", "train_batch_size"),
-        *("train_minibatch_size", "train_microbatch_size", "max_tokens_per_microbatch", "one_sample_per_row"),
-        *(
-            "gradient_checkpointing",
-            "gpu_memory_utilization",
-            "reward_workers",
-            "code_verifier_api_url",
-            "run_model_code_without_sandbox",
-        ),
-    )
-)
-_DERIVED = ("prompts_per_step", "sync_period")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,9 +65,9 @@ def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_p
         num_prompts: their number.
     Raises: ConfigError.
     """
-    if config.checkpoint_path is None:
+    if config.run.checkpoint_path is None:
         return None
-    directory = find_checkpoint(Path(config.checkpoint_path))
+    directory = find_checkpoint(Path(config.run.checkpoint_path))
     state = read_state(directory)
     try:
         position, order = read_data_state(state.get("data", {}))
@@ -131,26 +109,26 @@ def _read_kept(directory: Path, position: Position, prompts: Sequence[Prompt]) -
 
 
 def _check_draw_order(config: Config, prompts: Sequence[Prompt] | None, order: DrawOrder, directory: Path) -> None:
-    if config.seed != order.seed:
+    if config.run.seed != order.seed:
         raise ConfigError(
-            f"--seed {config.seed}: the run of --checkpoint-path {directory} draws its prompts in the order of "
+            f"--seed {config.run.seed}: the run of --checkpoint-path {directory} draws its prompts in the order of "
             f"seed {order.seed}; use --seed {order.seed}"
         )
     if prompts is not None and (len(prompts), fingerprint(prompts)) != (order.num_prompts, order.fingerprint):
         numbers = f"{len(prompts)} prompts here, {order.num_prompts} there"
         raise ConfigError(
-            f"--dataset {config.dataset_text}: not the prompts of --checkpoint-path {directory} ({numbers}), so that its "
-            "place in the data means nothing; use that run's --dataset, --system-prompt, --reward-type and "
+            f"--dataset {config.data.dataset_text}: not the prompts of --checkpoint-path {directory} ({numbers}), so that "
+            "its place in the data means nothing; use that run's --dataset, --system-prompt, --reward-type and "
             "--max-prompt-tokens, or start from the weights alone with --model"
         )
 
 
 def _check_shape(config: Config, directory: Path) -> None:
-    here, there = _shape(Path(config.model)), _shape(directory)
+    here, there = _shape(Path(config.model.model)), _shape(directory)
     differences = [f"{name} {there[name]} instead of {here[name]}" for name in _SHAPE if here[name] != there[name]]
     if differences:
         raise ConfigError(
-            f"--checkpoint-path {directory}: its model is another one than --model {config.model}: "
+            f"--checkpoint-path {directory}: its model is another one than --model {config.model.model}: "
             f"{', '.join(differences)}; give the --model that the run was started with"
         )
 
@@ -166,50 +144,49 @@ def _shape(directory: Path) -> dict[str, Any]:
 
 
 def _num_steps(config: Config, position: Position, num_prompts: int, directory: Path) -> int:
-    if config.max_steps is not None and position.step >= config.max_steps:
+    data = config.data
+    if data.max_steps is not None and position.step >= data.max_steps:
         raise ConfigError(
-            f"--max-steps {config.max_steps}: nothing is left to do, --checkpoint-path {directory} is at step "
+            f"--max-steps {data.max_steps}: nothing is left to do, --checkpoint-path {directory} is at step "
             f"{position.step} already; --max-steps counts all steps of the run, so raise it"
         )
-    left = len(position.waiting) + len(position.kept) + max(0, num_prompts * config.num_episodes - position.num_drawn)
+    left = len(position.waiting) + len(position.kept) + max(0, num_prompts * data.num_episodes - position.num_drawn)
     if left < config.prompts_per_step:
         raise ConfigError(
-            f"--num-episodes {config.num_episodes}: nothing is left to do, --checkpoint-path {directory} leaves {left} "
+            f"--num-episodes {data.num_episodes}: nothing is left to do, --checkpoint-path {directory} leaves {left} "
             f"prompts, and an optimizer step takes {config.prompts_per_step}; raise --num-episodes"
         )
     steps = position.step + left // config.prompts_per_step
-    return steps if config.max_steps is None else min(steps, config.max_steps)
+    return steps if data.max_steps is None else min(steps, data.max_steps)
 
 
 def _changes(config: Config, directory: Path) -> list[str]:
     path = directory.parent.parent / "config.yaml"
     try:
-        before = Config(**yaml.safe_load(path.read_text(encoding="utf-8")))
+        before = Config.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, yaml.YAMLError, TypeError) as error:
         cause = " ".join(str(error).split())
         return [f"settings are not compared with the checkpoint's run: {path} cannot be read: {cause}"]
-    names = [*(name for name in Config.model_fields if name not in (*_EXECUTION, "tasks")), *_DERIVED]
-    pairs = [(name, getattr(before, name), getattr(config, name)) for name in names]
-    changes = [f"{name} was {old!r} and is {new!r} now" for name, old, new in pairs if old != new]
-    return [*changes, *_task_changes(before, config)]
+    old, new = before.flat(), config.flat()
+    names = [name for name, field in Config.fields().items() if role_of(field) == "experiment" and name != "tasks"]
+    pairs = [(name, old[name], new[name]) for name in names]
+    # T, P, tbs and ibs may differ where these do not.
+    pairs += [(name, getattr(before, name), getattr(config, name)) for name in ("prompts_per_step", "sync_period")]
+    changes = [f"{name} was {was!r} and is {now!r} now" for name, was, now in pairs if was != now]
+    return [*changes, *_task_changes(before.data.tasks or {}, config.data.tasks or {})]
 
 
-def _task_changes(before: Config, config: Config) -> Iterator[str]:
+def _task_changes(before: Mapping[str, TaskConfig], now: Mapping[str, TaskConfig]) -> Iterator[str]:
     """Compare what tasks set for themselves; what they have from the run's flags is compared there."""
-    old_tasks, new_tasks = before.tasks or {}, config.tasks or {}
-    for task in dict.fromkeys((*old_tasks, *new_tasks)):
-        if task not in old_tasks or task not in new_tasks:
-            yield f"task {task} was {_defined(task in old_tasks)} and is {_defined(task in new_tasks)} now"
+    for task in dict.fromkeys((*before, *now)):
+        if task not in before or task not in now:
+            yield f"task {task} is {'defined' if task in now else 'no longer defined'} now"
             continue
-        old, new = old_tasks[task].given, new_tasks[task].given
+        old, new = before[task].given, now[task].given
         for name in dict.fromkeys((*old, *new)):
-            pair = [each.get(name, "the run's") for each in (old, new)]
+            pair = [repr(each[name]) if name in each else "the run's" for each in (old, new)]
             if pair[0] != pair[1]:
-                yield f"task {task}: {name} was {pair[0]!r} and is {pair[1]!r} now"
-
-
-def _defined(is_defined: bool) -> str:
-    return "defined" if is_defined else "not defined"
+                yield f"task {task}: {name} was {pair[0]} and is {pair[1]} now"
 
 
 def _changed_truths(config: Config, prompts: Sequence[Prompt] | None, order: DrawOrder) -> Iterator[str]:
@@ -219,4 +196,4 @@ def _changed_truths(config: Config, prompts: Sequence[Prompt] | None, order: Dra
     if not order.ground_truths:
         yield "ground truths are not compared with the checkpoint's run: its version did not write their digest"
     elif order.ground_truths != ground_truth_digest(prompts):
-        yield f"ground truths of --dataset {config.dataset_text} differ from those of the checkpoint's run"
+        yield f"ground truths of --dataset {config.data.dataset_text} differ from those of the checkpoint's run"

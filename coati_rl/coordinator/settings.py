@@ -72,54 +72,55 @@ def coordinator_settings(
         precision: the plan's.
         tasks: of the training prompts.
     """
+    algorithm, parallel, sync, run = config.algorithm, config.parallel, config.sync, config.run
     return CoordinatorSettings(
         batch=BatchSettings(
             dp=config.dp,
-            train_batch_size=config.train_batch_size,
-            train_minibatch_size=config.train_minibatch_size,
-            train_microbatch_size=config.train_microbatch_size,
-            loss_variation=config.loss_variation,
-            advantage_estimator=config.advantage_estimator,
+            train_batch_size=parallel.train_batch_size,
+            train_minibatch_size=parallel.train_minibatch_size,
+            train_microbatch_size=parallel.train_microbatch_size,
+            loss_variation=algorithm.loss_variation,
+            advantage_estimator=algorithm.advantage_estimator,
             rules=GroupRules(
                 max_new_tokens=config.max_response_tokens,
-                filter_range=config.filter_range,
-                filter_truncated_response=config.filter_truncated_response,
+                filter_range=algorithm.filter_range,
+                filter_truncated_response=algorithm.filter_truncated_response,
                 over_length_cache=config.over_length_cache,
-                reward_scale=config.reward_scale,
+                reward_scale=algorithm.reward_scale,
                 length_limits={
                     name: LengthLimit(max_new_tokens=each.max_response_tokens, over_length_cache=each.over_length_cache)
                     for name, each in config.by_task.items()
                     if each.max_response_tokens != config.max_response_tokens
                 },
             ),
-            max_tokens_per_microbatch=config.max_tokens_per_microbatch,
-            one_sample_per_row=config.one_sample_per_row,
+            max_tokens_per_microbatch=parallel.max_tokens_per_microbatch,
+            one_sample_per_row=parallel.one_sample_per_row,
         ),
         sampling_plans={
-            "train": _sampling_plan(config, _sampling, group_size=config.num_generations),
+            "train": _sampling_plan(config, _sampling, group_size=config.sampling.num_generations),
             "eval": _sampling_plan(config, _greedy, group_size=1),
         },
-        n_behind=config.n_behind,
+        n_behind=sync.n_behind,
         sync_period=config.sync_period,
-        num_trainers=config.num_trainers,
-        ranks_per_dp_group=config.num_trainers // config.dp,
-        max_steps=config.max_steps,
-        eval_interval=config.eval_interval if config.eval_dataset and config.eval_interval > 0 else None,
-        save_interval=config.save_interval if config.save_interval > 0 else None,
-        max_failed_samples=int(config.max_failure_rate * config.prompts_per_step * config.num_generations),
-        dynamic_batching=config.dynamic_batching,
-        max_empty_groups=config.max_empty_batches * config.prompts_per_step,
-        seed=config.seed,
+        num_trainers=parallel.num_trainers,
+        ranks_per_dp_group=parallel.num_trainers // config.dp,
+        max_steps=config.data.max_steps,
+        eval_interval=run.eval_interval if config.data.eval_dataset and run.eval_interval > 0 else None,
+        save_interval=run.save_interval if run.save_interval > 0 else None,
+        max_failed_samples=int(run.max_failure_rate * config.prompts_per_step * config.sampling.num_generations),
+        dynamic_batching=algorithm.dynamic_batching,
+        max_empty_groups=algorithm.max_empty_batches * config.prompts_per_step,
+        seed=run.seed,
         gap=MismatchSettings(
             precision=precision,
-            limit=config.max_logprob_gap,
+            limit=sync.max_logprob_gap,
             # What is corrected for is no reason to stop, and what is renormalised is apart in any case.
             judges_sampled=not config.recomputes_old_logprobs,
-            temperature=min(config.of_task(task).temperature for task in tasks),
-            on_gap=config.on_logprob_gap,
+            temperature=min(config.of_task(task).sampling.temperature for task in tasks),
+            on_gap=sync.on_logprob_gap,
         ),
-        probe_interval=config.probe_interval,
-        inflight_update=config.inflight_update,
+        probe_interval=sync.probe_interval,
+        inflight_update=sync.inflight_update,
         max_probe_tokens=min(_PROBE_TOKENS, config.max_model_len - 1),
         tasks=tuple(tasks) if len(tasks) > 1 else (),
     )
@@ -133,9 +134,10 @@ def _sampling_plan(config: Config, sampling: Callable[[Config], SamplingParams],
 
 
 def _sampling(config: Config) -> SamplingParams:
-    return replace(_greedy(config), temperature=config.temperature, top_p=config.top_p, top_k=config.top_k)
+    sampling = config.sampling
+    return replace(_greedy(config), temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
 
 
 def _greedy(config: Config) -> SamplingParams:
-    max_new_tokens = min(config.max_new_tokens, config.max_response_tokens)
-    return SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens, stop=tuple(config.stop))
+    max_new_tokens = min(config.sampling.max_new_tokens, config.max_response_tokens)
+    return SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens, stop=tuple(config.sampling.stop))

@@ -48,7 +48,7 @@ def load_run_rows(config: Config, rewards: RewardFacts) -> RunRows:
     Raises: ConfigError for a file or a row that is wrong, a row's unknown task, or a task without rows.
     """
     tasks = {name: _task(name, settings, rewards) for name, settings in config.by_task.items()}
-    is_defined = config.tasks is not None
+    is_defined = config.data.tasks is not None
 
     def of_file(name: str, *, needs_name: bool) -> RowTasks:
         if name in tasks:
@@ -57,20 +57,20 @@ def load_run_rows(config: Config, rewards: RewardFacts) -> RunRows:
             return RowTasks(tasks=tasks, of_file=None, reads_column=True, needs_name=needs_name)
         return RowTasks(tasks=tasks)
 
-    if isinstance(config.dataset, str):
+    if isinstance(config.data.dataset, str):
         by_column = of_file("", needs_name=False)
-        train = {_TRAIN: load_rows(config.dataset, flag="--dataset", tasks=by_column)}
+        train = {_TRAIN: load_rows(config.data.dataset, flag="--dataset", tasks=by_column)}
     else:
         train = {
             name: load_rows(path, flag="--dataset", tasks=of_file(name, needs_name=True))
-            for name, path in config.dataset.items()
+            for name, path in config.data.dataset.items()
         }
     evaluation = {
         name: load_rows(path, flag="--eval-dataset", tasks=of_file(name, needs_name=True))
-        for name, path in (config.eval_dataset or {}).items()
+        for name, path in (config.data.eval_dataset or {}).items()
     }
     rows = RunRows(train=train, evaluation=evaluation)
-    without_rows = [name for name in config.tasks or {} if name not in rows.tasks]
+    without_rows = [name for name in config.data.tasks or {} if name not in rows.tasks]
     if without_rows:
         name = without_rows[0]
         raise ConfigError(
@@ -85,7 +85,7 @@ def make_run_prompts(rows: RunRows, config: Config, tokenizer: Any) -> tuple[Pro
 
     Raises: ConfigError if the chat template refuses a row.
     """
-    limit = config.max_prompt_tokens
+    limit = config.data.max_prompt_tokens
     sets = [make_prompts(each, tokenizer, name=name, max_prompt_tokens=limit) for name, each in rows.train.items()]
     train = PromptSet(
         prompts=tuple(prompt for each in sets for prompt in each.prompts),
@@ -99,10 +99,10 @@ def make_run_prompts(rows: RunRows, config: Config, tokenizer: Any) -> tuple[Pro
 
 
 def _task(name: str, settings: Config, rewards: RewardFacts) -> Task:
-    reward_type, own = settings.reward_type, settings.system_prompt
+    reward_type, own = settings.reward.reward_type, settings.data.system_prompt
     return Task(
         name=name,
         truth=required_truth(reward_type, needs_truth=rewards.needs_ground_truth(reward_type)),
-        answer_key=settings.answer_key,
+        answer_key=settings.data.answer_key,
         system_prompt=rewards.default_system_prompt(reward_type) if own is None else own,
     )

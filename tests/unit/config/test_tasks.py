@@ -31,9 +31,9 @@ def refusal(*argv, **tasks):
 def test_a_task_has_the_runs_settings_where_it_sets_none():
     config = config_of("-temp", "0.5", "-topk", "20", "--stop", "END", math=MATH, code=CODE)
     math, code, own = (config.of_task(name) for name in ("math", "code", "default"))
-    assert (math.reward_type, math.system_prompt, math.temperature, math.top_k) == ("boxed", "Box it.", 0.8, 20)
-    assert (code.reward_type, code.system_prompt, code.temperature, code.top_k) == ("code", None, 0.5, None)
-    assert (own.reward_type, own.temperature, own.stop) == ("think_answer_tags", 0.5, ["END"])
+    assert (math.reward.reward_type, math.data.system_prompt, math.sampling.temperature, math.sampling.top_k) == ("boxed", "Box it.", 0.8, 20)
+    assert (code.reward.reward_type, code.data.system_prompt, code.sampling.temperature, code.sampling.top_k) == ("code", None, 0.5, None)
+    assert (own.reward.reward_type, own.sampling.temperature, own.sampling.stop) == ("think_answer_tags", 0.5, ["END"])
     assert [*config.by_task] == ["default", "math", "code"]
 
 
@@ -41,8 +41,8 @@ def test_tasks_are_written_as_they_were_given_and_read_again(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump({"tasks": {"math": MATH, "code": CODE}, "dataset": {"math": "m", "code": "c"}}))
     config = config_of("--config", str(path))
-    assert config.dataset == {"math": "m", "code": "c"}
-    written = config.model_dump(mode="json")
+    assert config.data.dataset == {"math": "m", "code": "c"}
+    written = config.flat("json")
     assert written["tasks"] == {"math": MATH, "code": CODE}, "what is not set stays the run's"
     assert build_config(written) == config
 
@@ -60,18 +60,18 @@ def test_tasks_are_written_as_they_were_given_and_read_again(tmp_path):
     ],
 )
 def test_a_path_may_have_the_name_of_its_task(argv, dataset):
-    assert parse(argv)[0].dataset == dataset
+    assert parse(argv)[0].data.dataset == dataset
 
 
 def test_a_file_that_is_there_is_a_path_whatever_it_is_called(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lr=3.jsonl").touch()
-    assert parse(["-d", "lr=3.jsonl"])[0].dataset == "lr=3.jsonl"
+    assert parse(["-d", "lr=3.jsonl"])[0].data.dataset == "lr=3.jsonl"
 
 
 def test_evaluation_sets_are_given_likewise():
     config, _ = parse(["-ed", "math=a.jsonl", "-ed", "code=b.jsonl"])
-    assert config.eval_dataset == {"math": "a.jsonl", "code": "b.jsonl"}
+    assert config.data.eval_dataset == {"math": "a.jsonl", "code": "b.jsonl"}
 
 
 @pytest.mark.parametrize(

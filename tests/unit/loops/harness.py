@@ -116,7 +116,7 @@ class ThreadedRun:
                 self.trace.prepared, self.trace.paths, self._context("coordinator")
             )
             try:
-                for _ in range(self._config.num_inferencer):
+                for _ in range(self._config.parallel.num_inferencer):
                     self._add_producer()
                 trainer = self._start(self._train)
                 self._watch(trainer)
@@ -227,7 +227,7 @@ class ThreadedRun:
 
 def _score_of(settings):
     """What scores a response with the reward of a task's settings, in this process."""
-    reward = make_reward(reward_spec(settings))
+    reward = make_reward(reward_spec(settings.reward))
     return lambda response, ground_truth: next(iter(reward.score([response], Problem(ground_truth=ground_truth))))
 
 

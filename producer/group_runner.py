@@ -5,10 +5,8 @@ event loop of the environments whenever it waits; `wake` may be called from any.
 """
 
 import asyncio
-import queue
-import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,6 +15,7 @@ from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import GenerationEngine
 from coati_rl.types import Lease, Trajectory
 from producer.environments.environment import Environment
+from producer.event_loop import QueueEventLoop
 from producer.generation import LeaseGenerate
 
 _CLOSE_S = 5.0  # for environments that were cancelled to end
@@ -58,13 +57,10 @@ class GroupRunner:
         self._max_sequences = max_sequences
         self._group_size = group_size
         self._timeline = timeline
-        self._loop = asyncio.new_event_loop()
+        self._loop = QueueEventLoop()
         self._news = asyncio.Event()  # a group is done, or a wake-up
         self._running: dict[asyncio.Task[RolledOut], Lease] = {}
         self._done: deque[asyncio.Task[RolledOut]] = deque()
-        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()  # None: the end
-        self._bridge = threading.Thread(target=self._pass_calls_on, name="environment-calls", daemon=True)
-        self._bridge.start()
 
     @property
     def is_drained(self) -> bool:
@@ -106,7 +102,7 @@ class GroupRunner:
 
     def wake(self, _: object = None) -> None:
         """End a wait in `take_finished`; a callback for futures of what else the caller waits for."""
-        self._calls.put(self._news.set)
+        self._loop.call_from_anywhere(self._news.set)
 
     def close(self) -> None:
         """End all environments, and what the engine generates for them; nobody waits for it any more."""
@@ -116,25 +112,7 @@ class GroupRunner:
             ended, _ = self._loop.run_until_complete(asyncio.wait(self._running, timeout=_CLOSE_S))
             for task in ended:
                 _ = task.cancelled() or task.exception()  # else asyncio logs that nobody has looked at it
-        self._calls.put(None)
-        self._bridge.join()
         self._loop.close()
-
-    def _pass_calls_on(self) -> None:
-        """Body of a thread: hand what other threads call over to the event loop, together what comes together.
-
-        The prompts that an engine's step has finished are taken at once, so that those that follow them go to the
-        engine at once: which prompts are sampled together decides the last bits of their log-probabilities. The event
-        loop's own wake-up would let this thread's owner go on after the first, as it gives the interpreter's lock away.
-        """
-        is_over = False
-        while not is_over:
-            calls = [self._calls.get()]
-            with suppress(queue.Empty):
-                while True:
-                    calls.append(self._calls.get_nowait())
-            is_over = None in calls
-            self._loop.call_soon_threadsafe(_call_all, [call for call in calls if call is not None])
 
     async def _wait(self, timeout_s: float) -> None:
         if not self._done:
@@ -150,7 +128,7 @@ class GroupRunner:
         generate = LeaseGenerate(
             lease,
             self._engine,
-            call_soon=self._calls.put,
+            call_soon=self._loop.call_from_anywhere,
             min_policy_version=min_policy_version,
             timeline=self._timeline,
         )
@@ -165,11 +143,6 @@ class GroupRunner:
             return RolledOut(lease=lease, error=f"the environment failed: {type(error).__name__}: {error}")
         finally:
             generate.close()
-
-
-def _call_all(functions: Sequence[Callable[[], object]]) -> None:
-    for function in functions:
-        function()
 
 
 def _checked(trajectories: Sequence[Trajectory], group_size: int) -> tuple[Trajectory, ...]:

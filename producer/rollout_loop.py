@@ -1,8 +1,8 @@
 """Roll out leased prompts. Consumes: leases. Waits for: environments and their engine, the reward workers, prompts. Is
 unblocked by: groups that are done, finished scores, a new lease. Produces: scored rollout groups.
 
-A prompt in flight is in its environment, then being scored; at most `max_sequences` samples generate at a time, and a finished
-prompt makes room for the next at once: there is no barrier between prompts.
+A prompt in flight is in its environment, then being scored; at most `max_sequences` samples generate at a time, and a
+finished prompt makes room for the next at once: there is no barrier between prompts.
 """
 
 import logging

@@ -14,3 +14,5 @@ OURS = [
     "trainer_idle_fraction", "producer_idle_fraction", "logprob_gap_tokens",
 ]  # fmt: skip
 ROLLOUT_RUN = frozenset({*CONTRACT, *OURS})
+# Of each task in a run of several, `<key>/<task>`.
+OF_A_TASK = frozenset({"reward_mean", "answer_accuracy", "response_tokens_mean", "truncated_fraction"})

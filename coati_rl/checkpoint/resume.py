@@ -117,8 +117,8 @@ def _check_draw_order(config: Config, prompts: Sequence[Prompt] | None, order: D
     if prompts is not None and (len(prompts), fingerprint(prompts)) != (order.num_prompts, order.fingerprint):
         numbers = f"{len(prompts)} prompts here, {order.num_prompts} there"
         raise ConfigError(
-            f"--dataset {config.data.dataset_text}: not the prompts of --checkpoint-path {directory} ({numbers}), so that "
-            "its place in the data means nothing; use that run's --dataset, --system-prompt, --reward-type and "
+            f"--dataset {config.data.dataset_text}: not the prompts of --checkpoint-path {directory} ({numbers}), so "
+            "that its place in the data means nothing; use that run's --dataset, --system-prompt, --reward-type and "
             "--max-prompt-tokens, or start from the weights alone with --model"
         )
 

@@ -21,7 +21,6 @@ from coati_rl.config.tasks import TaskConfig
 from coati_rl.config.yaml_file import did_you_mean, read_yaml
 from coati_rl.errors import ConfigError
 
-
 _PATHS = ("dataset", "eval_dataset")  # repeated for several
 
 

@@ -1,4 +1,4 @@
-"""Read the paths of -d and -ed, which may have names: PATH, NAME=PATH for each of several, or a JSON object of these."""
+"""Read the paths of -d and -ed, which may have names: PATH, NAME=PATH for each of several, or a JSON object."""
 
 import json
 import re
@@ -40,5 +40,7 @@ def read_paths(flag: str, texts: Sequence[str], *, needs_names: bool) -> Any:
     if not named and not needs_names:
         return last
     if len(named) < len(texts):
-        raise ConfigError(f"{flag} {' '.join(texts)}: give every path a name, NAME=PATH{'' if needs_names else ', or one path alone'}")
+        raise ConfigError(
+            f"{flag} {' '.join(texts)}: give every path a name, NAME=PATH{'' if needs_names else ', or one path alone'}"
+        )
     return named

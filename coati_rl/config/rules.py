@@ -42,10 +42,11 @@ def _of_tasks(config: Config, *, known: Collection[str]) -> Iterator[str]:
         for problem in (*reward_problems(of_task), *algorithm_problems(of_task)):
             if problem not in known:
                 yield f"--tasks {name}: {problem}"
-        if of_task.sampling.max_new_tokens > config.sampling.max_new_tokens:
+        limit = config.sampling.max_new_tokens
+        if of_task.sampling.max_new_tokens > limit:
             yield (
-                f"--tasks {name}: max_new_tokens {task.max_new_tokens} exceeds -mnt {config.sampling.max_new_tokens}, by "
-                f"which engines and trainers are sized; use -mnt {task.max_new_tokens}"
+                f"--tasks {name}: max_new_tokens {task.max_new_tokens} exceeds -mnt {limit}, by which engines and "
+                f"trainers are sized; use -mnt {task.max_new_tokens}"
             )
 
 

@@ -48,7 +48,9 @@ def rollout_statistics(
     }
 
 
-def _of_tasks(came_in: Sequence[RolloutGroup], rules: GroupRules, tasks: Sequence[str]) -> dict[str, float | int | None]:
+def _of_tasks(
+    came_in: Sequence[RolloutGroup], rules: GroupRules, tasks: Sequence[str]
+) -> dict[str, float | int | None]:
     """What is said of each task, by its name."""
     found: dict[str, float | int | None] = {}
     for task in tasks:

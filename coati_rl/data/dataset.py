@@ -149,7 +149,7 @@ def make_prompts(
         rows: validated rows of `load_rows`.
         tokenizer: a transformers tokenizer with a chat template.
         max_prompt_tokens: longer prompts are left out and counted.
-        name: of the rows: "train", the task whose file they are, or an evaluation set's name (which may be "train" too).
+        name: of the rows: "train", the task whose file they are, or an evaluation set's name (it may be "train" too).
         purpose: what the prompts are for.
     Raises: ConfigError if the chat template refuses a row.
     """

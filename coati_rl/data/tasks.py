@@ -60,7 +60,8 @@ class RowTasks:
             return self.tasks[DEFAULT_TASK]
         if not isinstance(named, str) or named not in self.tasks:
             raise ConfigError(
-                f"{where}: its task {named!r} is not defined; use one of {', '.join(self.tasks)}, or define it (--tasks)"
+                f"{where}: its task {named!r} is not defined; use one of {', '.join(self.tasks)}, or define it "
+                "(--tasks)"
             )
         return self.tasks[named]
 

@@ -107,8 +107,8 @@ def _evaluation_warnings(config: Config) -> Iterator[str]:
 def _check_step(config: Config, plan: Plan, num_prompts: int) -> None:
     if plan.num_steps == 0:
         raise ConfigError(
-            f"--dataset {config.data.dataset_text}: {num_prompts} usable prompts x {config.data.num_episodes} episode(s) "
-            f"do not fill one optimizer step of tbs * dp = {config.prompts_per_step} prompts; "
+            f"--dataset {config.data.dataset_text}: {num_prompts} usable prompts x {config.data.num_episodes} "
+            f"episode(s) do not fill one optimizer step of tbs * dp = {config.prompts_per_step} prompts; "
             f"nearest: {_smaller_step(config, num_prompts)}"
         )
 

@@ -65,6 +65,34 @@ def test_rewards_and_weights_of_the_command_line_score_a_group(factory, own) -> 
     assert (second.reward, second.verdict, second.breakdown) == (-10 / 8, "wrong", {"boxed": 0.0, "mine.score": -10.0})
 
 
+def test_each_task_of_a_run_is_scored_by_its_own_reward_at_the_same_time(factory, own) -> None:
+    name = own("def score(response): return len(response) / 4\n")
+    tasks = {
+        "math": {"reward_type": "boxed"},
+        "code": {"reward_type": "code"},
+        "short": {"reward_type": name, "correct_from": 0.5},
+    }
+    scorer = factory(f"--tasks {json.dumps(tasks, separators=(',', ':'))}")()
+    try:
+        asked = {
+            "math": ([r"\boxed{5}", "5"], "5"),
+            "code": ([PROGRAM, "```python\nprint(2)\n```"], DOUBLES),
+            "short": (["aa", "a"], ""),
+            "default": (["<think></think><answer>5</answer>", "5"], "5"),
+        }
+        futures = {
+            task: scorer.submit(responses, Problem(ground_truth=truth, task=task))
+            for task, (responses, truth) in asked.items()
+        }
+        scores = {task: future.result(timeout=120) for task, future in futures.items()}
+    finally:
+        scorer.close()
+    assert {task: [score.answer_correct for score in found] for task, found in scores.items()} == dict.fromkeys(
+        asked, [True, False]
+    )
+    assert [score.reward for score in scores["short"]] == [0.5, 0.25]
+
+
 def test_what_a_function_raises_or_prints_reaches_nobody_but_its_sample(factory, own, capfd) -> None:
     name = own("def score(response, ground_truth):\n    print('hello')\n    return {'a': 1}[response]\n")
     scores = scores_of(factory(f"-rt {name}"), ["a", "b", "a"])

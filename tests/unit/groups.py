@@ -31,9 +31,7 @@ class DirectCoordinator(Coordinator):
 def make_prompts():
     def make(count, name="train"):
         of_set = {} if name == "train" else {"purpose": "eval", "eval_set": name}
-        return [
-            Prompt(uid=f"{name}-{i}", token_ids=(1, 2, 3), ground_truth=str(i), **of_set) for i in range(count)
-        ]
+        return [Prompt(uid=f"{name}-{i}", token_ids=(1, 2, 3), ground_truth=str(i), **of_set) for i in range(count)]
 
     return make
 

@@ -25,8 +25,8 @@ MODEL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "m
 
 @pytest.fixture(scope="session")
 def make_tiny(tmp_path_factory, worker_id):
-    """(tied or not, answers in boxes or as programs, or each as its system prompt asks) -> the directory of a Qwen3 that
-    has learned to guess among three answers, with tokenizer, chat template and prompt files.
+    """(tied or not, answers in boxes or as programs, or as its system prompt asks) -> the directory of a Qwen3 that has
+    learned to guess among three answers, with tokenizer, chat template and prompt files.
     """
     # Made once for all of xdist's workers, which share the parent of their base directories.
     base = tmp_path_factory.getbasetemp()

@@ -5,8 +5,8 @@ import json
 import pytest
 import yaml
 
-from coati_rl.coordinator.rollout_statistics import OF_A_TASK
 from tests.integration.runs.records import assert_complete, assert_engine_and_trainer_agree, lines, read_rollouts
+from tests.metric_names import OF_A_TASK
 
 TASKS = {
     "math": {"reward_type": "boxed", "temperature": 1.2},
@@ -15,7 +15,9 @@ TASKS = {
 }
 OWN = "def score(response):\n    return 2.0 * ('3' in response)\n"
 TRUTHS = {"math": {"gt_answer": "2"}, "code": {"test_cases": {"inputs": [""], "outputs": ["2"]}}, "three": {}}
-FLAGS = "-i 1 -t 1 -g 4 -kl 0 -lr 1e-3 -ibs 6 -imbs 6 -tbs 6 -tMbs 6 -tmbs 24 -mnt 32 -mpt 256 -ei 4 -si 2 --max-steps 4"
+FLAGS = (
+    "-i 1 -t 1 -g 4 -kl 0 -lr 1e-3 -ibs 6 -imbs 6 -tbs 6 -tMbs 6 -tmbs 24 -mnt 32 -mpt 256 -ei 4 -si 2 --max-steps 4"
+)
 
 
 @pytest.mark.full

@@ -244,3 +244,24 @@ def test_rollouts_that_are_not_those_of_the_state_are_refused(ahead, refusal):
 
 def test_a_dry_run_counts_finished_rollouts_without_reading_them(ahead, resume):
     assert resume(known=False, model="nobody/nothing").num_steps == 5
+
+
+def test_what_changed_in_a_task_is_told_and_old_configurations_have_none(resume, checkpoint, model_dir):
+    def write(flags):
+        config = parse([*f"-m {model_dir} {SIZES} {flags}".split()])[0].flat("json")
+        config.pop("tasks") if not flags else None
+        (checkpoint.parents[1] / "config.yaml").write_text(yaml.safe_dump(config))
+
+    before = '{"math":{"reward_type":"boxed","temperature":0.5},"old":{}}'
+    now = '{"math":{"reward_type":"code","top_k":5},"new":{}}'
+    write(f"--tasks {before}")
+    assert resume(f"--tasks {now}").changes == (
+        "task math: reward_type was 'boxed' and is 'code' now",
+        "task math: temperature was 0.5 and is the run's now",
+        "task math: top_k was the run's and is 5 now",
+        "task old is no longer defined now",
+        "task new is defined now",
+    )
+    assert resume(f"--tasks {before}").changes == ()
+    write("")
+    assert resume().changes == ()

@@ -30,10 +30,15 @@ def refusal(*argv, **tasks):
 
 def test_a_task_has_the_runs_settings_where_it_sets_none():
     config = config_of("-temp", "0.5", "-topk", "20", "--stop", "END", math=MATH, code=CODE)
-    math, code, own = (config.of_task(name) for name in ("math", "code", "default"))
-    assert (math.reward.reward_type, math.data.system_prompt, math.sampling.temperature, math.sampling.top_k) == ("boxed", "Box it.", 0.8, 20)
-    assert (code.reward.reward_type, code.data.system_prompt, code.sampling.temperature, code.sampling.top_k) == ("code", None, 0.5, None)
-    assert (own.reward.reward_type, own.sampling.temperature, own.sampling.stop) == ("think_answer_tags", 0.5, ["END"])
+
+    def of(name):
+        task = config.of_task(name)
+        return task.reward.reward_type, task.data.system_prompt, task.sampling.temperature, task.sampling.top_k
+
+    assert of("math") == ("boxed", "Box it.", 0.8, 20)
+    assert of("code") == ("code", None, 0.5, None)
+    assert of("default") == ("think_answer_tags", None, 0.5, 20)
+    assert config.of_task("math").sampling.stop == ["END"]
     assert [*config.by_task] == ["default", "math", "code"]
 
 
@@ -94,11 +99,17 @@ def test_what_names_no_file_or_task_is_refused(argv, message):
     ("task", "message"),
     [
         ({"temprature": 1}, "--tasks 'math': 'temprature': no setting of a task; did you mean temperature?"),
-        ({"num_generations": 4}, "--tasks 'math': 'num_generations': no setting of a task; use reward_type, math_answer"),
+        (
+            {"num_generations": 4},
+            "--tasks 'math': 'num_generations': no setting of a task; use reward_type, math_answer",
+        ),
         ({"temperature": 0}, "--tasks 'math': 'temperature': 0: Input should be greater than 0"),
         ({"temperature": None}, "--tasks 'math': 'temperature': None: Input should be a valid number"),
         ({"reward_type": "bxed"}, "--tasks math: --reward-type 'bxed': unknown reward 'bxed'"),
-        ({"max_new_tokens": 4000}, "--tasks math: max_new_tokens 4000 exceeds -mnt 3584, by which engines and trainers"),
+        (
+            {"max_new_tokens": 4000},
+            "--tasks math: max_new_tokens 4000 exceeds -mnt 3584, by which engines and trainers",
+        ),
     ],
 )
 def test_a_setting_that_a_task_cannot_have_is_refused_by_its_name(task, message):

@@ -9,7 +9,7 @@ import json
 import pytest
 import torch
 
-from coati_rl.coordinator.rollout_statistics import OF_A_TASK
+from tests.metric_names import OF_A_TASK
 
 TASKS = {
     "math": {"reward_type": "boxed", "system_prompt": "Box it.", "temperature": 0.8, "stop": ["%"]},

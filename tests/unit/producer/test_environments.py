@@ -1,6 +1,7 @@
 """Environments of more than one turn between a real fake engine and the runner: requests, episodes, failures, ends."""
 
 import asyncio
+import socket
 import time
 
 import numpy as np
@@ -39,7 +40,9 @@ class TwoTurns:
         turns = [(start, end - 1, first), (end, end + len(second.token_ids), second)]
         return Trajectory(
             token_ids=np.array([*context, *second.token_ids], dtype=np.int32),
-            loss_mask=np.array([False] * start + [True] * len(first.token_ids) + [False] + [True] * len(second.token_ids)),
+            loss_mask=np.array(
+                [False] * start + [True] * len(first.token_ids) + [False] + [True] * len(second.token_ids)
+            ),
             logprobs=np.concatenate([first.logprobs, second.logprobs]),
             policy_versions=np.concatenate([first.policy_versions, second.policy_versions]),
             temperature=np.full(len(first.token_ids) + len(second.token_ids), generate.temperature, dtype=np.float32),
@@ -154,6 +157,28 @@ def test_a_group_that_waits_for_a_tool_holds_its_place_and_no_other_up(make_runn
     first, second = finish(runner, 2)
     assert (first.lease.lease_id, second.lease.lease_id) == (1, 0)
     assert (runner.room(), runner.is_drained) == (2, True)
+
+
+def test_an_environment_may_wait_for_a_socket_while_the_engine_answers_others(make_runner):
+    near, far = socket.socketpair()
+    near.setblocking(False)
+
+    class Asks(SingleTurn):
+        async def run(self, prompt, generate, *, group_size):
+            trajectories = await super().run(prompt, generate, group_size=group_size)
+            if prompt.uid == "p0":
+                assert await asyncio.get_running_loop().sock_recv(near, 1) == b"!"
+            return trajectories
+
+    with near, far:
+        runner = make_runner(Asks())
+        runner.submit([lease(0), lease(1)], min_policy_version=0)
+        (first,) = finish(runner)
+        runner.submit([lease(2)], min_policy_version=0)
+        (second,) = finish(runner)
+        far.send(b"!")
+        (third,) = finish(runner)
+    assert [done.lease.lease_id for done in (first, second, third)] == [1, 2, 0]
 
 
 def test_a_single_turn_is_one_request_for_the_whole_group(make_runner, engine):

@@ -54,7 +54,7 @@ class Engine:
         self.at_once = at_once
         self.requests, self.waiting, self.refuses, self.dies_at = [], [], refuses, dies_at
         self.answers = answers
-        self.max_waiting, self.aborted = 0, []
+        self.max_waiting, self.aborted, self.num_answered = 0, [], 0
 
     def submit(self, request):
         self.requests.append(request)
@@ -74,6 +74,7 @@ class Engine:
                     lost.set_exception(EngineError("the engine died"))
                 self.waiting.clear()
             else:
+                self.num_answered += 1
                 future.set_result(self.result(request))
 
     def result(self, request):
@@ -114,11 +115,16 @@ def roll_out(monkeypatch):
 
     def run(*leases, max_sequences=4, reward=None, coordinator=None, **faults):
         coordinator, engine = coordinator or Coordinator(*leases), Engine(**faults)
-        honest = GroupRunner.take_finished
+        honest, taken = GroupRunner.take_finished, []
 
         def take_finished(self, timeout_s):
             engine.answer()
-            return honest(self, timeout_s)
+            finished = honest(self, timeout_s)
+            taken.extend(finished)
+            while len(taken) < engine.num_answered:  # an answer comes by way of a thread: a turn takes its own
+                finished += (more := honest(self, 0.5))
+                taken.extend(more)
+            return finished
 
         monkeypatch.setattr(GroupRunner, "take_finished", take_finished)
         loop = RolloutLoop(3, coordinator, engine, reward or Reward(), max_sequences=max_sequences, group_size=2)

@@ -43,6 +43,13 @@ def test_without_scores_a_reward_of_1_or_more_counts_as_right() -> None:
     assert all(score.format_valid for score in scores)
 
 
+def test_without_scores_a_task_may_say_from_which_reward_on_a_response_is_right() -> None:
+    with ScriptedServer(reply({"rewards": [0.5, 0.4]}), reply({"rewards": [9.0], "scores": [0.9]})) as server:
+        reward = HttpReward(f"{server.url}/get_reward", timeout_s=5.0, correct_from=0.5)
+        found = [*reward.score(["a", "b"], PROBLEM), *reward.score(["c"], PROBLEM)]
+    assert [score.answer_correct for score in found] == [True, False, False]
+
+
 def test_scores_beside_the_rewards_decide_what_is_right_also_when_they_are_zero() -> None:
     with ScriptedServer(reply({"rewards": [5.0, -0.5], "scores": [0.0, 1.0], "extra_logs": {"x": [1, 2]}})) as server:
         scores = scores_of(server, ["a", "b"])

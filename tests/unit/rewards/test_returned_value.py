@@ -39,6 +39,28 @@ def test_a_number_is_a_reward_and_full_marks_are_right(value: Any, reward: float
 
 
 @pytest.mark.parametrize(
+    ("value", "is_correct"),
+    [
+        (0.5, True),
+        (0.4, False),
+        ({"reward": 0.5}, True),
+        ({"reward": 0.5, "answer_correct": 0.5}, False),  # it says so itself, and 1 is yes
+        ({"reward": 0.0, "answer_correct": True}, True),
+    ],
+)
+def test_a_task_says_from_which_reward_on_an_answer_is_right_where_the_function_does_not(
+    value: Any, is_correct: bool
+) -> None:
+    score = as_score(value, correct_from=0.5)
+    assert (score.answer_correct, score.verdict) == (is_correct, "ok" if is_correct else "wrong")
+
+
+def test_scores_of_a_group_say_what_is_right_whatever_the_task_says() -> None:
+    plain, marked = as_scores([0.5, 0.4], 2, correct_from=0.5), as_scores({"rewards": [9.0], "scores": [0.9]}, 1)
+    assert [score.answer_correct for score in (*plain, *marked)] == [True, False, False]
+
+
+@pytest.mark.parametrize(
     ("value", "came"),
     [
         (None, "None"),

@@ -11,7 +11,9 @@ import selectors
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
-from typing import Any
+from typing import TypeVarTuple
+
+Args = TypeVarTuple("Args")
 
 _POLL_S = 0.02  # for the queue, while the loop waits for sockets too
 
@@ -49,7 +51,7 @@ class QueueEventLoop(asyncio.SelectorEventLoop):
         super().__init__(_QueueSelector(self._wakes))
 
     def call_soon_threadsafe(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
     ) -> asyncio.Handle:
         """See `asyncio.AbstractEventLoop`. Raises: RuntimeError if the loop is closed."""
         # Appends to a deque, which any thread may do; in debug mode it would refuse to.

@@ -72,8 +72,8 @@ class StepStats:
             sync_s: what the last transfer of weights took.
         """
         counts, dropped = self.counts.take(groups)
-        counts = {**counts, "sync_s": sync_s}
-        return StepDraft(step=step, counts=counts, dropped=dropped, rules=self._rules, tasks=self._tasks)
+        drafted: dict[str, Any] = {**counts, "sync_s": sync_s}
+        return StepDraft(step=step, counts=drafted, dropped=dropped, rules=self._rules, tasks=self._tasks)
 
     def open(self, summary: StepSummary) -> None:
         """Begin the record of a step that is handed out."""

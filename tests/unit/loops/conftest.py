@@ -9,6 +9,10 @@ import pytest
 from coati_rl.config.cli import build_config
 from coati_rl.config.rules import check
 from coati_rl.runtime import cluster
+from coati_rl.runtime.prepare import prepare
+from coati_rl.runtime.prompts import RewardFacts
+from consumer.parallel.layout_rules import check_layout
+from rewards.registry import default_system_prompt, needs_ground_truth
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -76,6 +80,13 @@ def config_with(small_run, tmp_path):
         return config
 
     return make
+
+
+@pytest.fixture
+def prepare_with(config_with):
+    """Changes to the small run's fields -> the run, prepared."""
+    facts = RewardFacts(default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth)
+    return lambda **changes: prepare(config_with(**changes), rewards=facts, check_layout=check_layout, is_dry_run=False)
 
 
 @pytest.fixture

@@ -25,19 +25,14 @@ from coati_rl.runtime import actor_group, cluster, launch
 from coati_rl.runtime.ending import read_note
 from coati_rl.runtime.hangs import HangTimeouts
 from coati_rl.runtime.interrupts import ending_signals
-from coati_rl.runtime.prepare import prepare
 from coati_rl.runtime.process import ActorContext
-from coati_rl.runtime.prompts import RewardFacts
 from coati_rl.runtime.run_dir import make_run_dir
 from coati_rl.transport.wire import WeightSender
-from consumer.parallel.layout_rules import check_layout
 from consumer.parallel.process_group import MeetingPoint
 from consumer.weight_sync.publisher import WeightPublisher
 from producer.actor import ProducerActor
 
 FOUR_TRAINERS = {"num_trainers": 4, "train_batch_size": 1, "train_minibatch_size": 1, "train_microbatch_size": 2}
-
-NO_FACTS = RewardFacts(default_system_prompt=lambda reward_type: "", needs_ground_truth=lambda reward_type: False)
 
 
 @pytest.fixture
@@ -55,13 +50,6 @@ def backend_of(monkeypatch, tmp_path):
         return seen[0]
 
     return make
-
-
-@pytest.fixture
-def prepare_with(config_with):
-    return lambda **changes: prepare(
-        config_with(**changes), rewards=NO_FACTS, check_layout=check_layout, is_dry_run=False
-    )
 
 
 def test_master_address__joins_a_cluster_instead_of_starting_one(ray_calls, start_ray, config_with):

@@ -60,7 +60,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     )
     datasets = {"--dataset": prepared.train.prompts}
     datasets |= {f"--eval-dataset {task}": prompts.prompts for task, prompts in prepared.evaluation.items()}
-    for warning in (*prepared.warnings, *ground_truth_warnings(config.reward, datasets)):
+    for warning in (*prepared.warnings, *ground_truth_warnings(config, datasets)):
         say(f"warning: {warning}")
     if is_dry_run:
         print("\n".join(prepared.plan.lines()))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from time import monotonic
 
-from coati_rl.config.reward import RewardConfig
+from coati_rl.config import Config
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.text import shorten
 from coati_rl.types import Problem, Prompt, Score
@@ -20,17 +20,19 @@ MAX_TEXTS = 2000  # that are read of a dataset, evenly spaced; 3 ms each
 TIME_LIMIT_S = 60.0
 
 
-def ground_truth_warnings(config: RewardConfig, datasets: Mapping[str, Sequence[Prompt]]) -> Iterator[str]:
-    """Say how many rows of each dataset have a ground truth that cannot be read, and which is the first.
+def ground_truth_warnings(config: Config, datasets: Mapping[str, Sequence[Prompt]]) -> Iterator[str]:
+    """Say how many of each dataset's rows of math have a ground truth that cannot be read, and which is the first.
 
     Args:
         datasets: prompts by the name of their dataset, for people.
     """
+    reward, of_math = config.reward, {name for name, each in config.by_task.items() if each.reward.scores_math}
+    datasets = {name: [each for each in prompts if each.task in of_math] for name, prompts in datasets.items()}
     rows = {name: [prompt for prompt in prompts if not _is_plain(prompt)] for name, prompts in datasets.items()}
-    if not config.scores_math or not any(rows.values()):
+    if not any(rows.values()):
         return
     spec = RewardSpec(reward_type="boxed")
-    with RewardPool(spec, num_workers=config.reward_workers, timeout_s=config.response_timeout_s) as pool:
+    with RewardPool(spec, num_workers=reward.reward_workers, timeout_s=reward.response_timeout_s) as pool:
         for name, prompts in rows.items():
             texts = [*dict.fromkeys(prompt.ground_truth for prompt in prompts)]
             unreadable, num_read = _unreadable(pool, texts[:: max(1, -(-len(texts) // MAX_TEXTS))])

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from coati_rl.config import Config
+from coati_rl.config.sync import SyncConfig
 from coati_rl.coordinator.leases import SamplingPlan
 from coati_rl.coordinator.logprob_mismatch import MismatchSettings, Precision
 from coati_rl.data.batcher import BatchSettings
@@ -18,7 +19,7 @@ class CoordinatorSettings:
 
     batch: BatchSettings
     sampling_plans: dict[Purpose, SamplingPlan]
-    n_behind: int  # syncs
+    sync: SyncConfig
     sync_period: int  # optimizer steps
     num_trainers: int
     ranks_per_dp_group: int  # tp * pp
@@ -30,9 +31,7 @@ class CoordinatorSettings:
     max_empty_groups: int  # in a row without effect, at which the run stops
     seed: int
     gap: MismatchSettings = field(default_factory=MismatchSettings)
-    probe_interval: int = 1  # weight syncs
     max_probe_tokens: int = 3
-    inflight_update: bool = False  # weights change while responses are generated
 
     @property
     def prompts_per_rollout(self) -> int:
@@ -42,7 +41,7 @@ class CoordinatorSettings:
     @property
     def num_slots(self) -> int:
         """Prompts that may be rolled out ahead of the weights."""
-        return (self.n_behind + 1) * self.prompts_per_rollout
+        return (self.sync.n_behind + 1) * self.prompts_per_rollout
 
     def learning_rate_progress(self, *, step: int, num_settled: int, num_prompts: int | None) -> float:
         """Return how much of the run is behind it, by the clock that will end it: optimizer steps or prompts.
@@ -62,7 +61,7 @@ class CoordinatorSettings:
 
 def coordinator_settings(config: Config, *, precision: Precision = "fp32") -> CoordinatorSettings:
     """The coordinator's share of a checked config; `precision` is the plan's."""
-    algorithm, parallel, sync, run = config.algorithm, config.parallel, config.sync, config.run
+    algorithm, parallel, run = config.algorithm, config.parallel, config.run
     max_new_tokens = min(config.sampling.max_new_tokens, config.max_response_tokens)
     sampling = SamplingParams(
         temperature=config.sampling.temperature,
@@ -94,7 +93,7 @@ def coordinator_settings(config: Config, *, precision: Precision = "fp32") -> Co
             "train": SamplingPlan(group_size=config.sampling.num_generations, sampling=sampling),
             "eval": SamplingPlan(group_size=1, sampling=greedy),
         },
-        n_behind=sync.n_behind,
+        sync=config.sync,
         sync_period=config.sync_period,
         num_trainers=parallel.num_trainers,
         ranks_per_dp_group=parallel.num_trainers // config.dp,
@@ -107,13 +106,9 @@ def coordinator_settings(config: Config, *, precision: Precision = "fp32") -> Co
         seed=run.seed,
         gap=MismatchSettings(
             precision=precision,
-            limit=sync.max_logprob_gap,
             # What is corrected for is no reason to stop, and what is renormalised is apart in any case.
             judges_sampled=not config.recomputes_old_logprobs,
             temperature=config.sampling.temperature,
-            on_gap=sync.on_logprob_gap,
         ),
-        probe_interval=sync.probe_interval,
-        inflight_update=sync.inflight_update,
         max_probe_tokens=min(_PROBE_TOKENS, config.max_model_len - 1),
     )

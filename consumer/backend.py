@@ -6,7 +6,7 @@ plain sum over the global batch, accumulated in float32 until `optimizer_step` s
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class BackendConfig:
     precision: Precision = "fp32"  # bf16 keeps float32 master weights
     wire_dtype: torch.dtype = torch.float32  # of exported weights: the inference engines'
     gradient_checkpointing: bool = False
-    optimizer: OptimizerConfig = OptimizerConfig()  # its learning rate is given with each step
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)  # its learning rate is given with each step
     keep_checkpoints: int | None = None  # None: all
 
 

@@ -161,6 +161,11 @@ def test_a_file_may_be_nested_by_section_or_flat_or_both(yaml_file, text):
     assert config_of("--config", yaml_file(text), "-t", "8") == expected
 
 
+def test_a_file_may_use_the_merge_keys_of_yaml(yaml_file):
+    path = yaml_file("<<: {seed: 1, top_k: 2}\nseed: 3\n")
+    assert config_of("--config", path) == config_of("--seed", "3", "--top-k", "2")
+
+
 def test_a_flag_overrides_what_a_file_says_in_a_section(yaml_file):
     path = yaml_file("sampling: {temperature: 0.5}\nalgorithm: {algo: DAPO, clip_eps_high: 0.5}\n")
     config = config_of("--config", path, "-temp", "0.7", "-a", "GSPO")

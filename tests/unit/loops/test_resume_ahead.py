@@ -82,8 +82,8 @@ def test_rollouts_of_other_settings_are_sampled_again(run_in_threads, sizes):
     changed = {**fields, "checkpoint_path": str(whole.paths.checkpoints / "step-3"), "temperature": 0.5, "n_behind": 0}
     trace = run_in_threads(changed)
     assert trace.prepared.resume.changes == (
-        "n_behind was 1 and is 0 now",
         "temperature was 1.0 and is 0.5 now",
+        "n_behind was 1 and is 0 now",
         "2 prompts with finished rollouts are therefore sampled again",
     )
     assert len(trace.groups) == 10 and {group.temperature for group in trace.groups} == {0.5}

@@ -99,8 +99,7 @@ class TrainerActor:
             zero_stage=config.parallel.zero_stage,
             precision="bf16" if self._context.dtype == "bfloat16" else "fp32",
             wire_dtype=getattr(torch, self._context.dtype),
-            weight_decay=config.optimizer.weight_decay,
-            max_grad_norm=config.optimizer.max_grad_norm,
+            optimizer=config.optimizer,
             gradient_checkpointing=config.parallel.gradient_checkpointing,
             keep_checkpoints=config.run.keep_checkpoints,
         )

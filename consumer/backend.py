@@ -6,7 +6,7 @@ plain sum over the global batch, accumulated in float32 until `optimizer_step` s
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.checkpoint.directory import load_state
+from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.parallel import PluginName
 from coati_rl.data.packing import blank_micro_batch
 from coati_rl.errors import ConfigError
@@ -25,7 +26,7 @@ from consumer.checkpoint import CheckpointReader, CheckpointWriter
 from consumer.models.policy_model import DTYPES, Precision, make_input
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.process_group import collective
-from consumer.role_models import Model, Training
+from consumer.role_models import Model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +44,7 @@ class BackendConfig:
     precision: Precision = "fp32"  # bf16 keeps float32 master weights
     wire_dtype: torch.dtype = torch.float32  # of exported weights: the inference engines'
     gradient_checkpointing: bool = False
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)  # its learning rate is given with each step
     keep_checkpoints: int | None = None  # None: all
 
 
@@ -87,12 +87,7 @@ class Backend:
         self._parallelism = parallelism
         self.device = parallelism.device
         self.layout = parallelism.layout
-        training = Training(
-            weight_decay=config.weight_decay,
-            max_grad_norm=config.max_grad_norm,
-            gradient_checkpointing=config.gradient_checkpointing,
-        )
-        self.policy = self._load("policy", config.model_dir, training)
+        self.policy = self._load("policy", config.model_dir, config.optimizer)
         self._models: dict[Role, Model] = {"policy": self.policy}
         if config.reference_dir is not None:
             self._models["reference"] = self._load("reference", config.reference_dir)
@@ -208,8 +203,15 @@ class Backend:
         """Leave the process groups that were made for this backend; the default group stays."""
         self._parallelism.close()
 
-    def _load(self, role: Role, directory: Path, training: Training | None = None) -> Model:
-        return Model(role, directory, self._parallelism, precision=self._config.precision, training=training)
+    def _load(self, role: Role, directory: Path, optimizer: OptimizerConfig | None = None) -> Model:
+        return Model(
+            role,
+            directory,
+            self._parallelism,
+            precision=self._config.precision,
+            optimizer=optimizer,
+            gradient_checkpointing=self._config.gradient_checkpointing,
+        )
 
     def _model(self, role: Role) -> Model:
         if role not in self._models:

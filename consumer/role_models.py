@@ -5,13 +5,13 @@ a model is spread over ranks is its `ShardedModel`'s business; here tensors have
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.protocols import Role
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
 from consumer.models.policy_model import DTYPES, PolicyInput, Precision, load_policy
@@ -24,15 +24,6 @@ Head = Literal["lm"]
 _LOADERS = {"lm": load_policy}  # of a head: (directory, dtype=, gradient_checkpointing=) -> model
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
-    """Describe how a model is trained; a frozen one has none of this."""
-
-    weight_decay: float
-    max_grad_norm: float
-    gradient_checkpointing: bool = False
-
-
 class Model:
     """Own one model over all ranks; methods are collective unless noted."""
 
@@ -43,7 +34,8 @@ class Model:
         parallelism: Parallelism,
         *,
         precision: Precision,
-        training: Training | None = None,
+        optimizer: OptimizerConfig | None = None,
+        gradient_checkpointing: bool = False,
         head: Head = "lm",
     ) -> None:
         """Load and shard it.
@@ -53,26 +45,27 @@ class Model:
             directory: Hugging Face model, or a checkpoint of ours.
             parallelism: over which it is sharded.
             precision: bf16 keeps float32 masters of what trains.
-            training: None: it is frozen, and has no optimizer.
+            optimizer: None: it is frozen, and has no optimizer.
+            gradient_checkpointing: recompute activations in the backward pass; not of a frozen model.
             head: what is computed from the last hidden states.
         Raises: ConfigError if it cannot be read, or not be sharded so.
         """
         self.role = role
         self.head = head
         self._parallelism = parallelism
-        self._training = training
+        self._optimizer = optimizer
         self._keeps_masters = precision == "bf16"
-        is_recomputed = training is not None and training.gradient_checkpointing
+        is_recomputed = optimizer is not None and gradient_checkpointing
         # Hugging Face's; after sharding this rank's part of it.
         self.module = _LOADERS[head](directory, dtype=DTYPES[precision], gradient_checkpointing=is_recomputed)
         self.infos = describe_parameters(self.module, parallelism.layout, parallelism.layers_per_stage(self.module))
         self._adamw: Any = None
-        if training is None:
+        if optimizer is None:
             self.module.requires_grad_(False)
         else:
             # The learning rate is set by every step.
             self._adamw = torch.optim.AdamW(
-                self.module.parameters(), lr=0.0, weight_decay=training.weight_decay, fused=True
+                self.module.parameters(), lr=0.0, weight_decay=optimizer.weight_decay, fused=True
             )
         self._sharded = parallelism.shard(self.module, self.infos, self._adamw)
         self.parameters = self._sharded.parameters
@@ -101,14 +94,14 @@ class Model:
         Returns: the scaled gradient's norm before clipping, the same on every rank.
         Raises: EngineError if the norm is not finite; no weight has changed then.
         """
-        if self._training is None:
+        if self._optimizer is None:
             raise ValueError(f"the {self.role} model is frozen")
         counted = [gradient for name, gradient in self.gradients.items() if self.parameters.counts_in_norm(name)]
         norm = scale_and_clip(
             list(self.gradients.values()),
             self._parallelism.sum_over_ranks(sum_of_squares(counted)),
             loss_scale=loss_scale,
-            max_norm=self._training.max_grad_norm,
+            max_norm=self._optimizer.max_grad_norm,
         )
         if loss_scale > 0:
             for group in self._adamw.param_groups:

@@ -44,7 +44,7 @@ def flag(
         metavar: what --help shows for the value where its type does not say enough.
         follows: fields from which this one is derived unless it is given: where a flag changes one of them, the value
             of --config is derived again.
-        only_for: the built-in reward that reads this field; without that reward it has no effect.
+        only_for: the kind of reward, code or math, that reads this field; without one it has no effect.
         bounds: pydantic's ge, gt, le, lt.
     """
     extra: dict[str, Any] = {"role": role, "short": short, "spelling": spelling, "metavar": metavar}

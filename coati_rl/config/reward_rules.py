@@ -5,13 +5,11 @@ warned about.
 from collections.abc import Iterator
 
 from coati_rl.config.config import Config
-from coati_rl.config.fields import described
+from coati_rl.config.fields import described, spelling
 from coati_rl.config.reward import RewardConfig
 from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import MATH_REWARDS, has_host, is_url, parse_reward_type
 from coati_rl.reward_url import redacted
-
-_OF_CODE = [name for name, field in RewardConfig.model_fields.items() if described(field, "only_for") == "code"]
 
 
 def reward_problems(config: Config) -> Iterator[str]:
@@ -41,7 +39,7 @@ def reward_warnings(config: Config) -> Iterator[str]:
     """Return what can be done, and is hardly meant or dangerous."""
     data, reward = config.data, config.reward
     by_task = [each.reward for each in config.by_task.values()]
-    given = [f"--{name.replace('_', '-')}" for name in _OF_CODE if getattr(config.reward, name) != _default(name)]
+    given = _given_for("code", reward)
     if given and not any(each.scores_code for each in by_task):
         yield f"{', '.join(given)}: only --reward-type code runs programs; without it this has no effect"
     elif given and reward.code_verifier_api_url is not None:
@@ -51,7 +49,7 @@ def reward_warnings(config: Config) -> Iterator[str]:
             "--run-model-code-without-sandbox: programs that the model writes run with your rights: they can read, "
             "change and delete your files, use your keys and your network; leave it out to run them in the sandbox"
         )
-    if reward.math_answer != _default("math_answer") and not any(each.scores_math for each in by_task):
+    if _given_for("math", reward) and not any(each.scores_math for each in by_task):
         yield f"--math-answer {reward.math_answer}: only {' and '.join(MATH_REWARDS)} compare answers; no effect"
     if data.answer_key is not None and all(each.scores_code for each in by_task):
         yield f"--answer-key {data.answer_key}: --reward-type code is scored by test_cases; this has no effect"
@@ -81,5 +79,11 @@ def service_problems(config: Config) -> Iterator[str]:
         yield f"--code-verifier-api-url with --reward-type {reward_type}: serves code alone; use -rt code"
 
 
-def _default(name: str) -> object:
-    return RewardConfig.model_fields[name].default
+def _given_for(kind: str, reward: RewardConfig) -> list[str]:
+    """Flags that only rewards of one kind read, and that are not at their defaults."""
+    values = reward.model_dump()
+    return [
+        spelling(name, field)
+        for name, field in RewardConfig.model_fields.items()
+        if described(field, "only_for") == kind and values[name] != field.default
+    ]

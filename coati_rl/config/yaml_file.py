@@ -20,16 +20,17 @@ def read_yaml(path: Path, job: type[JobConfig]) -> dict[str, Any]:
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         node = loader.get_single_node()
+        keys = [*_keys(node, job)] if isinstance(node, yaml.MappingNode) else []  # before merge keys (<<) are resolved
         values = {} if node is None else loader.construct_document(node)
     except OSError as error:
         raise ConfigError(f"--config {path}: cannot be read ({error}); give an existing YAML file") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: bytes that are no text, dates that do not exist
         raise ConfigError(f"--config {path}: not YAML: {' '.join(str(error).split())}") from error
-    if values is None or node is None:
+    if values is None:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"--config {path}: holds a {type(values).__name__}; write one 'name: value' a line")
-    _refuse_repeated(path, node, job, values)
+    _refuse_repeated(path, keys)
     _refuse_unknown(path, job, values)
     try:
         return job.flattened(values)
@@ -60,10 +61,10 @@ def _refuse_unknown(path: Path, job: type[JobConfig], values: dict[str, Any]) ->
             raise ConfigError(f"--config {path}: unknown key '{key}.{name}'; {remedy}")
 
 
-def _refuse_repeated(path: Path, node: yaml.Node, job: type[JobConfig], values: dict[str, Any]) -> None:
+def _refuse_repeated(path: Path, keys: Iterable[tuple[str, str, int]]) -> None:
     """YAML keeps the last of two equal keys; here they are a mistake, as is a field given flat and in its section."""
     places: dict[str, tuple[str, int]] = {}
-    for field, key, line in _keys(node, job, values):
+    for field, key, line in keys:
         if field in places:
             other, first = places[field]
             raise ConfigError(
@@ -73,7 +74,7 @@ def _refuse_repeated(path: Path, node: yaml.Node, job: type[JobConfig], values: 
         places[field] = key, line
 
 
-def _keys(node: yaml.Node, job: type[JobConfig], values: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
+def _keys(node: yaml.MappingNode, job: type[JobConfig]) -> Iterator[tuple[str, str, int]]:
     """Field (or section), key as written, and line of every key of the file and of its sections."""
     for key_node, value_node in node.value:
         key, line = str(key_node.value), key_node.start_mark.line + 1

@@ -62,7 +62,7 @@ class CheckpointSaves:
         With weights that change in mid-response, time decides which of them samples a prompt in any case.
         """
         num_older = self._flow.num_leased_before(self._members.sync_index)
-        if self._settings.inflight_update or num_older == 0:
+        if self._settings.sync.inflight_update or num_older == 0:
             return None
         older = f"{count(num_older, 'prompt')} that older weights sample"
         return Wait(reason=f"waiting for {older}, before the checkpoint of step {self._flow.step}")

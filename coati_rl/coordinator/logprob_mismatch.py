@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coati_rl.config.sync import OnLogprobGap
+from coati_rl.config.sync import SyncConfig
 
 Precision = Literal["fp32", "bf16"]
 
@@ -37,24 +37,22 @@ class LogprobMismatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MismatchSettings:
-    """Describe what is too much, and what happens then."""
+    """Describe what is expected of a run's gap; `SyncConfig` says what is too much, and what happens then."""
 
     precision: Precision = "fp32"
-    limit: float | None = None  # nats; None: 1e-4 in fp32, twice the gap at the start in bf16
     judges_sampled: bool = True  # False where the sampled tokens' gap is known to be large, or corrected for
     temperature: float = 1.0  # of sampling: below 1 it magnifies the gap of sampled tokens
-    on_gap: OnLogprobGap = "stop"
 
 
 class LogprobMismatchMonitor:
     """Keeps what is expected, and judges what was measured."""
 
-    def __init__(self, settings: MismatchSettings) -> None:
+    def __init__(self, settings: MismatchSettings, sync: SyncConfig) -> None:
         self._precision = settings.precision
-        self._limit = settings.limit
+        self._limit = sync.max_logprob_gap  # nats; None: 1e-4 in fp32, twice the gap at the start in bf16
         self._judges_sampled = settings.judges_sampled
         self._magnification = 1 / min(1.0, settings.temperature)
-        self._stops = settings.on_gap == "stop"
+        self._stops = sync.on_logprob_gap == "stop"
         self.problem: str | None = None  # for which the run has to stop
         self.is_corrected = False  # the loss is to correct for the gap
         self._expected: deque[tuple[int, np.ndarray]] = deque(maxlen=_NUM_REMEMBERED)

@@ -129,7 +129,7 @@ class PromptFlow:
         if len(self._finished) < size:
             return self._wait_for_rollouts()
         if not self._leaves_room(size, sync_index):
-            bound = f"before the weights change again (--n-behind {self._settings.n_behind})"
+            bound = f"before the weights change again (--n-behind {self._settings.sync.n_behind})"
             return Wait(reason=f"waiting for an older prompt, to be trained {bound}: {self._sampling()}")
         if self._batcher is None:
             self._batcher = self._begin_step()
@@ -169,8 +169,8 @@ class PromptFlow:
         settings = self._settings
         room = settings.prompts_per_rollout - self._num_trained_unsynced - size
         leased_at = [finished.sync_index for finished in self.finished[size:]] + self._leases.sync_indices("train")
-        for syncs_left in range(settings.n_behind):  # before the prompts that were leased then would be too old
-            num_due = sum(sync_index - at >= settings.n_behind - syncs_left for at in leased_at)
+        for syncs_left in range(settings.sync.n_behind):  # before the prompts that were leased then would be too old
+            num_due = sum(sync_index - at >= settings.sync.n_behind - syncs_left for at in leased_at)
             if num_due > room + syncs_left * settings.prompts_per_rollout:
                 return False
         return True

@@ -52,7 +52,7 @@ class RunState:
         self.leases = TimedLeaseTable(settings.sampling_plans, seed=settings.seed)
         self.flow = PromptFlow(settings, queue, self.leases, position, kept.finished)
         self.members = Membership(start_version=position.step, sync_index_of=kept.sync_index_of)
-        self.gate = LogprobMismatchMonitor(settings.gap)
+        self.gate = LogprobMismatchMonitor(settings.gap, settings.sync)
         self.syncs = WeightSyncs(settings, self.members, self.gate, probe=start.probe)
         self.stats = StepStats(settings, position, kept)
         self.saves = CheckpointSaves(settings, position, queue, self.flow, self.members, board, self.stats)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from coati_rl.config import Config
+from coati_rl.config.sync import SyncConfig
 from coati_rl.coordinator.leases import SamplingPlan
 from coati_rl.coordinator.logprob_mismatch import MismatchSettings, Precision
 from coati_rl.data.batcher import BatchSettings
@@ -19,7 +20,7 @@ class CoordinatorSettings:
 
     batch: BatchSettings
     sampling_plans: dict[Purpose, SamplingPlan]
-    n_behind: int  # syncs
+    sync: SyncConfig
     sync_period: int  # optimizer steps
     num_trainers: int
     ranks_per_dp_group: int  # tp * pp
@@ -31,9 +32,7 @@ class CoordinatorSettings:
     max_empty_groups: int  # in a row without effect, at which the run stops
     seed: int
     gap: MismatchSettings = field(default_factory=MismatchSettings)
-    probe_interval: int = 1  # weight syncs
     max_probe_tokens: int = 3
-    inflight_update: bool = False  # weights change while responses are generated
     tasks: tuple[str, ...] = ()  # of the training prompts; () where they are of one, which has no figures of its own
 
     @property
@@ -44,7 +43,7 @@ class CoordinatorSettings:
     @property
     def num_slots(self) -> int:
         """Prompts that may be rolled out ahead of the weights."""
-        return (self.n_behind + 1) * self.prompts_per_rollout
+        return (self.sync.n_behind + 1) * self.prompts_per_rollout
 
     def learning_rate_progress(self, *, step: int, num_settled: int, num_prompts: int | None) -> float:
         """Return how much of the run is behind it, by the clock that will end it: optimizer steps or prompts.
@@ -72,7 +71,7 @@ def coordinator_settings(
         precision: the plan's.
         tasks: of the training prompts.
     """
-    algorithm, parallel, sync, run = config.algorithm, config.parallel, config.sync, config.run
+    algorithm, parallel, run = config.algorithm, config.parallel, config.run
     return CoordinatorSettings(
         batch=BatchSettings(
             dp=config.dp,
@@ -100,7 +99,7 @@ def coordinator_settings(
             "train": _sampling_plan(config, _sampling, group_size=config.sampling.num_generations),
             "eval": _sampling_plan(config, _greedy, group_size=1),
         },
-        n_behind=sync.n_behind,
+        sync=config.sync,
         sync_period=config.sync_period,
         num_trainers=parallel.num_trainers,
         ranks_per_dp_group=parallel.num_trainers // config.dp,
@@ -113,14 +112,10 @@ def coordinator_settings(
         seed=run.seed,
         gap=MismatchSettings(
             precision=precision,
-            limit=sync.max_logprob_gap,
             # What is corrected for is no reason to stop, and what is renormalised is apart in any case.
             judges_sampled=not config.recomputes_old_logprobs,
             temperature=min(config.of_task(task).sampling.temperature for task in tasks),
-            on_gap=sync.on_logprob_gap,
         ),
-        probe_interval=sync.probe_interval,
-        inflight_update=sync.inflight_update,
         max_probe_tokens=min(_PROBE_TOKENS, config.max_model_len - 1),
         tasks=tuple(tasks) if len(tasks) > 1 else (),
     )

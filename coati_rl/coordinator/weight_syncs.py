@@ -26,7 +26,7 @@ class WeightSyncs:
         self._members = members
         self._gate = gate
         self._probe = tuple(probe)
-        self._probe_interval = settings.probe_interval
+        self._probe_interval = settings.sync.probe_interval
         self._transfer: SyncWork | None = None  # handed out, not yet reported
         self._report: SyncReport | None = None  # of the sync whose commits are awaited
         self._version = 0  # of that sync

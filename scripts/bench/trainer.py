@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch, MiniBatch
+from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.data.packing import pack
 from coati_rl.samples import Sample
 from consumer.backend import Backend, BackendConfig, make_backend
@@ -199,7 +200,8 @@ def run_rank(rank: int, layout: str, rendezvous: MeetingPoint, directory: Path, 
     )
     with no_progress_bars():
         samples = list(make_samples(arguments, load(directory)))
-        config = BackendConfig(model_dir=directory, weight_decay=WEIGHT_DECAY, max_grad_norm=MAX_NORM, **settings)
+        optimizer = OptimizerConfig(weight_decay=WEIGHT_DECAY, max_grad_norm=MAX_NORM)
+        config = BackendConfig(model_dir=directory, optimizer=optimizer, **settings)
         backend = make_backend(config, device=device, timeout_s=TIMEOUT_S)
         limits = {"max_samples": len(samples), "max_tokens": arguments.budget}
         share = pack(samples, num_ranks=backend.layout.dp_size, **limits)[backend.layout.dp_rank]

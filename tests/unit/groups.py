@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coati_rl.config.sync import SyncConfig
 from coati_rl.coordinator.coordinator import Coordinator
 from coati_rl.coordinator.evaluation import EvaluationRounds
 from coati_rl.coordinator.leases import SamplingPlan
@@ -49,8 +50,9 @@ def make_settings():
             advantage_estimator=changes.pop("advantage_estimator", "group_norm"),
             rules=GroupRules(**{"max_new_tokens": 8, **changes.pop("rules", {})}),
         )
+        sync = SyncConfig(**{name: changes.pop(name) for name in list(changes) if name in SyncConfig.model_fields})
         values = {
-            "n_behind": 0,
+            "sync": sync,
             "sync_period": 2,
             "num_trainers": sizes["dp"],
             "ranks_per_dp_group": 1,

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from coati_rl.config.optimizer import OptimizerConfig
 from consumer.backend import Backend, BackendConfig, make_backend
 from tests.integration.consumer.conftest import MAX_GRAD_NORM, WEIGHT_DECAY
 from tests.integration.consumer.trainer_server import TIMEOUT_S
@@ -13,8 +14,8 @@ from tests.integration.consumer.trainer_server import TIMEOUT_S
 
 def make_trainer(model_dir: Path, *, timeout_s: float = TIMEOUT_S, **settings: object) -> Backend:
     """On the CPU, with the tests' clipping norm."""
-    defaults = {"max_grad_norm": MAX_GRAD_NORM, "weight_decay": WEIGHT_DECAY}
-    config = BackendConfig(model_dir=model_dir, **{**defaults, **settings})
+    optimizer = OptimizerConfig(max_grad_norm=settings.pop("max_grad_norm", MAX_GRAD_NORM), weight_decay=WEIGHT_DECAY)
+    config = BackendConfig(model_dir=model_dir, optimizer=optimizer, **settings)
     return make_backend(config, device=torch.device("cpu"), timeout_s=timeout_s)
 
 

@@ -149,6 +149,60 @@ def test_an_empty_file_changes_nothing(yaml_file):
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "model: m\nlearning_rate: 1e-4\nsampling:\n  stop: [x]\n  top_k: None\neval_dataset: {t: e}\n",
+        "model:\n  model: m\noptimizer: {learning_rate: 1e-4}\nsampling: {stop: [x]}\n"
+        "data:\n  eval_dataset:\n    t: e\nrun:\n",
+    ],
+)
+def test_a_file_may_be_nested_by_section_or_flat_or_both(yaml_file, text):
+    expected = config_of("-m", "m", "-lr", "1e-4", "--stop", "x", "-ed", '{"t": "e"}', "-t", "8")
+    assert config_of("--config", yaml_file(text), "-t", "8") == expected
+
+
+def test_a_file_may_use_the_merge_keys_of_yaml(yaml_file):
+    path = yaml_file("<<: {seed: 1, top_k: 2}\nseed: 3\n")
+    assert config_of("--config", path) == config_of("--seed", "3", "--top-k", "2")
+
+
+def test_a_flag_overrides_what_a_file_says_in_a_section(yaml_file):
+    path = yaml_file("sampling: {temperature: 0.5}\nalgorithm: {algo: DAPO, clip_eps_high: 0.5}\n")
+    config = config_of("--config", path, "-temp", "0.7", "-a", "GSPO")
+    assert config.sampling.temperature == 0.7
+    assert config.algorithm == config_of("-a", "GSPO").algorithm, "the file's parts are another algorithm's"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "seed: 1\ntop_k: 2\nseed: 1\n",
+            "seed is set twice, as seed in line 1 and as seed in line 3; keep one of them",
+        ),
+        (
+            "top_k: 2\nsampling:\n  top_p: 0.5\n  top_k: 3\n",
+            "top_k is set twice, as top_k in line 1 and as sampling.top_k in line 4; keep one of them",
+        ),
+        ("run: {seed: 1}\nrun: {wandb: true}\n", "section run is set twice, as run in line 1 and as run in line 2"),
+        ("run: {seed: 1,\n  seed: 2}\n", "seed is set twice, as run.seed in line 1 and as run.seed in line 2"),
+        ("sampling: {temprature: 1}", "unknown key 'sampling.temprature'; did you mean temperature?"),
+        ("sampling: {qqq: 1}", "unknown key 'sampling.qqq'; --help sampling lists the fields of sampling"),
+        ("sampling: {seed: 1}", "unknown key 'sampling.seed'; it belongs to run"),
+        ("samplng: {seed: 1}", "unknown key 'samplng'; did you mean sampling?"),
+        ("sampling: 4", "sampling is a section and holds a int; write its fields below it"),
+        ("sampling: {temperature: hot}", "--temperature 'hot': Input should be a valid number"),
+    ],
+)
+def test_a_field_that_is_given_twice_or_in_another_section_is_refused_with_its_places(yaml_file, text, message):
+    path = yaml_file(text)
+    found = refusal("--config", path)
+    assert message in found
+    assert found.startswith(f"--config {path}: ") or found.startswith("--temperature")
+    assert "\n" not in found
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("train_batchsize: 4", "unknown key 'train_batchsize'; did you mean train_batch_size?"),

@@ -11,6 +11,7 @@ import torch
 
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch, MiniBatch
+from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.errors import ConfigError, EngineError
 from consumer.backend import Backend, BackendConfig
 from consumer.parallel.single_process import SingleProcess
@@ -114,7 +115,7 @@ def test_a_loss_evaluated_in_chunks_of_tokens_has_the_gradient_and_sums_of_one_t
 
 
 def test_a_step_forgets_its_gradient_and_uses_the_rate_it_is_given(model_dir: Path) -> None:
-    backend = make_backend(model_dir, weight_decay=0.0)
+    backend = make_backend(model_dir, optimizer=OptimizerConfig(weight_decay=0.0))
     before = backend.policy.module.get_parameter("model.norm.weight").detach().clone()
     for learning_rate in (0.0, 1e-2):
         backend.forward_backward(mini_batch(make_micro_batch(*SAMPLES)), LOSS)
@@ -181,7 +182,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_any_weight_moves(mod
 
 
 def test_bfloat16_steps_on_float32_masters_that_its_weights_are_rounded_from(model_dir: Path) -> None:
-    backend = make_backend(model_dir, precision="bf16", weight_decay=0.0)
+    backend = make_backend(model_dir, precision="bf16", optimizer=OptimizerConfig(weight_decay=0.0))
     start = {name: p.detach().float() for name, p in backend.policy.module.named_parameters()}
     for _ in range(3):
         train(backend, learning_rate=1e-5)

@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 
+from coati_rl.config.sync import SyncConfig
 from coati_rl.coordinator.logprob_mismatch import LogprobMismatchMonitor, MismatchSettings
 
 EXPECTED = np.array([-1.0, -2.0, -3.0, -4.0], dtype=np.float32)
 
 
 def gate_of(*expected, **settings):
-    gate = LogprobMismatchMonitor(MismatchSettings(**settings))
+    sync = SyncConfig(**{name: settings.pop(name) for name in list(settings) if name in SyncConfig.model_fields})
+    gate = LogprobMismatchMonitor(MismatchSettings(**settings), sync)
     for version, logprobs in enumerate(expected):
         gate.expect(version, logprobs)
     return gate
@@ -67,7 +69,7 @@ def test_an_answer_of_another_length_or_without_numbers_is_a_problem():
 
 
 def test_a_limit_that_is_given_is_for_the_mean():
-    gate = gate_of(EXPECTED, limit=0.2)
+    gate = gate_of(EXPECTED, max_logprob_gap=0.2)
     assert problem_of(gate, 0, EXPECTED + np.array([0.7, 0, 0, 0], dtype=np.float32)) is None
     assert "past 0.2" in problem_of(gate, 0, EXPECTED + np.float32(0.3))
 
@@ -90,7 +92,7 @@ def test_sampled_tokens_are_judged_once_the_probe_has_agreed():
     gate.measure(0, EXPECTED)
     assert gate.sampled_problem(1, sampled(None, 0)) is None, "no token of the trainer's own version"
     assert gate.sampled_problem(1, sampled(5e-5, 1000)) is None
-    coarse = gate_of(EXPECTED, precision="bf16", limit=0.1)
+    coarse = gate_of(EXPECTED, precision="bf16", max_logprob_gap=0.1)
     coarse.measure(0, EXPECTED)
     assert coarse.sampled_problem(2, sampled(0.5, 255)) is None, "too few for a mean"
     assert "in step 2 engine and trainer are 0.5 nats apart" in gate.sampled_problem(2, sampled(0.5, 256))
@@ -110,7 +112,7 @@ def test_a_low_temperature_magnifies_what_is_allowed_for_sampled_tokens():
 
 
 def test_the_first_problem_stops_the_run_or_is_corrected_for_and_told_once():
-    stops, corrects = gate_of(EXPECTED), gate_of(EXPECTED, on_gap="tis")
+    stops, corrects = gate_of(EXPECTED), gate_of(EXPECTED, on_logprob_gap="tis")
     assert [stops.judge(problem) for problem in (None, "first", "second")] == [None, None, None]
     assert (stops.problem, stops.is_corrected) == ("first", False)
     messages = [corrects.judge(problem) for problem in (None, "first", "second")]

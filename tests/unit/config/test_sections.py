@@ -1,0 +1,97 @@
+"""A configuration in sections: how it is made, read by flat name, changed, and what each field says of itself."""
+
+import pytest
+from pydantic import ValidationError
+
+from coati_rl.config import Config
+from coati_rl.config.algorithm import AlgorithmConfig
+from coati_rl.config.cli import build_config, parse
+from coati_rl.config.fields import role_of
+from coati_rl.config.sampling import SamplingConfig
+from coati_rl.errors import ConfigError
+
+SECTIONS = ["model", "data", "sampling", "reward", "algorithm", "optimizer", "parallel", "cluster", "sync", "run"]
+
+
+def test_a_field_is_in_one_section_only_so_that_its_flat_name_is_enough():
+    names = [name for section in Config.sections().values() for name in section.model_fields]
+    assert list(Config.sections()) == SECTIONS
+    assert len(names) == len(set(names)) == len(Config.fields())
+    assert {name for name in names if name in SECTIONS} == {"model"}, "the only field with the name of a section"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model": "m", "temperature": 0.5, "top_k": 3},
+        {"model": {"model": "m"}, "sampling": {"temperature": 0.5, "top_k": 3}},
+        {"model": "m", "sampling": SamplingConfig(temperature=0.5), "top_k": 3},
+        {"model": {"model": "m"}, "sampling": {"temperature": 0.5}, "top_k": 3, "data": {}},
+    ],
+)
+def test_flat_nested_and_mixed_values_make_the_same_configuration(values):
+    config = build_config(values)
+    assert config == parse(["-m", "m", "-temp", "0.5", "-topk", "3"])[0]
+    assert (config.model.model, config.sampling.temperature, config.sampling.top_k) == ("m", 0.5, 3)
+
+
+def test_the_flat_form_holds_every_field_once_and_makes_the_same_configuration():
+    config = parse(["-a", "DAPO", "-m", "m", "-temp", "0.5", "--stop", "x", "-lr", "1e-3"])[0]
+    assert list(config.flat()) == list(Config.fields())
+    assert config.flat()["filter_range"] == (0.0, 1.0)
+    assert config.flat("json")["filter_range"] == [0.0, 1.0]
+    assert Config(**config.flat()) == Config(**config.flat("json")) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"temperature": 0.5, "sampling": {"temperature": 0.5}}, "temperature is set twice, as temperature and as "),
+        ({"sampling": {"seed": 1}}, "unknown field 'sampling.seed'; it belongs to run"),
+        ({"sampling": {"sed": 1}}, "unknown field 'sampling.sed'"),
+        ({"sampling": 3}, "sampling is a section and holds a int; write its fields below it"),
+        ({"sed": 1}, "unknown field 'sed'; --help lists the fields"),
+        ({"sampling": {"temperature": 0}}, "--temperature 0: Input should be greater than 0"),
+    ],
+)
+def test_values_that_do_not_fit_the_sections_are_refused(values, message):
+    with pytest.raises(ConfigError) as caught:
+        build_config(values)
+    assert str(caught.value).startswith(message)
+
+
+def test_changes_by_flat_name_go_to_their_sections_and_leave_the_original_alone():
+    config = build_config({"model": "m"})
+    changed = config.with_changes(model="n", temperature=0.5, seed=3)
+    assert changed == build_config({"model": "n", "temperature": 0.5, "seed": 3})
+    assert config == build_config({"model": "m"})
+    assert changed.parallel is config.parallel
+    with pytest.raises(KeyError, match="temprature"):
+        config.with_changes(temprature=0.5)
+
+
+def test_a_configuration_and_its_sections_cannot_be_changed_in_place():
+    config = Config()
+    for target, name in ((config, "sampling"), (config.sampling, "temperature")):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(target, name, getattr(target, name))
+
+
+def test_an_algorithm_alone_has_its_presets_parts():
+    assert AlgorithmConfig(algo="dapo") == Config(algo="DAPO").algorithm
+
+
+def test_a_preset_of_ones_own_may_set_the_optimizer(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("learning_rate: 1.0e-3\nclip_eps_high: 0.4\n")
+    config = build_config({"algo": str(path), "optimizer": {"weight_decay": 0.2}})
+    assert (config.optimizer.learning_rate, config.optimizer.weight_decay) == (1e-3, 0.2)
+    assert config.algorithm.clip_eps_high == 0.4
+    assert build_config({"algo": str(path), "learning_rate": 1e-4}).optimizer.learning_rate == 1e-4
+
+
+def test_every_field_says_its_role():
+    roles = {name: role_of(field) for name, field in Config.fields().items()}
+    assert set(roles.values()) == {"experiment", "execution"}
+    assert {roles[name] for name in ("learning_rate", "temperature", "dataset", "seed", "precision")} == {"experiment"}
+    assert {roles[name] for name in ("num_trainers", "run_dir", "zero_stage", "reward_workers")} == {"execution"}

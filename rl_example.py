@@ -16,10 +16,10 @@ from coati_rl.config import Config
 from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
 from coati_rl.errors import CoatiError, ConfigError
-from coati_rl.runtime.ending import read_note, say
-from coati_rl.runtime.guardian import run_guarded
+from coati_rl.runtime.exit_messages import read_note, say
 from coati_rl.runtime.ray_environment import prepare_ray_environment
 from coati_rl.runtime.run_dir import probe_outputs
+from coati_rl.runtime.subreaper import run_under_subreaper
 
 
 def main(argv: Sequence[str], scratch: Path) -> int:
@@ -80,4 +80,4 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_guarded(functools.partial(main, sys.argv[1:])))
+    sys.exit(run_under_subreaper(functools.partial(main, sys.argv[1:])))

@@ -1,8 +1,8 @@
-"""Show a person what a run does and what it waits for: a live display at a terminal, plain lines elsewhere.
+"""Show the progress of a run and what it waits for: a live display at a terminal, plain lines elsewhere.
 
-In: events of the coordinator, and its status several times a second. What a run waits for is shown when nothing else
-was for some seconds: a terminal's last line follows it; elsewhere, and in the log, a line comes for each new reason,
-and for the same one once a minute.
+Input: events of the coordinator, and its status several times a second. What a run waits for is shown after some
+seconds without another line: a terminal's last line is updated; elsewhere, and in the log, a line is written for each
+new reason, and for the same one once a minute.
 """
 
 import logging
@@ -22,13 +22,13 @@ from coati_rl.observability.metrics import step_line
 logger = logging.getLogger(__name__)
 
 QUIET_S = 3.0  # without another line, before what a run waits for is shown
-SETTLED_S = 1.0  # for which a reason has to hold, to be a line: some pass in milliseconds
-REPEAT_S = 60.0  # before the same reason, but for its numbers, is a line again
-_NUMBERS = re.compile(r"s? \d+(, \d+)*")  # and the plural before them
+MIN_WAIT_S = 1.0  # for which a reason has to hold before it is written: some last milliseconds
+REPEAT_S = 60.0  # before the same reason, except for its numbers, is written again
+_NUMBERS = re.compile(r"s? \d+(, \d+)*")  # with the plural before them
 
 
 class ProgressDisplay:
-    """Show steps, evaluations, syncs that failed, producers that come and go, and what is waited for."""
+    """Show steps, evaluations, failed syncs, lost producers, and what the run waits for."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class ProgressDisplay:
         first_step: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`now`: a monotonic clock, in seconds."""
+        """Take the number of steps; `now` is a monotonic clock, in seconds."""
         self._now = now
-        self._shown_at = now()  # the last line, but for those of what is waited for
+        self._shown_at = now()  # time of the last line, except those of what the run waits for
         self._reason, self._reason_since = "", now()  # without its numbers
         self._told_at: dict[str, float] = {}  # reason -> its last line
         self._wait = Text("", style="dim")
@@ -69,12 +69,12 @@ class ProgressDisplay:
                 self._live.stop()
 
     def say(self, text: str) -> None:
-        """Print a line that stays; where nobody takes it (a terminal that is gone, a full disk), go on without."""
+        """Print a permanent line; ignore a closed terminal or a full disk."""
         self._shown_at, self._wait = self._now(), Text("")
         self._print(text)
 
     def show_wait(self, text: str) -> None:
-        """Take what the run is doing and waits for, and show it if nothing else was for a while."""
+        """Take what the run does and waits for, and show it if no other line was shown for a while."""
         now, reason = self._now(), _NUMBERS.sub(" #", text)
         if reason != self._reason:
             self._reason, self._reason_since = reason, now
@@ -82,7 +82,7 @@ class ProgressDisplay:
             return
         self._wait = Text(text, style="dim")
         is_new = now - self._told_at.get(reason, -REPEAT_S) >= REPEAT_S
-        if is_new and now - self._reason_since >= SETTLED_S:
+        if is_new and now - self._reason_since >= MIN_WAIT_S:
             self._told_at[reason] = now
             logger.info("%s", text)
             if not self._console.is_terminal:

@@ -22,7 +22,7 @@ from coati_rl.errors import ConfigError, RunError
 from coati_rl.observability.phases import Phase
 from coati_rl.observability.sinks import open_sinks
 from coati_rl.runtime import actor_group, cluster, launch
-from coati_rl.runtime.ending import read_note
+from coati_rl.runtime.exit_messages import read_note
 from coati_rl.runtime.hangs import HangTimeouts
 from coati_rl.runtime.interrupts import ending_signals
 from coati_rl.runtime.prepare import prepare
@@ -213,7 +213,7 @@ def test_wandb__adds_a_sink(monkeypatch, config_with, tmp_path):
 
 @pytest.fixture
 def launch_interrupted(monkeypatch, prepare_with, tmp_path):
-    """Fields -> what the driver does after Ctrl-C, and the note that it leaves for the guardian."""
+    """Fields -> what the driver does after Ctrl-C, and the note that it leaves for the subreaper."""
 
     def run(**fields):
         deadlines = []
@@ -225,7 +225,7 @@ def launch_interrupted(monkeypatch, prepare_with, tmp_path):
                 os.kill(os.getpid(), signal.SIGINT)
                 self.at = interrupted_at()
 
-            def keep_records(self):
+            def flush_records(self):
                 """There are none."""
 
             def save(self, *, deadline):
@@ -295,6 +295,6 @@ def test_heartbeat_timeout_s__is_how_long_an_actor_may_be_silent(config_with, se
 
 @pytest.mark.parametrize("seconds", [60.0, 5.0])
 def test_phase_timeout_s__is_the_least_that_a_phase_may_take(config_with, seconds):
-    patience = HangTimeouts.of(config_with(phase_timeout_s=seconds, sync_timeout_s=50.0))
+    timeouts = HangTimeouts.of(config_with(phase_timeout_s=seconds, sync_timeout_s=50.0))
     phases = [Phase(name=n, path=n, item=1, seconds=0.0, median_s=0.1) for n in ("train", "sync")]
-    assert [patience.limit_s(phase) for phase in phases] == [seconds, seconds + 50.0]
+    assert [timeouts.limit_s(phase) for phase in phases] == [seconds, seconds + 50.0]

@@ -37,7 +37,7 @@ def test_who_submits_does_not_wait_and_who_flushes_does(gate):
     writer, done = BackgroundWriter(), []
     writer.submit(lambda: done.append(gate.wait(SOON_S)))
     assert not writer.is_idle and done == []
-    with pytest.raises(RunError, match=r"rollouts and evaluations are not written after 0.05 s; see to their disk"):
+    with pytest.raises(RunError, match=r"rollouts and evaluations are not written after 0.05 s; check their disk"):
         writer.flush(timeout_s=0.05)
     gate.set()
     writer.flush(timeout_s=SOON_S)

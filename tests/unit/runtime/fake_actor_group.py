@@ -1,7 +1,7 @@
-"""A actors for the supervisor to watch, without Ray: what its members do is written down beforehand."""
+"""Stand in for `ActorGroup` without Ray: what its actors do is given beforehand."""
 
 from coati_rl.coordinator.run_status import RunStatus
-from coati_rl.runtime.actor_group import Member
+from coati_rl.runtime.actor_group import ManagedActor
 
 
 class FakeHeartbeats:
@@ -29,7 +29,7 @@ class FakeActorGroup:
     def __init__(self, *looks):
         self.looks, self.happened = list(looks), []
         self.coordinator = self
-        self.trainers = {0: Member(name="trainer-0", handle=None, task="task")}
+        self.trainers = {0: ManagedActor(name="trainer-0", handle=None, task="task")}
         self.starting, self.producers = {}, {}
         self.is_done, self.heartbeats, self.raylets_lost = False, FakeHeartbeats(), []
 

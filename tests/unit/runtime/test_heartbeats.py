@@ -12,7 +12,7 @@ from coati_rl.observability.phases import Phase
 from coati_rl.observability.running_clock import RunningClock
 from coati_rl.runtime import heartbeats as heartbeats_module
 from coati_rl.runtime.hangs import HangTimeouts
-from coati_rl.runtime.heartbeats import Beat, Heartbeats, end_process
+from coati_rl.runtime.heartbeats import Heartbeat, Heartbeats, end_process
 
 NODE = "ab" * 28
 PATIENCE = HangTimeouts(heartbeat_s=30.0, phase_s=60.0)
@@ -34,7 +34,7 @@ class Actors:
     def answer(self, reference):
         if reference in self.dead:
             raise RayActorError
-        beat = Beat(pid=-1, started_at=0.0, node_id=NODE, phases=self.phases)
+        beat = Heartbeat(pid=-1, started_at=0.0, node_id=NODE, phases=self.phases)
         return None if reference in self.silent else beat
 
     def run(self, seconds, names=("producer-0", "trainer-0")):

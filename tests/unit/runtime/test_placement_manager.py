@@ -42,16 +42,16 @@ def test_a_successor_sits_where_the_lost_producer_sat(got):
 
 def test_what_is_reserved_is_not_given_to_another_run(got):
     assert got["occupied"].startswith(
-        "RunError: the Ray cluster stayed occupied for 0 s: asked for 1 trainer(s) of 1 CPU"
+        "RunError: the Ray cluster stayed occupied for 0 s: requested 1 trainer(s) of 1 CPU"
     )
-    assert "no room for 1 producer(s) and 1 trainer(s); free: " in got["occupied"]
+    assert "no resources for 1 producer(s) and 1 trainer(s); free: " in got["occupied"]
     assert got["occupied"].endswith(" 0 of 4 CPUs, 0 of 0 GPUs")
 
 
 def test_a_cluster_that_can_never_hold_the_run_is_refused(got):
-    start = "ConfigError: the Ray cluster is too small: asked for"
+    start = "ConfigError: the Ray cluster is too small: requested"
     assert got["too_small"].startswith(f"{start} 3 trainer(s) of 1 CPU and 2 producer(s) of 1 CPU on one node; ")
-    assert "no room for 1 trainer(s); free: " in got["too_small"]
+    assert "no resources for 1 trainer(s); free: " in got["too_small"]
     assert got["no_gpu"].startswith(f"{start} 1 trainer(s) of 1 CPU and 1 GPU and ")
     assert got["no_gpu"].endswith("4 of 4 CPUs, 0 of 0 GPUs; lower -i, -ptp or -t, or add nodes")
 

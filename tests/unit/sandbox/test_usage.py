@@ -47,9 +47,9 @@ class Proc:
                 os.rmdir(os.path.join(path, name))
         os.rmdir(self.root / str(pid))
 
-    def look(self, after_s: float) -> Usage:
+    def sample(self, after_s: float) -> Usage:
         self.now += after_s
-        self.usage.look()
+        self.usage.sample()
         return self.usage
 
 

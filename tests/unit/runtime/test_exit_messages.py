@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.ending import RunNote, read_note, write_note
+from coati_rl.runtime.exit_messages import RunNote, read_note, write_note
 
 
 @pytest.fixture

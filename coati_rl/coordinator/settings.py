@@ -1,4 +1,4 @@
-"""Select what the coordinator has to know of a run's configuration."""
+"""Select the coordinator's settings from a run's configuration."""
 
 from dataclasses import dataclass, field
 
@@ -9,12 +9,12 @@ from coati_rl.data.batcher import BatchSettings
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.types import Purpose, SamplingParams
 
-_PROBE_TOKENS = 256  # enough for a mean that is not noise, cheap for any model
+_PROBE_TOKENS = 256  # enough for a stable mean, cheap for any model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoordinatorSettings:
-    """Sizes, periods and limits; see DESIGN's version algebra."""
+    """Hold sizes, periods and limits."""
 
     batch: BatchSettings
     sampling_plans: dict[Purpose, SamplingPlan]
@@ -26,8 +26,8 @@ class CoordinatorSettings:
     eval_interval: int | None  # optimizer steps; None is off
     save_interval: int | None
     max_failed_samples: int  # per optimizer step
-    dynamic_batching: bool  # a group without effect is replaced; else it takes its place in the step
-    max_empty_groups: int  # in a row without effect, at which the run stops
+    dynamic_batching: bool  # a group without effect is replaced; else it counts for the step
+    max_empty_groups: int  # consecutive groups without effect, at which the run stops
     seed: int
     gap: MismatchSettings = field(default_factory=MismatchSettings)
     probe_interval: int = 1  # weight syncs
@@ -36,23 +36,23 @@ class CoordinatorSettings:
 
     @property
     def prompts_per_rollout(self) -> int:
-        """Trained between two syncs."""
+        """Return the number of prompts trained between two syncs."""
         return self.sync_period * self.batch.prompts_per_step
 
     @property
     def num_slots(self) -> int:
-        """Prompts that may be rolled out ahead of the weights."""
+        """Return the number of prompts that may be rolled out ahead of the weights."""
         return (self.n_behind + 1) * self.prompts_per_rollout
 
     def learning_rate_progress(self, *, step: int, num_settled: int, num_prompts: int | None) -> float:
-        """Return how much of the run is behind it, by the clock that will end it: optimizer steps or prompts.
+        """Return the completed fraction of the run, by optimizer steps or prompts, whichever ends it first.
 
-        Where groups are replaced, prompts run ahead of steps.
+        If groups are replaced, prompts run ahead of steps.
 
         Args:
             step: optimizer steps taken.
             num_settled: prompts trained or dropped.
-            num_prompts: of all episodes; None: they have no end.
+            num_prompts: of all episodes; None: endless.
         Returns: in [0, 1].
         """
         by_steps = 0.0 if self.max_steps is None else step / self.max_steps
@@ -61,7 +61,7 @@ class CoordinatorSettings:
 
 
 def coordinator_settings(config: Config, *, precision: Precision = "fp32") -> CoordinatorSettings:
-    """The coordinator's share of a checked config; `precision` is the plan's."""
+    """Return the coordinator's settings of a checked config; `precision` is the plan's."""
     max_new_tokens = min(config.max_new_tokens, config.max_response_tokens)
     sampling = SamplingParams(
         temperature=config.temperature,
@@ -107,7 +107,7 @@ def coordinator_settings(config: Config, *, precision: Precision = "fp32") -> Co
         gap=MismatchSettings(
             precision=precision,
             limit=config.max_logprob_gap,
-            # What is corrected for is no reason to stop, and what is renormalised is apart in any case.
+            # A corrected mismatch is no reason to stop, and a renormalised distribution always differs.
             judges_sampled=not config.recomputes_old_logprobs,
             temperature=config.temperature,
             on_gap=config.on_logprob_gap,

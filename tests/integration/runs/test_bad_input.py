@@ -156,7 +156,7 @@ def test_a_checkpoint_that_is_none(refuse, dataset, tmp_path):
     message = refuse(
         "-d", dataset(ROW), "-cp", tmp_path, "-i", 1, "-t", 1, *("-ibs", 1, "-imbs", 1, "-tbs", 1, "-tMbs", 1)
     )
-    assert "no checkpoint is there" in message and "give -cp a directory step-<N>" in message
+    assert "there is no checkpoint" in message and "give -cp a directory step-<N>" in message
 
 
 def test_an_unknown_key_in_the_config_file(refuse, dataset, tmp_path):

@@ -2,8 +2,8 @@
 
 import json
 
-from coati_rl.checkpoint.kept_rollouts import KeptRollouts
 from coati_rl.checkpoint.position import read_data_state
+from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.data.prompt_source import drawn_prompt
 from coati_rl.work import CommitReport, SyncReport, SyncWork, TrainWork
 from tests.unit.coordinator.coordinator_calls import events, work
@@ -66,7 +66,7 @@ def position_of(save):
 def resumed(save, prompts):
     """What the coordinator of a run that goes on from this checkpoint gets, as it comes back from its files."""
     by_uid = {prompt.uid: prompt for prompt in prompts}
-    kept = KeptRollouts.from_bytes(save.rollouts, lambda uid: drawn_prompt(by_uid, uid))
+    kept = UntrainedRollouts.from_bytes(save.rollouts, lambda uid: drawn_prompt(by_uid, uid))
     return {"start": position_of(save), "kept": kept}
 
 

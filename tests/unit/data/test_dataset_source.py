@@ -57,7 +57,7 @@ def test_samples_of_a_unit_are_drawn_together():
     pairs = [(row[i], row[i + 1]) for row in rows for i in range(0, len(row), 2)]
     assert all(first % 2 == 0 and second == first + 1 for first, second in pairs)
     assert len(set(pairs)) == 5
-    with pytest.raises(ValueError, match="9 samples and steps of 4 are not units of 2"):
+    with pytest.raises(ValueError, match="9 samples and steps of 4 must be multiples of 2"):
         source_of(9, unit=2)
 
 

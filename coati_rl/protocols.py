@@ -154,7 +154,7 @@ class TrainBackend(Protocol):
         """
 
     def weight_entries(self) -> tuple[TensorEntry, ...]:
-        """Return the tensors that all senders export, in HF order and transfer dtype; same on all ranks, not collective."""
+        """Return the tensors that all senders export, in HF order and transfer dtype, on any rank; not collective."""
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield this pipeline stage's full HF tensors in HF order and transfer dtype; a tied lm_head is left out."""
@@ -270,7 +270,7 @@ class WeightReceiver(Protocol):
     """Declare a producer's methods for the weight publisher; the producer may be dead or hung."""
 
     def stage_weights(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> tuple[str, ...]:
-        """Stage an update. Returns: one digest per rank. Raises: TransferError; PeerLostError if the producer is lost."""
+        """Stage an update. Returns: a digest per rank. Raises: TransferError; PeerLostError if the producer is lost."""
 
     def commit_weights(self, policy_version: int, probe: Sequence[int], *, timeout_s: float) -> CommitResult:
         """Commit the staged weights, and score `probe` with them unless it is empty. Raises: as `stage_weights`."""

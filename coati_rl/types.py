@@ -53,7 +53,7 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """Hold what the responses to a prompt are scored against, as JSON types, as it is sent to processes and over HTTP."""
+    """Hold what the responses to a prompt are scored against, as JSON types, for other processes and HTTP."""
 
     ground_truth: str  # an answer; for rewards that run code: JSON tests
     uid: str = ""  # of the prompt, for messages

@@ -66,7 +66,7 @@ class ResumePoint:
     position: Position
     num_steps: int  # optimizer steps of the whole run, including those before the checkpoint
     changes: tuple[str, ...]  # settings and ground truths that differ from the checkpoint's run, one line each
-    kept: UntrainedRollouts = field(default_factory=UntrainedRollouts)
+    untrained: UntrainedRollouts = field(default_factory=UntrainedRollouts)
 
     def line(self) -> str:
         """Return one line for the log."""
@@ -100,33 +100,33 @@ def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_p
     _check_draw_order(config, prompts, order, directory)
     if prompts is not None:
         _check_shape(config, directory)
-    changes, kept = [*_changes(config, directory), *_changed_truths(config, prompts, order)], UntrainedRollouts()
+    changes, untrained = [*_changes(config, directory), *_changed_truths(config, prompts, order)], UntrainedRollouts()
     if changes and position.kept:
         # The rollouts may have other lengths, rewards or group sizes than this run's.
         changes.append(f"{len(position.kept)} prompts with finished rollouts are therefore sampled again")
         position = replace(position, waiting=(*position.waiting, *position.kept), kept=())
     elif prompts is not None and not changes:
-        kept = _read_kept(directory, position, prompts)
+        untrained = _read_untrained(directory, position, prompts)
     return ResumePoint(
         directory=directory,
         position=position,
         num_steps=_num_steps(config, position, num_prompts, directory),
         changes=tuple(changes),
-        kept=kept,
+        untrained=untrained,
     )
 
 
-def _read_kept(directory: Path, position: Position, prompts: Sequence[Prompt]) -> UntrainedRollouts:
-    by_uid, kept = {prompt.uid: prompt for prompt in prompts}, UntrainedRollouts()
+def _read_untrained(directory: Path, position: Position, prompts: Sequence[Prompt]) -> UntrainedRollouts:
+    by_uid, untrained = {prompt.uid: prompt for prompt in prompts}, UntrainedRollouts()
     path = directory / ROLLOUTS_FILE
     try:
         if path.is_file():
-            kept = UntrainedRollouts.from_bytes(path.read_bytes(), partial(drawn_prompt, by_uid))
-        if tuple(finished.group.prompt.uid for finished in kept.finished) != position.kept:
+            untrained = UntrainedRollouts.from_bytes(path.read_bytes(), partial(drawn_prompt, by_uid))
+        if tuple(finished.group.prompt.uid for finished in untrained.finished) != position.kept:
             raise ValueError("its prompts are not those in the state")
     except (OSError, ValueError) as error:
         raise ConfigError(f"--checkpoint-path {directory}: {ROLLOUTS_FILE} cannot be used: {error}") from error
-    return kept
+    return untrained
 
 
 def _check_draw_order(config: Config, prompts: Sequence[Prompt] | None, order: DrawOrder, directory: Path) -> None:

@@ -21,7 +21,7 @@ from coati_rl.text import count
 from coati_rl.work import SaveWork, Wait, Work
 
 
-class CheckpointSaves:
+class CheckpointSchedule:
     """Schedule the checkpoints of a run; called under the coordinator's lock, between two optimizer steps."""
 
     def __init__(
@@ -31,14 +31,14 @@ class CheckpointSaves:
         queue: PromptQueue,
         flow: PromptFlow,
         members: Membership,
-        board: EvaluationRounds,
+        evaluation: EvaluationRounds,
         stats: StepStats,
     ) -> None:
         self._settings = settings
         self._queue = queue
         self._flow = flow
         self._members = members
-        self._board = board
+        self._evaluation = evaluation
         self._stats = stats
         self._last_saved = start.step
         self.being_written: int | None = None  # step of the checkpoint that the trainers write
@@ -71,17 +71,17 @@ class CheckpointSaves:
         """Begin the checkpoint of the current step. Returns: a function that builds its work, and needs no lock."""
         self._last_saved = self.being_written = step = self._flow.step
         counts, now = self._stats.counts, self._members.sync_index
-        known: dict[str, Any] = {"last_evaluated": self._board.last_finished, "time_s": self._stats.records.time_s}
+        known: dict[str, Any] = {"last_evaluated": self._evaluation.last_finished, "time_s": self._stats.records.time_s}
         known |= counts.dropped()
         position = replace(self._flow.position(), **known)
         finished = [FinishedGroup(group=each.group, sync_index=each.sync_index - now) for each in self._flow.finished]
-        kept = UntrainedRollouts(
-            finished=tuple(finished), dropped=tuple(counts.dropped_groups), samples_failed=counts.failed_in_kept
+        untrained = UntrainedRollouts(
+            finished=tuple(finished), dropped=tuple(counts.dropped_groups), samples_failed=counts.failed_in_untrained
         )
 
         def make() -> list[Work]:
             work = SaveWork(step=step, data_state=data_state(position, self._queue.order))
-            rollouts = replace(kept, sync_index_of=self._sync_index_of(finished)).to_bytes()
+            rollouts = replace(untrained, sync_index_of=self._sync_index_of(finished)).to_bytes()
             return [replace(work, rollouts=rollouts), *[work] * (self._settings.batch.dp - 1)]
 
         return make

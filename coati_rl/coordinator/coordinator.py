@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from coati_rl.coordinator.evaluation import EvaluationRounds
-from coati_rl.coordinator.membership import UNPROVEN
+from coati_rl.coordinator.membership import UNSYNCED
 from coati_rl.coordinator.prompt_leasing import PromptLeasing
 from coati_rl.coordinator.run_state import RunStart, RunState
 from coati_rl.coordinator.run_status import RunStatus, run_status
@@ -39,7 +39,7 @@ class Coordinator:
         self,
         settings: CoordinatorSettings,
         source: PromptSource,
-        board: EvaluationRounds,
+        evaluation: EvaluationRounds,
         recorder: RolloutRecorder,
         start: RunStart | None = None,
     ) -> None:
@@ -48,11 +48,11 @@ class Coordinator:
         Args:
             settings: sizes, periods and limits.
             source: of training prompts.
-            board: evaluation rounds.
+            evaluation: evaluation rounds.
             recorder: writer of rollouts.
             start: None: at the beginning, without a probe of weight syncs.
         """
-        self._state = RunState(settings, source, board, start or RunStart())
+        self._state = RunState(settings, source, evaluation, start or RunStart())
         self._changed = self._state.changed
         self._leasing = PromptLeasing(self._state)
         self._reports = TrainingReports(self._state, self._leasing, recorder)
@@ -64,7 +64,7 @@ class Coordinator:
 
     # --- producers -------------------------------------------------------------------------------------------------
 
-    def add_producer(self, producer_id: int, *, version: int = UNPROVEN) -> None:
+    def add_producer(self, producer_id: int, *, version: int = UNSYNCED) -> None:
         """Add a producer with this policy version; it gets prompts once its weights are current."""
         with self._changed:
             self._leasing.add(producer_id, version)
@@ -138,12 +138,12 @@ class Coordinator:
     # --- driver ----------------------------------------------------------------------------------------------------
 
     def events(self, after: int, *, timeout_s: float) -> list[dict[str, Any]]:
-        """Return the events from number `after` on, and discard earlier ones; wait at most `timeout_s` for the first."""
+        """Return the events from number `after` on, and discard earlier ones; waits at most `timeout_s`."""
         log = self._state.events
         with self._changed:
-            log.forget(after)
-            self._changed.wait_for(lambda: bool(log.kept()), timeout_s)
-            return log.kept()
+            log.acknowledge(after)
+            self._changed.wait_for(lambda: bool(log.unacknowledged()), timeout_s)
+            return log.unacknowledged()
 
     def status(self) -> RunStatus:
         """Return what the run is doing and what it waits for."""
@@ -178,7 +178,7 @@ class Coordinator:
         return work
 
     def _assemble(self, index: int, assembly: Assembly) -> None:
-        """Make an item without the lock, so that producers can hand in groups meanwhile, and publish it to all ranks."""
+        """Make an item without the lock, so that producers can deliver meanwhile, and publish it to all ranks."""
         try:
             items = assembly.make()
         except BaseException as error:

@@ -8,17 +8,17 @@ class EventLog:
 
     def __init__(self) -> None:
         self._events: list[dict[str, Any]] = []
-        self._num_forgotten = 0
+        self._num_acknowledged = 0
 
     def add(self, kind: str, fields: dict[str, Any]) -> None:
         """Append an event."""
         self._events.append({"event": kind, **fields})
 
-    def forget(self, number: int) -> None:
+    def acknowledge(self, number: int) -> None:
         """Discard the events before this number, which the driver has received."""
-        del self._events[: number - self._num_forgotten]
-        self._num_forgotten = number
+        del self._events[: number - self._num_acknowledged]
+        self._num_acknowledged = number
 
-    def kept(self) -> list[dict[str, Any]]:
+    def unacknowledged(self) -> list[dict[str, Any]]:
         """Return all events that are not discarded."""
         return list(self._events)

@@ -1,4 +1,4 @@
-"""Count the groups received since the last optimizer step, trained and dropped, and stop a run with too many failures."""
+"""Count the groups received since the last optimizer step, and stop a run with too many failures."""
 
 import logging
 import re
@@ -23,14 +23,14 @@ _REMEDIES = (
 class GroupCounts:
     """Classify and count each received group; called under the coordinator's lock."""
 
-    def __init__(self, settings: CoordinatorSettings, start: Position, kept: UntrainedRollouts) -> None:
+    def __init__(self, settings: CoordinatorSettings, start: Position, untrained: UntrainedRollouts) -> None:
         self._settings = settings
         self._without_effect: Counter[NoEffect] = Counter()  # consecutive groups, over steps; a resumed run starts at 0
         self._reset()
-        self._dropped += kept.dropped
+        self._dropped += untrained.dropped
         self._num_dropped = start.groups_filtered
         self._failed_in_dropped = start.samples_failed
-        self._samples_failed = start.samples_failed + kept.samples_failed
+        self._samples_failed = start.samples_failed + untrained.samples_failed
 
     def _reset(self) -> None:
         self._dropped: list[RolloutGroup] = []
@@ -64,7 +64,7 @@ class GroupCounts:
         return self._dropped
 
     @property
-    def failed_in_kept(self) -> int:
+    def failed_in_untrained(self) -> int:
         """Return the number of samples that failed since the last step in groups that were not dropped."""
         return self._samples_failed - self._failed_in_dropped
 

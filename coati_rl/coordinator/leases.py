@@ -55,14 +55,14 @@ class LeaseTable:
         self._next_id += 1
         return lease
 
-    def settle(self, lease_id: int, producer_id: int) -> OpenLease | None:
+    def close(self, lease_id: int, producer_id: int) -> OpenLease | None:
         """Close and return a lease; None if it is no longer this producer's."""
-        settled = self._open.get(lease_id)
-        if settled is None or settled.producer_id != producer_id:
+        closed = self._open.get(lease_id)
+        if closed is None or closed.producer_id != producer_id:
             return None
         del self._open[lease_id]
-        self._num_open[settled.lease.prompt.purpose] -= 1
-        return settled
+        self._num_open[closed.lease.prompt.purpose] -= 1
+        return closed
 
     def revoke(self, producer_id: int) -> int:
         """Take back a producer's leases, to be issued again. Returns: their number."""

@@ -91,7 +91,8 @@ class LogprobMismatchMonitor:
             return None
         return (
             f"the engine's log-probabilities of the probe under version {version} are {gap.mean:.2g} nats (mean) and "
-            f"{gap.max:.2g} (largest) from the trainer's, above the limit {limit:.2g}: {self._diagnosis(version, logprobs, gap)}"
+            f"{gap.max:.2g} (largest) from the trainer's, above the limit {limit:.2g}: "
+            f"{self._diagnosis(version, logprobs, gap)}"
         )
 
     def sampled_problem(self, step: int, metrics: Mapping[str, Any]) -> str | None:

@@ -4,7 +4,7 @@
 complete when every producer has staged the weights; each then commits them when it can. Before that it gets prompts
 only if it is drained, as they then wait for the commit alone.
 
-A producer joins with the weights that it read from disk, version UNPROVEN: the trainers send it the current ones before
+A producer joins with the weights that it read from disk, version UNSYNCED: the trainers send it the current ones before
 its first prompt, at the start of a run and later. So every token is sampled with weights sent by the trainers. A
 replaced producer is handled in the same way, and so is a run resumed at step N, which begins with version N as if a
 sync had just sent it.
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from coati_rl.text import name_producers
 
-UNPROVEN = -1  # policy version of weights that a producer read from disk
+UNSYNCED = -1  # policy version of weights that a producer read from disk
 
 
 class Membership:
@@ -54,7 +54,7 @@ class Membership:
     @property
     def committing(self) -> str:
         """Return the names of the producers that have not committed yet, and the policy version, for messages."""
-        version = max((self._versions[producer] for producer in self._committing), default=UNPROVEN)
+        version = max((self._versions[producer] for producer in self._committing), default=UNSYNCED)
         return f"{name_producers(sorted(self._committing))} to commit version {version}"
 
     def add(self, producer_id: int, version: int) -> None:
@@ -80,8 +80,8 @@ class Membership:
         return is_serving and self.version(producer_id) >= self.published_version
 
     def version(self, producer_id: int) -> int:
-        """Return the policy version that the producer has staged or serves; UNPROVEN if it is not a member."""
-        return self._versions.get(producer_id, UNPROVEN)
+        """Return the policy version that the producer has staged or serves; UNSYNCED if it is not a member."""
+        return self._versions.get(producer_id, UNSYNCED)
 
     def stale(self, version: int) -> tuple[int, ...]:
         """Return the producers that hold an older policy version than `version`."""

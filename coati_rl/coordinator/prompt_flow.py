@@ -43,19 +43,19 @@ class PromptFlow:
         queue: PromptQueue,
         leases: LeaseTable,
         start: Position,
-        kept: Sequence[FinishedGroup] = (),
+        untrained: Sequence[FinishedGroup] = (),
     ) -> None:
-        """Begin at a position; `kept` are the untrained groups of its checkpoint."""
+        """Begin at a position; `untrained` are the untrained groups of its checkpoint."""
         self._settings = settings
         self._queue = queue
         self._leases = leases
         self._estimator = load_estimator(settings.batch.advantage_estimator)
-        self._finished: list[FinishedGroup] = [*kept]
+        self._finished: list[FinishedGroup] = [*untrained]
         self._batcher: StepBatcher | None = None  # of the step that is being filled
         self._in_step: list[FinishedGroup] = []  # its groups
         # A resumed run has groups to train before its producers have started, but its free slots have to be leased
         # with the checkpoint's weights, which the first optimizer step replaces.
-        self._awaits_leases = bool(kept)
+        self._awaits_leases = bool(untrained)
         # Groups that hold a slot until the next sync; restored on resume, so that producers run no further ahead.
         self._num_trained_unsynced = start.step % settings.sync_period * settings.batch.prompts_per_step
         self.step = start.step  # optimizer steps handed out
@@ -110,13 +110,13 @@ class PromptFlow:
             return False
         return len(self._finished) + len(self._in_step) < self._settings.batch.prompts_per_step
 
-    def give_up_step(self) -> None:
+    def cancel_step(self) -> None:
         """Return the groups of a step that cannot be filled to the finished ones."""
         self._finished.extend(self._in_step)
         self._batcher, self._in_step = None, []
 
     def choose_groups(self, sync_index: int) -> ChosenGroups | Wait:
-        """Return the groups of the next mini-batch; a Wait while they are too few, or an older prompt has to come first.
+        """Return the groups of the next mini-batch, or a Wait if they are too few or an older prompt comes first.
 
         Args:
             sync_index: number of completed weight syncs.
@@ -176,9 +176,9 @@ class PromptFlow:
 
     def _begin_step(self) -> StepBatcher:
         num_out = len(self._queue.waiting) + self._leases.num_open("train") + len(self._finished)
-        num_settled = self._queue.num_drawn - num_out
+        num_done = self._queue.num_drawn - num_out
         progress = self._settings.learning_rate_progress(
-            step=self.step, num_settled=num_settled, num_prompts=self._queue.length
+            step=self.step, num_done=num_done, num_prompts=self._queue.length
         )
         return StepBatcher(
             self._settings.batch, step=self.step, learning_rate_progress=progress, estimator=self._estimator

@@ -48,7 +48,7 @@ class PromptLeasing:
         if state.problem:
             # Trainers may be busy for long: no more prompts are to be lost until they receive the problem.
             return "the run is about to end"
-        if state.leases.has_lost or state.board.has_pending:
+        if state.leases.has_lost or state.evaluation.has_pending:
             return None
         return state.flow.refusal()
 
@@ -72,48 +72,48 @@ class PromptLeasing:
         """Receive finished groups. Returns: the number accepted (those under a void lease are not)."""
         state, num_accepted = self._state, 0
         for packed in groups:
-            if (settled := state.leases.settle(packed.lease_id, producer_id)) is None:
+            if (closed := state.leases.close(packed.lease_id, producer_id)) is None:
                 continue
             try:
-                group = packed.unpack(settled.lease.prompt, temperature=settled.lease.sampling.temperature)
+                group = packed.unpack(closed.lease.prompt, temperature=closed.lease.sampling.temperature)
             except ValueError as error:
-                self._give_up(settled.lease, f"the group of producer {producer_id} is inconsistent: {error}")
+                self._give_up(closed.lease, f"the group of producer {producer_id} is inconsistent: {error}")
                 continue
             num_accepted += 1
             if group.prompt.purpose == "eval":
-                state.board.add(group)
+                state.evaluation.add(group)
             elif state.stats.counts.add(group):
-                state.flow.add(group, sync_index=settled.sync_index)
+                state.flow.add(group, sync_index=closed.sync_index)
         self._write_evaluation_if_done()
         state.progressed()
         return num_accepted
 
     def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
         """Drop a prompt that could not be rolled out: it is recorded and counted, and its slot is freed."""
-        if (settled := self._state.leases.settle(lease_id, producer_id)) is not None:
-            self._give_up(settled.lease, cause)
+        if (closed := self._state.leases.close(lease_id, producer_id)) is not None:
+            self._give_up(closed.lease, cause)
 
     def _give_up(self, lease: Lease, cause: str) -> None:
         """Record and count a prompt without a group, after its lease was closed."""
         state = self._state
         state.event("rollout_failed", uid=lease.prompt.uid, cause=cause)
         if lease.prompt.purpose == "eval":
-            state.board.add_failure(lease.prompt)
+            state.evaluation.add_failure(lease.prompt)
             self._write_evaluation_if_done()
         else:
             state.stats.counts.add_failed(lease.group_size, cause)
 
     def _draw(self) -> Prompt | None:
-        return self._state.board.draw() or self._state.flow.draw()
+        return self._state.evaluation.draw() or self._state.flow.draw()
 
     def _write_evaluation_if_done(self) -> None:
-        if self._state.board.take_if_done():
+        if self._state.evaluation.take_if_done():
             self._state.writer.submit(self._write_evaluation)
 
     def _write_evaluation(self) -> None:
         """Write the files of a round, then end it; in the writer's thread."""
-        summaries = self._state.board.write()
+        summaries = self._state.evaluation.write()
         with self._state.changed:
-            self._state.board.close()
+            self._state.evaluation.close()
             for summary in summaries:
                 self._state.event("evaluation", **summary)

@@ -1,7 +1,7 @@
 """Hold the coordinator's state, which producers, trainers and the driver use, and its lock.
 
 `PromptFlow` tracks prompts and slots, `StepStats` the groups of steps, `WeightSyncs` the policy version of each
-producer, `CheckpointSaves` when a checkpoint is due and what state of the data it holds.
+producer, `CheckpointSchedule` when a checkpoint is due and what state of the data it holds.
 """
 
 import threading
@@ -11,7 +11,7 @@ from typing import Any
 
 from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
-from coati_rl.coordinator.checkpoint_schedule import CheckpointSaves
+from coati_rl.coordinator.checkpoint_schedule import CheckpointSchedule
 from coati_rl.coordinator.evaluation import EvaluationRounds
 from coati_rl.coordinator.event_log import EventLog
 from coati_rl.coordinator.logprob_mismatch import LogprobMismatchMonitor
@@ -32,7 +32,7 @@ class RunStart:
     """Describe where a run begins, or is resumed."""
 
     position: Position | None = None  # of the checkpoint that it is resumed from
-    kept: UntrainedRollouts | None = None  # of that checkpoint
+    untrained: UntrainedRollouts | None = None  # of that checkpoint
     probe: Sequence[int] = ()  # token ids whose log-probabilities verify a weight sync; none: syncs are not verified
 
 
@@ -40,22 +40,28 @@ class RunState:
     """Create the parts; all but the lock and the writer are used under the lock."""
 
     def __init__(
-        self, settings: CoordinatorSettings, source: PromptSource, board: EvaluationRounds, start: RunStart
+        self, settings: CoordinatorSettings, source: PromptSource, evaluation: EvaluationRounds, start: RunStart
     ) -> None:
-        position, kept, queue = start.position or Position(), start.kept or UntrainedRollouts(), PromptQueue(source)
+        position, untrained, queue = (
+            start.position or Position(),
+            start.untrained or UntrainedRollouts(),
+            PromptQueue(source),
+        )
         if start.position is not None:
             queue.resume(position.num_drawn, position.waiting)
-            board.resume(position.step, position.last_evaluated)
+            evaluation.resume(position.step, position.last_evaluated)
         self.changed = threading.Condition()  # the lock; notified when the state changes
         self.settings = settings
-        self.board = board
+        self.evaluation = evaluation
         self.leases = TimedLeaseTable(settings.sampling_plans, seed=settings.seed)
-        self.flow = PromptFlow(settings, queue, self.leases, position, kept.finished)
-        self.members = Membership(start_version=position.step, sync_index_of=kept.sync_index_of)
-        self.gate = LogprobMismatchMonitor(settings.gap)
-        self.syncs = WeightSyncs(settings, self.members, self.gate, probe=start.probe)
-        self.stats = StepStats(settings, position, kept)
-        self.saves = CheckpointSaves(settings, position, queue, self.flow, self.members, board, self.stats)
+        self.flow = PromptFlow(settings, queue, self.leases, position, untrained.finished)
+        self.members = Membership(start_version=position.step, sync_index_of=untrained.sync_index_of)
+        self.mismatch_monitor = LogprobMismatchMonitor(settings.mismatch)
+        self.syncs = WeightSyncs(settings, self.members, self.mismatch_monitor, probe=start.probe)
+        self.stats = StepStats(settings, position, untrained)
+        self.checkpoint_schedule = CheckpointSchedule(
+            settings, position, queue, self.flow, self.members, evaluation, self.stats
+        )
         self.events = EventLog()
         self.writer = BackgroundWriter(self._wake)  # of rollouts and evaluations, without the lock
         self.num_unwritten_steps = 0  # reported by trainers, but not yet sent to the driver
@@ -66,11 +72,11 @@ class RunState:
     @property
     def problem(self) -> str | None:
         """Return why the run cannot continue; None while it can."""
-        return self._failure or self.gate.problem or self.stats.counts.problem() or self.writer.problem
+        return self._failure or self.mismatch_monitor.problem or self.stats.counts.problem() or self.writer.problem
 
     @property
     def idle_s(self) -> float:
-        """Return the time since a group, a step or a sync was finished, without time in which this process was stopped."""
+        """Return the time since a group, a step or a sync was finished, in which this process was not stopped."""
         return self._since_progress.read()
 
     def fail(self, problem: str) -> None:
@@ -88,8 +94,8 @@ class RunState:
         self.events.add(kind, fields)
         self.progressed()
 
-    def announce_the_end(self) -> None:
-        """Send the event "finished" once, after the last step's record, which may come after the trainers have ended."""
+    def send_finished_event(self) -> None:
+        """Send the event "finished" once, after the last step's record, which may follow the trainers' end."""
         is_complete = self.stats.records.is_complete and self.num_unwritten_steps == 0
         if self.is_finished and is_complete and not self.flow.is_stopped:
             # Groups filtered since the last step; its record has those before.

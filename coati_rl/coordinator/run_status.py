@@ -19,8 +19,8 @@ class RunStatus:
 def run_status(state: RunState, leasing: PromptLeasing, wait: Wait | None) -> RunStatus:
     """Return a run's status, under the coordinator's lock; `wait` is that of the trainers' next item, if undecided."""
     parts = []
-    if state.saves.being_written is not None:
-        parts.append(f"the checkpoint of step {state.saves.being_written} is being written")
+    if state.checkpoint_schedule.being_written is not None:
+        parts.append(f"the checkpoint of step {state.checkpoint_schedule.being_written} is being written")
     if (step := state.stats.records.first_open) is not None:
         parts.append(f"step {step + 1} is being trained")
     if wait is not None:

@@ -39,18 +39,22 @@ class Scheduler:
         if state.is_finished:
             return Wait(reason="the run is over")
         if is_over := state.flow.is_over():
-            state.flow.give_up_step()
+            state.flow.cancel_step()
         if state.flow.is_stopped:
-            return Assembly(make=state.saves.take()) if state.saves.has_unsaved_step else self._finish()
+            return (
+                Assembly(make=state.checkpoint_schedule.take())
+                if state.checkpoint_schedule.has_unsaved_step
+                else self._finish()
+            )
         return self._sync(index, is_over=is_over) or self._at_boundary(is_over=is_over) or self._train_or_end(is_over)
 
     def _sync(self, index: int, *, is_over: bool) -> Assembly | Wait | None:
         """Send weights to producers that need them; return None if all have them and a due sync is complete."""
         state, members, step = self._state, self._state.members, self._state.flow.step
         is_due = state.flow.is_between_steps and members.is_sync_due(step, state.settings.sync_period, is_over=is_over)
-        if is_due and state.board.is_running and members.has_current:
+        if is_due and state.evaluation.is_running and members.has_current:
             return (
-                state.board.wait
+                state.evaluation.wait
             )  # its answers have to be sampled with the current weights, as long as a producer serves them
         stale = members.stale(step if is_due else members.published_version)
         if stale and not members.is_committing:
@@ -63,7 +67,7 @@ class Scheduler:
         if is_due:
             members.complete_sync(step)
             self._is_corrected = (
-                state.gate.is_corrected
+                state.mismatch_monitor.is_corrected
             )  # only here, as within a rollout step the old policy must not change
             state.flow.free_slots()
             state.changed.notify_all()
@@ -75,18 +79,18 @@ class Scheduler:
         if not state.flow.is_between_steps:
             return None
         self._evaluate_if_due(is_over=is_over)
-        if not state.saves.is_due(is_over=is_over):
+        if not state.checkpoint_schedule.is_due(is_over=is_over):
             return None
-        if (wait := state.saves.wait) is not None:
+        if (wait := state.checkpoint_schedule.wait) is not None:
             return wait
         if not state.writer.is_idle:  # a checkpoint must not count rollouts that are not in the files
             return Wait(reason=f"waiting for rollouts to be written, before the checkpoint of step {state.flow.step}")
-        return Assembly(make=state.saves.take())
+        return Assembly(make=state.checkpoint_schedule.take())
 
     def _train_or_end(self, is_over: bool) -> Assembly | Wait:
         state, members = self._state, self._state.members
-        if is_over and state.board.is_running:
-            return state.board.wait
+        if is_over and state.evaluation.is_running:
+            return state.evaluation.wait
         if is_over and members.is_committing:
             return Wait(reason=f"waiting for {members.committing}, the last one")
         if is_over:
@@ -120,13 +124,13 @@ class Scheduler:
         if state.flow.step == 0 and not state.flow.is_stopped:
             raise RunError(state.stats.counts.nothing_trained(state.flow.num_finished))
         state.is_finished = True
-        state.announce_the_end()
+        state.send_finished_event()
         work = FinishWork(step=state.flow.step)
         return Assembly(make=lambda: [work] * self._dp)
 
     def _evaluate_if_due(self, *, is_over: bool) -> None:
         state, step = self._state, self._state.flow.step
-        is_due = state.board.is_due(step, state.settings.eval_interval, is_over=is_over)
+        is_due = state.evaluation.is_due(step, state.settings.eval_interval, is_over=is_over)
         if is_due and state.members.published_version == step:
-            state.board.start(step)
+            state.evaluation.start(step)
             state.changed.notify_all()

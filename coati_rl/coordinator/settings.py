@@ -29,7 +29,7 @@ class CoordinatorSettings:
     dynamic_batching: bool  # a group without effect is replaced; else it counts for the step
     max_empty_groups: int  # consecutive groups without effect, at which the run stops
     seed: int
-    gap: MismatchSettings = field(default_factory=MismatchSettings)
+    mismatch: MismatchSettings = field(default_factory=MismatchSettings)
     probe_interval: int = 1  # weight syncs
     max_probe_tokens: int = 3
     inflight_update: bool = False  # weights change while responses are generated
@@ -44,19 +44,19 @@ class CoordinatorSettings:
         """Return the number of prompts that may be rolled out ahead of the weights."""
         return (self.n_behind + 1) * self.prompts_per_rollout
 
-    def learning_rate_progress(self, *, step: int, num_settled: int, num_prompts: int | None) -> float:
+    def learning_rate_progress(self, *, step: int, num_done: int, num_prompts: int | None) -> float:
         """Return the completed fraction of the run, by optimizer steps or prompts, whichever ends it first.
 
         If groups are replaced, prompts run ahead of steps.
 
         Args:
             step: optimizer steps taken.
-            num_settled: prompts trained or dropped.
+            num_done: prompts trained or dropped.
             num_prompts: of all episodes; None: endless.
         Returns: in [0, 1].
         """
         by_steps = 0.0 if self.max_steps is None else step / self.max_steps
-        by_prompts = 0.0 if num_prompts is None else num_settled / num_prompts
+        by_prompts = 0.0 if num_prompts is None else num_done / num_prompts
         return min(1.0, max(by_steps, by_prompts))
 
 
@@ -104,7 +104,7 @@ def coordinator_settings(config: Config, *, precision: Precision = "fp32") -> Co
         dynamic_batching=config.dynamic_batching,
         max_empty_groups=config.max_empty_batches * config.prompts_per_step,
         seed=config.seed,
-        gap=MismatchSettings(
+        mismatch=MismatchSettings(
             precision=precision,
             limit=config.max_logprob_gap,
             # A corrected mismatch is no reason to stop, and a renormalised distribution always differs.

@@ -48,9 +48,9 @@ class StepDraft:
 class StepStats:
     """Keep the counts and records of steps; called under the coordinator's lock."""
 
-    def __init__(self, settings: CoordinatorSettings, start: Position, kept: UntrainedRollouts) -> None:
-        """Begin at a position; `kept` are the untrained rollouts of its checkpoint."""
-        self.counts = GroupCounts(settings, start, kept)
+    def __init__(self, settings: CoordinatorSettings, start: Position, untrained: UntrainedRollouts) -> None:
+        """Begin at a position; `untrained` are the untrained rollouts of its checkpoint."""
+        self.counts = GroupCounts(settings, start, untrained)
         self.records = StepRecords(first_step=start.step, time_s=start.time_s)
         self._rules = settings.batch.rules
         self._closed: dict[int, ClosedStep] = {}  # of steps without a record yet, and the groups dropped before them

@@ -23,11 +23,11 @@ class TimedLeaseTable(LeaseTable):
         self.producer_idle.change(producer_id, 0 if lease is None else 1)
         return lease
 
-    def settle(self, lease_id: int, producer_id: int) -> OpenLease | None:
+    def close(self, lease_id: int, producer_id: int) -> OpenLease | None:
         """See LeaseTable."""
-        settled = super().settle(lease_id, producer_id)
-        self.producer_idle.change(producer_id, 0 if settled is None else -1)
-        return settled
+        closed = super().close(lease_id, producer_id)
+        self.producer_idle.change(producer_id, 0 if closed is None else -1)
+        return closed
 
     def revoke(self, producer_id: int) -> int:
         """See LeaseTable."""

@@ -26,7 +26,7 @@ class TrainingReports:
     def step(self, step: int, metrics: dict[str, Any]) -> None:
         """Add the metrics of optimizer step `step` (from 0) to its record."""
         state = self._state
-        self._judge_gap(state.gate.sampled_problem(step + 1, metrics))
+        self._handle_mismatch(state.mismatch_monitor.sampled_problem(step + 1, metrics))
         metrics = {**metrics, "producer_idle_fraction": state.leases.producer_idle.take()}
         for record, closed in state.stats.report(step, metrics):
             state.num_unwritten_steps += 1
@@ -35,7 +35,7 @@ class TrainingReports:
 
     def probe(self, policy_version: int, logprobs: np.ndarray) -> None:
         """Store the trainers' log-probabilities of a sync's probe, float32[T - 1]."""
-        self._state.gate.expect(policy_version, logprobs)
+        self._state.mismatch_monitor.expect(policy_version, logprobs)
 
     def sync(self, report: SyncReport) -> None:
         """Record how the transfer of the last SyncWork ended."""
@@ -46,14 +46,14 @@ class TrainingReports:
 
     def commit(self, report: CommitReport) -> None:
         """Record that a producer serves its staged weights, or has failed."""
-        self._judge_gap(self._state.syncs.committed(report))
+        self._handle_mismatch(self._state.syncs.committed(report))
         if report.error is not None:
             self._leasing.remove(report.producer, f"version {report.policy_version}: {report.error}")
         self._state.record_sync()
 
     def saved(self, step: int, path: str) -> None:
         """Record that a checkpoint is complete."""
-        self._state.saves.being_written = None
+        self._state.checkpoint_schedule.being_written = None
         self._state.event("checkpoint", step=step, path=path)
 
     def _write_step(self, record: dict[str, Any], closed: ClosedStep) -> None:
@@ -62,8 +62,8 @@ class TrainingReports:
         with self._state.changed:
             self._state.num_unwritten_steps -= 1
             self._state.event("step", **record)
-            self._state.announce_the_end()
+            self._state.send_finished_event()
 
-    def _judge_gap(self, problem: str | None) -> None:
-        if message := self._state.gate.judge(problem):
+    def _handle_mismatch(self, problem: str | None) -> None:
+        if message := self._state.mismatch_monitor.judge(problem):
             self._state.event("gap", cause=message)

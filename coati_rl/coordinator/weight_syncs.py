@@ -19,11 +19,16 @@ class WeightSyncs:
     """Track the sync in progress; called under the coordinator's lock."""
 
     def __init__(
-        self, settings: CoordinatorSettings, members: Membership, gate: LogprobMismatchMonitor, *, probe: Sequence[int]
+        self,
+        settings: CoordinatorSettings,
+        members: Membership,
+        monitor: LogprobMismatchMonitor,
+        *,
+        probe: Sequence[int],
     ) -> None:
         """Begin without a sync; `probe` holds the token ids whose log-probabilities verify one."""
         self._members = members
-        self._gate = gate
+        self._monitor = monitor
         self._probe = tuple(probe)
         self._probe_interval = settings.probe_interval
         self._transfer: SyncWork | None = None  # started, not yet reported
@@ -70,11 +75,11 @@ class WeightSyncs:
             return None
         self._probed.add(report.producer)
         logprobs = report.result.probe_logprobs
-        gap = self._gate.measure(report.policy_version, logprobs)
+        gap = self._monitor.measure(report.policy_version, logprobs)
         if gap is None:
             return None
         self._gaps.append(gap)
-        problem = self._gate.probe_problem(report.policy_version, logprobs, gap)
+        problem = self._monitor.probe_problem(report.policy_version, logprobs, gap)
         return problem and f"producer-{report.producer}: {problem}"
 
     def take_record(self) -> Mapping[str, Any] | None:

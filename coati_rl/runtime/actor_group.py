@@ -48,7 +48,7 @@ class CoordinatorActor(Coordinator):
             RolloutRecorder(paths.rollouts, config.rollout_detail),
             RunStart(
                 position=prepared.resume.position if prepared.resume else None,
-                kept=prepared.resume.kept if prepared.resume else None,
+                untrained=prepared.resume.untrained if prepared.resume else None,
                 probe=probe_tokens(prepared.train.prompts, settings.max_probe_tokens),
             ),
         )

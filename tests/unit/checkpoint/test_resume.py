@@ -199,7 +199,7 @@ def test_a_checkpoint_from_before_rollouts_were_kept_samples_again_what_was_fini
     (checkpoint / "state.json").write_text(json.dumps(state))
     write_manifest(checkpoint)
     point = resume()
-    assert (point.position.waiting, point.position.kept, point.kept) == (("train-4.0",), (), UntrainedRollouts())
+    assert (point.position.waiting, point.position.kept, point.untrained) == (("train-4.0",), (), UntrainedRollouts())
 
 
 def test_a_checkpoint_of_a_later_format_is_refused_before_anything_else(refusal, checkpoint):
@@ -216,15 +216,15 @@ def test_a_checkpoint_without_its_runs_configuration_cannot_be_compared(resume, 
 
 def test_finished_rollouts_are_gone_on_with_under_the_datasets_prompts(ahead, resume, make_prompts):
     point = resume()
-    (finished,) = point.kept.finished
+    (finished,) = point.untrained.finished
     assert finished.group.prompt == replace(make_prompts(10)[4], uid="train-4.0")
-    assert (finished.sync_index, point.kept.sync_index_of) == (-1, {7: -1})
+    assert (finished.sync_index, point.untrained.sync_index_of) == (-1, {7: -1})
     assert (point.position.waiting, point.position.kept, point.num_steps) == (("train-2.0",), ("train-4.0",), 5)
 
 
 def test_kept_rollouts_are_sampled_again_when_settings_have_changed(ahead, resume):
     point = resume("-temp 0.7")
-    assert point.kept == UntrainedRollouts()
+    assert point.untrained == UntrainedRollouts()
     assert (point.position.waiting, point.position.kept) == (("train-2.0", "train-4.0"), ())
     assert point.changes == (
         "temperature was 1.0 and is 0.7 now",

@@ -97,13 +97,15 @@ def test_a_fork_that_trains_what_its_parent_trains_is_refused(forked_group):
 @pytest.mark.parametrize("parent", [1, 2, 3, -1])
 def test_a_fork_has_an_earlier_parent(forked_group, parent):
     first, fork, other = forked_group().trajectories
-    with pytest.raises(ValueError, match=f"trajectory 1 is a fork of {parent}, which is no earlier one of its episode"):
+    with pytest.raises(
+        ValueError, match=f"trajectory 1 is a fork of {parent}, which is not an earlier one of its episode"
+    ):
         forked_group((first, replace(fork, prefix=SharedPrefix(num_tokens=5, parent=parent)), other))
 
 
 def test_a_fork_belongs_to_its_parents_episode(forked_group):
     first, fork, other = forked_group().trajectories
-    with pytest.raises(ValueError, match="trajectory 1 is a fork of 0, which is no earlier one of its episode"):
+    with pytest.raises(ValueError, match="trajectory 1 is a fork of 0, which is not an earlier one of its episode"):
         forked_group((first, replace(fork, episode=1), other))
 
 

@@ -60,10 +60,10 @@ class Wait:
 class WorkList:
     """Keep the items of work by number, each with an entry per dp rank, until every trainer rank has it."""
 
-    def __init__(self, *, num_ranks: int, ranks_per_dp_group: int) -> None:
+    def __init__(self, *, num_ranks: int, trainers_per_dp_rank: int) -> None:
         self._items: dict[int, Sequence[Work]] = {}
         self._asked = dict.fromkeys(range(num_ranks), 0)  # rank -> the last item it asked for
-        self._ranks_per_dp_group = ranks_per_dp_group
+        self._trainers_per_dp_rank = trainers_per_dp_rank
 
     def ask(self, index: int, rank: int) -> Work | None:
         """Return an item for a trainer rank, None if it is not decided. The rank has received all earlier items."""
@@ -71,7 +71,7 @@ class WorkList:
         oldest = min(self._asked.values())
         self._items = {number: item for number, item in self._items.items() if number >= oldest}
         item = self._items.get(index)
-        return None if item is None else item[rank // self._ranks_per_dp_group]
+        return None if item is None else item[rank // self._trainers_per_dp_rank]
 
     def add(self, index: int, item: Sequence[Work]) -> None:
         """Add an item, with an entry for each dp rank."""

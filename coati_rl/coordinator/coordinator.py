@@ -58,7 +58,7 @@ class Coordinator:
         self._reports = TrainingReports(self._state, self._leasing, recorder)
         with self._changed:
             self._scheduler = Scheduler(self._state)
-        self._work = WorkList(num_ranks=settings.num_trainers, ranks_per_dp_group=settings.ranks_per_dp_group)
+        self._work = WorkList(num_ranks=settings.num_trainers, trainers_per_dp_rank=settings.trainers_per_dp_rank)
         self._is_assembling = False  # one trainer's call builds the next item, the others wait
         self._wait: Wait | None = None  # for the next item, if a trainer has requested it
 

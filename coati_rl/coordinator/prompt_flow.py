@@ -58,7 +58,7 @@ class PromptFlow:
         self._awaits_leases = bool(untrained)
         # Groups that hold a slot until the next sync; restored on resume, so that producers run no further ahead.
         self._num_trained_unsynced = start.step % settings.sync_period * settings.batch.prompts_per_step
-        self.step = start.step  # optimizer steps handed out
+        self.step = start.step  # optimizer steps given to the trainers
         self.is_stopped = False  # by the user, before the run is over
 
     @property
@@ -166,11 +166,11 @@ class PromptFlow:
     def _leaves_room(self, size: int, sync_index: int) -> bool:
         """Return True if all leased prompts can still be trained in time after the first `size` finished ones."""
         settings = self._settings
-        room = settings.prompts_per_rollout - self._num_trained_unsynced - size
+        free = settings.prompts_per_rollout - self._num_trained_unsynced - size
         leased_at = [finished.sync_index for finished in self.finished[size:]] + self._leases.sync_indices("train")
         for syncs_left in range(settings.n_behind):  # before the prompts leased then would be too stale
             num_due = sum(sync_index - at >= settings.n_behind - syncs_left for at in leased_at)
-            if num_due > room + syncs_left * settings.prompts_per_rollout:
+            if num_due > free + syncs_left * settings.prompts_per_rollout:
                 return False
         return True
 

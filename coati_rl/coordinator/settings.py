@@ -21,7 +21,7 @@ class CoordinatorSettings:
     n_behind: int  # syncs
     sync_period: int  # optimizer steps
     num_trainers: int
-    ranks_per_dp_group: int  # tp * pp
+    trainers_per_dp_rank: int  # tp * pp
     max_steps: int | None
     eval_interval: int | None  # optimizer steps; None is off
     save_interval: int | None
@@ -96,7 +96,7 @@ def coordinator_settings(config: Config, *, precision: Precision = "fp32") -> Co
         n_behind=config.n_behind,
         sync_period=config.sync_period,
         num_trainers=config.num_trainers,
-        ranks_per_dp_group=config.num_trainers // config.dp,
+        trainers_per_dp_rank=config.num_trainers // config.dp,
         max_steps=config.max_steps,
         eval_interval=config.eval_interval if config.eval_dataset and config.eval_interval > 0 else None,
         save_interval=config.save_interval if config.save_interval > 0 else None,

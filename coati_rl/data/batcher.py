@@ -22,8 +22,8 @@ class BatchSettings:
     """Hold the sizes of a step and the weighting of its samples."""
 
     dp: int
-    train_batch_size: int  # prompts per dp group and step
-    train_minibatch_size: int  # prompts per dp group and mini-batch
+    train_batch_size: int  # prompts per dp rank and step
+    train_minibatch_size: int  # prompts per dp rank and mini-batch
     train_microbatch_size: int  # samples per micro-batch
     loss_variation: LossVariation
     advantage_estimator: str  # its name; `load_estimator` has the function
@@ -33,12 +33,12 @@ class BatchSettings:
 
     @property
     def prompts_per_mini_batch(self) -> int:
-        """Return the number of prompts, over all dp groups."""
+        """Return the number of prompts, over all dp ranks."""
         return self.train_minibatch_size * self.dp
 
     @property
     def prompts_per_step(self) -> int:
-        """Return the number of prompts, over all dp groups."""
+        """Return the number of prompts, over all dp ranks."""
         return self.train_batch_size * self.dp
 
 

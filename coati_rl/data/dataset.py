@@ -86,7 +86,7 @@ def _read_with_datasets(file: Path, flag: str, answer_key: str | None) -> Iterat
     as_text = {"converters": dict.fromkeys(texts, str), "keep_default_na": False}
     options: dict[str, Any] = as_text if loader == "csv" else {}
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(logging.CRITICAL)  # what goes wrong is said below
+    datasets.logging.set_verbosity(logging.CRITICAL)  # errors are reported below
     with tempfile.TemporaryDirectory(prefix="coati-datasets-") as cache:
         try:
             table = datasets.load_dataset(loader, data_files=str(file), split="train", cache_dir=cache, **options)

@@ -26,8 +26,8 @@ class DatasetSettings:
     """Hold the sizes of a step and the length of the run."""
 
     dp: int
-    ranks_per_dp_group: int  # tp * pp
-    batch_size: int  # samples per optimizer step, over all dp groups
+    trainers_per_dp_rank: int  # tp * pp
+    batch_size: int  # samples per optimizer step, over all dp ranks
     micro_batch_size: int  # samples per micro-batch
     num_epochs: int = 1
     max_steps: int | None = None
@@ -82,7 +82,7 @@ class DatasetSource:
         kind, step = self._items[index]
         if kind == "save":
             return SaveWork(step=step, data_state={**self._order, "step": step})
-        return TrainWork(batch=self._batches(step)[rank // self._settings.ranks_per_dp_group])
+        return TrainWork(batch=self._batches(step)[rank // self._settings.trainers_per_dp_rank])
 
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:
         """Take the metrics of optimizer step `step`, from 0."""

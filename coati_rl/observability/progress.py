@@ -68,7 +68,7 @@ class ProgressDisplay:
             with suppress(OSError):
                 self._live.stop()
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a permanent line; ignore a closed terminal or a full disk."""
         self._shown_at, self._wait = self._now(), Text("")
         self._print(text)
@@ -98,27 +98,27 @@ class ProgressDisplay:
         if kind == "step":
             self._show_step(event)
         elif kind == "evaluation":
-            self.say(f"step {event['step']}: {event['task']} accuracy {event['accuracy']:.3f} (greedy)")
+            self.print_line(f"step {event['step']}: {event['task']} accuracy {event['accuracy']:.3f} (greedy)")
         elif kind == "checkpoint":
-            self.say(f"step {event['step']}: checkpoint {event['path']}")
+            self.print_line(f"step {event['step']}: checkpoint {event['path']}")
         elif kind == "producer_lost":
-            self.say(
+            self.print_line(
                 f"producer {event['producer']} lost: {event['cause']}; {event['prompts_reissued']} prompts reissued"
             )
         elif kind == "sync" and event["problem"]:
-            self.say(f"weight sync to version {event['policy_version']} failed and is repeated: {event['problem']}")
+            self.print_line(f"weight sync to version {event['policy_version']} failed and is repeated: {event['problem']}")
         elif kind == "gap":
-            self.say(f"warning: {event['cause']}")
+            self.print_line(f"warning: {event['cause']}")
         elif kind == "rollout_failed":
-            self.say(f"prompt {event['uid']} failed: {event['cause']}")
+            self.print_line(f"prompt {event['uid']} failed: {event['cause']}")
         elif kind == "finished" and event["groups_dropped"]:
             filtered = f" ({event['groups_filtered']} more were filtered)" if event["groups_filtered"] else ""
-            self.say(f"{event['groups_dropped']} prompts at the end did not fill a step: dropped{filtered}")
+            self.print_line(f"{event['groups_dropped']} prompts at the end did not fill a step: dropped{filtered}")
 
     def _show_step(self, record: dict[str, Any]) -> None:
         line = step_line(record, self._num_steps)
         if not self._console.is_terminal:
-            self.say(line)
+            self.print_line(line)
             return
         self._shown_at, self._wait = self._now(), Text("")
         numbers = line.split("  ", 1)[1]

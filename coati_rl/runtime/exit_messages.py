@@ -36,7 +36,7 @@ class RunNote:
         newest = self._newest()
         if newest is None:
             return "; no checkpoint was written: start it again"
-        return f"; go on from step {step_of(newest)} with: {self._command(newest)}"
+        return f"; resume from step {step_of(newest)} with: {self._command(newest)}"
 
     def how_to_train_on(self) -> str:
         """Return the end of a finished run's last line that says how to train further."""
@@ -76,7 +76,7 @@ def read_note(scratch: Path) -> RunNote:
     return RunNote(**paths, grace_s=float(note["grace_s"]))
 
 
-def say(text: str) -> None:
+def print_lines(text: str) -> None:
     """Write lines to stderr; ignore a closed terminal or a full disk."""
     with suppress(OSError):
         sys.stderr.write("".join(f"rl_example.py: {line}\n" for line in text.splitlines()))

@@ -150,7 +150,7 @@ class Heartbeats:
 
 
 def _state(beat: Heartbeat) -> str:
-    """Return a clause that says that its process is stopped, if it is, and is on this node; else nothing."""
+    """Return ", its process ... is stopped" if it is stopped and on this node, else an empty text."""
     if beat.node_id == ray.get_runtime_context().get_node_id():
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(beat.pid)

@@ -68,7 +68,7 @@ def launch(
             ProgressDisplay(plan.num_steps, first_step=first_step) as display,
             ray_cluster(config, num_cpus=num_cpus, num_gpus=num_gpus, scratch=scratch),
         ):
-            display.say(f"run directory {paths.run_dir}")
+            display.print_line(f"run directory {paths.run_dir}")
             if prepared.resume is not None:
                 _report_resumption(prepared.resume, display)
             actors = ActorGroup(
@@ -169,7 +169,7 @@ def _records(config: Config, run_dir: Path, *, first_step: int) -> Iterator[tupl
 
 def _report_resumption(resume: ResumePoint, display: ProgressDisplay) -> None:
     for line in (resume.line(), *resume.changes):
-        display.say(line)
+        display.print_line(line)
         logger.info("%s", line)
 
 

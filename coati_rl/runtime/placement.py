@@ -38,8 +38,8 @@ class Node:
 
     def capacity(self, need: ActorResources) -> int:
         """Return the number of such actors that fit."""
-        shares = [free // wanted for free, wanted in ((self.cpus, need.cpus), (self.gpus, need.gpus)) if wanted]
-        return int(min(shares))
+        counts = [free // wanted for free, wanted in ((self.cpus, need.cpus), (self.gpus, need.gpus)) if wanted]
+        return int(min(counts))
 
     def without(self, need: ActorResources, count: int = 1) -> "Node":
         """Return the node with the resources of so many such actors taken."""

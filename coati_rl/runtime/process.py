@@ -28,19 +28,19 @@ class ActorContext:
 
 def assigned_cores(slot: int, num_slots: int, cores: list[int]) -> list[int]:
     """Return the cores of one of `num_slots` processes: disjoint sets while there are enough, then one core each."""
-    share = max(1, len(cores) // num_slots)
-    first = slot * share % len(cores)
-    return cores[first : first + share]
+    count = max(1, len(cores) // num_slots)
+    first = slot * count % len(cores)
+    return cores[first : first + count]
 
 
 def device_environment(device: Device, precision: str) -> dict[str, str]:
-    """Environment variables of a process that computes on `device`, read when it starts.
+    """Return the environment variables of a process that computes on `device`, read when it starts.
 
     On a machine with GPUs a run on the CPU must not find them: vLLM and ColossalAI choose their device independently.
     """
     if device == "cpu":
         return {"CUDA_VISIBLE_DEVICES": ""}
-    # Triton's kernels, vLLM's attention among them, multiply float32 in TF32 (10 bits of mantissa) unless told.
+    # Triton's kernels, vLLM's attention among them, multiply float32 in TF32 (10 bits of mantissa) by default.
     return {"TRITON_F32_DEFAULT": "ieee"} if precision == "fp32" else {}
 
 

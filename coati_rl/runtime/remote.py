@@ -156,7 +156,7 @@ class RemoteProducer:
         try:
             self._handle = ray.get_actor(name, namespace=namespace)
         except ValueError as error:  # raised by Ray if there is no such actor
-            raise PeerLostError(f"{name} is gone") from error
+            raise PeerLostError(f"{name} has ended") from error
 
     def stage_weights(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> tuple[str, ...]:
         """See WeightReceiver."""

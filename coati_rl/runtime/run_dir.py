@@ -71,7 +71,7 @@ def make_run_dir(config: Config, resume: ResumePoint | None = None, *, checkpoin
 
     Args:
         checkpoint_bytes: the estimated size of a checkpoint.
-    Raises: ConfigError if it cannot be created or written or has no room for a checkpoint, if the run that is resumed
+    Raises: ConfigError if it cannot be created or written or a checkpoint does not fit, if the run that is resumed
         is still running, or if the directory of checkpoints holds those of another run.
     """
     wanted = _wanted(config) if config.run_dir else None

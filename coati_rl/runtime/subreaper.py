@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from coati_rl.runtime.exit_messages import discard_output, read_note, say
+from coati_rl.runtime.exit_messages import discard_output, read_note, print_lines
 from coati_rl.runtime.interrupts import ending_signals, handle_first, interrupt
 from coati_rl.runtime.shared_memory import family, unlink_mapped
 
@@ -59,7 +59,7 @@ def run_under_subreaper(main: Callable[[Path], int]) -> int:
             shutil.rmtree(scratch, ignore_errors=True)
     code, problem = _watch(driver, ending, scratch)
     if problem:
-        say(f"{problem}{read_note(scratch).how_to_resume()}")
+        print_lines(f"{problem}{read_note(scratch).how_to_resume()}")
     shutil.rmtree(scratch, ignore_errors=True)
     return code
 

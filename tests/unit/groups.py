@@ -56,7 +56,7 @@ def make_settings():
             "n_behind": 0,
             "sync_period": 2,
             "num_trainers": sizes["dp"],
-            "ranks_per_dp_group": 1,
+            "trainers_per_dp_rank": 1,
             "max_steps": None,
             "eval_interval": None,
             "save_interval": None,

@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class Response:
-    """What is known of a response; float64[T] each."""
+    """Hold the data of a response; float64[T] each."""
 
     reward: float
     logprobs: Floats

@@ -92,7 +92,7 @@ def make_samples(config: Config, groups: Sequence[Group]) -> list[Sample]:
 
 
 def score(config: Config, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
-    """What a trainer does to advantages before the loss."""
+    """Change advantages as a trainer does before the loss."""
     if config.kl_place == "reward":
         settings = {"kl_coeff": config.kl_coeff, "estimator": config.kl_estimator}
         micro_batches = [subtract_kl_to_go(micro_batch, **settings)[0] for micro_batch in micro_batches]

@@ -64,7 +64,7 @@ def position_of(save):
 
 
 def resumed(save, prompts):
-    """What the coordinator of a run that goes on from this checkpoint gets, as it comes back from its files."""
+    """Return the start of a coordinator resumed from this checkpoint, as read from its files."""
     by_uid = {prompt.uid: prompt for prompt in prompts}
     untrained = UntrainedRollouts.from_bytes(save.rollouts, lambda uid: drawn_prompt(by_uid, uid))
     return {"start": position_of(save), "untrained": untrained}

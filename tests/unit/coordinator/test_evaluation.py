@@ -25,7 +25,7 @@ def answer(group_of):
 
 
 def finish(rounds):
-    """What the coordinator does when an answer is in."""
+    """Finish a round as the coordinator does when all answers are received."""
     summaries = rounds.write() if rounds.take_if_done() else []
     if summaries:
         rounds.close()

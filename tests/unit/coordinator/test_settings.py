@@ -26,7 +26,7 @@ def test_sizes_come_from_the_version_algebra():
 def test_the_layout_of_micro_batches_comes_from_the_flags():
     settings = settings_of("--max-tokens-per-microbatch 8192 --one-sample-per-row -t 8 -tp 2 -pp 2")
     assert (settings.batch.max_tokens_per_microbatch, settings.batch.one_sample_per_row) == (8192, True)
-    assert (settings.batch.dp, settings.ranks_per_dp_group) == (2, 4)
+    assert (settings.batch.dp, settings.trainers_per_dp_rank) == (2, 4)
 
 
 def test_training_samples_as_the_flags_say_and_evaluation_greedily():

@@ -20,7 +20,7 @@ LIMITS = st.fixed_dictionaries(
 
 
 def cost(bin_, lengths, one_sample_per_row):
-    """What a forward computes, in tokens."""
+    """Count the tokens that a forward computes."""
     if one_sample_per_row:
         return len(bin_) * max((lengths[i] for i in bin_), default=0)
     return sum(lengths[i] for i in bin_)

@@ -70,7 +70,7 @@ def test_a_temporary_directory_with_a_name_too_long_for_ray_is_refused(ray_calls
 
 @pytest.fixture
 def meeting_point_of(monkeypatch, tmp_path):
-    """Where the trainers of a configuration meet, as rank 0 says; nothing listens there any more."""
+    """Return the trainers' rendezvous address as rank 0 gives it; no process listens there any more."""
 
     def make(config):
         monkeypatch.setattr(consumer.actor, "enter_actor", lambda context: None)

@@ -39,7 +39,7 @@ FOUR_TRAINERS = {"num_trainers": 4, "train_batch_size": 1, "train_minibatch_size
 
 @pytest.fixture
 def backend_of(monkeypatch, tmp_path):
-    """What a trainer builds its engine from."""
+    """Return the arguments of a trainer's engine."""
 
     def make(config):
         seen = []
@@ -166,7 +166,7 @@ def test_tensor_parallel_size__cuts_each_model_over_so_many_trainers(backend_of,
     config = config_with(**FOUR_TRAINERS, tensor_parallel_size=tp)
     assert backend_of(config).tp_size == tp
     settings = coordinator_settings(config)
-    assert (settings.batch.dp, settings.ranks_per_dp_group) == (4 // tp, tp)
+    assert (settings.batch.dp, settings.trainers_per_dp_rank) == (4 // tp, tp)
 
 
 @pytest.mark.parametrize("pp", [1, 2])
@@ -174,7 +174,7 @@ def test_pipeline_parallel_size__makes_so_many_stages(backend_of, config_with, p
     config = config_with(**FOUR_TRAINERS, pipeline_parallel_size=pp)
     assert backend_of(config).pp_size == pp
     settings = coordinator_settings(config)
-    assert (settings.batch.dp, settings.ranks_per_dp_group) == (4 // pp, pp)
+    assert (settings.batch.dp, settings.trainers_per_dp_rank) == (4 // pp, pp)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])

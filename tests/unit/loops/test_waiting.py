@@ -20,7 +20,7 @@ TWO_PRODUCERS = {"num_inferencer": 2, "inference_batch_size": 2, "inference_micr
 
 
 class Terminal(io.StringIO):
-    """What a person sees who is not at a terminal but reads the lines."""
+    """Collect the output as without a terminal, line by line."""
 
     def until(self, text):
         """Return when a line has the text."""

@@ -57,7 +57,7 @@ def gathered(inputs: dict[str, Tensor | None]) -> tuple[Tensor, Tensor]:
 
 
 def make_micro_batch(inputs: dict[str, Tensor | None], seed: int = 1) -> dict[str, Tensor]:
-    """What a loss is given: arrays around the log-probabilities, so that some ratios are clipped and some are not."""
+    """Make the arrays of a loss, close to the log-probabilities, so that some ratios are clipped and some are not."""
     rng = np.random.default_rng(seed)
     exact = chosen_logprobs(inputs).detach()
 

@@ -45,7 +45,7 @@ class Notes:
 
 
 def recorded(event):
-    """What metrics.jsonl, TensorBoard and syncs.jsonl get of an event."""
+    """Return the records of an event in metrics.jsonl, TensorBoard and syncs.jsonl."""
     display, jsonl, tensorboard, syncs = Notes(), Notes(), Notes(), Notes()
     _record(event, display, [jsonl, tensorboard], syncs)
     assert len(display.shown) == 1

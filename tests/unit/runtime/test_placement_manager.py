@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def got():
-    """What a run of 2 trainers and a producer of 2 ranks got, and then others beside it."""
+    """Return the reservations of a run of 2 trainers and a producer of 2 ranks, and of other runs at the same time."""
     script = Path(__file__).with_name("placement_process.py")
     root = script.parents[3]
     with tempfile.TemporaryDirectory(prefix="reservations-") as scratch:

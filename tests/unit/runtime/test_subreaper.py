@@ -96,7 +96,7 @@ def test_of_a_driver_that_was_killed_the_guardian_says_what_it_was_and_how_to_re
     assert subreaper.stderr.read() == (
         "rl_example.py: the run failed: its driver was killed by SIGKILL "
         "(possibly out of memory: see the kernel's log); everything was stopped; "
-        f"go on from step 100 with: python rl_example.py --config '{run_dir}/config.yaml' -cp '{run_dir}'\n"
+        f"resume from step 100 with: python rl_example.py --config '{run_dir}/config.yaml' -cp '{run_dir}'\n"
     )
     assert not orphan.is_running()
     assert not scratch.exists()

@@ -85,7 +85,7 @@ MMAP, PRCTL, SETSOCKOPT, FCNTL = (9, 222), (157, 167), (54, 208), (72, 25)
 
 
 def judge(program: bytes, *, architecture: int, number: int, arguments: tuple[int, ...] = ()) -> str:
-    """What the kernel would do with a call: BPF, as linux/filter.h and struct seccomp_data define it."""
+    """Evaluate the filter for a call as the kernel does: BPF, as linux/filter.h and struct seccomp_data define it."""
     six = (*arguments, *[0] * (6 - len(arguments)))
     data = struct.pack("<iIQ6Q", number if number < 1 << 31 else number - (1 << 32), architecture, 0, *six)
     instructions = list(struct.iter_unpack("<HBBI", program))

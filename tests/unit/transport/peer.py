@@ -63,7 +63,7 @@ def send_share_for_ever(rendezvous: Rendezvous, manifest: WeightManifest, timeou
 
 
 def main(arguments: list[str]) -> None:
-    """What the arguments say."""
+    """Act as the arguments say."""
     match arguments:
         case ["receive", rendezvous, manifest, timeout_s, *device]:
             announced = Rendezvous.from_json(rendezvous), WeightManifest.from_json(manifest)

@@ -20,7 +20,7 @@ def pair() -> tuple[PeerConnection, socket.socket]:
 
 
 def settle(peer_connection: PeerConnection) -> str | None:
-    """What it knows once the bytes on the way have arrived."""
+    """Return the failure once the bytes in transit have arrived."""
     for _ in range(200):
         if peer_connection.failure() is not None:
             break

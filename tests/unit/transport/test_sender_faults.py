@@ -19,7 +19,7 @@ MANIFEST = announce(STAGES, bucket_bytes=2**20)  # a bucket for each
 
 
 def failures(futures) -> list[str]:
-    """What each of them failed with."""
+    """Return the errors of all members."""
     errors = [future.exception(timeout=20.0) for future in futures]
     assert all(isinstance(error, TransferError) for error in errors)
     return [str(error) for error in errors]

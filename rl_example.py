@@ -16,7 +16,7 @@ from coati_rl.config import Config
 from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
 from coati_rl.errors import CoatiError, ConfigError
-from coati_rl.runtime.exit_messages import read_note, print_lines
+from coati_rl.runtime.exit_messages import print_lines, read_note
 from coati_rl.runtime.ray_environment import prepare_ray_environment
 from coati_rl.runtime.run_dir import probe_outputs
 from coati_rl.runtime.subreaper import run_under_subreaper
@@ -79,5 +79,10 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     return 0
 
 
+def run(argv: Sequence[str]) -> int:
+    """Run the command line in a child process that leaves nothing behind; returns the exit code."""
+    return run_under_subreaper(functools.partial(main, argv))
+
+
 if __name__ == "__main__":
-    sys.exit(run_under_subreaper(functools.partial(main, sys.argv[1:])))
+    sys.exit(run(sys.argv[1:]))

@@ -106,7 +106,9 @@ class ProgressDisplay:
                 f"producer {event['producer']} lost: {event['cause']}; {event['prompts_reissued']} prompts reissued"
             )
         elif kind == "sync" and event["problem"]:
-            self.print_line(f"weight sync to version {event['policy_version']} failed and is repeated: {event['problem']}")
+            self.print_line(
+                f"weight sync to version {event['policy_version']} failed and is repeated: {event['problem']}"
+            )
         elif kind == "gap":
             self.print_line(f"warning: {event['cause']}")
         elif kind == "rollout_failed":

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from coati_rl.runtime.exit_messages import discard_output, read_note, print_lines
+from coati_rl.runtime.exit_messages import discard_output, print_lines, read_note
 from coati_rl.runtime.interrupts import ending_signals, handle_first, interrupt
 from coati_rl.runtime.shared_memory import family, unlink_mapped
 

@@ -99,8 +99,8 @@ LOADERS = [(load_estimator, "--advantage-estimator"), (load_terms, "--policy-los
 def test_a_missing_file_is_refused(load, flag: str, tmp_path: Path) -> None:
     name = f"{tmp_path}/none.py:terms"
     assert refusal_of(load, name) == f"{flag} {name}: there is no file {tmp_path}/none.py; write FILE.py:FUNCTION"
-    assert refusal_of(load, f"{tmp_path}:terms").startswith(f"{flag} {tmp_path}:terms: no file")
-    assert refusal_of(load, ":terms").startswith(f"{flag} :terms: no file")
+    assert refusal_of(load, f"{tmp_path}:terms").startswith(f"{flag} {tmp_path}:terms: there is no file")
+    assert refusal_of(load, ":terms").startswith(f"{flag} :terms: there is no file")
 
 
 @pytest.mark.parametrize(("load", "flag"), LOADERS)

@@ -118,7 +118,7 @@ def test_another_models_shape_is_refused_by_its_numbers(refusal, model_dir, tmp_
     (tmp_path / "wide" / "config.json").write_text(json.dumps(config | {"intermediate_size": 2 * size}))
     message = refusal(model=tmp_path / "wide")
     assert f"its model differs from --model {tmp_path / 'wide'}: " in message
-    assert f": intermediate_size {size} instead of {2 * size}; give the --model" in message
+    assert f": intermediate_size {size} instead of {2 * size}; use the --model of that run" in message
 
 
 @pytest.mark.parametrize(

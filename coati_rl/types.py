@@ -153,7 +153,7 @@ class Trajectory:
         if num_in_turns != num_in_loss:
             raise ValueError("loss_mask is True on tokens of the shared prefix, or of no turn")
         if num_in_loss and self.loss_mask[0]:
-            raise ValueError("loss_mask is True on the first token, which nothing predicts")
+            raise ValueError("loss_mask is True on the first token, which no token predicts")
 
     @property
     def num_loss_tokens(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from coati_rl.config import Config
-from coati_rl.coordinator.membership import UNPROVEN
+from coati_rl.coordinator.membership import UNSYNCED
 from coati_rl.errors import EngineError
 from coati_rl.observability.phases import PHASES
 from coati_rl.observability.timeline import Timeline
@@ -62,7 +62,7 @@ class ProducerActor:
             seed=config.seed,
             device=self._context.device,
             gpu_memory_utilization=config.gpu_memory_utilization,
-            policy_version=UNPROVEN,
+            policy_version=UNSYNCED,
             load_timeout_s=START_TIMEOUT_S,
         )
         logger.info("producer %d is ready", self._producer_id)

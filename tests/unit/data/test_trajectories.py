@@ -131,5 +131,5 @@ def test_a_token_that_nothing_predicts_is_not_in_the_loss(forked_group):
     assert replace(first, **from_nothing).num_loss_tokens == 5
     ones = np.ones(10, dtype=np.float32)
     arrays = {"logprobs": ones, "policy_versions": ones, "temperature": ones, "loss_mask": ones > 0}
-    with pytest.raises(ValueError, match="True on the first token, which nothing predicts"):
+    with pytest.raises(ValueError, match="True on the first token, which no token predicts"):
         replace(first, **from_nothing, **arrays)

@@ -1,4 +1,4 @@
-"""Each algorithm's loss as its paper has it, from rewards and log-probabilities to one number, in float64.
+"""Implement each algorithm's loss as in its paper, from rewards and log-probabilities to one number, in float64.
 
 One function an algorithm, which reads like its equation. The sign is that of a loss; L_MAX is the longest response.
 """

@@ -1,4 +1,4 @@
-"""Any loss, on any batch, against the oracle: value, both gradients, nothing on padding, the report."""
+"""Test any loss on any batch against the oracle: value, both gradients, zero on padding, the report."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Each preset from rewards to the scalar and its gradient, through the functions of a run, against its paper."""
+"""Test each preset from rewards to the scalar and its gradient, through the functions of a run, against its paper."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Migrations: what each version of the checkpoint format becomes in the next, and what is refused."""
+"""Test migrations from each version of the checkpoint format to the next, and refusals."""
 
 import io
 import json

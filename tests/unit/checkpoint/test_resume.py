@@ -1,4 +1,4 @@
-"""-cp: from where a run goes on, and when it may not."""
+"""Test -cp: the point from which a run is resumed, and refusals."""
 
 import json
 import shutil

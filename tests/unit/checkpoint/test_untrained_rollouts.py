@@ -1,4 +1,4 @@
-"""Rollouts in a checkpoint come back as they were, and bytes that are something else are refused."""
+"""Test that rollouts in a checkpoint are restored unchanged, and that invalid bytes are refused."""
 
 import io
 from dataclasses import fields, replace

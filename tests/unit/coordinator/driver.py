@@ -1,4 +1,4 @@
-"""One producer and one trainer of a coordinator, driven from outside, and what they leave behind."""
+"""Drive one producer and one trainer of a coordinator, and read their files."""
 
 import json
 

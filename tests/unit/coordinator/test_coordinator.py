@@ -1,4 +1,4 @@
-"""The coordinator's rules: slots, leases, the order of work, the end of a run."""
+"""Test the coordinator's rules: slots, leases, the order of work, the end of a run."""
 
 import dataclasses
 import threading

@@ -1,4 +1,4 @@
-"""A coordinator that goes on from a checkpoint: no prompt is lost, none is trained twice, and nothing else shows."""
+"""Test a coordinator resumed from a checkpoint: no prompt is lost or trained twice, and nothing else differs."""
 
 import pytest
 

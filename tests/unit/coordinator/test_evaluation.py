@@ -1,4 +1,4 @@
-"""Evaluation rounds: who is asked, what counts, what is written."""
+"""Test evaluation rounds: prompts, accuracy, files."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""A prompt is delivered exactly once, whoever dies."""
+"""Test that a prompt is delivered exactly once, whichever producer dies."""
 
 import pytest
 

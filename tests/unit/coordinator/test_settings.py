@@ -1,4 +1,4 @@
-"""From the flags to what the coordinator works with."""
+"""Test the coordinator's settings from flags."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A producer without a lease is idle."""
+"""Test that a producer without a lease is idle."""
 
 import pytest
 

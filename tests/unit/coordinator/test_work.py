@@ -1,4 +1,4 @@
-"""The list of work: the same items in the same order for every rank, and nothing kept for longer."""
+"""Test the list of work: every rank gets the same items in the same order, and items are freed afterwards."""
 
 from coati_rl.work import FinishWork, SaveWork, WorkList
 

@@ -1,4 +1,4 @@
-"""Lengths -> bins: every sample once, limits kept, equally many bins a rank, about the same work at every k."""
+"""Test bins: every sample once, within limits, equally many per rank, similar cost at every k."""
 
 import numpy as np
 import pytest

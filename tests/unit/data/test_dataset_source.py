@@ -1,4 +1,4 @@
-"""Work from a dataset alone: every sample once per epoch, the same on every rank, and on from any step."""
+"""Test work from a dataset alone: every sample once per epoch, equal on every rank, resumable at any step."""
 
 import numpy as np
 import pytest

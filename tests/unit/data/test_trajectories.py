@@ -1,4 +1,4 @@
-"""Trajectories of one turn, of several, and of forked episodes: what they hold, and what is refused."""
+"""Test trajectories of one turn, of several, and of forked episodes: their content and refusals."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Records are written by a thread of their own: in order, all of them, and not in silence when that fails."""
+"""Test that records are written by a background thread, in order and completely, and that failures are reported."""
 
 import threading
 import time

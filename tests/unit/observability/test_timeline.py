@@ -1,4 +1,4 @@
-"""The record of what an actor does: spans on tracks, written as they come, whatever ends the process."""
+"""Test the timeline of an actor: spans on tracks, written as they happen, whatever ends the process."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The timelines of all actors in one trace, by the rules of the Trace Event Format."""
+"""Test the merge of all actors' timelines into one trace, by the rules of the Trace Event Format."""
 
 import json
 import os

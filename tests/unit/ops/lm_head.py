@@ -1,4 +1,4 @@
-"""A small LM head with a few tokens, and what follows from its full logits in float64."""
+"""Provide a small LM head with a few tokens, and reference values from its full logits in float64."""
 
 import numpy as np
 import torch

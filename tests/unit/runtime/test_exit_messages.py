@@ -1,4 +1,4 @@
-"""The last line of a run says how to go on, wherever its checkpoints are."""
+"""Test that the last line of a run says how to resume it, wherever its checkpoints are."""
 
 import json
 from pathlib import Path

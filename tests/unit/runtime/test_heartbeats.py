@@ -1,4 +1,4 @@
-"""Silence is counted from the last answer, in time in which the observer ran; what was given up is ended."""
+"""Test heartbeats: silence counts from the last answer while the observer runs; silent actors are killed."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The signals that end a run: one exception, or a note of when the first one came."""
+"""Test the signals that end a run: one exception, or a record of when the first one came."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""PlacementManager in a real Ray of one node with 4 CPUs: reserved, numbered, taken again, refused."""
+"""Test PlacementManager in a real Ray of one node with 4 CPUs: reservation, numbering, reuse, refusal."""
 
 import json
 import subprocess

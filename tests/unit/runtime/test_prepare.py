@@ -1,4 +1,4 @@
-"""From checked flags to the inputs of a run; everything wrong about files and devices is found here."""
+"""Test the preparation of a run's inputs from checked flags, and the refusal of wrong files and devices."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Ray's errors, told in our own words. Nothing here starts Ray."""
+"""Test the translation of Ray's errors, without starting Ray."""
 
 import pickle
 from types import SimpleNamespace

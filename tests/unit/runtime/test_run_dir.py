@@ -1,4 +1,4 @@
-"""A run writes where it was told, and never into another run; a resumed one goes on where it was."""
+"""Test run directories: a run never writes into another run's; a resumed one continues in its own."""
 
 import shutil
 from types import SimpleNamespace

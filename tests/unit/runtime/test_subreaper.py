@@ -1,4 +1,4 @@
-"""Whatever ends the driver, the subreaper says how it ended and leaves no process and no scratch directory behind."""
+"""Test that the subreaper reports how the driver ended, and leaves no process and no scratch directory."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The driver ends after the last event, not with the last trainer; a producer that dies is replaced, within limits."""
+"""Test that the driver ends after the last event, not with the last trainer, and replaces dead producers."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The driver passes on what a run waits for, and ends when all records are written."""
+"""Test that the driver forwards what a run waits for, and ends when all records are written."""
 
 import pytest
 

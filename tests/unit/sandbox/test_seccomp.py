@@ -1,4 +1,4 @@
-"""The system call filter, run by an interpreter of its language: which call with which arguments ends how."""
+"""Test the system call filter by interpreting its BPF program for calls and arguments."""
 
 import errno
 import struct

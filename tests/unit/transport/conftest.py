@@ -1,4 +1,4 @@
-"""The trainer's end of the wire, and engines' ends as processes that may be killed."""
+"""Provide the trainer's end of a transfer, and engines' ends as processes that may be killed."""
 
 import os
 import subprocess

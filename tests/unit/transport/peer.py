@@ -1,4 +1,4 @@
-"""The other end of a weight transfer as a process of its own, to be killed or stopped by the tests.
+"""Run the other end of a weight transfer in a separate process, to be killed or stopped by the tests.
 
     peer.py receive RENDEZVOUS MANIFEST TIMEOUT_S [DEVICE]  receives until it is killed
     peer.py send BACKEND DIRECTORY TIMEOUT_S                opens a group for one rank, announces and sends two

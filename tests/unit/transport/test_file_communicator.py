@@ -1,4 +1,4 @@
-"""Broadcasts over files in a shared directory: what arrives, how many files there are, what is refused."""
+"""Test broadcasts over files in a shared directory: received data, number of files, refusals."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""The file backend: what is on the disk while an update passes, and what is made of files that are not the update."""
+"""Test the file backend: files on the disk during an update, and files that do not belong to it."""
 
 from pathlib import Path
 

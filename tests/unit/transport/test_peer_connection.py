@@ -1,4 +1,4 @@
-"""The sockets over which members meet and learn of each other's end."""
+"""Test the sockets over which members connect and detect each other's end."""
 
 import json
 import socket

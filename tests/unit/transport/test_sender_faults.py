@@ -1,4 +1,4 @@
-"""One of several senders fails, dies, stalls or never comes: every other member gets an error that says so, in time."""
+"""Test that every member gets an error in time when one of several senders fails, dies, stalls or never joins."""
 
 import signal
 import threading

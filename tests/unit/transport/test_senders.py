@@ -1,4 +1,4 @@
-"""Several senders in one group: every member sees the same stream, whoever sends which part of it."""
+"""Test several senders in one group: every member receives the same data, however it is divided over senders."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A segment of shared memory: who can reach it, when it has a name, and what happens when there is no room."""
+"""Test segments of shared memory: access rights, lifetime of the name, and a full /dev/shm."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""A transfer between threads: what arrives, what the digest covers, what is refused."""
+"""Test a transfer between threads: received tensors, what the digest covers, refusals."""
 
 import os
 from collections.abc import Iterable

@@ -41,7 +41,7 @@ def test_a_size_that_does_not_fit_is_refused_with_both_sizes_and_the_remedy(grou
     owner = ShmSegment(group, "0", 2**50)
     owner.create()
     owner.remove_name()
-    message = rf"/dev/shm has \d+ bytes available, needed are {2**50}.*--shm-size.*--weight-transport gloo"
+    message = rf"/dev/shm has \d+ bytes available; {2**50} are needed.*--shm-size.*--weight-transport gloo"
     with pytest.raises(TransferError, match=message):
         owner.map(is_owner=True, deadline=Deadline(10.0), what="mapping")
 

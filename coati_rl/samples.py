@@ -42,7 +42,7 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunArray:
+class EncodedArray:
     """Hold an array [N] as runs."""
 
     runs: Runs
@@ -63,7 +63,7 @@ class RaggedSamples:
     token_ids: np.ndarray  # int32[T of all samples]
     lengths: np.ndarray  # int32[S], T of each
     mask_bits: np.ndarray  # uint8, loss_mask of all T tokens, 8 in a byte
-    arrays: Mapping[str, np.ndarray | RunArray] = field(default_factory=dict)  # [N of all samples] each
+    arrays: Mapping[str, np.ndarray | EncodedArray] = field(default_factory=dict)  # [N of all samples] each
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> "RaggedSamples":
@@ -89,7 +89,9 @@ class RaggedSamples:
         mask = np.unpackbits(self.mask_bits, count=len(self.token_ids)).view(bool)
         own = _parts(self.lengths)
         counted = _parts([int(np.count_nonzero(mask[part])) for part in own])
-        arrays = {name: array.expand() if isinstance(array, RunArray) else array for name, array in self.arrays.items()}
+        arrays = {
+            name: array.expand() if isinstance(array, EncodedArray) else array for name, array in self.arrays.items()
+        }
         return [
             Sample(
                 uid="",
@@ -107,7 +109,7 @@ class RaggedSamples:
         """Return the bytes of all arrays; 8 for each run."""
         arrays = (self.prefix_ids, self.prefix_lengths, self.prefix_of, self.token_ids, self.lengths, self.mask_bits)
         dense = sum(array.nbytes for array in arrays)
-        return dense + sum(8 * len(a.runs) if isinstance(a, RunArray) else a.nbytes for a in self.arrays.values())
+        return dense + sum(8 * len(a.runs) if isinstance(a, EncodedArray) else a.nbytes for a in self.arrays.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,18 +131,18 @@ def _parts(lengths: np.ndarray | Sequence[int]) -> list[slice]:
     return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
 
 
-def _join_arrays(samples: Sequence[Sample], name: str) -> np.ndarray | RunArray:
+def _join_arrays(samples: Sequence[Sample], name: str) -> np.ndarray | EncodedArray:
     """Concatenate an array of all samples [N], as runs where that is shorter."""
     parts = [sample.arrays[name] for sample in samples]
     if not any(isinstance(part, np.ndarray) for part in parts):
         runs = tuple((float(part), sample.num_loss_tokens) for sample, part in zip(samples, parts, strict=True))
-        return RunArray(runs=runs, dtype="float32")
+        return EncodedArray(runs=runs, dtype="float32")
     pairs = zip(samples, parts, strict=True)
     full = [p if isinstance(p, np.ndarray) else np.full(s.num_loss_tokens, p, np.float32) for s, p in pairs]
     joined: np.ndarray = np.concatenate(full)
     if 2 * count_runs(joined) >= len(joined):
         return joined
-    return RunArray(runs=encode_runs(joined), dtype=joined.dtype.str)
+    return EncodedArray(runs=encode_runs(joined), dtype=joined.dtype.str)
 
 
 def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:

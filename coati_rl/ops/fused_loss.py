@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from coati_rl.algorithms.sums import merge_sums
-from coati_rl.ops.vocab_chunks import ChosenTokens, HeadGradients, LMHead, Slopes, choose_tokens, slices
+from coati_rl.ops.vocab_chunks import ChosenTokens, HeadGradients, LMHead, TokenGradients, choose_tokens, slices
 
 if TYPE_CHECKING:
     from coati_rl.protocols import LossFn
@@ -98,8 +98,10 @@ def _evaluate(
         loss += chunk_loss
         sums = merge_sums(sums, chunk_sums)
         if gradients is not None:
-            slopes = Slopes.from_grads(*grads, tokens.temperature[chunk])
-            gradients.add(chunk, chunk_hidden, softmax.exponentials, softmax.total, softmax.entropy, targets, slopes)
+            token_grads = TokenGradients.from_grads(*grads, tokens.temperature[chunk])
+            gradients.add(
+                chunk, chunk_hidden, softmax.exponentials, softmax.total, softmax.entropy, targets, token_grads
+            )
     return loss, sums
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from coati_rl.ops.vocab_chunks import ChosenTokens, HeadGradients, LMHead, Slopes, choose_tokens, slices
+from coati_rl.ops.vocab_chunks import ChosenTokens, HeadGradients, LMHead, TokenGradients, choose_tokens, slices
 
 
 def token_logprobs(
@@ -97,13 +97,19 @@ class _ChosenLogprobs(torch.autograd.Function):
         head = LMHead(weight=weight, bias=bias, group=ctx.group)
         buffer = head.new_buffer(num_tokens, ctx.chunk_elements)
         gradients = HeadGradients(head, num_tokens, needs=ctx.needs_input_grad[:3])
-        slopes = Slopes.from_grads(grad_logprobs, grad_entropy, tokens.temperature)
+        token_grads = TokenGradients.from_grads(grad_logprobs, grad_entropy, tokens.temperature)
         one = torch.ones((), device=hidden.device)
         for chunk in slices(num_tokens, len(buffer) or 1):
             chunk_hidden = hidden[tokens.sources[chunk]]
             logits = head.logits(chunk_hidden, tokens.temperature[chunk], buffer)
             probabilities = logits.sub_(log_normaliser[chunk, None]).exp_()
             gradients.add(
-                chunk, chunk_hidden, probabilities, one, entropy[chunk], tokens.targets[chunk], slopes.at(chunk)
+                chunk,
+                chunk_hidden,
+                probabilities,
+                one,
+                entropy[chunk],
+                tokens.targets[chunk],
+                token_grads.at(chunk),
             )
         return *gradients.of_inputs(hidden, tokens.sources), None, None, None

@@ -93,23 +93,23 @@ class ChunkSoftmax(NamedTuple):
     entropy: Tensor  # float32[C], nats
 
 
-class Slopes(NamedTuple):
+class TokenGradients(NamedTuple):
     """Hold the loss's gradients of log-probabilities and entropies, divided by temperature as the logits are."""
 
     logprob: Tensor  # float32[N], d loss / d logprob / temperature
     entropy: Tensor | None  # float32[N], d loss / d entropy / temperature; None: the loss does not use entropies
 
     @classmethod
-    def from_grads(cls, logprob: Tensor | None, entropy: Tensor | None, temperature: Tensor) -> "Slopes":
+    def from_grads(cls, logprob: Tensor | None, entropy: Tensor | None, temperature: Tensor) -> "TokenGradients":
         """Divide float32[N] gradients by temperature; None where autograd has none."""
         return cls(
             torch.zeros_like(temperature) if logprob is None else logprob / temperature,
             None if entropy is None else entropy / temperature,
         )
 
-    def at(self, chunk: slice) -> "Slopes":
+    def at(self, chunk: slice) -> "TokenGradients":
         """Return float32[C] of a chunk of the N tokens."""
-        return Slopes(self.logprob[chunk], None if self.entropy is None else self.entropy[chunk])
+        return TokenGradients(self.logprob[chunk], None if self.entropy is None else self.entropy[chunk])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,7 +213,7 @@ class HeadGradients:
         total: Tensor,
         entropy: Tensor,
         targets: Tensor,
-        slopes: Slopes,
+        token_grads: TokenGradients,
     ) -> None:
         """Add the gradients of the tokens `chunk` of the N; overwrites the exponentials.
 
@@ -224,12 +224,12 @@ class HeadGradients:
             total: float32[C], or float32[] if it is the same for all.
             entropy: float32[C], nats.
             targets: int64[C], token ids.
-            slopes: of these C.
+            token_grads: of these C.
         """
         weight = self.head.weight
         # With p = softmax: d logprob / dz = one_hot(target) - p, d entropy / dz = -p (log p + entropy).
-        grad_logits = _without_targets(exponentials, total, entropy, slopes)
-        self.head.add_to_targets(grad_logits, targets, slopes.logprob)
+        grad_logits = _without_targets(exponentials, total, entropy, token_grads)
+        self.head.add_to_targets(grad_logits, targets, token_grads.logprob)
         if self.bias is not None:
             self.bias += grad_logits.sum(dim=0)
         grad_logits = grad_logits.to(weight.dtype)
@@ -255,13 +255,13 @@ class HeadGradients:
         return grad_hidden, self.weight, self.bias
 
 
-def _without_targets(exponentials: Tensor, total: Tensor, entropy: Tensor, slopes: Slopes) -> Tensor:
+def _without_targets(exponentials: Tensor, total: Tensor, entropy: Tensor, token_grads: TokenGradients) -> Tensor:
     """Compute float32[C, V] gradients of the logits without the one_hot(target), in the exponentials' memory."""
-    if slopes.entropy is None:
-        return exponentials.mul_((-slopes.logprob / total)[:, None])
+    if token_grads.entropy is None:
+        return exponentials.mul_((-token_grads.logprob / total)[:, None])
     # With p = x / total: -p (log p + entropy) = (entr x - x (entropy - log total)) / total, where entr x = -x log x.
-    of_exponential = (slopes.entropy * (total.log() - entropy) - slopes.logprob) / total
-    of_entr = slopes.entropy / total
+    of_exponential = (token_grads.entropy * (total.log() - entropy) - token_grads.logprob) / total
+    of_entr = token_grads.entropy / total
     for block in row_blocks(exponentials):
         rows = exponentials[block]
         entr = torch.special.entr(rows)  # 0 where x has underflown to 0, not 0 * -inf

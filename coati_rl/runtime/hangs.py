@@ -79,7 +79,7 @@ def judge_trainers(phases_of: Mapping[str, Sequence[Phase]], timeouts: HangTimeo
     return f"{culprit} hangs: {_late(late[culprit], timeouts)}{waiting}"
 
 
-def doing(phases: Sequence[Phase]) -> str:
+def describe_phases(phases: Sequence[Phase]) -> str:
     """Return what an actor was doing, for messages: each thread's innermost phase."""
     paths = [phase.path for phase in phases]
     inner = [path for path in paths if not any(other.startswith(f"{path} > ") for other in paths)]

@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from coati_rl.observability.phases import PHASES, Phase
 from coati_rl.observability.running_clock import RunningClock
-from coati_rl.runtime.hangs import HangTimeouts, doing, judge_producer, judge_trainers
+from coati_rl.runtime.hangs import HangTimeouts, describe_phases, judge_producer, judge_trainers
 
 INTERVAL_S = 1.0
 _END_S = 10.0  # for another node to end a process
@@ -64,7 +64,7 @@ def _answer(reference: Any) -> Heartbeat | None:
 
 
 class Heartbeats:
-    """Track the heartbeats of all actors by name; `look` is to be called several times a second."""
+    """Track the heartbeats of all actors by name; `poll` is to be called several times a second."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Heartbeats:
         self._clock = clock or RunningClock()
         self._states: dict[str, _ActorState] = {}
 
-    def look(self, handles: Mapping[str, Any]) -> None:
+    def poll(self, handles: Mapping[str, Any]) -> None:
         """Receive the answers that have arrived, and request again. An actor is watched from its first answer on."""
         now = self._clock.read()
         self._states = {name: state for name, state in self._states.items() if name in handles}
@@ -113,9 +113,11 @@ class Heartbeats:
             return None
         return judge_trainers({name: beat.phases for name, beat in beats.items()}, self._timeouts)
 
-    def doing(self) -> str:
+    def describe_phases(self) -> str:
         """Return the phases of all actors, for messages."""
-        return "; ".join(f"{name}: {doing(w.beat.phases)}" for name, w in self._states.items() if w.beat is not None)
+        return "; ".join(
+            f"{name}: {describe_phases(w.beat.phases)}" for name, w in self._states.items() if w.beat is not None
+        )
 
     def end(self, name: str) -> Any:
         """Kill an actor's process and its children: a stopped process does not act on Ray's request to exit.
@@ -146,7 +148,7 @@ class Heartbeats:
         seconds, beat = self._clock.read() - state.answered_at, state.beat
         if beat is None or seconds <= self._timeouts.heartbeat_s:
             return None
-        return f"no sign of life for {seconds:.0f} s{_state(beat)}; it was in '{doing(beat.phases)}'"
+        return f"no sign of life for {seconds:.0f} s{_state(beat)}; it was in '{describe_phases(beat.phases)}'"
 
 
 def _state(beat: Heartbeat) -> str:

@@ -80,7 +80,7 @@ class Supervisor:
             if status.idle_s > self._stall_timeout_s:
                 raise RunError(
                     f"no rollout, step or weight sync was finished for {self._stall_timeout_s:g} s: {status.text} "
-                    f"({self._actors.heartbeats.doing()})"
+                    f"({self._actors.heartbeats.describe_phases()})"
                 )
 
     def save(self, *, deadline: float) -> None:
@@ -159,7 +159,7 @@ class Supervisor:
 
     def _find_hung(self) -> None:
         heartbeats = self._actors.heartbeats
-        heartbeats.look({member.name: member.handle for member in self._actors.members()})
+        heartbeats.poll({member.name: member.handle for member in self._actors.members()})
         at_work = [member.name for member in self._actors.trainers.values() if not _is_done(member)]
         if problem := heartbeats.trainers_problem(at_work):
             raise RunError(problem)

@@ -10,7 +10,7 @@ class FakeHeartbeats:
     def __init__(self):
         self.hung, self.trainer, self.names = {}, None, []
 
-    def look(self, handles):
+    def poll(self, handles):
         self.names = list(handles)
 
     def producer_problem(self, name):
@@ -19,7 +19,7 @@ class FakeHeartbeats:
     def trainers_problem(self, names):
         return self.trainer
 
-    def doing(self):
+    def describe_phases(self):
         return "trainer-0: wait for work"
 
 

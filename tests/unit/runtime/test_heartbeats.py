@@ -40,7 +40,7 @@ class Actors:
     def run(self, seconds, names=("producer-0", "trainer-0")):
         for _ in range(4 * seconds):
             self.now += 0.25
-            self.heartbeats.look({name: name for name in names})
+            self.heartbeats.poll({name: name for name in names})
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_dead_actor_is_left_to_those_who_know_its_cause(actors):
 def test_a_silent_actor_is_told_with_what_it_did_last(actors):
     actors.phases = (Phase(name="engine step", path="engine step", item=None, seconds=1.0, median_s=1.0),)
     actors.run(2)
-    assert actors.heartbeats.doing() == "producer-0: engine step; trainer-0: engine step"
+    assert actors.heartbeats.describe_phases() == "producer-0: engine step; trainer-0: engine step"
     actors.silent = {"producer-0"}
     actors.run(32)
     assert actors.heartbeats.producer_problem("producer-0").endswith("; it was in 'engine step'")

@@ -227,7 +227,7 @@ class ThreadedRun:
 
 
 class _LocalProducer:
-    """Behave as RemoteProducer, without the actor handle."""
+    """Do what RemoteProducer does, without the actor handle."""
 
     def __init__(self, actor):
         self._actor = actor

@@ -39,7 +39,7 @@ FOUR_TRAINERS = {"num_trainers": 4, "train_batch_size": 1, "train_minibatch_size
 
 @pytest.fixture
 def backend_of(monkeypatch, tmp_path):
-    """Return the arguments of a trainer's engine."""
+    """Return the settings that a trainer builds its backend from."""
 
     def make(config):
         seen = []

@@ -43,7 +43,7 @@ def whole(request, run_in_threads, sizes):
 
 
 def samples_after(trace, step):
-    """Return the lines of the files about samples of later steps, without times."""
+    """Return the records of later steps' samples, without times."""
     lines = [line for file in sorted(trace.paths.rollouts.iterdir()) for line in file.read_text().splitlines()]
     return [record for record in map(json.loads, lines) if record["step"] > step]
 
@@ -82,8 +82,8 @@ def test_rollouts_of_other_settings_are_sampled_again(run_in_threads, sizes):
     changed = {**fields, "checkpoint_path": str(whole.paths.checkpoints / "step-3"), "temperature": 0.5, "n_behind": 0}
     trace = run_in_threads(changed)
     assert trace.prepared.resume.changes == (
-        "n_behind was 1 and is 0 now",
         "temperature was 1.0 and is 0.5 now",
+        "n_behind was 1 and is 0 now",
         "2 prompts with finished rollouts are therefore sampled again",
     )
     assert len(trace.groups) == 10 and {group.temperature for group in trace.groups} == {0.5}

@@ -20,7 +20,7 @@ TWO_PRODUCERS = {"num_inferencer": 2, "inference_batch_size": 2, "inference_micr
 
 
 class Terminal(io.StringIO):
-    """Collect the output as without a terminal, line by line."""
+    """Collect the lines that are printed without a terminal."""
 
     def until(self, text):
         """Return when a line has the text."""

@@ -97,7 +97,7 @@ def test_rows_without_tests_for_a_code_reward_and_tests_that_cannot_be_run(refus
 
 def test_a_reward_function_that_is_not_there_or_cannot_be_called(refuse, dataset, tmp_path):
     mine = tmp_path / "mine.py"
-    assert f"--reward-type {mine}:score: no file {mine}" in refuse("-d", dataset(ROW), "-rt", f"{mine}:score")
+    assert f"--reward-type {mine}:score: there is no file {mine}" in refuse("-d", dataset(ROW), "-rt", f"{mine}:score")
     mine.write_text("def score(question): return 1\n")
     message = refuse("-d", dataset(ROW), "-rt", f"boxed=1,{mine}:score=0.5")
     assert f"{mine}:score: takes (question); a reward function takes (messages, answer), " in message

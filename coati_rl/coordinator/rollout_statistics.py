@@ -1,9 +1,8 @@
-"""Sum up the groups of an optimizer step: what its record says of the rollouts, by the names of metrics.jsonl.
+"""Compute the rollout statistics of an optimizer step, by the names of metrics.jsonl.
 
-How the model does is said of all groups that came in for the step: of the trained ones alone it would be a curve of
-prompts of middling difficulty. How old the weights were is said of the step's own groups. Where rewards have several
-parts, each has a mean of its own, `reward/<name>`. A sample is an episode; its length counts all that
-was sampled in it.
+Rewards and accuracies are over all groups received for the step: over the trained ones alone they would show prompts
+of medium difficulty only. Staleness is over the step's own groups. If rewards have several parts, each has its own
+mean, `reward/<name>`. A sample is an episode; its length counts all tokens sampled in it.
 """
 
 from collections import Counter
@@ -24,12 +23,12 @@ def rollout_statistics(
     rules: GroupRules,
     staleness: Callable[[int], int],
 ) -> dict[str, float | int | None]:
-    """The rollouts' share of a step's record; a mean over valid samples is None if there are none.
+    """Return the rollout fields of a step's record; a mean over valid samples is None if there are none.
 
     Args:
         groups: the step's own, at least one.
         dropped: since the last step.
-        rules: which samples are in the loss, and whether length is punished.
+        rules: which samples are in the loss, and the length penalty.
         staleness: policy version -> weight syncs since.
     """
     came_in = [*groups, *dropped]
@@ -58,7 +57,7 @@ def rollout_statistics(
 
 
 def _breakdown(scores: Sequence[Score]) -> dict[str, float]:
-    """The mean of each named reward over the valid scores that have it."""
+    """Return the mean of each named reward over the valid scores that have it."""
     values: dict[str, list[float]] = {}
     for score in scores:
         for name, value in score.breakdown.items():
@@ -67,7 +66,7 @@ def _breakdown(scores: Sequence[Score]) -> dict[str, float]:
 
 
 def _staleness(groups: Sequence[RolloutGroup], staleness: Callable[[int], int]) -> dict[str, float | int]:
-    """Over tokens, in weight syncs."""
+    """Return mean and maximum staleness over tokens, in weight syncs."""
     counts: Counter[int] = Counter()
     for group in groups:
         for version, num_tokens in encode_runs(group.policy_versions):

@@ -43,7 +43,7 @@ def parity_reward(response: str, ground_truth: str) -> Score:
 
 @dataclass
 class Trace:
-    """What happened in a run."""
+    """Record the events of a run."""
 
     prepared: Prepared
     paths: RunPaths
@@ -227,7 +227,7 @@ class ThreadedRun:
 
 
 class _LocalProducer:
-    """What RemoteProducer does, without the actor handle."""
+    """Do what RemoteProducer does, without the actor handle."""
 
     def __init__(self, actor):
         self._actor = actor

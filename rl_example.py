@@ -16,10 +16,10 @@ from coati_rl.config import Config
 from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
 from coati_rl.errors import CoatiError, ConfigError
-from coati_rl.runtime.ending import read_note, say
-from coati_rl.runtime.guardian import run_guarded
+from coati_rl.runtime.exit_messages import print_lines, read_note
 from coati_rl.runtime.ray_environment import prepare_ray_environment
 from coati_rl.runtime.run_dir import probe_outputs
+from coati_rl.runtime.subreaper import run_under_subreaper
 
 
 def main(argv: Sequence[str], scratch: Path) -> int:
@@ -32,14 +32,14 @@ def main(argv: Sequence[str], scratch: Path) -> int:
         probe_outputs(config)
         return _run(config, is_dry_run, scratch)
     except ConfigError as error:
-        say(str(error))
+        print_lines(str(error))
         return 2
     except CoatiError as error:
-        say(f"the run failed: {' '.join(str(error).split())}{read_note(scratch).how_to_resume()}")
+        print_lines(f"the run failed: {' '.join(str(error).split())}{read_note(scratch).how_to_resume()}")
         return 1
     except KeyboardInterrupt as interrupt:
         problem = f"; {interrupt}" if str(interrupt) else ""
-        say(f"interrupted; everything was stopped{problem}{read_note(scratch).how_to_resume()}")
+        print_lines(f"interrupted; everything was stopped{problem}{read_note(scratch).how_to_resume()}")
         return 130
 
 
@@ -61,7 +61,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     datasets = {"--dataset": prepared.train.prompts}
     datasets |= {f"--eval-dataset {task}": prompts.prompts for task, prompts in prepared.evaluation.items()}
     for warning in (*prepared.warnings, *ground_truth_warnings(config, datasets)):
-        say(f"warning: {warning}")
+        print_lines(f"warning: {warning}")
     if is_dry_run:
         print("\n".join(prepared.plan.lines()))
         if prepared.resume is not None:
@@ -81,7 +81,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
 
 def run(argv: Sequence[str]) -> int:
     """Run the command line in a child process that leaves nothing behind; returns the exit code."""
-    return run_guarded(functools.partial(main, argv))
+    return run_under_subreaper(functools.partial(main, argv))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Hold what the rollout service (producer/), the training service (consumer/) and the rewards agree on.
+"""Provide what the rollout service (producer/), the training service (consumer/) and the rewards share.
 
 Nothing here imports an inference or a training engine; Ray is imported in coati_rl/runtime alone.
 """

@@ -1,16 +1,16 @@
-"""Define the micro-batch: what a trainer runs forward and backward on, and what an objective's loss reads.
+"""Define the micro-batch, the input of a trainer's forward and backward and of an objective's loss.
 
-A micro-batch is R rows of L tokens. A row holds segments one after another, then padding. A segment is a run of tokens
+A micro-batch is R rows of L tokens. A row holds consecutive segments, then padding. A segment is a sequence of tokens
 that attends to itself, causally, and to its parent's tokens, if it has a parent: a prompt that several responses share
 is their parent. Without parents a segment is a whole sample (prompt then response).
 
 Model arrays are [R, L]. Loss arrays are [R, M]: the M tokens of each row that the loss reads, in reading order, then
-padding, on which `loss_mask` is False. `sources` says which place of the row predicts each of them: the token before,
-or, for the first token after a shared prompt, the prompt's last. Which other loss arrays there are is the objective's.
+padding, on which `loss_mask` is False. `sources` holds the place in the row that predicts each of them: the token
+before, or, for the first token after a shared prompt, the prompt's last. The objective defines further loss arrays.
 
 A loss is a sum over tokens whose weights hold the aggregation but not the global denominator: `loss_scale` of the
-step's last mini-batch holds it, since only then it is known. So neither rows, micro-batches, mini-batches nor ranks
-change the gradient.
+step's last mini-batch holds it, as it is known only then. So the gradient does not depend on the split into rows,
+micro-batches, mini-batches and ranks.
 """
 
 import dataclasses
@@ -20,18 +20,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 SEGMENT_COLUMNS = ("row", "start", "length", "parent")
-LOSS_ARRAYS = ("token_ids", "sources", "loss_mask", "sample_index")  # those of every micro-batch
+LOSS_ARRAYS = ("token_ids", "sources", "loss_mask", "sample_index")  # in every micro-batch
 
-# What stands in a loss array where `loss_mask` is False; 0 in those that are not named.
+# Values of loss arrays where `loss_mask` is False; 0 in arrays not named here.
 PADDING: Mapping[str, float] = {"temperature": 1.0, "policy_version": -1, "sample_index": -1}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """One forward and backward of one data-parallel rank."""
+    """Hold the input of one forward and backward of one data-parallel rank."""
 
     token_ids: np.ndarray  # int64[R, L], padded with 0
-    position_ids: np.ndarray  # int64[R, L]; 0 at a sample's first token, and again at the first of the padding
+    position_ids: np.ndarray  # int64[R, L]; 0 at a sample's first token, and at the first token of the padding
     segments: np.ndarray  # int32[K, 4], a row per segment of row, start, length, parent: a segment's index, or -1
     # Each [R, M]. token_ids: int64, the tokens to be predicted; sources: int64, a place in the row; loss_mask: bool,
     # True on tokens that the loss counts; sample_index: int32, of the sample in the rank's mini-batch, -1 on padding.
@@ -53,7 +53,7 @@ class MicroBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of samples, without padding; what samples share counts once."""
+        """Return the number of tokens of samples, without padding; shared tokens count once."""
         return int(self.segments[:, 2].sum())
 
     def with_arrays(self, **arrays: np.ndarray) -> "MicroBatch":
@@ -63,7 +63,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MiniBatch:
-    """A data-parallel rank's share of one or more prompts' samples; one or more of them make an optimizer step."""
+    """Hold a data-parallel rank's part of a mini-batch; one or more mini-batches make an optimizer step."""
 
     step: int  # optimizer step it belongs to, from 0
     micro_batches: tuple[MicroBatch, ...]

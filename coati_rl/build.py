@@ -1,4 +1,4 @@
-"""From a configuration to the functions it names: advantage estimator and loss, built in or a user's own."""
+"""Build the advantage estimator and the loss that a configuration names, built in or a user's own."""
 
 import dataclasses
 import inspect
@@ -15,14 +15,14 @@ from coati_rl.plugins import is_plugin, load_function
 
 
 def load_estimator(name: str) -> Estimator:
-    """One of ADVANTAGE_ESTIMATORS, or a user's: float64[N] rewards of a group's valid samples to float64[N].
+    """Return one of ADVANTAGE_ESTIMATORS, or a user's: float64[N] rewards of a group's valid samples to float64[N].
 
     Raises: ConfigError if it cannot be loaded or fails on a group of two.
     """
     if not is_plugin(name):
         return ADVANTAGE_ESTIMATORS[name]
     estimator: Estimator = load_function(name, flag="--advantage-estimator")
-    for rewards in ([1, 0], [1, 1], [1]):  # equal ones have no deviation, and one may be all that is valid
+    for rewards in ([1, 0], [1, 1], [1]):  # equal rewards have no deviation, and a single sample may be valid
         try:
             group_advantages(
                 np.array(rewards, dtype=np.float64), np.ones(len(rewards), dtype=bool), estimator=estimator
@@ -36,7 +36,7 @@ def load_estimator(name: str) -> Estimator:
 
 
 def load_terms(name: str) -> TermsFn:
-    """A user's policy term: (logprobs, old_logprobs, advantages, micro_batch) to float32[R, L].
+    """Load a user's policy term: (logprobs, old_logprobs, advantages, micro_batch) to float32[R, L].
 
     Raises: ConfigError if it cannot be loaded or takes other arguments.
     """
@@ -51,7 +51,7 @@ def load_terms(name: str) -> TermsFn:
 
 
 def build_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
-    """The loss of checked settings. Raises: ConfigError for a function of the user's that does not work."""
+    """Build the loss of checked settings. Raises: ConfigError for a user's function that does not work."""
     loss = PolicyLoss(
         policy_loss=algorithm.policy_loss,
         ratio_level=algorithm.ratio_level,
@@ -74,8 +74,8 @@ def build_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
 
 
 def _try_out(loss: PolicyLoss, name: str) -> None:
-    """Evaluate a user's loss on three tokens, with gradient; and token by token, if it says that this is the same."""
-    alone = dataclasses.replace(loss, kl_coeff=0.0, entropy_coeff=0.0)  # which have a gradient of their own
+    """Evaluate a user's loss on three tokens, with gradient; also token by token, if it is token-separable."""
+    alone = dataclasses.replace(loss, kl_coeff=0.0, entropy_coeff=0.0)  # these have gradients of their own
     arrays = _three_tokens()
     places = [slice(1, 4)] + ([slice(place, place + 1) for place in (1, 2, 3)] if loss.is_token_separable else [])
     try:
@@ -85,16 +85,18 @@ def _try_out(loss: PolicyLoss, name: str) -> None:
         raise ConfigError(f"--policy-loss {name}: fails on three tokens: {type(error).__name__}: {error}") from error
     whole, *parts = gradients
     if not torch.isfinite(on_policy + whole).all() or not whole.any():
-        raise ConfigError(f"--policy-loss {name}: gives logprobs no finite gradient; use the logprobs it is given")
+        raise ConfigError(
+            f"--policy-loss {name}: gives logprobs no finite gradient; compute the terms from the argument logprobs"
+        )
     if parts and not torch.allclose(torch.cat(parts), whole):
         raise ConfigError(
-            f"--policy-loss {name}: says is_token_separable, but a token's gradient depends on the other tokens; "
-            "leave that attribute out"
+            f"--policy-loss {name}: has is_token_separable, but a token's gradient depends on the other tokens; "
+            "remove that attribute"
         )
 
 
 def _three_tokens() -> dict[str, Tensor]:
-    """One row: a prompt token and three of a response, with all arrays that a loss may look at."""
+    """Return one row, a prompt token and three of a response, with all arrays that a loss may read."""
     logprobs = torch.tensor([[0.0, -1.0, -2.0, -0.5]])
     return {
         "loss_mask": torch.tensor([[False, True, True, True]]),
@@ -112,7 +114,7 @@ def _three_tokens() -> dict[str, Tensor]:
 
 
 def _gradient_at(loss: PolicyLoss, arrays: dict[str, Tensor], places: slice, *, log_ratio: float) -> Tensor:
-    """float32[N]: of the loss on these places alone; one of them, as in an evaluation by tokens, has no sample."""
+    """Return float32[N], the loss's gradient at these places alone; a single token has no sample_index."""
     chosen = {name: array[:, places] for name, array in arrays.items()}
     if chosen["loss_mask"].numel() == 1:
         del chosen["sample_index"]

@@ -1,4 +1,4 @@
-"""Say in one sentence what the disk refuses: which file, why, what to do. Also: try to write before a run starts."""
+"""Describe errors of the disk in one sentence (file, cause, remedy), and test paths before a run starts."""
 
 import errno
 import os
@@ -21,14 +21,14 @@ _REMEDIES = {
 
 
 def disk_problem(path: Path, error: OSError) -> str:
-    """Describe in a sentence why a file could not be written, and what to do."""
-    remedy = _REMEDIES.get(error.errno or 0, "see to that disk")
+    """Describe in one sentence why a file could not be written, and the remedy."""
+    remedy = _REMEDIES.get(error.errno or 0, "check that disk")
     return f"{path} cannot be written: {error.strerror or error}; {remedy}"
 
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of a block that writes a file into a RunError."""
+    """Convert an OSError of a block that writes a file to a RunError."""
     try:
         yield
     except OSError as error:
@@ -36,12 +36,12 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def probe(directory: Path, *, asked_by: str) -> None:
-    """Write and delete a nameless file.
+    """Write and delete an unnamed file.
 
     Args:
-        directory: or one still to be made; the nearest that exists is tried.
+        directory: may not exist yet; the nearest existing parent is tested then.
         asked_by: the flag and its value, for the message.
-    Raises: ConfigError if the disk refuses.
+    Raises: ConfigError if it cannot be written.
     """
     directory = _existing(directory)
     try:
@@ -54,7 +54,7 @@ def probe(directory: Path, *, asked_by: str) -> None:
 
 
 def check_free_space(directory: Path, *, needed: int) -> None:
-    """Refuse a directory, or one still to be made, without room for so many bytes. Raises: ConfigError."""
+    """Raise ConfigError if the disk of a directory, which may not exist yet, has less than `needed` bytes free."""
     free = shutil.disk_usage(_existing(directory)).free
     if free < needed:
         raise ConfigError(

@@ -1,23 +1,23 @@
-"""The error tree. A user's mistake is a ConfigError (exit 2); everything else that ends a run is a RunError (exit 1).
+"""Define the errors: a user's mistake is a ConfigError (exit 2), all else that ends a run a RunError (exit 1).
 
-Every error is built from one message, so that it survives pickling on its way through Ray.
+Every error is built from one message, so that it can be pickled by Ray.
 """
 
 
 class CoatiError(Exception):
-    """Base of all errors that this project raises on purpose."""
+    """Serve as base of all errors that this project raises on purpose."""
 
 
 class ConfigError(CoatiError):
-    """A user's mistake, found before anything starts. The message names field, value and remedy."""
+    """Report a user's mistake before anything starts. The message names field, value and remedy."""
 
 
 class RunError(CoatiError):
-    """A run cannot go on. The message is the one line that the user sees."""
+    """Report that a run cannot continue. The message is the one line that the user sees."""
 
 
 class EngineError(RunError):
-    """A generation or training engine refused or failed an operation."""
+    """Report that a generation or training engine refused or failed an operation."""
 
 
 class RolloutError(CoatiError):
@@ -25,16 +25,16 @@ class RolloutError(CoatiError):
 
 
 class CollectiveError(EngineError):
-    """A collective of the trainers broke off, most likely as another one ended or hangs. It names the operation."""
+    """Report that a collective of the trainers failed, most likely as another trainer ended or hangs."""
 
 
 class TransferError(RunError):
-    """A weight transfer failed: a peer died, a deadline passed, or what arrived is not what was announced."""
+    """Report a failed weight transfer: a peer died, a deadline passed, or the data differ from the manifest."""
 
 
 class TransferTimeoutError(TransferError):
-    """A weight transfer passed its deadline. The message names rank, phase and bucket."""
+    """Report that a weight transfer passed its deadline. The message names rank, phase and bucket."""
 
 
 class PeerLostError(RunError):
-    """Another process of the run is dead, or did not answer within its deadline. The message names it."""
+    """Report that another process is dead, or did not answer within its deadline. The message names it."""

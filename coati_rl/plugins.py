@@ -1,4 +1,4 @@
-"""A user's own function, named on the command line as FILE.py:FUNCTION; it runs with the user's rights."""
+"""Load a user's own function, given as FILE.py:FUNCTION; it runs with the user's rights."""
 
 import hashlib
 import importlib.util
@@ -11,12 +11,12 @@ from coati_rl.errors import ConfigError
 
 
 def is_plugin(name: str) -> bool:
-    """True for FILE.py:FUNCTION, False for the name of something built in."""
+    """Return True for FILE.py:FUNCTION, False for a built-in name."""
     return ":" in name
 
 
 def absolute(path: str) -> Path:
-    """The path with ~ and the working directory filled in. Raises: ValueError for the home of a user there is not."""
+    """Return the path made absolute, with ~ expanded. Raises: ValueError for the home of an unknown user."""
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError as error:
@@ -28,19 +28,19 @@ def load_function(name: str, *, flag: str) -> Callable[..., Any]:
 
     Args:
         name: FILE.py:FUNCTION, with an absolute path.
-        flag: where the user wrote it, for the message.
-    Raises: ConfigError if the file cannot be read or run, or holds no such function.
+        flag: the flag that named it, for the message.
+    Raises: ConfigError if the file cannot be imported, or has no such function.
     """
     path_text, _, function_name = name.rpartition(":")
     path = Path(path_text)
     if not path.is_file():
-        raise ConfigError(f"{flag} {name}: no file {path}; write FILE.py:FUNCTION")
+        raise ConfigError(f"{flag} {name}: there is no file {path}; write FILE.py:FUNCTION")
     module_name = f"coati_rl_plugin_{hashlib.blake2b(str(path).encode(), digest_size=8).hexdigest()}"
     module = sys.modules.get(module_name)
     if module is None:
         spec = importlib.util.spec_from_file_location(module_name, path)
         if spec is None or spec.loader is None:
-            raise ConfigError(f"{flag} {name}: {path} is no Python file; write FILE.py:FUNCTION")
+            raise ConfigError(f"{flag} {name}: {path} is not a Python file; write FILE.py:FUNCTION")
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module
         try:

@@ -1,10 +1,10 @@
-"""Read what responses are scored with, the text of `-rt`: named rewards with their weights.
+"""Parse the reward type, the text of `-rt`: named rewards with their weights.
 
-A reward is built in, a function of the user's (FILE.py:FUNCTION), or a served model (http://...). Several are joined by
-commas, each with its weight: `boxed=1,brevity.py:score=0.2`. The first decides what is right and what is not.
+A reward is built in, a user's function (FILE.py:FUNCTION), or a served model (http://...). Several are joined by
+commas, each with its weight: `boxed=1,brevity.py:score=0.2`. The first decides whether a response is correct.
 
-A comma always separates rewards. The last `=NUMBER` is a weight, except in a URL's query, whose own `name=value` goes
-first: `http://host/score?k=3` has weight 1, `http://host/score?k=3=0.5` has 0.5.
+A comma always separates rewards. The last `=NUMBER` is a weight, except in a URL's query, whose own `name=value` has
+precedence: `http://host/score?k=3` has weight 1, `http://host/score?k=3=0.5` has 0.5.
 """
 
 import math
@@ -19,8 +19,8 @@ from coati_rl.plugins import absolute, is_plugin
 from coati_rl.reward_url import check_no_credentials, redacted
 
 BUILT_IN_REWARDS = ("think_answer_tags", "boxed", "code")
-TIMEOUT_S = 5.0  # an answer's comparison takes milliseconds; what takes this long takes for ever
-LONG_TIMEOUT_S = 60.0  # where programs run, another machine is asked, or a function of the user's may load a model
+TIMEOUT_S = 5.0  # a comparison of answers takes milliseconds; one that takes this long does not end
+LONG_TIMEOUT_S = 60.0  # for programs, other machines, and user functions, which may load a model
 MathAnswer = Literal["number", "any"]
 MATH_REWARDS = ("think_answer_tags", "boxed")
 _CHOICES = f"{', '.join(BUILT_IN_REWARDS)}, FILE.py:FUNCTION or http(s)://..."
@@ -28,44 +28,44 @@ _CHOICES = f"{', '.join(BUILT_IN_REWARDS)}, FILE.py:FUNCTION or http(s)://..."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardPart:
-    """One reward of a run."""
+    """Name one reward of a run, with its weight."""
 
     name: str  # built in, FILE.py:FUNCTION or a URL
-    weight: float = 1.0  # of its value in the sum; 0 only reports it
+    weight: float = 1.0  # in the sum; 0 only reports the value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardSpec:
-    """Everything that a scoring process needs to know to make its reward. All of it is JSON."""
+    """Hold all that a scoring process needs to build its reward, as JSON types."""
 
     reward_type: str  # as of -rt
     timeout_s: float = TIMEOUT_S  # wall time that one response may take
-    math_answer: MathAnswer = "number"  # what may answer a ground truth that is a number
-    correct_from: float = 1.0  # reward that makes an answer correct where its function or model does not say so
-    group_timeout_s: float | None = None  # that a group may take which is scored in one call; None: the same
+    math_answer: MathAnswer = "number"  # kinds of answers to a numeric ground truth
+    correct_from: float = 1.0  # reward that makes an answer correct if its function or model does not say whether it is
+    group_timeout_s: float | None = None  # wall time of a group that is scored in one call; None: the same
     test_timeout_s: float = 10.0  # CPU seconds that a program may take for one test (code)
     test_memory_mb: int = 1024  # memory that it may take, MiB
     is_sandboxed: bool = True  # False: programs run with the user's rights
-    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # the variables that addresses name
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # values of the variables in addresses
 
 
 def is_url(name: str) -> bool:
-    """True for the address of a served reward model."""
+    """Return True for the address of a served reward model."""
     return name.startswith(("http://", "https://"))
 
 
 def public_reward_type(text: str) -> str:
-    """`text` for people and other machines: URLs without user, password and query."""
+    """Return `text` for display: URLs without user, password and query."""
     return re.sub(r"(https?://)[^/?#,]*@", r"\1", re.sub(r"(https?://[^,?]*)\?[^,]*", r"\1", text))
 
 
 def default_timeout_s(parts: Sequence[RewardPart]) -> float:
-    """Time for one response where the user sets none."""
+    """Return the default time for one response."""
     return LONG_TIMEOUT_S if any(part.name not in MATH_REWARDS for part in parts) else TIMEOUT_S
 
 
 def has_host(url: str) -> bool:
-    """True for an address that can be asked."""
+    """Return True for a URL with a host."""
     try:
         return bool(urlsplit(url).hostname)
     except ValueError:  # brackets without an IPv6 address
@@ -73,14 +73,14 @@ def has_host(url: str) -> bool:
 
 
 def is_own(name: str) -> bool:
-    """True for a function of the user's."""
+    """Return True for a user's function."""
     return is_plugin(name) and not is_url(name)
 
 
 def parse_reward_type(text: str) -> tuple[RewardPart, ...]:
-    """The rewards that `text` names, in order.
+    """Parse the rewards that `text` names, in order.
 
-    Raises: ConfigError for an unknown name, a name twice, or a weight that is no finite number.
+    Raises: ConfigError for an unknown name, a name twice, or a weight that is not a finite number.
     """
     where = f"--reward-type {redacted(text)!r}"
     parts = tuple(_part(piece.strip(), where) for piece in text.split(","))
@@ -92,15 +92,15 @@ def parse_reward_type(text: str) -> tuple[RewardPart, ...]:
 
 
 def absolute_reward_type(text: str) -> str:
-    """The same with absolute paths: functions are loaded by several processes, whose working directories differ.
+    """Return `text` with absolute paths: functions are loaded by processes with other working directories.
 
-    What is no function stays as it is, also if it is wrong. Raises: ValueError for the home of a user there is not.
+    Other rewards are unchanged, also invalid ones. Raises: ValueError for the home of an unknown user.
     """
     return ",".join(_absolute_piece(piece.strip()) for piece in text.split(","))
 
 
 def short_names(parts: tuple[RewardPart, ...]) -> tuple[str, ...]:
-    """A name for each part that is short enough for a metric; no two are the same.
+    """Return a short name for each reward, for metrics; all are distinct.
 
     `boxed` is boxed, `rewards/brevity.py:score` is brevity.score, `https://user@rm:8000/v1?k=3` is rm:8000/v1.
     """
@@ -130,7 +130,7 @@ def _part(piece: str, where: str) -> RewardPart:
 
 
 def _split(piece: str) -> tuple[str, str | None]:
-    """The name and the text of the weight; None: there is none."""
+    """Return the name and the text of the weight, None without one."""
     name, equals, weight_text = (text.strip() for text in piece.rpartition("="))
     if not equals:
         return piece, None

@@ -1,8 +1,8 @@
-"""Keep credentials out of the addresses of reward models: a run writes its settings into files and sends them to W&B.
+"""Keep credentials out of the addresses of reward models, as a run writes its settings to files and to W&B.
 
-An address may name environment variables in their place, `http://${RM_USER}:${RM_PASSWORD}@host/score?key=${RM_KEY}`.
-What is written is that text; the values go from the environment of the process that starts the run to the processes
-that score, and into the requests.
+An address may name environment variables instead, `http://${RM_USER}:${RM_PASSWORD}@host/score?key=${RM_KEY}`.
+That text is written; the values are passed from the environment of the process that starts the run to the scoring
+processes, and into the requests.
 """
 
 import re
@@ -20,12 +20,12 @@ _SECRET = re.compile(
 
 
 def redacted(text: str) -> str:
-    """`text`, which may be several addresses or none, without users, passwords and queries; for messages."""
+    """Return `text` without users, passwords and queries of any addresses in it, for messages."""
     return re.sub(r"([?#])[^,]*", r"\1...", re.sub(r"^((?:https?:/*)?).*@", r"\1...@", text, flags=re.DOTALL))
 
 
 def check_no_credentials(url: str, where: str) -> None:
-    """Refuse an address with a user, a password, or a secret in its query. Raises: ConfigError without the secret."""
+    """Raise ConfigError for an address with a user, a password, or a secret in its query; the message omits it."""
     public = _VARIABLE.sub("", url)
     user, at, _ = public.partition("://")[2].rpartition("@")
     if at and user.strip(":"):
@@ -43,7 +43,7 @@ def check_no_credentials(url: str, where: str) -> None:
 
 
 def secrets_of(reward_type: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The values of the variables that addresses in `reward_type` name. Raises: ConfigError for one that is not set."""
+    """Return the values of the variables that addresses in `reward_type` name. Raises: ConfigError for an unset one."""
     names = _VARIABLE.findall(",".join(piece for piece in reward_type.split(",") if "://" in piece))
     for name in names:
         if not environment.get(name):
@@ -52,7 +52,7 @@ def secrets_of(reward_type: str, environment: Mapping[str, str]) -> dict[str, st
 
 
 def filled_in(url: str, secrets: Mapping[str, str]) -> str:
-    """`url` with the values of its variables, quoted. Raises: ConfigError for a variable that has none."""
+    """Return `url` with the values of its variables, quoted. Raises: ConfigError for a variable without a value."""
     try:
         return _VARIABLE.sub(lambda match: quote(secrets[match[1]], safe=""), url)
     except KeyError as error:
@@ -60,7 +60,7 @@ def filled_in(url: str, secrets: Mapping[str, str]) -> str:
 
 
 def without_secrets(text: str, url: str, secrets: Mapping[str, str]) -> str:
-    """`text`, which a server may have written, without the secrets of `url` and its password."""
+    """Return `text`, such as a server's message, without the secrets of `url` and its password."""
     try:
         password = urlsplit(url).password
     except ValueError:

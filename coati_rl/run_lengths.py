@@ -1,4 +1,4 @@
-"""Encode arrays whose values rarely change as runs, (value, how often in a row), and decode them."""
+"""Run-length encode arrays whose values rarely change, as (value, length) pairs, and decode them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-Runs = tuple[tuple[Any, int], ...]  # of plain Python values, so that they may be JSON
+Runs = tuple[tuple[Any, int], ...]  # of plain Python values, so that they can be JSON
 
 
 def count_runs(values: np.ndarray) -> int:
-    """Count the runs of an array of one dimension, which is much cheaper than to encode many."""
+    """Count the runs of a one-dimensional array, which is much cheaper than encoding many."""
     return int(np.count_nonzero(values[1:] != values[:-1])) + 1 if len(values) else 0
 
 
 def encode_runs(values: np.ndarray) -> Runs:
-    """Shorten an array of one dimension to its runs, in order."""
-    if len(values) and (values == values[0]).all():  # as almost always, and then much faster
+    """Encode a one-dimensional array as its runs, in order."""
+    if len(values) and (values == values[0]).all():  # the most frequent case, and much faster
         return ((values[0].item(), len(values)),)
     starts = np.flatnonzero(np.append(len(values) > 0, values[1:] != values[:-1]))
     lengths = np.diff(np.append(starts, len(values)))
@@ -24,7 +24,7 @@ def encode_runs(values: np.ndarray) -> Runs:
 
 
 def decode_runs(runs: Sequence[Sequence[Any]], dtype: DTypeLike) -> np.ndarray:
-    """The inverse of `encode_runs`; read-only, and of no size in memory, if there is one run."""
+    """Decode the runs of `encode_runs`; a single run gives a read-only array that needs no memory."""
     if len(runs) == 1:
         ((value, length),) = runs
         return np.broadcast_to(np.array(value, dtype=dtype), length)

@@ -1,9 +1,9 @@
-"""Carry a data-parallel rank's samples from the coordinator to its trainers: ragged, with nothing said twice.
+"""Define the compact form in which a data-parallel rank's samples are sent from the coordinator to its trainers.
 
-Tokens of all samples lie one after another, without padding; a prompt that several samples share is sent once; an array
-that is the same over long runs of tokens, as an advantage or a policy version is, travels as runs. The plan says which
-sample goes into which micro-batch; each trainer lays out its own (`packing`). At 8 responses of 512 tokens to a
-prompt of 100 this takes 8.3 bytes a sampled token (`scripts/bench/hand_over.py`); laid out 41, by the sizes of arrays.
+Tokens of all samples are concatenated, without padding; a prompt that several samples share is sent once; an array that
+is constant over many tokens, such as an advantage or a policy version, is run-length encoded. The plan assigns samples
+to micro-batches; each trainer packs its own (`packing`). At 8 responses of 512 tokens to a prompt of 100 this takes 8.3
+bytes a sampled token (`scripts/bench/hand_over.py`); packed rows would take 41, by the sizes of arrays.
 S samples, T tokens, N of them counted by the loss.
 """
 
@@ -17,7 +17,7 @@ from coati_rl.run_lengths import Runs, count_runs, decode_runs, encode_runs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One sequence to train on: a prefix that it may share with others, then T tokens of its own."""
+    """Hold one training sequence: a prefix that it may share with others, then T tokens of its own."""
 
     uid: str  # of the prompt or row, for messages
     number: int  # among the samples of that uid, from 0
@@ -42,8 +42,8 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunArray:
-    """An array [N] of which long pieces hold one value."""
+class EncodedArray:
+    """Hold an array [N] as runs."""
 
     runs: Runs
     dtype: str
@@ -55,7 +55,7 @@ class RunArray:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RaggedSamples:
-    """S samples, each array over all of them one after another."""
+    """Hold S samples, each array concatenated over all of them."""
 
     prefix_ids: np.ndarray  # int32, of all distinct prefixes
     prefix_lengths: np.ndarray  # int32[prefixes]
@@ -63,7 +63,7 @@ class RaggedSamples:
     token_ids: np.ndarray  # int32[T of all samples]
     lengths: np.ndarray  # int32[S], T of each
     mask_bits: np.ndarray  # uint8, loss_mask of all T tokens, 8 in a byte
-    arrays: Mapping[str, np.ndarray | RunArray] = field(default_factory=dict)  # [N of all samples] each
+    arrays: Mapping[str, np.ndarray | EncodedArray] = field(default_factory=dict)  # [N of all samples] each
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> "RaggedSamples":
@@ -89,7 +89,9 @@ class RaggedSamples:
         mask = np.unpackbits(self.mask_bits, count=len(self.token_ids)).view(bool)
         own = _parts(self.lengths)
         counted = _parts([int(np.count_nonzero(mask[part])) for part in own])
-        arrays = {name: array.expand() if isinstance(array, RunArray) else array for name, array in self.arrays.items()}
+        arrays = {
+            name: array.expand() if isinstance(array, EncodedArray) else array for name, array in self.arrays.items()
+        }
         return [
             Sample(
                 uid="",
@@ -104,19 +106,19 @@ class RaggedSamples:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all arrays; 8 of each run."""
+        """Return the bytes of all arrays; 8 for each run."""
         arrays = (self.prefix_ids, self.prefix_lengths, self.prefix_of, self.token_ids, self.lengths, self.mask_bits)
         dense = sum(array.nbytes for array in arrays)
-        return dense + sum(8 * len(a.runs) if isinstance(a, RunArray) else a.nbytes for a in self.arrays.values())
+        return dense + sum(8 * len(a.runs) if isinstance(a, EncodedArray) else a.nbytes for a in self.arrays.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RaggedBatch:
-    """A data-parallel rank's share of a mini-batch, and how it is to be cut into micro-batches; see `MiniBatch`."""
+    """Hold a data-parallel rank's part of a mini-batch, and its plan of micro-batches; see `MiniBatch`."""
 
     step: int
     samples: RaggedSamples
-    plan: tuple[tuple[int, ...], ...]  # the samples of each micro-batch; empty: it counts nothing
+    plan: tuple[tuple[int, ...], ...]  # the samples of each micro-batch; empty: a blank one
     one_sample_per_row: bool
     is_last: bool
     loss_scale: float
@@ -124,23 +126,23 @@ class RaggedBatch:
 
 
 def _parts(lengths: np.ndarray | Sequence[int]) -> list[slice]:
-    """Where each of so many parts is, which lie one after another."""
+    """Return the slices of consecutive parts with these lengths."""
     ends = np.cumsum(lengths).tolist()
     return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
 
 
-def _join_arrays(samples: Sequence[Sample], name: str) -> np.ndarray | RunArray:
-    """One array of all samples [N]: as runs where that is shorter."""
+def _join_arrays(samples: Sequence[Sample], name: str) -> np.ndarray | EncodedArray:
+    """Concatenate an array of all samples [N], as runs where that is shorter."""
     parts = [sample.arrays[name] for sample in samples]
     if not any(isinstance(part, np.ndarray) for part in parts):
         runs = tuple((float(part), sample.num_loss_tokens) for sample, part in zip(samples, parts, strict=True))
-        return RunArray(runs=runs, dtype="float32")
+        return EncodedArray(runs=runs, dtype="float32")
     pairs = zip(samples, parts, strict=True)
     full = [p if isinstance(p, np.ndarray) else np.full(s.num_loss_tokens, p, np.float32) for s, p in pairs]
     joined: np.ndarray = np.concatenate(full)
     if 2 * count_runs(joined) >= len(joined):
         return joined
-    return RunArray(runs=encode_runs(joined), dtype=joined.dtype.str)
+    return EncodedArray(runs=encode_runs(joined), dtype=joined.dtype.str)
 
 
 def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:

@@ -1,10 +1,10 @@
-"""Word messages for people: one line of any value, counts, names of producers."""
+"""Format parts of messages: one line of any value, counts, names of producers."""
 
 from collections.abc import Iterable
 
 
 def shorten(text: object, limit: int = 80) -> str:
-    """`text` on one line of at most `limit` characters."""
+    """Return `text` on one line of at most `limit` characters."""
     line = " ".join(str(text)[: 4 * limit].split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
 

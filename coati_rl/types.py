@@ -1,4 +1,4 @@
-"""Define what passes between the services: prompts out to producers, rollout groups back. All frozen, all plain data.
+"""Define the data exchanged between the services: prompts, leases, completions, trajectories, rollout groups.
 
 G episodes per prompt (group size); L tokens of a trajectory, N of them in the loss; T tokens of an engine's answer.
 Arrays are NumPy, so that they cross Ray without a copy.
@@ -16,12 +16,12 @@ Device = Literal["cpu", "cuda"]
 RolloutDetail = Literal["full", "text"]
 
 DEFAULT_TASK = "default"  # of rows that name none: the run's own reward, system prompt and sampling
-MAX_REWARD = 1e9  # a larger one, of either sign, is a mistake: its square overflows where gradients are float32
+MAX_REWARD = 1e9  # largest absolute value: the square of a larger one may overflow float32 gradients
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """Describe how tokens are drawn. `seed` is the request's; sample i of the request uses seed + i."""
+    """Describe how tokens are sampled. `seed` is the request's; sample i of the request uses seed + i."""
 
     temperature: float = 1.0  # 0 means greedy
     top_p: float = 1.0
@@ -33,21 +33,21 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """One row of a dataset, rendered and tokenised."""
+    """Hold one row of a dataset, rendered and tokenised."""
 
     uid: str  # unique in a run: dataset row and episode
     token_ids: tuple[int, ...]
     ground_truth: str
     purpose: Purpose = "train"
-    task: str = DEFAULT_TASK  # whose reward scores it, and whose settings sample it
+    task: str = DEFAULT_TASK  # whose reward and sampling settings apply
     eval_set: str = ""  # the evaluation set's name, for purpose "eval"
-    text: str = ""  # the user's message, for people
+    text: str = ""  # the user's message, for display
     messages: tuple[dict[str, Any], ...] = ()  # the conversation that was rendered, system prompt included
-    rendered: str = ""  # what the chat template made of it, before tokenising
+    rendered: str = ""  # the text of the chat template, before tokenising
 
     @property
     def problem(self) -> "Problem":
-        """Return what a scorer gets to see of the prompt."""
+        """Return the part of the prompt that a scorer gets."""
         return Problem(
             uid=self.uid,
             ground_truth=self.ground_truth,
@@ -59,7 +59,7 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """Describe what the responses to a prompt are scored against. All of it is JSON: it crosses processes and HTTP."""
+    """Hold what the responses to a prompt are scored against, as JSON types, for other processes and HTTP."""
 
     ground_truth: str  # an answer; for rewards that run code: JSON tests
     uid: str = ""  # of the prompt, for messages
@@ -70,7 +70,7 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lease:
-    """The right to roll out one prompt once; void when the prompt is issued again to another producer."""
+    """Grant the right to roll out one prompt once; void when the prompt is issued again to another producer."""
 
     lease_id: int
     prompt: Prompt
@@ -80,11 +80,11 @@ class Lease:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """One sample of one request: an engine's answer. Token ids are the engine's own; nothing is ever retokenised."""
+    """Hold one sample of a request. Token ids are those that the engine sampled; text is never retokenised."""
 
     token_ids: np.ndarray  # int32[T], includes the stop or EOS token when one was sampled
     logprobs: np.ndarray  # float32[T], nats, of the processed (temperature, top-k, top-p) distribution
-    policy_versions: np.ndarray  # int32[T], version of the weights that sampled each token
+    policy_versions: np.ndarray  # int32[T], policy version that sampled each token
     finish_reason: FinishReason
     text: str
 
@@ -96,7 +96,7 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """The tokens [start, end) of a trajectory, which are one answer of the engine."""
+    """Locate one answer of the engine: the tokens [start, end) of a trajectory."""
 
     index: int  # in the episode, from 0
     start: int
@@ -106,7 +106,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenReward:
-    """A reward that an environment gives at a token."""
+    """Hold a reward that an environment gives at a token."""
 
     position: int  # in the trajectory
     name: str
@@ -115,7 +115,7 @@ class TokenReward:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedPrefix:
-    """The first tokens of a trajectory, which are another sequence's first tokens too, and never in its own loss."""
+    """Describe the first tokens of a trajectory, which another sequence shares, and which are not in its own loss."""
 
     num_tokens: int
     parent: int | None = None  # index in the group of an earlier trajectory of the episode; None: the group's prompt
@@ -123,9 +123,9 @@ class SharedPrefix:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
-    """One sequence of one episode: the context and what the policy sampled in it, over one or more turns.
+    """Hold one sequence of one episode: the context and the tokens sampled in it, over one or more turns.
 
-    An episode whose context is rewritten on its way has several: the later ones are forks, which share a prefix.
+    An episode whose context is rewritten has several: the later ones are forks, which share a prefix.
     """
 
     token_ids: np.ndarray  # int32[L]
@@ -160,11 +160,11 @@ class Trajectory:
         if num_in_turns != num_in_loss:
             raise ValueError("loss_mask is True on tokens of the shared prefix, or of no turn")
         if num_in_loss and self.loss_mask[0]:
-            raise ValueError("loss_mask is True on the first token, which nothing predicts")
+            raise ValueError("loss_mask is True on the first token, which no token predicts")
 
     @property
     def num_loss_tokens(self) -> int:
-        """Tokens that the loss counts; those of a shared prefix are counted where they were sampled."""
+        """Return the number of tokens that the loss counts; a shared prefix counts where it was sampled."""
         return len(self.logprobs)
 
     @property
@@ -174,26 +174,26 @@ class Trajectory:
 
     @property
     def is_truncated(self) -> bool:
-        """True when the token limit ended one of its turns."""
+        """Return True when the token limit ended one of its turns."""
         return any(turn.finish_reason == "length" for turn in self.turns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """Describe what a reward function says of one episode, by the text of its last turn."""
+    """Hold a reward function's result for one episode, from the text of its last turn."""
 
-    reward: float  # what the loss sees; without meaning when the verdict is "invalid"
+    reward: float  # used by the loss; undefined when the verdict is "invalid"
     answer_correct: bool
     format_valid: bool
     verdict: Verdict  # "invalid": the scorer could not decide; masked out of training and counted, never a zero
-    detail: str = ""  # one line for people
+    detail: str = ""  # one line, for display
     breakdown: dict[str, float] = field(default_factory=dict)  # reward by name, before weights; empty if there is one
-    filter_score: float | None = None  # what --filter-range looks at, held to [0, 1]; None: the reward
+    filter_score: float | None = None  # used by --filter-range, clamped to [0, 1]; None: the reward
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutGroup:
-    """The G scored episodes of one prompt."""
+    """Hold the G scored episodes of one prompt."""
 
     lease_id: int
     producer_id: int
@@ -214,13 +214,13 @@ class RolloutGroup:
             self._check_prefix(index, prompt_ids)
 
     def _check_prefix(self, index: int, prompt_ids: np.ndarray) -> None:
-        """No token is in the loss twice: each fork says truly what it shares, and trains nothing of that."""
+        """Check that a fork's shared prefix is that of its parent, so that no token is in the loss twice."""
         trajectory, parent_ids = self.trajectories[index], prompt_ids
         prefix = trajectory.prefix
         if prefix.parent is not None:
             if not 0 <= prefix.parent < index or self.trajectories[prefix.parent].episode != trajectory.episode:
                 raise ValueError(
-                    f"trajectory {index} is a fork of {prefix.parent}, which is no earlier one of its episode"
+                    f"trajectory {index} is a fork of {prefix.parent}, which is not an earlier one of its episode"
                 )
             parent_ids = self.trajectories[prefix.parent].token_ids
         shared = parent_ids[: prefix.num_tokens]
@@ -229,31 +229,31 @@ class RolloutGroup:
 
     @property
     def policy_versions(self) -> np.ndarray:
-        """int32: of the weights that sampled each token in the loss of a trajectory."""
+        """Return int32, the policy version that sampled each token in the loss, over all trajectories."""
         return np.concatenate([each.policy_versions for each in self.trajectories])
 
     @property
     def oldest_version(self) -> int:
-        """Version of the oldest weights that sampled a token of the group."""
+        """Return the oldest policy version that sampled a token of the group."""
         versions = self.policy_versions
         return int(versions.min()) if len(versions) else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """Describe what an engine is asked for: `num_samples` responses to one prompt."""
+    """Request `num_samples` responses to one prompt from an engine."""
 
     request_id: str
     token_ids: tuple[int, ...]
     num_samples: int
     sampling: SamplingParams
-    min_policy_version: int = -1  # of the weights that sample the first token; the engine waits for their commit
+    min_policy_version: int = -1  # for the first token; the engine waits for its commit
     episode_id: str | None = None  # of an open episode, whose turns are requests; None: an episode of its own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenChunk:
-    """Describe t new tokens of one sample of a request; the chunks of a sample, in order, make up its completion."""
+    """Hold t new tokens of one sample of a request; the chunks of a sample, in order, make up its completion."""
 
     request_id: str
     index: int  # of the sample in its request
@@ -264,15 +264,15 @@ class TokenChunk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitResult:
-    """Describe what a producer says of a commit."""
+    """Hold a producer's result of a commit."""
 
-    seconds: float  # until the new weights served; all of it a pause of generation if the commit was in flight
-    probe_logprobs: np.ndarray  # float32[T - 1], of a probe's tokens after the first; empty if none was asked for
+    seconds: float  # until the new weights served; if the commit was in flight, generation paused for all of it
+    probe_logprobs: np.ndarray  # float32[T - 1], of a probe's tokens after the first; empty without a probe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationResult:
-    """An engine's answer to one request: all its completions in sample order, or the error that prevented them.
+    """Hold an engine's answer to one request: all its completions in sample order, or an error.
 
     Of an aborted request, samples that had not ended have the finish reason "abort" and the tokens sampled so far.
     """

@@ -19,7 +19,7 @@ from coati_rl.errors import EngineError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import TrainBackend, TrainerCoordinator
 from coati_rl.runtime.cluster import own_address
-from coati_rl.runtime.heartbeats import Beat, own_beat
+from coati_rl.runtime.heartbeats import Heartbeat, own_heartbeat
 from coati_rl.runtime.process import ActorContext, enter_actor
 from coati_rl.runtime.remote import RemoteProducer
 from coati_rl.types import Device
@@ -149,9 +149,9 @@ class TrainerActor:
         logger.info("trainer %d is done after %d steps", self._rank, steps)
         return steps
 
-    def beat(self) -> Beat:
+    def beat(self) -> Heartbeat:
         """A sign of life, answered while other threads of this actor work."""
-        return own_beat()
+        return own_heartbeat()
 
     @contextmanager
     def _profiler(self) -> Iterator[Any]:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from coati_rl.config import Config
-from coati_rl.coordinator.membership import UNPROVEN
+from coati_rl.coordinator.membership import UNSYNCED
 from coati_rl.errors import EngineError
 from coati_rl.observability.phases import PHASES
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
-from coati_rl.runtime.heartbeats import Beat, own_beat
+from coati_rl.runtime.heartbeats import Heartbeat, own_heartbeat
 from coati_rl.runtime.process import ActorContext, enter_actor
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
@@ -62,7 +62,7 @@ class ProducerActor:
             seed=config.run.seed,
             device=self._context.device,
             gpu_memory_utilization=config.parallel.gpu_memory_utilization,
-            policy_version=UNPROVEN,
+            policy_version=UNSYNCED,
             load_timeout_s=START_TIMEOUT_S,
         )
         logger.info("producer %d is ready", self._producer_id)
@@ -85,9 +85,9 @@ class ProducerActor:
             self.close()
         logger.info("producer %d is done", self._producer_id)
 
-    def beat(self) -> Beat:
+    def beat(self) -> Heartbeat:
         """A sign of life, answered while other threads of this actor work."""
-        return own_beat()
+        return own_heartbeat()
 
     def stage_weights(self, manifest: str, rendezvous: str, timeout_s: float) -> tuple[str, ...]:
         """Receive an update beside the serving weights; JSON in, one digest per tensor-parallel rank out."""

@@ -42,7 +42,7 @@ def scorer_factory(config: Config) -> Callable[[], GroupScorer]:
 
 
 def _factory(config: Config) -> Callable[[], GroupScorer]:
-    """The scorer of one task, by its settings."""
+    """Return what makes the scorer of one task from its settings."""
     reward = config.reward
     if reward.code_verifier_api_url is not None and reward.reward_type == "code":
         return _of_service(reward.code_verifier_api_url, config)

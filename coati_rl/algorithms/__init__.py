@@ -1,1 +1,1 @@
-"""Advantages, aggregation, losses and schedules: pure functions of arrays and floats, one idea per file."""
+"""Define advantages, aggregation and losses as pure functions of arrays and floats, one idea per file."""

@@ -1,4 +1,4 @@
-"""Group advantages: the rewards of one prompt's G samples go in, how much better than its group each one was comes out.
+"""Compute the advantages of one prompt's G samples from their rewards.
 
 All arithmetic is float64: in float32 seven equal rewards of 0.7 have a standard deviation of 1e-8 instead of 0, and
 divided by a small eps that becomes an advantage.
@@ -13,11 +13,11 @@ Rewards = NDArray[np.float64]
 Estimator = Callable[[Rewards], Rewards]  # float64[N] rewards of the valid samples to float64[N] advantages, N >= 1
 
 STD_EPS = 1e-6  # in units of reward
-MAX_ADVANTAGE = 1e12  # of a user's estimator, in size: the loss is float32, and its gradient is squared
+MAX_ADVANTAGE = 1e12  # absolute bound for a user's estimator: the loss is float32, and its gradient is squared
 
 
 def group_norm(rewards: Rewards) -> Rewards:
-    """A_i = (R_i - mean(R)) / (std(R) + eps); the standard deviation is the unbiased one (n - 1).
+    """Compute A_i = (R_i - mean(R)) / (std(R) + eps) with the unbiased standard deviation (n - 1).
 
     Source: arXiv:2402.03300 sec. 4.1.2.
     """
@@ -25,7 +25,7 @@ def group_norm(rewards: Rewards) -> Rewards:
 
 
 def group_mean(rewards: Rewards) -> Rewards:
-    """A_i = R_i - mean(R).
+    """Compute A_i = R_i - mean(R).
 
     Source: arXiv:2503.20783 sec. 3.2 (Dr. GRPO); the baseline of REINFORCE++-baseline, arXiv:2501.03262.
     """
@@ -33,7 +33,7 @@ def group_mean(rewards: Rewards) -> Rewards:
 
 
 def leave_one_out(rewards: Rewards) -> Rewards:
-    """A_i = R_i - mean of the others = n / (n - 1) * (R_i - mean(R)).
+    """Compute A_i = R_i - mean of the others = n / (n - 1) * (R_i - mean(R)).
 
     Source: arXiv:2402.14740 sec. 3.3 (RLOO).
     """
@@ -41,7 +41,7 @@ def leave_one_out(rewards: Rewards) -> Rewards:
 
 
 def reward(rewards: Rewards) -> Rewards:
-    """A_i = R_i: the group does not matter, whitening over the batch is the only baseline.
+    """Return A_i = R_i, independent of the group; whitening over the batch is the only baseline.
 
     Source: arXiv:2501.03262 (REINFORCE++).
     """
@@ -55,22 +55,21 @@ _COMPARING = (group_norm, group_mean, leave_one_out)  # samples of a group with 
 
 
 def compares_samples(name: str) -> bool:
-    """True if the built-in estimator of this name needs a group: of one sample, or of equal ones, it says 0."""
+    """Return True if the built-in estimator of this name needs a group: one sample, or equal ones, give 0."""
     return ADVANTAGE_ESTIMATORS.get(name) in _COMPARING
 
 
 def group_advantages(rewards: Rewards, valid: NDArray[np.bool_], *, estimator: Estimator) -> Rewards:
-    """The advantages of one group; those of `estimator` over the valid samples, with its undefined cases settled.
+    """Compute the advantages of one group by `estimator` over the valid samples; undefined cases are 0.
 
     Args:
         rewards: float64[G], the reward of each sample; not read where `valid` is False.
         valid: bool[G], False where the scorer could not decide.
         estimator: one of ADVANTAGE_ESTIMATORS, or a user's.
     Returns: float64[G], without unit; exactly 0 on invalid samples. Where the estimator compares samples of a group it
-        is exactly 0 also when all valid rewards are equal or fewer than two samples are valid: one sample says nothing
-        about its group.
+        is exactly 0 also when all valid rewards are equal or fewer than two samples are valid.
     Raises: ValueError if the shapes differ, a valid reward is not finite, or the estimator's result is not one finite
-        number of at most MAX_ADVANTAGE in size per valid sample.
+        number per valid sample, of absolute value at most MAX_ADVANTAGE.
     """
     if rewards.ndim != 1 or rewards.shape != valid.shape:
         raise ValueError(f"rewards {rewards.shape} and valid {valid.shape} must both have shape [G]")
@@ -82,10 +81,10 @@ def group_advantages(rewards: Rewards, valid: NDArray[np.bool_], *, estimator: E
     if counted.size == 0 or (estimator in _COMPARING and counted.max() == counted.min()):
         return advantages
     found = np.asarray(estimator(counted.copy()), dtype=np.float64)
-    if found.shape != counted.shape or not (np.abs(found) <= MAX_ADVANTAGE).all():  # NaN is not, either
+    if found.shape != counted.shape or not (np.abs(found) <= MAX_ADVANTAGE).all():  # False for NaN, too
         raise ValueError(
-            f"advantages must be one finite number per valid sample ({counted.size}) of at most {MAX_ADVANTAGE:g} in "
-            f"size, not {found!r}"
+            f"advantages must be one finite number per valid sample ({counted.size}), of absolute value at most "
+            f"{MAX_ADVANTAGE:g}, not {found!r}"
         )
     advantages[valid] = found
     return advantages

@@ -1,11 +1,11 @@
-"""Aggregate token terms to one loss: a weight per token, known at once, and one scale per optimizer step, known last.
+"""Aggregate token terms to one loss by a weight per token, known at once, and a scale per optimizer step, known last.
 
 The loss of a step is `scale * sum_i sum_t weight_i * term_it` over its samples i with T_i tokens each. Weights need
 only the sample itself, so that mini-batches can stream to the trainer and the gradient accumulate unnormalised; the
 scale holds the global denominator and multiplies the summed gradient once, before clipping.
 
 Both count the tokens that the policy sampled. A token that is masked later (a skipped sample, an off-policy band)
-keeps its share of the denominator, else the gradient would depend on how the batch was split.
+stays in the denominator, else the gradient would depend on how the batch was split.
 """
 
 from typing import Literal, get_args
@@ -14,12 +14,12 @@ LossVariation = Literal["sample_level", "token_level", "constant"]
 
 
 def token_weight(length: int, mode: LossVariation, *, max_length: int) -> float:
-    """The weight that all tokens of a sample share: 1 / T_i at sample level, 1 at token level, 1 / L_max if constant.
+    """Return the weight of a sample's tokens: 1 / T_i at sample level, 1 at token level, 1 / L_max if constant.
 
     Args:
         length: tokens of the sample that the loss counts (T_i).
-        mode: "sample_level", every sample counts alike (GRPO); "token_level", every token does (DAPO); "constant",
-            every token does and the denominator does not depend on lengths (Dr. GRPO).
+        mode: "sample_level", every sample has equal weight (GRPO); "token_level", every token (DAPO); "constant",
+            every token, with a denominator that does not depend on lengths (Dr. GRPO).
         max_length: tokens that a response may have (L_max).
     Returns: the unnormalised weight, to be scaled by `loss_scale`.
     Raises: ValueError if a length is not positive or the mode unknown.
@@ -28,14 +28,14 @@ def token_weight(length: int, mode: LossVariation, *, max_length: int) -> float:
     """
     _check_mode(mode)
     if length <= 0:
-        raise ValueError(f"length = {length} must be positive: a sample without tokens has no term to weigh")
+        raise ValueError(f"length = {length} must be positive: a sample without tokens has no term")
     if max_length <= 0:
         raise ValueError(f"max_length = {max_length} must be positive")
     return {"sample_level": 1.0 / length, "token_level": 1.0, "constant": 1.0 / max_length}[mode]
 
 
 def loss_scale(num_samples: int, num_tokens: int, mode: LossVariation) -> float:
-    """The factor that turns the weighted sum of a whole optimizer step into its mean.
+    """Return the factor that turns the weighted sum of an optimizer step into its mean.
 
     Args:
         num_samples: valid samples over the global batch.

@@ -1,4 +1,4 @@
-"""The choices that each part of an algorithm has, by name; without torch, which takes the command line seconds."""
+"""Name the choices of each part of an algorithm, without importing torch, which takes seconds."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ RatioLevel = Literal["token", "sequence"]
 Correction = Literal["none", "tis", "icepop", "sequence_mask"]
 POLICY_LOSSES = ("clip", "cispo")
 
-# Of pi_old / pi_engine, where the user gives none.
+# Default bounds of pi_old / pi_engine.
 CORRECTION_BOUNDS: dict[str, dict[str, float]] = {
     "tis": {"off_policy_low": 0.0, "off_policy_high": 2.0},  # one-sided
     "icepop": {"off_policy_low": 0.5, "off_policy_high": 5.0},

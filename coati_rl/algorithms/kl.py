@@ -1,4 +1,4 @@
-"""Estimators of KL(policy || reference) from the sampled token alone, per token.
+"""Estimate KL(policy || reference) per token from the sampled token alone.
 
 With D = log pi(token) - log pi_ref(token) and the token drawn from pi: k1 is unbiased and noisy, k2 biased with little
 noise, k3 unbiased and never negative. GRPO uses k3.
@@ -26,8 +26,8 @@ def kl_terms(
         ref_logprobs: float32[R, M], the reference's, in nats.
         loss_mask: bool[R, M], True on tokens that count.
         estimator: "k1", "k2" or "k3".
-        clamp: an estimate beyond [-clamp, clamp], in nats, is held at the bound and has no gradient; None: no bound.
-    Returns: float32[R, M], nats, 0 where `loss_mask` is False. k3 ends, with its gradient, at D = -MAX_LOG_RATIO.
+        clamp: an estimate outside [-clamp, clamp], in nats, is clamped and has no gradient; None: no bound.
+    Returns: float32[R, M], nats, 0 where `loss_mask` is False. Below D = -MAX_LOG_RATIO k3 is constant.
     Raises: ValueError if shapes differ or the estimator is unknown.
     Source: John Schulman, "Approximating KL divergence" (2020); k3 in GRPO: arXiv:2402.03300 eq. 4.
         clamp = 10 is verl's for k3 and OpenRLHF's for all three.
@@ -37,12 +37,12 @@ def kl_terms(
 
 
 def _estimates(difference: Tensor, estimator: KLEstimator) -> Tensor:
-    """float32[R, M] of D, unbounded."""
+    """Return float32[R, M] estimates from D, not clamped."""
     if estimator == "k1":
         return difference
     if estimator == "k2":
         return difference.square() / 2
     if estimator == "k3":
-        bounded = difference.clamp(min=-MAX_LOG_RATIO)  # both terms: of one alone the gradient would turn its sign
+        bounded = difference.clamp(min=-MAX_LOG_RATIO)  # in both terms: in one alone the gradient would change its sign
         return torch.expm1(-bounded) + bounded
     raise ValueError(f"KL estimator {estimator!r} is unknown; use k1, k2 or k3")

@@ -1,4 +1,4 @@
-"""The loss of every algorithm: a policy term a token, corrected, penalised, masked, then summed with its weight.
+"""Compute the loss of every algorithm: a policy term per token, corrected, penalised, masked, then weighted and summed.
 
 Consumes the log-probabilities of one micro-batch and the tensors of its `MicroBatch`; produces one scalar to be summed
 over micro-batches and ranks, and the sums to report (see `sums`). R rows, M loss tokens per row.
@@ -23,22 +23,22 @@ TermsFn = Callable[[Tensor, Tensor, Tensor, Mapping[str, Tensor]], Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyLoss:
-    """loss = sum_t w_t * keep_t * (c_t * policy_term_t + kl_coeff * kl_t - entropy_coeff * H_t).
+    """Compute loss = sum_t w_t * keep_t * (c_t * policy_term_t + kl_coeff * kl_t - entropy_coeff * H_t).
 
     w_t are the micro-batch's weights (the aggregation), c_t the off-policy correction, keep_t is 0 on samples whose
     largest ratio exceeds `skip_threshold`.
 
-    Reports, all detached float64[] and summed over loss tokens unless the name ends in `_max`; which keys there are
-    depends on the settings alone, so that ranks can reduce them together:
+    Reports, all detached float64[] and summed over loss tokens unless the name ends in `_max`; the keys depend on the
+    settings alone, so that ranks can reduce them together:
         num_tokens; loss_sum (weighted, as returned); entropy_sum (nats); ratio_max;
-        clip_sum: tokens whose gradient the clip has stopped, or under "cispo" whose weight it has changed;
+        clip_sum: tokens whose gradient is clipped to 0, or under "cispo" whose weight is clipped;
         kl_sum: unweighted, nats, only if kl_coeff > 0;
-        skipped_samples: only if there is a threshold;
-        correction_sum, correction_dropped: the weights c_t, and how many are 0, only with a correction;
+        skipped_samples: only with a threshold;
+        correction_sum, correction_dropped: the weights c_t, and the number of those that are 0, only with a correction;
         gap_tokens, gap_sum, gap_max: tokens sampled by the trainer's own version, and |logprobs - rollout_logprobs|
-        in nats on them. Engine and trainer should agree there; it is the first thing to look at when a run goes wrong;
-        old_gap_sum, old_gap_max: |old_logprobs - rollout_logprobs| on all tokens, which also holds what lies between
-        the versions; 0 where the rollout's stand in.
+        in nats on them: the training-inference mismatch, which should be small;
+        old_gap_sum, old_gap_max: |old_logprobs - rollout_logprobs| on all tokens, which includes the difference of
+        policy versions; 0 where rollout_logprobs stand in.
     """
 
     policy_loss: str = "clip"  # one of POLICY_LOSSES; not used with `terms_fn`
@@ -48,7 +48,7 @@ class PolicyLoss:
     clip_dual: float | None = None
     kl_coeff: float = 0.0  # weight of the KL penalty in the loss; 0 needs no reference
     kl_estimator: KLEstimator = "k3"
-    kl_clamp: float | None = None  # bound of a token's estimate, nats; None: there is none
+    kl_clamp: float | None = None  # bound of a token's estimate, nats; None: no bound
     entropy_coeff: float = 0.0
     correction: Correction = "none"
     correction_low: float = 0.0
@@ -70,25 +70,25 @@ class PolicyLoss:
 
     @property
     def is_token_separable(self) -> bool:
-        """See LossFn. A skipped sample is seen whole only when one comes up, see `is_final`."""
+        """See LossFn. Skipping samples needs whole samples only if a ratio exceeds the threshold, see `is_final`."""
         are_terms = self.terms_fn is None or bool(getattr(self.terms_fn, "is_token_separable", False))
         return are_terms and self.ratio_level == "token" and self.correction != "sequence_mask"
 
     def is_final(self, sums: Mapping[str, Tensor]) -> bool:
-        """See LossFn: False if a ratio asks for its whole sample to be skipped."""
+        """See LossFn: return False if a ratio exceeds the threshold, so that its sample has to be skipped."""
         return self.skip_threshold is None or bool(sums["ratio_max"] <= self.skip_threshold)
 
     def __call__(
         self, logprobs: Tensor, entropy: Tensor, micro_batch: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The summed loss of one micro-batch.
+        """Compute the summed loss of one micro-batch.
 
         Args:
             logprobs: float32[R, M], log pi(token) in nats at the sampling temperature; carries gradient.
             entropy: float32[R, M], nats; carries gradient.
             micro_batch: the arrays of `MicroBatch` as tensors, without those that are None (`rollout_logprobs` stand
-                in for `old_logprobs`), and `trainer_version`, int64[]: the version of the weights that are trained.
-                Without `sample_index` it holds tokens and not whole samples; only a loss that is separable can do that.
+                in for `old_logprobs`), and `trainer_version`, int64[]: the policy version that is trained.
+                Without `sample_index` it holds tokens and not whole samples, for a loss that is separable by token.
         Returns: (float32[] summed loss, the sums to report).
         Raises: ValueError if kl_coeff > 0 and the batch has no ref_logprobs.
         Source: docs/algorithms.md names the paper of each part.
@@ -164,16 +164,16 @@ class PolicyLoss:
         )
 
     def _kept(self, log_ratio: Tensor, micro_batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """(bool[R, M] tokens of samples that are not skipped; float64[] how many samples are)."""
+        """Return bool[R, M] tokens of samples that are not skipped, and float64[] the number of skipped samples."""
         loss_mask, sample_index = micro_batch["loss_mask"], micro_batch.get("sample_index")
-        if sample_index is None or self.skip_threshold is None:  # by tokens: `is_final` asks for another evaluation
+        if sample_index is None or self.skip_threshold is None:  # by tokens: `is_final` requests another evaluation
             return loss_mask, loss_mask.new_zeros((), dtype=torch.float64)
         too_large = (ratio_of(log_ratio.detach()) > self.skip_threshold) & loss_mask
         is_skipped = sample_any(too_large, sample_index)
         return ~is_skipped, count_samples(is_skipped & loss_mask, sample_index)
 
     def _num_clipped(self, log_ratio: Tensor, micro_batch: Mapping[str, Tensor]) -> Tensor:
-        """float64[]: tokens that the clip has acted on; a user's own terms have none that we know of."""
+        """Return float64[], the number of clipped tokens; 0 for a user's own terms."""
         loss_mask = micro_batch["loss_mask"]
         if self.terms_fn is not None:
             acted = torch.zeros_like(loss_mask)
@@ -186,7 +186,7 @@ class PolicyLoss:
 
 
 def _gap_sums(logprobs: Tensor, old_logprobs: Tensor, micro_batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return how far apart the log-probabilities of trainer and engine are: with the same weights, and as they are."""
+    """Sum |difference| of trainer and engine log-probabilities: of the same policy version, and of all tokens."""
     loss_mask, rollout_logprobs = micro_batch["loss_mask"], micro_batch["rollout_logprobs"]
     same_version = (micro_batch["policy_version"] == micro_batch["trainer_version"]) & loss_mask
     gap = torch.where(same_version, logprobs - rollout_logprobs, 0.0).abs()  # float32[R, M], nats

@@ -1,7 +1,7 @@
-"""Weights against the difference between the policy that sampled and the one that is trained.
+"""Weigh policy terms to correct for the difference between the policy that sampled and the one that is trained.
 
-Engine and trainer disagree a little about the same weights, and more when the engine's are older. In: what both say of
-each token. Out: a weight for its policy term. R rows, M loss tokens per row, w = pi_old(token) / pi_engine(token).
+Log-probabilities of engine and trainer differ a little under the same weights, and more when the engine's are older.
+R rows, M loss tokens per row, w = pi_old(token) / pi_engine(token).
 """
 
 import torch
@@ -21,11 +21,11 @@ def correction_weights(
     low: float,
     high: float,
 ) -> Tensor:
-    """The weight of each token's policy term; it carries no gradient.
+    """Return the weight of each token's policy term; it carries no gradient.
 
     "tis" (truncated importance sampling) is min(max(w, low), high), with low = 0 one-sided; "icepop" is w inside
     [low, high] and 0 outside; "sequence_mask" is 1 on all tokens of a sample where exp(mean(log w)) lies in [low, high]
-    and 0 on all others. A token with weight 0 keeps its share of the loss's denominator.
+    and 0 on all others. A token with weight 0 stays in the loss's denominator.
 
     Args:
         old_logprobs: float32[R, M], nats, of the trainer before the update.

@@ -1,14 +1,14 @@
-"""Soft over-length punishment: a response's length goes in, what to add to its reward comes out."""
+"""Compute the soft over-length penalty of a response."""
 
 
 def over_length_penalty(length: int, *, max_length: int, cache_length: int, scale: float = 1.0) -> float:
-    """0 up to L_max - L_cache, then falling in a line to -1 at L_max, and -1 beyond; times the scale.
+    """Return 0 up to L_max - L_cache, falling linearly to -1 at L_max, and -1 beyond; times the scale.
 
     Args:
         length: tokens of the response.
         max_length: L_max, tokens that a response may have.
-        cache_length: L_cache, tokens over which the punishment grows, in [1, L_max].
-        scale: the reward of a right answer, which the full punishment takes off.
+        cache_length: L_cache, tokens over which the penalty grows, in [1, L_max].
+        scale: the full penalty, usually the reward of a right answer.
     Returns: in [-scale, 0], in units of reward.
     Raises: ValueError if a length is out of range.
     Source: arXiv:2503.14476 eq. 13.

@@ -1,8 +1,7 @@
-"""The policy gradient, token by token, from ratios and advantages.
+"""Compute policy-gradient terms per token from ratios and advantages.
 
 Letters: R rows, M loss tokens per row, r = pi / pi_old the ratio (of a token, or of its whole sample), A the advantage.
-Terms are minimised, so they carry a minus sign; they are weighted and summed by the loss, which alone knows the
-aggregation.
+Terms are minimised, so they carry a minus sign; the loss weighs and sums them.
 """
 
 from typing import TypedDict
@@ -14,7 +13,7 @@ from coati_rl.algorithms.ratio import ratio_of
 
 
 class ClipBounds(TypedDict):
-    """The bounds of `clipped_policy_terms` and `clipped_tokens`, which have to be given the same."""
+    """Hold the bounds of `clipped_policy_terms` and `clipped_tokens`, which must be the same."""
 
     clip_low: float
     clip_high: float
@@ -30,15 +29,15 @@ def clipped_policy_terms(
     clip_high: float,
     clip_dual: float | None = None,
 ) -> Tensor:
-    """PPO's clipped surrogate with separate bounds: -min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A).
+    """Compute PPO's clipped surrogate with separate bounds: -min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A).
 
     Args:
         log_ratio: float32[R, M], log r in nats, 0 where the mask is False; the only input that carries gradient.
         advantages: float32[R, M], without unit.
         loss_mask: bool[R, M], True on tokens that the policy sampled.
-        clip_low: how far r may fall below 1 before its gradient stops, in [0, 1].
+        clip_low: how far r may fall below 1 before its gradient is 0, in [0, 1].
         clip_high: how far r may rise above 1, not negative.
-        clip_dual: c > 1; where A < 0 the term is at most c * -A, which bounds what an astray r can do. None: no bound.
+        clip_dual: c > 1; where A < 0 the term is at most c * -A, which bounds the effect of a large r. None: no bound.
     Returns: float32[R, M], 0 where the mask is False.
     Raises: ValueError if shapes differ or a bound is out of range.
     Source: arXiv:1707.06347 eq. 7; clip_high > clip_low is DAPO, arXiv:2503.14476 sec. 3.1; the dual clip is
@@ -56,9 +55,9 @@ def clipped_policy_terms(
 def cispo_terms(
     logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, loss_mask: Tensor, *, clip_low: float, clip_high: float
 ) -> Tensor:
-    """REINFORCE with a clipped importance weight: -sg(clip(r, 1 - clip_low, 1 + clip_high)) * A * log pi.
+    """Compute REINFORCE with a clipped importance weight: -sg(clip(r, 1 - clip_low, 1 + clip_high)) * A * log pi.
 
-    Unlike under PPO's clip every token keeps a gradient, only a bounded one.
+    Unlike under PPO's clip, every token keeps a gradient, which is bounded.
 
     Args:
         logprobs: float32[R, M], log pi(token) in nats; the only input that carries gradient.
@@ -86,7 +85,7 @@ def clipped_tokens(
     clip_high: float,
     clip_dual: float | None = None,
 ) -> Tensor:
-    """bool[R, M]: tokens at which `clipped_policy_terms` chose a constant, so that their gradient has stopped."""
+    """Return bool[R, M], True on tokens at which `clipped_policy_terms` is a constant without gradient."""
     ratio = ratio_of(log_ratio.detach())
     stopped = ((advantages < 0) & (ratio < 1 - clip_low)) | ((advantages > 0) & (ratio > 1 + clip_high))
     if clip_dual is not None:
@@ -108,7 +107,7 @@ def check_bounds(clip_low: float, clip_high: float, clip_dual: float | None) -> 
 
 
 def _masked(advantages: Tensor, loss_mask: Tensor, like: Tensor) -> Tensor:
-    """Padding may hold any advantage, also NaN: it is replaced before it can reach a product."""
+    """Set advantages of padding, which may be NaN, to 0 before they reach a product."""
     if not advantages.shape == loss_mask.shape == like.shape:
         shapes = [tuple(t.shape) for t in (advantages, loss_mask, like)]
         raise ValueError(f"advantages, mask and log-ratio must have one shape, not {shapes}")

@@ -1,17 +1,16 @@
-"""Compare how likely a token, or a whole response, is now with how likely it was when it was sampled.
+"""Compute probability ratios of tokens and samples between the current policy and the one that sampled them.
 
-In: log-probabilities of a micro-batch. Out: log-ratios, of tokens or of samples. R rows, M loss tokens per row; a row
-may hold several samples, which `sample_index` tells apart (-1 on padding).
+R rows, M loss tokens per row; a row may hold several samples, which `sample_index` numbers (-1 on padding).
 """
 
 import torch
 from torch import Tensor
 
-MAX_LOG_RATIO = 20.0  # nats; exp(20) = 4.9e8 keeps one astray token from turning the gradient of all into inf
+MAX_LOG_RATIO = 20.0  # nats; exp(20) = 4.9e8: one extreme token must not turn all gradients into inf
 
 
 def masked_log_ratio(logprobs: Tensor, old_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
-    """log pi(token) - log pi_old(token) where the mask is True, 0 elsewhere.
+    """Compute log pi(token) - log pi_old(token) where the mask is True, 0 elsewhere.
 
     Masked here and not after exp: padding may hold -inf, and 0 * inf is a NaN gradient.
 
@@ -29,12 +28,12 @@ def masked_log_ratio(logprobs: Tensor, old_logprobs: Tensor, loss_mask: Tensor) 
 
 
 def ratio_of(log_ratio: Tensor) -> Tensor:
-    """exp of a log-ratio, which is held at most at MAX_LOG_RATIO, where its gradient ends."""
+    """Compute exp of a log-ratio, clamped at MAX_LOG_RATIO, beyond which it has no gradient."""
     return torch.exp(log_ratio.clamp(max=MAX_LOG_RATIO))
 
 
 def sample_mean(values: Tensor, loss_mask: Tensor, sample_index: Tensor) -> Tensor:
-    """On every token of a sample, the mean of `values` over its loss tokens; 0 for samples without any.
+    """Compute on every token of a sample the mean of `values` over its loss tokens; 0 for samples without any.
 
     Args:
         values: float32[R, M], 0 where the mask is False; carries gradient.
@@ -44,7 +43,7 @@ def sample_mean(values: Tensor, loss_mask: Tensor, sample_index: Tensor) -> Tens
     Source: of log-ratios, its exp is the length-normalised sequence ratio of arXiv:2507.18071 eq. 7.
     """
     samples, num_samples = _numbered(sample_index)
-    # In float64, so that the order in which a GPU adds up does not show.
+    # In float64, so that the order of additions on a GPU has no effect on the float32 result.
     sums = values.new_zeros(num_samples, dtype=torch.float64).index_add(0, samples, values.flatten().double())
     counts = torch.bincount(samples[loss_mask.flatten()], minlength=num_samples).clamp(min=1)
     means = (sums / counts)[samples].view_as(values).to(values.dtype)
@@ -52,18 +51,18 @@ def sample_mean(values: Tensor, loss_mask: Tensor, sample_index: Tensor) -> Tens
 
 
 def sample_any(tokens: Tensor, sample_index: Tensor) -> Tensor:
-    """bool[R, M]: on every token of a sample, whether any of its `tokens`, bool[R, M], is True."""
+    """Return bool[R, M]: on every token of a sample, whether any of its `tokens`, bool[R, M], is True."""
     samples, num_samples = _numbered(sample_index)
     return (torch.bincount(samples[tokens.flatten()], minlength=num_samples) > 0)[samples].view_as(tokens)
 
 
 def count_samples(token_mask: Tensor, sample_index: Tensor) -> Tensor:
-    """float64[]: samples of which the mask holds at least one token."""
+    """Return float64[], the number of samples with at least one token in the mask."""
     found, _ = torch.unique(sample_index[token_mask], return_inverse=True)
     return torch.tensor(len(found), dtype=torch.float64, device=token_mask.device)
 
 
 def _numbered(sample_index: Tensor) -> tuple[Tensor, int]:
-    """(int64[R * L] samples numbered from 0, padding among them; how many numbers there are)."""
+    """Return int64[R * M] samples numbered from 0, with padding as one of them, and the count of numbers."""
     found, samples = torch.unique(sample_index.flatten(), return_inverse=True)
     return samples, len(found)

@@ -1,7 +1,7 @@
-"""The numbers a loss reports, as sums that add up over micro-batches, mini-batches and ranks.
+"""Add up the numbers that a loss reports over micro-batches, mini-batches and ranks.
 
-The reduction is in the name: a key that ends in `_max` holds a maximum, every other key a sum. Means are formed once,
-by whoever knows the global denominator. All values are detached float64[] tensors.
+The key decides the reduction: one that ends in `_max` holds a maximum, every other a sum. Means are computed once,
+where the global denominator is known. All values are detached float64[] tensors.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def is_maximum(key: str) -> bool:
-    """True if the values under this key reduce by maximum, False if by sum."""
+    """Return True if the values under this key reduce by maximum, False if by sum."""
     return key.endswith("_max")
 
 

@@ -1,7 +1,6 @@
-"""Change advantages token by token, after the trainer has scored a batch: KL in the reward, whitening.
+"""Change advantages per token after the trainer has scored a batch: KL in the reward, whitening.
 
-In: micro-batches with one advantage a sample. Out: the same with an advantage a token. All sums are float64. R rows, M
-loss tokens per row; a row may hold several samples.
+All sums are float64. R rows, M loss tokens per row; a row may hold several samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,16 +20,16 @@ VARIANCE_EPS = 1e-8  # without unit: keeps rounding noise, as of a KL of nearly 
 def subtract_kl_to_go(
     micro_batch: MicroBatch, *, kl_coeff: float, estimator: KLEstimator, clamp: float | None = None
 ) -> tuple[MicroBatch, dict[str, Tensor]]:
-    """KL in the reward: A_t - kl_coeff * sum over the tokens s >= t of the sample of kl_s, undiscounted.
+    """Compute A_t - kl_coeff * sum over the tokens s >= t of the sample of kl_s, undiscounted: KL in the reward.
 
-    A reward of -kl_coeff * kl_s for each token, besides the sample's own at its end, has this as reward to go. The kl
-    is between old policy and reference and carries no gradient.
+    It is the reward to go if each token has the reward -kl_coeff * kl_s besides the sample's own at its end. The kl is
+    between old policy and reference and carries no gradient.
 
     Args:
         micro_batch: with ref_logprobs; rollout_logprobs stand in for old_logprobs.
         kl_coeff: weight of the penalty.
         estimator: of KL from the sampled token.
-        clamp: bound of a token's estimate, nats; None: there is none.
+        clamp: bound of a token's estimate, nats; None: no bound.
     Returns: (the micro-batch with new advantages, {"kl_sum": float64[] over loss tokens, unweighted, nats}).
     Raises: ValueError if the micro-batch has no ref_logprobs.
     Source: arXiv:2501.03262 (REINFORCE++), arXiv:2402.14740 (RLOO); as a reward to go in OpenRLHF.
@@ -54,7 +53,7 @@ def subtract_kl_to_go(
 
 
 def _sums_to_go(values: NDArray[np.float64], sample_index: NDArray[np.int32]) -> NDArray[np.float64]:
-    """[R, M]: at each token, the sum from there to the end of its sample, which lies in one piece in its row."""
+    """Return [R, M]: at each token, the sum from it to the end of its sample, which is contiguous in its row."""
     sums = np.zeros_like(values)
     for row, samples in enumerate(sample_index):
         starts = np.flatnonzero(np.diff(samples, prepend=samples[0] - 1))
@@ -64,7 +63,7 @@ def _sums_to_go(values: NDArray[np.float64], sample_index: NDArray[np.int32]) ->
 
 
 def advantage_sums(micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
-    """Return what whitening needs of a rank's micro-batches, to be reduced over ranks by their names (`sums`).
+    """Compute the sums that whitening needs of a rank's micro-batches, to be reduced over ranks by name (`sums`).
 
     Returns: float64[] each, over loss tokens: advantage_tokens, advantage_sum, advantage_square_sum; advantage_max and
         advantage_negative_max, the largest advantage and the largest negated one.
@@ -81,7 +80,7 @@ def advantage_sums(micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
 
 
 def whiten(micro_batch: MicroBatch, sums: Mapping[str, float]) -> MicroBatch:
-    """(A - mean) / sqrt(variance + eps) with mean and biased variance over all loss tokens of the global batch.
+    """Compute (A - mean) / sqrt(variance + eps) with mean and biased variance over the global batch's loss tokens.
 
     Args:
         micro_batch: one of those that were counted.

@@ -1,1 +1,1 @@
-"""Read and write what a run is resumed from: the directory, its format, the run's position, untrained rollouts."""
+"""Read and write checkpoints for resuming a run: directory, format, position in the data, untrained rollouts."""

@@ -1,12 +1,12 @@
-"""A checkpoint as files: which directory is one, whether all of it is there, which ones may go. No tensors here.
+"""Find, verify and delete checkpoint directories, and read and write their state; tensors are handled elsewhere.
 
     <checkpoints>/step-<N>/state.json     format_version (see `coati_rl.checkpoint.format`), step, policy_version,
                                           rng_state, "data" (see `coati_rl.checkpoint.position`)
-                           rollouts.npz   what is sampled and not trained; see `coati_rl.checkpoint.kept_rollouts`
-                           manifest.json  every other file with its bytes and its digest
+                           rollouts.npz   sampled, not yet trained; see `coati_rl.checkpoint.untrained_rollouts`
+                           manifest.json  size and digest of every other file
 
-Whoever writes a checkpoint fills a hidden directory, ends with `write_manifest` and renames it: under its name a
-checkpoint is complete. What is damaged later is found by `read_state`.
+A checkpoint is written to a hidden directory, whose last file is that of `write_manifest`, and then renamed: under its
+final name it is complete. Later damage is found by `read_state`.
 """
 
 import json
@@ -34,7 +34,7 @@ _REMEDY = "give -cp a directory step-<N> that this project wrote, or one above i
 
 
 def write_manifest(directory: Path) -> None:
-    """List what the directory holds, subdirectories too; the last file that is written."""
+    """Write the list of all files in the directory and its subdirectories; the last file of a checkpoint."""
     files = {
         path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "xxh3_128": _digest(path)}
         for path in sorted(directory.rglob("*"))
@@ -44,7 +44,7 @@ def write_manifest(directory: Path) -> None:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a path means: itself, or the newest complete one of a run or of a directory of checkpoints.
+    """Return the checkpoint at a path, or the newest complete one of a run or of a directory of checkpoints.
 
     Raises: ConfigError if there is none.
     """
@@ -54,41 +54,41 @@ def find_checkpoint(path: Path) -> Path:
     for directory in (path, path / "checkpoints"):
         if checkpoint := newest_complete(directory):
             return checkpoint
-    raise ConfigError(f"--checkpoint-path {path}: no checkpoint is there; {_REMEDY}")
+    raise ConfigError(f"--checkpoint-path {path}: there is no checkpoint; {_REMEDY}")
 
 
 def newest_complete(directory: Path) -> Path | None:
-    """Find the newest checkpoint of which no file is missing or cut off; the digests are not compared."""
+    """Return the newest checkpoint without missing or truncated files; the digests are not compared."""
     for checkpoint in reversed(checkpoints_in(directory)):
         problem = _incomplete(checkpoint)
         if problem is None:
             return checkpoint
-        logger.warning("%s is passed over: %s", checkpoint, problem)
+        logger.warning("%s is skipped: %s", checkpoint, problem)
     return None
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
-    """The checkpoints of a directory, the oldest first."""
+    """Return the checkpoints of a directory, the oldest first."""
     found = directory.iterdir() if directory.is_dir() else iter(())
     return sorted((path for path in found if path.is_dir() and _NAME.fullmatch(path.name)), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer step in the name of a checkpoint, -1 if there is none."""
+    """Return the optimizer step in the name of a checkpoint, -1 if it has none."""
     match = _NAME.fullmatch(checkpoint.name)
     return int(match[1]) if match else -1
 
 
 def write_state(directory: Path, state: Mapping[str, Any]) -> None:
-    """Write the state of a checkpoint, JSON in the newest format."""
+    """Write the state of a checkpoint as JSON in the newest format."""
     text = json.dumps({VERSION_KEY: FORMAT_VERSION, **state}, indent=2, sort_keys=True)
     (directory / STATE_FILE).write_text(text + "\n", encoding="utf-8")
 
 
 def load_state(directory: Path) -> dict[str, Any]:
-    """The state of a checkpoint that is known to be intact, in the newest format.
+    """Read the state of a checkpoint that is known to be intact, in the newest format.
 
-    Raises: ConfigError if it was written in a later one; ValueError if it is no state at all.
+    Raises: ConfigError if it was written in a later format; ValueError if it is not a state.
     """
     try:
         state = json.loads((directory / STATE_FILE).read_text(encoding="utf-8"))
@@ -105,9 +105,9 @@ def load_state(directory: Path) -> dict[str, Any]:
 
 
 def read_state(directory: Path) -> dict[str, Any]:
-    """The state of a checkpoint, in the newest format; every byte of it is compared with its manifest.
+    """Verify every byte of a checkpoint by its manifest, and return its state in the newest format.
 
-    Raises: ConfigError naming the file that is missing or differs, or the format that is not known.
+    Raises: ConfigError naming the file that is missing or differs, or the unknown format.
     """
     problem = _incomplete(directory) or _differing(directory)
     if problem is None:
@@ -116,24 +116,25 @@ def read_state(directory: Path) -> dict[str, Any]:
         except ValueError as error:
             problem = str(error)
     intact = next((path for path in _others(directory) if not (_incomplete(path) or _differing(path))), None)
-    remedy = _REMEDY if intact is None else f"the newest intact one beside it is -cp {intact}"
-    raise ConfigError(f"--checkpoint-path {directory} is no checkpoint to resume from: {problem}; {remedy}")
+    remedy = _REMEDY if intact is None else f"the newest intact one in the same directory is -cp {intact}"
+    raise ConfigError(f"--checkpoint-path {directory} is not a checkpoint to resume from: {problem}; {remedy}")
 
 
 def _others(checkpoint: Path) -> list[Path]:
-    """The checkpoints beside one, the newest first."""
+    """Return the other checkpoints of the same directory, the newest first."""
     return [path for path in reversed(checkpoints_in(checkpoint.parent)) if path != checkpoint]
 
 
 def left_over_bytes(directory: Path) -> int:
-    """Add up what half-written checkpoints take; the next one to be written deletes them."""
+    """Return the size of partly written checkpoints, which the next one to be written deletes."""
     return sum(path.stat().st_size for path in directory.glob(".step-*.partial/**/*") if path.is_file())
 
 
 def prune(checkpoint_dir: Path, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints.
 
-    Each is renamed first, so that half of one is never seen under its name; what a killed run left of that goes too.
+    Each is renamed first, so that no partly deleted one has a checkpoint's name; those left by a killed run are deleted
+    as well.
     """
     for left_over in [path for path in checkpoint_dir.iterdir() if _ASIDE.fullmatch(path.name)]:
         shutil.rmtree(left_over)
@@ -142,7 +143,7 @@ def prune(checkpoint_dir: Path, keep: int) -> None:
 
 
 def _incomplete(directory: Path) -> str | None:
-    """Return what is missing or has another size, None if nothing."""
+    """Return which file is missing or has another size, None if none."""
     try:
         files = _manifest(directory)
         _check_names(files)
@@ -153,12 +154,12 @@ def _incomplete(directory: Path) -> str | None:
     except FileNotFoundError as error:
         return f"{Path(error.filename).relative_to(directory)} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{MANIFEST_FILE} cannot be read: {_said(error)}"
+        return f"{MANIFEST_FILE} cannot be read: {_error_text(error)}"
     return None if STATE_FILE in files else f"{MANIFEST_FILE} does not name {STATE_FILE}"
 
 
 def _check_names(names: Iterable[str]) -> None:
-    """Refuse a name that leads out of the checkpoint, by `..` or from the root. Raises: ValueError."""
+    """Raise ValueError for a name outside the checkpoint, with `..` or an absolute path."""
     for name in names:
         path = PurePath(name)
         if path.is_absolute() or ".." in path.parts or "\0" in name:
@@ -172,17 +173,17 @@ def _differing(directory: Path) -> str | None:
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
         if digest != written:
-            return f"{name} is not what was written: its digest is {digest} instead of {written}"
+            return f"{name} was changed: its digest is {digest} instead of {written}"
     return None
 
 
 def _manifest(directory: Path) -> dict[str, tuple[int, str]]:
-    """Name -> bytes, digest. Raises: OSError, or what a manifest with other keys than ours leads to."""
+    """Return size in bytes and digest by name. Raises: OSError, ValueError, KeyError, TypeError, AttributeError."""
     manifest: dict[str, dict[str, dict[str, Any]]] = json.loads((directory / MANIFEST_FILE).read_text(encoding="utf-8"))
     return {name: (int(entry["bytes"]), str(entry["xxh3_128"])) for name, entry in manifest["files"].items()}
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 

@@ -1,8 +1,8 @@
-"""Read the checkpoint formats of earlier versions: migrations bring what they wrote into today's form.
+"""Migrate checkpoints of earlier formats to the newest one.
 
-What a checkpoint says besides tensors is state.json and rollouts.npz. Both carry "format_version"; without it the
-version is 1. To change the form of either: append a migration from the version before, which raises FORMAT_VERSION by
-one, with a test and the checkpoint of the version before as its fixture. All other code knows the newest form only.
+The data of a checkpoint besides tensors are state.json and rollouts.npz. Both have "format_version"; without it the
+version is 1. To change either: append a migration from the previous version, which raises FORMAT_VERSION by one, with a
+test and a checkpoint of the previous version as its fixture. All other code reads the newest format only.
 """
 
 from collections.abc import Callable
@@ -18,17 +18,17 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Migration:
-    """The two halves of the way from a version to the next; pure functions."""
+    """Convert state and rollouts from one version to the next; pure functions."""
 
     state: Change  # of state.json's object
     rollouts: Change  # of rollouts.npz: the arrays by name, "description" as its object
 
 
 def _state_of_version_2(state: dict[str, Any]) -> dict[str, Any]:
-    """Add what the first checkpoints lack.
+    """Add the fields that the first checkpoints lack.
 
-    The oldest ones list finished prompts among the waiting ones and keep no rollouts; they have no digest of ground
-    truths either, and an empty one stands for that.
+    The oldest ones list finished prompts among the waiting ones and hold no rollouts; they have no digest of ground
+    truths either, which becomes an empty one.
     """
     data = state.get("data")
     if not (isinstance(data, dict) and {"position", "draw_order"} <= set(data)):
@@ -38,7 +38,7 @@ def _state_of_version_2(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rollouts_of_version_2(rollouts: dict[str, Any]) -> dict[str, Any]:
-    """Make a trajectory of each response: one turn after the whole prompt, all of it in the loss."""
+    """Convert each response to a trajectory: one turn after the whole prompt, all of it in the loss."""
     description = rollouts["description"]
     lengths = [[response["num_tokens"] for response in group["responses"]] for group in description["groups"]]
     bounds = pairwise(accumulate((sum(numbers) for numbers in lengths), initial=0))
@@ -76,9 +76,9 @@ FORMAT_VERSION = len(MIGRATIONS) + 1
 
 
 def migrate_state(state: dict[str, Any]) -> dict[str, Any]:
-    """state.json of any version in the newest form, without the version.
+    """Convert state.json of any version to the newest format, without the version.
 
-    Raises: ValueError if it is of a version that is not known here.
+    Raises: ValueError for an unknown version.
     """
     for migration in _since(state):
         state = migration.state(state)
@@ -86,10 +86,10 @@ def migrate_state(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def migrate_rollouts(rollouts: dict[str, Any]) -> dict[str, Any]:
-    """rollouts.npz of any version in the newest form: the arrays by name, "description" as its object.
+    """Convert rollouts.npz of any version to the newest format: the arrays by name, "description" as its object.
 
-    Raises: ValueError if it is of a version that is not known here; whatever an archive without the keys of its version
-        leads to.
+    Raises: ValueError for an unknown version; KeyError, TypeError or the like for an archive without the keys of its
+        version.
     """
     for migration in _since(rollouts["description"]):
         rollouts = migration.rollouts(rollouts)
@@ -97,7 +97,7 @@ def migrate_rollouts(rollouts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _since(written: dict[str, Any]) -> tuple[Migration, ...]:
-    """The migrations from the version that something was written in."""
+    """Return the migrations from the version in which the object was written."""
     version = written.get(VERSION_KEY, 1)
     if not isinstance(version, int) or not 1 <= version <= FORMAT_VERSION:
         raise ValueError(

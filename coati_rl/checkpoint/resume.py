@@ -1,8 +1,7 @@
-"""-cp -> the point from which a run goes on, or the reason why it cannot. Everything that would make a resumed run mean
-something else than the user thinks is refused here, before anything starts.
+"""Open the checkpoint of -cp, and refuse one that does not fit the configuration before anything starts.
 
-Fixed by the checkpoint: the prompts, their order, the model's shape. All else may change, and what decides the
-experiment, the prompts' ground truths among it, is told and recorded when it does.
+The prompts, their order and the model's shape must be those of the checkpoint. All other settings may change; changes
+of those that affect the results, the prompts' ground truths among them, are reported and recorded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +13,8 @@ from typing import Any
 import yaml
 
 from coati_rl.checkpoint.directory import ROLLOUTS_FILE, find_checkpoint, read_state
-from coati_rl.checkpoint.kept_rollouts import KeptRollouts
 from coati_rl.checkpoint.position import Position, read_data_state
+from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.config import Config
 from coati_rl.config.fields import role_of
 from coati_rl.config.tasks import TaskConfig
@@ -39,25 +38,25 @@ _SHAPE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumePoint:
-    """A checkpoint that fits the configuration."""
+    """Hold a checkpoint that fits the configuration."""
 
     directory: Path  # the checkpoint
     position: Position
-    num_steps: int  # optimizer steps when the run will be over, those before the checkpoint included
+    num_steps: int  # optimizer steps of the whole run, including those before the checkpoint
     changes: tuple[str, ...]  # settings and ground truths that differ from the checkpoint's run, one line each
-    kept: KeptRollouts = field(default_factory=KeptRollouts)  # what the run goes on with
+    untrained: UntrainedRollouts = field(default_factory=UntrainedRollouts)
 
     def line(self) -> str:
-        """For people."""
+        """Return one line for the log."""
         return f"resumes from step {self.position.step} of {self.directory}"
 
     def record(self) -> dict[str, Any]:
-        """Return what the run directory keeps of the resumption, as JSON."""
+        """Return the record of the resumption in the run directory, as JSON."""
         return {"step": self.position.step, "checkpoint": str(self.directory), "changes": list(self.changes)}
 
 
 def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_prompts: int) -> ResumePoint | None:
-    """Return what -cp means for this run; None without it.
+    """Return the resume point of -cp; None without it.
 
     Args:
         config: with the model as a directory.
@@ -73,39 +72,39 @@ def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_p
         position, order = read_data_state(state.get("data", {}))
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"--checkpoint-path {directory} is no checkpoint to resume from: {error}; "
+            f"--checkpoint-path {directory} is not a checkpoint to resume from: {error}; "
             "start from its weights with --model"
         ) from error
     _check_draw_order(config, prompts, order, directory)
     if prompts is not None:
         _check_shape(config, directory)
-    changes, kept = [*_changes(config, directory), *_changed_truths(config, prompts, order)], KeptRollouts()
+    changes, untrained = [*_changes(config, directory), *_changed_truths(config, prompts, order)], UntrainedRollouts()
     if changes and position.kept:
-        # They may have other lengths, rewards or sizes than this run's, and may not fit its slots.
+        # The rollouts may have other lengths, rewards or group sizes than this run's.
         changes.append(f"{len(position.kept)} prompts with finished rollouts are therefore sampled again")
         position = replace(position, waiting=(*position.waiting, *position.kept), kept=())
     elif prompts is not None and not changes:
-        kept = _read_kept(directory, position, prompts)
+        untrained = _read_untrained(directory, position, prompts)
     return ResumePoint(
         directory=directory,
         position=position,
         num_steps=_num_steps(config, position, num_prompts, directory),
         changes=tuple(changes),
-        kept=kept,
+        untrained=untrained,
     )
 
 
-def _read_kept(directory: Path, position: Position, prompts: Sequence[Prompt]) -> KeptRollouts:
-    by_uid, kept = {prompt.uid: prompt for prompt in prompts}, KeptRollouts()
+def _read_untrained(directory: Path, position: Position, prompts: Sequence[Prompt]) -> UntrainedRollouts:
+    by_uid, untrained = {prompt.uid: prompt for prompt in prompts}, UntrainedRollouts()
     path = directory / ROLLOUTS_FILE
     try:
         if path.is_file():
-            kept = KeptRollouts.from_bytes(path.read_bytes(), partial(drawn_prompt, by_uid))
-        if tuple(finished.group.prompt.uid for finished in kept.finished) != position.kept:
-            raise ValueError("they are not those that the state names")
+            untrained = UntrainedRollouts.from_bytes(path.read_bytes(), partial(drawn_prompt, by_uid))
+        if tuple(finished.group.prompt.uid for finished in untrained.finished) != position.kept:
+            raise ValueError("its prompts are not those in the state")
     except (OSError, ValueError) as error:
         raise ConfigError(f"--checkpoint-path {directory}: {ROLLOUTS_FILE} cannot be used: {error}") from error
-    return kept
+    return untrained
 
 
 def _check_draw_order(config: Config, prompts: Sequence[Prompt] | None, order: DrawOrder, directory: Path) -> None:
@@ -118,7 +117,7 @@ def _check_draw_order(config: Config, prompts: Sequence[Prompt] | None, order: D
         numbers = f"{len(prompts)} prompts here, {order.num_prompts} there"
         raise ConfigError(
             f"--dataset {config.data.dataset_text}: not the prompts of --checkpoint-path {directory} ({numbers}), so "
-            "that its place in the data means nothing; use that run's --dataset, --system-prompt, --reward-type and "
+            "that its position in the data is not valid; use that run's --dataset, --system-prompt, --reward-type and "
             "--max-prompt-tokens, or start from the weights alone with --model"
         )
 
@@ -128,8 +127,8 @@ def _check_shape(config: Config, directory: Path) -> None:
     differences = [f"{name} {there[name]} instead of {here[name]}" for name in _SHAPE if here[name] != there[name]]
     if differences:
         raise ConfigError(
-            f"--checkpoint-path {directory}: its model is another one than --model {config.model.model}: "
-            f"{', '.join(differences)}; give the --model that the run was started with"
+            f"--checkpoint-path {directory}: its model differs from --model {config.model.model}: "
+            f"{', '.join(differences)}; use the --model of that run"
         )
 
 
@@ -190,7 +189,7 @@ def _task_changes(before: Mapping[str, TaskConfig], now: Mapping[str, TaskConfig
 
 
 def _changed_truths(config: Config, prompts: Sequence[Prompt] | None, order: DrawOrder) -> Iterator[str]:
-    """Tell of answers that were corrected, or are read from another column."""
+    """Report answers that were corrected, or are read from another column."""
     if prompts is None:
         return
     if not order.ground_truths:

@@ -1,7 +1,7 @@
-"""A run that goes on from step N in its own directory: what it had written after step N belongs to a future that will
-not be. It moves to <run-dir>/discarded/after-step-<N>, laid out as it was; nothing is deleted.
+"""Move what a run wrote after step N to <run-dir>/discarded/after-step-<N> when it is resumed from step N.
 
-Each file is rewritten beside and renamed, after its discarded lines are written: a kill in between loses nothing.
+The layout of the files is kept and nothing is deleted. Each file is rewritten under a temporary name and renamed, after
+its discarded lines were written: a kill in between loses nothing.
 """
 
 import re
@@ -16,7 +16,7 @@ _EVALUATION = re.compile(r".*-step-(\d+)\.jsonl")
 
 
 def set_aside_records(step: int, aside: Path, *, run_dir: Path, rollouts: Path, evaluation: Path) -> None:
-    """Leave metrics, syncs, rollouts and evaluations as they were after a step."""
+    """Restore metrics, syncs, rollouts and evaluations to their content after a step."""
     for name in ("metrics.jsonl", "syncs.jsonl"):
         _split(run_dir / name, step, aside)
     for path in sorted(rollouts.glob("*.jsonl")):
@@ -30,14 +30,14 @@ def set_aside_records(step: int, aside: Path, *, run_dir: Path, rollouts: Path, 
 
 
 def set_aside_checkpoints(step: int, aside: Path, *, checkpoints: Path) -> None:
-    """Leave the checkpoints up to a step: a later one would pass for the newest, and outlive those still to come."""
+    """Move checkpoints after a step: a later one would count as the newest, and outlive those still to be written."""
     for checkpoint in checkpoints_in(checkpoints):
         if step_of(checkpoint) > step:
             _move(checkpoint, aside / "checkpoints")
 
 
 def free_name(path: Path) -> Path:
-    """The path, or name-2, name-3, ... where that exists."""
+    """Return the path, or name-2, name-3, ... if it exists."""
     number, free = 1, path
     while free.exists():
         number += 1
@@ -46,7 +46,7 @@ def free_name(path: Path) -> Path:
 
 
 def _split(path: Path, step: int, aside: Path) -> None:
-    """Keep the records up to a step; the others, and a line that a kill cut off, go aside."""
+    """Keep the records up to a step; move the others, and a truncated line."""
     if not path.is_file() or all(_is_kept(line, step) for line in _lines(path)):
         return
     aside.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""Own the data of a run: prompts, leases, slots, finished groups, the trainers' list of work.
+"""Manage the data of a run: prompts, leases, slots, finished groups, the trainers' list of work.
 
 Consumes: finished groups from producers, reports from trainers. Waits for: groups (trainers wait), free slots and
 current weights (producers wait). Is unblocked by: `put`, reports of syncs, membership changes. Produces: leases, work
 items, events for the driver. A plain class; runtime/ makes an actor of it. Every wait has a timeout and a reason.
 
-The lock and all waiting are here; what happens under the lock is decided by `PromptLeasing` for producers, `Scheduler`
-and `TrainingReports` for trainers. Batches are packed and files are written without it.
+The lock and all waiting are here; `PromptLeasing` handles the calls of producers, `Scheduler` and `TrainingReports`
+those of trainers, under the lock. Batches are packed and files are written without it.
 """
 
 import time
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from coati_rl.coordinator.evaluation import EvaluationRounds
-from coati_rl.coordinator.membership import UNPROVEN
+from coati_rl.coordinator.membership import UNSYNCED
 from coati_rl.coordinator.prompt_leasing import PromptLeasing
 from coati_rl.coordinator.run_state import RunStart, RunState
 from coati_rl.coordinator.run_status import RunStatus, run_status
@@ -28,8 +28,8 @@ from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.work import CommitReport, LeaseReply, SyncReport, Wait, Work, WorkList
 
-_MAX_UNWRITTEN = 2  # records that wait for the disk before trainers do
-_FOR_THE_DISK_S = 20.0  # that a trainer's report waits at most; a call to the coordinator may take 30 s
+_MAX_UNWRITTEN = 2  # records queued for the disk; with more of them, trainers wait
+_FOR_THE_DISK_S = 20.0  # for which a trainer's report waits; a call to the coordinator may take 30 s
 
 
 class Coordinator:
@@ -39,38 +39,38 @@ class Coordinator:
         self,
         settings: CoordinatorSettings,
         source: PromptSource,
-        board: EvaluationRounds,
+        evaluation: EvaluationRounds,
         recorder: RolloutRecorder,
         start: RunStart | None = None,
     ) -> None:
-        """Begin a run, or go on from a checkpoint.
+        """Begin a run, or resume it from a checkpoint.
 
         Args:
             settings: sizes, periods and limits.
             source: of training prompts.
-            board: of evaluations.
-            recorder: of rollouts.
-            start: None: at the beginning, with syncs that are not proved.
+            evaluation: evaluation rounds.
+            recorder: writer of rollouts.
+            start: None: at the beginning, without a probe of weight syncs.
         """
-        self._state = RunState(settings, source, board, start or RunStart())
+        self._state = RunState(settings, source, evaluation, start or RunStart())
         self._changed = self._state.changed
         self._leasing = PromptLeasing(self._state)
         self._reports = TrainingReports(self._state, self._leasing, recorder)
         with self._changed:
             self._scheduler = Scheduler(self._state)
-        self._work = WorkList(num_ranks=settings.num_trainers, ranks_per_dp_group=settings.ranks_per_dp_group)
-        self._is_assembling = False  # one trainer's call makes the next item, the others wait
-        self._wait: Wait | None = None  # of the next item, if a trainer has asked for it
+        self._work = WorkList(num_ranks=settings.num_trainers, trainers_per_dp_rank=settings.trainers_per_dp_rank)
+        self._is_assembling = False  # one trainer's call builds the next item, the others wait
+        self._wait: Wait | None = None  # for the next item, if a trainer has requested it
 
     # --- producers -------------------------------------------------------------------------------------------------
 
-    def add_producer(self, producer_id: int, *, version: int = UNPROVEN) -> None:
-        """Let a producer join with these weights; it gets prompts once its weights are current."""
+    def add_producer(self, producer_id: int, *, version: int = UNSYNCED) -> None:
+        """Add a producer with this policy version; it gets prompts once its weights are current."""
         with self._changed:
             self._leasing.add(producer_id, version)
 
     def remove_producer(self, producer_id: int, cause: str) -> None:
-        """Note that a producer is gone: its prompts are issued again."""
+        """Remove a producer; its prompts are issued again."""
         with self._changed:
             self._leasing.remove(producer_id, cause)
 
@@ -84,12 +84,12 @@ class Coordinator:
             return self._leasing.lease(producer_id, max_prompts=max_prompts, is_drained=is_drained)
 
     def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
-        """Take finished groups. Returns: how many were accepted (those under a void lease are not)."""
+        """Receive finished groups. Returns: the number accepted (those under a void lease are not)."""
         with self._changed:
             return self._leasing.put(producer_id, groups)
 
     def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
-        """Give up a prompt that could not be rolled out: recorded, counted, its slot freed."""
+        """Drop a prompt that could not be rolled out: it is recorded and counted, and its slot is freed."""
         with self._changed:
             self._leasing.fail(producer_id, lease_id, cause)
 
@@ -98,7 +98,7 @@ class Coordinator:
     def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | Wait:
         """See WorkSource.
 
-        Raises: RunError when the run cannot go on.
+        Raises: RunError when the run cannot continue.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -109,13 +109,13 @@ class Coordinator:
             self._assemble(index, found)
 
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:
-        """See StepReports; waits for the disk if that is behind by more than some steps."""
+        """See StepReports; waits for the disk if more than _MAX_UNWRITTEN steps are not written."""
         with self._changed:
             self._reports.step(step, metrics)
         self._state.writer.wait_for_room(max_unfinished=_MAX_UNWRITTEN, timeout_s=_FOR_THE_DISK_S)
 
     def report_saved(self, step: int, path: str) -> None:
-        """See StepReports; a checkpoint is told of when the rollouts that it knows of are written."""
+        """See StepReports; a checkpoint is announced after the rollouts that it counts are written."""
         self._state.writer.flush(timeout_s=_FOR_THE_DISK_S)
         with self._changed:
             self._reports.saved(step, path)
@@ -138,20 +138,20 @@ class Coordinator:
     # --- driver ----------------------------------------------------------------------------------------------------
 
     def events(self, after: int, *, timeout_s: float) -> list[dict[str, Any]]:
-        """Return the events from number `after` on, and forget those before; wait at most so long for the first."""
+        """Return the events from number `after` on, and discard earlier ones; waits at most `timeout_s`."""
         log = self._state.events
         with self._changed:
-            log.forget(after)
-            self._changed.wait_for(lambda: bool(log.kept()), timeout_s)
-            return log.kept()
+            log.acknowledge(after)
+            self._changed.wait_for(lambda: bool(log.unacknowledged()), timeout_s)
+            return log.unacknowledged()
 
     def status(self) -> RunStatus:
-        """Say what the run is doing and what it waits for."""
+        """Return what the run is doing and what it waits for."""
         with self._changed:
             return run_status(self._state, self._leasing, self._wait)
 
     def stop(self) -> None:
-        """Write a checkpoint of the weights as they are, drop the step under way, and let the trainers end."""
+        """Write a checkpoint of the current weights, drop the step in progress, and let the trainers end."""
         with self._changed:
             self._state.flow.is_stopped = True
             self._state.progressed()
@@ -163,7 +163,7 @@ class Coordinator:
     # ---------------------------------------------------------------------------------------------------------------
 
     def _find(self, index: int, rank: int, deadline: float) -> Work | Wait | Assembly:
-        """An item, or what the caller has to assemble, or the reason when the time is over; under the lock."""
+        """Return an item, or the assembly that the caller has to make, or at the deadline a Wait; under the lock."""
         while (work := self._work.ask(index, rank)) is None:
             if problem := self._state.problem:
                 raise RunError(problem)
@@ -174,11 +174,11 @@ class Coordinator:
                     return decided
                 self._wait = decided
             if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                return self._wait or Wait(reason=f"item {index} is being put together")
+                return self._wait or Wait(reason=f"item {index} is being built")
         return work
 
     def _assemble(self, index: int, assembly: Assembly) -> None:
-        """Make an item without the lock, while producers go on handing in, and let all ranks have it."""
+        """Make an item without the lock, so that producers can deliver meanwhile, and publish it to all ranks."""
         try:
             items = assembly.make()
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Hold evaluation rounds: prompts that go out with priority at one policy version, and what came back.
+"""Run evaluation rounds: lease their prompts with priority at one policy version, and collect the answers.
 
 Writes <eval dir>/<task>-step-<N>.jsonl (one line a response) and adds a line per task to <eval dir>/summary.jsonl.
 """
@@ -16,7 +16,7 @@ from coati_rl.work import Wait
 
 
 class EvaluationRounds:
-    """Keep at most one round at a time; under the coordinator's lock, but for `write`."""
+    """Keep at most one round at a time; called under the coordinator's lock, except `write`."""
 
     def __init__(self, tasks: Mapping[str, Sequence[Prompt]], directory: Path) -> None:
         self._tasks = tasks
@@ -30,25 +30,25 @@ class EvaluationRounds:
 
     @property
     def is_running(self) -> bool:
-        """True from `start` until the last answer is in and written."""
+        """Return True from `start` until the last answer is received and written."""
         return self._step is not None
 
     @property
     def wait(self) -> Wait:
-        """Return what a round that is running makes others wait for."""
+        """Return the reason for which others wait while a round is running."""
         state = f"{self._num_answered} of {self._num_due} prompts are answered"
         state = "its files are being written" if self._is_taken else state
         return Wait(reason=f"waiting for the evaluation at step {self._step}: {state}")
 
     @property
     def has_pending(self) -> bool:
-        """True while prompts of the round wait for a producer."""
+        """Return True while prompts of the round wait for a producer."""
         return bool(self._pending)
 
     def resume(self, step: int, last_finished: int) -> None:
-        """The run goes on at `step`, and had its last complete round at `last_finished`, unless files tell of more.
+        """Resume at `step`, with the last complete round at `last_finished`, or a later one if the files hold it.
 
-        A round that was under way when the checkpoint was made may have been completed since.
+        A round that was running when the checkpoint was written may have been completed since.
         """
         path = self._directory / "summary.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
@@ -56,43 +56,43 @@ class EvaluationRounds:
         self._last_started = self.last_finished = max([last_finished, *done])
 
     def is_due(self, step: int, interval: int | None, *, is_over: bool) -> bool:
-        """True when steps have passed a multiple of `interval` since the last round, and at the end of the run.
+        """Return True when steps have passed a multiple of `interval` since the last round, and at the end of the run.
 
-        `interval`: None is never.
+        `interval` None disables evaluation.
         """
         if interval is None or self.is_running or step <= self._last_started:
             return False
         return is_over or step // interval > self._last_started // interval
 
     def start(self, step: int) -> None:
-        """Begin a round at the weights of an optimizer step."""
+        """Begin a round with the weights after an optimizer step."""
         self._step = self._last_started = step
         self._pending.extend(prompt for prompts in self._tasks.values() for prompt in prompts)
         self._groups, self._num_failed = [], {}
 
     def draw(self) -> Prompt | None:
-        """The next prompt to be leased."""
+        """Return the next prompt to be leased."""
         return self._pending.popleft() if self._pending else None
 
     def add(self, group: RolloutGroup) -> None:
-        """A scored answer."""
+        """Add a scored answer."""
         self._groups.append(group)
 
     def add_failure(self, prompt: Prompt) -> None:
-        """An answer that will never come; it counts as not correct."""
+        """Count a prompt whose answer failed as not correct."""
         self._num_failed[prompt.eval_set] = self._num_failed.get(prompt.eval_set, 0) + 1
 
     def take_if_done(self) -> bool:
-        """Return True once, when all answers are in: `write` and then `close` are due."""
+        """Return True once, when all answers are received: `write` and then `close` have to be called."""
         if self._step is None or self._is_taken or self._num_answered < self._num_due:
             return False
         self._is_taken = True
         return True
 
     def write(self) -> list[dict[str, object]]:
-        """Write the files of a round that was taken, which nothing else touches then; needs no lock.
+        """Write the files of a round that was taken, which no other code changes then; needs no lock.
 
-        Returns: one summary per task. Raises: RunError if the disk refuses.
+        Returns: one summary per task. Raises: RunError if a file cannot be written.
         """
         step = self._step or 0
         with disk_errors(self._directory):
@@ -103,7 +103,7 @@ class EvaluationRounds:
         return summaries
 
     def close(self) -> None:
-        """End a round that is written."""
+        """End a round after it was written."""
         self.last_finished = self._last_started
         self._step, self._is_taken = None, False
 

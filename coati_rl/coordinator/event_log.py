@@ -1,24 +1,24 @@
-"""Keep numbered events for the driver until the driver asks for later ones."""
+"""Keep numbered events until the driver acknowledges them by requesting later ones."""
 
 from typing import Any
 
 
 class EventLog:
-    """In the order in which they happened."""
+    """Hold events in the order in which they happened."""
 
     def __init__(self) -> None:
         self._events: list[dict[str, Any]] = []
-        self._num_forgotten = 0
+        self._num_acknowledged = 0
 
     def add(self, kind: str, fields: dict[str, Any]) -> None:
-        """Something happened."""
+        """Append an event."""
         self._events.append({"event": kind, **fields})
 
-    def forget(self, number: int) -> None:
-        """The events before this number have arrived."""
-        del self._events[: number - self._num_forgotten]
-        self._num_forgotten = number
+    def acknowledge(self, number: int) -> None:
+        """Discard the events before this number, which the driver has received."""
+        del self._events[: number - self._num_acknowledged]
+        self._num_acknowledged = number
 
-    def kept(self) -> list[dict[str, Any]]:
-        """All that are not forgotten."""
+    def unacknowledged(self) -> list[dict[str, Any]]:
+        """Return all events that are not discarded."""
         return list(self._events)

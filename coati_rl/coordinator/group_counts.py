@@ -1,14 +1,12 @@
-"""Count what came in since the last optimizer step: which groups get a place in a step and which are dropped, their
-numbers, and whether so much of it failed, or had no effect, that the run must stop.
-"""
+"""Count the groups received since the last optimizer step, and stop a run with too many failures."""
 
 import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
 
-from coati_rl.checkpoint.kept_rollouts import KeptRollouts
 from coati_rl.checkpoint.position import Position
+from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.coordinator.settings import CoordinatorSettings
 from coati_rl.data.group_rules import NoEffect, is_valid, reason_without_effect
 from coati_rl.types import MAX_REWARD, RolloutGroup, Score
@@ -23,16 +21,16 @@ _REMEDIES = (
 
 
 class GroupCounts:
-    """Judge and count each group as it comes in; under the coordinator's lock."""
+    """Classify and count each received group; called under the coordinator's lock."""
 
-    def __init__(self, settings: CoordinatorSettings, start: Position, kept: KeptRollouts) -> None:
+    def __init__(self, settings: CoordinatorSettings, start: Position, untrained: UntrainedRollouts) -> None:
         self._settings = settings
-        self._without_effect: Counter[NoEffect] = Counter()  # groups in a row, over steps; a resumed run counts anew
+        self._without_effect: Counter[NoEffect] = Counter()  # consecutive groups, over steps; a resumed run starts at 0
         self._reset()
-        self._dropped += kept.dropped
+        self._dropped += untrained.dropped
         self._num_dropped = start.groups_filtered
         self._failed_in_dropped = start.samples_failed
-        self._samples_failed = start.samples_failed + kept.samples_failed
+        self._samples_failed = start.samples_failed + untrained.samples_failed
 
     def _reset(self) -> None:
         self._dropped: list[RolloutGroup] = []
@@ -43,7 +41,7 @@ class GroupCounts:
         self._examples: dict[str, str] = {}  # the first of each kind
 
     def add(self, group: RolloutGroup) -> bool:
-        """Count a scored group. Returns: True if it takes a place in a step, False if it is dropped."""
+        """Count a scored group. Returns: True if it counts for a step, False if it is dropped."""
         reason = reason_without_effect(group, self._settings.batch.rules)
         is_dropped = reason == "undecidable" or (reason is not None and self._settings.dynamic_batching)
         if is_dropped:
@@ -57,21 +55,21 @@ class GroupCounts:
         self._count("undecidable", num_failed=num_samples, is_dropped=True)
 
     def dropped(self) -> dict[str, int]:
-        """Return how many groups were dropped since the last step, and how many of their samples failed."""
+        """Return the numbers of groups dropped since the last step and of their failed samples."""
         return {"groups_filtered": self._num_dropped, "samples_failed": self._failed_in_dropped}
 
     @property
     def dropped_groups(self) -> Sequence[RolloutGroup]:
-        """Return those of them that were scored in this run, or kept by the checkpoint that it goes on from."""
+        """Return the dropped groups that were scored in this run, or stored in the checkpoint it was resumed from."""
         return self._dropped
 
     @property
-    def failed_in_kept(self) -> int:
-        """Samples that failed since the last step in groups that were not dropped."""
+    def failed_in_untrained(self) -> int:
+        """Return the number of samples that failed since the last step in groups that were not dropped."""
         return self._samples_failed - self._failed_in_dropped
 
     def problem(self) -> str | None:
-        """Say why the run must stop; None while it may go on."""
+        """Return why the run must stop; None while it may continue."""
         allowed = self._max_failed_samples
         if self._samples_failed > allowed:
             return (
@@ -88,7 +86,7 @@ class GroupCounts:
         )
 
     def nothing_trained(self, num_left: int) -> str:
-        """Say why a run is over before its first step; `num_left`: groups that could have been trained."""
+        """Return why a run ends before its first step; `num_left` groups could have been trained."""
         rules = self._settings.batch.rules
         reasons = Counter(reason for group in self._dropped if (reason := reason_without_effect(group, rules)))
         reasons["undecidable"] += self._num_dropped - len(self._dropped)
@@ -99,7 +97,7 @@ class GroupCounts:
         )
 
     def take(self, groups: Sequence[RolloutGroup]) -> tuple[dict[str, int], Sequence[RolloutGroup]]:
-        """Note that these groups make a step; counting starts anew.
+        """Take the counts for a step of these groups, and reset them.
 
         Returns: (counts by their names in metrics.jsonl, the groups dropped since the last step).
         """
@@ -124,13 +122,13 @@ class GroupCounts:
         return len(failed)
 
     def _note_cause(self, cause: str, num_samples: int) -> None:
-        """Causes that differ in numbers only are one, told by its first example."""
+        """Count a cause; causes that differ in numbers only count as one, shown by its first example."""
         kind = _NUMBER.sub("#", cause)
         self._examples.setdefault(kind, cause)
         self._causes[kind] += num_samples
 
     def _main_cause(self) -> str:
-        """The most common cause of failures, for the end of a clause; empty if nothing failed."""
+        """Return the most common cause of failures, as the end of a sentence; empty if nothing failed."""
         if not self._causes:
             return ""
         ((kind, count),) = self._causes.most_common(1)
@@ -142,7 +140,7 @@ class GroupCounts:
             self._num_dropped += 1
             self._failed_in_dropped += num_failed
         if self._without_effect.total() >= self._settings.max_empty_groups:
-            return  # a reason to stop, whatever comes in until the trainers hear of it
+            return  # keep the reason to stop until the trainers receive it
         if reason is None:
             self._without_effect.clear()
         else:
@@ -150,7 +148,7 @@ class GroupCounts:
 
     @property
     def _max_failed_samples(self) -> int:
-        """The step's share, which grows with the scored samples that were dropped on its way: they may fail as well."""
+        """Return the limit of the step, in proportion to its scored samples, including dropped ones."""
         group_size = self._settings.sampling_plans["train"].group_size
         due = self._settings.batch.prompts_per_step * group_size
         extra = max(0, self._num_dropped * group_size - self._failed_in_dropped)
@@ -158,12 +156,12 @@ class GroupCounts:
 
 
 def _cause(score: Score) -> str:
-    """Why a sample is not valid."""
+    """Return why a sample is not valid."""
     if score.verdict == "invalid":
         return score.detail or "no reason is given"
     if abs(score.reward) <= MAX_REWARD:
         return "an empty response"
-    return f"a reward of {score.reward:g} cannot be trained on (at most {MAX_REWARD:g} in size can)"
+    return f"a reward of {score.reward:g} exceeds the largest absolute value, {MAX_REWARD:g}"
 
 
 def _named(reasons: Counter[NoEffect]) -> str:

@@ -1,5 +1,7 @@
-"""Record who is rolling out what. A prompt is leased to one producer; when that dies the prompt is issued again
-under a new lease, and whatever still arrives under the old one is refused: a prompt is delivered exactly once.
+"""Record which producer rolls out which prompt, so that each prompt is delivered exactly once.
+
+A prompt is leased to one producer; if that dies, the prompt is issued again under a new lease, and results under the
+old one are refused.
 """
 
 import hashlib
@@ -25,7 +27,7 @@ class SamplingPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenLease:
-    """A lease, whose it is, and how old its first token may be."""
+    """Hold a lease, its producer, and the sync that bounds the age of its first token."""
 
     lease: Lease
     producer_id: int
@@ -33,7 +35,7 @@ class OpenLease:
 
 
 class LeaseTable:
-    """Open leases, and prompts waiting to be issued again."""
+    """Hold open leases, and prompts waiting to be issued again."""
 
     def __init__(self, plans: dict[Purpose, SamplingPlan], *, seed: int) -> None:
         self._plans = plans
@@ -58,36 +60,36 @@ class LeaseTable:
         self._next_id += 1
         return lease
 
-    def settle(self, lease_id: int, producer_id: int) -> OpenLease | None:
-        """Close a lease; None if it is not this producer's any more."""
-        settled = self._open.get(lease_id)
-        if settled is None or settled.producer_id != producer_id:
+    def close(self, lease_id: int, producer_id: int) -> OpenLease | None:
+        """Close and return a lease; None if it is no longer this producer's."""
+        closed = self._open.get(lease_id)
+        if closed is None or closed.producer_id != producer_id:
             return None
         del self._open[lease_id]
-        self._num_open[settled.lease.prompt.purpose] -= 1
-        return settled
+        self._num_open[closed.lease.prompt.purpose] -= 1
+        return closed
 
     def revoke(self, producer_id: int) -> int:
-        """Take back a producer's leases, to be issued again. Returns their number."""
+        """Take back a producer's leases, to be issued again. Returns: their number."""
         lost = [lease_id for lease_id, entry in self._open.items() if entry.producer_id == producer_id]
         self._again.extend(self._open.pop(lease_id).lease.prompt for lease_id in lost)
         return len(lost)
 
     def num_open(self, purpose: Purpose) -> int:
-        """Prompts of a purpose with a producer or waiting to be issued again."""
+        """Return the number of prompts of a purpose that are leased or wait to be issued again."""
         return self._num_open[purpose]
 
     def sync_indices(self, purpose: Purpose) -> list[int]:
-        """Of the leases of a purpose that are with a producer."""
+        """Return the sync indices of the open leases of a purpose."""
         return [entry.sync_index for entry in self._open.values() if entry.lease.prompt.purpose == purpose]
 
     def uids(self, purpose: Purpose) -> list[str]:
-        """Of the prompts that `num_open` counts."""
+        """Return the uids of the prompts that `num_open` counts."""
         prompts = [*(entry.lease.prompt for entry in self._open.values()), *self._again]
         return [prompt.uid for prompt in prompts if prompt.purpose == purpose]
 
     def num_lost(self, purpose: Purpose) -> int:
-        """Return how many prompts of a purpose wait to be issued again."""
+        """Return the number of prompts of a purpose that wait to be issued again."""
         return sum(prompt.purpose == purpose for prompt in self._again)
 
     def holders(self, purpose: Purpose | None = None) -> set[int]:
@@ -97,9 +99,9 @@ class LeaseTable:
 
     @property
     def has_lost(self) -> bool:
-        """True while a prompt waits to be issued again."""
+        """Return True while a prompt waits to be issued again."""
         return bool(self._again)
 
     def _request_seed(self, uid: str) -> int:
-        # 48 bits: sample i uses seed + i, which stays clear of every engine's 63-bit limit.
+        # 48 bits: sample i uses seed + i, which must not exceed an engine's limit of 63 bits.
         return int.from_bytes(hashlib.blake2b(f"{self._seed}/{uid}".encode(), digest_size=6).digest(), "big")

@@ -1,20 +1,19 @@
-"""Track every training prompt: in the source, leased, finished, in the step that is being filled, or settled (that is
-trained, or dropped). In: draws and finished groups. Out: the groups of the next mini-batch.
+"""Track every training prompt: in the source, leased, finished, in the current step, or done (trained or dropped).
 
 A slot is taken when a prompt is leased. A trained group's slot is freed when all producers hold the weights of its
-rollout step; a dropped group's at once, and another prompt is drawn in its place.
+rollout step; a dropped group's at once, and another prompt is drawn instead.
 
 Staleness is bounded by construction: a prompt leased after sync s is trained before sync s + n_behind + 1. Slots alone
-do not see to that, as short responses may overtake a long one; so a mini-batch is chosen only if there is room left, in
-this rollout step and those to come, for every older prompt that is still out.
+do not guarantee that, as short responses may finish before a long one; so a mini-batch is chosen only if enough slots
+are left, in this rollout step and the next ones, for every older prompt that is still leased.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coati_rl.build import load_estimator
-from coati_rl.checkpoint.kept_rollouts import FinishedGroup
 from coati_rl.checkpoint.position import Position
+from coati_rl.checkpoint.untrained_rollouts import FinishedGroup
 from coati_rl.coordinator.leases import LeaseTable
 from coati_rl.coordinator.prompt_queue import PromptQueue
 from coati_rl.coordinator.settings import CoordinatorSettings
@@ -26,17 +25,17 @@ from coati_rl.work import Wait
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChosenGroups:
-    """Name the groups of the next mini-batch, and what makes it of them."""
+    """Hold the groups of the next mini-batch, and the batcher that builds it."""
 
     step: int  # optimizer step, from 0
-    batcher: StepBatcher  # of the step; belongs to whoever has the chosen groups
+    batcher: StepBatcher  # of the step; used by the holder of the chosen groups alone
     groups: Sequence[RolloutGroup]
     of_step: Sequence[RolloutGroup]  # all of the step's so far
-    is_last: bool  # the step has no further ones
+    is_last: bool  # True for the step's last mini-batch
 
 
 class PromptFlow:
-    """Keep account of training prompts; under the coordinator's lock."""
+    """Track training prompts; called under the coordinator's lock."""
 
     def __init__(
         self,
@@ -44,36 +43,36 @@ class PromptFlow:
         queue: PromptQueue,
         leases: LeaseTable,
         start: Position,
-        kept: Sequence[FinishedGroup] = (),
+        untrained: Sequence[FinishedGroup] = (),
     ) -> None:
-        """`kept`: groups that the checkpoint of `start` holds."""
+        """Begin at a position; `untrained` are the untrained groups of its checkpoint."""
         self._settings = settings
         self._queue = queue
         self._leases = leases
         self._estimator = load_estimator(settings.batch.advantage_estimator)
-        self._finished: list[FinishedGroup] = [*kept]
+        self._finished: list[FinishedGroup] = [*untrained]
         self._batcher: StepBatcher | None = None  # of the step that is being filled
         self._in_step: list[FinishedGroup] = []  # its groups
-        # A resumed run has groups to train before its producers are there, but the slots that are free then are for the
-        # checkpoint's weights, which go with the first optimizer step.
-        self._awaits_leases = bool(kept)
-        # Groups that hold a slot until the next sync. Producers of a resumed run may not run further ahead of it.
+        # A resumed run has groups to train before its producers have started, but its free slots have to be leased
+        # with the checkpoint's weights, which the first optimizer step replaces.
+        self._awaits_leases = bool(untrained)
+        # Groups that hold a slot until the next sync; restored on resume, so that producers run no further ahead.
         self._num_trained_unsynced = start.step % settings.sync_period * settings.batch.prompts_per_step
-        self.step = start.step  # optimizer steps handed out
+        self.step = start.step  # optimizer steps given to the trainers
         self.is_stopped = False  # by the user, before the run is over
 
     @property
     def is_between_steps(self) -> bool:
-        """True when no prompt is in a step that is being filled."""
+        """Return True when no step is partly filled."""
         return self._batcher is None
 
     @property
     def num_finished(self) -> int:
-        """Groups that wait to be trained."""
+        """Return the number of groups that wait to be trained."""
         return len(self._finished)
 
     def refusal(self) -> str | None:
-        """Say why no new prompt may be drawn; None if one has a slot and will be needed."""
+        """Return why no new prompt may be drawn; None if one has a slot and is needed."""
         if self.is_stopped:
             return "the run was interrupted"
         if not self._queue.has_more:
@@ -94,15 +93,15 @@ class PromptFlow:
         return f"no further prompt is needed: there are enough for all {settings.max_steps} steps"
 
     def draw(self) -> Prompt | None:
-        """Take the next prompt, if one may be drawn."""
+        """Return the next prompt, if one may be drawn."""
         return self._queue.draw() if self.refusal() is None else None
 
     def add(self, group: RolloutGroup, *, sync_index: int) -> None:
-        """Take in a group to be trained, leased after this sync."""
+        """Add a group to be trained, leased after this sync."""
         self._finished.append(FinishedGroup(group=group, sync_index=sync_index))
 
     def is_over(self) -> bool:
-        """True when no further optimizer step can be filled, or none is wanted."""
+        """Return True when no further optimizer step can be filled, or none is to be."""
         if self.is_stopped:
             return True
         if self._settings.max_steps is not None and self.step >= self._settings.max_steps:
@@ -111,16 +110,16 @@ class PromptFlow:
             return False
         return len(self._finished) + len(self._in_step) < self._settings.batch.prompts_per_step
 
-    def give_up_step(self) -> None:
-        """Take a step that will never be full apart."""
+    def cancel_step(self) -> None:
+        """Return the groups of a step that cannot be filled to the finished ones."""
         self._finished.extend(self._in_step)
         self._batcher, self._in_step = None, []
 
     def choose_groups(self, sync_index: int) -> ChosenGroups | Wait:
-        """Take the groups of the next mini-batch; wait while they are too few, or another prompt has to come first.
+        """Return the groups of the next mini-batch, or a Wait if they are too few or an older prompt comes first.
 
         Args:
-            sync_index: of the trainers' weights.
+            sync_index: number of completed weight syncs.
         """
         size, step = self._settings.batch.prompts_per_mini_batch, self.step
         self._awaits_leases = self._awaits_leases and self.refusal() is None
@@ -145,41 +144,41 @@ class PromptFlow:
         return ChosenGroups(step=step, batcher=batcher, groups=groups, of_step=of_step, is_last=is_last)
 
     def free_slots(self) -> None:
-        """Note that all producers hold the weights of this step."""
+        """Free the slots of trained groups, as all producers hold the weights of this step."""
         self._num_trained_unsynced = 0
 
     @property
     def finished(self) -> Sequence[FinishedGroup]:
-        """Return what waits to be trained, the oldest lease first."""
+        """Return the groups that wait to be trained, the oldest lease first."""
         self._finished.sort(key=lambda finished: finished.group.lease_id)
         return self._finished
 
     def num_leased_before(self, sync_index: int) -> int:
-        """Return how many prompts are out that were leased before this sync."""
+        """Return the number of open leases from before this sync."""
         return sum(at < sync_index for at in self._leases.sync_indices("train"))
 
     def position(self) -> Position:
-        """Return where the data stands, between two steps."""
+        """Return the position in the data, between two steps."""
         waiting = [*(prompt.uid for prompt in self._queue.waiting), *self._leases.uids("train")]
         kept = [finished.group.prompt.uid for finished in self.finished]
         return Position(step=self.step, num_drawn=self._queue.num_drawn, waiting=tuple(waiting), kept=tuple(kept))
 
     def _leaves_room(self, size: int, sync_index: int) -> bool:
-        """True if all prompts that are out can still be trained in time once the first `size` finished ones are."""
+        """Return True if all leased prompts can still be trained in time after the first `size` finished ones."""
         settings = self._settings
-        room = settings.prompts_per_rollout - self._num_trained_unsynced - size
+        free = settings.prompts_per_rollout - self._num_trained_unsynced - size
         leased_at = [finished.sync_index for finished in self.finished[size:]] + self._leases.sync_indices("train")
-        for syncs_left in range(settings.sync.n_behind):  # before the prompts that were leased then would be too old
+        for syncs_left in range(settings.sync.n_behind):  # before the prompts leased then would be too stale
             num_due = sum(sync_index - at >= settings.sync.n_behind - syncs_left for at in leased_at)
-            if num_due > room + syncs_left * settings.prompts_per_rollout:
+            if num_due > free + syncs_left * settings.prompts_per_rollout:
                 return False
         return True
 
     def _begin_step(self) -> StepBatcher:
         num_out = len(self._queue.waiting) + self._leases.num_open("train") + len(self._finished)
-        num_settled = self._queue.num_drawn - num_out
+        num_done = self._queue.num_drawn - num_out
         progress = self._settings.learning_rate_progress(
-            step=self.step, num_settled=num_settled, num_prompts=self._queue.length
+            step=self.step, num_done=num_done, num_prompts=self._queue.length
         )
         return StepBatcher(
             self._settings.batch, step=self.step, learning_rate_progress=progress, estimator=self._estimator

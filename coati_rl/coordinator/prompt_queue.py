@@ -1,4 +1,4 @@
-"""Queue the prompts of a run: first those that were drawn before it was resumed and not trained, then the source's."""
+"""Queue the prompts of a run: first those drawn before it was resumed and not trained, then those of the source."""
 
 from collections import deque
 from collections.abc import Collection
@@ -9,42 +9,42 @@ from coati_rl.types import Prompt
 
 
 class PromptQueue:
-    """Remember which number of a source comes next. Not thread-safe: its owner has a lock."""
+    """Draw prompts of a source in order. Not thread-safe."""
 
     def __init__(self, source: PromptSource) -> None:
         self._source = source
-        self._waiting: deque[Prompt] = deque()  # of a run that is resumed: drawn then, not trained
+        self._waiting: deque[Prompt] = deque()  # of a resumed run: drawn before, not trained
         self.num_drawn = 0  # from the source
 
     @property
     def order(self) -> DrawOrder:
-        """Return what decides the draws."""
+        """Return the draw order."""
         return self._source.order
 
     @property
     def length(self) -> int | None:
-        """Return how many prompts the source has in all; None: it is endless."""
+        """Return the number of prompts of the source; None if it is endless."""
         return self._source.length
 
     @property
     def has_more(self) -> bool:
-        """True while `draw` has a prompt."""
+        """Return True while `draw` has a prompt."""
         return bool(self._waiting) or self._source.length is None or self.num_drawn < self._source.length
 
     @property
     def waiting(self) -> tuple[Prompt, ...]:
-        """Return the prompts that were drawn before the run was resumed, and wait to be drawn again."""
+        """Return the prompts drawn before the run was resumed that wait to be drawn again."""
         return tuple(self._waiting)
 
     def resume(self, num_drawn: int, waiting: Collection[str]) -> None:
-        """Go on after `num_drawn` draws, but first draw those of them again whose uid is in `waiting`."""
+        """Continue after `num_drawn` draws, but first draw again those whose uid is in `waiting`."""
         again = set(waiting)
         draws = (self._source.draw(number) for number in range(num_drawn)) if again else ()
         self._waiting.extend(prompt for prompt in draws if prompt.uid in again)
         self.num_drawn = num_drawn
 
     def draw(self) -> Prompt | None:
-        """Take the next prompt; None after the last one."""
+        """Return the next prompt; None after the last one."""
         if not self.has_more:
             return None
         if self._waiting:

@@ -1,9 +1,9 @@
-"""Sum up the groups of an optimizer step: what its record says of the rollouts, by the names of metrics.jsonl.
+"""Compute the rollout statistics of an optimizer step, by the names of metrics.jsonl.
 
-How the model does is said of all groups that came in for the step: of the trained ones alone it would be a curve of
-prompts of middling difficulty. How old the weights were is said of the step's own groups. Where rewards have several
-parts, each has a mean of its own, `reward/<name>`. Where prompts are of several tasks, `OF_A_TASK` is said of each,
-`<key>/<task>`. A sample is an episode; its length counts all that was sampled in it.
+Rewards and accuracies are over all groups received for the step: over the trained ones alone they would show prompts
+of medium difficulty only. Staleness is over the step's own groups. If rewards have several parts, each has its own
+mean, `reward/<name>`. If prompts are of several tasks, each has its own `OF_A_TASK`, `<key>/<task>`. A sample is an
+episode; its length counts all tokens sampled in it.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_len
 from coati_rl.run_lengths import encode_runs
 from coati_rl.types import RolloutGroup
 
-# Said of each task as well, if there are several; None where no group of it came in for the step.
+# Reported for each task as well, if there are several; None if no group of the task was received for the step.
 OF_A_TASK = ("reward_mean", "answer_accuracy", "response_tokens_mean", "truncated_fraction")
 
 
@@ -28,12 +28,12 @@ def rollout_statistics(
     staleness: Callable[[int], int],
     tasks: Sequence[str] = (),
 ) -> dict[str, float | int | None]:
-    """The rollouts' share of a step's record; a mean over valid samples is None if there are none.
+    """Return the rollout fields of a step's record; a mean over valid samples is None if there are none.
 
     Args:
         groups: the step's own, at least one.
         dropped: since the last step.
-        rules: which samples are in the loss, and whether length is punished.
+        rules: which samples are in the loss, and the length penalty.
         staleness: policy version -> weight syncs since.
         tasks: of the run's prompts, if there are several.
     """
@@ -51,7 +51,7 @@ def rollout_statistics(
 def _of_tasks(
     came_in: Sequence[RolloutGroup], rules: GroupRules, tasks: Sequence[str]
 ) -> dict[str, float | int | None]:
-    """What is said of each task, by its name."""
+    """Return the keys of OF_A_TASK for each task."""
     found: dict[str, float | int | None] = {}
     for task in tasks:
         groups = [group for group in came_in if group.prompt.task == task]
@@ -61,7 +61,7 @@ def _of_tasks(
 
 
 def _of_samples(came_in: Sequence[RolloutGroup], rules: GroupRules) -> dict[str, float | int | None]:
-    """What is said of the samples of groups, of which there is at least one."""
+    """Return what is computed from the samples of groups; at least one group."""
     valid = np.concatenate([is_valid(group) for group in came_in])
     scores = [score for group in came_in for score in group.scores]
     lengths = np.concatenate([episode_tokens(group) for group in came_in])
@@ -85,7 +85,7 @@ def _of_samples(came_in: Sequence[RolloutGroup], rules: GroupRules) -> dict[str,
 
 
 def _breakdown(came_in: Sequence[RolloutGroup]) -> dict[str, float]:
-    """The mean of each named reward over the valid scores that have it."""
+    """Return the mean of each named reward over the valid scores that have it."""
     pairs = ((score, valid) for group in came_in for score, valid in zip(group.scores, is_valid(group), strict=True))
     scores = [score for score, is_scored in pairs if is_scored]
     values: dict[str, list[float]] = {}
@@ -96,7 +96,7 @@ def _breakdown(came_in: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def _staleness(groups: Sequence[RolloutGroup], staleness: Callable[[int], int]) -> dict[str, float | int]:
-    """Over tokens, in weight syncs."""
+    """Return mean and maximum staleness over tokens, in weight syncs."""
     counts: Counter[int] = Counter()
     for group in groups:
         for version, num_tokens in encode_runs(group.policy_versions):

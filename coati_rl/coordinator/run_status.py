@@ -1,4 +1,4 @@
-"""Say in one line what a run is doing and what it waits for: at the terminal, in the log, in a stall's message."""
+"""Describe in one line what a run does and what it waits for, for the terminal, the log and stall messages."""
 
 from dataclasses import dataclass
 
@@ -10,17 +10,17 @@ from coati_rl.work import Wait
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
-    """Describe a run at a moment."""
+    """Describe a run at one point in time."""
 
     idle_s: float  # since a group, a step or a weight sync was finished
     text: str  # what trainers do and wait for, then why producers without a prompt get none
 
 
 def run_status(state: RunState, leasing: PromptLeasing, wait: Wait | None) -> RunStatus:
-    """Look at a run, under the coordinator's lock; `wait`: of the item that trainers ask for, if it is not decided."""
+    """Return a run's status, under the coordinator's lock; `wait` is that of the trainers' next item, if undecided."""
     parts = []
-    if state.saves.being_written is not None:
-        parts.append(f"the checkpoint of step {state.saves.being_written} is being written")
+    if state.checkpoint_schedule.being_written is not None:
+        parts.append(f"the checkpoint of step {state.checkpoint_schedule.being_written} is being written")
     if (step := state.stats.records.first_open) is not None:
         parts.append(f"step {step + 1} is being trained")
     if wait is not None:

@@ -1,4 +1,4 @@
-"""Select what the coordinator has to know of a run's configuration."""
+"""Select the coordinator's settings from a run's configuration."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,60 +11,60 @@ from coati_rl.data.batcher import BatchSettings
 from coati_rl.data.group_rules import GroupRules, LengthLimit
 from coati_rl.types import DEFAULT_TASK, Purpose, SamplingParams
 
-_PROBE_TOKENS = 256  # enough for a mean that is not noise, cheap for any model
+_PROBE_TOKENS = 256  # enough for a stable mean, cheap for any model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoordinatorSettings:
-    """Sizes, periods and limits; see DESIGN's version algebra."""
+    """Hold sizes, periods and limits."""
 
     batch: BatchSettings
     sampling_plans: dict[Purpose, SamplingPlan]
     sync: SyncConfig
     sync_period: int  # optimizer steps
     num_trainers: int
-    ranks_per_dp_group: int  # tp * pp
+    trainers_per_dp_rank: int  # tp * pp
     max_steps: int | None
     eval_interval: int | None  # optimizer steps; None is off
     save_interval: int | None
     max_failed_samples: int  # per optimizer step
-    dynamic_batching: bool  # a group without effect is replaced; else it takes its place in the step
-    max_empty_groups: int  # in a row without effect, at which the run stops
+    dynamic_batching: bool  # a group without effect is replaced; else it counts for the step
+    max_empty_groups: int  # consecutive groups without effect, at which the run stops
     seed: int
-    gap: MismatchSettings = field(default_factory=MismatchSettings)
+    mismatch: MismatchSettings = field(default_factory=MismatchSettings)
     max_probe_tokens: int = 3
     tasks: tuple[str, ...] = ()  # of the training prompts; () where they are of one, which has no figures of its own
 
     @property
     def prompts_per_rollout(self) -> int:
-        """Trained between two syncs."""
+        """Return the number of prompts trained between two syncs."""
         return self.sync_period * self.batch.prompts_per_step
 
     @property
     def num_slots(self) -> int:
-        """Prompts that may be rolled out ahead of the weights."""
+        """Return the number of prompts that may be rolled out ahead of the weights."""
         return (self.sync.n_behind + 1) * self.prompts_per_rollout
 
-    def learning_rate_progress(self, *, step: int, num_settled: int, num_prompts: int | None) -> float:
-        """Return how much of the run is behind it, by the clock that will end it: optimizer steps or prompts.
+    def learning_rate_progress(self, *, step: int, num_done: int, num_prompts: int | None) -> float:
+        """Return the completed fraction of the run, by optimizer steps or prompts, whichever ends it first.
 
-        Where groups are replaced, prompts run ahead of steps.
+        If groups are replaced, prompts run ahead of steps.
 
         Args:
             step: optimizer steps taken.
-            num_settled: prompts trained or dropped.
-            num_prompts: of all episodes; None: they have no end.
+            num_done: prompts trained or dropped.
+            num_prompts: of all episodes; None: endless.
         Returns: in [0, 1].
         """
         by_steps = 0.0 if self.max_steps is None else step / self.max_steps
-        by_prompts = 0.0 if num_prompts is None else num_settled / num_prompts
+        by_prompts = 0.0 if num_prompts is None else num_done / num_prompts
         return min(1.0, max(by_steps, by_prompts))
 
 
 def coordinator_settings(
     config: Config, *, precision: Precision = "fp32", tasks: Sequence[str] = (DEFAULT_TASK,)
 ) -> CoordinatorSettings:
-    """The coordinator's share of a checked config.
+    """Return the coordinator's settings of a checked config.
 
     Args:
         config: of the run.
@@ -102,7 +102,7 @@ def coordinator_settings(
         sync=config.sync,
         sync_period=config.sync_period,
         num_trainers=parallel.num_trainers,
-        ranks_per_dp_group=parallel.num_trainers // config.dp,
+        trainers_per_dp_rank=parallel.num_trainers // config.dp,
         max_steps=config.data.max_steps,
         eval_interval=run.eval_interval if config.data.eval_dataset and run.eval_interval > 0 else None,
         save_interval=run.save_interval if run.save_interval > 0 else None,
@@ -110,9 +110,9 @@ def coordinator_settings(
         dynamic_batching=algorithm.dynamic_batching,
         max_empty_groups=algorithm.max_empty_batches * config.prompts_per_step,
         seed=run.seed,
-        gap=MismatchSettings(
+        mismatch=MismatchSettings(
             precision=precision,
-            # What is corrected for is no reason to stop, and what is renormalised is apart in any case.
+            # A corrected mismatch is no reason to stop, and a renormalised distribution always differs.
             judges_sampled=not config.recomputes_old_logprobs,
             temperature=min(config.of_task(task).sampling.temperature for task in tasks),
         ),
@@ -122,7 +122,7 @@ def coordinator_settings(
 
 
 def _sampling_plan(config: Config, sampling: Callable[[Config], SamplingParams], *, group_size: int) -> SamplingPlan:
-    """How prompts of one purpose are sampled; `sampling`: of the settings of a task."""
+    """Return how prompts of one purpose are sampled; `sampling` reads it from the settings of a task."""
     usual = sampling(config)
     of_tasks = {name: params for name, each in config.by_task.items() if (params := sampling(each)) != usual}
     return SamplingPlan(group_size=group_size, sampling=usual, of_tasks=of_tasks)

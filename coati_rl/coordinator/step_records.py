@@ -1,7 +1,7 @@
-"""Join the record of each optimizer step: rollout statistics, known when it is handed out, and the trainers' metrics.
+"""Join the record of each optimizer step from rollout statistics, known at its start, and the trainers' metrics.
 
-Records come out in the order of steps, however late and by whichever rank a step is reported: under pipeline
-parallelism the last stage reports steps while the first one asks for work that lies ahead.
+Records are returned in the order of steps, whenever and by whichever rank a step is reported: under pipeline
+parallelism the last stage reports steps while the first one already requests later work.
 """
 
 import time
@@ -9,35 +9,35 @@ from typing import Any
 
 
 class StepRecords:
-    """Keep records until they are complete. Steps are counted from 0, as in the batches; a record counts from 1."""
+    """Keep records until they are complete. Steps count from 0, as in batches; those in records from 1."""
 
     def __init__(self, *, first_step: int, time_s: float) -> None:
         self._start = time.monotonic() - time_s
         self._next_step = first_step
         self._statistics: dict[int, dict[str, Any]] = {}  # of steps without a record yet
-        self._reported: dict[int, dict[str, Any]] = {}  # of these, the ones that wait for an earlier step
+        self._reported: dict[int, dict[str, Any]] = {}  # complete ones that wait for an earlier step
 
     @property
     def time_s(self) -> float:
-        """Return the run's age; a resumed run goes on where the checkpoint was made."""
+        """Return the run's wall time, which includes that before the checkpoint of a resumed run."""
         return time.monotonic() - self._start
 
     @property
     def first_open(self) -> int | None:
-        """Return the first step that was handed out and has no record, from 0; None if each has one."""
+        """Return the first step, from 0, that was started and has no record; None if each has one."""
         return min(self._statistics, default=None)
 
     @property
     def is_complete(self) -> bool:
-        """True when every step that was handed out has its record."""
+        """Return True when every started step has its record."""
         return not self._statistics
 
     def open(self, step: int, statistics: dict[str, Any]) -> None:
-        """Note that a step is handed out."""
+        """Start the record of a step that is given to the trainers."""
         self._statistics[step] = statistics
 
     def report(self, step: int, metrics: dict[str, Any]) -> list[dict[str, Any]]:
-        """Note that a step is done. Returns: the records that are due now."""
+        """Complete the record of a step. Returns: the records that are due now."""
         self._reported[step] = {"time_s": self.time_s, **metrics}
         records = []
         while self._next_step in self._reported:

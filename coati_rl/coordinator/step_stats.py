@@ -1,15 +1,11 @@
-"""Account for the groups of each optimizer step: counted as they come in, summed up in the step's record.
-
-In: groups, the groups chosen for a step, the trainers' metrics. Out: records, the rollouts that belong to each, and the
-reason why a run must not go on.
-"""
+"""Count the groups of each optimizer step as they are received, and build the step's record with its rollouts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coati_rl.checkpoint.kept_rollouts import KeptRollouts
 from coati_rl.checkpoint.position import Position
+from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.coordinator.group_counts import GroupCounts
 from coati_rl.coordinator.rollout_statistics import rollout_statistics
 from coati_rl.coordinator.settings import CoordinatorSettings
@@ -21,7 +17,7 @@ from coati_rl.types import RolloutGroup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSummary:
-    """Describe the rollouts of a step that is about to be handed out."""
+    """Describe the rollouts of a step that is about to start."""
 
     step: int  # from 0
     statistics: dict[str, Any]  # by the names of metrics.jsonl
@@ -30,7 +26,7 @@ class StepSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepDraft:
-    """Hold what is known of a step when its groups are chosen."""
+    """Hold the counts of a step at the time its groups are chosen."""
 
     step: int
     counts: dict[str, Any]  # by the names of metrics.jsonl
@@ -39,10 +35,10 @@ class StepDraft:
     tasks: Sequence[str] = ()  # of the run, if there are several
 
     def summarise(self, closed: ClosedStep, *, staleness: Callable[[int], int]) -> StepSummary:
-        """Add the statistics; takes time, and no lock.
+        """Add the statistics; takes time, and needs no lock.
 
         Args:
-            closed: what the step is made of.
+            closed: the step's content.
             staleness: policy version -> weight syncs since.
         """
         statistics = rollout_statistics(
@@ -53,34 +49,34 @@ class StepDraft:
 
 
 class StepStats:
-    """Keep the counts and records of steps; under the coordinator's lock."""
+    """Keep the counts and records of steps; called under the coordinator's lock."""
 
-    def __init__(self, settings: CoordinatorSettings, start: Position, kept: KeptRollouts) -> None:
-        """`kept`: rollouts that the checkpoint of `start` holds."""
-        self.counts = GroupCounts(settings, start, kept)
+    def __init__(self, settings: CoordinatorSettings, start: Position, untrained: UntrainedRollouts) -> None:
+        """Begin at a position; `untrained` are the untrained rollouts of its checkpoint."""
+        self.counts = GroupCounts(settings, start, untrained)
         self.records = StepRecords(first_step=start.step, time_s=start.time_s)
         self._rules = settings.batch.rules
         self._tasks = settings.tasks
         self._closed: dict[int, ClosedStep] = {}  # of steps without a record yet, and the groups dropped before them
 
     def draft(self, step: int, groups: Sequence[RolloutGroup], *, sync_s: float) -> StepDraft:
-        """Note that the groups of a step are chosen; counting starts anew.
+        """Take the counts for a step whose groups are chosen, and reset them.
 
         Args:
             step: from 0.
             groups: all of the step's.
-            sync_s: what the last transfer of weights took.
+            sync_s: duration of the last transfer of weights.
         """
         counts, dropped = self.counts.take(groups)
         drafted: dict[str, Any] = {**counts, "sync_s": sync_s}
         return StepDraft(step=step, counts=drafted, dropped=dropped, rules=self._rules, tasks=self._tasks)
 
     def open(self, summary: StepSummary) -> None:
-        """Begin the record of a step that is handed out."""
+        """Begin the record of a step that is given to the trainers."""
         self.records.open(summary.step, summary.statistics)
         self._closed[summary.step] = summary.closed
 
     def report(self, step: int, metrics: dict[str, Any]) -> list[tuple[dict[str, Any], ClosedStep]]:
-        """Take the metrics of a step that is done. Returns: the records that are due now, each with its rollouts."""
+        """Add the metrics of a finished step. Returns: the records that are due now, each with its rollouts."""
         records = self.records.report(step, metrics)
         return [(record, self._closed.pop(record["step"] - 1)) for record in records]

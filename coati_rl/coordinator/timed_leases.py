@@ -1,5 +1,6 @@
-"""A lease book that keeps time: leases as they are issued and closed -> how idle producers were. A producer has
-something to generate, or to score, exactly as long as it holds a lease, so that nobody has to ask it.
+"""Measure how long producers are idle from the leases that they hold.
+
+A producer generates or scores exactly as long as it holds a lease, so that it need not report its idle time.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from coati_rl.types import Lease, Prompt, Purpose
 
 
 class TimedLeaseTable(LeaseTable):
-    """See `LeaseTable`; a producer counts from `producer_idle.join` until its leases are revoked."""
+    """Extend `LeaseTable`; a producer counts from `producer_idle.join` until its leases are revoked."""
 
     def __init__(self, plans: dict[Purpose, SamplingPlan], *, seed: int) -> None:
         super().__init__(plans, seed=seed)
@@ -22,11 +23,11 @@ class TimedLeaseTable(LeaseTable):
         self.producer_idle.change(producer_id, 0 if lease is None else 1)
         return lease
 
-    def settle(self, lease_id: int, producer_id: int) -> OpenLease | None:
+    def close(self, lease_id: int, producer_id: int) -> OpenLease | None:
         """See LeaseTable."""
-        settled = super().settle(lease_id, producer_id)
-        self.producer_idle.change(producer_id, 0 if settled is None else -1)
-        return settled
+        closed = super().close(lease_id, producer_id)
+        self.producer_idle.change(producer_id, 0 if closed is None else -1)
+        return closed
 
     def revoke(self, producer_id: int) -> int:
         """See LeaseTable."""

@@ -1,1 +1,1 @@
-"""Turn rows into prompts, and trajectories into the rows of micro-batches; no Ray and no engine in it."""
+"""Turn rows into prompts, and trajectories into the rows of micro-batches, without Ray or an engine."""

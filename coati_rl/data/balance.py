@@ -1,9 +1,9 @@
-"""Sample lengths -> which sample goes into which micro-batch of which dp rank.
+"""Assign samples to the micro-batches of data-parallel ranks by their lengths.
 
-Every rank gets equally many micro-batches, as few as can be found within the limits, and at the k-th of them all ranks
-have about the same work: a pipeline, or a reduction, waits for the slowest. The outcome depends on the lengths and
+Every rank gets equally many micro-batches, as few as the heuristics find within the limits, and the k-th ones of all
+ranks have about the same cost: a pipeline, or a reduction, waits for the slowest. The result depends on the lengths and
 their order alone.
-A bin is what becomes a micro-batch: the indices of its samples; its cost is what a forward computes, in tokens.
+A bin holds the indices of the samples of one micro-batch; its cost is the number of tokens that a forward computes.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ import numpy as np
 Bins = list[list[int]]
 
 
-def share_out(
+def assign_to_bins(
     lengths: Sequence[int],
     *,
     num_ranks: int,
@@ -22,7 +22,7 @@ def share_out(
     max_tokens: int | None = None,
     one_sample_per_row: bool = False,
 ) -> list[Bins]:
-    """Every sample into exactly one bin.
+    """Assign every sample to exactly one bin.
 
     Args:
         lengths: tokens of each sample.
@@ -39,44 +39,44 @@ def share_out(
     if one_sample_per_row:
         limit = len(lengths) * max(lengths) if max_tokens is None else max_tokens
         fewest = len(_cut_rows(lengths, order, max_samples, limit))
-        bins = _cut_evenly(lengths, order, max_samples, limit, _whole(fewest, num_ranks))
-        return _deal(bins, num_ranks, lambda bin_: len(bin_) * max(lengths[i] for i in bin_))
+        bins = _cut_evenly(lengths, order, max_samples, limit, _round_up(fewest, num_ranks))
+        return _distribute(bins, num_ranks, lambda bin_: len(bin_) * max(lengths[i] for i in bin_))
     if max_tokens is None:
         first_fit = [order[start : start + max_samples] for start in range(0, len(order), max_samples)]
     else:
         first_fit = _first_fit(lengths, order, max_samples, limit)
-    bins = _lightest_first(lengths, order, max_samples, limit, _whole(len(first_fit), num_ranks)) or first_fit
-    return _deal(bins, num_ranks, lambda bin_: sum(lengths[i] for i in bin_))
+    bins = _lightest_first(lengths, order, max_samples, limit, _round_up(len(first_fit), num_ranks)) or first_fit
+    return _distribute(bins, num_ranks, lambda bin_: sum(lengths[i] for i in bin_))
 
 
-def _whole(num_bins: int, num_ranks: int) -> int:
-    """The next multiple of the ranks."""
+def _round_up(num_bins: int, num_ranks: int) -> int:
+    """Round up to a multiple of the ranks."""
     return -(-num_bins // num_ranks) * num_ranks
 
 
 def _first_fit(lengths: Sequence[int], order: Sequence[int], max_samples: int, limit: int) -> Bins:
-    """First-fit-decreasing: few bins, the last of them nearly empty."""
+    """Pack by first-fit-decreasing: few bins, the last of them nearly empty."""
     bins: Bins = []
-    room = np.zeros(len(lengths), dtype=np.int64)  # tokens that still fit into each bin, -1 when it has all its samples
+    free_tokens = np.zeros(len(lengths), dtype=np.int64)  # of each bin, -1 when it has max_samples
     for index in order:
-        fits = room[: len(bins)] >= lengths[index]
+        fits = free_tokens[: len(bins)] >= lengths[index]
         if fits.any():
             place = int(fits.argmax())
         else:
             place = len(bins)
             bins.append([])
-            room[place] = limit
+            free_tokens[place] = limit
         bins[place].append(index)
-        room[place] = room[place] - lengths[index] if len(bins[place]) < max_samples else -1
+        free_tokens[place] = free_tokens[place] - lengths[index] if len(bins[place]) < max_samples else -1
     return bins
 
 
 def _lightest_first(
     lengths: Sequence[int], order: Sequence[int], max_samples: int, limit: int, num_bins: int
 ) -> Bins | None:
-    """Longest sample to the lightest of so many bins: even bins, or None where a limit is too tight for that."""
+    """Assign the longest sample to the lightest of so many bins: even bins, or None if a limit is too tight."""
     bins: Bins = [[] for _ in range(num_bins)]
-    open_bins = [(0, place) for place in range(num_bins)]  # a heap of (tokens, bin); a bin with all its samples is not
+    open_bins = [(0, place) for place in range(num_bins)]  # a heap of (tokens, bin), without bins that have max_samples
     for index in order:
         if not open_bins or open_bins[0][0] + lengths[index] > limit:
             return None
@@ -88,7 +88,7 @@ def _lightest_first(
 
 
 def _cut_rows(lengths: Sequence[int], order: Sequence[int], max_samples: int, limit: int) -> Bins:
-    """Runs of samples of like length, each as long as the limits allow, which makes the fewest that there can be."""
+    """Cut into runs of samples of similar length, each as long as the limits allow, which gives the fewest bins."""
     bins: Bins = []
     start = 0
     while start < len(order):
@@ -99,7 +99,7 @@ def _cut_rows(lengths: Sequence[int], order: Sequence[int], max_samples: int, li
 
 
 def _cut_evenly(lengths: Sequence[int], order: Sequence[int], max_samples: int, limit: int, num_bins: int) -> Bins:
-    """`_cut_rows` under the smallest limit that makes at most `num_bins`."""
+    """Apply `_cut_rows` with the smallest limit that gives at most `num_bins`."""
     low, high = lengths[order[0]], limit
     while low < high:
         middle = (low + high) // 2
@@ -110,8 +110,8 @@ def _cut_evenly(lengths: Sequence[int], order: Sequence[int], max_samples: int, 
     return _cut_rows(lengths, order, max_samples, high)
 
 
-def _deal(bins: Bins, num_ranks: int, cost: Callable[[list[int]], int]) -> list[Bins]:
-    """Bins of like cost to all ranks at a time, heaviest first; in each round the lightest rank gets the heaviest."""
+def _distribute(bins: Bins, num_ranks: int, cost: Callable[[list[int]], int]) -> list[Bins]:
+    """Distribute bins of similar cost to all ranks in rounds, heaviest first; the lightest rank gets the heaviest."""
     costs = {place: cost(bin_) if bin_ else 0 for place, bin_ in enumerate(bins)}
     order = sorted(costs, key=lambda place: (-costs[place], place))
     ranks: list[Bins] = [[] for _ in range(num_ranks)]

@@ -1,8 +1,8 @@
-"""Groups -> the mini-batches of one optimizer step, one per dp rank.
+"""Build the mini-batches of one optimizer step from groups, one per dp rank.
 
 tMbs * dp prompts make a mini-batch, tbs * dp a step. Loss weights are not normalised: the global denominator is known
-with the step's last group and travels as `loss_scale` of the last mini-batch. It counts the episodes in the loss, and
-each of their tokens once; where there are none the scale is 0.
+with the step's last group and is sent as `loss_scale` of the last mini-batch. It counts the episodes in the loss, and
+each of their tokens once; without any the scale is 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ from coati_rl.types import RolloutGroup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSettings:
-    """Sizes of a step and how its samples are weighed."""
+    """Hold the sizes of a step and the weighting of its samples."""
 
     dp: int
-    train_batch_size: int  # prompts per dp group and step
-    train_minibatch_size: int  # prompts per dp group and mini-batch
+    train_batch_size: int  # prompts per dp rank and step
+    train_minibatch_size: int  # prompts per dp rank and mini-batch
     train_microbatch_size: int  # samples per micro-batch
     loss_variation: LossVariation
     advantage_estimator: str  # its name; `load_estimator` has the function
@@ -33,30 +33,30 @@ class BatchSettings:
 
     @property
     def prompts_per_mini_batch(self) -> int:
-        """Over all dp groups."""
+        """Return the number of prompts, over all dp ranks."""
         return self.train_minibatch_size * self.dp
 
     @property
     def prompts_per_step(self) -> int:
-        """Over all dp groups."""
+        """Return the number of prompts, over all dp ranks."""
         return self.train_batch_size * self.dp
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClosedStep:
-    """Describe what an optimizer step is made of."""
+    """Describe the content of an optimizer step."""
 
     groups: Sequence[RolloutGroup]
     advantages: Mapping[tuple[str, int], float]  # of trajectories in the loss, by prompt uid and number in the group
 
 
 class StepBatcher:
-    """Accumulates one optimizer step; a new one is made for each."""
+    """Accumulate one optimizer step; each step has a new instance."""
 
     def __init__(
         self, settings: BatchSettings, *, step: int, learning_rate_progress: float, estimator: Estimator
     ) -> None:
-        """`estimator`: the function that the settings name."""
+        """Begin a step; `estimator` is the function that the settings name."""
         self._settings = settings
         self._estimator = estimator
         self._step = step
@@ -68,20 +68,20 @@ class StepBatcher:
 
     @property
     def num_prompts(self) -> int:
-        """Prompts taken so far."""
+        """Return the number of prompts added so far."""
         return len(self.groups)
 
     def add(self, groups: Sequence[RolloutGroup]) -> list[RaggedBatch]:
-        """The next mini-batch, one share per dp rank: about as many tokens, and equally many micro-batches.
+        """Return the next mini-batch, split over dp ranks: similar numbers of tokens, equal numbers of micro-batches.
 
         Args:
-            groups: tMbs * dp groups; sorted by uid here, so that the batch does not depend on who finished first.
+            groups: tMbs * dp groups; sorted by uid here, so that the batch does not depend on the order of arrival.
         Raises: RunError if a sample alone exceeds the tokens of a micro-batch, or the estimator fails.
         """
         settings = self._settings
         groups = sorted(groups, key=lambda group: group.prompt.uid)
         self.groups.extend(groups)
-        # Advantages and weights are made by group, before: from here on any sample may go to any rank.
+        # Advantages and weights are computed per group first; then any sample may go to any rank.
         samples = []
         for group in groups:
             built = self._build(group)
@@ -90,7 +90,7 @@ class StepBatcher:
         self._advantages |= {(sample.uid, sample.number): _advantage(sample) for sample in samples}
         self._num_tokens += sum(sample.num_loss_tokens for sample in samples)
         is_last = self.num_prompts >= settings.prompts_per_step
-        shares = plan_batches(
+        parts = plan_batches(
             samples,
             num_ranks=settings.dp,
             max_samples=settings.train_microbatch_size,
@@ -107,11 +107,11 @@ class StepBatcher:
                 loss_scale=self._loss_scale() if is_last else 1.0,
                 learning_rate_progress=self._progress,
             )
-            for ragged, plan in shares
+            for ragged, plan in parts
         ]
 
     def close(self) -> ClosedStep:
-        """Return what the step was made of."""
+        """Return the step's content."""
         return ClosedStep(groups=self.groups, advantages=self._advantages)
 
     def _build(self, group: RolloutGroup) -> list[Sample]:

@@ -1,7 +1,7 @@
-"""Turn conversations into samples for supervised training: the assistant's turns are in the loss, all else is context.
+"""Turn conversations into samples for supervised training, with the assistant's turns in the loss.
 
-A row is rendered whole by the model's chat template and tokenised once. Which of its characters are the assistant's is
-found by difference: what the template adds to the conversation before a turn, up to the token that ends the turn. T
+A row is rendered whole by the model's chat template and tokenised once. The assistant's characters are found by
+difference: the text that a turn adds to the rendered conversation before it, up to the token that ends the turn. T
 tokens of a conversation.
 """
 
@@ -19,7 +19,7 @@ _NO_PREFIX = np.empty(0, dtype=np.int32)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConversationSet:
-    """The usable conversations of a file, and how many were refused for their length."""
+    """Hold the usable conversations of a file, and the number refused for their length."""
 
     samples: tuple[Sample, ...]
     num_refused: int
@@ -31,12 +31,12 @@ def make_conversations(
     """Render, tokenise and mask conversations; uids are `row-<number>`.
 
     Args:
-        conversations: messages {"role", "content"} each, at least one of the assistant's.
+        conversations: each a list of messages {"role", "content"}, at least one of the assistant.
         tokenizer: a fast transformers tokenizer with a chat template.
         max_tokens: longer conversations are left out and counted.
         flag: the command-line flag that they came from, for messages.
-    Raises: ConfigError if a row has no turn of the assistant's, or the template changes what came before when a turn is
-        added, so that turns cannot be told apart.
+    Raises: ConfigError if a row has no turn of the assistant, or the template changes earlier text when a turn is
+        added, so that turns cannot be located.
     """
     samples = []
     for number, messages in enumerate(conversations):
@@ -50,7 +50,7 @@ def make_conversations(
         for begin, end in spans:
             turn = np.flatnonzero((starts >= begin) & (starts < end))
             loss_mask[turn[: _length_of_turn(token_ids[turn], tokenizer)]] = True
-        loss_mask[:1] = False  # nothing predicts the first token
+        loss_mask[:1] = False  # no token predicts the first one
         samples.append(
             Sample(
                 uid=f"row-{number}",
@@ -65,7 +65,7 @@ def make_conversations(
 
 
 def _render(messages: Sequence[dict[str, Any]], tokenizer: Any, where: str) -> tuple[str, list[tuple[int, int]]]:
-    """The whole conversation's text, and the characters of each of the assistant's turns."""
+    """Return the whole conversation's text, and the character ranges of the assistant's turns."""
 
     def rendered(count: int, *, is_asking: bool) -> str:
         return str(
@@ -75,20 +75,20 @@ def _render(messages: Sequence[dict[str, Any]], tokenizer: Any, where: str) -> t
     text = rendered(len(messages), is_asking=False)
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if not turns:
-        raise ConfigError(f"{where}: no message has the role assistant: there is nothing to learn from it")
+        raise ConfigError(f"{where}: no message has the role assistant; every row needs one")
     spans = []
     for index in turns:
         before, after = rendered(index, is_asking=True), rendered(index + 1, is_asking=False)
         if not after.startswith(before) or not text.startswith(after):
             raise ConfigError(
                 f"{where}: the model's chat template changes earlier messages when one is added, so that the turns of "
-                "the assistant cannot be told from the rest; use a template that only adds text"
+                "the assistant cannot be located; use a template that only adds text"
             )
         spans.append((len(before), len(after)))
     return text, spans
 
 
 def _length_of_turn(token_ids: np.ndarray, tokenizer: Any) -> int:
-    """Tokens of a turn up to the last special one, which ends it; what the template writes after it is not sampled."""
+    """Count tokens of a turn up to the last special one, which ends it; later text of the template is not sampled."""
     special = np.flatnonzero(np.isin(token_ids, tokenizer.all_special_ids))
     return int(special[-1]) + 1 if len(special) else len(token_ids)

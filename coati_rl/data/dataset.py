@@ -1,5 +1,4 @@
-"""Files -> prompts. What `datasets` loads (JSONL, JSON, CSV, Parquet, Arrow), validated row by row, then rendered
-with the model's chat template and tokenised once: from here on only token ids travel.
+"""Read prompts from files (JSONL, JSON, CSV, Parquet, Arrow), validate each row, render and tokenise it once.
 
 A row is {"messages": {"role", "content"} or a list of them, "gt_answer": text or number}; which other columns may hold
 the answer, and what takes its place, is in `coati_rl.data.ground_truth`; which task a row belongs to, in
@@ -25,7 +24,7 @@ _LOADERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parqu
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptSet:
-    """The usable prompts of a file, and how many were refused for their length."""
+    """Hold the usable prompts of a file, and the number refused for their length."""
 
     prompts: tuple[Prompt, ...]
     num_refused: int
@@ -35,7 +34,7 @@ def load_rows(path: str, *, flag: str, tasks: RowTasks = ONE_TASK) -> list[TaskR
     """Read and validate all rows of a file.
 
     Args:
-        path: the file; its ending names the format.
+        path: the file; its suffix names the format.
         flag: the command-line flag it came from, for messages.
         tasks: of the rows, which say what every row must have besides messages.
     Raises: ConfigError naming file and row (for JSONL: line) and what is wrong with it.
@@ -85,7 +84,7 @@ def _read_with_datasets(file: Path, flag: str, tasks: RowTasks) -> Iterator[tupl
     as_text = {"converters": dict.fromkeys(texts, str), "keep_default_na": False}
     options: dict[str, Any] = as_text if loader == "csv" else {}
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(logging.CRITICAL)  # what goes wrong is said below
+    datasets.logging.set_verbosity(logging.CRITICAL)  # errors are reported below
     with tempfile.TemporaryDirectory(prefix="coati-datasets-") as cache:
         try:
             table = datasets.load_dataset(loader, data_files=str(file), split="train", cache_dir=cache, **options)
@@ -120,7 +119,7 @@ def _needed(task: Task) -> str:
 
 
 def messages_of(row: dict[str, Any], where: str = "row") -> list[dict[str, str]]:
-    """The chat messages of a row: one object, a list, or (from CSV) JSON text or the user's plain text."""
+    """Return the chat messages of a row: one object, a list, or (from CSV) JSON text or the user's plain text."""
     messages = row["messages"]
     if isinstance(messages, str):
         text = messages

@@ -1,7 +1,7 @@
-"""Decide the trainers' work from a dataset alone: no producers, no coordinator.
+"""Decide the trainers' work from a dataset alone, without producers or a coordinator.
 
-Each rank holds the samples and decides for itself; item i of the work is a pure function of the settings, so that all
-ranks agree without a word, and a resumed run goes on by its step.
+Each rank holds all samples; item i of the work is a pure function of the settings, so that all ranks agree without
+communication, and a resumed run continues by its step.
 """
 
 import random
@@ -23,11 +23,11 @@ Report = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetSettings:
-    """Sizes of a step, and how long to go on."""
+    """Hold the sizes of a step and the length of the run."""
 
     dp: int
-    ranks_per_dp_group: int  # tp * pp
-    batch_size: int  # samples per optimizer step, over all dp groups
+    trainers_per_dp_rank: int  # tp * pp
+    batch_size: int  # samples per optimizer step, over all dp ranks
     micro_batch_size: int  # samples per micro-batch
     num_epochs: int = 1
     max_steps: int | None = None
@@ -39,9 +39,7 @@ class DatasetSettings:
 
 
 class DatasetSource:
-    """Gives every sample once per epoch, in an order that only the seed decides; a step's worth at the end is left over
-    if it is not whole.
-    """
+    """Train every sample once per epoch, in an order that only the seed decides; an incomplete last step is dropped."""
 
     def __init__(
         self,
@@ -51,14 +49,14 @@ class DatasetSource:
         resumed: dict[str, Any] | None = None,
         report: Report = lambda record: None,
     ) -> None:
-        """`resumed`: what `SaveWork` said of the data in the checkpoint to go on from. `report`: takes step records.
+        """Take the samples; `resumed` is the data state of the checkpoint, `report` takes step records.
 
-        Raises: ConfigError if there is not one whole step, or the checkpoint is of other data; ValueError if samples
-            and step are not of whole units.
+        Raises: ConfigError if there is not one complete step, or the checkpoint is of other data; ValueError if samples
+            and step are not multiples of the unit.
         """
         if len(samples) % settings.unit or settings.batch_size % settings.unit:
             raise ValueError(
-                f"{len(samples)} samples and steps of {settings.batch_size} are not units of {settings.unit}"
+                f"{len(samples)} samples and steps of {settings.batch_size} must be multiples of {settings.unit}"
             )
         self._samples, self._settings, self._report = samples, settings, report
         num_steps = len(samples) * settings.num_epochs // settings.batch_size
@@ -73,25 +71,25 @@ class DatasetSource:
         self._first_step = 0 if resumed is None else int(resumed["step"])
         if resumed is not None and (changed := [name for name in self._order if resumed[name] != self._order[name]]):
             raise ConfigError(
-                f"the checkpoint was trained on other data: {', '.join(changed)} changed; give what it was trained with"
+                f"the checkpoint was trained on other data: {', '.join(changed)} changed; use the same data"
             )
         self._items = [item for step in range(self._first_step, self.num_steps) for item in self._items_of(step)]
 
     def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work:
-        """Item `index` of a rank's work; never has to wait."""
+        """Return item `index` of a rank's work, without waiting."""
         if index >= len(self._items):
             return FinishWork(step=self.num_steps)
         kind, step = self._items[index]
         if kind == "save":
             return SaveWork(step=step, data_state={**self._order, "step": step})
-        return TrainWork(batch=self._batches(step)[rank // self._settings.ranks_per_dp_group])
+        return TrainWork(batch=self._batches(step)[rank // self._settings.trainers_per_dp_rank])
 
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:
         """Take the metrics of optimizer step `step`, from 0."""
         self._report({"event": "step", "step": step + 1, "policy_version": step + 1, **metrics})
 
     def report_saved(self, step: int, path: str) -> None:
-        """Take note of a checkpoint."""
+        """Report a checkpoint."""
         self._report({"event": "checkpoint", "step": step, "path": str(Path(path))})
 
     def _items_of(self, step: int) -> list[tuple[str, int]]:
@@ -106,7 +104,7 @@ class DatasetSource:
         first = step * units_per_step
         samples = [sample for number in range(first, first + units_per_step) for sample in self._draw(number)]
         num_tokens = sum(sample.num_loss_tokens for sample in samples)
-        shares = plan_batches(
+        parts = plan_batches(
             samples,
             num_ranks=settings.dp,
             max_samples=settings.micro_batch_size,
@@ -124,11 +122,11 @@ class DatasetSource:
                 loss_scale=1 / num_tokens if num_tokens else 0.0,
                 learning_rate_progress=step / self.num_steps,
             )
-            for ragged, plan in shares
+            for ragged, plan in parts
         ]
 
     def _draw(self, number: int) -> Sequence[Sample]:
-        """Unit `number` of all epochs."""
+        """Return unit `number`, counted over all epochs."""
         unit = self._settings.unit
         num_units = len(self._samples) // unit
         epoch, place = divmod(number, num_units)
@@ -144,7 +142,7 @@ def _order(seed: int, epoch: int, length: int) -> list[int]:
 
 
 def _fingerprint(samples: Sequence[Sample]) -> str:
-    """xxh3-128 of all tokens and masks."""
+    """Return the xxh3-128 digest of all tokens and masks."""
     digest = xxhash.xxh3_128()
     for sample in samples:
         for array in (sample.prefix_ids, sample.token_ids, sample.loss_mask):

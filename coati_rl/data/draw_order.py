@@ -11,16 +11,16 @@ from coati_rl.types import DEFAULT_TASK, Prompt
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawOrder:
-    """Describe what decides which prompt a draw gives; a position means nothing under another one."""
+    """Describe what decides the order of draws; a position is valid only for the same one."""
 
     seed: int
     num_prompts: int | None  # of a dataset; None: the source is endless
-    fingerprint: str  # of the prompts as they are tokenised
-    ground_truths: str  # their digest, which decides no draw and is told of; "": a checkpoint from before it
+    fingerprint: str  # of the tokenised prompts
+    ground_truths: str  # their digest, which does not affect draws, but a change is reported; "": an older checkpoint
 
 
 def ground_truth_digest(prompts: Sequence[Prompt]) -> str:
-    """Digest what the prompts are scored against, in order."""
+    """Return a digest of the prompts' ground truths, in order."""
     hasher = xxhash.xxh3_128()
     for prompt in prompts:
         hasher.update(f"{len(prompt.ground_truth)}:{prompt.ground_truth}".encode(errors="surrogatepass"))
@@ -28,7 +28,7 @@ def ground_truth_digest(prompts: Sequence[Prompt]) -> str:
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
-    """A digest of uids, tasks and token ids, in order; answers may be corrected without changing it."""
+    """Return a digest of uids, tasks and token ids, in order; corrected answers do not change it."""
     hasher = xxhash.xxh3_128()
     for prompt in prompts:
         hasher.update(f"{prompt.uid}:{len(prompt.token_ids)}:".encode())

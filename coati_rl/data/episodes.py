@@ -1,4 +1,4 @@
-"""Reduce the trajectories of a group to its G episodes: what each has sampled, whether it was cut off, how it ends.
+"""Reduce the trajectories of a group to its G episodes: sampled tokens, truncation, last trajectory.
 
 An episode is counted once, however many forks it has; so is each sampled token, which is in the loss of one fork.
 """
@@ -11,7 +11,7 @@ from coati_rl.types import RolloutGroup, Trajectory
 
 
 def episode_tokens(group: RolloutGroup) -> np.ndarray:
-    """int64[G]: tokens in the loss, over all forks."""
+    """Return int64[G], the tokens in the loss, over all forks."""
     tokens = [0] * len(group.scores)
     for trajectory in group.trajectories:
         tokens[trajectory.episode] += trajectory.num_loss_tokens
@@ -19,7 +19,7 @@ def episode_tokens(group: RolloutGroup) -> np.ndarray:
 
 
 def context_tokens(group: RolloutGroup) -> np.ndarray:
-    """int64[G]: tokens that the policy was given, prompt included; those that a fork shares with its parent once."""
+    """Return int64[G], the context tokens, prompt included; those that a fork shares with its parent count once."""
     tokens = [0] * len(group.scores)
     for each in group.trajectories:
         num_shared = 0 if each.prefix.parent is None else each.prefix.num_tokens
@@ -28,7 +28,7 @@ def context_tokens(group: RolloutGroup) -> np.ndarray:
 
 
 def is_truncated(group: RolloutGroup) -> np.ndarray:
-    """bool[G]: True where the token limit ended a turn."""
+    """Return bool[G], True where the token limit ended a turn."""
     truncated = [False] * len(group.scores)
     for trajectory in group.trajectories:
         truncated[trajectory.episode] |= trajectory.is_truncated
@@ -36,7 +36,7 @@ def is_truncated(group: RolloutGroup) -> np.ndarray:
 
 
 def final_trajectories(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """The last one of each episode, in order: with the text that is scored.
+    """Return the last trajectory of each episode, in order, whose text is scored.
 
     Args:
         trajectories: by episode.

@@ -1,14 +1,13 @@
-"""Read what a row is scored against: its answer or its test_cases, as text.
+"""Read the ground truth of a row, its answer or its test_cases, as text.
 
-The answer stands under `gt_answer`, else under one of the ecosystem's names (`answer`, `ground_truth`, `label`);
---answer-key names another column. Which of answer and tests is needed follows from the reward type: `code` needs
-test_cases, the other built-in rewards need an answer, whatever else is in the sum. A function of the user's that takes
-a ground truth needs either. One that takes none, and a served model, get the answer, else the test_cases, else an empty
-text.
+The answer is in the column `gt_answer`, else in one of the usual names (`answer`, `ground_truth`, `label`);
+--answer-key names another column. The reward type decides whether answer or tests are needed: `code` needs test_cases,
+the other built-in rewards need an answer, whatever else is in the sum. A user's function that takes a ground truth
+needs either. One that takes none, and a served model, get the answer, else the test_cases, else an empty text.
 
-test_cases are {"inputs": [text], "outputs": [text]}, or JSON text of that; a list of lines is as good as a text. With
-"fn_name": name, inputs and outputs may be any JSON. A list of {"input", "output"} becomes that first. Their ground
-truth is the JSON of the whole object, less what is null.
+test_cases are {"inputs": [text], "outputs": [text]}, or JSON text of that; a list of lines may replace a text. With
+"fn_name": name, inputs and outputs may be any JSON. A list of {"input", "output"} is converted to that first. Their
+ground truth is the JSON of the whole object without nulls.
 """
 
 import json
@@ -23,16 +22,16 @@ _FORM = '{"inputs": [...], "outputs": [...]}'
 
 TruthKey = Literal["gt_answer", "test_cases", "either"]
 
-ANSWER_KEYS = ("gt_answer", "answer", "ground_truth", "label")  # ours first; the others must not contradict each other
+ANSWER_KEYS = ("gt_answer", "answer", "ground_truth", "label")  # in order of precedence; all but the first must agree
 _COLUMNS = f"gt_answer (or {', '.join(ANSWER_KEYS[1:])}; --answer-key names another column)"
 
 
 def required_truth(reward_type: str, *, needs_truth: bool = False) -> TruthKey | None:
-    """Find what every row must have; None: nothing.
+    """Return the kind of ground truth that every row must have; None: no kind.
 
     Args:
         reward_type: as of -rt.
-        needs_truth: a function of the user's among them takes a ground truth.
+        needs_truth: True if a user's function among them takes a ground truth.
     Raises: ConfigError for an unknown reward.
     """
     names = [part.name for part in parse_reward_type(reward_type)]
@@ -46,14 +45,14 @@ def required_truth(reward_type: str, *, needs_truth: bool = False) -> TruthKey |
 def ground_truth(
     row: dict[str, Any], required: TruthKey | None, where: str = "row", *, answer_key: str | None = None
 ) -> str:
-    """Read the text that responses to a row are scored against.
+    """Return the text that responses to a row are scored against.
 
     Args:
-        row: as it was read.
+        row: as read from the file.
         required: of `required_truth`.
         where: file and row, for messages.
         answer_key: the column with the answer, and no other; None: the first of ANSWER_KEYS that is there.
-    Raises: ConfigError for a row without what is required, with something else in its place, or with several answers.
+    Raises: ConfigError for a row without the required ground truth, with one of another type, or with several answers.
     """
     has_tests = not _is_missing(row.get("test_cases"))
     key = None if required == "test_cases" else _key_of_answer(row, where, answer_key)
@@ -67,11 +66,11 @@ def ground_truth(
 
 
 def _key_of_answer(row: dict[str, Any], where: str, answer_key: str | None) -> str | None:
-    """The column that holds the answer; None if there is none."""
+    """Return the column that holds the answer; None if there is none."""
     found = [key for key in ([answer_key] if answer_key else ANSWER_KEYS) if not _is_missing(row.get(key))]
     if "gt_answer" not in found and len({str(row[key]) for key in found}) > 1:
         raise ConfigError(
-            f"{where}: has {' and '.join(found)}, which differ; say with --answer-key which of them is the ground truth"
+            f"{where}: has {' and '.join(found)}, which differ; name the ground truth's column with --answer-key"
         )
     return found[0] if found else None
 
@@ -81,7 +80,7 @@ def _is_missing(value: object) -> bool:
 
 
 def _missing(row: dict[str, Any], required: TruthKey, answer_key: str | None) -> str:
-    """Return what a row lacks, with a hint where it is data of another kind."""
+    """Return a message about what a row lacks, with a hint if its data are of another kind."""
     column = _COLUMNS if answer_key is None else f"{answer_key} (--answer-key)"
     if required == "either":
         return (
@@ -106,12 +105,12 @@ def _answer(value: object, key: str, where: str) -> str:
 
 
 def _tests(value: object, where: str) -> dict[str, Any]:
-    """The tests as an object without nulls: a column that only some rows have is null in the others."""
+    """Return the tests as an object without nulls: a column that only some rows have is null in the others."""
     tests = {key: part for key, part in _test_object(value, where).items() if part is not None}
     inputs, outputs = tests.get("inputs"), tests.get("outputs")
     for key, part in (("inputs", inputs), ("outputs", outputs)):
         if not isinstance(part, list) or not part:
-            raise ConfigError(f"{where}: test_cases has no list of {key}; write {_FORM}, one test at least")
+            raise ConfigError(f"{where}: test_cases has no list of {key}; write {_FORM}, with at least one test")
     if len(tests["inputs"]) != len(tests["outputs"]):
         raise ConfigError(
             f"{where}: test_cases has {len(tests['inputs'])} inputs and {len(tests['outputs'])} outputs; "
@@ -119,7 +118,7 @@ def _tests(value: object, where: str) -> dict[str, Any]:
         )
     if "fn_name" in tests:
         if not isinstance(tests["fn_name"], str) or not tests["fn_name"]:
-            raise ConfigError(f"{where}: test_cases has a fn_name that is no text; name the function that is called")
+            raise ConfigError(f"{where}: the fn_name of test_cases is not text; write the name of a function")
         return tests
     for key in ("inputs", "outputs"):
         for number, text in enumerate(tests[key], 1):

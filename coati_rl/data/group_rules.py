@@ -1,8 +1,7 @@
-"""Decide what a scored group is good for: which episodes count, which of these are trained, what length takes off
-rewards.
+"""Decide which episodes of a scored group are valid and which are trained, and compute length penalties.
 
-G episodes of one prompt. Valid: the scorer decided and a token was sampled; valid episodes make the group's statistics.
-In the loss: valid and not filtered. A group has an effect if at least one of its episodes is in the loss.
+G episodes of one prompt. Valid: the scorer decided and a token was sampled; the group's statistics are over valid
+episodes. In the loss: valid and not filtered. A group has an effect if at least one of its episodes is in the loss.
 """
 
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ NoEffect = Literal["undecidable", "truncated", "always right", "always wrong", "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthLimit:
-    """How long the episodes of a task may be, and from where on length is punished."""
+    """Limit the length of a task's episodes; the penalty grows over the last `over_length_cache` tokens."""
 
     max_new_tokens: int
     over_length_cache: int | None
@@ -29,13 +28,13 @@ class LengthLimit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupRules:
-    """The defaults train every valid episode for its score."""
+    """Hold the rules of filtering and length penalties; the defaults train every valid episode."""
 
     max_new_tokens: int  # that an episode may sample, over all its turns
     filter_range: tuple[float, float] | None = None  # a group is trained if its mean score is strictly inside
     filter_truncated_response: bool = False  # episodes that hit the limit are not trained
-    over_length_cache: int | None = None  # tokens before the limit over which the punishment grows; None: there is none
-    reward_scale: float = 1.0  # what the full punishment takes off
+    over_length_cache: int | None = None  # tokens before the limit over which the penalty grows; None: no penalty
+    reward_scale: float = 1.0  # the full penalty
     length_limits: Mapping[str, LengthLimit] = field(default_factory=dict)  # by task, where it is not the run's
 
     def length_limit(self, task: str) -> LengthLimit:
@@ -45,12 +44,12 @@ class GroupRules:
 
 
 def is_valid(group: RolloutGroup) -> np.ndarray:
-    """bool[G]: episodes with a verdict, a reward of at most MAX_REWARD in size and at least one token in the loss."""
+    """Return bool[G], True for episodes with a verdict, |reward| at most MAX_REWARD and at least one loss token."""
     return np.array([_is_scored(score) for score in group.scores]) & (episode_tokens(group) > 0)
 
 
 def is_in_loss(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
-    """bool[G]: episodes that are trained; none if the mean score over all valid ones is out of range."""
+    """Return bool[G], True for trained episodes; none if the mean score over all valid ones is out of range."""
     valid = is_valid(group)
     if not valid.any() or not _is_in_range(group, valid, rules):
         return np.zeros_like(valid)
@@ -58,20 +57,20 @@ def is_in_loss(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
 
 
 def reason_without_effect(group: RolloutGroup, rules: GroupRules) -> NoEffect | None:
-    """Why no episode of the group is in the loss; None if one is."""
+    """Return why no episode of the group is in the loss; None if one is."""
     if is_in_loss(group, rules).any():
         return None
     valid = is_valid(group)
     if not valid.any():
         return "undecidable"
     if rules.filter_truncated_response and is_truncated(group)[valid].all():
-        return "truncated"  # also if all of them are wrong, as answers that were cut off are
+        return "truncated"  # also if all are wrong, as truncated answers usually are
     mean_score = _mean_score(group, valid)
     return "always right" if mean_score == 1 else "always wrong" if mean_score == 0 else "out of range"
 
 
 def over_length_penalties(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
-    """float64[G]: what is added to the rewards, in [-reward_scale, 0]; see `over_length_penalty`."""
+    """Return float64[G] to be added to the rewards, in [-reward_scale, 0]; see `over_length_penalty`."""
     limit = rules.length_limit(group.prompt.task)
     if limit.over_length_cache is None:
         return np.zeros(len(group.scores))
@@ -92,10 +91,10 @@ def _is_scored(score: Score) -> bool:
 
 
 def _mean_score(group: RolloutGroup, valid: np.ndarray) -> float:
-    """Mean over the valid episodes, of which there is one at least, in [0, 1].
+    """Return the mean score in [0, 1] over the valid episodes, of which there is at least one.
 
-    Not of the answers that are right: what earns nothing, as a right answer in a broken format, trains nothing, and a
-    graded reward below 1 does. Length is left out: it says nothing about how hard the prompt is.
+    It is of rewards, not of correct answers: a right answer in a broken format earns nothing, and a graded reward below
+    1 trains. The length penalty is left out, as it says nothing about the prompt's difficulty.
     """
     counted = [score for score, is_counted in zip(group.scores, valid.tolist(), strict=True) if is_counted]
     scores = [score.reward if score.filter_score is None else score.filter_score for score in counted]

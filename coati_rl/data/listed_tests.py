@@ -1,4 +1,4 @@
-"""Turn tests that are written one by one into the form in which inputs and outputs are lists.
+"""Convert a list of single tests to lists of inputs and outputs.
 
 LiveCodeBench: [{"input": text, "output": text, "testtype": "stdin"}, ...]. With "functional" a function is called; its
 name is the "fn_name" of each test, or in its metadata, {"func_name": name}.
@@ -11,11 +11,11 @@ from typing import Any
 from coati_rl.errors import ConfigError
 
 _FORM = '[{"input": ..., "output": ...}, ...]'
-_CALLED = ("functional", "function_call")  # LiveCodeBench's word, and that of PrimeIntellect's data
+_CALLED = ("functional", "function_call")  # the terms of LiveCodeBench and of PrimeIntellect's data
 
 
 def read_listed_tests(cases: list[Any], where: str) -> dict[str, Any]:
-    """The tests as {"inputs", "outputs"}, and "fn_name" if a function is called.
+    """Return the tests as {"inputs", "outputs"}, and "fn_name" if a function is called.
 
     Args:
         cases: the tests of a row.
@@ -43,5 +43,5 @@ def _function(case: dict[str, Any], where: str) -> str:
             metadata = json.loads(metadata)
     name = case.get("fn_name") or (metadata.get("func_name") if isinstance(metadata, dict) else None)
     if not name and (kind := case.get("testtype") or case.get("type")) in _CALLED:
-        raise ConfigError(f'{where} is {kind} and names no function; write "fn_name": name beside its input and output')
+        raise ConfigError(f'{where} is {kind} and names no function; add "fn_name": name to it')
     return name if isinstance(name, str) else ""

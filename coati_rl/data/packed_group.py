@@ -1,7 +1,7 @@
-"""Pack a rollout group for the way to the coordinator, and for a checkpoint: without the prompt, which both know.
+"""Pack a rollout group for the coordinator and for a checkpoint, without the prompt, which both know.
 
-Of each trajectory the tokens after its shared prefix are kept, of all trajectories one after another (N tokens), and of
-tokens in the loss (M of them) what was sampled. What hardly changes from token to token is kept as runs.
+It holds the tokens after the shared prefix of all trajectories, concatenated (N tokens), and the arrays of the M tokens
+in the loss. Arrays that are constant over many tokens are run-length encoded.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from coati_rl.types import Prompt, RolloutGroup, Score, SharedPrefix, TokenRewar
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedGroup:
-    """A rollout group without its prompt and temperature, which its lease has."""
+    """Hold a rollout group without its prompt and temperature, which its lease has."""
 
     lease_id: int
     producer_id: int
@@ -29,7 +29,7 @@ class PackedGroup:
 
     @classmethod
     def pack(cls, group: RolloutGroup) -> "PackedGroup":
-        """The inverse of `unpack`."""
+        """Pack a group; see `unpack`."""
         trajectories = group.trajectories
         own = [slice(each.prefix.num_tokens, None) for each in trajectories]
         pairs = [*zip(trajectories, own, strict=True)]
@@ -46,9 +46,9 @@ class PackedGroup:
         )
 
     def unpack(self, prompt: Prompt, *, temperature: float) -> RolloutGroup:
-        """The group of a lease's prompt, sampled at the lease's temperature.
+        """Restore the group of a lease's prompt, sampled at the lease's temperature.
 
-        Raises: ValueError if arrays and description do not belong together.
+        Raises: ValueError if arrays and description do not match.
         """
         mask = decode_runs(self.loss_mask, bool)
         versions = decode_runs(self.policy_versions, np.int32)
@@ -83,7 +83,7 @@ class PackedGroup:
 
 
 def _describe(trajectory: Trajectory, group: RolloutGroup) -> dict[str, Any]:
-    """All but the arrays; places are counted from the end of the shared prefix."""
+    """Return all but the arrays; positions are counted from the end of the shared prefix."""
     shared, parent = trajectory.prefix.num_tokens, trajectory.prefix.parent
     num_there = len(group.prompt.token_ids) if parent is None else len(group.trajectories[parent].token_ids)
     return {
@@ -100,7 +100,7 @@ def _describe(trajectory: Trajectory, group: RolloutGroup) -> dict[str, Any]:
 
 
 def _restore(described: dict[str, Any], shared: int, arrays: dict[str, np.ndarray]) -> Trajectory:
-    """The inverse of `_describe`; `shared`: tokens of the prefix."""
+    """Restore what `_describe` returned; `shared` is the number of tokens of the prefix."""
     return Trajectory(
         **arrays,
         episode=described["episode"],

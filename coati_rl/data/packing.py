@@ -1,4 +1,4 @@
-"""Lay samples out in the rows of micro-batches, in the shape that batch.py fixes.
+"""Pack samples into the rows of micro-batches, as batch.py defines them.
 
 The coordinator plans which sample goes into which micro-batch of which rank (`plan_batches`); each trainer lays out
 its own (`build_mini_batch`). Packed: a micro-batch is one row of several samples, without padding. One sample per row:
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from coati_rl.batch import PADDING, MicroBatch, MiniBatch
-from coati_rl.data.balance import share_out
+from coati_rl.data.balance import assign_to_bins
 from coati_rl.errors import RunError
 from coati_rl.samples import RaggedBatch, RaggedSamples, Sample
 
-# Loss arrays of a micro-batch that counts no token, where no sample says which there are.
+# Loss arrays of a micro-batch without samples, from which the names would follow.
 _BLANK_ARRAYS: Mapping[str, type] = {
     "loss_weights": np.float32,
     "advantages": np.float32,
@@ -28,7 +28,7 @@ _BLANK_ARRAYS: Mapping[str, type] = {
 }
 
 _Row = Sequence[tuple[int, Sample]]  # samples with their index in the rank's mini-batch
-Share = tuple[RaggedSamples, tuple[tuple[int, ...], ...]]  # a rank's samples and the plan of its micro-batches
+RankSamples = tuple[RaggedSamples, tuple[tuple[int, ...], ...]]  # a rank's samples and the plan of its micro-batches
 
 
 def plan_batches(
@@ -39,8 +39,8 @@ def plan_batches(
     max_tokens: int | None = None,
     one_sample_per_row: bool = False,
     unit: int = 1,
-) -> list[Share]:
-    """Decide which samples go into which micro-batch; by lengths and order alone.
+) -> list[RankSamples]:
+    """Assign samples to micro-batches by their lengths and order alone.
 
     Args:
         samples: of all ranks.
@@ -48,16 +48,16 @@ def plan_batches(
         max_samples: per micro-batch.
         max_tokens: per micro-batch, padding included; None for no limit.
         one_sample_per_row: a padded row for each sample instead of one row for all.
-        unit: so many samples, one after another, stay together in a micro-batch: 2 for preference pairs.
-    Returns: each rank's samples, and of each of its micro-batches, equally many on all ranks, the samples in it.
-    Raises: RunError if a unit alone exceeds `max_tokens`; ValueError if samples do not come in whole units.
+        unit: number of consecutive samples that stay together in a micro-batch: 2 for preference pairs.
+    Returns: each rank's samples, and the samples in each of its micro-batches, of which all ranks have equally many.
+    Raises: RunError if a unit alone exceeds `max_tokens`; ValueError if the samples are not a multiple of the unit.
     """
     if len(samples) % unit or max_samples < unit:
         raise ValueError(f"{len(samples)} samples, {max_samples} a micro-batch, cannot be kept in units of {unit}")
     units = [range(start, start + unit) for start in range(0, len(samples), unit)]
     tokens = [_num_tokens([samples[index] for index in each], is_padded=one_sample_per_row) for each in units]
     _check_fit(samples, units, tokens, max_tokens)
-    shares = share_out(
+    ranks = assign_to_bins(
         tokens,
         num_ranks=num_ranks,
         max_samples=max_samples // unit,
@@ -65,23 +65,23 @@ def plan_batches(
         one_sample_per_row=one_sample_per_row,
     )
     plans = []
-    for share_of_units in shares:
-        share = [[index for number in bin_ for index in units[number]] for bin_ in share_of_units]
-        held = sorted(index for bin_ in share for index in bin_)  # a rank's samples keep their order
-        place = {index: number for number, index in enumerate(held)}
-        ragged = RaggedSamples.of([samples[index] for index in held])
-        plans.append((ragged, tuple(tuple(place[index] for index in bin_) for bin_ in share)))
+    for unit_bins in ranks:
+        bins = [[index for number in bin_ for index in units[number]] for bin_ in unit_bins]
+        chosen = sorted(index for bin_ in bins for index in bin_)  # in the original order
+        position = {index: number for number, index in enumerate(chosen)}
+        ragged = RaggedSamples.of([samples[index] for index in chosen])
+        plans.append((ragged, tuple(tuple(position[index] for index in bin_) for bin_ in bins)))
     return plans
 
 
 def pack(samples: Sequence[Sample], *, one_sample_per_row: bool = False, **limits: Any) -> list[tuple[MicroBatch, ...]]:
-    """Plan and lay out in one process; see `plan_batches`. Returns: each rank's micro-batches."""
-    shares = plan_batches(samples, one_sample_per_row=one_sample_per_row, **limits)
-    return [build_micro_batches(ragged.split(), plan, one_sample_per_row=one_sample_per_row) for ragged, plan in shares]
+    """Plan and build micro-batches in one process; see `plan_batches`. Returns: each rank's micro-batches."""
+    ranks = plan_batches(samples, one_sample_per_row=one_sample_per_row, **limits)
+    return [build_micro_batches(ragged.split(), plan, one_sample_per_row=one_sample_per_row) for ragged, plan in ranks]
 
 
 def build_mini_batch(batch: RaggedBatch) -> MiniBatch:
-    """Lay out the micro-batches of a rank's share."""
+    """Build the micro-batches of a rank's part of a mini-batch."""
     return MiniBatch(
         step=batch.step,
         micro_batches=build_micro_batches(
@@ -96,7 +96,7 @@ def build_mini_batch(batch: RaggedBatch) -> MiniBatch:
 def build_micro_batches(
     samples: Sequence[Sample], plan: Sequence[Sequence[int]], *, one_sample_per_row: bool = False
 ) -> tuple[MicroBatch, ...]:
-    """Lay out the micro-batches of a plan; one without samples is blank."""
+    """Build the micro-batches of a plan; one without samples is blank."""
     micro_batches = []
     for bin_ in plan:
         row = [(index, samples[index]) for index in bin_]
@@ -106,9 +106,9 @@ def build_micro_batches(
 
 
 def blank_micro_batch() -> MicroBatch:
-    """One row that counts no token: its gradient is zero in every parameter.
+    """Return one row without loss tokens, whose gradient is zero in every parameter.
 
-    For a rank that has fewer samples than micro-batches: ranks compute together, so it needs one.
+    Ranks compute together: a rank with fewer samples than micro-batches needs it.
     """
     arrays: dict[str, np.ndarray] = {
         name: np.full((1, 1), PADDING.get(name, 0), dtype=dtype) for name, dtype in _BLANK_ARRAYS.items()
@@ -122,7 +122,7 @@ def blank_micro_batch() -> MicroBatch:
 
 
 def probe_micro_batch(token_ids: Sequence[int]) -> MicroBatch:
-    """One row whose log-probabilities are asked for, at temperature 1: of every token but the first."""
+    """Return one row whose tokens after the first are scored at temperature 1."""
     ids = np.array(token_ids)
     mask = np.arange(len(ids)) > 0
     sample = Sample(
@@ -132,7 +132,7 @@ def probe_micro_batch(token_ids: Sequence[int]) -> MicroBatch:
 
 
 def _num_tokens(samples: Sequence[Sample], *, is_padded: bool) -> int:
-    """Tokens that a forward computes for a unit: with a row for each, padded to the longest."""
+    """Count the tokens that a forward computes for a unit; if padded, with a row per sample."""
     lengths = [len(sample) for sample in samples]
     return len(lengths) * max(lengths) if is_padded else sum(lengths)
 
@@ -150,9 +150,9 @@ def _check_fit(
 
 
 def _make_rows(rows: Sequence[_Row]) -> MicroBatch:
-    """Each row's samples one after another, then padding up to the longest row."""
+    """Concatenate each row's samples, and pad to the longest row."""
     length = max(sum(len(sample) for _, sample in row) for row in rows)
-    # A loss cannot take a maximum over nothing.
+    # A loss cannot take a maximum over no tokens.
     num_loss = max(1, max(sum(sample.num_loss_tokens for _, sample in row) for row in rows))
     token_ids = np.zeros((len(rows), length), dtype=np.int64)
     position_ids = np.empty((len(rows), length), dtype=np.int64)
@@ -165,7 +165,7 @@ def _make_rows(rows: Sequence[_Row]) -> MicroBatch:
     for number, row in enumerate(rows):
         lengths = [len(sample) for _, sample in row]
         starts = [0, *accumulate(lengths)]
-        segments += [(number, *place, -1) for place in zip(starts[:-1], lengths, strict=True)]
+        segments += [(number, *position, -1) for position in zip(starts[:-1], lengths, strict=True)]
         parts = [part for _, sample in row for part in (sample.prefix_ids, sample.token_ids)]
         np.concatenate(parts, out=token_ids[number, : starts[-1]])
         np.concatenate([counting[:each] for each in (*lengths, length - starts[-1])], out=position_ids[number])
@@ -180,7 +180,7 @@ def _make_rows(rows: Sequence[_Row]) -> MicroBatch:
 
 
 def _new_loss_arrays(shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    """The loss arrays of every micro-batch, all padding."""
+    """Return the loss arrays of every micro-batch, all padding."""
     return {
         "token_ids": np.zeros(shape, dtype=np.int64),
         "sources": np.zeros(shape, dtype=np.int64),
@@ -190,7 +190,7 @@ def _new_loss_arrays(shape: tuple[int, int]) -> dict[str, np.ndarray]:
 
 
 def _write(arrays: dict[str, np.ndarray], number: int, row: _Row, places: np.ndarray, token_ids: np.ndarray) -> None:
-    """Write a row's N loss tokens, which are at these places int[N] of its tokens int[L], into loss arrays [R, M]."""
+    """Write a row's N loss tokens, at places int[N] of its tokens int[L], into loss arrays [R, M]."""
     counts = [sample.num_loss_tokens for _, sample in row]
     where = number, slice(len(places))
     arrays["token_ids"][where] = token_ids[places]

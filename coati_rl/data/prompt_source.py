@@ -1,4 +1,4 @@
-"""Draw the prompts of a dataset by number: each once per episode, in an order that only the seed decides.
+"""Draw the prompts of a dataset by number, each once per episode, in an order that only the seed decides.
 
 N prompts in the dataset; prompt number i of a run belongs to episode i // N.
 """
@@ -18,32 +18,32 @@ class PromptSource(Protocol):
 
     @property
     def order(self) -> DrawOrder:
-        """Return what decides the draws; a checkpoint fits a source of the same order."""
+        """Return the draw order; a checkpoint fits a source of the same order."""
 
     @property
     def length(self) -> int | None:
-        """Return how many prompts there are in all; None: the source is endless."""
+        """Return the number of prompts; None if the source is endless."""
 
     def draw(self, number: int) -> Prompt:
-        """Return prompt `number` of the run, from 0, under a uid of its own: the same one whenever it is asked for.
+        """Return prompt `number` of the run, from 0, with a unique uid; a number always gives the same prompt.
 
-        Numbers past `length` are asked for when a run with fewer episodes goes on from one that had drawn them.
+        Numbers past `length` occur when a run is resumed with fewer episodes.
         """
 
 
 class DatasetPrompts:
-    """Implement PromptSource; a uid is `<prompt uid>.<episode>`, so that a prompt met again is sampled afresh."""
+    """Implement PromptSource; a uid is `<prompt uid>.<episode>`, so that each episode samples a prompt anew."""
 
     def __init__(self, prompts: Sequence[Prompt], *, num_episodes: int, seed: int) -> None:
         self._prompts = prompts
         self._num_episodes = num_episodes
         self._seed = seed
-        self._episode = -1  # whose order is at hand
+        self._episode = -1  # of `_shuffled`
         self._shuffled: list[int] = []
 
     @cached_property
     def order(self) -> DrawOrder:
-        """Return what decides the draws."""
+        """Return the draw order."""
         return DrawOrder(
             seed=self._seed,
             num_prompts=len(self._prompts),
@@ -53,7 +53,7 @@ class DatasetPrompts:
 
     @property
     def length(self) -> int:
-        """Prompts of all episodes."""
+        """Return the number of prompts of all episodes."""
         return len(self._prompts) * self._num_episodes
 
     def draw(self, number: int) -> Prompt:
@@ -67,13 +67,13 @@ class DatasetPrompts:
 
 
 def drawn_prompt(prompts: Mapping[str, Prompt], uid: str) -> Prompt:
-    """Return the prompt that was drawn under a uid, from the dataset's by their own. Raises: KeyError without one."""
+    """Return the prompt that was drawn with a uid; `prompts` are the dataset's by uid. Raises: KeyError."""
     row, _, _ = uid.rpartition(".")
     return replace(prompts[row], uid=uid)
 
 
 def probe_tokens(prompts: Sequence[Prompt], max_tokens: int) -> tuple[int, ...]:
-    """Return token ids for a comparison of models: the first prompts', one after another."""
+    """Return token ids for a comparison of models: those of the first prompts, concatenated."""
     token_ids: list[int] = []
     for prompt in prompts:
         token_ids += prompt.token_ids

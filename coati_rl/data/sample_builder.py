@@ -1,8 +1,8 @@
-"""Build the samples of a rollout group: group statistics over the valid episodes, then one sample a trajectory.
+"""Build the samples of a rollout group: statistics over the valid episodes, then one sample per trajectory.
 
 G episodes of one prompt. All forks of an episode have its advantage and its token weight, so that the episode counts
-once, however many forks it has. An episode that is filtered still belongs to the statistics of its group; an invalid
-one (the scorer could not decide) does not. See `group_rules`.
+once, however many forks it has. A filtered episode counts in the statistics of its group; an invalid one (the scorer
+could not decide) does not. See `group_rules`.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from coati_rl.types import RolloutGroup, Trajectory
 def build_samples(
     group: RolloutGroup, *, rules: GroupRules, loss_variation: LossVariation, estimator: Estimator
 ) -> list[Sample]:
-    """One Sample per trajectory in the loss, in order.
+    """Build one Sample per trajectory in the loss, in order.
 
     Raises: RunError if the estimator, which may be a user's, fails.
     """
@@ -42,7 +42,7 @@ def build_samples(
 def token_weights(
     group: RolloutGroup, in_loss: np.ndarray, *, loss_variation: LossVariation, max_length: int
 ) -> np.ndarray:
-    """float64[G]: the weight of each token of an episode, by the tokens of all its forks; 0 outside of the loss.
+    """Return float64[G], the weight of each token of an episode, by the tokens of all its forks; 0 outside the loss.
 
     Args:
         in_loss: bool[G], of episodes with at least one token.
@@ -56,12 +56,12 @@ def token_weights(
 
 
 def count_episodes(group: RolloutGroup, samples: Sequence[Sample]) -> int:
-    """Count the episodes of a group that have a sample: what a mean over samples divides by."""
+    """Count the episodes of a group that have a sample: the denominator of a mean over samples."""
     return len({group.trajectories[sample.number].episode for sample in samples})
 
 
 def _sample(group: RolloutGroup, index: int, prompt_ids: np.ndarray, *, loss_weight: float, advantage: float) -> Sample:
-    """A trajectory as it is packed; the prompt's tokens are one object in all samples that begin with it."""
+    """Build a trajectory's sample; the prompt's tokens are one object in all samples that begin with it."""
     trajectory = group.trajectories[index]
     start = _num_prompt_tokens(group, trajectory)
     temperature = trajectory.temperature
@@ -82,7 +82,7 @@ def _sample(group: RolloutGroup, index: int, prompt_ids: np.ndarray, *, loss_wei
 
 
 def _num_prompt_tokens(group: RolloutGroup, trajectory: Trajectory) -> int:
-    """Tokens of the group's prompt that a trajectory begins with, by itself or by those that it is a fork of."""
+    """Count the tokens of the group's prompt that a trajectory begins with, directly or through its parents."""
     prefix = trajectory.prefix
     num_tokens = prefix.num_tokens
     while prefix.parent is not None:
@@ -92,7 +92,7 @@ def _num_prompt_tokens(group: RolloutGroup, trajectory: Trajectory) -> int:
 
 
 def _advantages(group: RolloutGroup, rules: GroupRules, estimator: Estimator) -> np.ndarray:
-    """float64[G], from the rewards with what their length takes off."""
+    """Return float64[G], from the rewards plus length penalties."""
     valid = is_valid(group)
     rewards = np.array([score.reward for score in group.scores], dtype=np.float64) + over_length_penalties(group, rules)
     try:

@@ -1,1 +1,1 @@
-"""Show a person logs, metrics, rollouts, progress."""
+"""Write metrics, rollouts, timelines and progress of a run."""

@@ -1,7 +1,7 @@
-"""Write records in a thread of their own, in the order in which they come, so that nobody waits for the disk.
+"""Write records in a background thread, in order, so that no caller waits for the disk.
 
-Consumes: jobs. Waits for: the next job. Produces: files, by its jobs. What goes wrong in a job is kept as `problem`,
-for which the run ends; jobs after it are dropped.
+Consumes: jobs. Waits for: the next job. Produces: files, by its jobs. The first error of a job is kept as `problem`,
+which ends the run; later jobs are dropped.
 """
 
 import logging
@@ -18,21 +18,21 @@ class BackgroundWriter:
     """Run jobs one after another; all methods may be called from any thread."""
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
-        """`on_change` is called in the writer's thread after each job."""
+        """Take a callback, which is called in the writer's thread after each job."""
         self._on_change = on_change
         self._changed = threading.Condition()
         self._jobs: deque[Callable[[], None]] = deque()
-        self._num_unfinished = 0  # jobs, the one that runs included
+        self._num_unfinished = 0  # jobs, including the running one
         self._thread: threading.Thread | None = None
         self.problem: str | None = None  # why a job failed, the first one
 
     @property
     def is_idle(self) -> bool:
-        """True when all that was submitted is written."""
+        """Return True when all submitted jobs are done."""
         return self._num_unfinished == 0
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Queue a job, and return at once."""
+        """Queue a job without waiting for it."""
         with self._changed:
             self._jobs.append(job)
             self._num_unfinished += 1
@@ -42,18 +42,18 @@ class BackgroundWriter:
             self._changed.notify_all()
 
     def wait_for_room(self, *, max_unfinished: int, timeout_s: float) -> None:
-        """Hold up who submits faster than the disk takes it: wait until so few jobs are left, but no longer."""
+        """Wait until at most `max_unfinished` jobs are left: a caller must not submit faster than the disk writes."""
         with self._changed:
             self._changed.wait_for(lambda: self._num_unfinished <= max_unfinished, timeout_s)
 
     def flush(self, *, timeout_s: float) -> None:
-        """Wait until all that was submitted is written. Raises: RunError if it could not be, or not in time."""
+        """Wait until all submitted jobs are done. Raises: RunError if one failed, or they are not done in time."""
         with self._changed:
             is_done = self._changed.wait_for(lambda: self.is_idle, timeout_s)
         if self.problem is not None:
             raise RunError(self.problem)
         if not is_done:
-            raise RunError(f"rollouts and evaluations are not written after {timeout_s:g} s; see to their disk")
+            raise RunError(f"rollouts and evaluations are not written after {timeout_s:g} s; check their disk")
 
     def _run(self) -> None:
         while True:
@@ -65,7 +65,7 @@ class BackgroundWriter:
                     job()
             except RunError as error:
                 self.problem = str(error)
-            except Exception as error:  # a writer that ends in silence would hold up the run for ever
+            except Exception as error:  # an unreported end of this thread would block the run for ever
                 logger.exception("a record could not be written")
                 self.problem = f"a record could not be written: {type(error).__name__}: {error}"
             with self._changed:

@@ -1,8 +1,8 @@
-"""Shorten the record of an optimizer step to one line for people; docs/metrics.md says what a record holds."""
+"""Shorten the record of an optimizer step to one line; docs/metrics.md describes the record."""
 
 from typing import Any
 
-# Key, name in the line, format; those that a record does not have are left out.
+# Key, name in the line, format; keys that a record lacks are left out.
 _SHOWN = (
     ("reward_mean", "reward", ".3f"),
     ("answer_accuracy", "accuracy", ".3f"),
@@ -26,7 +26,7 @@ def step_line(record: dict[str, Any], num_steps: int | None) -> str:
 
 
 def tokens_per_s(record: dict[str, Any]) -> float:
-    """Return response tokens, or loss tokens without rollouts, over the step's wall time as the trainers saw it."""
+    """Return response tokens, or loss tokens without rollouts, over the step's wall time on the trainers."""
     seconds = sum(record.get(key) or 0 for key in ("rollout_wait_s", "train_s", "sync_s"))
     num_tokens = record.get("num_response_tokens", record.get("loss_tokens")) or 0
     return float(num_tokens / seconds) if seconds else 0.0

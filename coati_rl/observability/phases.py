@@ -1,6 +1,6 @@
-"""Record what each thread of this process is doing now, for how long, and how long that took before.
+"""Record the current phase of each thread of this process, its duration so far, and durations of earlier ones.
 
-A phase is a piece of work with an end, such as an optimizer step; phases nest. The driver asks for `PHASES.report()`
+A phase is a piece of work with an end, such as an optimizer step; phases nest. The driver requests `PHASES.report()`
 each second and compares a phase with its own median: see `coati_rl.runtime.hangs`. Only time in which this process ran
 counts, as its clock is read with each report.
 """
@@ -18,20 +18,20 @@ from types import FrameType
 
 from coati_rl.observability.running_clock import RunningClock
 
-_NUM_KEPT = 64  # durations by name
-_LONG_S = 2.0  # from then on, a report says which line is being executed
+_NUM_DURATIONS = 64  # per name
+_LONG_S = 2.0  # a report names the executing line of a phase that lasts longer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """Something that goes on."""
+    """Describe an open phase."""
 
     name: str
     path: str  # of names, from the outermost phase of its thread to this one
     item: int | None  # of the trainers' work: the outermost phase's
     seconds: float  # so far
     median_s: float | None  # of those of its name that ended here; None for the first
-    where: str = ""  # "loss.py:12 in loss": innermost line of its thread, outside installed packages if it can be
+    where: str = ""  # "loss.py:12 in loss": innermost line of its thread, outside installed packages if possible
     is_in_collective: bool = False  # its thread waits for other ranks
 
 
@@ -46,22 +46,22 @@ class _Open:
 
 
 class Phases:
-    """The open phases of a process; all methods may be called from any thread."""
+    """Track the open phases of a process; all methods may be called from any thread."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        """`now`: a monotonic clock, in seconds."""
+        """Take a monotonic clock, in seconds."""
         self._now = now
         self._clock = RunningClock(now)
         self._numbers = itertools.count()
         self._open: dict[int, _Open] = {}
-        self._durations: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_NUM_KEPT))
+        self._durations: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_NUM_DURATIONS))
 
     def begin(self, name: str, *, item: int | None = None, step: int | None = None) -> int:
-        """This thread begins a phase.
+        """Begin a phase of this thread.
 
         Args:
-            name: whose durations are comparable.
-            item: number of the item of work that it carries out, if it is all of it.
+            name: of the kind of phase; durations are compared by name.
+            item: number of the item of work that it carries out as a whole, if it does.
             step: optimizer step, for messages.
         Returns: a number for `end`.
         """
@@ -71,13 +71,13 @@ class Phases:
         return number
 
     def end(self, number: int) -> None:
-        """It is over."""
+        """End a phase."""
         if (phase := self._open.pop(number, None)) is not None:
             self._durations[phase.name].append(self._now() - phase.begin_s)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A phase for the time of a `with` block."""
+        """Open a phase for the time of a `with` block."""
         number = self.begin(name)
         try:
             yield
@@ -85,7 +85,7 @@ class Phases:
             self.end(number)
 
     def report(self) -> tuple[Phase, ...]:
-        """All open phases, each thread's from the outermost to the innermost."""
+        """Return all open phases, each thread's from the outermost to the innermost."""
         now, frames = self._clock.read(), sys._current_frames()
         outer: dict[int, list[_Open]] = defaultdict(list)
         phases = []
@@ -110,7 +110,7 @@ class Phases:
 
 
 def _where(frame: FrameType) -> tuple[str, bool]:
-    """The line that a thread executes, and whether that is a collective of torch."""
+    """Return the line that a thread executes, and whether it is in a collective of torch."""
     stack, inner = [], frame
     while inner.f_back is not None:
         stack.append(inner)
@@ -122,7 +122,7 @@ def _where(frame: FrameType) -> tuple[str, bool]:
 
 
 def _is_own(path: str) -> bool:
-    """False for installed packages and for Python's own library."""
+    """Return False for installed packages and for Python's own library."""
     return not ("/site-packages/" in path or "/lib/python" in path or path.startswith("<"))
 
 

@@ -1,8 +1,8 @@
-"""Show a person what a run does and what it waits for: a live display at a terminal, plain lines elsewhere.
+"""Show the progress of a run and what it waits for: a live display at a terminal, plain lines elsewhere.
 
-In: events of the coordinator, and its status several times a second. What a run waits for is shown when nothing else
-was for some seconds: a terminal's last line follows it; elsewhere, and in the log, a line comes for each new reason,
-and for the same one once a minute.
+Input: events of the coordinator, and its status several times a second. What a run waits for is shown after some
+seconds without another line: a terminal's last line is updated; elsewhere, and in the log, a line is written for each
+new reason, and for the same one once a minute.
 """
 
 import logging
@@ -22,13 +22,13 @@ from coati_rl.observability.metrics import step_line
 logger = logging.getLogger(__name__)
 
 QUIET_S = 3.0  # without another line, before what a run waits for is shown
-SETTLED_S = 1.0  # for which a reason has to hold, to be a line: some pass in milliseconds
-REPEAT_S = 60.0  # before the same reason, but for its numbers, is a line again
-_NUMBERS = re.compile(r"s? \d+(, \d+)*")  # and the plural before them
+MIN_WAIT_S = 1.0  # for which a reason has to hold before it is written: some last milliseconds
+REPEAT_S = 60.0  # before the same reason, except for its numbers, is written again
+_NUMBERS = re.compile(r"s? \d+(, \d+)*")  # with the plural before them
 
 
 class ProgressDisplay:
-    """Show steps, evaluations, syncs that failed, producers that come and go, and what is waited for."""
+    """Show steps, evaluations, failed syncs, lost producers, and what the run waits for."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class ProgressDisplay:
         first_step: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`now`: a monotonic clock, in seconds."""
+        """Take the number of steps; `now` is a monotonic clock, in seconds."""
         self._now = now
-        self._shown_at = now()  # the last line, but for those of what is waited for
+        self._shown_at = now()  # time of the last line, except those of what the run waits for
         self._reason, self._reason_since = "", now()  # without its numbers
         self._told_at: dict[str, float] = {}  # reason -> its last line
         self._wait = Text("", style="dim")
@@ -68,13 +68,13 @@ class ProgressDisplay:
             with suppress(OSError):
                 self._live.stop()
 
-    def say(self, text: str) -> None:
-        """Print a line that stays; where nobody takes it (a terminal that is gone, a full disk), go on without."""
+    def print_line(self, text: str) -> None:
+        """Print a permanent line; ignore a closed terminal or a full disk."""
         self._shown_at, self._wait = self._now(), Text("")
         self._print(text)
 
     def show_wait(self, text: str) -> None:
-        """Take what the run is doing and waits for, and show it if nothing else was for a while."""
+        """Take what the run does and waits for, and show it if no other line was shown for a while."""
         now, reason = self._now(), _NUMBERS.sub(" #", text)
         if reason != self._reason:
             self._reason, self._reason_since = reason, now
@@ -82,7 +82,7 @@ class ProgressDisplay:
             return
         self._wait = Text(text, style="dim")
         is_new = now - self._told_at.get(reason, -REPEAT_S) >= REPEAT_S
-        if is_new and now - self._reason_since >= SETTLED_S:
+        if is_new and now - self._reason_since >= MIN_WAIT_S:
             self._told_at[reason] = now
             logger.info("%s", text)
             if not self._console.is_terminal:
@@ -98,27 +98,29 @@ class ProgressDisplay:
         if kind == "step":
             self._show_step(event)
         elif kind == "evaluation":
-            self.say(f"step {event['step']}: {event['task']} accuracy {event['accuracy']:.3f} (greedy)")
+            self.print_line(f"step {event['step']}: {event['task']} accuracy {event['accuracy']:.3f} (greedy)")
         elif kind == "checkpoint":
-            self.say(f"step {event['step']}: checkpoint {event['path']}")
+            self.print_line(f"step {event['step']}: checkpoint {event['path']}")
         elif kind == "producer_lost":
-            self.say(
+            self.print_line(
                 f"producer {event['producer']} lost: {event['cause']}; {event['prompts_reissued']} prompts reissued"
             )
         elif kind == "sync" and event["problem"]:
-            self.say(f"weight sync to version {event['policy_version']} failed and is repeated: {event['problem']}")
+            self.print_line(
+                f"weight sync to version {event['policy_version']} failed and is repeated: {event['problem']}"
+            )
         elif kind == "gap":
-            self.say(f"warning: {event['cause']}")
+            self.print_line(f"warning: {event['cause']}")
         elif kind == "rollout_failed":
-            self.say(f"prompt {event['uid']} failed: {event['cause']}")
+            self.print_line(f"prompt {event['uid']} failed: {event['cause']}")
         elif kind == "finished" and event["groups_dropped"]:
             filtered = f" ({event['groups_filtered']} more were filtered)" if event["groups_filtered"] else ""
-            self.say(f"{event['groups_dropped']} prompts at the end did not fill a step: dropped{filtered}")
+            self.print_line(f"{event['groups_dropped']} prompts at the end did not fill a step: dropped{filtered}")
 
     def _show_step(self, record: dict[str, Any]) -> None:
         line = step_line(record, self._num_steps)
         if not self._console.is_terminal:
-            self.say(line)
+            self.print_line(line)
             return
         self._shown_at, self._wait = self._now(), Text("")
         numbers = line.split("  ", 1)[1]

@@ -1,4 +1,4 @@
-"""Lines of JSON that a run writes for people: what they say of a sample's score, and how they are read back."""
+"""Build and parse the JSON lines that a run writes: a sample's score, and the step of a line."""
 
 import json
 import math
@@ -10,9 +10,7 @@ _MAX_TRUTH_LENGTH = 2000  # characters: the tests of a program may be megabytes,
 
 
 def score_fields(score: Score) -> dict[str, Any]:
-    """Return what a line says of a score; breakdown and filter score only if there is one. JSON has no NaN: that is
-    null.
-    """
+    """Return a score's fields of a line; breakdown and filter score only if present. NaN becomes null."""
     fields: dict[str, Any] = {
         "reward": _number(score.reward),
         "answer_correct": score.answer_correct,
@@ -28,13 +26,13 @@ def score_fields(score: Score) -> dict[str, Any]:
 
 
 def shown_truth(ground_truth: str) -> str:
-    """The ground truth as far as a person will read it."""
+    """Return the ground truth, shortened."""
     is_long = len(ground_truth) > _MAX_TRUTH_LENGTH
     return f"{ground_truth[:_MAX_TRUTH_LENGTH]}..." if is_long else ground_truth
 
 
 def step_of_record(line: str) -> int | None:
-    """The "step" of a line; None if there is none, or the line is not whole, as a killed run may leave the last one."""
+    """Return the "step" of a line; None if it has none, or is incomplete, as a killed run may leave the last one."""
     try:
         record = json.loads(line)
     except ValueError:

@@ -1,7 +1,7 @@
 """Write rollouts as JSONL: <directory>/steps-000001-000100.jsonl, one line a trajectory, trained or not.
 
-A line is for people, and with the detail "full" for programs too: together with config.yaml and the weights that the
-step began with, the lines of a step hold all that its loss is computed from (docs/rollouts.md).
+With the detail "full", config.yaml and the weights that the step began with, the lines of a step hold all inputs of its
+loss (docs/rollouts.md).
 """
 
 import json
@@ -20,21 +20,21 @@ _STEPS_PER_FILE = 100
 
 
 class RolloutRecorder:
-    """Appends the groups of each optimizer step."""
+    """Append the groups of each optimizer step."""
 
     def __init__(self, directory: Path, detail: RolloutDetail = "full") -> None:
-        """`detail`: "full" for token ids, log-probabilities and policy versions beside the text."""
+        """Take the directory; the detail "full" adds token ids, log-probabilities and policy versions to the text."""
         self._directory = directory
         self._is_full = detail == "full"
 
     def write(self, step: int, groups: Sequence[RolloutGroup], *, advantages: Mapping[tuple[str, int], float]) -> None:
-        """Record the groups that came in for an optimizer step.
+        """Record the groups received for an optimizer step.
 
         Args:
             step: from 1.
             groups: trained or not.
             advantages: of the trajectories in the loss, by prompt uid and number in the group.
-        Raises: RunError if the disk refuses.
+        Raises: RunError if the file cannot be written.
         """
         first = (step - 1) // _STEPS_PER_FILE * _STEPS_PER_FILE + 1
         path = self._directory / f"steps-{first:06d}-{first + _STEPS_PER_FILE - 1:06d}.jsonl"
@@ -75,7 +75,7 @@ class RolloutRecorder:
 
 
 def _token_fields(trajectory: Trajectory, start: int) -> dict[str, Any]:
-    """All of a trajectory but its log-probabilities; `start`: of its first turn, where the prompt ends."""
+    """Return a trajectory's fields except its log-probabilities; `start` is its first turn's, where the prompt ends."""
     mask = trajectory.loss_mask[start:]
     fields: dict[str, Any] = {
         "prompt_token_ids": trajectory.token_ids[:start].tolist(),
@@ -95,14 +95,14 @@ def _token_fields(trajectory: Trajectory, start: int) -> dict[str, Any]:
 
 
 def _spread(values: np.ndarray, mask: np.ndarray, fill: float) -> np.ndarray:
-    """Spread values of the tokens in the loss over all tokens of a mask; `fill` elsewhere."""
+    """Scatter values of the tokens in the loss to all tokens of a mask; `fill` elsewhere."""
     spread = np.full(len(mask), fill, dtype=values.dtype)
     spread[mask] = values
     return spread
 
 
 def _as_json(values: np.ndarray) -> str:
-    """Render float32[T] as a JSON list from which the same float32 values are read: nine digits are enough for that.
+    """Format float32[T] as a JSON list with nine digits, from which the same float32 values are read.
 
     `json` itself would write the 17 digits of a float64, in three times the time.
     """

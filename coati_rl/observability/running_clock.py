@@ -1,27 +1,27 @@
-"""Count the time in which this process ran: a stop (Ctrl-Z, SIGSTOP, a suspended machine) counts for nothing.
+"""Count the time in which this process ran, without stops (Ctrl-Z, SIGSTOP, a suspended machine).
 
-Whoever watches others for silence measures it with this clock, or it would blame them for its own absence.
+A process that watches others for silence measures it with this clock; else its own stop would count as their silence.
 """
 
 import threading
 import time
 from collections.abc import Callable
 
-MAX_GAP_S = 2.0  # what a gap between two readings counts at most; the clock has to be read more often than that
+MAX_GAP_S = 2.0  # the most that the time between two readings counts; the clock has to be read more often
 
 
 class RunningClock:
-    """Seconds since it was made or restarted, without those in which nobody read it for long; from any thread."""
+    """Count the seconds since it was created or restarted, without long gaps between readings; from any thread."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        """`now`: a monotonic clock, in seconds."""
+        """Take a monotonic clock, in seconds."""
         self._now = now
         self._lock = threading.Lock()
         self._last = now()
         self._seconds = 0.0
 
     def read(self) -> float:
-        """The time so far, in seconds."""
+        """Return the time so far, in seconds."""
         with self._lock:
             now = self._now()
             self._seconds += min(now - self._last, MAX_GAP_S)
@@ -29,6 +29,6 @@ class RunningClock:
             return self._seconds
 
     def restart(self) -> None:
-        """Count from now on."""
+        """Count from zero again."""
         with self._lock:
             self._last, self._seconds = self._now(), 0.0

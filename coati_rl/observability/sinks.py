@@ -1,4 +1,4 @@
-"""Write step records: metrics.jsonl always, TensorBoard files always, Weights & Biases when asked."""
+"""Write step records to metrics.jsonl and TensorBoard files, and with --wandb to Weights & Biases."""
 
 import json
 import logging
@@ -17,17 +17,17 @@ logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Takes complete records; numbers only. Both methods raise RunError if the disk refuses."""
+    """Write complete records of numbers. Both methods raise RunError if the file cannot be written."""
 
     def write(self, step: int, record: dict[str, Any]) -> None:
-        """Take one record."""
+        """Write one record."""
 
     def close(self) -> None:
-        """Flush."""
+        """Flush and close."""
 
 
 class JsonlSink:
-    """One object a line, flushed at once: a run that is killed has its record up to the last step."""
+    """Write one JSON object a line, flushed at once: a killed run has its records up to the last step."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -49,13 +49,13 @@ class JsonlSink:
 
 
 class TensorBoardSink:
-    """One scalar per key, flushed at once.
+    """Write one scalar per key to TensorBoard's event file, flushed at once.
 
-    TensorBoard's own writer has a thread, which dies with a traceback when the disk is full; this one says so.
+    TensorBoard's own writer has a thread, which dies with a traceback when the disk is full; this one raises RunError.
     """
 
     def __init__(self, directory: Path, *, first_step: int = 0) -> None:
-        """`first_step`: of a run that is resumed; what an earlier file says of later steps is void."""
+        """Open a new file; `first_step` of a resumed run makes later steps of earlier files void."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -89,7 +89,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """A run in the user's W&B project."""
+    """Log to a run in the user's W&B project."""
 
     def __init__(self, config: Config, run_dir: Path) -> None:
         try:
@@ -103,7 +103,7 @@ class WandbSink:
         except wandb.errors.Error as error:
             message = " ".join(str(error).split())
             raise ConfigError(f"--wandb: {message} (WANDB_MODE=offline needs no account)") from error
-        # Its own step may not go back, but an evaluation ends after later steps have been logged.
+        # W&B's own step may not decrease, but an evaluation ends after later steps have been logged.
         self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, record: dict[str, Any]) -> None:
@@ -116,7 +116,7 @@ class WandbSink:
 
 
 def open_sinks(config: Config, run_dir: Path, *, first_step: int = 0) -> list[Sink]:
-    """The sinks of a run; `first_step` optimizer steps are behind it when it is resumed."""
+    """Open the sinks of a run, which was resumed after `first_step` optimizer steps."""
     tensorboard = TensorBoardSink(run_dir / "tensorboard", first_step=first_step)
     sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl"), tensorboard]
     if config.run.wandb:

@@ -1,14 +1,14 @@
-"""Record what a process does in <run-dir>/timeline/<actor>.jsonl, as it happens.
+"""Record the spans and events of a process in <run-dir>/timeline/<actor>.jsonl as they happen.
 
 `coati_rl.observability.trace_file` merges the files of all actors into one trace. A span has a name, a begin, an end
-and arguments. It lies on the track of its thread, where spans may nest but not overlap (`span`), or has a number and
-overlaps whatever it likes (`start`).
+and arguments. It is on the track of its thread, where spans may nest but not overlap (`span`), or has a number and may
+overlap any other (`start`).
 
-A thread of its own writes every half second, so that a killed process loses what came after. A span that is open for
-longer is announced, and the file's modification time says until when the process lived: what hung is seen. Memory and
-disk are bounded: beyond MAX_BUFFERED and MAX_FILE_BYTES events are dropped, and the file says how many.
+A background thread writes every half second; a killed process loses only later events. A span that is open for longer
+is announced, and the file's modification time is the time until which the process lived: a hanging span is visible.
+Memory and disk are bounded: beyond MAX_BUFFERED and MAX_FILE_BYTES events are dropped, and the file holds their number.
 
-Times are nanoseconds of the wall clock, which is read once: from then on, the monotonic clock counts. See
+Times are nanoseconds of the wall clock, which is read once; the monotonic clock measures from there. See
 docs/timeline.md.
 """
 
@@ -37,12 +37,12 @@ _STEADY_TO_WALL_NS = time.time_ns() - time.perf_counter_ns()
 
 
 def now_ns() -> int:
-    """Nanoseconds since the epoch, never going back within a process."""
+    """Return nanoseconds since the epoch, which never decrease within a process."""
     return _STEADY_TO_WALL_NS + time.perf_counter_ns()
 
 
 class Span:
-    """Something that is going on; it ends with the `with` block or `end`."""
+    """Represent a timed span; it ends with the `with` block or `end`."""
 
     __slots__ = ("_timeline", "args", "begin_ns", "is_announced", "name", "number", "phase", "track")
 
@@ -57,7 +57,7 @@ class Span:
         self.begin_ns = now_ns()
 
     def end(self, **args: Any) -> None:
-        """It is over; `args`: what is known by now."""
+        """End the span; `args` are added to its arguments."""
         self._timeline._end(self, args)
 
     def __enter__(self) -> "Span":
@@ -68,12 +68,12 @@ class Span:
 
 
 class Timeline:
-    """The record of one actor; all methods may be called from any thread, and none fails or waits for the disk."""
+    """Record one actor; all methods may be called from any thread, and none fails or waits for the disk."""
 
     def __init__(self, directory: Path | None, actor: str = "", *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
-        """`directory`: None records nothing."""
+        """Start recording to `directory`; None records nothing."""
         self._is_on = directory is not None
-        self.problem: str | None = None  # why nothing is recorded any more
+        self.problem: str | None = None  # why recording has stopped
         self._max_file_bytes = max_file_bytes
         self._max_buffered = MAX_BUFFERED  # 0 when the file is full
         self._buffer: deque[tuple[Any, ...]] = deque()
@@ -92,31 +92,31 @@ class Timeline:
             atexit.register(self.close)
 
     def span(self, name: str, **args: Any) -> Span:
-        """Something that this thread does, from now on; nests in what it does already. It is a phase, too: what takes
-        too long ends the run, or its producer (`coati_rl.runtime.hangs`).
+        """Begin a span of this thread, nested in its open ones. It is a phase, too: one that takes too long ends the
+        run, or its producer (`coati_rl.runtime.hangs`).
         """
         span = Span(self, name, self._track_of_thread(), args)
         span.phase = PHASES.begin(name, item=args.get("item"), step=args.get("step"))
         return self._begin(span)
 
     def start(self, name: str, **args: Any) -> Span:
-        """Something that goes on from now on, beside others of its name, and may end in another thread."""
+        """Begin a span that may overlap others of its name and may end in another thread."""
         return self._begin(Span(self, name, "", args, next(self._numbers)))
 
     def instant(self, name: str, **args: Any) -> None:
-        """Something that happens now, to the whole process."""
+        """Record an event of the whole process at this time."""
         now = now_ns()
-        self._keep(("i", name, "main", 0, now, now, args))
+        self._buffer_event(("i", name, "main", 0, now, now, args))
 
     def close(self) -> None:
-        """Write what is left; later events are lost."""
+        """Write the remaining events; later ones are lost."""
         atexit.unregister(self.close)
         if self._is_on and not self._closing.is_set():
             self._closing.set()
             self._writer.join(timeout=5.0)
             self._is_on = False
 
-    # ---- the threads that are recorded ----
+    # ---- called by the recorded threads ----
 
     def _track_of_thread(self) -> str:
         try:
@@ -141,10 +141,10 @@ class Timeline:
         if self._open.pop(id(span), None) is not None:
             all_args = {**span.args, **args} if args else span.args
             event = ("X", span.name, span.track, span.number, span.begin_ns, now, all_args)
-            self._keep(event, is_due=span.is_announced)
+            self._buffer_event(event, is_due=span.is_announced)
 
-    def _keep(self, event: tuple[Any, ...], *, is_due: bool = False) -> None:
-        """`is_due`: its begin is in the file already."""
+    def _buffer_event(self, event: tuple[Any, ...], *, is_due: bool = False) -> None:
+        """Buffer an event; with `is_due`, as its begin is in the file already, even if the buffer is full."""
         if not self._is_on:
             return
         if is_due or len(self._buffer) < self._max_buffered:
@@ -153,13 +153,13 @@ class Timeline:
             with self._lock:
                 self._num_dropped += 1
 
-    # ---- the thread that writes ----
+    # ---- called by the writer thread ----
 
     def _write(self) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("ab", buffering=0)
-            # The last line of a process that was killed may not be whole.
+            # The last line of a killed process may be incomplete.
             self._file.write(b"\n" + _mark("process"))
             while not self._closing.wait(FLUSH_INTERVAL_S):
                 self._flush(is_last=False)
@@ -178,7 +178,7 @@ class Timeline:
         lines = [_line(self._buffer.popleft()) for _ in range(len(self._buffer))]
         if self._max_buffered:
             lines += self._announcements()
-        if self._num_dropped and (self._max_buffered or is_last):  # a full file says it once
+        if self._num_dropped and (self._max_buffered or is_last):  # a full file holds it once
             with self._lock:
                 number, self._num_dropped = self._num_dropped, 0
             lines.append(_mark("i", "events dropped", number=number))
@@ -191,7 +191,7 @@ class Timeline:
         os.utime(self._file.fileno(), ns=(now_ns(), now_ns()))
 
     def _announcements(self) -> Iterator[bytes]:
-        """Of spans that have been open for long."""
+        """Yield the lines that announce spans which have been open for long."""
         long_ago = now_ns() - int(FLUSH_INTERVAL_S * 1e9)
         for span in list(self._open.values()):
             if not span.is_announced and span.begin_ns < long_ago:

@@ -1,8 +1,8 @@
 """Merge <run-dir>/timeline/<actor>.jsonl of all actors into <run-dir>/timeline.json.
 
-It is in the Trace Event Format of Chrome, which ui.perfetto.dev and chrome://tracing open. An actor is a process of
-the trace, each of its tracks a thread; a span with a number is a pair of asynchronous events, which the viewer lays
-out below each other where they overlap.
+The output has Chrome's Trace Event Format, which ui.perfetto.dev and chrome://tracing open. An actor is a process of
+the trace, each of its tracks a thread; a span with a number is a pair of asynchronous events, which the viewer draws
+below each other where they overlap.
 
 Rules of the format: times are microseconds, in any order; complete events ("X") of a thread nest or are apart, the
 outer one first; asynchronous ones ("b", "e") are paired by category and id; pid and tid are small, and not 0. Source:
@@ -24,10 +24,10 @@ _PHASES = ("X", "i", "B", "process")
 
 
 @contextmanager
-def merged_at_the_end(run_dir: Path) -> Iterator[None]:
-    """Write the trace when the block ends, however it ends.
+def merged_at_exit(run_dir: Path) -> Iterator[None]:
+    """Write the trace when the block ends, also by an exception.
 
-    Raises: RunError if the disk refuses and nothing else went wrong before.
+    Raises: RunError if the file cannot be written and the block raised no error.
     """
     try:
         yield
@@ -42,9 +42,9 @@ def merged_at_the_end(run_dir: Path) -> Iterator[None]:
 def write_trace(run_dir: Path) -> Path | None:
     """Merge what the actors have written so far. Returns: the trace's path, None if there is nothing to merge.
 
-    Lines that are not whole are left out. Raises: OSError if a file cannot be read or written.
+    Incomplete lines are left out. Raises: OSError if a file cannot be read or written.
     """
-    actors = sorted((path.stem for path in (run_dir / "timeline").glob("*.jsonl")), key=_place_of)
+    actors = sorted((path.stem for path in (run_dir / "timeline").glob("*.jsonl")), key=_sort_key)
     if not actors:
         return None
     path, partial = run_dir / "timeline.json", run_dir / ".timeline.json.partial"
@@ -68,7 +68,7 @@ def _write(path: Path, actors: Sequence[str], directory: Path) -> None:
 
 
 class _Event(NamedTuple):
-    """A line of a timeline."""
+    """Hold a line of a timeline."""
 
     phase: str
     name: str
@@ -80,7 +80,7 @@ class _Event(NamedTuple):
 
 
 def _events_of(path: Path) -> Iterator[_Event]:
-    """Spans and instants of an actor. A span that was announced and never ended lasts as long as its process did."""
+    """Yield an actor's spans and instants. A span that was announced and never ended lasts until its process ended."""
     announced: dict[tuple[str, int, str, int], _Event] = {}
     lived_until_ns = 0
     for event in _lines_of(path):
@@ -102,7 +102,7 @@ def _lines_of(path: Path) -> Iterator[_Event]:
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
-                record = json.loads(line, parse_constant=str)  # NaN is no JSON
+                record = json.loads(line, parse_constant=str)  # NaN is not JSON
                 event = _Event(
                     phase=record["ph"],
                     name=str(record["name"]),
@@ -127,7 +127,7 @@ def _cut_off(announced: dict[tuple[str, int, str, int], _Event], end_ns: int) ->
 def _records(
     pid: int, actor: str, events: list[_Event], tids: Iterator[int], ids: Iterator[int]
 ) -> Iterator[dict[str, Any]]:
-    """The process of an actor: names, then events by time, what is around others before them."""
+    """Yield the trace records of an actor: names, then events by time, enclosing spans before nested ones."""
     tracks = {"main"} | {event.track for event in events if not event.number}
     tid_of = {track: next(tids) for track in sorted(tracks, key=_by_number)}
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": actor}}
@@ -136,7 +136,7 @@ def _records(
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": track}}
         yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
     for event in sorted(events, key=lambda event: (event.begin_ns, -event.end_ns)):
-        # Whole microseconds, rounded down: what nests still does, and they are exact as a double until the year 2255.
+        # Whole microseconds, rounded down: nesting is kept, and they are exact as a double until the year 2255.
         begin_us, end_us = event.begin_ns // 1000, event.end_ns // 1000
         record = {"name": event.name, "pid": pid, "tid": tid_of["main" if event.number else event.track]}
         begin = {"ts": begin_us, "args": event.args}
@@ -150,11 +150,11 @@ def _records(
             yield {"ph": "i", "s": "p"} | record | begin
 
 
-def _place_of(actor: str) -> tuple[int, list[tuple[int, str]]]:
+def _sort_key(actor: str) -> tuple[int, list[tuple[int, str]]]:
     role = actor.split("-")[0]
     return _ROLES.index(role) if role in _ROLES else len(_ROLES), _by_number(actor)
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """Sorts names with numbers in them: producer-2 before producer-10."""
+    """Return a sort key for names with numbers: producer-2 before producer-10."""
     return [(int(word), "") if word.isdecimal() else (0, word) for word in re.findall(r"[0-9]+|[^0-9]+", name)]

@@ -1,1 +1,1 @@
-"""Numerical operations that several losses share: log-probabilities and entropy, chunked."""
+"""Compute log-probabilities, entropies and losses from the LM head in chunks, for all losses."""

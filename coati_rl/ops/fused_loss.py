@@ -1,10 +1,9 @@
-"""A loss that is separable by token, evaluated chunk by chunk together with its gradient.
+"""Evaluate a loss that is separable by token chunk by chunk, together with its gradient.
 
-In: a model's last hidden states, the LM head, the arrays of a micro-batch, a loss. Out: the summed loss and the sums it
-reports. The logits of a chunk are used for its log-probabilities and entropies, then for its gradient, and are gone:
-unlike in `logprob`, the backward does not compute them again. The price is that the gradients of hidden states and LM
-head wait for the backward. R rows, L tokens per row, M loss tokens per row, H hidden size, V vocabulary, N tokens
-that the loss counts, C of a chunk.
+The logits of a chunk are used for its log-probabilities and entropies, then for its gradient, and are freed: unlike in
+`logprob`, the backward does not compute them again, but the gradients of hidden states and LM head are stored until
+the backward. R rows, L tokens per row, M loss tokens per row, H hidden size, V vocabulary, N tokens that the loss
+counts, C tokens of a chunk.
 """
 
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from coati_rl.algorithms.sums import merge_sums
-from coati_rl.ops.vocab_chunks import ChosenTokens, HeadGradients, LMHead, Slopes, choose_tokens, slices
+from coati_rl.ops.vocab_chunks import ChosenTokens, HeadGradients, LMHead, TokenGradients, choose_tokens, slices
 
 if TYPE_CHECKING:
     from coati_rl.protocols import LossFn
@@ -32,7 +31,7 @@ def fused_token_loss(
     group: dist.ProcessGroup | None = None,
     chunk_elements: int | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """loss_fn(token_logprobs(...), arrays), with logits computed once for forward and backward.
+    """Compute loss_fn(token_logprobs(...), arrays) with logits computed once for forward and backward.
 
     Only tokens whose `loss_mask` is True reach the loss, as arrays of shape [1, C], and without `sample_index`, since a
     chunk holds parts of samples; if there are none, one masked token does, so that there is a report. Log-probabilities
@@ -44,8 +43,8 @@ def fused_token_loss(
         weight: [V, H] of the LM head, same dtype; carries gradient. With a group [V / tp, H].
         bias: [V] or None; carries gradient.
         arrays: the micro-batch's loss arrays by name, each [R, M], among them `token_ids`, `sources`, `loss_mask` and
-            `temperature`; and others of shape [], which the loss gets as they are.
-        loss_fn: with `is_token_separable`.
+            `temperature`; and others of shape [], which are passed to the loss unchanged.
+        loss_fn: with a true `is_token_separable`.
         group: ranks that share the vocabulary, as in `token_logprobs`. The call is collective over it, the backward
             is not; loss, sums and the gradient of `hidden` have the same bits on all its ranks.
         chunk_elements: bound on the logits that exist at a time; None: the device's.
@@ -83,9 +82,9 @@ def _evaluate(
     gradients: HeadGradients | None,
     chunk_elements: int | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss and sums over all chunks; what they contribute to the gradients is added to `gradients`."""
+    """Compute loss and sums over all chunks, and add the chunks' gradients to `gradients`."""
     num_tokens = len(tokens.places)
-    if num_tokens == 0:  # the first place is masked, and there is one: losses cannot take a maximum over nothing
+    if num_tokens == 0:  # use one masked token: losses cannot take a maximum over none
         unused = torch.zeros(1, dtype=torch.float32, device=hidden.device)
         return _token_terms(loss_fn, unused, unused, _pick(arrays, tokens.places.new_zeros(1)))[:2]
     loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -99,20 +98,22 @@ def _evaluate(
         loss += chunk_loss
         sums = merge_sums(sums, chunk_sums)
         if gradients is not None:
-            slopes = Slopes.from_grads(*grads, tokens.temperature[chunk])
-            gradients.add(chunk, chunk_hidden, softmax.exponentials, softmax.total, softmax.entropy, targets, slopes)
+            token_grads = TokenGradients.from_grads(*grads, tokens.temperature[chunk])
+            gradients.add(
+                chunk, chunk_hidden, softmax.exponentials, softmax.total, softmax.entropy, targets, token_grads
+            )
     return loss, sums
 
 
 def _pick(arrays: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:
-    """[R, M] arrays at the places int64[C] as [1, C]; what has shape [] as it is."""
+    """Gather [R, M] arrays at `places`, int64[C], as [1, C]; arrays of shape [] are unchanged."""
     return {name: t if t.dim() == 0 else t.flatten()[places][None] for name, t in arrays.items()}
 
 
 def _token_terms(
     loss_fn: "LossFn", logprobs: Tensor, entropy: Tensor, arrays: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor | None, Tensor | None]]:
-    """(float32[] loss of these tokens, its sums, float32[C] gradients of logprobs and entropy, None where unused)."""
+    """Return float32[] loss of these tokens, its sums, float32[C] gradients of logprobs and entropy (None: unused)."""
     with torch.enable_grad():
         leaves = logprobs.detach().requires_grad_(), entropy.detach().requires_grad_()
         loss, sums = loss_fn(leaves[0][None], leaves[1][None], arrays)
@@ -121,7 +122,7 @@ def _token_terms(
 
 
 class _StoredGradients(torch.autograd.Function):
-    """The loss as a function of hidden, weight and bias, whose gradients are known already."""
+    """Attach precomputed gradients of hidden, weight and bias to the loss."""
 
     @staticmethod
     def forward(
@@ -140,6 +141,6 @@ class _StoredGradients(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            raise RuntimeError("a second backward through fused_token_loss: the first used its gradients up")
-        # In place: a copy of the LM head's would be as large as the LM head in float32.
+            raise RuntimeError("a second backward through fused_token_loss: the first has freed its gradients")
+        # In place: a copy of the LM head's gradient would be as large as the LM head in float32.
         return *(None if gradient is None else gradient.mul_(grad_loss) for gradient in gradients), None, None

@@ -1,8 +1,8 @@
-"""From a model's last hidden states to the log-probability and entropy of chosen tokens, without their logits.
+"""Compute log-probability and entropy of chosen tokens from last hidden states, without storing their logits.
 
-For any loss: both carry gradient, and the backward computes each chunk's logits again from the hidden states instead of
-keeping them. A loss that is separable by token does with computing them once, see `fused_loss`. R rows, L tokens per
-row, M loss tokens per row, H hidden size, V vocabulary, N tokens that are asked for.
+For any loss: both carry gradient, and the backward recomputes each chunk's logits from the hidden states. A loss that
+is separable by token needs them only once, see `fused_loss`. R rows, L tokens per row, M loss tokens per row, H hidden
+size, V vocabulary, N requested tokens.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from coati_rl.ops.vocab_chunks import ChosenTokens, HeadGradients, LMHead, Slopes, choose_tokens, slices
+from coati_rl.ops.vocab_chunks import ChosenTokens, HeadGradients, LMHead, TokenGradients, choose_tokens, slices
 
 
 def token_logprobs(
@@ -27,7 +27,7 @@ def token_logprobs(
     group: dist.ProcessGroup | None = None,
     chunk_elements: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """log softmax(z / temperature)[token] and the entropy of that distribution, with z the logits at its source.
+    """Compute log softmax(z / temperature)[token] and that distribution's entropy, with z the logits at its source.
 
     Args:
         hidden: [R, L, H] after the final norm, float32 or bfloat16; carries gradient.
@@ -35,8 +35,8 @@ def token_logprobs(
         bias: [V] or None; carries gradient.
         token_ids: int64[R, M].
         sources: int64[R, M], the place in its row of the hidden state that predicts the token; it may predict several.
-        token_mask: bool[R, M], True on the N tokens that are asked for.
-        temperature: float32[R, M], positive where asked for.
+        token_mask: bool[R, M], True on the N requested tokens.
+        temperature: float32[R, M], positive on requested tokens.
         group: ranks that share the vocabulary: rank r holds rows r * V / tp to (r + 1) * V / tp of weight and bias, and
             all hold the same of everything else. Forward and backward are collective over it; values and the
             gradient of `hidden` have the same bits on all its ranks. None: this process holds all rows.
@@ -44,7 +44,7 @@ def token_logprobs(
     Returns: (float32[R, M] log-probabilities in nats, entry [r, t] being that of token_ids[r, t];
         float32[R, M] entropies in nats); both carry gradient and are 0 where `token_mask` is False. Entropies that the
         loss does not use, or only detached, cost nothing in the backward.
-    Raises: ValueError if shapes do not fit together or a token that is asked for has no source in its row.
+    Raises: ValueError if shapes do not fit together or a requested token has no source in its row.
     """
     tokens = choose_tokens(hidden, token_ids, sources, token_mask, temperature)
     logprobs, entropy = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
@@ -54,13 +54,13 @@ def token_logprobs(
 
 
 def _spread(values: Tensor, places: Tensor, like: Tensor) -> Tensor:
-    """float32[N] back to their places in float32[R, M], 0 elsewhere."""
+    """Scatter float32[N] to their places in float32[R, M], 0 elsewhere."""
     spread = torch.zeros(like.numel(), dtype=torch.float32, device=like.device)
     return spread.index_copy(0, places, values).view_as(like)
 
 
 class _ChosenLogprobs(torch.autograd.Function):
-    """Log-probability and entropy float32[N] of the chosen tokens, from hidden [R * L, H]."""
+    """Compute log-probability and entropy float32[N] of the chosen tokens from hidden [R * L, H]."""
 
     @staticmethod
     def forward(
@@ -85,7 +85,7 @@ class _ChosenLogprobs(torch.autograd.Function):
             log_normaliser[chunk] = softmax.log_normaliser
         ctx.save_for_backward(hidden, weight, bias, log_normaliser, entropy)
         ctx.tokens, ctx.group, ctx.chunk_elements = tokens, group, chunk_elements
-        ctx.set_materialize_grads(False)  # zeros would look like a loss that uses entropies
+        ctx.set_materialize_grads(False)  # zeros would mean a loss that uses entropies
         return logprobs, entropy
 
     @staticmethod
@@ -97,13 +97,19 @@ class _ChosenLogprobs(torch.autograd.Function):
         head = LMHead(weight=weight, bias=bias, group=ctx.group)
         buffer = head.new_buffer(num_tokens, ctx.chunk_elements)
         gradients = HeadGradients(head, num_tokens, needs=ctx.needs_input_grad[:3])
-        slopes = Slopes.from_grads(grad_logprobs, grad_entropy, tokens.temperature)
+        token_grads = TokenGradients.from_grads(grad_logprobs, grad_entropy, tokens.temperature)
         one = torch.ones((), device=hidden.device)
         for chunk in slices(num_tokens, len(buffer) or 1):
             chunk_hidden = hidden[tokens.sources[chunk]]
             logits = head.logits(chunk_hidden, tokens.temperature[chunk], buffer)
             probabilities = logits.sub_(log_normaliser[chunk, None]).exp_()
             gradients.add(
-                chunk, chunk_hidden, probabilities, one, entropy[chunk], tokens.targets[chunk], slopes.at(chunk)
+                chunk,
+                chunk_hidden,
+                probabilities,
+                one,
+                entropy[chunk],
+                tokens.targets[chunk],
+                token_grads.at(chunk),
             )
         return *gradients.of_inputs(hidden, tokens.sources), None, None, None

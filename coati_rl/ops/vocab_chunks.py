@@ -1,12 +1,11 @@
-"""The arithmetic that every path through the LM head shares: logits of a few tokens, their softmax, their gradients.
+"""Compute logits, softmax and gradients of chunks of tokens, for every path through the LM head.
 
-In: hidden states and the tokens that are asked for. Out: log-probabilities, entropies, and from their slopes the
-gradients of hidden states and LM head. At most float32[C, V] logits exist, in one buffer that is used again and again:
-at V = 151,936 the logits of all tokens would be the largest tensor of the whole training step.
+At most float32[C, V] logits exist, in one reused buffer: at V = 151,936 the logits of all tokens would be the largest
+tensor of the training step.
 
-Letters: R rows, L tokens per row, M loss tokens per row, H hidden size, V vocabulary, N tokens that are asked for, C
-tokens of a chunk, z logits over temperature. Under tensor parallelism V is the share of one rank: each holds the logits
-of its rows of the LM head alone, and numbers per token, not per vocabulary entry, are what ranks exchange.
+Letters: R rows, L tokens per row, M loss tokens per row, H hidden size, V vocabulary, N requested tokens, C tokens of a
+chunk, z logits over temperature. Under tensor parallelism V is the vocabulary of one rank: each holds the logits of its
+rows of the LM head alone, and ranks exchange numbers per token, not per vocabulary entry.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,15 +17,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-# Logits of a chunk, C * V, by device type: smaller chunks make slower matrix products, larger ones take memory. 64 MiB
+# Logits of a chunk, C * V, by device type: smaller chunks make matrix products slower, larger ones need memory. 64 MiB
 # in float32 on a CPU; 1 GiB on a GPU, where products of 110 rows leave most of it idle (by arithmetic, not measured).
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**28}
 ROW_MULTIPLE = 16  # of tokens in a chunk: matrix products of 96 or 112 rows take 4 % less time per row than of 110
-BLOCK_ELEMENTS = 2**20  # of what exists beside the logits on a CPU: 4 MiB, which its cache holds
+BLOCK_ELEMENTS = 2**20  # of temporaries of the logits on a CPU: 4 MiB, which fit its cache
 
 
 class ChosenTokens(NamedTuple):
-    """The N tokens that are asked for, in reading order."""
+    """Hold the N requested tokens, in reading order."""
 
     places: Tensor  # int64[N], into the R * M entries of the loss arrays
     sources: Tensor  # int64[N], into the R * L hidden states: the one that predicts the token; may repeat
@@ -37,7 +36,7 @@ class ChosenTokens(NamedTuple):
 def choose_tokens(
     hidden: Tensor, token_ids: Tensor, sources: Tensor, token_mask: Tensor, temperature: Tensor
 ) -> ChosenTokens:
-    """Pick the tokens at which `token_mask` is True out of the loss arrays [R, M].
+    """Select the tokens of the loss arrays [R, M] at which `token_mask` is True.
 
     Args:
         hidden: [R, L, H].
@@ -45,7 +44,7 @@ def choose_tokens(
         sources: int64[R, M], the place in its row, 0 to L - 1, of the hidden state that predicts the token.
         token_mask: bool[R, M].
         temperature: float32[R, M].
-    Raises: ValueError if shapes do not fit together or a token that is asked for has no hidden state in its row.
+    Raises: ValueError if shapes do not fit together or a requested token has no hidden state in its row.
     """
     rows, length = hidden.shape[:2]
     shapes = [tuple(t.shape) for t in (token_ids, sources, token_mask, temperature)]
@@ -65,8 +64,8 @@ def sum_rows(rows: Tensor, index: Tensor, *, length: int) -> Tensor:
     """Sum rows [N, H] by their place, int64[N], into [length, H]; always in the same order.
 
     `index_add_` adds atomically on a GPU, in an order that changes from run to run. Here a first pass copies the first
-    row of each place, and every further one adds at most one row to each: as many passes as the most frequent place has
-    rows.
+    row of each place, and every further one adds at most one row to each; there are as many passes as rows of the most
+    frequent place.
     """
     total = rows.new_zeros((length, rows.shape[1]))
     order = index.argsort(stable=True)
@@ -85,50 +84,48 @@ def sum_rows(rows: Tensor, index: Tensor, *, length: int) -> Tensor:
 
 
 class ChunkSoftmax(NamedTuple):
-    """The softmax of a chunk over the whole vocabulary."""
+    """Hold the softmax of a chunk over the whole vocabulary."""
 
-    exponentials: Tensor  # float32[C, V], exp(z - peak), not yet divided by their total; in the place of the logits
+    exponentials: Tensor  # float32[C, V], exp(z - peak), not divided by their total; in the memory of the logits
     total: Tensor  # float32[C], sum of the exponentials
     log_normaliser: Tensor  # float32[C], log sum exp z
     logprobs: Tensor  # float32[C], of the targets, nats
     entropy: Tensor  # float32[C], nats
 
 
-class Slopes(NamedTuple):
-    """Describe how steeply the loss depends on log-probabilities and entropies, over temperature: logits are divided
-    by it.
-    """
+class TokenGradients(NamedTuple):
+    """Hold the loss's gradients of log-probabilities and entropies, divided by temperature as the logits are."""
 
     logprob: Tensor  # float32[N], d loss / d logprob / temperature
     entropy: Tensor | None  # float32[N], d loss / d entropy / temperature; None: the loss does not use entropies
 
     @classmethod
-    def from_grads(cls, logprob: Tensor | None, entropy: Tensor | None, temperature: Tensor) -> "Slopes":
-        """From float32[N] gradients, None where autograd has none."""
+    def from_grads(cls, logprob: Tensor | None, entropy: Tensor | None, temperature: Tensor) -> "TokenGradients":
+        """Divide float32[N] gradients by temperature; None where autograd has none."""
         return cls(
             torch.zeros_like(temperature) if logprob is None else logprob / temperature,
             None if entropy is None else entropy / temperature,
         )
 
-    def at(self, chunk: slice) -> "Slopes":
-        """float32[C] of a chunk of the N."""
-        return Slopes(self.logprob[chunk], None if self.entropy is None else self.entropy[chunk])
+    def at(self, chunk: slice) -> "TokenGradients":
+        """Return float32[C] of a chunk of the N tokens."""
+        return TokenGradients(self.logprob[chunk], None if self.entropy is None else self.entropy[chunk])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LMHead:
-    """An LM head, or with a group this rank's share of it: rows rank * V to (rank + 1) * V."""
+    """Hold an LM head, or with a group this rank's rows of it: rank * V to (rank + 1) * V."""
 
     weight: Tensor  # [V, H], float32 or bfloat16
     bias: Tensor | None  # [V]
     group: dist.ProcessGroup | None
 
     def new_buffer(self, num_tokens: int, chunk_elements: int | None) -> Tensor:
-        """float32[C, V], uninitialised, with C * V <= chunk_elements where C > 1, and C at most num_tokens.
+        """Allocate float32[C, V], uninitialised, with C * V <= chunk_elements where C > 1, and C at most num_tokens.
 
-        None: the device's CHUNK_ELEMENTS.
+        `chunk_elements` None means the device's CHUNK_ELEMENTS.
         """
-        # One buffer, as the C library gives large tensors back to the system and gets them back page by page.
+        # One buffer, as the C library returns large tensors to the system and gets them back page by page.
         vocabulary = self.weight.shape[0]
         if chunk_elements is None:
             chunk_elements = CHUNK_ELEMENTS[self.weight.device.type]
@@ -138,7 +135,7 @@ class LMHead:
         return torch.empty((min(num_rows, num_tokens), vocabulary), dtype=torch.float32, device=self.weight.device)
 
     def logits(self, hidden: Tensor, temperature: Tensor, buffer: Tensor) -> Tensor:
-        """float32[C, V] in the buffer: logits in the model's dtype, as inference engines compute them, then divided."""
+        """Compute float32[C, V] logits in the buffer: in the model's dtype, as inference engines do, then divided."""
         logits = buffer[: len(hidden)]
         if self.weight.dtype != torch.float32:
             logits.copy_(F.linear(hidden, self.weight, self.bias))
@@ -149,8 +146,8 @@ class LMHead:
         return logits.div_(temperature[:, None])
 
     def softmax(self, logits: Tensor, targets: Tensor) -> ChunkSoftmax:
-        """Consumes float32[C, V] logits, whose memory the exponentials take over. Collective over the group."""
-        # The same bits on all ranks, as every number that follows from more than one row of the head is reduced.
+        """Compute the softmax in the memory of float32[C, V] logits, which it overwrites. Collective over the group."""
+        # All ranks have the same bits, as every number that depends on several rows of the head is reduced.
         peak = self._reduced(logits.amax(dim=-1), dist.ReduceOp.MAX)  # float32[C]
         logits.sub_(peak[:, None])
         columns, is_held = self._columns(targets)
@@ -173,13 +170,13 @@ class LMHead:
         )
 
     def add_to_targets(self, logits: Tensor, targets: Tensor, values: Tensor) -> Tensor:
-        """float32[C, V] `logits`, after float32[C] `values` were added in place where the targets are."""
+        """Add float32[C] `values` in place to float32[C, V] `logits` at the targets. Returns: `logits`."""
         columns, is_held = self._columns(targets)
         return logits.scatter_add_(-1, columns[:, None], values.where(is_held, 0.0)[:, None])
 
     def _columns(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """(int64[C] columns of this rank's logits, bool[C] whether this rank holds the target, else column 0)."""
-        if self.group is None:  # a token id that is out of range is an error of gather then, not another rank's
+        """Return int64[C] columns of this rank's logits, and bool[C], False (column 0) for other ranks' targets."""
+        if self.group is None:  # a token id out of range is then an error of gather, not another rank's
             return targets, torch.ones_like(targets, dtype=torch.bool)
         columns = targets - dist.get_rank(self.group) * self.weight.shape[0]
         is_held = (columns >= 0) & (columns < self.weight.shape[0])
@@ -192,9 +189,9 @@ class LMHead:
 
 
 class HeadGradients:
-    """Gradients of the chosen hidden states and of the LM head, chunk after chunk.
+    """Accumulate gradients of the chosen hidden states and of the LM head over chunks.
 
-    Chunks add up in float32 also under bfloat16: hundreds of them would drown each other in 8 bits.
+    Chunks add up in float32 also under bfloat16: a sum of hundreds of terms would lose small ones in 8 bits.
     """
 
     def __init__(self, head: LMHead, num_tokens: int, *, needs: Sequence[bool]) -> None:
@@ -202,7 +199,7 @@ class HeadGradients:
         self.head = head
         weight, bias = head.weight, head.bias
         needs_hidden, needs_weight, needs_bias = needs
-        # Ranks add theirs up: in float32, for the same reason.
+        # Ranks sum theirs in float32, for the same reason.
         dtype = weight.dtype if head.group is None else torch.float32
         self.rows = weight.new_empty((num_tokens, weight.shape[1]), dtype=dtype) if needs_hidden else None
         self.weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
@@ -216,9 +213,9 @@ class HeadGradients:
         total: Tensor,
         entropy: Tensor,
         targets: Tensor,
-        slopes: Slopes,
+        token_grads: TokenGradients,
     ) -> None:
-        """Add what the tokens `chunk` of the N contribute; consumes the exponentials.
+        """Add the gradients of the tokens `chunk` of the N; overwrites the exponentials.
 
         Args:
             chunk: which of the N.
@@ -227,12 +224,12 @@ class HeadGradients:
             total: float32[C], or float32[] if it is the same for all.
             entropy: float32[C], nats.
             targets: int64[C], token ids.
-            slopes: of these C.
+            token_grads: of these C.
         """
         weight = self.head.weight
         # With p = softmax: d logprob / dz = one_hot(target) - p, d entropy / dz = -p (log p + entropy).
-        grad_logits = _without_targets(exponentials, total, entropy, slopes)
-        self.head.add_to_targets(grad_logits, targets, slopes.logprob)
+        grad_logits = _without_targets(exponentials, total, entropy, token_grads)
+        self.head.add_to_targets(grad_logits, targets, token_grads.logprob)
         if self.bias is not None:
             self.bias += grad_logits.sum(dim=0)
         grad_logits = grad_logits.to(weight.dtype)
@@ -245,9 +242,9 @@ class HeadGradients:
                 self.weight += grad_logits.T @ hidden
 
     def of_inputs(self, hidden: Tensor, sources: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Gradients of (hidden [R * L, H], weight, bias), the latter two float32 and of this rank's share.
+        """Return gradients of (hidden [R * L, H], weight, bias), the latter two float32 and of this rank's rows.
 
-        Autograd casts them to what the parameter asks for: its dtype, or its `grad_dtype`. Collective over the group.
+        Autograd casts them to the parameter's dtype, or its `grad_dtype`. Collective over the group.
         """
         grad_hidden = None
         if self.rows is not None:
@@ -258,13 +255,13 @@ class HeadGradients:
         return grad_hidden, self.weight, self.bias
 
 
-def _without_targets(exponentials: Tensor, total: Tensor, entropy: Tensor, slopes: Slopes) -> Tensor:
-    """float32[C, V] gradient of the logits but for the one_hot(target), in the place of the exponentials."""
-    if slopes.entropy is None:
-        return exponentials.mul_((-slopes.logprob / total)[:, None])
+def _without_targets(exponentials: Tensor, total: Tensor, entropy: Tensor, token_grads: TokenGradients) -> Tensor:
+    """Compute float32[C, V] gradients of the logits without the one_hot(target), in the exponentials' memory."""
+    if token_grads.entropy is None:
+        return exponentials.mul_((-token_grads.logprob / total)[:, None])
     # With p = x / total: -p (log p + entropy) = (entr x - x (entropy - log total)) / total, where entr x = -x log x.
-    of_exponential = (slopes.entropy * (total.log() - entropy) - slopes.logprob) / total
-    of_entr = slopes.entropy / total
+    of_exponential = (token_grads.entropy * (total.log() - entropy) - token_grads.logprob) / total
+    of_entr = token_grads.entropy / total
     for block in row_blocks(exponentials):
         rows = exponentials[block]
         entr = torch.special.entr(rows)  # 0 where x has underflown to 0, not 0 * -inf
@@ -273,12 +270,12 @@ def _without_targets(exponentials: Tensor, total: Tensor, entropy: Tensor, slope
 
 
 def row_blocks(logits: Tensor) -> Iterator[slice]:
-    """Rows of float32[C, V] in blocks that a CPU's cache holds; all at once on a GPU."""
-    # There the launches of many small kernels would cost more than the memory is worth.
+    """Yield rows of float32[C, V] in blocks that fit a CPU's cache; all at once on a GPU."""
+    # There many small kernel launches would cost more than the saved memory is worth.
     return slices(len(logits), len(logits) if logits.is_cuda else max(1, BLOCK_ELEMENTS // logits.shape[1]))
 
 
 def slices(length: int, size: int) -> Iterator[slice]:
-    """0 to `length` in slices of `size`, the last perhaps shorter."""
+    """Yield slices of `size` from 0 to `length`, the last perhaps shorter."""
     for start in range(0, length, size):
         yield slice(start, min(start + size, length))

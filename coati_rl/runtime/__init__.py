@@ -1,1 +1,1 @@
-"""Everything that touches Ray: start, placement, remote calls with deadlines, supervision and a clean end."""
+"""Start Ray, place and supervise the actors of a run, call them with deadlines, and end them cleanly."""

@@ -1,6 +1,7 @@
-"""The actors of a run: seated, made, started together, replaced, ended.
+"""Create, start, replace and end the actors of a run.
 
-One coordinator, T trainers, P producers; a producer that dies is followed by one with a new number, on its reservation.
+There are one coordinator, T trainers and P producers. A dead producer's replacement gets a new number and its
+reservation.
 """
 
 import logging
@@ -34,7 +35,7 @@ START_TIMEOUT_S = 600.0  # for an actor to load its engine; a large checkpoint o
 
 
 class CoordinatorActor(Coordinator):
-    """The coordinator in a process of its own, on the driver's node."""
+    """Run the coordinator in a separate process on the driver's node."""
 
     def __init__(self, prepared: Prepared, paths: RunPaths, context: ActorContext) -> None:
         enter_actor(context)
@@ -49,15 +50,15 @@ class CoordinatorActor(Coordinator):
             RolloutRecorder(paths.rollouts, config.run.rollout_detail),
             RunStart(
                 position=prepared.resume.position if prepared.resume else None,
-                kept=prepared.resume.kept if prepared.resume else None,
+                untrained=prepared.resume.untrained if prepared.resume else None,
                 probe=probe_tokens(prepared.train.prompts, settings.max_probe_tokens),
             ),
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
-    """An actor, and the call that lasts as long as its work."""
+class ManagedActor:
+    """Hold an actor and the remote call that lasts as long as its work."""
 
     name: str
     handle: Any
@@ -66,7 +67,7 @@ class Member:
 
 
 class ActorGroup:
-    """Makes and holds the actors."""
+    """Create and hold the actors of a run."""
 
     def __init__(
         self,
@@ -83,21 +84,21 @@ class ActorGroup:
         self._producer_cls = producer_cls
         self._consumer_cls = consumer_cls
         self._make_reward = make_reward
-        self._num_producers = 0  # ever made
+        self._num_producers = 0  # created so far
         self._namespace = own_namespace()
         self._placement = PlacementManager(self._config, prepared.plan.device)
         self.coordinator_handle = self._make_coordinator()
         self.coordinator = RemoteCoordinator(self.coordinator_handle)
-        self.trainers: dict[int, Member] = {}
-        self.starting: dict[int, Member] = {}  # producers that load their engine
-        self.producers: dict[int, Member] = {}
+        self.trainers: dict[int, ManagedActor] = {}
+        self.starting: dict[int, ManagedActor] = {}  # producers that load their engine
+        self.producers: dict[int, ManagedActor] = {}
         self.heartbeats = Heartbeats(HangTimeouts.of(self._config))
 
     def start(self) -> None:
-        """Make all actors and wait for the trainers; producers are ready when they are ready."""
+        """Create all actors and wait for the trainers; producers may still load their engines."""
         handles = [self._make_trainer(rank) for rank in range(self._config.parallel.num_trainers)]
         rendezvous = handles[0].open_rendezvous.remote()
-        if self._config.cluster.master_port:  # it may be taken, which is found before engines are loaded
+        if self._config.cluster.master_port:  # a port in use is found before engines are loaded
             wait_for(rendezvous, who="trainer-0", timeout_s=START_TIMEOUT_S)
         for _ in range(self._config.parallel.num_inferencer):
             self.add_producer()
@@ -106,17 +107,17 @@ class ActorGroup:
         for rank, reference in enumerate(starts):
             wait_for(reference, who=f"trainer-{rank}", timeout_s=START_TIMEOUT_S)
         self.trainers = {
-            rank: Member(
+            rank: ManagedActor(
                 name=f"trainer-{rank}", handle=handle, task=handle.run.remote(self.coordinator, self._namespace)
             )
             for rank, handle in enumerate(handles)
         }
 
     def add_producer(self) -> int:
-        """Begin to start a producer under a new number."""
+        """Start a producer under a new number, without waiting for it. Returns: the number."""
         producer_id = self._num_producers
         self._num_producers += 1
-        reservation = self._placement.take()
+        reservation = self._placement.acquire()
         context = self._context(f"producer-{producer_id}", reservation)
         options = self._options(context.name, reservation, self._producer_cls)
         handle: Any = (
@@ -124,34 +125,34 @@ class ActorGroup:
             .options(**options)
             .remote(producer_id, self._config, context, self._make_reward)
         )
-        self.starting[producer_id] = Member(
+        self.starting[producer_id] = ManagedActor(
             name=context.name, handle=handle, task=handle.start.remote(), reservation=reservation
         )
         return producer_id
 
     def admit_producer(self, producer_id: int) -> None:
-        """A producer's engine is loaded: let it work."""
+        """Start the work of a producer whose engine is loaded."""
         member = self.starting.pop(producer_id)
         self.coordinator.add_producer(producer_id)
         task = member.handle.run.remote(self.coordinator)
         self.producers[producer_id] = replace(member, task=task)
 
     def drop_producer(self, producer_id: int, cause: str) -> None:
-        """End a producer, dead, hung or alive, and have its prompts issued again."""
+        """End a producer, dead, hung or alive, and issue its prompts again."""
         member = self.producers.pop(producer_id, None) or self.starting.pop(producer_id, None)
         if member is not None:
             self.heartbeats.end(member.name)
             ray.kill(member.handle)
             if member.reservation is not None:
-                self._placement.give_back(member.reservation)
+                self._placement.release(member.reservation)
             self.coordinator.remove_producer(producer_id, cause)
 
     def dead_raylets(self) -> list[str]:
-        """See PlacementManager."""
+        """See `PlacementManager.dead_raylets`."""
         return self._placement.dead_raylets()
 
-    def members(self) -> list[Member]:
-        """All but the coordinator."""
+    def members(self) -> list[ManagedActor]:
+        """Return all actors but the coordinator."""
         return [*self.trainers.values(), *self.producers.values(), *self.starting.values()]
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Ray: started here with our own temporary directory, or joined; and what an actor of ours asks of it."""
+"""Start Ray with a private temporary directory, or join a cluster, and give actors their Ray options."""
 
 import logging
 import secrets
@@ -16,7 +16,7 @@ from ray.exceptions import AuthenticationError
 
 from coati_rl.config import Config
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.interrupts import ending_signals, kept_from_children
+from coati_rl.runtime.interrupts import blocked_in_children, ending_signals
 
 logger = logging.getLogger(__name__)
 
@@ -26,20 +26,20 @@ _MAX_SESSION_PATH = 43  # characters: Ray's sockets are up to 64 further on, and
 
 @contextmanager
 def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int, scratch: Path) -> Iterator[None]:
-    """Ray for the time of a run: joined when --master_address is given, else started on this machine and ended.
+    """Provide Ray for a run: join a cluster when --master_address is given, else start one here and end it.
 
     Args:
         num_cpus: logical, when Ray is started here.
         num_gpus: likewise.
-        scratch: of the run, with mode 0700; the sockets and logs of a Ray started here lie below it, or --ray_dir.
-    Raises: ConfigError if the cluster cannot be joined, or --ray_dir or TMPDIR is of no use to Ray.
+        scratch: of the run, with mode 0700; a Ray started here has its sockets and logs below it, or --ray_dir.
+    Raises: ConfigError if the cluster cannot be joined, or Ray cannot use --ray_dir or TMPDIR.
     """
     handlers = {number: signal.getsignal(number) for number in ending_signals()}
     try:
         if config.cluster.master_address:
             _join(config.cluster.master_address)
         else:
-            with kept_from_children():
+            with blocked_in_children():
                 ray.init(
                     address="local",
                     num_cpus=max(num_cpus, config.num_devices),  # logical: actors pin themselves to real cores
@@ -52,7 +52,7 @@ def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int, scratch: Path) 
                     _temp_dir=str(_session_path(config, scratch)),
                     _node_ip_address="127.0.0.1",
                 )
-        for number, handler in handlers.items():  # Ray puts its own there, which abort the driver
+        for number, handler in handlers.items():  # Ray installs its own, which abort the driver
             signal.signal(number, handler)
         yield
     finally:
@@ -60,12 +60,12 @@ def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int, scratch: Path) 
 
 
 def _session_path(config: Config, scratch: Path) -> Path:
-    """Choose the directory of Ray's sessions. Ray makes it open to everyone (0777), so a private one is around it."""
+    """Choose the directory of Ray's sessions, below a private one: Ray creates it with mode 0777."""
     session = scratch / "ray"
     if len(str(session)) > _MAX_SESSION_PATH:
         most = _MAX_SESSION_PATH - len(f"/{scratch.name}/{session.name}")
         raise ConfigError(
-            f"TMPDIR {scratch.parent}: too long for paths of Ray's sockets, of which it may take {most} characters; "
+            f"TMPDIR {scratch.parent}: too long for the paths of Ray's sockets, which leave it {most} characters; "
             "set TMPDIR=/tmp"
         )
     if config.cluster.ray_dir is not None:
@@ -75,16 +75,16 @@ def _session_path(config: Config, scratch: Path) -> Path:
 
 
 def _make_private(directory: Path) -> Path:
-    """Make a directory of this run's own, with mode 0700, in the one that --ray_dir names. It is not removed.
+    """Create a private directory (mode 0700) for this run below --ray_dir. It is not removed.
 
-    Raises: ConfigError if it cannot be made, or if other users could put another one in its place.
+    Raises: ConfigError if it cannot be created, or if other users could replace it.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         mode = directory.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise ConfigError(
-                f"--ray_dir {directory}: every user may replace what is in it (mode {stat.S_IMODE(mode):04o}): "
+                f"--ray_dir {directory}: every user may replace its content (mode {stat.S_IMODE(mode):04o}): "
                 f"`chmod o-w {directory}`, or use another directory"
             )
         return Path(tempfile.mkdtemp(prefix="coati-", dir=directory))
@@ -109,44 +109,41 @@ def _join(master_address: str) -> None:
 
 
 def check_port(port: int) -> None:
-    """Find out that another process listens where the trainers of this machine are to meet, before anything starts.
-
-    Raises: ConfigError.
-    """
+    """Raise ConfigError if another process listens on the trainers' port of this machine, before anything starts."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("127.0.0.1", port))
         except OSError as error:
             raise ConfigError(
-                f"--master_port {port}: the trainers cannot meet at 127.0.0.1:{port}: {error.strerror}; "
+                f"--master_port {port}: the trainers cannot use 127.0.0.1:{port} as rendezvous: {error.strerror}; "
                 "use --master_port 0 for a free port"
             ) from error
 
 
 def _new_namespace() -> str:
-    """Of this run's actor names: several runs may share a cluster."""
+    """Return a new namespace for this run's actor names: several runs may share a cluster."""
     return f"coati-rl-{secrets.token_hex(4)}"
 
 
 def own_namespace() -> str:
-    """Return where the run's actors find each other by name."""
+    """Return the Ray namespace in which the run's actors find each other by name."""
     return str(ray.get_runtime_context().namespace)
 
 
 def own_address(config: Config) -> str:
-    """The address at which other actors of the run reach this process's machine; in an actor, its own node's."""
+    """Return the address at which other actors of the run reach this process's node."""
     if not config.cluster.master_address:
         return "127.0.0.1"
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def actor_options(*, name: str, num_threads: int, environment: dict[str, str]) -> dict[str, Any]:
-    """Ray's options for a producer or a trainer, but for its seat.
+    """Return Ray's options for a producer or a trainer, except those of its reservation.
 
     Args:
         name: unique in the run.
-        num_threads: its share of its node's cores; with more, processes are many times slower.
+        num_threads: its part of its node's cores; with more, processes are many times slower.
         environment: variables that must be set before the process starts.
     """
     return {

@@ -1,7 +1,7 @@
-"""Ask every actor each second for a sign of life, and end those that give none.
+"""Request a heartbeat from every actor each second, and end actors that do not answer.
 
-A beat is answered by a thread of the actor beside those that compute: it shows that the process runs, and brings what
-its threads are doing. Only time in which this process ran counts as silence.
+A separate thread of the actor answers: the heartbeat shows that the process runs, and reports the phases of its other
+threads. Only time in which this process ran counts as silence.
 """
 
 import os
@@ -16,25 +16,25 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from coati_rl.observability.phases import PHASES, Phase
 from coati_rl.observability.running_clock import RunningClock
-from coati_rl.runtime.hangs import HangTimeouts, doing, judge_producer, judge_trainers
+from coati_rl.runtime.hangs import HangTimeouts, describe_phases, judge_producer, judge_trainers
 
 INTERVAL_S = 1.0
 _END_S = 10.0  # for another node to end a process
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Beat:
-    """A sign of life of an actor."""
+class Heartbeat:
+    """Report that an actor is alive, and its phases."""
 
     pid: int
-    started_at: float  # seconds since the epoch; with the pid it names the process
+    started_at: float  # seconds since the epoch; identifies the process together with the pid
     node_id: str
     phases: tuple[Phase, ...]
 
 
-def own_beat() -> Beat:
-    """Of the actor that calls."""
-    return Beat(
+def own_heartbeat() -> Heartbeat:
+    """Return the heartbeat of the calling actor."""
+    return Heartbeat(
         pid=os.getpid(),
         started_at=psutil.Process().create_time(),
         node_id=ray.get_runtime_context().get_node_id(),
@@ -43,87 +43,89 @@ def own_beat() -> Beat:
 
 
 @dataclass(slots=True)
-class _Watched:
+class _ActorState:
     asked_at: float  # of the running clock
     answered_at: float
-    reference: Any = None  # of the beat that is under way
-    beat: Beat | None = None  # the last one
+    reference: Any = None  # of the heartbeat that was requested
+    beat: Heartbeat | None = None  # the last one received
 
 
 def _ask(handle: Any) -> Any:
     return handle.beat.remote()
 
 
-def _answer(reference: Any) -> Beat | None:
-    """A beat that was asked for, None if it is not there yet. Raises: RayError if the actor is dead."""
+def _answer(reference: Any) -> Heartbeat | None:
+    """Return a requested heartbeat, None if it has not arrived. Raises: RayError if the actor is dead."""
     try:
-        beat: Beat = ray.get(reference, timeout=0)
+        beat: Heartbeat = ray.get(reference, timeout=0)
     except GetTimeoutError:
         return None
     return beat
 
 
 class Heartbeats:
-    """Of all actors by name; to be looked at several times a second."""
+    """Track the heartbeats of all actors by name; `poll` is to be called several times a second."""
 
     def __init__(
         self,
-        patience: HangTimeouts,
+        timeouts: HangTimeouts,
         *,
         ask: Callable[[Any], Any] = _ask,
-        answer: Callable[[Any], Beat | None] = _answer,
+        answer: Callable[[Any], Heartbeat | None] = _answer,
         clock: RunningClock | None = None,
     ) -> None:
-        self._patience = patience
+        self._timeouts = timeouts
         self._ask = ask
         self._answer = answer
         self._clock = clock or RunningClock()
-        self._watched: dict[str, _Watched] = {}
+        self._states: dict[str, _ActorState] = {}
 
-    def look(self, handles: Mapping[str, Any]) -> None:
-        """Take the answers that have come, and ask again. An actor is watched from its first answer on."""
+    def poll(self, handles: Mapping[str, Any]) -> None:
+        """Receive the answers that have arrived, and request again. An actor is watched from its first answer on."""
         now = self._clock.read()
-        self._watched = {name: watched for name, watched in self._watched.items() if name in handles}
+        self._states = {name: state for name, state in self._states.items() if name in handles}
         for name, handle in handles.items():
-            watched = self._watched.setdefault(name, _Watched(now - INTERVAL_S, now))
-            if watched.reference is not None:
+            state = self._states.setdefault(name, _ActorState(now - INTERVAL_S, now))
+            if state.reference is not None:
                 try:
-                    beat = self._answer(watched.reference)
-                except RayError:  # it is dead, which its work's end will tell
-                    beat, watched.beat, watched.reference = None, None, None
+                    beat = self._answer(state.reference)
+                except RayError:  # it is dead; the supervisor learns it from its task
+                    beat, state.beat, state.reference = None, None, None
                 if beat is not None:
-                    watched.beat, watched.answered_at, watched.reference = beat, now, None
-            if watched.reference is None and now - watched.asked_at >= INTERVAL_S:
-                watched.reference, watched.asked_at = self._ask(handle), now
+                    state.beat, state.answered_at, state.reference = beat, now, None
+            if state.reference is None and now - state.asked_at >= INTERVAL_S:
+                state.reference, state.asked_at = self._ask(handle), now
 
     def producer_problem(self, name: str) -> str | None:
-        """Why a producer has to be replaced; None if it works, or cannot be asked yet."""
-        watched = self._watched.get(name)
-        if watched is None or watched.beat is None:
+        """Return why a producer has to be replaced; None if it works, or has not answered yet."""
+        state = self._states.get(name)
+        if state is None or state.beat is None:
             return None
-        return self._silence(watched) or judge_producer(watched.beat.phases, self._patience)
+        return self._silence(state) or judge_producer(state.beat.phases, self._timeouts)
 
     def trainers_problem(self, names: list[str]) -> str | None:
-        """Why the run cannot go on, by the name of a trainer; None if all work, or cannot be asked yet."""
-        beats = {name: w.beat for name in names if (w := self._watched.get(name)) and w.beat is not None}
+        """Return why the run cannot continue, with the trainer's name; None if all work, or have not answered yet."""
+        beats = {name: w.beat for name in names if (w := self._states.get(name)) and w.beat is not None}
         for name in beats:
-            if silence := self._silence(self._watched[name]):
+            if silence := self._silence(self._states[name]):
                 return f"{name} hangs: {silence}; the run waits for it"
         if len(beats) < len(names):
             return None
-        return judge_trainers({name: beat.phases for name, beat in beats.items()}, self._patience)
+        return judge_trainers({name: beat.phases for name, beat in beats.items()}, self._timeouts)
 
-    def doing(self) -> str:
-        """Return what everyone does, for messages."""
-        return "; ".join(f"{name}: {doing(w.beat.phases)}" for name, w in self._watched.items() if w.beat is not None)
+    def describe_phases(self) -> str:
+        """Return the phases of all actors, for messages."""
+        return "; ".join(
+            f"{name}: {describe_phases(w.beat.phases)}" for name, w in self._states.items() if w.beat is not None
+        )
 
     def end(self, name: str) -> Any:
-        """Kill an actor's process and its children: a stopped one does not follow Ray's request to exit.
+        """Kill an actor's process and its children: a stopped process does not act on Ray's request to exit.
 
-        Returns: a reference to wait for, where another node does it; None when it is done.
+        Returns: a reference to wait for, if the process is on another node; None when it is done.
         """
-        watched = self._watched.pop(name, None)
-        beat = watched.beat if watched else None
+        state = self._states.pop(name, None)
+        beat = state.beat if state else None
         if beat is None:
             return None
         if beat.node_id == ray.get_runtime_context().get_node_id():
@@ -133,24 +135,24 @@ class Heartbeats:
 
         there = NodeAffinitySchedulingStrategy(beat.node_id, soft=False)
         task = ray.remote(end_process).options(num_cpus=0, scheduling_strategy=there)
-        return task.remote(beat.pid, beat.started_at)  # nobody waits: the node may be lost, which takes Ray a while
+        return task.remote(beat.pid, beat.started_at)  # not waited for: the node may be lost
 
     def end_silent(self) -> None:
-        """Kill those that do not answer, as the run ends."""
-        silent = [name for name, watched in self._watched.items() if self._silence(watched)]
+        """Kill the actors that do not answer, as the run ends."""
+        silent = [name for name, state in self._states.items() if self._silence(state)]
         references = [reference for name in silent if (reference := self.end(name)) is not None]
         if references:
             ray.wait(references, num_returns=len(references), timeout=_END_S)
 
-    def _silence(self, watched: _Watched) -> str | None:
-        seconds, beat = self._clock.read() - watched.answered_at, watched.beat
-        if beat is None or seconds <= self._patience.heartbeat_s:
+    def _silence(self, state: _ActorState) -> str | None:
+        seconds, beat = self._clock.read() - state.answered_at, state.beat
+        if beat is None or seconds <= self._timeouts.heartbeat_s:
             return None
-        return f"no sign of life for {seconds:.0f} s{_state(beat)}; it was in '{doing(beat.phases)}'"
+        return f"no sign of life for {seconds:.0f} s{_state(beat)}; it was in '{describe_phases(beat.phases)}'"
 
 
-def _state(beat: Beat) -> str:
-    """That its process is stopped, if it is and can be seen from here."""
+def _state(beat: Heartbeat) -> str:
+    """Return ", its process ... is stopped" if it is stopped and on this node, else an empty text."""
     if beat.node_id == ray.get_runtime_context().get_node_id():
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(beat.pid)
@@ -160,7 +162,7 @@ def _state(beat: Beat) -> str:
 
 
 def end_process(pid: int, started_at: float) -> None:
-    """Kill a process of this machine and all below it, unless another one has its number by now."""
+    """Kill a process of this machine and its descendants, unless its pid has been reused."""
     try:
         process = psutil.Process(pid)
         if process.create_time() != started_at:

@@ -1,4 +1,4 @@
-"""Treat the signals that end a run alike: Ctrl-C, SIGTERM, a closed terminal (SIGHUP) and Ctrl-\\ (SIGQUIT)."""
+"""Handle the signals that end a run alike: Ctrl-C, SIGTERM, a closed terminal (SIGHUP) and Ctrl-\\ (SIGQUIT)."""
 
 import signal
 import time
@@ -10,13 +10,13 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 def ending_signals() -> set[signal.Signals]:
-    """List those that end a run; not SIGHUP where nohup has it ignored."""
+    """Return the signals that end a run, without SIGHUP if it is ignored, as by nohup."""
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
     return numbers - ({signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set())
 
 
 def handle_first(numbers: set[signal.Signals], handler: Handler) -> None:
-    """Call the handler on the first of these signals; further ones must not disturb the end (terminals repeat them)."""
+    """Call the handler on the first of these signals and ignore further ones, which terminals may send."""
 
     def first(number: int, frame: FrameType | None) -> None:
         for ignored in numbers:
@@ -28,15 +28,15 @@ def handle_first(numbers: set[signal.Signals], handler: Handler) -> None:
 
 
 def interrupt(_number: int, _frame: FrameType | None) -> None:
-    """End what goes on."""
+    """Raise KeyboardInterrupt, as a signal handler."""
     raise KeyboardInterrupt
 
 
 @contextmanager
-def noted_interrupts() -> Iterator[Callable[[], float | None]]:
-    """Let the block come to an end of its own when a signal comes: it asks for it, and nothing in it is cut short.
+def recorded_interrupts() -> Iterator[Callable[[], float | None]]:
+    """Record signals instead of raising, so that the block can poll for them and end in an orderly way.
 
-    Yields: when the first signal came, seconds of the monotonic clock; None while there is none.
+    Yields: a function that returns the time of the first signal, seconds of the monotonic clock, or None.
     """
     came_at: float | None = None
 
@@ -55,10 +55,10 @@ def noted_interrupts() -> Iterator[Callable[[], float | None]]:
 
 
 @contextmanager
-def kept_from_children() -> Iterator[None]:
-    """Block SIGHUP and SIGQUIT while processes are started, which inherit that; here they come after the block.
+def blocked_in_children() -> Iterator[None]:
+    """Block SIGHUP and SIGQUIT while processes are started, which inherit the mask; here they arrive after the block.
 
-    A terminal sends them to all processes of its foreground group; it is the driver that ends the others.
+    A terminal sends them to all processes of its foreground group; the driver alone has to handle them.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGQUIT})
     try:

@@ -1,4 +1,4 @@
-"""A prepared run -> its end. Starts Ray and the actors, watches them, writes what a person sees, ends them."""
+"""Run a prepared configuration: start Ray and the actors, watch them, write records and progress, and end them."""
 
 import logging
 import sys
@@ -14,15 +14,15 @@ from coati_rl.errors import RunError
 from coati_rl.observability.progress import ProgressDisplay
 from coati_rl.observability.sinks import JsonlSink, Sink, open_sinks
 from coati_rl.observability.timeline import Timeline
-from coati_rl.observability.trace_file import merged_at_the_end
+from coati_rl.observability.trace_file import merged_at_exit
 from coati_rl.protocols import GroupScorer
 from coati_rl.runtime.actor_group import ActorGroup
 from coati_rl.runtime.cluster import check_port, ray_cluster
-from coati_rl.runtime.ending import RunNote, write_note
-from coati_rl.runtime.interrupts import noted_interrupts
+from coati_rl.runtime.exit_messages import RunNote, write_note
+from coati_rl.runtime.interrupts import recorded_interrupts
 from coati_rl.runtime.prepare import Prepared
 from coati_rl.runtime.process import LOG_FORMAT
-from coati_rl.runtime.run_dir import RunPaths, checkpoint_bytes, held, make_run_dir
+from coati_rl.runtime.run_dir import RunPaths, checkpoint_bytes, locked, make_run_dir
 from coati_rl.runtime.shared_memory import family, unlink_mapped
 from coati_rl.runtime.supervisor import Supervisor
 
@@ -39,15 +39,15 @@ def launch(
     *,
     scratch: Path,
 ) -> RunPaths:
-    """Run to the end.
+    """Run the training to its end.
 
     Args:
         prepared: of `coati_rl.runtime.prepare`.
         producer_cls: the producers' actor class.
         consumer_cls: the trainers' actor class.
-        make_reward: picklable; makes the reward workers of a producer, in its process.
+        make_reward: picklable; starts the reward workers of a producer, in its process.
         scratch: short path for Ray's sockets and logs, removed by the caller.
-    Returns: where the run wrote.
+    Returns: the paths of the run's files.
     Raises: ConfigError before anything started; RunError with its cause and the logs' path.
     """
     config, plan = prepared.config, prepared.plan
@@ -64,21 +64,21 @@ def launch(
         with (
             _driver_log(paths.logs / "driver.log") as log,
             _records(config, paths.run_dir, first_step=first_step) as (sinks, syncs),
-            held(paths.run_dir),
-            merged_at_the_end(paths.run_dir),  # when all who write are dead
+            locked(paths.run_dir),
+            merged_at_exit(paths.run_dir),  # after all writers have ended
             closing(Timeline(paths.run_dir / "timeline", "driver")) as timeline,
             ProgressDisplay(plan.num_steps, first_step=first_step) as display,
             ray_cluster(config, num_cpus=num_cpus, num_gpus=num_gpus, scratch=scratch),
         ):
-            display.say(f"run directory {paths.run_dir}")
+            display.print_line(f"run directory {paths.run_dir}")
             if prepared.resume is not None:
-                _say_what_is_resumed(prepared.resume, display)
+                _report_resumption(prepared.resume, display)
             actors = ActorGroup(
                 prepared, paths, producer_cls=producer_cls, consumer_cls=consumer_cls, make_reward=make_reward
             )
             supervisor = Supervisor(
                 actors,
-                lambda event: _record(_marked(event, timeline, log), display, sinks, syncs),
+                lambda event: _record(_with_timeline_event(event, timeline, log), display, sinks, syncs),
                 num_producers=config.parallel.num_inferencer,
                 stall_timeout_s=config.cluster.stall_timeout_s,
                 on_status=display.show_wait,
@@ -87,8 +87,8 @@ def launch(
                 actors.start()
                 _watch(supervisor, config)
             finally:
-                supervisor.keep_records()
-                unlink_mapped(family())  # of engines that are still loading: they are killed now
+                supervisor.flush_records()
+                unlink_mapped(family())  # of engines that are still loading, which are killed now
                 actors.end()
     except RunError as error:
         raise RunError(f"{error} (logs: {paths.logs})") from error
@@ -105,12 +105,12 @@ def _note(prepared: Prepared, paths: RunPaths) -> RunNote:
 
 
 def _watch(supervisor: Supervisor, config: Config) -> None:
-    """Run to the end; when a signal comes, save first, in what the grace period leaves.
+    """Watch the run until it ends; after a signal, save a checkpoint within the grace period.
 
-    Raises: KeyboardInterrupt, with the reason if the last step is not saved; RunError.
+    Raises: KeyboardInterrupt after a signal, with the reason if the last step was not saved; RunError.
     """
     save_s = max(config.run.interrupt_grace_s - _END_S, config.run.interrupt_grace_s / 2)
-    with noted_interrupts() as interrupted_at:
+    with recorded_interrupts() as interrupted_at:
         try:
             supervisor.run(interrupted_at)
             if (signal_s := interrupted_at()) is not None and config.run.save_on_interrupt:
@@ -124,12 +124,12 @@ def _watch(supervisor: Supervisor, config: Config) -> None:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that keeps to itself what the disk refuses: `problem` says it."""
+    """Write a log file, and keep an error of the disk in `problem` instead of raising it."""
 
     problem: str | None = None
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Called in an `except` block of the logging module."""
+        """Record the error; called in an `except` block of the logging module."""
         error = sys.exc_info()[1]
         if isinstance(error, OSError):
             self.problem = disk_problem(Path(self.baseFilename), error)
@@ -137,14 +137,14 @@ class _LogFile(logging.FileHandler):
             super().handleError(record)
 
     def close(self) -> None:
-        """Close the file; lines that it could not take are lost."""
+        """Close the file; lines that could not be written are lost."""
         with suppress(OSError):
             super().close()
 
 
 @contextmanager
 def _driver_log(path: Path) -> Iterator[_LogFile]:
-    """Send what the driver logs meanwhile to a file."""
+    """Write the driver's log to a file for the time of the block."""
     with disk_errors(path):
         log = _LogFile(path)
     log.setFormatter(logging.Formatter(LOG_FORMAT))
@@ -160,7 +160,7 @@ def _driver_log(path: Path) -> Iterator[_LogFile]:
 
 @contextmanager
 def _records(config: Config, run_dir: Path, *, first_step: int) -> Iterator[tuple[list[Sink], Sink]]:
-    """Return where step records go, and where syncs do."""
+    """Open the sinks of step records, and that of weight syncs."""
     with ExitStack() as files:
         sinks = open_sinks(config, run_dir, first_step=first_step)
         syncs = JsonlSink(run_dir / "syncs.jsonl")
@@ -169,13 +169,13 @@ def _records(config: Config, run_dir: Path, *, first_step: int) -> Iterator[tupl
         yield sinks, syncs
 
 
-def _say_what_is_resumed(resume: ResumePoint, display: ProgressDisplay) -> None:
+def _report_resumption(resume: ResumePoint, display: ProgressDisplay) -> None:
     for line in (resume.line(), *resume.changes):
-        display.say(line)
+        display.print_line(line)
         logger.info("%s", line)
 
 
-def _marked(event: dict[str, Any], timeline: Timeline, log: _LogFile) -> dict[str, Any]:
+def _with_timeline_event(event: dict[str, Any], timeline: Timeline, log: _LogFile) -> dict[str, Any]:
     if problem := timeline.problem or log.problem:
         raise RunError(problem)
     names = ("step", "policy_version", "producer", "uid", "task", "cause")
@@ -191,7 +191,7 @@ def _record(event: dict[str, Any], display: ProgressDisplay, sinks: list[Sink], 
     elif event["event"] == "evaluation":
         for sink in sinks[1:]:  # metrics.jsonl is one object per optimizer step; evaluations have their own file
             sink.write(event["step"], {f"eval/{event['task']}/accuracy": event["accuracy"]})
-    elif event["event"] == "sync" and event["producers"]:  # else it failed, and is ordered again
+    elif event["event"] == "sync" and event["producers"]:  # else it failed, and is repeated
         fields = ("producers", "seconds", "digest", "commit_s", "probe_gap_mean", "probe_gap_max")
         syncs.write(
             event["policy_version"], {"step": event["policy_version"], **{name: event[name] for name in fields}}

@@ -19,86 +19,86 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from coati_rl.config import Config
 from coati_rl.errors import ConfigError, RunError
-from coati_rl.runtime.placement import Need, Node, NodeAssignment, Request, assign_nodes, explain
+from coati_rl.runtime.placement import ActorResources, Node, NodeAssignment, Request, assign_nodes, explain
 from coati_rl.types import Device
 
 logger = logging.getLogger(__name__)
 
-PLACEMENT_TIMEOUT_S = 60.0  # for others' actors to leave
+PLACEMENT_TIMEOUT_S = 60.0  # for other programs to release resources
 REPLACEMENT_TIMEOUT_S = 20.0  # the same for a producer whose node was lost, while the run waits
-RESERVATION_TIMEOUT_S = 20.0  # for Ray to reserve what is free
-_ANSWER_S = 3.0  # for a living raylet to accept a connection
+RESERVATION_TIMEOUT_S = 20.0  # for Ray to reserve free resources
+_ANSWER_S = 3.0  # for a raylet to accept a connection
 _POLL_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reservation:
-    """One actor's reserved place."""
+    """Hold the resources reserved for one actor."""
 
-    need: Need
+    need: ActorResources
     node_id: str
     address: str  # of the node
     group: Any  # Ray's placement group
     bundle: int  # in the group
-    slot: int  # number of this actor among ours of its node
-    num_slots: int  # actors of ours on its node
-    num_threads: int  # its share of the node's cores
+    slot: int  # number of this actor among the run's actors on its node
+    num_slots: int  # actors of the run on its node
+    num_threads: int  # its part of the node's cores
 
     @property
     def strategy(self) -> Any:
-        """For Ray's `scheduling_strategy`."""
+        """Return the value of Ray's `scheduling_strategy`."""
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundle)
 
 
 class PlacementManager:
-    """All reservations of a run."""
+    """Hold all reservations of a run."""
 
     def __init__(self, config: Config, device: Device) -> None:
-        """Reserve a reservation for everyone.
+        """Reserve resources for all trainers and producers.
 
-        Raises: ConfigError if the cluster is too small; RunError if others occupy it until the deadline.
+        Raises: ConfigError if the cluster is too small; RunError if other programs use it until the deadline.
         """
         self._request = Request.of(config, device)
-        places = _wait_for_nodes(self._request, timeout_s=PLACEMENT_TIMEOUT_S)
-        self._num_slots = Counter([*places.producers, *places.trainers])
+        assignment = _wait_for_nodes(self._request, timeout_s=PLACEMENT_TIMEOUT_S)
+        self._num_slots = Counter([*assignment.producers, *assignment.trainers])
         self._next_slot: Counter[str] = Counter()
         self._raylets: dict[str, tuple[str, int]] = {}  # node -> address and port, of nodes with a reservation
-        self._free = [self._reserve_producer(node_id) for node_id in places.producers]
-        needs = [self._request.trainer] * len(places.trainers)
-        self.trainers = self._reserve(needs, places.trainers)  # by rank
+        self._free = [self._reserve_producer(node_id) for node_id in assignment.producers]
+        needs = [self._request.trainer] * len(assignment.trainers)
+        self.trainers = self._reserve(needs, assignment.trainers)  # by rank
 
-    def take(self) -> Reservation:
-        """A producer's reservation: one that its last owner left, or another when its node is lost.
+    def acquire(self) -> Reservation:
+        """Return a free reservation for a producer, or a new one on another node if its node is lost.
 
-        Raises: RunError if that was the last room.
+        Raises: RunError if no other node has the resources.
         """
         reservation = self._free.pop(0)
-        if _answers(reservation.node_id):
+        if _is_reachable(reservation.node_id):
             return reservation
         logger.info("the node at %s is lost", reservation.address)
-        self._raylets.pop(reservation.node_id, None)  # the run goes on without it
+        self._raylets.pop(reservation.node_id, None)  # the run continues without it
         remove_placement_group(reservation.group)
-        one = replace(self._request, num_trainers=0, num_producers=1)
+        request = replace(self._request, num_trainers=0, num_producers=1)
         try:
-            places = _wait_for_nodes(one, timeout_s=REPLACEMENT_TIMEOUT_S)
+            assignment = _wait_for_nodes(request, timeout_s=REPLACEMENT_TIMEOUT_S)
         except (ConfigError, RunError) as error:
             raise RunError(f"the node at {reservation.address} is lost, and a producer with it: {error}") from error
-        self._num_slots.update(places.producers)
-        return self._reserve_producer(places.producers[0])
+        self._num_slots.update(assignment.producers)
+        return self._reserve_producer(assignment.producers[0])
 
-    def give_back(self, reservation: Reservation) -> None:
-        """The producer on it has gone; its successor takes it."""
+    def release(self, reservation: Reservation) -> None:
+        """Release a producer's reservation for its replacement."""
         self._free.append(reservation)
 
     def dead_raylets(self) -> list[str]:
-        """Addresses of nodes with a reservation on which Ray's daemon is dead; all actors there die with it."""
-        return sorted(address for address, port in self._raylets.values() if not _accepts(address, port))
+        """Return the addresses of nodes with a reservation whose raylet is dead; all actors there die with it."""
+        return sorted(address for address, port in self._raylets.values() if not _accepts_connection(address, port))
 
     def _reserve_producer(self, node_id: str) -> Reservation:
         return self._reserve([self._request.producer], [node_id])[0]
 
-    def _reserve(self, needs: Sequence[Need], node_ids: Sequence[str]) -> list[Reservation]:
-        """One placement group, each bundle on its node."""
+    def _reserve(self, needs: Sequence[ActorResources], node_ids: Sequence[str]) -> list[Reservation]:
+        """Create one placement group, each bundle on its node."""
         group: Any = placement_group(
             [{"CPU": need.cpus, **({"GPU": need.gpus} if need.gpus else {})} for need in needs],
             strategy="PACK",
@@ -132,16 +132,16 @@ class PlacementManager:
 
 
 def _wait_for_nodes(request: Request, *, timeout_s: float) -> NodeAssignment:
-    """NodeAssignment in what is free now, or soon.
+    """Assign nodes, waiting for resources that other programs use.
 
-    Raises: ConfigError at once if the cluster is too small; RunError if others occupy it until the deadline.
+    Raises: ConfigError at once if the cluster is too small; RunError if they are not free at the deadline.
     """
     deadline = time.monotonic() + timeout_s
     while True:
         free, totals = cluster_nodes()
-        places = assign_nodes(free, request)
-        if places is not None:
-            return places
+        assignment = assign_nodes(free, request)
+        if assignment is not None:
+            return assignment
         if assign_nodes(totals, request) is None:
             raise ConfigError(
                 f"the Ray cluster is too small: {explain(totals, totals, request)}; lower -i, -ptp or -t, or add nodes"
@@ -152,8 +152,8 @@ def _wait_for_nodes(request: Request, *, timeout_s: float) -> NodeAssignment:
 
 
 def cluster_nodes() -> tuple[list[Node], list[Node]]:
-    """The nodes that live, the driver's first: with what is free, and with all they have."""
-    from ray._private.state import available_resources_per_node  # Ray has no public word for it (2.60)
+    """Return the live nodes, the driver's first: with their free resources, and with their total resources."""
+    from ray._private.state import available_resources_per_node  # Ray has no public function for it (2.60)
 
     here = ray.get_runtime_context().get_node_id()
     alive = [node for node in _ray_nodes() if node["Alive"]]
@@ -178,16 +178,16 @@ def _node(node: dict[str, Any], resources: dict[str, float]) -> Node:
     )
 
 
-def _answers(node_id: str) -> bool:
+def _is_reachable(node_id: str) -> bool:
     return any(node["NodeID"] == node_id and node["Alive"] and _is_up(node) for node in _ray_nodes())
 
 
 def _is_up(node: dict[str, Any]) -> bool:
-    return _accepts(node["NodeManagerAddress"], node["NodeManagerPort"])
+    return _accepts_connection(node["NodeManagerAddress"], node["NodeManagerPort"])
 
 
-def _accepts(address: str, port: int) -> bool:
-    """True if the raylet there accepts a connection. Ray believes in a dead one until health checks failed."""
+def _accepts_connection(address: str, port: int) -> bool:
+    """Return True if the raylet there accepts a connection. Ray itself notices a dead one only by its health checks."""
     try:
         socket.create_connection((address, port), timeout=_ANSWER_S).close()
     except OSError:
@@ -196,7 +196,7 @@ def _accepts(address: str, port: int) -> bool:
 
 
 def _num_cores(node_id: str) -> int:
-    """This process's on the driver's own node; on another what Ray counts there, which may have been set by hand."""
+    """Return the cores of this process on the driver's node; on others Ray's count, which may have been set by hand."""
     if node_id == ray.get_runtime_context().get_node_id():
         return len(os.sched_getaffinity(0))
     return next(int(node["Resources"].get("CPU", 1)) for node in _ray_nodes() if node["NodeID"] == node_id)

@@ -1,6 +1,6 @@
-"""From a checked config to what a run starts with: a model directory, tokenised prompts, a device, a plan.
+"""Prepare a run from a checked config: find the model, tokenise the prompts, choose the device, make the plan.
 
-Everything a user can get wrong about files is found here, before Ray starts.
+Mistakes in files are reported here, before Ray starts.
 """
 
 import logging
@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """The inputs of a run."""
+    """Hold the inputs of a run."""
 
     config: Config  # with the model as a directory
     plan: Plan
     train: PromptSet
     evaluation: dict[str, PromptSet]
     warnings: tuple[str, ...]
-    resume: ResumePoint | None = None  # -cp: where the run goes on
+    resume: ResumePoint | None = None  # -cp: where the run continues
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ def prepare(
 
 
 def _evaluation_warnings(config: Config) -> Iterator[str]:
-    """Raises: ConfigError if there is nothing to evaluate on."""
+    """Yield warnings. Raises: ConfigError if there is nothing to evaluate on."""
     run = config.run
     if run.eval_interval > 0 and not config.data.eval_dataset:
         raise ConfigError(f"--eval-interval {run.eval_interval}: needs --eval-dataset, or -1 to switch it off")
@@ -118,13 +118,13 @@ def _sharding_warnings(config: Config, device: Device) -> Iterator[str]:
     if parallel.zero_stage > 0 and config.model.precision is None and device == "cpu":
         yield f"-zero {parallel.zero_stage} sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights"
     if parallel.zero_stage > 0 and config.dp == 1:
-        yield f"-zero {parallel.zero_stage}: does nothing here, as there is one data-parallel copy to share with"
+        yield f"-zero {parallel.zero_stage}: has no effect, as there is one data-parallel rank"
     if parallel.plugin == "fsdp2" and parallel.num_trainers == 1:
-        yield "--plugin fsdp2: shares nothing out here, as there is one trainer"
+        yield "--plugin fsdp2: shards nothing, as there is one trainer"
 
 
 def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[str]]:
-    """Return where the run computes, and warnings. Raises: ConfigError when this machine has too few GPUs."""
+    """Return the device, and warnings. Raises: ConfigError when this machine has too few GPUs."""
     parallel, cluster = config.parallel, config.cluster
     import torch
 
@@ -143,7 +143,7 @@ def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[st
 
 
 def _gpu_bytes() -> int | None:
-    """Memory of this machine's smallest GPU; None without one."""
+    """Return the memory of this machine's smallest GPU; None without one."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -151,7 +151,7 @@ def _gpu_bytes() -> int | None:
 
 
 def _update_bytes(config: Config, directory: Path) -> int:
-    """All weights of a model in the precision of the weight wire."""
+    """Return the size of a model's weights in the precision of weight transfers."""
     from safetensors import safe_open
 
     num_weights = 0
@@ -179,7 +179,7 @@ def _fewer(config: Config, available: int) -> str:
 
 
 def _smaller_step(config: Config, num_prompts: int) -> str:
-    """The flags with which so many prompts fill an optimizer step."""
+    """Return the flags with which so many prompts fill an optimizer step."""
     more_episodes = f"-e {-(-config.prompts_per_step // num_prompts)}"
     limit = num_prompts * config.data.num_episodes // config.dp
     if limit < 1:
@@ -190,12 +190,12 @@ def _smaller_step(config: Config, num_prompts: int) -> str:
 
 
 def _with_others(flags: str, config: Config, sizes: dict[str, int]) -> str:
-    """`flags`, and what else has to change with these sizes for the rules to hold."""
+    """Return `flags`, and the other flags that have to change with these sizes for the rules to hold."""
     return " ".join([flags, *nearest_flags(config.with_changes(**sizes))[:1]])
 
 
 def resolve_model(model: str, *, is_dry_run: bool) -> Path | None:
-    """The model's directory; a hub id is taken from the local cache or fetched. None: only in a dry run."""
+    """Return the model's directory; a hub id is taken from the local cache or downloaded. None: only in a dry run."""
     directory = Path(model).expanduser()
     if directory.is_dir():
         if not (directory / "config.json").is_file():
@@ -212,12 +212,12 @@ def resolve_model(model: str, *, is_dry_run: bool) -> Path | None:
         return Path(snapshot_download(model))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise ConfigError(
-            f"--model {model}: neither a directory nor to be had from the hub ({type(error).__name__})"
+            f"--model {model}: neither a directory nor a model that the hub provides ({type(error).__name__})"
         ) from error
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """The model's tokenizer, which must have a chat template."""
+    """Load the model's tokenizer, which must have a chat template."""
     from transformers import AutoTokenizer
 
     try:
@@ -230,7 +230,7 @@ def load_tokenizer(directory: Path) -> Any:
 
 
 def read_model_config(directory: Path) -> Any:
-    """The transformers config of the model's text part."""
+    """Return the transformers config of the model's text part."""
     from transformers import AutoConfig
 
     try:
@@ -240,7 +240,7 @@ def read_model_config(directory: Path) -> Any:
 
 
 def _check_gpu_memory(config: Config, directory: Path, backend: CollectiveBackend) -> list[str]:
-    """Returns: warnings. Raises: ConfigError where staged weights do not fit beside the live ones."""
+    """Return warnings. Raises: ConfigError where staged weights do not fit in memory with the live ones."""
     if backend not in CUDA_BACKENDS:
         return []
     return check_staging(config, update_bytes=_update_bytes(config, directory), gpu_bytes=_gpu_bytes())
@@ -249,7 +249,7 @@ def _check_gpu_memory(config: Config, directory: Path, backend: CollectiveBacken
 def _check_length(config: Config, model: Any) -> None:
     limit = getattr(model, "max_position_embeddings", None)
     rope = getattr(model, "rope_parameters", None) or {}
-    is_extended = rope.get("rope_type", "default") != "default"  # how far is the engine's business
+    is_extended = rope.get("rope_type", "default") != "default"  # the engine knows its limit
     if isinstance(limit, int) and config.max_model_len > limit and not is_extended:
         raise ConfigError(
             f"{_length(config)} the {limit} positions of --model {config.model.model}; "

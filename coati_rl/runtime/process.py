@@ -1,4 +1,4 @@
-"""Set up an actor process: its share of the cores, its log file, and an end that follows its parent's."""
+"""Set up an actor process: pin it to cores, open its log file, and end it with its parent."""
 
 import ctypes
 import logging
@@ -16,37 +16,37 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActorContext:
-    """Describe where an actor runs and what it may use."""
+    """Describe an actor's node, device and log."""
 
     name: str  # such as "producer-0"
     log_dir: Path
     device: Device
-    dtype: str  # "float32" or "bfloat16": of engine weights and of the weight wire
+    dtype: str  # "float32" or "bfloat16": of engine weights and of weight transfers
     slot: int  # number of this actor among those of its machine
     num_slots: int  # actors that share the machine
 
 
-def core_share(slot: int, num_slots: int, cores: list[int]) -> list[int]:
-    """The cores of one of `num_slots` processes: disjoint shares while they last, then one core each, in turn."""
-    share = max(1, len(cores) // num_slots)
-    first = slot * share % len(cores)
-    return cores[first : first + share]
+def assigned_cores(slot: int, num_slots: int, cores: list[int]) -> list[int]:
+    """Return the cores of one of `num_slots` processes: disjoint sets while there are enough, then one core each."""
+    count = max(1, len(cores) // num_slots)
+    first = slot * count % len(cores)
+    return cores[first : first + count]
 
 
 def device_environment(device: Device, precision: str) -> dict[str, str]:
-    """Environment variables of a process that computes on `device`, read when it starts.
+    """Return the environment variables of a process that computes on `device`, read when it starts.
 
-    On a machine with GPUs a run on the CPU must not find them: vLLM and ColossalAI would each choose for themselves.
+    On a machine with GPUs a run on the CPU must not find them: vLLM and ColossalAI choose their device independently.
     """
     if device == "cpu":
         return {"CUDA_VISIBLE_DEVICES": ""}
-    # Triton's kernels, vLLM's attention among them, multiply float32 in TF32 (10 bits of mantissa) unless told.
+    # Triton's kernels, vLLM's attention among them, multiply float32 in TF32 (10 bits of mantissa) by default.
     return {"TRITON_F32_DEFAULT": "ieee"} if precision == "fp32" else {}
 
 
 def enter_actor(context: ActorContext) -> None:
-    """Pin this process, send its output to its log file, and tie its life to its parent's."""
-    os.sched_setaffinity(0, core_share(context.slot, context.num_slots, sorted(os.sched_getaffinity(0))))
+    """Pin this process, redirect its output to its log file, and have it end with its parent."""
+    os.sched_setaffinity(0, assigned_cores(context.slot, context.num_slots, sorted(os.sched_getaffinity(0))))
     die_with_parent()
     context.log_dir.mkdir(parents=True, exist_ok=True)
     log = os.open(context.log_dir / f"{context.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -62,5 +62,5 @@ def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends, whatever ended it (Linux)."""
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before the call
+    if os.getppid() != parent:  # it ended before the call
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Environment variables that Ray reads once, when it is imported; hence a module that does not import it."""
+"""Set the environment variables that Ray reads once, when it is imported; this module does not import it."""
 
 import os
 import secrets
@@ -7,13 +7,13 @@ from coati_rl.config import Config
 
 
 def prepare_ray_environment(config: Config) -> None:
-    """Set what the run needs of Ray; call before anything imports it. What the user has set stays.
+    """Set the variables that the run needs; call before anything imports Ray. Variables set by the user stay.
 
-    Token authentication stays on. A Ray of our own gets a token of its own, in memory alone; a cluster that is joined
-    has one already, where `ray start` put it. A Ray of our own listens on 127.0.0.1 alone.
+    Token authentication stays on. A Ray started by the run gets a new token, held in memory only, and listens on
+    127.0.0.1 alone; a cluster that is joined has a token already, written by `ray start`.
     """
     settings = {
-        "RAY_AUTH_MODE": "token",  # the default, but a driver that joins by address sends no token unless told (2.60)
+        "RAY_AUTH_MODE": "token",  # the default, but a driver that joins by address sends no token without it (2.60)
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
         # A driver's empty GPU list must not reach the actors of a cluster that has GPUs.

@@ -1,6 +1,6 @@
-"""Calls to actors: each has a deadline, and what can go wrong with Ray is told in our own errors.
+"""Call actors with a deadline, and translate Ray's errors into those of `coati_rl.errors`.
 
-The clients here have the interface of the plain classes they stand for, so that loops know nothing of Ray.
+The clients here have the interface of the local classes that they replace, so that loops do not depend on Ray.
 """
 
 import logging
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S = 30.0  # for an actor to answer, on top of what the call itself may take
 _FLUSH_GRACE_S = 5.0  # for the coordinator to answer, when the disk is slow or the run is ending
-_SLICE_S = 2.0  # of a wait: a stop in it counts as so much at most
-STAGING_GRACE_S = 10.0  # for a producer whose transfer has its own deadline; all others wait for it
+_SLICE_S = 2.0  # of a wait: time for which the process is stopped counts as this much at most
+STAGING_GRACE_S = 10.0  # for a producer whose transfer has its own deadline; the other producers wait meanwhile
 
 
 def wait_for(reference: "ray.ObjectRef[Any]", *, who: str, timeout_s: float) -> Any:
-    """The result of a remote call.
+    """Return the result of a remote call.
 
     Raises: PeerLostError if the actor is dead or does not answer in time; the call's own CoatiError as it was raised;
         RunError for any other failure of the call.
@@ -39,7 +39,7 @@ def wait_for(reference: "ray.ObjectRef[Any]", *, who: str, timeout_s: float) -> 
     except GetTimeoutError as error:
         raise PeerLostError(f"{who} did not answer within {timeout_s:g} s") from error
     except RayActorError as error:
-        raise PeerLostError(f"{who} died: {_cause_of_death(error)}") from error
+        raise PeerLostError(f"{who} died: {_death_message(error)}") from error
     except RayTaskError as error:
         logger.info("%s failed: %s", who, error)  # with the remote traceback
         cause = error.cause
@@ -51,7 +51,7 @@ def wait_for(reference: "ray.ObjectRef[Any]", *, who: str, timeout_s: float) -> 
 
 
 def _get(reference: "ray.ObjectRef[Any]", timeout_s: float) -> Any:
-    """`ray.get` with a deadline in time that this process runs: what it is stopped for (Ctrl-Z) counts for nothing."""
+    """Call `ray.get` with a deadline that does not count time for which this process is stopped (Ctrl-Z)."""
     left_s = timeout_s
     while left_s > _SLICE_S:
         with suppress(GetTimeoutError):
@@ -61,18 +61,18 @@ def _get(reference: "ray.ObjectRef[Any]", timeout_s: float) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a message that has something to say."""
+    """Return the first line of a message that is not empty, or the error's type."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _cause_of_death(error: RayActorError) -> str:
-    """An exception in the actor's __init__ is the last line of what Ray says; any other death is told in the first."""
+def _death_message(error: RayActorError) -> str:
+    """Return the last line of Ray's message for an exception in the actor's __init__, else the first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines and "creation task" in lines[0] else first_line(error)
 
 
 class RemoteCoordinator:
-    """`coati_rl.coordinator.coordinator.Coordinator`, elsewhere. Picklable."""
+    """Call `coati_rl.coordinator.coordinator.Coordinator` in another process. Picklable."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -149,14 +149,14 @@ class RemoteCoordinator:
 
 
 class RemoteProducer:
-    """A producer as the weight publisher sees it (`coati_rl.protocols.WeightReceiver`), found by its actor name."""
+    """Implement `coati_rl.protocols.WeightReceiver` by calls to a producer, found by its actor name."""
 
     def __init__(self, name: str, namespace: str) -> None:
         self._name = name
         try:
             self._handle = ray.get_actor(name, namespace=namespace)
-        except ValueError as error:  # Ray's word for "no such actor"
-            raise PeerLostError(f"{name} is gone") from error
+        except ValueError as error:  # raised by Ray if there is no such actor
+            raise PeerLostError(f"{name} has ended") from error
 
     def stage_weights(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> tuple[str, ...]:
         """See WeightReceiver."""
@@ -167,6 +167,6 @@ class RemoteProducer:
     def commit_weights(self, policy_version: int, probe: Sequence[int], *, timeout_s: float) -> CommitResult:
         """See WeightReceiver."""
         reference: Any = self._handle.commit_weights.remote(policy_version, tuple(probe), timeout_s)
-        # Time for the probe, too, which comes after the commit.
+        # Includes time for the probe, which follows the commit.
         result: CommitResult = wait_for(reference, who=self._name, timeout_s=timeout_s + 2 * ANSWER_S)
         return result

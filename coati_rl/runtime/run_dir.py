@@ -1,6 +1,4 @@
-"""The run directory, with the resolved configuration in it: made new for every run, except for one that goes on from a
-checkpoint of its own.
-"""
+"""Create the run directory and write the resolved configuration; a resumed run may reuse the directory it had."""
 
 import fcntl
 import json
@@ -32,7 +30,7 @@ _BYTES_BF16 = 2 + 4 + 2 * 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPaths:
-    """Describe where a run writes."""
+    """Hold the paths that a run writes to."""
 
     run_dir: Path
     checkpoints: Path
@@ -42,9 +40,9 @@ class RunPaths:
 
 
 def probe_outputs(config: Config) -> None:
-    """Try to write where the run will, before anything large is imported. Raises: ConfigError if a disk refuses."""
+    """Write a test file to each output path, before anything large is imported. Raises: ConfigError if one fails."""
     run = config.run
-    if run.checkpoint_path is None:  # else the run may go on in its own directory, wherever that is
+    if run.checkpoint_path is None:  # else the run may continue in the directory of its checkpoint
         probe(_wanted(config).parent, asked_by=f"--run-dir {_wanted(config)}")
     outputs = {
         "--save-dir": run.save_dir,
@@ -57,25 +55,25 @@ def probe_outputs(config: Config) -> None:
 
 
 def checkpoint_bytes(model: Path, precision: str) -> int:
-    """Estimate what a checkpoint takes: weights, AdamW's two moments, and float32 masters of bfloat16 weights."""
+    """Estimate a checkpoint's size: weights, AdamW's two moments, and float32 masters of bfloat16 weights."""
     num_parameters = 0
     for path in model.glob("*.safetensors"):
-        if not path.name.startswith("optimizer"):  # the model may be a checkpoint of ours
+        if not path.name.startswith("optimizer"):  # the model may be a checkpoint of a run
             with safe_open(path, framework="np") as tensors:
                 num_parameters += sum(prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
     return num_parameters * (_BYTES_BF16 if precision == "bf16" else _BYTES_FP32)
 
 
 def make_run_dir(config: Config, resume: ResumePoint | None = None, *, checkpoint_bytes: int = 0) -> RunPaths:
-    """Create the directory; where one exists, runs/name-2, runs/name-3, ... so that two runs are never mixed.
+    """Create the directory; if it exists, runs/name-2, runs/name-3, ... so that two runs are never mixed.
 
-    A run that is resumed from <run-dir>/checkpoints goes on in <run-dir>, unless --run-dir is another one. What was
-    written there after the checkpoint moves to <run-dir>/discarded.
+    A run that is resumed from <run-dir>/checkpoints continues in <run-dir>, unless --run-dir names another one. Files
+    written there after the checkpoint are moved to <run-dir>/discarded.
 
     Args:
-        checkpoint_bytes: what a checkpoint will take.
-    Raises: ConfigError if it cannot be created or written or has no room for a checkpoint, if the run that is resumed
-        is still going on, or if the directory of checkpoints holds those of another run.
+        checkpoint_bytes: the estimated size of a checkpoint.
+    Raises: ConfigError if it cannot be created or written or a checkpoint does not fit, if the run that is resumed
+        is still running, or if the directory of checkpoints holds those of another run.
     """
     wanted = _wanted(config) if config.run.run_dir else None
     _check_save_dir(config, resume)
@@ -84,7 +82,7 @@ def make_run_dir(config: Config, resume: ResumePoint | None = None, *, checkpoin
     check_free_space(checkpoints, needed=checkpoint_bytes - left_over_bytes(checkpoints))
     try:
         paths = _paths(config, own or _make_new(_wanted(config)))
-        with held(paths.run_dir):
+        with locked(paths.run_dir):
             if resume is not None:
                 _discard_what_follows(resume, paths, is_same_run=own is not None)
                 _note_resumption(resume, paths.run_dir)
@@ -97,8 +95,8 @@ def make_run_dir(config: Config, resume: ResumePoint | None = None, *, checkpoin
 
 
 @contextmanager
-def held(run_dir: Path) -> Iterator[None]:
-    """Let no other process write here meanwhile; the system lets go when this one ends, however it ends.
+def locked(run_dir: Path) -> Iterator[None]:
+    """Lock the directory for the time of the block; the system releases the lock when this process ends.
 
     Raises: ConfigError if another process holds it.
     """
@@ -106,7 +104,7 @@ def held(run_dir: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigError(f"{run_dir}: the run that is to be resumed is still going on; end it first") from error
+            raise ConfigError(f"{run_dir}: the run to be resumed is still running; end it first") from error
         except OSError as error:  # a file system without locks
             logger.warning("%s is not locked against a second run: %s", run_dir, error.strerror)
         yield
@@ -118,7 +116,7 @@ def _wanted(config: Config) -> Path:
 
 
 def _check_save_dir(config: Config, resume: ResumePoint | None) -> None:
-    """Two runs in one directory would replace, and with --keep-checkpoints delete, each other's checkpoints."""
+    """Raise ConfigError for another run's directory: each would replace, or delete, the other's checkpoints."""
     run = config.run
     if run.save_dir is None:
         return
@@ -126,18 +124,18 @@ def _check_save_dir(config: Config, resume: ResumePoint | None) -> None:
     if found and (resume is None or resume.directory.parent.resolve() != Path(run.save_dir).resolve()):
         raise ConfigError(
             f"--save-dir {run.save_dir}: holds checkpoints of another run, the newest of which is {found[-1].name}; "
-            f"use an empty directory, or go on from them with -cp {run.save_dir}"
+            f"use an empty directory, or resume from them with -cp {run.save_dir}"
         )
 
 
 def _directory_of_run(resume: ResumePoint | None, wanted: Path | None) -> Path | None:
-    """The directory of the run that the checkpoint belongs to, if the resumed run may go on there."""
+    """Return the directory of the checkpoint's run, if the resumed run may continue there."""
     if resume is None or resume.directory.parent.name != "checkpoints":
         return None
     run_dir = resume.directory.parent.parent
     if not (run_dir / "config.yaml").is_file():
         return None
-    # The configuration of runs/name-2 says runs/name: the directory was numbered after it.
+    # The configuration of runs/name-2 holds runs/name: the number was added later.
     is_wanted = wanted is None or (
         wanted.parent.resolve() == run_dir.parent.resolve()
         and re.fullmatch(rf"{re.escape(wanted.name)}(-\d+)?", run_dir.name)

@@ -1,7 +1,7 @@
-"""Take the names from shared memory that processes hold, so that none of it is left when they end, however they end.
+"""Unlink the shared memory that processes have mapped, so that none is left when they end, however they end.
 
-A segment or a semaphore in /dev/shm stays until its name is removed. Libraries remove the names when they are closed in
-peace, which an actor never is: it is killed. Once all that open a name have done so, it can go at once.
+A segment or a semaphore in /dev/shm stays until its name is removed. Libraries remove the names in an orderly exit,
+which an actor never has: it is killed. A name can be removed as soon as all processes that need it have opened it.
 """
 
 import os
@@ -15,12 +15,12 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def family() -> list[int]:
-    """Find the ids of this process and of all that descend from it."""
+    """Return the ids of this process and of all its descendants."""
     return [os.getpid(), *(process.pid for process in psutil.Process().children(recursive=True))]
 
 
 def unlink_mapped(pids: Iterable[int]) -> None:
-    """Remove the names in /dev/shm of all that these processes map, in their place or in ours."""
+    """Remove the names in /dev/shm of all that these processes have mapped."""
     if not SHARED_MEMORY.is_dir():
         return
     mapped = {inode for pid in pids for inode in _mapped(pid)}
@@ -31,7 +31,7 @@ def unlink_mapped(pids: Iterable[int]) -> None:
 
 
 def _mapped(pid: int) -> Iterator[int]:
-    """Inodes of the file system of /dev/shm that a process maps; none if it has ended or is another user's."""
+    """Yield the inodes of /dev/shm that a process has mapped; none if it has ended or is another user's."""
     device = SHARED_MEMORY.stat().st_dev
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():

@@ -1,10 +1,10 @@
 """Watch a run from the driver until it ends.
 
-Consumes: the coordinator's events and status. Waits for: events, and the end of any actor. Is unblocked by: either, and
-once a second to hear who lives. Produces: records for the sinks, replacements for producers that are dead or hang, what
-the run waits for, and the one cause if it cannot go on.
+Consumes: the coordinator's events and status. Waits for: events, and the end of any actor. Is unblocked by: either, or
+the heartbeats of each second. Produces: records for the sinks, replacements of producers that are dead or hang, the
+status line, and one cause if the run cannot continue.
 
-A producer may die or hang; a trainer or the coordinator may not.
+A dead or hung producer is replaced; a dead or hung trainer or coordinator ends the run.
 """
 
 import logging
@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from coati_rl.errors import CollectiveError, PeerLostError, RunError
-from coati_rl.runtime.actor_group import START_TIMEOUT_S, ActorGroup, Member
+from coati_rl.runtime.actor_group import START_TIMEOUT_S, ActorGroup, ManagedActor
 from coati_rl.runtime.remote import first_line, wait_for
 
 logger = logging.getLogger(__name__)
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 EVENT_WAIT_S = 0.25
 CAUSE_WAIT_S = 3.0  # for the other trainers, when one has failed
 FLUSH_S = 60.0  # for rollouts and evaluations to be written, when the trainers are done
-KEEP_S = 5.0  # for the same, when the run has failed or is interrupted
-MAX_REPLACEMENTS = 3  # per producer place, without an optimizer step in between
+KEEP_S = 5.0  # for the same, when the run has failed or was interrupted
+MAX_REPLACEMENTS = 3  # per configured producer, without an optimizer step in between
 
 
 class Supervisor:
-    """Watch a actors until the run is over."""
+    """Watch the actors until the run is over."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Supervisor:
         stall_timeout_s: float,
         on_status: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`on_status` is told several times a second what the run is doing and what it waits for."""
+        """Take the callbacks; `on_status` gets, several times a second, what the run does and what it waits for."""
         self._actors = actors
         self._on_event = on_event
         self._on_status = on_status
@@ -50,7 +50,7 @@ class Supervisor:
         self._started_at: dict[int, float] = {}
 
     def run(self, interrupted_at: Callable[[], float | None] = lambda: None) -> None:
-        """Returns when all trainers are done, or soon after an interrupt.
+        """Return when all trainers are done, or soon after an interrupt.
 
         Args:
             interrupted_at: None while there is no interrupt.
@@ -80,11 +80,11 @@ class Supervisor:
             if status.idle_s > self._stall_timeout_s:
                 raise RunError(
                     f"no rollout, step or weight sync was finished for {self._stall_timeout_s:g} s: {status.text} "
-                    f"({self._actors.heartbeats.doing()})"
+                    f"({self._actors.heartbeats.describe_phases()})"
                 )
 
     def save(self, *, deadline: float) -> None:
-        """Have the trainers write a checkpoint and end, after an interrupt.
+        """Make the trainers write a checkpoint and end, after an interrupt.
 
         Args:
             deadline: seconds of the monotonic clock.
@@ -98,8 +98,8 @@ class Supervisor:
         self._actors.coordinator.flush(timeout_s=max(0.0, deadline - time.monotonic()))
         self._pass_on_events()
 
-    def keep_records(self) -> None:
-        """Have the rollouts that came in written, if that is still possible, however the run ended."""
+    def flush_records(self) -> None:
+        """Write the rollouts received so far, if that is still possible, however the run ended."""
         with suppress(RunError):
             self._actors.coordinator.flush(timeout_s=KEEP_S)
 
@@ -108,7 +108,7 @@ class Supervisor:
             if event["event"] == "step":
                 self._replacements_left = self._replacements
             elif event["event"] == "producer_lost" and event["producer"] in self._actors.producers:
-                # The weight sync found it dead or hung; it is ended here in either case.
+                # The weight sync found it dead or hung; its process is ended in either case.
                 self._replace(event["producer"], event["cause"])
 
     def _pass_on_events(self) -> list[dict[str, Any]]:
@@ -119,16 +119,16 @@ class Supervisor:
         return events
 
     def _trainers_are_done(self) -> bool:
-        """Raises: RunError when one of them has failed."""
+        """Return True when all trainers are done. Raises: RunError when one of them has failed."""
         errors, is_running = self._trainers_ends(timeout_s=0.0)
-        if errors and is_running:  # it may not be the first whose end is heard of
+        if errors and is_running:  # another trainer may have failed first
             errors, _ = self._trainers_ends(timeout_s=CAUSE_WAIT_S)
         if errors:
-            raise min(errors, key=_distance_from_the_cause)
+            raise min(errors, key=_error_rank)
         return not is_running
 
     def _trainers_ends(self, *, timeout_s: float) -> tuple[list[RunError], bool]:
-        """Return what trainers failed of, and whether some still run."""
+        """Return the errors of failed trainers, and whether some still run."""
         references = [member.task for member in self._actors.trainers.values()]
         done, running = ray.wait(references, num_returns=len(references), timeout=timeout_s)
         errors: list[RunError] = []
@@ -159,7 +159,7 @@ class Supervisor:
 
     def _find_hung(self) -> None:
         heartbeats = self._actors.heartbeats
-        heartbeats.look({member.name: member.handle for member in self._actors.members()})
+        heartbeats.poll({member.name: member.handle for member in self._actors.members()})
         at_work = [member.name for member in self._actors.trainers.values() if not _is_done(member)]
         if problem := heartbeats.trainers_problem(at_work):
             raise RunError(problem)
@@ -176,19 +176,19 @@ class Supervisor:
         self._actors.add_producer()
 
 
-def _distance_from_the_cause(error: RunError) -> int:
-    """A trainer that fails takes the others' collectives down; one with a cause of its own is the reason."""
+def _error_rank(error: RunError) -> int:
+    """Rank errors: a failing trainer breaks the others' collectives, so that other kinds of error are the cause."""
     if isinstance(error, CollectiveError):
         return 2
     return 1 if isinstance(error, PeerLostError) else 0
 
 
-def _is_done(member: Member) -> bool:
+def _is_done(member: ManagedActor) -> bool:
     return bool(ray.wait([member.task], timeout=0)[0])
 
 
-def _failure(member: Member) -> str | None:
-    """Why an actor's call ended, None if it goes on or ended well."""
+def _failure(member: ManagedActor) -> str | None:
+    """Return why an actor's call failed, None if it still runs or succeeded."""
     if not _is_done(member):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Run programs that nobody trusts, and leave nothing behind."""
+"""Run untrusted programs in a sandbox."""
 
 from coati_rl.sandbox.box import Sandbox, SandboxError, check_sandbox
 from coati_rl.sandbox.limits import Limits, Outcome

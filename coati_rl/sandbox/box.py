@@ -1,6 +1,6 @@
-"""Run programs in one sandbox, one at a time, and say how each ended.
+"""Run programs in one sandbox, one at a time, and report how each ended.
 
-The supervisor is started at the first program and stays. It ends when its socket closes, or with the thread that
+The supervisor is started for the first program and reused. It ends when its socket closes, or with the thread that
 started it (bubblewrap's --die-with-parent), and kills all programs.
 """
 
@@ -23,22 +23,22 @@ from coati_rl.sandbox.limits import Limits, Outcome
 from coati_rl.sandbox.user_ids import claim_user_id
 from coati_rl.text import shorten
 
-_START_TIMEOUT_S = 30.0  # 0.1 s on an idle machine; this is for one that is loading models
+_START_TIMEOUT_S = 30.0  # 0.1 s on an idle machine; this allows for one that is loading models
 _END_TIMEOUT_S = 5.0
 _GRACE_S = 15.0  # beyond the last limit, for the supervisor to kill and to answer
 _MAX_REPLY = 64 * 1024
 
 
 class SandboxError(Exception):
-    """The sandbox itself failed: nothing can be said of the program."""
+    """Report a failure of the sandbox itself, which says nothing about the program."""
 
 
 class Sandbox:
-    """Runs programs that nobody trusts.
+    """Run untrusted programs.
 
     Args:
-        is_isolated: False runs them with the user's rights, in a process of their own with limits on time and memory,
-            and nothing else between them and the machine.
+        is_isolated: False runs them with the user's rights, in separate processes with limits on time and memory, and
+            no other isolation.
     """
 
     def __init__(self, *, is_isolated: bool = True) -> None:
@@ -47,7 +47,9 @@ class Sandbox:
         self._channel: socket.socket | None = None
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._errors = -1
-        self._user: tuple[int, socket.socket] | None = None  # the programs', when we are root
+        self._user: tuple[int, socket.socket] | None = (
+            None  # the programs' user id, and its claim; when this process is root's
+        )
 
     def run(self, source: str, *, stdin: bytes = b"", function: str = "", limits: Limits) -> Outcome:
         """Run a Python program to its end, or to a limit.
@@ -55,16 +57,16 @@ class Sandbox:
         Args:
             source: the program.
             stdin: its input; with `function`: the arguments, a JSON list.
-            function: called after the program, its value returned as JSON. A method if there is a class Solution.
-        Raises: SandboxError; ConfigError when there can be no sandbox here.
+            function: called after the program, its value returned as JSON; a method if there is a class Solution.
+        Raises: SandboxError; ConfigError when this machine cannot provide a sandbox.
         """
         channel = self._started_channel()
         descriptors = [os.memfd_create(name) for name in ("source", "input", "output", "error output", "returned")]
         directory = "/tmp" if self._directory is None else tempfile.mkdtemp(dir=self._directory.name)
         try:
-            for descriptor in descriptors[2:]:  # a memory file's position is not locked: two writers would collide
+            for descriptor in descriptors[2:]:  # without O_APPEND two writers would overwrite each other
                 fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
-            _write(descriptors[0], source.encode(errors="replace"))  # half a character: the model's fault, not ours
+            _write(descriptors[0], source.encode(errors="replace"))  # the model may write lone surrogates
             _write(descriptors[1], stdin)
             os.lseek(descriptors[1], 0, os.SEEK_SET)
             reply = self._ask(channel, self._request(function, limits, directory), descriptors, limits)
@@ -72,7 +74,7 @@ class Sandbox:
                 raise SandboxError(f"the program could not be started: {reply['detail']}")
             output, error_output, returned = (_read(descriptor) for descriptor in descriptors[2:])
             return Outcome(**reply, output=output, error_output=error_output, returned=returned)
-        except BaseException:  # else the next run would read this one's reply
+        except BaseException:  # else the next run would receive this one's reply
             self.close()
             raise
         finally:
@@ -82,9 +84,9 @@ class Sandbox:
                 shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
-        """End the supervisor and with it every program; returns when they are gone."""
+        """End the supervisor and with it every program; returns when they have ended."""
         if self._channel is not None:
-            with suppress(OSError):  # the other end is gone already
+            with suppress(OSError):  # the supervisor has ended already
                 self._channel.shutdown(socket.SHUT_RDWR)
             self._channel.close()
             self._channel = None
@@ -134,12 +136,12 @@ class Sandbox:
                 self._start(theirs.fileno())
             ours.settimeout(_START_TIMEOUT_S)
             if ours.recv(_MAX_REPLY) != b"ready":
-                raise OSError("it ended at its start")
+                raise OSError("the supervisor ended at its start")
         except OSError as error:
             ours.close()
-            said = self._error_output()
+            message = self._error_output()
             self.close()
-            raise ConfigError(f"no sandbox for code rewards: {said or error}; {_REMEDY}") from error
+            raise ConfigError(f"no sandbox for code rewards: {message or error}; {_REMEDY}") from error
         except ConfigError:
             ours.close()
             raise
@@ -166,23 +168,23 @@ class Sandbox:
         )
 
     def _error_output(self) -> str:
-        """Return what bubblewrap or the supervisor said."""
+        """Return the error output of bubblewrap or the supervisor."""
         if self._process is not None:
             try:
-                self._process.wait(1.0)  # it is on its way out
+                self._process.wait(1.0)  # it is ending
             except subprocess.TimeoutExpired:
                 return ""
         return shorten(_read(self._errors).decode(errors="replace"), 300) if self._errors >= 0 else ""
 
 
 _REMEDY = (
-    "bubblewrap needs user namespaces, or root with CAP_SYS_ADMIN; have programs run elsewhere with "
+    "bubblewrap needs user namespaces, or root with CAP_SYS_ADMIN; run programs elsewhere with "
     "--code-verifier-api-url, or with your own rights with --run-model-code-without-sandbox"
 )
 
 
 def check_sandbox() -> None:
-    """Run a program in a sandbox. Raises: ConfigError if that does not work here, with a remedy."""
+    """Run a test program in a sandbox. Raises: ConfigError with a remedy if that fails on this machine."""
     with Sandbox() as sandbox:
         try:
             outcome = sandbox.run("print(6 * 7)", limits=Limits())

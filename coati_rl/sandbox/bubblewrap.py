@@ -1,11 +1,11 @@
-"""Build the command line that starts the supervisor inside of the sandbox.
+"""Build the command line that starts the supervisor inside the sandbox.
 
-bubblewrap makes namespaces for everything (files, processes, network, hostname, shared memory, control groups) and a
-root that holds /usr, this Python and its packages, all read-only, and nothing else of the machine. Its own environment
-is empty: its process 1 would show it to whoever can read /proc/1/environ, --clearenv or not.
+bubblewrap creates all namespaces (files, processes, network, hostname, shared memory, control groups) and a root that
+holds /usr, this Python and its packages, all read-only, and nothing else of the machine. Its own environment is empty:
+otherwise its process 1 would expose it in /proc/1/environ, --clearenv or not.
 
-Started by root, no user namespace is made: programs become another, real user, because the kernel does not count
-root's processes. Started by anyone else, programs stay that person in a user namespace, without its capabilities.
+Started by root, it creates no user namespace: programs run as another, real user, because the kernel does not limit
+root's processes. Started by another user, programs run as that user in a user namespace, without capabilities.
 """
 
 import json
@@ -21,25 +21,25 @@ from coati_rl.sandbox.seccomp import seccomp_filter
 
 _HERE = Path(__file__).parent
 _INSIDE = ("supervisor.py", "program.py", "usage.py")
-_DEVICES = ("null", "full", "random", "urandom")  # no zero: mapped as shared, it is memory that counts as nobody's
+_DEVICES = ("null", "full", "random", "urandom")  # no zero: a shared mapping of it is memory that counts for no process
 _CAPABILITIES_OF_ROOT = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_KILL")
 
 
 def sandbox_command(descriptor: int, *, user: int | None) -> list[str]:
-    """Start the supervisor inside the walls.
+    """Return the command that starts the supervisor inside the sandbox.
 
     Args:
         descriptor: the supervisor's end of the socket, to be inherited.
-        user: id of the user that programs become; root alone chooses one.
-    Raises: ConfigError when bubblewrap is missing, or the machine is unknown.
+        user: id of the user that programs run as; None unless this process is root's.
+    Raises: ConfigError when bubblewrap is missing, or the machine's architecture is not supported.
     """
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise ConfigError(
-            "code rewards run programs in bubblewrap, and there is no bwrap here: install it (Debian, Ubuntu: "
-            "apt install bubblewrap), or have programs run elsewhere with --code-verifier-api-url"
+            "code rewards run programs in bubblewrap, and bwrap is not installed: install it (Debian, Ubuntu: "
+            "apt install bubblewrap), or run programs elsewhere with --code-verifier-api-url"
         )
-    walls = [
+    options = [
         *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
         *("--as-pid-1", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"),
         *_system(),
@@ -51,16 +51,16 @@ def sandbox_command(descriptor: int, *, user: int | None) -> list[str]:
     ]
     if user is not None:
         for capability in _CAPABILITIES_OF_ROOT:
-            walls += ["--cap-add", capability]
+            options += ["--cap-add", capability]
     else:
-        # As user 0 of the namespace: for another one bubblewrap makes two of them, and rights in the inner one are none
-        # in the outer, to which the process namespace belongs.
-        walls += ["--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "CAP_SYS_ADMIN"]
-    return [bwrap, *walls, *supervisor_command("/sandbox/supervisor.py", descriptor, user=user, is_isolated=True)]
+        # As user 0 of the namespace: for another one bubblewrap creates two nested ones, and capabilities in the inner
+        # one do not hold in the outer, which owns the process namespace.
+        options += ["--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "CAP_SYS_ADMIN"]
+    return [bwrap, *options, *supervisor_command("/sandbox/supervisor.py", descriptor, user=user, is_isolated=True)]
 
 
 def supervisor_command(path: str, descriptor: int, *, user: int | None, is_isolated: bool) -> list[str]:
-    """Start the supervisor where it is. The hash seed comes from the environment: sets have one order in all runs."""
+    """Return the command that starts the supervisor. PYTHONHASHSEED is set, so that sets have one order in all runs."""
     settings = {
         "descriptor": descriptor,
         "seccomp": seccomp_filter(platform.machine()).hex() if is_isolated else "",
@@ -72,7 +72,7 @@ def supervisor_command(path: str, descriptor: int, *, user: int | None, is_isola
 
 
 def _system() -> list[str]:
-    """Read-only: the system's programs and libraries, this Python, its packages."""
+    """Return the options that bind, read-only, the system's programs and libraries, this Python and its packages."""
     binds: list[str] = []
     for folder in ("/bin", "/lib", "/lib32", "/lib64", "/libx32"):
         if os.path.islink(folder):
@@ -82,21 +82,21 @@ def _system() -> list[str]:
     python = os.path.realpath(sys.base_prefix)
     if python.startswith(("/tmp/", "/dev/")):
         raise ConfigError(
-            f"code rewards run programs in a sandbox that has its own /tmp and /dev, and this Python is in {python}: "
-            "use one elsewhere"
+            f"code rewards run programs in a sandbox with its own /tmp and /dev, and this Python is in {python}: "
+            "use a Python elsewhere"
         )
     for folder in ("/usr", "/etc/ld.so.cache", python):
         if os.path.exists(folder) and not folder.startswith("/usr/"):
             binds += _bind(folder, folder)
     if os.path.isdir("/usr/src") and not python.startswith("/usr/src/"):
-        binds += ["--tmpfs", "/usr/src", "--remount-ro", "/usr/src"]  # where container images keep what they run
+        binds += ["--tmpfs", "/usr/src", "--remount-ro", "/usr/src"]  # where container images keep their sources
     for folder, inside in _package_folders().items():
         binds += _bind(folder, inside)
     return binds
 
 
 def _bind(source: str, target: str) -> list[str]:
-    """Read-only. The folders above it are made here: bubblewrap makes them for its own user alone."""
+    """Bind a path read-only, and create the directories above it: bubblewrap would make them private to its user."""
     folders = [str(folder) for folder in reversed(Path(target).parents) if str(folder) != "/"]
     return [
         *(word for folder in folders for word in ("--perms", "0755", "--dir", folder)),
@@ -105,6 +105,6 @@ def _bind(source: str, target: str) -> list[str]:
 
 
 def _package_folders() -> dict[str, str]:
-    """Return where numpy and the like are, which solutions import: here, and in the sandbox, where /tmp is another."""
+    """Return the directories of packages, such as numpy, that solutions import, with their paths in the sandbox."""
     folders = dict.fromkeys(os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
     return {folder: f"/sandbox/packages/{number}" for number, folder in enumerate(folders)}

@@ -1,23 +1,23 @@
-"""Define what a sandboxed program may use, and what became of it."""
+"""Define the limits of a sandboxed program, and its outcome."""
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
 MIB = 1 << 20
-_MAX_ERROR = 1000  # bytes of error output that are looked at
+_MAX_ERROR = 1000  # bytes of error output that `explain` reads
 
-# How a program ended: by itself ("exit", or "signal"), or at a limit. "starved": others had the cores for so long that
-# nothing can be said of the program.
+# How a program ended: by itself ("exit", or "signal"), or at a limit. "starved": other processes had the cores for so
+# long that the outcome says nothing about the program.
 End = Literal["exit", "signal", "cpu", "wall", "memory", "processes", "starved"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Of one run of a program; `cpu_s` and `memory_bytes` hold for the sum of its processes."""
+    """Hold the limits of one run of a program; `cpu_s` and `memory_bytes` hold for the sum of its processes."""
 
     cpu_s: float = 10.0
-    memory_bytes: int = 1024 * MIB  # address space of each process, and what all have of their own, swapped or not
+    memory_bytes: int = 1024 * MIB  # address space of each process, and private memory of all, swapped or not
     output_bytes: int = 16 * MIB  # of each of output, error output and returned value, and of any file
     disk_bytes: int = 64 * MIB  # of /tmp; of /dev/shm as much again
     num_files: int = 1000  # files and folders in each
@@ -27,30 +27,30 @@ class Limits:
 
     @property
     def wall_s(self) -> float:
-        """Time on the clock, less what the program spent waiting for a core."""
+        """Return the limit of wall time, without time spent waiting for a core, in seconds."""
         return self.cpu_s + 1.0
 
     @property
     def starved_s(self) -> float:
-        """Time on the clock, waiting included."""
+        """Return the limit of wall time, waiting included, in seconds."""
         return min(5 * self.wall_s, self.most_wall_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """Describe what became of a run."""
+    """Describe how a run ended."""
 
     end: End
     code: int  # exit code, or number of the signal
     cpu_s: float
     wall_s: float
-    waited_s: float  # of it; for a core, while others had them
+    waited_s: float  # of it, for a core that other processes used
     output: bytes
     error_output: bytes
     returned: bytes  # JSON; empty if the function did not return
 
     def explain(self, limits: Limits) -> str:
-        """Return how it ended, in words."""
+        """Return a phrase that says how it ended."""
         match self.end:
             case "exit":
                 lines = self.error_output[-_MAX_ERROR:].decode(errors="replace").strip().splitlines()
@@ -66,4 +66,4 @@ class Outcome:
             case "processes":
                 return f"more than {limits.num_processes} processes and threads"
             case "starved":
-                return f"no end after {self.wall_s:.0f} s, {self.waited_s:.0f} s of which it waited for a core"
+                return f"no end after {self.wall_s:.0f} s, of which it waited {self.waited_s:.0f} s for a core"

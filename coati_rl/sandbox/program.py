@@ -1,7 +1,7 @@
-"""Run one program once, inside the sandbox; source, input and output pass through descriptors.
+"""Run one program once, inside the sandbox; source, input and output are in file descriptors.
 
 Imported by the supervisor alone, which forks and calls `run_program` in the child. Nothing here is secret or trusted:
-from the first line of the program on, all that counts is what stands in the descriptors when the process has ended.
+once the program runs, only the content of the descriptors after the process has ended counts.
 Descriptors: 0 input, 1 output, 2 error output, 3 the returned value as JSON (call mode).
 """
 
@@ -21,15 +21,13 @@ from types import TracebackType
 from typing import Any
 
 RESULT_DESCRIPTOR = 3
-_STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}  # by name they are in /proc, which is empty here
-# What a program may believe: pools of a process per core have a place then, and CPU time is summed anyway.
+_STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}  # links to /proc, which is empty here
+# As reported to programs: pools of a process per core then work, and CPU time is summed anyway.
 _NUM_CORES = 4
-_RECURSION_LIMIT = (
-    600_000  # PRIME's, verl's and LiveCodeBench's; 1,000 elsewhere. The stack is the supervisor's affair.
-)
+_RECURSION_LIMIT = 600_000  # PRIME's, verl's and LiveCodeBench's; 1,000 elsewhere. The supervisor provides the stack.
 _MAX_FRAMES = 3  # of an error that are shown
-_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)  # as JSON writes a key that was one
-# What a solution to a function task may use without importing it, as on LeetCode, whose stubs the APPS tests came from.
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)  # as JSON writes an integer key
+# Names that a solution to a function task may use without importing them, as on LeetCode, the source of APPS tests.
 _FUNCTION_TASK_IMPORTS = """
 from string import *
 from datetime import *
@@ -51,20 +49,20 @@ import string, sys
 
 
 def function_task_names() -> dict[str, Any]:
-    """The namespace that a solution to a function task starts from."""
+    """Return the namespace in which a solution to a function task starts."""
     names: dict[str, Any] = {}
     exec(_FUNCTION_TASK_IMPORTS, names)
     return names
 
 
 def run_program(source: str, function: str, names: dict[str, Any]) -> int:
-    """Run to the end, as `python solution.py` would.
+    """Run a program to its end, as `python solution.py` would.
 
     Args:
-        source: the program; it also stands in solution.py in the working directory.
-        function: to be called once the program has run, with the arguments on descriptor 0; "" for none.
-        names: the namespace to start from.
-    Returns: the exit code; the error is on descriptor 2.
+        source: the program; it is also in solution.py in the working directory.
+        function: called after the program has run, with the arguments on descriptor 0; "" for none.
+        names: the namespace to start in.
+    Returns: the exit code; an error is written to descriptor 2.
     """
     sys.stdin = _stream(io.BufferedReader(io.FileIO(0, closefd=False)), "stdin", "r")
     sys.stdout = _stream(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "stdout", "w")
@@ -73,13 +71,13 @@ def run_program(source: str, function: str, names: dict[str, Any]) -> int:
         setattr(sys, f"__{stream}__", getattr(sys, stream))
     stdout = sys.stdout
     folder = os.getcwd()
-    _be_a_usual_interpreter(folder)
-    # A function task's program is not the main one: what stands under `if __name__ == "__main__"` would read the input.
+    _prepare_interpreter(folder)
+    # A function task's program is not the main module: code under `if __name__ == "__main__"` would read the input.
     name = "solution" if function else "__main__"
     module = type(sys)(name)
     path = os.path.join(folder, "solution.py")
     module.__dict__.update(names, __name__=name, __file__=path, __builtins__=builtins)
-    module.__dict__.pop(function, None)  # a program without a function gcd does not have math's
+    module.__dict__.pop(function, None)  # a program without a function gcd must not get math's
     sys.modules[name] = module
     code = 0
     try:
@@ -96,15 +94,15 @@ def run_program(source: str, function: str, names: dict[str, Any]) -> int:
 
 
 def _stream(buffer: Any, name: str, mode: str) -> io.TextIOWrapper:
-    """A standard stream with the attributes that the interpreter gives it; templates for fast output read its mode."""
+    """Return a standard stream with the interpreter's attributes; templates for fast output read its mode."""
     buffer.raw.name = f"<{name}>"
     stream = io.TextIOWrapper(buffer, "utf-8", "surrogateescape")
     stream.mode = mode  # type: ignore[misc]
     return stream
 
 
-def _be_a_usual_interpreter(folder: str) -> None:
-    """Add what programs are used to, and this one, without `site` and without /proc, lacks."""
+def _prepare_interpreter(folder: str) -> None:
+    """Add what programs expect and this interpreter lacks, as it runs without `site` and without /proc."""
     sys.argv = ["solution.py"]
     sys.path.insert(0, folder)
     sys.setrecursionlimit(_RECURSION_LIMIT)
@@ -123,7 +121,7 @@ def _be_a_usual_interpreter(folder: str) -> None:
 
 
 def _with_integer_keys(value: dict[str, Any]) -> dict[Any, Any]:
-    """A JSON object whose keys are all integers has integer keys, as in PRIME's and verl's checkers."""
+    """Convert the keys of a JSON object to integers if all are, as PRIME's and verl's checkers do."""
     if value and all(map(_INTEGER.fullmatch, value)):
         return {int(key): part for key, part in value.items()}
     return value
@@ -134,7 +132,7 @@ def _call(function: str, arguments: list[Any], names: dict[str, Any]) -> None:
     value = _called(function, names)(*arguments)
     try:
         text = json.dumps(value, default=_as_json)
-    except TypeError:  # a key that JSON lacks, or else the same error again
+    except TypeError:  # a key that JSON lacks; other errors are raised again
         text = json.dumps(_with_text_keys(value), default=_as_json)
     returned = text.encode()
     while returned:
@@ -142,7 +140,7 @@ def _call(function: str, arguments: list[Any], names: dict[str, Any]) -> None:
 
 
 def _called(function: str, names: dict[str, Any]) -> Any:
-    """The method where class Solution has it or nothing else does; else the plain function."""
+    """Return the method if class Solution has it or there is no such function; else the function."""
     solution = names.get("Solution")
     if isinstance(solution, type) and (hasattr(solution, function) or function not in names):
         return getattr(solution(), function)
@@ -150,9 +148,7 @@ def _called(function: str, names: dict[str, Any]) -> Any:
 
 
 def _as_json(value: Any) -> object:
-    """Convert what JSON lacks: arrays and their numbers, exact numbers, bytes as text; deques, ranges, iterators as
-    lists.
-    """
+    """Convert types that JSON lacks: arrays, exact numbers, bytes (to text), iterables (to lists)."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, bytes | bytearray):
@@ -170,7 +166,7 @@ def _as_json(value: Any) -> object:
 
 
 def _with_text_keys(value: Any) -> Any:
-    """Dictionaries whose keys are tuples, arrays' numbers and the like get their text as keys."""
+    """Replace keys of dictionaries that JSON lacks, such as tuples, by their text."""
     if isinstance(value, dict):
         return {_text_key(key): _with_text_keys(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -214,13 +210,13 @@ def _count(frames: TracebackType | None) -> int:
 
 
 def _end(code: int, module: Any, stdout: Any) -> int:
-    """Do what the interpreter does at its end: wait for threads, run exit handlers, flush, close what was left open."""
+    """Finish as the interpreter does: wait for threads, run exit handlers, flush, close open files."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         _flush(getattr(sys, "stdout", None))
         _flush(stdout)
-        sys.stdout = stdout  # a stream of the program's needs what now goes
+        sys.stdout = stdout  # the program's own stream may need names that are removed next
         while module.__dict__:
             module.__dict__.popitem()  # last first: finalizers still find what they use
         _flush(stdout)
@@ -232,5 +228,5 @@ def _end(code: int, module: Any, stdout: Any) -> int:
 
 
 def _flush(stream: Any) -> None:
-    with suppress(AttributeError, ValueError):  # there is none; it is closed, or detached
+    with suppress(AttributeError, ValueError):  # it does not exist, is closed, or detached
         stream.flush()

@@ -1,9 +1,9 @@
 """Build the seccomp filter (BPF) of a machine against system calls that a sandboxed program must not make.
 
-Namespaces, limits and an unprivileged user already hold what a program can reach. The filter takes away what gets
-around them (memory that no limit sees, new namespaces, a lower priority, with which a program could pose as one that
-others keep from the cores) and the parts of the kernel that most attacks on it go through. A refused call fails with
-EPERM, so that a program that tries it sees an error and goes on.
+Namespaces, limits and an unprivileged user already confine a program. The filter refuses what circumvents them (memory
+that no limit counts, new namespaces, a lower priority, which would make a program look starved) and the parts of the
+kernel that most attacks use. A refused call fails with EPERM, so that a program that tries it gets an error and
+continues.
 Numbers: the kernel's asm/unistd_64.h and asm-generic/unistd.h.
 """
 
@@ -31,8 +31,8 @@ _WORD = 0xFFFFFFFF
 _AF_UNIX = 1
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x1, 0x20, 0x40000
 _PR_SET_SECCOMP, _PR_SET_THP_DISABLE, _PR_SCHED_CORE = 22, 41, 62
-# fcntl: what would leave a trace on a file that the machine and all sandboxes share, or would show one. A lock for
-# reading that nobody can ask about (F_GETLK) or collide with (the file is read-only) is none.
+# fcntl: commands that would leave or show a trace on a file that the machine and all sandboxes share. A read lock is
+# harmless: no process can query it (F_GETLK) or conflict with it (the file is read-only).
 _F_GETLK, _F_OFD_GETLK, _F_OFD_SETLK, _F_OFD_SETLKW = 5, 36, 37, 38
 _F_SETLEASE, _F_NOTIFY, _F_SET_RW_HINT, _F_SET_FILE_RW_HINT = 1024, 1026, 1036, 1038
 _REFUSED_FCNTL = (
@@ -59,7 +59,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "semget": (64, 190),
     "msgget": (68, 186),
     "mq_open": (240, 180),
-    "setxattr": (188, 5),  # attributes of a memfd count nowhere
+    "setxattr": (188, 5),  # attributes of a memfd are not counted
     "lsetxattr": (189, 6),
     "fsetxattr": (190, 7),
     "setxattrat": (463, 463),
@@ -67,7 +67,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "splice": (275, 76),
     "tee": (276, 77),
     "sendfile": (40, 71),
-    "bind": (49, 200),  # what waits at a socket with a name stays when its sender is gone
+    "bind": (49, 200),  # data queued at a named socket stays when its sender has ended
     "listen": (50, 201),
     "sendmsg": (46, 211),  # descriptors in flight
     "sendmmsg": (307, 269),
@@ -102,7 +102,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "listmount": (458, 458),
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
-    # its share of the cores and of the disk, and others'
+    # priority on cores and disk
     "setpriority": (141, 140),
     "sched_setparam": (142, 118),
     "sched_setscheduler": (144, 119),
@@ -112,7 +112,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "sync": (162, 81),
     "syncfs": (306, 267),
     "fadvise64": (221, 223),
-    # wide doors into the kernel
+    # large attack surfaces of the kernel
     "seccomp": (317, 277),
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
@@ -154,7 +154,7 @@ _REFUSED_IF: dict[str, tuple[tuple[int, int], tuple[tuple[int, int, int, bool], 
     "socket": ((41, 198), ((0, _WORD, _AF_UNIX, False),)),
     "socketpair": ((53, 199), ((0, _WORD, _AF_UNIX, False),)),
     "setsockopt": ((54, 208), ((2, _WORD & ~_UP_TO_REUSEADDR, 0, False),)),
-    # Memory that is shared without a file counts as nobody's once nobody has it in his page table.
+    # Shared anonymous memory counts for no process once no page table holds it.
     "mmap": (
         (9, 222),
         ((3, _MAP_SHARED | _MAP_ANONYMOUS, _MAP_SHARED | _MAP_ANONYMOUS, True), (3, _MAP_HUGETLB, 0, False)),
@@ -169,16 +169,16 @@ _CLONE3 = 435
 
 
 def seccomp_filter(machine: str) -> bytes:
-    """The filter as an array of struct sock_filter.
+    """Return the filter as an array of struct sock_filter.
 
     Args:
-        machine: as `platform.machine()` says it.
-    Raises: ConfigError for a machine whose system calls are not known here.
+        machine: as returned by `platform.machine()`.
+    Raises: ConfigError for a machine whose system calls are not listed here.
     """
     if machine not in _AUDIT_ARCHITECTURES:
         raise ConfigError(
-            f"the sandbox knows no system calls of {machine!r}; run on {' or '.join(_AUDIT_ARCHITECTURES)}, "
-            "or have programs run elsewhere with --code-verifier-api-url"
+            f"the sandbox does not support {machine!r}; run on {' or '.join(_AUDIT_ARCHITECTURES)}, "
+            "or run programs elsewhere with --code-verifier-api-url"
         )
     column = list(_AUDIT_ARCHITECTURES).index(machine)
     program = [
@@ -217,7 +217,7 @@ def _statement(code: int, value: int) -> bytes:
 
 
 def _jump(code: int, value: int, *, if_true: int, if_false: int) -> bytes:
-    """Jumps skip so many instructions."""
+    """Return a jump; `if_true` and `if_false` are numbers of instructions to skip."""
     return struct.pack("=HBBI", code, if_true, if_false, value)
 
 

@@ -1,16 +1,16 @@
-"""Run programs one after another inside the sandbox, as requests over one socket ask.
+"""Run programs one after another inside the sandbox, on requests over one socket.
 
-The only process of ours in there, and the only one with capabilities. Started once by bubblewrap, with nothing but the
-standard library in reach; it ends, with all that it started, when the other end of the socket closes. For each program
-it makes a fresh process namespace and fresh file systems for /tmp and /dev/shm, and forks a child that gives up every
-right before the first line of the program. When the child, which is process 1 of its namespace, ends, the kernel ends
-all that it left behind. Files go with their file systems.
+This is the only trusted process in the sandbox, and the only one with capabilities. bubblewrap starts it once, with the
+standard library alone; it ends, with all that it started, when the other end of the socket closes. For each program it
+creates a new process namespace and new file systems for /tmp and /dev/shm, and forks a child that drops all privileges
+before the program starts. When the child, which is process 1 of its namespace, ends, the kernel kills all processes
+that it left. Files are removed with their file systems.
 
-A fork of this warm interpreter costs a fraction of starting one, which is why the supervisor stays between programs.
+A fork of this interpreter costs a fraction of starting one, which is why the supervisor stays between programs.
 
 Request: JSON and the descriptors [source, input, output, error output, returned value]. Reply: JSON, {"end", "code",
-"cpu_s", "wall_s", "waited_s"}, as `Outcome` in limits.py describes them; or {"end": "failed", "detail"}: the sandbox
-itself.
+"cpu_s", "wall_s", "waited_s"}, as `Outcome` in limits.py describes them; or {"end": "failed", "detail"} if the sandbox
+itself failed.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import program  # type: ignore[import-not-found]  # beside this file: -P keeps its folder out of the path
+import program  # type: ignore[import-not-found]  # in this file's directory, which -P keeps out of the path
 import usage  # type: ignore[import-not-found]  # as above
 
 _CLONE_NEWPID = 0x20000000
@@ -37,14 +37,16 @@ _PR_SET_THP_DISABLE = 41
 _SECCOMP_MODE_FILTER = 2
 _M_ARENA_MAX = -8
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522
-_COUNTS_PER_NAMESPACE = (5, 14)  # the Linux since which processes are counted for each user namespace
+_COUNTS_PER_NAMESPACE = (5, 14)  # first Linux version that counts processes per user namespace
 _PROCESSES_OF_OURS = 1
 _MAX_REQUEST = 64 * 1024
-_POLL_S = 0.02  # between two looks at what a program uses; a short one ends before the first
+_POLL_S = 0.02  # between two samples of what a program uses; a short program ends before the first
 _KILL_TIMEOUT_S = 10.0
 # Of a process's first thread: 600,000 calls deep, also through C (functools.cache takes 500 bytes, __call__ 750).
 _STACK = 512 * 1024 * 1024
-_THREAD_STACK = 8 * 1024 * 1024  # of the others, as usual: the C library would give each as much as the first
+_THREAD_STACK = (
+    8 * 1024 * 1024
+)  # of the other threads, the usual size: the C library would give each as much as the first
 _SIZE_OF_THREAD_ATTRIBUTES = 64  # at least sizeof(pthread_attr_t)
 _MAX_SIGNALS = 64  # waiting for delivery
 
@@ -56,8 +58,8 @@ class _SockFprog(ctypes.Structure):
 
 
 def main() -> None:
-    """Serve until the other end of the socket closes. The settings are in argv as JSON."""
-    _make_room_for_the_stack()
+    """Serve requests until the other end of the socket closes. The settings are in argv as JSON."""
+    _raise_stack_limit()
     settings = json.loads(sys.argv[1])
     channel = socket.socket(fileno=settings["descriptor"])
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
@@ -89,15 +91,17 @@ def main() -> None:
 
 
 class SandboxSupervisor:
-    """Forks programs and watches them."""
+    """Fork programs and enforce their limits."""
 
     def __init__(self, settings: dict[str, Any], channel: socket.socket) -> None:
         self._channel = channel.fileno()
         self._filter = bytes.fromhex(settings["seccomp"])
-        self._user = settings["user"]  # to become; None: stay, there is but one in this user namespace
+        self._user = settings[
+            "user"
+        ]  # that programs run as; None: the current one, the only one in this user namespace
         self._owner = b"" if self._user is None else f",uid={self._user},gid={self._user}".encode()
         self._is_isolated = settings["is_isolated"]
-        # Else the kernel counts all processes of the person who started this, and only `_exceeded` holds a program.
+        # Else the kernel counts all processes of the user who started this, and only `_exceeded` limits a program.
         kernel = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2])
         self._counts_processes = self._is_isolated and (self._user is not None or kernel >= _COUNTS_PER_NAMESPACE)
         self._names = program.function_task_names()
@@ -106,14 +110,14 @@ class SandboxSupervisor:
             _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl SUBREAPER")
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY)
         if self._is_isolated:
-            # Programs see an empty folder there, this process what it has opened.
+            # Programs see an empty directory there, this process the one that it has opened.
             _check(_libc.mount(b"tmpfs", b"/proc", b"tmpfs", _MS_RDONLY, b"size=4k,nr_inodes=2"), "mount /proc")
             for entry in os.scandir("/dev"):
                 if not entry.is_dir():
                     _remount_read_only(entry.path)
 
     def run(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        """One program to its end."""
+        """Run one program to its end."""
         limits = request["limits"]
         if self._is_isolated:
             size = f"size={limits['disk_bytes']},nr_inodes={limits['num_files']},mode=1777".encode() + self._owner
@@ -123,21 +127,21 @@ class SandboxSupervisor:
         failures, failed = os.pipe()
         child = os.fork()
         if child == 0:
-            self._be_the_program(request, descriptors, failed)
+            self._run_child(request, descriptors, failed)
         os.close(failed)
         used = usage.Usage(self._proc, child, is_alone=self._is_isolated)
         try:
             if self._is_isolated:
-                # Back to our own, or there could be no next one: a namespace is made from one's own only.
+                # Return to the original namespace: the next one can only be created from there.
                 _check(_libc.setns(self._own_pids, _CLONE_NEWPID), "setns")
             with open(failures, "rb") as stream:
                 failure = stream.read().decode()  # ends when the program starts, its descriptors closed
             end = self._watch(child, limits, used)
-            if used.wall_s > 0:  # it was looked at; what it waited for a core since then is gone with the process
-                used.look()
+            if used.wall_s > 0:  # sampled before; its wait for a core since then is lost once it is reaped
+                used.sample()
             _, status, resources = os.wait4(child, 0)
             if not self._is_isolated:
-                self._end_strays()
+                self._kill_orphans()
         finally:
             if self._is_isolated:
                 for place in (b"/tmp", b"/dev/shm"):
@@ -153,14 +157,14 @@ class SandboxSupervisor:
         }
 
     def _watch(self, child: int, limits: dict[str, Any], used: Any) -> str | None:
-        """Wait for the child's end; past a limit kill it and say which. As well when nobody waits for the outcome."""
+        """Wait for the child's end; kill it at a limit, which is returned, or when the requester has disconnected."""
         pidfd = os.pidfd_open(child)
         try:
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
             poll.register(self._channel, 0)  # the other end's closing is always reported
             while not (events := dict(poll.poll(_POLL_S * 1000))):
-                used.look()
+                used.sample()
                 if (end := self._exceeded(limits, used)) is not None:
                     break
             else:
@@ -185,8 +189,8 @@ class SandboxSupervisor:
             return "wall"
         return "starved" if used.wall_s > limits["starved_s"] else None
 
-    def _end_strays(self) -> None:
-        """Without a namespace: kill what the program left behind, children of this process by now."""
+    def _kill_orphans(self) -> None:
+        """Kill the processes that a program without a namespace left, which are children of this process now."""
         while True:
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -200,16 +204,16 @@ class SandboxSupervisor:
                     os.kill(int(name), signal.SIGKILL)
             time.sleep(_POLL_S / 10)
 
-    def _be_the_program(self, request: dict[str, Any], descriptors: list[int], failed: int) -> None:
-        """The child's whole life. A failure before the program starts goes to `failed`: it is none of the program's."""
+    def _run_child(self, request: dict[str, Any], descriptors: list[int], failed: int) -> None:
+        """Run the program in the child and exit. A failure before the program starts is written to `failed`."""
         try:
             os.setsid()
             source = os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0).decode()
-            for number in range(4):  # what was received is above 3, as supervisor and socket are
+            for number in range(4):  # received descriptors are above 3, as those of the supervisor and the socket are
                 os.dup2(descriptors[number + 1], number)
             os.chdir(request["directory"])
             self._set_limits(request["limits"])
-            self._give_up_rights()
+            self._drop_privileges()
             _write_source(source)
         except BaseException as error:  # noqa: BLE001 - all of it is for the other side to know
             os.write(failed, repr(error).encode())
@@ -222,7 +226,7 @@ class SandboxSupervisor:
             os._exit(1)
 
     def _set_limits(self, limits: dict[str, Any]) -> None:
-        cpu_s = int(limits["cpu_s"]) + 1  # whole seconds; the supervisor's own look is finer
+        cpu_s = int(limits["cpu_s"]) + 1  # whole seconds; the supervisor's own check is finer
         for limit, value in (
             (resource.RLIMIT_CORE, 1),  # 0 does not hold for a machine that hands core files to a program; 1 does
             (resource.RLIMIT_MEMLOCK, 0),
@@ -237,7 +241,7 @@ class SandboxSupervisor:
             num_processes = limits["num_processes"] + (_PROCESSES_OF_OURS if self._user is None else 0)
             resource.setrlimit(resource.RLIMIT_NPROC, (num_processes, num_processes))
 
-    def _give_up_rights(self) -> None:
+    def _drop_privileges(self) -> None:
         if self._user is not None:
             os.setgroups([])
             os.setresgid(self._user, self._user, self._user)
@@ -247,7 +251,7 @@ class SandboxSupervisor:
             _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
         _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl PDEATHSIG")
         _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl NO_NEW_PRIVS")
-        # What is left of a huge page when the rest of it was unmapped takes a huge page, and counts as little.
+        # The rest of a partly unmapped huge page occupies a huge page, but counts as little.
         _check(_libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0), "prctl THP_DISABLE")
         if self._filter:
             fprog = _SockFprog(len(self._filter) // 8, self._filter)
@@ -255,22 +259,24 @@ class SandboxSupervisor:
 
 
 def _remount_read_only(path: str) -> None:
-    """A device can be written to as before, but its times stay: the machine and all sandboxes share the node."""
-    kept = os.statvfs(path).f_flag & (_MS_NOSUID | _MS_NODEV | _MS_NOEXEC)  # the same numbers; may not be taken away
+    """Remount a device, which stays writable, so that its times do not change: all sandboxes share the node."""
+    kept = os.statvfs(path).f_flag & (
+        _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+    )  # the same numbers; the kernel refuses to clear them
     _check(_libc.mount(None, path.encode(), None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | kept, None), "remount")
 
 
 def _write_source(source: str) -> None:
-    """Write what __file__ names. Where there is no place for it the program runs without."""
+    """Write solution.py, which __file__ names; ignore a full disk."""
     with suppress(OSError):
         with open("solution.py", "w", encoding="utf-8") as file:
             file.write(source)
-        # Long ago: a module that the program writes and imports within a tick of the clock would not be looked for.
+        # An old time: else Python's import cache would miss a module that the program writes within a clock tick.
         os.utime(".", (0, 0))
 
 
-def _make_room_for_the_stack() -> None:
-    """Start once more under the larger limit: at exec the kernel leaves room for a stack of that size, not later."""
+def _raise_stack_limit() -> None:
+    """Restart this process with a larger stack limit: the kernel reserves the stack's size only at exec."""
     soft, most = resource.getrlimit(resource.RLIMIT_STACK)
     wanted = _STACK if most < 0 else min(_STACK, most)
     if soft != wanted:

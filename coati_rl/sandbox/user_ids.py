@@ -1,6 +1,6 @@
-"""Give each sandbox of root's a user id of its own: the kernel counts processes by user id, whatever else is apart.
+"""Claim a separate user id for each sandbox started by root, as the kernel limits processes by user id.
 
-The name of an abstract socket says that an id is taken. The kernel frees it with the process that holds the socket.
+A bound abstract socket marks an id as taken. The kernel frees the name with the process that holds the socket.
 """
 
 import os
@@ -9,13 +9,13 @@ from contextlib import suppress
 
 from coati_rl.errors import ConfigError
 
-_FIRST, _NUM = 60_000, 5_000  # ids that Debian's policy (9.2.2) leaves to be given out on demand
+_FIRST, _NUM = 60_000, 5_000  # ids that Debian's policy (9.2.2) reserves for allocation on demand
 
 
 def claim_user_id() -> tuple[int, socket.socket]:
-    """Take an id that no other sandbox of this machine has.
+    """Claim an id that no other sandbox of this machine uses.
 
-    Returns: the id, and the socket that holds it until it is closed.
+    Returns: the id, and the socket that reserves it until it is closed.
     Raises: ConfigError when all are taken.
     """
     for number in range(_NUM):

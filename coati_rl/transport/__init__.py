@@ -1,5 +1,4 @@
-"""The weight wire: trainers' tensors go in on the senders' ranks, staged and digest-checked ones come out on every
-engine rank.
+"""Transfer weights from the trainers' sender ranks to every engine rank, where they are staged and digest-checked.
 
-The manifest and the rendezvous travel beside the wire (as JSON, by remote call); the wire itself carries bytes only.
+The manifest and the rendezvous are sent separately, as JSON by remote call; the transports move bytes only.
 """

@@ -1,4 +1,4 @@
-"""Choose the transport of the weights: what the user asked for, if it is possible here, else the fastest that is."""
+"""Choose the transport of the weights: the requested one if it can work here, for `auto` the fastest that can."""
 
 import os
 from typing import Literal
@@ -14,15 +14,15 @@ _SHARED_MEMORY = "/dev/shm"
 def choose_backend(
     requested: WeightTransport, *, device: Literal["cpu", "cuda"], is_one_node: bool, update_bytes: int = 0
 ) -> CollectiveBackend:
-    """The wire's backend.
+    """Return the backend of weight transfers.
 
     Args:
         requested: `--weight-transport`.
         device: of trainers and engines.
         is_one_node: True if all of them are on the same machine.
         update_bytes: of all weights; shared memory is chosen where it holds them three times: two segments that are
-            used by turns, and those of a group that is followed by a new one.
-    Raises: ConfigError if what is requested cannot work.
+            used alternately, and that of an old group while a new one is opened.
+    Raises: ConfigError if the requested one cannot work.
     """
     if requested == "auto":
         if device == "cuda":
@@ -40,7 +40,7 @@ def choose_backend(
 
 
 def _shared_memory() -> int:
-    """Bytes that are free; containers are often given 64 MiB."""
+    """Return the free bytes of shared memory; containers often have 64 MiB."""
     try:
         free = os.statvfs(_SHARED_MEMORY)
     except OSError:

@@ -1,6 +1,6 @@
-"""One point in time that all waits of a transfer share, so that many small waits cannot add up to a long one.
+"""Bound all waits of a transfer by one deadline, so that many short waits cannot add up to a long one.
 
-In: a duration, optionally an event that cancels. Out: the time left, or the error that says what was waited for.
+Built from a duration and optionally a cancelling event; gives the time left, or raises an error naming the operation.
 """
 
 import threading
@@ -14,29 +14,29 @@ from coati_rl.errors import TransferError, TransferTimeoutError
 
 Result = TypeVar("Result")
 
-Watch = Callable[[], str | None]  # why waiting is in vain, if it is
+Watch = Callable[[], str | None]  # why the transfer cannot succeed; None while it can
 
 _POLL_S = 0.05  # longest uninterrupted wait: how late a cancellation or a dead peer may be noticed
 
 
 class Deadline:
-    """When a transfer has to be over."""
+    """Hold the time by which a transfer has to end."""
 
     def __init__(self, timeout_s: float, *, cancelled: threading.Event | None = None) -> None:
-        """`cancelled`: set by another thread to end every wait with a TransferError."""
+        """Start the clock; another thread may set `cancelled` to end every wait with a TransferError."""
         self.timeout_s = timeout_s
         self._end = time.monotonic() + timeout_s
         self._cancelled = cancelled
         self._watch: Watch | None = None
 
     def watching(self, watch: Watch) -> "Deadline":
-        """The same point in time; `check` raises a TransferError as soon as `watch` returns a reason, too."""
+        """Return the same deadline whose `check` also raises a TransferError as soon as `watch` returns a reason."""
         other = Deadline(self.timeout_s, cancelled=self._cancelled)
         other._end, other._watch = self._end, watch
         return other
 
     def remaining_s(self) -> float:
-        """Seconds left, never negative."""
+        """Return the seconds left, never negative."""
         return max(0.0, self._end - time.monotonic())
 
     def check(self, what: str) -> None:
@@ -56,10 +56,10 @@ class Deadline:
     def run(
         self, function: Callable[[], Result], *, what: str, discard: Callable[[Result], None] | None = None
     ) -> Result:
-        """Run a foreign call that cannot be interrupted, and give up on it at the deadline.
+        """Run a library call that cannot be interrupted, and stop waiting for it at the deadline.
 
-        A call given up on stays behind in a daemon thread: a stopped peer can hold a socket read for ever. What it
-        returns in the end is handed to `discard`.
+        An abandoned call continues in a daemon thread: a stopped peer can block a socket read for ever. Its late
+        result is passed to `discard`.
         """
         future: Future[Result] = Future()
 

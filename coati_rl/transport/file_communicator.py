@@ -1,11 +1,11 @@
-"""Broadcast over files in a directory that all members share; nothing else has to connect them.
+"""Broadcast over files in a directory that all members share; no network connection is needed.
 
-Operation n is a file that its root renames to `operation-n` when it is complete, and that the others look for. Renaming
-is atomic on network file systems too, but what their clients remember of a directory may be old, also that a name was
-not there: the directory is opened anew before each look, and never listed.
+Operation n is a file that its root renames to `operation-n` when it is complete, and that the others poll for. Renaming
+is atomic on network file systems too, but their clients may cache a directory's entries, also that a name did not
+exist: the directory is opened anew before each poll, and never listed.
 
-A file begins with how many operations its root has finished, so that each root knows which of its own all have read: it
-removes these when it writes the next.
+A file begins with the number of operations its root has finished, so that each root knows which of its own files all
+have read: it removes these when it writes the next.
 """
 
 import os
@@ -24,25 +24,25 @@ from coati_rl.transport.deadline import Deadline
 Content = TypeVar("Content")
 
 _COUNT_BYTES = 8  # the number at the beginning of a file
-_MIN_PAUSE_S, _MAX_PAUSE_S = 0.001, 0.05  # between two looks; in between, a tenth of the time waited so far
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.001, 0.05  # between two polls; in between, a tenth of the time waited so far
 
 
 class FileCommunicator:
-    """A `Communicator` of CPU tensors, a few bytes each."""
+    """Implement `Communicator` for CPU tensors of a few bytes each."""
 
     def __init__(self, directory: Path, *, rank: int, world_size: int) -> None:
-        """Rank 0 makes the directory, and removes it when it leaves."""
+        """Create the directory on rank 0, which removes it on `close`."""
         self._directory = directory
         self._rank = rank
         self._num_started = 0
         self._unfinished: set[int] = set()  # operations
-        self._written: list[int] = []  # operations of this rank whose file is still there
-        self._num_finished = {other: 0 for other in range(world_size) if other != rank}  # as far as known here
+        self._written: list[int] = []  # operations of this rank whose file still exists
+        self._num_finished = {other: 0 for other in range(world_size) if other != rank}  # as known to this rank
         if rank == 0:
             try:
                 directory.mkdir(mode=0o700, parents=True)
             except OSError as error:
-                raise TransferError(f"cannot make the directory of --weight-transport file: {error}") from error
+                raise TransferError(f"cannot create the directory of --weight-transport file: {error}") from error
 
     def start(self, data: torch.Tensor, *, root: int, deadline: Deadline, what: str) -> "FileOperation":
         """See `Communicator.start`."""
@@ -89,7 +89,7 @@ class FileCommunicator:
 
 
 class FileOperation:
-    """An `Operation`."""
+    """Implement `Operation`."""
 
     def __init__(self, communicator: FileCommunicator, number: int, data: torch.Tensor, *, root: int) -> None:
         self._communicator, self._number, self._data, self._root = communicator, number, data, root
@@ -100,7 +100,7 @@ class FileOperation:
 
 
 def read_when_there(path: Path, read: Callable[[Path], Content], *, deadline: Deadline, what: str) -> Content:
-    """Return what `read` makes of the file as soon as another member has renamed it to this name.
+    """Return `read(path)` as soon as another member has renamed a file to this name.
 
     Raises: TransferError, TransferTimeoutError.
     """
@@ -111,7 +111,7 @@ def read_when_there(path: Path, read: Callable[[Path], Content], *, deadline: De
         while not _is_there(path, what):
             pause_s = min(_MAX_PAUSE_S, max(_MIN_PAUSE_S, (time.monotonic() - begin) / 10))
             if is_given_up.wait(pause_s):
-                raise TransferError(f"{what}: given up")  # nobody waits for it
+                raise TransferError(f"{what}: given up")  # the caller has stopped waiting
         try:
             return read(path)
         except OSError as error:

@@ -1,8 +1,8 @@
-"""Carry buckets as safetensors files in a directory that all members share, under the tensors' Hugging Face names.
+"""Send buckets as safetensors files in a directory that all members share, under the tensors' Hugging Face names.
 
-A file is written under another name and renamed when it is complete; the others look for it. Rank 0 removes the files
-of an update when all members have read them. The group's directory is removed by rank 0 when it leaves, and by any
-member that sees a transfer fail. What is left when all members are killed at once, rank 0's next group removes.
+A file is written under a temporary name and renamed when it is complete; the others poll for it. Rank 0 removes the
+files of an update when all members have read them. Rank 0 removes the group's directory when it leaves, and any member
+does when a transfer fails. Files left when all members are killed at once are removed by rank 0's next group.
 """
 
 import re
@@ -26,7 +26,7 @@ _GROUP_NAME = re.compile(r"group-[0-9a-f]{32}")
 
 
 def new_group_directory(directory: Path) -> Path:
-    """The name of a new group's directory in that of the run; what dead groups left there is removed."""
+    """Return the path of a new group's directory below the run's, after removing those of dead groups."""
     with suppress(FileNotFoundError):
         for entry in directory.iterdir():
             if _GROUP_NAME.fullmatch(entry.name):
@@ -34,8 +34,8 @@ def new_group_directory(directory: Path) -> Path:
     return directory.absolute() / f"group-{token_hex(16)}"
 
 
-class FileCarrier:
-    """A `Carrier`. Memory: an engine's rank twice the update, a sender two buckets; disk: the update once."""
+class FileTransport:
+    """Implement `BucketTransport`. Memory: engine ranks twice the update, senders two buckets; disk: the update."""
 
     def __init__(self, group: Path, *, rank: int) -> None:
         if _GROUP_NAME.fullmatch(group.name) is None:  # it will be removed
@@ -50,35 +50,35 @@ class FileCarrier:
     def begin(
         self, buckets: Sequence[Bucket], *, device: torch.device, is_staging: bool, deadline: Deadline, what: str
     ) -> None:
-        """See `Carrier.begin`."""
+        """See `BucketTransport.begin`."""
         self._buckets, self._is_staging = buckets, is_staging
         self._num_updates += 1
         self._staging.begin()
 
     def buffer(self, index: int) -> torch.Tensor:
-        """See `Carrier.buffer`."""
+        """See `BucketTransport.buffer`."""
         slot = index if self._is_staging else index % 2
         return self._staging.buffer(slot, self._buckets[index].num_bytes, torch.device("cpu"))
 
     def start(self, index: int, *, deadline: Deadline, what: str) -> None:
-        """See `Carrier.start`."""
+        """See `BucketTransport.start`."""
         if self._buckets[index].sender == self._rank:
             deadline.run(lambda: self._write(index, what), what=f"{what}, writing {self._path(index)}")
 
     def finish(self, index: int, *, deadline: Deadline, what: str) -> None:
-        """See `Carrier.finish`."""
+        """See `BucketTransport.finish`."""
         if self._buckets[index].sender != self._rank:
             read_when_there(self._path(index), lambda _: self._read(index, what), deadline=deadline, what=what)
 
     def end(self) -> None:
-        """See `Carrier.end`."""
+        """See `BucketTransport.end`."""
         if self._rank == 0:
             for index in range(len(self._buckets)):
                 self._path(index).unlink(missing_ok=True)
 
     def close(self, *, has_failed: bool) -> None:
-        """See `Carrier.close`."""
-        if has_failed:  # rank 0, whose task it is, may be dead
+        """See `BucketTransport.close`."""
+        if has_failed:  # rank 0, which would do it, may be dead
             shutil.rmtree(self._group, ignore_errors=True)
 
     def _path(self, index: int) -> Path:
@@ -108,6 +108,6 @@ class FileCarrier:
             raise TransferError(f"{what}: cannot read {path}: {error}") from error
 
     def _tensors(self, index: int) -> dict[str, torch.Tensor]:
-        """Views of the bucket's buffer."""
+        """Return views of the bucket's buffer by tensor name."""
         buffer = self.buffer(index)
         return {item.entry.name: item.view(buffer) for item in self._buckets[index].items}

@@ -1,7 +1,7 @@
-"""Broadcast over gloo: CPU tensors, plain sockets.
+"""Broadcast over gloo: CPU tensors, TCP sockets.
 
-Members exchange their addresses in a store of rank 0's: a file of this user alone where all are on one machine, since
-torch's TCP store knows no password and lists its keys to whoever connects; else the TCP store.
+Members exchange their addresses in a store of rank 0: a file private to this user where all are on one machine, since
+torch's TCP store has no password and lists its keys to any client; else the TCP store.
 """
 
 import atexit
@@ -25,12 +25,12 @@ from coati_rl.errors import TransferError, TransferTimeoutError
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.peer_connection import listen_on
 
-_STORE_TIMEOUT = timedelta(hours=1)  # ours is the deadline that counts; the store's would double in places
-_GRACE_S = 1.0  # how much longer than ours gloo's own time limit is, so that ours speaks
+_STORE_TIMEOUT = timedelta(hours=1)  # never reached: `Deadline` ends the wait sooner
+_GRACE_S = 1.0  # gloo's own time limit is later by this, so that the error is ours
 
 
 class GlooCommunicator:
-    """A `Communicator` on a bare ProcessGroupGloo."""
+    """Implement `Communicator` on a bare ProcessGroupGloo."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class GlooCommunicator:
         deadline: Deadline,
         at_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """Blocks until all ranks are connected; `host` is rank 0's address, which decides our own interface.
+        """Block until all ranks are connected; `host` is rank 0's address, from which the interface is chosen.
 
         `at_end` is called when the group is closed, or could not be connected.
         """
@@ -57,7 +57,7 @@ class GlooCommunicator:
         except RuntimeError as error:
             at_end()
             raise TransferError(f"rank {rank} of {world_size}, connecting: {_reason(error)}") from error
-        self._works: list[Work] = []  # not known to have ended
+        self._works: list[Work] = []  # that may still run
 
     def start(self, data: torch.Tensor, *, root: int, deadline: Deadline, what: str) -> "GlooOperation":
         """See `Communicator.start`."""
@@ -80,13 +80,15 @@ class GlooCommunicator:
         group, works = self._group, [work for work in self._works if not work.is_completed()]
         self._group, self._works = None, []
         if group is not None and works:
-            # The group's destructor waits for the operations, which end with gloo's own time limit: not here.
-            _lingering.append((group, works))
-        _lingering[:] = [pair for pair in _lingering if not all(work.is_completed() for work in pair[1])]
+            # The group's destructor waits for the operations, until gloo's own time limit: not here.
+            _unfinished_groups.append((group, works))
+        _unfinished_groups[:] = [
+            pair for pair in _unfinished_groups if not all(work.is_completed() for work in pair[1])
+        ]
 
 
 class GlooOperation:
-    """An `Operation`."""
+    """Implement `Operation`."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -98,8 +100,8 @@ class GlooOperation:
             while not work.is_completed():
                 deadline.check(what)
                 # gloo's abort() does not unblock a waiting thread, nor does the death of a receiver in mid-transfer
-                # wake the sender: so wait in slices, which release the GIL, and look around in between.
-                with suppress(RuntimeError):  # the slice is over, or the operation failed: the next lines tell
+                # wake the sender: so wait in slices, which release the GIL, and check the deadline in between.
+                with suppress(RuntimeError):  # the slice is over, or the operation failed: the next lines find out
                     work.wait(timedelta(seconds=deadline.slice_s()))
             work.wait()
         except RuntimeError as error:
@@ -108,20 +110,20 @@ class GlooOperation:
             raise TransferError(f"{what}: {_reason(error)}") from error
 
 
-_lingering: list[tuple[Any, list[Work]]] = []  # groups given up on, until their last operation has ended
+_unfinished_groups: list[tuple[Any, list[Work]]] = []  # closed groups, until their last operation has ended
 
 
 @atexit.register
-def _leak_lingering() -> None:
-    """A process that exits neither waits for these groups nor destroys them, which would abort it: it leaks them."""
-    for reference in [part for group, works in _lingering for part in (group, *works)]:
+def _leak_unfinished_groups() -> None:
+    """Leak these groups at exit: destroying them would wait for their operations, or abort the process."""
+    for reference in [part for group, works in _unfinished_groups for part in (group, *works)]:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(reference))
 
 
 def open_store(host: str) -> tuple[Store, int | str]:
-    """Make the key-value store over which gloo exchanges addresses.
+    """Create the key-value store over which gloo exchanges addresses.
 
-    Returns: the store, and where the others find it: its port at this address alone, or its file, which `close_store`
+    Returns: the store, and its address for the others: a port, bound to `host` alone, or a file, which `close_store`
         removes.
     """
     if _is_loopback(host):
@@ -129,26 +131,26 @@ def open_store(host: str) -> tuple[Store, int | str]:
         return _file_store(path), str(path)
     with listen_on(host) as listener:
         port = int(listener.getsockname()[1])
-        descriptor = listener.detach()  # the store owns it from here on
+        descriptor = listener.detach()  # the store closes it
     return TCPStore(
         host, port, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT, master_listen_fd=descriptor
     ), port
 
 
-def connect_store(host: str, place: int | str) -> Store:
-    """Connect to the trainer's store; `place` is what `open_store` returned."""
+def connect_store(host: str, address: int | str) -> Store:
+    """Connect to the trainer's store; `address` is what `open_store` returned."""
     try:
-        if isinstance(place, str):
-            return _file_store(Path(place))
-        return TCPStore(host, place, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+        if isinstance(address, str):
+            return _file_store(Path(address))
+        return TCPStore(host, address, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
     except RuntimeError as error:
-        raise TransferError(f"cannot reach the trainer's store at {host}, {place}: {error}") from error
+        raise TransferError(f"cannot reach the trainer's store at {host}, {address}: {error}") from error
 
 
-def close_store(place: int | str) -> None:
-    """Remove the store's file, when nobody connects any more."""
-    if isinstance(place, str):
-        shutil.rmtree(Path(place).parent, ignore_errors=True)
+def close_store(address: int | str) -> None:
+    """Remove the store's file, when no member connects any more."""
+    if isinstance(address, str):
+        shutil.rmtree(Path(address).parent, ignore_errors=True)
 
 
 def _file_store(path: Path) -> FileStore:
@@ -158,14 +160,14 @@ def _file_store(path: Path) -> FileStore:
 
 
 def _reason(error: RuntimeError) -> str:
-    """gloo's message without its source path and its advice."""
+    """Return gloo's message without its source path and its advice."""
     return re.sub(r"^\[[^\]]*\] ", "", str(error)).split(". This is typically")[0]
 
 
 def _device_towards(host: str) -> ProcessGroupGloo.Device:
-    """The interface to listen on: the loopback for a local store, else the one that routes to `host`.
+    """Return the interface to listen on: the loopback for a local store, else the one that routes to `host`.
 
-    GLOO_SOCKET_IFNAME decides if it is set; gloo's default would be whatever the machine's name resolves to.
+    GLOO_SOCKET_IFNAME overrides it; gloo's default would be the address that the machine's name resolves to.
     """
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface:

@@ -1,6 +1,6 @@
-"""Connect the senders and the engines' ranks: a communicator, and peers that tell who has gone.
+"""Connect the senders and the engines' ranks by a communicator, and by peer connections that detect dead members.
 
-In: a hub (rank 0, the first sender) or an invitation (members). Out: broadcasts that fail with the peer's own reason.
+Built from a hub (rank 0, the first sender) or a rendezvous (members). Its operations fail with the peer's own reason.
 """
 
 import time
@@ -12,115 +12,115 @@ from pathlib import Path
 import torch
 
 from coati_rl.errors import TransferError, TransferTimeoutError
-from coati_rl.transport.carrier import Carrier
-from coati_rl.transport.collective import CollectiveCarrier
+from coati_rl.transport.bucket_transport import BucketTransport
+from coati_rl.transport.collective import CollectiveTransport
 from coati_rl.transport.communicator import Communicator, broadcast
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.file_communicator import FileCommunicator
-from coati_rl.transport.files import FileCarrier
+from coati_rl.transport.files import FileTransport
 from coati_rl.transport.manifest import Bucket
 from coati_rl.transport.peer_connection import PeerConnection, PeerHub, join_hub
 from coati_rl.transport.rendezvous import Rendezvous
-from coati_rl.transport.segments import Segment, SegmentCarrier
+from coati_rl.transport.segments import Segment, SegmentTransport
 from coati_rl.transport.shm import ShmSegment
 
-_LAST_WORDS_S = 0.5  # how long a reason may come, perhaps by way of rank 0, after a connection broke
+_REASON_WAIT_S = 0.5  # for a peer's reason to arrive, perhaps relayed by rank 0, after a connection broke
 
 
 class Group:
-    """Rank `rank` of `world_size`; the senders come first. A `Carrier` whose errors name rank, phase and cause."""
+    """Implement `BucketTransport` with errors that name rank, phase and cause; the senders are the first ranks."""
 
     def __init__(
         self,
         communicator: Communicator,
-        carrier: Carrier,
+        transport: BucketTransport,
         peers: Sequence[PeerConnection],
         *,
         rank: int,
         world_size: int,
         device: torch.device,
     ) -> None:
-        """`device`: of what the communicator broadcasts."""
+        """Wrap connected parts; `device` is that of the tensors that the communicator broadcasts."""
         self.rank = rank
         self.world_size = world_size
         self.device = device
         self._communicator = communicator
-        self._carrier = carrier
+        self._transport = transport
         self._peers = peers
 
     def begin(
         self, buckets: Sequence[Bucket], *, device: torch.device, is_staging: bool, deadline: Deadline, what: str
     ) -> None:
-        """See `Carrier.begin`."""
+        """See `BucketTransport.begin`."""
         with self._explained(deadline, what) as (watched, named):
-            self._carrier.begin(buckets, device=device, is_staging=is_staging, deadline=watched, what=named)
+            self._transport.begin(buckets, device=device, is_staging=is_staging, deadline=watched, what=named)
 
     def buffer(self, index: int) -> torch.Tensor:
-        """See `Carrier.buffer`."""
-        return self._carrier.buffer(index)
+        """See `BucketTransport.buffer`."""
+        return self._transport.buffer(index)
 
     def start(self, index: int, *, deadline: Deadline, what: str) -> None:
-        """See `Carrier.start`; `what` is the phase and the bucket, the rank is added."""
+        """See `BucketTransport.start`; `what` is the phase and the bucket, the rank is added."""
         with self._explained(deadline, what) as (watched, named):
-            self._carrier.start(index, deadline=watched, what=named)
+            self._transport.start(index, deadline=watched, what=named)
 
     def finish(self, index: int, *, deadline: Deadline, what: str) -> None:
-        """See `Carrier.finish`."""
+        """See `BucketTransport.finish`."""
         with self._explained(deadline, what) as (watched, named):
-            self._carrier.finish(index, deadline=watched, what=named)
+            self._transport.finish(index, deadline=watched, what=named)
 
     def broadcast(self, data: torch.Tensor, *, root: int, deadline: Deadline, what: str) -> None:
-        """A few bytes beside the buckets."""
+        """Broadcast a few bytes that belong to no bucket."""
         with self._explained(deadline, what) as (watched, named):
             broadcast(self._communicator, data, root=root, deadline=watched, what=named)
 
     def end(self) -> None:
-        """See `Carrier.end`."""
-        self._carrier.end()
+        """See `BucketTransport.end`."""
+        self._transport.end()
 
     def close(self, reason: str | None = None) -> None:
-        """Leave: in peace, or with the reason for which the others' transfers fail."""
-        has_failed = reason is not None or self._loss() is not None
+        """Leave the group; with a `reason`, the others' transfers fail with it."""
+        has_failed = reason is not None or self._failure() is not None
         for peer_connection in self._peers:
-            peer_connection.close(reason)  # first, so that the reason is there when the connection breaks
+            peer_connection.close(reason)  # first, so that the reason arrives before the connection breaks
         self._communicator.close()
-        self._carrier.close(has_failed=has_failed)
+        self._transport.close(has_failed=has_failed)
 
     @contextmanager
     def _explained(self, deadline: Deadline, what: str) -> Iterator[tuple[Deadline, str]]:
-        """The deadline and the name of a phase; an error in it gets the reason that a lost peer gave."""
+        """Yield the deadline and the phase's full name; an error in the block gets the reason that a lost peer sent."""
         what = f"rank {self.rank} of {self.world_size}, {what}"
         try:
-            yield deadline.watching(self._loss), what
+            yield deadline.watching(self._failure), what
         except TransferTimeoutError:
             raise
         except TransferError as error:
-            reason = self._last_words()
+            reason = self._peer_reason()
             if reason is None or reason in str(error):
                 raise
             raise TransferError(f"{what}: {reason}") from error
 
-    def _loss(self) -> str | None:
-        return next(filter(None, (peer_connection.loss() for peer_connection in self._peers)), None)
+    def _failure(self) -> str | None:
+        return next(filter(None, (peer_connection.failure() for peer_connection in self._peers)), None)
 
-    def _last_words(self) -> str | None:
-        end = time.monotonic() + _LAST_WORDS_S
-        while (loss := self._loss()) is None and time.monotonic() < end:
+    def _peer_reason(self) -> str | None:
+        end = time.monotonic() + _REASON_WAIT_S
+        while (reason := self._failure()) is None and time.monotonic() < end:
             time.sleep(0.005)
-        return loss
+        return reason
 
 
 def host_group(hub: PeerHub, rendezvous: Rendezvous, *, device: torch.device, deadline: Deadline) -> Group:
-    """Rank 0's side: wait for everyone, then connect. Raises: TransferError, TransferTimeoutError."""
+    """Wait for all members as rank 0, then connect. Raises: TransferError, TransferTimeoutError."""
     world_size = rendezvous.world_size
     what = f"rank 0 of {world_size}, connecting"
     peers = hub.gather(world_size, deadline=deadline)
-    watched = deadline.watching(lambda: next(filter(None, (peer_connection.loss() for peer_connection in peers)), None))
+    watched = deadline.watching(lambda: next(filter(None, (peer.failure() for peer in peers)), None))
 
     def connect() -> Communicator:
         def go(store: int | str = 0) -> None:
             for peer_connection in peers:
-                peer_connection.tell({"go": store})
+                peer_connection.send({"go": store})
 
         if rendezvous.backend == "nccl":
             go()
@@ -131,9 +131,9 @@ def host_group(hub: PeerHub, rendezvous: Rendezvous, *, device: torch.device, de
             return communicator
         from coati_rl.transport.gloo import GlooCommunicator, close_store, open_store
 
-        store, place = open_store(rendezvous.host)
-        go(place)
-        at_end = partial(close_store, place)
+        store, address = open_store(rendezvous.host)
+        go(address)
+        at_end = partial(close_store, address)
         return GlooCommunicator(
             store, rank=0, world_size=world_size, host=rendezvous.host, deadline=watched, at_end=at_end
         )
@@ -143,13 +143,13 @@ def host_group(hub: PeerHub, rendezvous: Rendezvous, *, device: torch.device, de
 
 
 def join_group(rendezvous: Rendezvous, *, rank: int, device: torch.device, deadline: Deadline) -> Group:
-    """A member's side. Raises: TransferError, TransferTimeoutError."""
+    """Connect as a member. Raises: TransferError, TransferTimeoutError."""
     host, world_size = rendezvous.host, rendezvous.world_size
     who = f"rank {rank} of {world_size}"
-    peer_connection, place = join_hub(
+    peer_connection, store_address = join_hub(
         host, rendezvous.port, rank=rank, secret=rendezvous.secret, what=f"{who}, joining", deadline=deadline
     )
-    watched = deadline.watching(peer_connection.loss)
+    watched = deadline.watching(peer_connection.failure)
 
     def connect() -> Communicator:
         if rendezvous.backend == "nccl":
@@ -158,7 +158,7 @@ def join_group(rendezvous: Rendezvous, *, rank: int, device: torch.device, deadl
             return _files(rendezvous, rank=rank)
         from coati_rl.transport.gloo import GlooCommunicator, connect_store
 
-        store = connect_store(host, place)
+        store = connect_store(host, store_address)
         return GlooCommunicator(store, rank=rank, world_size=world_size, host=host, deadline=watched)
 
     try:
@@ -195,7 +195,7 @@ def _group(
 ) -> Group:
     return Group(
         communicator,
-        _carrier(communicator, rendezvous, rank=rank, device=device),
+        _make_transport(communicator, rendezvous, rank=rank, device=device),
         peers,
         rank=rank,
         world_size=rendezvous.world_size,
@@ -203,18 +203,20 @@ def _group(
     )
 
 
-def _carrier(communicator: Communicator, rendezvous: Rendezvous, *, rank: int, device: torch.device) -> Carrier:
-    """Beside nccl and file, gloo connects the members, and says when something is there that goes another way."""
+def _make_transport(
+    communicator: Communicator, rendezvous: Rendezvous, *, rank: int, device: torch.device
+) -> BucketTransport:
+    """Make the transport of the backend; shm and ipc announce over gloo what is in a segment."""
     make_segment: Callable[[str, int], Segment]
     match rendezvous.backend:
         case "gloo" | "nccl":
-            return CollectiveCarrier(communicator)
+            return CollectiveTransport(communicator)
         case "file":
-            return FileCarrier(Path(rendezvous.directory or ""), rank=rank)
+            return FileTransport(Path(rendezvous.directory or ""), rank=rank)
         case "shm":
             make_segment = partial(ShmSegment, rendezvous.unique_id or "")
         case "ipc":
             from coati_rl.transport.ipc import IpcSegment
 
             make_segment = partial(IpcSegment, device)
-    return SegmentCarrier(communicator, make_segment, rank=rank, world_size=rendezvous.world_size)
+    return SegmentTransport(communicator, make_segment, rank=rank, world_size=rendezvous.world_size)

@@ -1,7 +1,7 @@
-"""A segment of GPU memory that other processes of the node map by CUDA IPC. cupy's CUDA runtime is imported here.
+"""Share GPU memory with other processes of the node by CUDA IPC. cupy's CUDA runtime is imported here alone.
 
 The handle is 64 bytes of cudaIpcGetMemHandle, sent as hexadecimal. The memory comes from cudaMalloc itself, since a
-handle is of a whole allocation and torch's caching allocator hands out parts of them.
+handle refers to a whole allocation and torch's caching allocator returns parts of them.
 """
 
 from typing import Any
@@ -13,10 +13,10 @@ from coati_rl.transport.deadline import Deadline
 
 
 class IpcSegment:
-    """See `Segment`. Nothing of it has a name: CUDA frees it with the processes that hold it."""
+    """Implement `Segment`. It has no name that could be left behind: CUDA frees it with the processes that map it."""
 
     def __init__(self, device: torch.device, name: str, num_bytes: int) -> None:
-        """`device`: the owner's, where the memory is; on others, the GPU from which it is read."""
+        """Take the GPU: the owner's, which holds the memory; on others, the one from which it is read."""
         self._device = device
         self._num_bytes = num_bytes
         self._memory: _Memory | None = None
@@ -49,20 +49,20 @@ class IpcSegment:
                 ) from error
         self._memory = _Memory(pointer, self._num_bytes, release=runtime.ipcCloseMemHandle)
 
-    def hide(self) -> None:
-        """Nothing to do."""
+    def remove_name(self) -> None:
+        """Do nothing: the memory has no name."""
 
     def map(self, *, is_owner: bool, deadline: Deadline, what: str) -> torch.Tensor:
         """See `Segment.map`."""
         memory, self._memory = self._memory, None
         if memory is None:
             raise TransferError(f"{what}: neither created nor opened")
-        with torch.cuda.device(self._device):  # a thread of its own begins at GPU 0, where this would be a copy
-            mapped: torch.Tensor = torch.as_tensor(memory, device="cuda")  # keeps `memory` until its last view is gone
+        with torch.cuda.device(self._device):  # a new thread's current device is GPU 0, where this would be a copy
+            mapped: torch.Tensor = torch.as_tensor(memory, device="cuda")  # keeps `memory` until its last view is freed
         if mapped.data_ptr() != memory.pointer:
             raise TransferError(f"{what}: {self._device} does not map the trainer's GPU memory")
         if is_owner:
-            mapped.zero_()  # padding is not someone else's memory
+            mapped.zero_()  # so that padding holds no data of other programs
         return mapped
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class IpcSegment:
 
 
 class _Memory:
-    """Describe what torch needs to know to make a tensor of it."""
+    """Expose device memory to torch by __cuda_array_interface__, and release it when the last tensor is freed."""
 
     def __init__(self, pointer: int, num_bytes: int, *, release: Any) -> None:
         self.pointer, self._release = pointer, release

@@ -1,6 +1,6 @@
-"""Describe a weight update: names, dtypes and shapes in wire order, and how they are cut into buckets.
+"""Describe a weight update: names, dtypes and shapes in transfer order, and their division into buckets.
 
-In: named tensors (their metadata). Out: JSON, and a bucket plan that both ends compute alike. Nothing is unpickled.
+Built from tensors' names and metadata; sent as JSON, never pickled. Both ends compute the same buckets from it.
 """
 
 import json
@@ -14,13 +14,13 @@ import torch
 from coati_rl.errors import TransferError
 
 ALIGNMENT = 16  # bytes; every dtype may be viewed at such an offset
-DEFAULT_BUCKET_BYTES = 32 * 2**20  # measured best end to end; larger ones page-fault, smaller ones add calls
+DEFAULT_BUCKET_BYTES = 32 * 2**20  # fastest measured end to end; larger ones cost page faults, smaller ones add calls
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorEntry:
-    """Name, dtype and shape of one tensor under its Hugging Face name, and who sends it."""
+    """Describe one tensor: its Hugging Face name, dtype, shape and sender."""
 
     name: str
     dtype: str  # a key of DTYPES
@@ -39,42 +39,42 @@ class TensorEntry:
 
     @property
     def num_bytes(self) -> int:
-        """Size without padding."""
+        """Return the size in bytes, without padding."""
         return prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketItem:
-    """A tensor's place in a bucket."""
+    """Locate a tensor in a bucket."""
 
     entry: TensorEntry
     offset: int  # bytes, a multiple of ALIGNMENT
 
     def view(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The tensor in the bucket's `buffer`, uint8[N]."""
+        """Return the tensor as a view of the bucket's `buffer`, uint8[N]."""
         flat = buffer[self.offset : self.offset + self.entry.num_bytes].view(DTYPES[self.entry.dtype])
         return flat.view(self.entry.shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Consecutive tensors of one sender that travel as one flat byte buffer."""
+    """Group consecutive tensors of one sender that are sent as one flat byte buffer."""
 
     items: tuple[BucketItem, ...]
     num_bytes: int  # with padding
 
     @property
     def sender(self) -> int:
-        """Group rank that broadcasts it."""
+        """Return the group rank that broadcasts it."""
         return self.items[0].entry.sender
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightManifest:
-    """The announcement of one update."""
+    """Announce one update."""
 
     policy_version: int
-    entries: tuple[TensorEntry, ...]  # in wire order, which is the Hugging Face order
+    entries: tuple[TensorEntry, ...]  # in transfer order, which is the Hugging Face order
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
 
     def __post_init__(self) -> None:
@@ -92,12 +92,12 @@ class WeightManifest:
 
     @property
     def total_bytes(self) -> int:
-        """Size of all tensors, without padding."""
+        """Return the size of all tensors in bytes, without padding."""
         return sum(entry.num_bytes for entry in self.entries)
 
     @property
     def num_senders(self) -> int:
-        """Group ranks from 0 on that have a say; all but the last may have nothing to send."""
+        """Return the number of group ranks, from 0, that may send; all but the last may have nothing to send."""
         return 1 + max(entry.sender for entry in self.entries)
 
     def buckets(self) -> tuple[Bucket, ...]:
@@ -116,7 +116,7 @@ class WeightManifest:
         return tuple(buckets)
 
     def to_json(self) -> str:
-        """As one line of JSON."""
+        """Return one line of JSON."""
         entries = [[entry.name, entry.dtype, list(entry.shape), entry.sender] for entry in self.entries]
         return json.dumps(
             {"policy_version": self.policy_version, "bucket_bytes": self.bucket_bytes, "entries": entries}
@@ -124,7 +124,7 @@ class WeightManifest:
 
     @staticmethod
     def from_json(text: str) -> "WeightManifest":
-        """The inverse of `to_json`. Raises: TransferError on anything else."""
+        """Parse what `to_json` wrote. Raises: TransferError on anything else."""
         fields = parse_object(text, {"policy_version": int, "bucket_bytes": int, "entries": list}, what="manifest")
         return WeightManifest(
             policy_version=fields["policy_version"],
@@ -139,7 +139,7 @@ def build_manifest(
     policy_version: int,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> WeightManifest:
-    """Announce these tensors of rank 0 in this order; tensors on the meta device will do."""
+    """Announce these tensors of rank 0 in this order; they may be on the meta device."""
     return WeightManifest(
         policy_version=policy_version,
         entries=tuple(
@@ -151,7 +151,7 @@ def build_manifest(
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`torch.bfloat16` -> "bfloat16"."""
+    """Return the name of a dtype, such as "bfloat16" for `torch.bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 

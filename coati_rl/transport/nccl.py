@@ -1,4 +1,4 @@
-"""Broadcast over NCCL through cupy: CUDA tensors, GPU to GPU. cupy is imported here and nowhere else."""
+"""Broadcast CUDA tensors over NCCL through cupy. cupy.cuda.nccl is imported here alone."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +15,9 @@ _cuda: Any = torch.cuda  # whose streams and events have no type annotations
 
 
 def create_unique_id() -> str:
-    """A fresh NCCL unique id (128 bytes) in hexadecimal, for all members of one group."""
+    """Return a new NCCL unique id (128 bytes) in hexadecimal, for all members of one group."""
     nccl = _import_nccl()
-    with _translated("making a group's unique id"):
+    with _translated("creating a group's unique id"):
         return bytes(nccl.get_unique_id()).hex()
 
 
@@ -33,7 +33,7 @@ def connect(*, unique_id: str, rank: int, world_size: int) -> Any:
 
 @contextmanager
 def _translated(what: str) -> Iterator[None]:
-    """Make a TransferError of what cupy raises: NcclError, and TypeError and ValueError for arguments."""
+    """Convert what cupy raises to a TransferError: NcclError, and TypeError and ValueError for arguments."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError) as error:
@@ -41,10 +41,10 @@ def _translated(what: str) -> Iterator[None]:
 
 
 class CupyNcclCommunicator:
-    """A `Communicator` on cupy.cuda.nccl, on a stream of its own."""
+    """Implement `Communicator` on cupy.cuda.nccl, on a separate stream."""
 
     def __init__(self, *, unique_id: str, rank: int, world_size: int, device: torch.device) -> None:
-        """Blocks until all ranks are here, without a deadline of NCCL's own: run it under `Deadline.run`."""
+        """Block until all ranks are connected. NCCL has no deadline of its own: run it under `Deadline.run`."""
         self._device = device
         with torch.cuda.device(device):  # NCCL takes the calling thread's current device
             self._nccl: Any = connect(unique_id=unique_id, rank=rank, world_size=world_size)
@@ -56,7 +56,7 @@ class CupyNcclCommunicator:
         if self._nccl is None:
             raise TransferError(f"{what}: the group is closed")
         with torch.cuda.device(self._device):
-            # The bytes to send are being written, or what used the memory before is still being read.
+            # The current stream may still write the bytes to send, or read what the memory held before.
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             done = _cuda.Event()
             try:
@@ -68,12 +68,12 @@ class CupyNcclCommunicator:
         return _Operation(self, done, data)
 
     def wait_for(self, done: Any, *, deadline: Deadline, what: str) -> None:
-        """Return when the event has come; abort when it cannot."""
+        """Return when the event has been reached; abort the communicator when it cannot be."""
         try:
             while not done.query():
                 if self._nccl is None:
                     raise TransferError(f"{what}: the group is closed")
-                # A kernel whose peer is gone spins for ever: the error is reported on the communicator only.
+                # A kernel whose peer is dead spins for ever: the error is reported on the communicator only.
                 self._nccl.check_async_error()
                 deadline.check(what)
                 sleep(_POLL_S)
@@ -85,18 +85,18 @@ class CupyNcclCommunicator:
             raise TransferError(f"{what}: {error}") from error
 
     def close(self) -> None:
-        """See `Communicator.close`. Between two operations nothing is in flight, so that aborting loses nothing."""
+        """See `Communicator.close`. Between two operations nothing is in flight, so that an abort loses nothing."""
         self._abort()
 
     def _abort(self) -> None:
-        """Unlike destroy(), abort() does not wait for the peers, and frees a kernel that still spins."""
+        """Abort rather than destroy: abort() does not wait for the peers, and ends a kernel that still spins."""
         communicator, self._nccl = self._nccl, None
         if communicator is not None:
             communicator.abort()
 
 
 class _Operation:
-    """An `Operation`; holds the memory that NCCL works on."""
+    """Implement `Operation`; it keeps the memory that NCCL uses alive."""
 
     def __init__(self, communicator: CupyNcclCommunicator, done: Any, data: torch.Tensor) -> None:
         self._communicator, self._done, self._data = communicator, done, data

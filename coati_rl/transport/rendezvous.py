@@ -1,4 +1,4 @@
-"""Tell a member where and as whom to join the group of rank 0: made there, handed out as JSON."""
+"""Describe to a member how to join the group of rank 0: address, rank and secret; sent as JSON."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from coati_rl.errors import TransferError
 from coati_rl.transport.manifest import parse_object
 
 CollectiveBackend = Literal["gloo", "nccl", "shm", "ipc", "file"]
-CUDA_BACKENDS: frozenset[CollectiveBackend] = frozenset({"nccl", "ipc"})  # stage on the model's GPU; the others on CPU
+CUDA_BACKENDS: frozenset[CollectiveBackend] = frozenset({"nccl", "ipc"})  # stage on the model's GPU, not on CPU
 
 _OPTIONAL = ("unique_id", "directory")
 _RANDOM_HEX = r"([0-9a-f]{2}){16,}"
@@ -17,10 +17,10 @@ _RANDOM_HEX = r"([0-9a-f]{2}){16,}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendezvous:
-    """An engine's invitation: tensor-parallel rank r joins as group rank `first_rank + r`; or that of a sender."""
+    """Invite an engine, whose tensor-parallel rank r joins as group rank `first_rank + r`, or a sender."""
 
     backend: CollectiveBackend
-    secret: str = field(repr=False)  # of this group: hexadecimal, what a member says to be let in
+    secret: str = field(repr=False)  # of this group, hexadecimal; a member authenticates with it
     host: str  # of rank 0's store
     port: int
     world_size: int  # all senders and all ranks of all engines
@@ -43,13 +43,13 @@ class Rendezvous:
             raise TransferError(f"rendezvous: first_rank {self.first_rank} in a world of {self.world_size}")
 
     def to_json(self) -> str:
-        """As one line of JSON."""
+        """Return one line of JSON."""
         fields = asdict(self)
         return json.dumps(fields | {name: fields[name] or "" for name in _OPTIONAL})
 
     @staticmethod
     def from_json(text: str) -> "Rendezvous":
-        """The inverse of `to_json`. Raises: TransferError on anything else."""
+        """Parse what `to_json` wrote. Raises: TransferError on anything else."""
         types = {"backend": str, "secret": str, "host": str, "port": int, "world_size": int, "first_rank": int}
         fields = parse_object(text, types | dict.fromkeys(_OPTIONAL, str), what="rendezvous")
         return Rendezvous(

@@ -1,7 +1,4 @@
-"""Prepare what one sender has to send: each tensor compared with the manifest, packed and digested as it is taken.
-
-In: the sender's named tensors. Out: filled buckets, and the digest brought up to date.
-"""
+"""Pack one sender's tensors into buckets, compare each with the manifest, and update the digest."""
 
 from collections.abc import Iterable
 
@@ -14,7 +11,7 @@ from coati_rl.transport.manifest import Bucket, TensorEntry, WeightManifest, dty
 
 
 class SenderBuckets:
-    """The tensors of one sender, in manifest order."""
+    """Fill buckets with the tensors of one sender, in manifest order."""
 
     def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]], manifest: WeightManifest, *, sender: int) -> None:
         self._source = iter(tensors)
@@ -24,16 +21,16 @@ class SenderBuckets:
             self._check_end()
 
     def fill(self, bucket: Bucket, buffer: torch.Tensor, hasher: "xxhash.xxh3_128") -> None:
-        """Copy the next tensors to their places in `buffer`. Raises: TransferError if they are not the bucket's."""
+        """Copy the next tensors to their offsets in `buffer`. Raises: TransferError if they are not the bucket's."""
         for item in bucket.items:
             tensor = self._next_tensor(item.entry).to(buffer.device).contiguous()
             pack(tensor.view(-1), item.view(buffer).view(-1), hasher)
         self._num_left -= len(bucket.items)
         if not self._num_left:
-            self._check_end()  # before the last bucket is sent, so that nobody stages the update
+            self._check_end()  # before the last bucket is sent, so that no member stages the update
 
     def _next_tensor(self, entry: TensorEntry) -> torch.Tensor:
-        """The next tensor, if it is the announced one."""
+        """Return the next tensor. Raises: TransferError if it is not the announced one."""
         found = next(self._source, None)
         if found is None:
             raise TransferError(f"tensor {entry.name!r} of the manifest is missing: there are no more tensors")

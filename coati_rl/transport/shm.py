@@ -1,7 +1,7 @@
-"""A segment of shared memory: a file in /dev/shm that has lost its name as soon as all members have opened it.
+"""Share CPU memory as a file in /dev/shm whose name is removed as soon as all members have opened it.
 
-The name is made from the rendezvous' random id, so that each member can remove it when any other fails: it outlives a
-transfer only if all members are killed at once between its making and its opening, and then it holds no page yet.
+The name contains the rendezvous' random id, so that any member can remove it when another fails. The file outlives a
+transfer only if all members are killed at once between its creation and its opening; it has no pages then.
 """
 
 import mmap
@@ -18,14 +18,14 @@ from coati_rl.errors import TransferError
 from coati_rl.transport.deadline import Deadline
 
 SHM_DIRECTORY = Path("/dev/shm")
-_STEP_BYTES = 64 * 2**20  # allocated between two looks at the deadline
+_STEP_BYTES = 64 * 2**20  # allocated between two checks of the deadline
 
 
 class ShmSegment:
-    """See `Segment`. Members other than the owner map it read-only: what one of them does cannot reach the others."""
+    """Implement `Segment`. Members other than the owner map it read-only, so that none can change what others read."""
 
     def __init__(self, group: str, name: str, num_bytes: int) -> None:
-        """`group`: random; the name is unique within it."""
+        """Take the random id of the group, and a name that is unique within it."""
         self._path = SHM_DIRECTORY / f"coati-{group}-{name}"
         self._num_bytes = num_bytes
         self._file: FileIO | None = None
@@ -49,8 +49,8 @@ class ShmSegment:
                 "choose --weight-transport gloo"
             ) from error
 
-    def hide(self) -> None:
-        """See `Segment.hide`."""
+    def remove_name(self) -> None:
+        """See `Segment.remove_name`."""
         with suppress(FileNotFoundError, PermissionError):
             self._path.unlink()
 
@@ -79,10 +79,10 @@ class ShmSegment:
             self._file.close()
 
     def synchronize(self) -> None:
-        """Nothing to do: the byte that announces a bucket goes through the kernel after the bucket's were written."""
+        """Do nothing: the byte that announces a bucket is sent through the kernel after the bucket was written."""
 
     def _allocate(self, descriptor: int, deadline: Deadline, what: str) -> None:
-        """Take the memory now: a page that is missing later would be a SIGBUS instead of an error."""
+        """Allocate the memory now: a page that is missing later would be a SIGBUS instead of an error."""
         file_system = os.fstatvfs(descriptor)
         available = file_system.f_bavail * file_system.f_frsize
         try:
@@ -93,7 +93,7 @@ class ShmSegment:
                 os.posix_fallocate(descriptor, offset, min(_STEP_BYTES, self._num_bytes - offset))
         except OSError as error:
             raise TransferError(
-                f"{what}: {error.strerror}: {SHM_DIRECTORY} has {available} bytes available, needed are "
-                f"{self._num_bytes}, and as much again for the next update: enlarge it (docker run --shm-size) or "
+                f"{what}: {error.strerror}: {SHM_DIRECTORY} has {available} bytes available; {self._num_bytes} "
+                "are needed, and as much again for the next update: enlarge it (docker run --shm-size) or "
                 "choose --weight-transport gloo"
             ) from error

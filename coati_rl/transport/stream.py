@@ -1,10 +1,10 @@
-"""The buckets of an update as they pass a member, and the digest of what has passed; the same for both ends.
+"""Transfer the buckets of an update and compute their digest, on senders and receivers alike.
 
-On the wire: the buckets of the manifest, then one of 16 digest bytes from every member, which all compare with their
-own. The digest is xxh3-128 over all tensors' bytes in manifest order without padding, so that it depends neither on the
-bucket size nor on how many send or receive. A transfer thus ends well for one member only if all have the same bytes.
-While a bucket is on its way, its sender packs the next one, and the others digest the one before; engine ranks also
-refuse NaN and infinity, each in what it has itself received.
+Wire format: the buckets of the manifest, then 16 digest bytes from every member, which all compare with their own. The
+digest is xxh3-128 over all tensors' bytes in manifest order without padding, so that it depends neither on the bucket
+size nor on the number of senders or receivers. A transfer thus succeeds for one member only if all have the same bytes.
+While a bucket is being sent, its sender packs the next one, and the others digest the one before; engine ranks also
+refuse NaN and infinity, each in what it has received.
 """
 
 from typing import Protocol
@@ -13,21 +13,21 @@ import torch
 import xxhash
 
 from coati_rl.errors import TransferError
-from coati_rl.transport import checksum as passes
+from coati_rl.transport import checksum
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.group import Group
 from coati_rl.transport.manifest import Bucket, WeightManifest
 
 
 class Packer(Protocol):
-    """A sender's `SenderBuckets`."""
+    """Fill buckets on a sender; see `SenderBuckets`."""
 
     def fill(self, bucket: Bucket, buffer: torch.Tensor, hasher: "xxhash.xxh3_128") -> None:
-        """Pack the bucket and digest what went into it."""
+        """Pack the bucket and digest its content."""
 
 
 class Stream:
-    """One member's passage through one update."""
+    """Run one member's part of one update."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Stream:
         device: torch.device,
         deadline: Deadline,
     ) -> None:
-        """`packer`: None if this member is an engine's rank, which stages the update."""
+        """Prepare an update; `packer` is None on an engine's rank, which stages it."""
         self._group = group
         self._packer = packer
         self._version = manifest.policy_version
@@ -47,10 +47,10 @@ class Stream:
         self._deadline = deadline
         self._hasher = xxhash.xxh3_128()
         self._num_finished = 0
-        self.buffers: list[torch.Tensor] = []  # uint8[N] of each bucket; what an engine's rank stages
+        self.buffers: list[torch.Tensor] = []  # uint8[N] of each bucket; staged by an engine's rank
 
     def run(self) -> str:
-        """Pass all buckets. Returns: the digest, hexadecimal.
+        """Transfer all buckets. Returns: the digest, hexadecimal.
 
         Raises: TransferError, TransferTimeoutError.
         """
@@ -65,7 +65,7 @@ class Stream:
         for index, bucket in enumerate(self._buckets):
             if packer is not None and bucket.sender == self._group.rank:
                 if index and self._buckets[index - 1].sender != bucket.sender:
-                    self._finish(index)  # what others sent before comes before it in the digest
+                    self._finish(index)  # buckets that others sent before precede it in the digest
                 packer.fill(bucket, self._group.buffer(index), self._hasher)
             self._group.start(index, deadline=self._deadline, what=self._what(index))
             self._finish(index)
@@ -77,7 +77,7 @@ class Stream:
         return digest
 
     def _finish(self, end: int) -> None:
-        """Buckets before `end`."""
+        """Wait for the buckets before `end`, and digest those received."""
         for index in range(self._num_finished, end):
             bucket = self._buckets[index]
             self._group.finish(index, deadline=self._deadline, what=self._what(index))
@@ -86,9 +86,9 @@ class Stream:
                 for item in bucket.items:
                     flat = item.view(buffer).view(-1)
                     if self._packer is None:
-                        passes.digest_and_check(flat, self._hasher, name=item.entry.name)
+                        checksum.digest_and_check(flat, self._hasher, name=item.entry.name)
                     else:
-                        passes.digest(flat, self._hasher)
+                        checksum.digest(flat, self._hasher)
         self._num_finished = max(self._num_finished, end)
 
     def _compare_digests(self) -> str:
@@ -103,7 +103,7 @@ class Stream:
             if theirs != own:
                 raise TransferError(
                     f"rank {self._group.rank} of {self._group.world_size}, version {self._version}: "
-                    f"digest {own.hex()} of the bytes here, of those on rank {rank} it is {theirs.hex()}"
+                    f"the digest of the bytes here is {own.hex()}, that of the bytes on rank {rank} is {theirs.hex()}"
                 )
         return own.hex()
 

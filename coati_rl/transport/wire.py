@@ -1,7 +1,8 @@
-"""Both halves of the weight wire. Senders: tensors in, digest out. Engine ranks: staged tensors and digest out.
+"""Send weights from trainers and receive them on engine ranks.
 
 A group's first ranks are its senders, one for each pipeline stage of the trainers; each sends the tensors of its stage,
-and sees those of the others pass. What is on the wire is in `stream`, what carries it in `carrier`.
+and takes part in the transfers of the others. `stream` defines the wire format, `bucket_transport` the interface of
+transports.
 """
 
 import threading
@@ -25,7 +26,7 @@ from coati_rl.transport.stream import Stream
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagedWeights:
-    """A received update. Read-only; its memory is good until the second update after it begins (see `Carrier`)."""
+    """Hold a received update, read-only, until the second update after it begins (see `BucketTransport`)."""
 
     policy_version: int
     tensors: tuple[tuple[str, torch.Tensor], ...]  # in manifest order
@@ -33,10 +34,10 @@ class StagedWeights:
 
 
 class WeightSender:
-    """One sender's half: rank 0 opens groups, the others join them, and each sends its share of the updates.
+    """Send one sender's part of the updates: rank 0 opens groups, the other senders join them.
 
-    `open` invites a set of engines; `send` may then be repeated as long as the set stays the same. A transfer that
-    fails closes the group, since neither gloo nor NCCL can go on after a timeout; the next one needs a new `open`, and
+    `open` invites a set of engines; `send` may then be repeated as long as the set stays the same. A failed transfer
+    closes the group, since neither gloo nor NCCL can continue after a timeout; the next one needs a new `open`, and
     a new `join` of the other senders.
     """
 
@@ -48,18 +49,18 @@ class WeightSender:
         device: torch.device | None = None,
         directory: Path | None = None,
     ) -> None:
-        """See `choose_backend` for which backend may be used where.
+        """Choose the backend; `choose_backend` tells which one works where.
 
         Args:
-            host: this process's address as engines reach it; it alone is listened on.
+            host: this process's address as engines reach it; the only one it listens on.
             device: the GPU of nccl and ipc.
-            directory: of file: on a disk that all members share, and of this run alone. Rank 0 needs it.
+            directory: for the file backend, on rank 0: on a disk that all members share, used by this run alone.
         """
         self._backend = backend
         self._host = host
         self._device = (device or torch.device("cuda")) if backend in CUDA_BACKENDS else torch.device("cpu")
         self._directory = directory
-        self._num_senders = 1  # of the open group; rank 0 alone knows
+        self._num_senders = 1  # of the open group; valid on rank 0
         self._own: Rendezvous | None = None  # of the open group, if any
         self._hub: PeerHub | None = None  # rank 0 only
         self._group: Group | None = None
@@ -67,20 +68,20 @@ class WeightSender:
 
     @property
     def is_open(self) -> bool:
-        """True when `send` has a group to send to."""
+        """Return True when `send` has a group to send to."""
         return self._own is not None
 
     @property
     def sender_invitations(self) -> tuple[Rendezvous, ...]:
-        """Rank 0 only: what senders 1 to num_senders - 1 need for `join`, in this order."""
+        """Return what senders 1 to num_senders - 1 need for `join`, in this order; on rank 0 only."""
         if self._own is None:
             return ()
         return tuple(replace(self._own, first_rank=rank) for rank in range(1, self._num_senders))
 
     def open(self, world_sizes: Sequence[int], *, num_senders: int = 1) -> list[Rendezvous]:
-        """Invite engines with these numbers of ranks, in a new group; closes the old one. Does not wait for anyone.
+        """Invite engines with these numbers of ranks, in a new group; closes the old one. Does not wait.
 
-        Returns: the engines' invitations; see `sender_invitations` for the others.
+        Returns: the engines' invitations; see `sender_invitations` for those of the senders.
         """
         if not world_sizes or min(world_sizes) < 1:
             raise ValueError(f"world_sizes {list(world_sizes)}: need at least one engine, each with at least one rank")
@@ -120,7 +121,7 @@ class WeightSender:
         return invitations
 
     def join(self, invitation: Rendezvous) -> None:
-        """Be sender `invitation.first_rank` of a new group of rank 0; leaves the old one. Does not wait for anyone."""
+        """Become sender `invitation.first_rank` of a new group of rank 0; leaves the old one. Does not wait."""
         self.close()
         self._cancelled = threading.Event()
         self._own = invitation
@@ -131,11 +132,11 @@ class WeightSender:
         Args:
             tensors: those that `manifest` announces for this sender, in its order.
         Returns: the digest of all senders' tensors.
-        Raises: TransferError, TransferTimeoutError. All members fail too then, and nothing is committed anywhere.
+        Raises: TransferError, TransferTimeoutError. All members then fail too, and nothing is committed anywhere.
         """
         own = self._own
         if own is None:
-            raise TransferError("no open group: call open() with the engines' world sizes, or join(), first")
+            raise TransferError("no open group: first call open() with the engines' world sizes, or join()")
         deadline = Deadline(timeout_s, cancelled=self._cancelled)
         try:
             if self._group is None and self._hub is not None:
@@ -144,15 +145,15 @@ class WeightSender:
                 self._group = join_group(own, rank=own.first_rank, device=self._device, deadline=deadline)
             if self._hub is not None and manifest.num_senders > self._num_senders:
                 raise TransferError(f"manifest: {manifest.num_senders} senders, the group has {self._num_senders}")
-            share = SenderBuckets(tensors, manifest, sender=self._group.rank)
-            return Stream(self._group, manifest, share, device=self._device, deadline=deadline).run()
+            buckets = SenderBuckets(tensors, manifest, sender=self._group.rank)
+            return Stream(self._group, manifest, buckets, device=self._device, deadline=deadline).run()
         except BaseException as error:
             reason = str(error) if isinstance(error, TransferError) else f"{type(error).__name__}: {error}"
             self._close(reason)  # the others fail at once, with the same reason
             raise
 
     def cancel(self) -> None:
-        """End a `send` that runs in another thread with a TransferError, for instance when a receiver has died."""
+        """End a `send` in another thread with a TransferError, for instance when a receiver has died."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -174,9 +175,9 @@ def receive(
     device: torch.device,
     deadline: Deadline,
 ) -> StagedWeights:
-    """The engine's half: receive what `manifest` announces, into memory on `device` where the backend can.
+    """Receive what `manifest` announces on an engine rank, into memory on `device` where the backend can.
 
-    Raises: TransferError, TransferTimeoutError. The group is of no further use then.
+    Raises: TransferError, TransferTimeoutError; the group is unusable afterwards.
     """
     stream = Stream(group, manifest, None, device=device, deadline=deadline)
     digest = stream.run()

@@ -30,7 +30,7 @@ class StagingArea:
         self._error: TransferError | None = None
 
     def start(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> None:
-        """Begin to receive; an update staged earlier is dropped, one taken must be loaded by now (see `Carrier`)."""
+        """Begin to receive; an update staged earlier is dropped, one taken must be loaded (see `BucketTransport`)."""
         if self._thread is not None and self._thread.is_alive() and self._staged is None and self._error is None:
             raise EngineError("an update is being received already")
         self._staged = self._error = None

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import rl_example
 from coati_rl.config.cli import parse
-from coati_rl.runtime.guardian import run_guarded
 from coati_rl.runtime.ray_environment import prepare_ray_environment
+from coati_rl.runtime.subreaper import run_under_subreaper
 
 
 def main(argv: list[str], scratch: Path) -> int:
@@ -24,4 +24,4 @@ def main(argv: list[str], scratch: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_guarded(functools.partial(main, sys.argv[1:])))
+    sys.exit(run_under_subreaper(functools.partial(main, sys.argv[1:])))

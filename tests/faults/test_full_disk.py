@@ -60,5 +60,5 @@ def test_a_full_disk_ends_a_run_with_path_and_remedy_and_its_checkpoints_stay(
     assert "No space left on device" in last and "free space there" in last, "path, cause and remedy"
     newest = max(run.run_dir.glob("checkpoints/step-*"), key=lambda path: int(path.name.removeprefix("step-")))
     state = read_state(newest)
-    assert f"; go on from step {state['step']} with: " in last
+    assert f"; resume from step {state['step']} with: " in last
     assert len(run.records()) >= state["step"], "what is saved is recorded"

@@ -156,7 +156,7 @@ def test_no_sandbox_on_this_machine_is_refused_unless_the_risk_is_taken(
     factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ConfigError, match="no bwrap here: install it"):
+    with pytest.raises(ConfigError, match="bwrap is not installed: install it"):
         factory("-rt code")
     factory("-rt code --run-model-code-without-sandbox")
 

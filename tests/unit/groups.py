@@ -55,7 +55,7 @@ def make_settings():
             "sync": sync,
             "sync_period": 2,
             "num_trainers": sizes["dp"],
-            "ranks_per_dp_group": 1,
+            "trainers_per_dp_rank": 1,
             "max_steps": None,
             "eval_interval": None,
             "save_interval": None,
@@ -77,13 +77,13 @@ def make_settings():
 def make_coordinator(make_settings, make_prompts, tmp_path: Path):
     """A coordinator of `make_settings`."""
 
-    def make(num_prompts=8, *, eval_prompts=0, num_episodes=1, start=None, kept=None, **changes):
+    def make(num_prompts=8, *, eval_prompts=0, num_episodes=1, start=None, untrained=None, **changes):
         settings = make_settings(**changes)
         source = DatasetPrompts(make_prompts(num_prompts), num_episodes=num_episodes, seed=0)
         tasks = {"arithmetic": make_prompts(eval_prompts, "arithmetic")} if eval_prompts else {}
-        board, recorder = EvaluationRounds(tasks, tmp_path / "eval"), RolloutRecorder(tmp_path / "rollouts")
+        evaluation, recorder = EvaluationRounds(tasks, tmp_path / "eval"), RolloutRecorder(tmp_path / "rollouts")
         return DirectCoordinator(
-            settings, source, board, recorder, RunStart(position=start, kept=kept, probe=(1, 2, 3))
+            settings, source, evaluation, recorder, RunStart(position=start, untrained=untrained, probe=(1, 2, 3))
         )
 
     return make

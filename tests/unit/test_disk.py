@@ -30,7 +30,7 @@ print(code, *[name for name in ("torch", "transformers", "ray", "vllm") if name 
         (errno.EDQUOT, "Disk quota exceeded; free some of your quota there"),
         (errno.EFBIG, "File too large; raise the limit of file sizes (ulimit -f)"),
         (errno.EROFS, "Read-only file system; mount it writable"),
-        (errno.EIO, "Input/output error; see to that disk"),
+        (errno.EIO, "Input/output error; check that disk"),
     ],
 )
 def test_a_problem_names_path_cause_and_remedy(number, words):

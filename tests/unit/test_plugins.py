@@ -98,9 +98,9 @@ LOADERS = [(load_estimator, "--advantage-estimator"), (load_terms, "--policy-los
 @pytest.mark.parametrize(("load", "flag"), LOADERS)
 def test_a_missing_file_is_refused(load, flag: str, tmp_path: Path) -> None:
     name = f"{tmp_path}/none.py:terms"
-    assert refusal_of(load, name) == f"{flag} {name}: no file {tmp_path}/none.py; write FILE.py:FUNCTION"
-    assert refusal_of(load, f"{tmp_path}:terms").startswith(f"{flag} {tmp_path}:terms: no file")
-    assert refusal_of(load, ":terms").startswith(f"{flag} :terms: no file")
+    assert refusal_of(load, name) == f"{flag} {name}: there is no file {tmp_path}/none.py; write FILE.py:FUNCTION"
+    assert refusal_of(load, f"{tmp_path}:terms").startswith(f"{flag} {tmp_path}:terms: there is no file")
+    assert refusal_of(load, ":terms").startswith(f"{flag} :terms: there is no file")
 
 
 @pytest.mark.parametrize(("load", "flag"), LOADERS)
@@ -230,7 +230,7 @@ def test_a_policy_loss_that_wrongly_says_it_is_separable_is_refused(write) -> No
         "    return -(logprobs - old).mean().exp() * advantages\n"
         "terms.is_token_separable = True\n"
     )
-    assert "says is_token_separable" in refusal_of(loss_with, write(text))
+    assert "has is_token_separable" in refusal_of(loss_with, write(text))
 
 
 def test_separable_terms_do_not_make_a_sequence_mask_separable(write) -> None:

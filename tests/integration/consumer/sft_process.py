@@ -43,7 +43,7 @@ def fine_tune(
         make_conversations(conversations()[0], tokenizer, max_tokens=256).samples,
         DatasetSettings(
             dp=place.dp_size,
-            ranks_per_dp_group=place.num_stages * place.tp_size,
+            trainers_per_dp_rank=place.num_stages * place.tp_size,
             batch_size=64,
             micro_batch_size=16,
             num_epochs=4,

@@ -97,7 +97,7 @@ def test_rows_without_tests_for_a_code_reward_and_tests_that_cannot_be_run(refus
 
 def test_a_reward_function_that_is_not_there_or_cannot_be_called(refuse, dataset, tmp_path):
     mine = tmp_path / "mine.py"
-    assert f"--reward-type {mine}:score: no file {mine}" in refuse("-d", dataset(ROW), "-rt", f"{mine}:score")
+    assert f"--reward-type {mine}:score: there is no file {mine}" in refuse("-d", dataset(ROW), "-rt", f"{mine}:score")
     mine.write_text("def score(question): return 1\n")
     message = refuse("-d", dataset(ROW), "-rt", f"boxed=1,{mine}:score=0.5")
     assert f"{mine}:score: takes (question); a reward function takes (messages, answer), " in message
@@ -156,7 +156,7 @@ def test_a_checkpoint_that_is_none(refuse, dataset, tmp_path):
     message = refuse(
         "-d", dataset(ROW), "-cp", tmp_path, "-i", 1, "-t", 1, *("-ibs", 1, "-imbs", 1, "-tbs", 1, "-tMbs", 1)
     )
-    assert "no checkpoint is there" in message and "give -cp a directory step-<N>" in message
+    assert "there is no checkpoint" in message and "give -cp a directory step-<N>" in message
 
 
 def test_an_unknown_key_in_the_config_file(refuse, dataset, tmp_path):

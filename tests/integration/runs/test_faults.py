@@ -57,7 +57,7 @@ def _trained(run):
 def _resumes_from(run):
     """The checkpoint's step that the last line tells to go on from, and the flags it gives."""
     last = run.text().splitlines()[-1]
-    match = re.search(r"; go on from step (\d+) with: python rl_example.py (.*)$", last)
+    match = re.search(r"; resume from step (\d+) with: python rl_example.py (.*)$", last)
     assert match, last
     return int(match[1]), shlex.split(match[2])
 
@@ -91,7 +91,7 @@ def test_a_run_ends_in_time_when_its_driver_or_a_part_of_ray_is_stopped_and_stay
     run.process.send_signal(signal.SIGINT)
     while run.process.poll() is None and time.monotonic() - begin < 60:
         with suppress(psutil.NoSuchProcess):
-            stopped.suspend()  # the guardian continues it once
+            stopped.suspend()  # the subreaper continues it once
         time.sleep(0.01)
     assert time.monotonic() - begin < 6 + 10
     assert run.wait(0) == 130, run.text()
@@ -114,7 +114,7 @@ def test_a_dead_trainer_or_coordinator_ends_the_run_with_its_cause_within_a_minu
 def test_a_killed_driver_leaves_no_process(long_run):
     run = long_run()
     driver = run.processes("rl_example.py")[0]
-    assert driver.pid != run.process.pid, "the guardian is the process that the user started"
+    assert driver.pid != run.process.pid, "the subreaper is the process that the user started"
     driver.kill()
     assert run.wait(60) == 1
     last = run.text().splitlines()[-1]

@@ -69,7 +69,7 @@ def test_a_run_that_no_node_has_room_for_is_refused_with_what_each_node_has(star
     run = start("-ptp", 4, cpus=2)
     assert run.wait(120) == 2, run.text()
     last = run.text().splitlines()[-1]
-    assert "1 trainer(s) of 1 CPU and 1 producer(s) of 4 CPUs on one node; no room for 1 producer(s)" in last
+    assert "1 trainer(s) of 1 CPU and 1 producer(s) of 4 CPUs on one node; no resources for 1 producer(s)" in last
     assert "10.231.0.1 3 of 3 CPUs, 0 of 0 GPUs; 10.231.0.2 2 of 2 CPUs, 0 of 0 GPUs" in last
     assert run.actors() == []
 
@@ -96,7 +96,7 @@ def test_weights_cross_nodes_and_a_producer_of_a_lost_node_goes_on_elsewhere(nod
     run.interrupt()
     assert run.wait(60) == 130, run.text()
     step = len(run.records())
-    assert f"; go on from step {step} with: python rl_example.py --config " in run.text().splitlines()[-1]
+    assert f"; resume from step {step} with: python rl_example.py --config " in run.text().splitlines()[-1]
     assert (run.run_dir / "checkpoints" / f"step-{step}" / "manifest.json").is_file()
     log = (run.run_dir / "logs" / "driver.log").read_text()
     assert f": 1 CPU at {second}, slot 0 of 1" in log, "cores are shared among the actors of a node"
@@ -113,7 +113,7 @@ def test_a_lost_node_ends_a_run_that_has_no_room_elsewhere_within_a_minute(nodes
     assert run.wait(60) == 1, run.text()
     last = run.text().splitlines()[-1]
     assert f"the node at {ADDRESSES[1]} is lost" in last
-    assert "no room for 1 producer(s)" in last and "logs:" in last
+    assert "no resources for 1 producer(s)" in last and "logs:" in last
     assert run.actors() == []
 
 

@@ -133,9 +133,9 @@ class RunOnTwoNodes(Run):
             )
 
     def interrupt(self) -> None:
-        """Ctrl-C. The guardian is the child of nsenter, which passes no signals on."""
-        for guardian in psutil.Process(self.process.pid).children():
-            guardian.send_signal(signal.SIGINT)
+        """Ctrl-C. The subreaper is the child of nsenter, which passes no signals on."""
+        for subreaper in psutil.Process(self.process.pid).children():
+            subreaper.send_signal(signal.SIGINT)
 
     def actors(self, within_s: float = 30) -> list[str]:
         """Actors and drivers that are still on either node, when they have had time to end."""

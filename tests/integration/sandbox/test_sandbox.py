@@ -109,7 +109,7 @@ def test_a_limit_on_the_clock_says_nothing_of_the_program(sandbox: Sandbox) -> N
     limits = Limits(cpu_s=5, most_wall_s=0.2)
     outcome = run(sandbox, "import time; time.sleep(100)", limits=limits)
     assert outcome.end == "starved"
-    assert re.fullmatch(r"no end after \d s, \d s of which it waited for a core", outcome.explain(limits))
+    assert re.fullmatch(r"no end after \d s, of which it waited \d s for a core", outcome.explain(limits))
 
 
 def test_limits_are_those_of_the_run(sandbox: Sandbox) -> None:

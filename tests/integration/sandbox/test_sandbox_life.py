@@ -106,13 +106,13 @@ def test_without_bubblewrap_there_is_no_sandbox_and_the_message_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ConfigError, match=r"no bwrap here: install it .* or .* --code-verifier-api-url"):
+    with pytest.raises(ConfigError, match=r"bwrap is not installed: install it .* or .* --code-verifier-api-url"):
         check_sandbox()
 
 
 def test_an_environment_that_programs_could_not_see_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "base_prefix", "/tmp/python")
-    with pytest.raises(ConfigError, match="has its own /tmp and /dev, and this Python is in /tmp/python"):
+    with pytest.raises(ConfigError, match="with its own /tmp and /dev, and this Python is in /tmp/python"):
         check_sandbox()
 
 

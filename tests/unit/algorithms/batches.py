@@ -1,4 +1,4 @@
-"""Samples laid out as micro-batches: several in a row, prompts and holes between their tokens, poison in padding."""
+"""Build micro-batches: several samples in a row, prompts and gaps between their tokens, NaN or inf in padding."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""The papers' formulae in float64, token by token and sample by sample; what the real functions are compared with.
+"""Implement the papers' formulae in float64, token by token and sample by sample, as a reference.
 
 A formula that the policy's gradient passes through returns its value and its derivative. The one thing that no paper
 has: a ratio is held at exp(20), beyond which it has no derivative, so that one astray token leaves the rest alive.

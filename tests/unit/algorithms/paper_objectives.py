@@ -1,4 +1,4 @@
-"""Each algorithm's loss as its paper has it, from rewards and log-probabilities to one number, in float64.
+"""Implement each algorithm's loss as in its paper, from rewards and log-probabilities to one number, in float64.
 
 One function an algorithm, which reads like its equation. The sign is that of a loss; L_MAX is the longest response.
 """
@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class Response:
-    """What is known of a response; float64[T] each."""
+    """Hold the data of a response; float64[T] each."""
 
     reward: float
     logprobs: Floats

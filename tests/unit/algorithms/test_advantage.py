@@ -1,4 +1,4 @@
-"""Group advantages: literal groups checked by hand, any group against the oracle."""
+"""Test group advantages: literal groups checked by hand, any group against the oracle."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Weights and scales: three samples of 1, 2 and 5 tokens by hand, any samples against the oracle."""
+"""Test weights and scales: three samples of 1, 2 and 5 tokens by hand, any samples against the oracle."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""CISPO's term: a weight without gradient, clipped, times A log pi."""
+"""Test CISPO's term: a weight without gradient, clipped, times A log pi."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""KL estimators against their definitions, and against the true KL that they estimate."""
+"""Test KL estimators against their definitions, and against the true KL that they estimate."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""KL in the reward, as a reward to go: three tokens by hand, any layout against the oracle."""
+"""Test KL in the reward, as a reward to go: three tokens by hand, any layout against the oracle."""
 
 import dataclasses
 import math

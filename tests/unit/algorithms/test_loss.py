@@ -1,4 +1,4 @@
-"""The loss as a whole: two tokens by hand, padding, splits, what it says of itself, and what it refuses.
+"""Test the whole loss: two tokens by hand, padding, splits, its properties and its refusals.
 
 `test_loss_oracle` compares it with the formulae on any batch.
 """

@@ -1,4 +1,4 @@
-"""Any loss, on any batch, against the oracle: value, both gradients, nothing on padding, the report."""
+"""Test any loss on any batch against the oracle: value, both gradients, zero on padding, the report."""
 
 import math
 
@@ -67,7 +67,7 @@ def test_value_and_gradients_are_the_formulas(samples: list[Sample], loss: Polic
 
 
 def report_of(samples: list[Sample], loss: PolicyLoss) -> dict[str, float]:
-    """What a reader would count, from the docstring of PolicyLoss."""
+    """Count what the docstring of PolicyLoss defines."""
     report = dict.fromkeys(("num_tokens", "entropy_sum", "clip_sum", "ratio_max"), 0.0)
     report |= dict.fromkeys(("gap_tokens", "gap_sum", "gap_max", "old_gap_sum", "old_gap_max"), 0.0)
     report |= {"kl_sum": 0.0} if loss.kl_coeff > 0 else {}

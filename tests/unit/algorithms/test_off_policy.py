@@ -1,4 +1,4 @@
-"""Off-policy weights: w = 1/4, 1, 3/2 and 8 by hand, any tokens against the oracle."""
+"""Test off-policy weights: w = 1/4, 1, 3/2 and 8 by hand, any tokens against the oracle."""
 
 import math
 

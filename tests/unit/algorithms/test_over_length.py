@@ -1,4 +1,4 @@
-"""Soft over-length punishment at the places where equation 13 of the DAPO paper changes its case."""
+"""Test the soft over-length penalty at the boundaries of the cases of equation 13 of the DAPO paper."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Our loss and TRL's on the same tensors: value, gradient, and what both report.
+"""Compare our loss with TRL's on the same tensors: value, gradient, and common metrics.
 
 TRL's own `GRPOTrainer._compute_loss` runs, on an object that has only the attributes it reads. What differs on purpose
 is said where it matters: TRL adds its entropy bonus as a mean over tokens whatever the loss averages over, and divides

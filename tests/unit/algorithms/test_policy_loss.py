@@ -1,4 +1,4 @@
-"""PPO's clipped term with separate bounds and dual clip: ratios 1, 2 and 1/2 by hand, any tokens against the oracle."""
+"""Test PPO's clipped term and dual clip: ratios 1, 2 and 1/2 by hand, any tokens against the oracle."""
 
 import math
 

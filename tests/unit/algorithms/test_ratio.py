@@ -1,4 +1,4 @@
-"""Log-ratios of tokens and samples: two samples in one row, one over a hole, padding with poison."""
+"""Test log-ratios of tokens and samples: two samples in one row, one with a gap, NaN or inf in padding."""
 
 import math
 

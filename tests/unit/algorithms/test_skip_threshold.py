@@ -1,4 +1,4 @@
-"""A sample with a ratio above the threshold is left out and counted; it alone, and its denominator stays."""
+"""Test that only a sample with a ratio above the threshold is skipped and counted, and stays in the denominator."""
 
 import math
 

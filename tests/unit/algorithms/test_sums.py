@@ -1,4 +1,4 @@
-"""Reports add up by the rule in their names."""
+"""Test that reports are reduced by the rule in their names."""
 
 import torch
 

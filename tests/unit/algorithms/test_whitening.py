@@ -1,4 +1,4 @@
-"""Whitening over the tokens of the global batch: 1, 1, 1 and 5 by hand, any batch over any ranks against the oracle."""
+"""Test whitening over the global batch: 1, 1, 1 and 5 by hand, any batch over any ranks against the oracle."""
 
 import dataclasses
 import itertools

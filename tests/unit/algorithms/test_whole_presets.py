@@ -1,4 +1,4 @@
-"""Each preset from rewards to the scalar and its gradient, through the functions of a run, against its paper."""
+"""Test each preset from rewards to the scalar and its gradient, through the functions of a run, against its paper."""
 
 import dataclasses
 import itertools
@@ -96,7 +96,7 @@ def make_samples(config: Config, groups: Sequence[Group]) -> list[Sample]:
 
 
 def score(config: Config, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
-    """What a trainer does to advantages before the loss."""
+    """Change advantages as a trainer does before the loss."""
     if config.algorithm.kl_place == "reward":
         settings = {"kl_coeff": config.algorithm.kl_coeff, "estimator": config.algorithm.kl_estimator}
         micro_batches = [subtract_kl_to_go(micro_batch, **settings)[0] for micro_batch in micro_batches]

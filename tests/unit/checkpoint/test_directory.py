@@ -62,7 +62,7 @@ def test_the_state_of_a_whole_checkpoint_is_read(make_checkpoint):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda p: (p / "model.safetensors").write_bytes(b"weightZ"), r"model.safetensors is not what was written"),
+        (lambda p: (p / "model.safetensors").write_bytes(b"weightZ"), r"model.safetensors was changed"),
         (lambda p: (p / "model.safetensors").write_bytes(b"weigh"), r"model.safetensors has 5 bytes instead of 7"),
         (lambda p: (p / "trainer/rank-0.bin").unlink(), r"trainer/rank-0.bin is missing"),
         (lambda p: (p / STATE_FILE).unlink(), r"state.json is missing"),
@@ -94,7 +94,9 @@ def test_the_state_of_a_whole_checkpoint_is_read(make_checkpoint):
 def test_a_damaged_checkpoint_is_refused_with_the_file_and_the_remedy(make_checkpoint, damage, message):
     path = make_checkpoint(3)
     damage(path)
-    with pytest.raises(ConfigError, match=rf"step-3 is no checkpoint to resume from: {message}.*give -cp a directory"):
+    with pytest.raises(
+        ConfigError, match=rf"step-3 is not a checkpoint to resume from: {message}.*give -cp a directory"
+    ):
         read_state(path)
 
 
@@ -104,7 +106,9 @@ def test_a_refusal_names_the_newest_intact_checkpoint_beside_the_damaged_one(mak
     for path in paths[-damages:]:
         (path / "model.safetensors").write_bytes(b"weightZ")
     damaged = find_checkpoint(tmp_path)
-    with pytest.raises(ConfigError, match=rf"model.* the newest intact one beside it is -cp {paths[2 - damages]}$"):
+    with pytest.raises(
+        ConfigError, match=rf"model.* the newest intact one in the same directory is -cp {paths[2 - damages]}$"
+    ):
         read_state(damaged)
 
 
@@ -121,13 +125,13 @@ def test_the_newest_complete_checkpoint_is_taken_and_what_is_passed_over_is_said
     whole, damaged = make_checkpoint(10), make_checkpoint(20)
     (damaged / "model.safetensors").unlink()
     assert find_checkpoint(tmp_path) == whole
-    assert "step-20 is passed over: model.safetensors is missing" in caplog.text
+    assert "step-20 is skipped: model.safetensors is missing" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["", "nowhere"])
 def test_a_path_without_a_checkpoint_is_refused(tmp_path, name):
     with pytest.raises(
-        ConfigError, match=r"--checkpoint-path .*: no checkpoint is there; give -cp a directory step-<N>"
+        ConfigError, match=r"--checkpoint-path .*: there is no checkpoint; give -cp a directory step-<N>"
     ):
         find_checkpoint(tmp_path / name)
 

@@ -1,4 +1,4 @@
-"""Migrations: what each version of the checkpoint format becomes in the next, and what is refused."""
+"""Test migrations from each version of the checkpoint format to the next, and refusals."""
 
 import io
 import json
@@ -9,8 +9,8 @@ import pytest
 
 from coati_rl.checkpoint.directory import load_state, read_state, write_manifest, write_state
 from coati_rl.checkpoint.format import FORMAT_VERSION, MIGRATIONS, migrate_rollouts, migrate_state
-from coati_rl.checkpoint.kept_rollouts import KeptRollouts
 from coati_rl.checkpoint.position import Position, data_state, read_data_state
+from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.data.draw_order import DrawOrder
 from coati_rl.errors import ConfigError
 from coati_rl.types import Prompt
@@ -62,7 +62,7 @@ def test_a_response_of_the_first_rollouts_becomes_a_trajectory_of_one_turn_after
     }
     buffer = io.BytesIO()
     np.savez(buffer, description=np.frombuffer(json.dumps(description).encode(), dtype=np.uint8), **arrays)
-    kept = KeptRollouts.from_bytes(
+    kept = UntrainedRollouts.from_bytes(
         buffer.getvalue(), lambda uid: Prompt(uid=uid, token_ids=(1, 2, 3), ground_truth="4")
     )
     (finished,), (dropped,) = kept.finished, kept.dropped
@@ -84,7 +84,7 @@ def test_what_is_written_today_is_of_the_newest_version_and_read_as_it_is(tmp_pa
     write_state(tmp_path, state)
     assert json.loads((tmp_path / "state.json").read_text()) == {"format_version": FORMAT_VERSION, **state}
     assert load_state(tmp_path) == state
-    with np.load(io.BytesIO(KeptRollouts().to_bytes())) as archive:
+    with np.load(io.BytesIO(UntrainedRollouts().to_bytes())) as archive:
         assert json.loads(archive["description"].tobytes())["format_version"] == FORMAT_VERSION
 
 

@@ -1,4 +1,4 @@
-"""-cp: from where a run goes on, and when it may not."""
+"""Test -cp: the point from which a run is resumed, and refusals."""
 
 import json
 import shutil
@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from coati_rl.checkpoint.directory import ROLLOUTS_FILE, write_manifest, write_state
-from coati_rl.checkpoint.kept_rollouts import FinishedGroup, KeptRollouts
 from coati_rl.checkpoint.position import Position, data_state
 from coati_rl.checkpoint.resume import open_resume_point
+from coati_rl.checkpoint.untrained_rollouts import FinishedGroup, UntrainedRollouts
 from coati_rl.config.cli import parse
 from coati_rl.data.draw_order import DrawOrder, fingerprint, ground_truth_digest
 from coati_rl.errors import ConfigError
@@ -59,7 +59,7 @@ def ahead(checkpoint, model_dir, group_of):
     state["data"]["position"] |= {"waiting": ["train-2.0"], "kept": ["train-4.0"]}
     (checkpoint / "state.json").write_text(json.dumps(state))
     group = group_of([(1.0, 2), (0.0, 3)], uid="train-4.0")
-    kept = KeptRollouts(finished=(FinishedGroup(group=group, sync_index=-1),), sync_index_of={7: -1})
+    kept = UntrainedRollouts(finished=(FinishedGroup(group=group, sync_index=-1),), sync_index_of={7: -1})
     (checkpoint / ROLLOUTS_FILE).write_bytes(kept.to_bytes())
     write_manifest(checkpoint)
     config = parse([*f"-m {model_dir} {SIZES}".split()])[0].flat("json")
@@ -117,8 +117,8 @@ def test_another_models_shape_is_refused_by_its_numbers(refusal, model_dir, tmp_
     (tmp_path / "wide").mkdir()
     (tmp_path / "wide" / "config.json").write_text(json.dumps(config | {"intermediate_size": 2 * size}))
     message = refusal(model=tmp_path / "wide")
-    assert f"its model is another one than --model {tmp_path / 'wide'}: " in message
-    assert f": intermediate_size {size} instead of {2 * size}; give the --model" in message
+    assert f"its model differs from --model {tmp_path / 'wide'}: " in message
+    assert f": intermediate_size {size} instead of {2 * size}; use the --model of that run" in message
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_checkpoint_of_another_version_is_refused(refusal, checkpoint):
     assert "position has other fields than this version's: waiting; start from its weights with --model" in refusal()
     (checkpoint / "state.json").write_text(json.dumps({"step": 3}))
     write_manifest(checkpoint)
-    assert "is no checkpoint to resume from" in refusal()
+    assert "is not a checkpoint to resume from" in refusal()
 
 
 def test_settings_that_decide_the_experiment_are_compared_and_the_layout_is_not(resume, checkpoint, model_dir):
@@ -199,7 +199,7 @@ def test_a_checkpoint_from_before_rollouts_were_kept_samples_again_what_was_fini
     (checkpoint / "state.json").write_text(json.dumps(state))
     write_manifest(checkpoint)
     point = resume()
-    assert (point.position.waiting, point.position.kept, point.kept) == (("train-4.0",), (), KeptRollouts())
+    assert (point.position.waiting, point.position.kept, point.untrained) == (("train-4.0",), (), UntrainedRollouts())
 
 
 def test_a_checkpoint_of_a_later_format_is_refused_before_anything_else(refusal, checkpoint):
@@ -216,15 +216,15 @@ def test_a_checkpoint_without_its_runs_configuration_cannot_be_compared(resume, 
 
 def test_finished_rollouts_are_gone_on_with_under_the_datasets_prompts(ahead, resume, make_prompts):
     point = resume()
-    (finished,) = point.kept.finished
+    (finished,) = point.untrained.finished
     assert finished.group.prompt == replace(make_prompts(10)[4], uid="train-4.0")
-    assert (finished.sync_index, point.kept.sync_index_of) == (-1, {7: -1})
+    assert (finished.sync_index, point.untrained.sync_index_of) == (-1, {7: -1})
     assert (point.position.waiting, point.position.kept, point.num_steps) == (("train-2.0",), ("train-4.0",), 5)
 
 
 def test_kept_rollouts_are_sampled_again_when_settings_have_changed(ahead, resume):
     point = resume("-temp 0.7")
-    assert point.kept == KeptRollouts()
+    assert point.untrained == UntrainedRollouts()
     assert (point.position.waiting, point.position.kept) == (("train-2.0", "train-4.0"), ())
     assert point.changes == (
         "temperature was 1.0 and is 0.7 now",
@@ -234,9 +234,9 @@ def test_kept_rollouts_are_sampled_again_when_settings_have_changed(ahead, resum
 
 
 def test_rollouts_that_are_not_those_of_the_state_are_refused(ahead, refusal):
-    (ahead / ROLLOUTS_FILE).write_bytes(KeptRollouts().to_bytes())
+    (ahead / ROLLOUTS_FILE).write_bytes(UntrainedRollouts().to_bytes())
     write_manifest(ahead)
-    assert refusal().endswith(f"{ahead}: rollouts.npz cannot be used: they are not those that the state names")
+    assert refusal().endswith(f"{ahead}: rollouts.npz cannot be used: its prompts are not those in the state")
     (ahead / ROLLOUTS_FILE).write_bytes(b"no archive")
     write_manifest(ahead)
     assert "rollouts.npz cannot be used: " in refusal()

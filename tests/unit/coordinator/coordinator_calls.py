@@ -1,4 +1,4 @@
-"""Say what producers and trainers say to a coordinator, in a line each."""
+"""Make the calls of producers and trainers to a coordinator, in a line each."""
 
 import numpy as np
 

@@ -1,9 +1,9 @@
-"""One producer and one trainer of a coordinator, driven from outside, and what they leave behind."""
+"""Drive one producer and one trainer of a coordinator, and read their files."""
 
 import json
 
-from coati_rl.checkpoint.kept_rollouts import KeptRollouts
 from coati_rl.checkpoint.position import read_data_state
+from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.data.prompt_source import drawn_prompt
 from coati_rl.work import CommitReport, SyncReport, SyncWork, TrainWork
 from tests.unit.coordinator.coordinator_calls import events, work
@@ -64,10 +64,10 @@ def position_of(save):
 
 
 def resumed(save, prompts):
-    """What the coordinator of a run that goes on from this checkpoint gets, as it comes back from its files."""
+    """Return the start of a coordinator resumed from this checkpoint, as read from its files."""
     by_uid = {prompt.uid: prompt for prompt in prompts}
-    kept = KeptRollouts.from_bytes(save.rollouts, lambda uid: drawn_prompt(by_uid, uid))
-    return {"start": position_of(save), "kept": kept}
+    untrained = UntrainedRollouts.from_bytes(save.rollouts, lambda uid: drawn_prompt(by_uid, uid))
+    return {"start": position_of(save), "untrained": untrained}
 
 
 def rollouts(tmp_path):

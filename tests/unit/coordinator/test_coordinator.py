@@ -1,4 +1,4 @@
-"""The coordinator's rules: slots, leases, the order of work, the end of a run."""
+"""Test the coordinator's rules: slots, leases, the order of work, the end of a run."""
 
 import dataclasses
 import threading
@@ -99,7 +99,7 @@ def test_a_group_whose_arrays_do_not_belong_together_is_a_failed_prompt_and_take
     assert Coordinator.put(coordinator, 0, [dataclasses.replace(bad, logprobs=bad.logprobs[1:]), good]) == 1
     (failed,) = events(coordinator, "rollout_failed")
     assert failed["uid"] == leases[1].prompt.uid
-    assert failed["cause"].startswith("what producer 0 sent does not belong together: ")
+    assert failed["cause"].startswith("the group of producer 0 is inconsistent: ")
 
 
 def test_too_many_failures_end_the_run_with_the_numbers(make_coordinator, make_group):

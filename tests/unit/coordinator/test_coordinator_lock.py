@@ -84,7 +84,7 @@ def test_producers_hand_in_and_lease_while_a_batch_is_packed(make_coordinator, m
         assert packing.reached.wait(SOON_S)
         assert finish_leases(coordinator, make_group, leases[2:]) == 2
         assert coordinator.lease(0, max_prompts=1, timeout_s=0).leases == (), "no slot is free before the next sync"
-        assert coordinator.next_work(0, rank=0, timeout_s=0) == Wait(reason="item 0 is being put together")
+        assert coordinator.next_work(0, rank=0, timeout_s=0) == Wait(reason="item 0 is being built")
         packing.opened.set()
     assert isinstance(first[0], TrainWork) and first[0].batch.step == 0
     assert work(coordinator, 0) is first[0], "one batch for all who ask"
@@ -173,7 +173,7 @@ def test_trainers_wait_for_a_disk_that_is_behind_by_more_than_two_steps(
 
 def test_an_evaluation_is_over_when_its_files_are_written(make_coordinator, make_group, hold, tmp_path):
     coordinator = make_coordinator(num_prompts=4, eval_prompts=1, eval_interval=2)
-    writing = hold(type(coordinator._state.board), "write")
+    writing = hold(type(coordinator._state.evaluation), "write")
     coordinator.add_producer(0, version=0)
     evaluation = coordinator.lease(0, max_prompts=1, timeout_s=0).leases
     finish_leases(coordinator, make_group, [*evaluation, *lease_all(coordinator)])

@@ -1,4 +1,4 @@
-"""A coordinator that goes on from a checkpoint: no prompt is lost, none is trained twice, and nothing else shows."""
+"""Test a coordinator resumed from a checkpoint: no prompt is lost or trained twice, and nothing else differs."""
 
 import pytest
 
@@ -98,7 +98,7 @@ def test_kept_groups_are_not_trained_before_the_checkpoints_weights_have_sampled
     first.lease()
     first.answer()
     start = resumed(first.until(SaveWork), make_prompts(20))
-    assert len(start["kept"].finished) == 4 and start["start"].waiting == ()
+    assert len(start["untrained"].finished) == 4 and start["start"].waiting == ()
 
     second = Run(make_coordinator(num_prompts=20, n_behind=1, **start), make_group)
     assert isinstance(second.next_work(), SyncWork)
@@ -118,7 +118,9 @@ def test_kept_groups_keep_their_deadlines(make_coordinator, make_group, make_pro
     old = [lease.prompt.uid for lease in first.open[2:]]
     first.answer()
     start = resumed(first.until(SaveWork), make_prompts(20))
-    assert [(each.group.prompt.uid, each.sync_index) for each in start["kept"].finished] == [(uid, -1) for uid in old]
+    assert [(each.group.prompt.uid, each.sync_index) for each in start["untrained"].finished] == [
+        (uid, -1) for uid in old
+    ]
     second = Run(make_coordinator(**sizes, **start), make_group)
     second.next_work()
     second.lease()

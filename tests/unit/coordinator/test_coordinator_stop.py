@@ -1,4 +1,4 @@
-"""An interrupted run is saved as it is, at once, and goes on from there without loss."""
+"""Test that an interrupted run is saved at once, and is resumed without loss."""
 
 import pytest
 

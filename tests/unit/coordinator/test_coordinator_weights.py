@@ -1,4 +1,4 @@
-"""The coordinator and the weights: when they are synced, who gets prompts meanwhile, how stale they may be."""
+"""Test weight syncs of the coordinator: when they are due, which producers get prompts meanwhile, staleness."""
 
 import random
 

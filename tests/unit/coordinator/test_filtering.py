@@ -1,4 +1,4 @@
-"""Groups without effect in the coordinator: replaced under dynamic batching, else a place in the step without samples.
+"""Test groups without effect in the coordinator: replaced under dynamic batching, else counted without samples.
 
 g = 2, tbs * dp = 2, K = 2. A group is right and wrong unless said otherwise, and the filter wants just that.
 """

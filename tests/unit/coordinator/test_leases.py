@@ -1,4 +1,4 @@
-"""A prompt is delivered exactly once, whoever dies."""
+"""Test that a prompt is delivered exactly once, whichever producer dies."""
 
 import pytest
 
@@ -28,10 +28,10 @@ def test_a_lease_says_how_its_purpose_is_sampled(book, make_prompts):
 def test_a_lease_is_settled_once_and_only_by_its_holder(book):
     leases, draw = book
     lease = leases.issue(0, draw)
-    assert leases.settle(lease.lease_id, 1) is None
-    assert leases.settle(lease.lease_id, 0) == OpenLease(lease=lease, producer_id=0, sync_index=0)
-    assert leases.settle(lease.lease_id, 0) is None
-    assert leases.settle(99, 0) is None
+    assert leases.close(lease.lease_id, 1) is None
+    assert leases.close(lease.lease_id, 0) == OpenLease(lease=lease, producer_id=0, sync_index=0)
+    assert leases.close(lease.lease_id, 0) is None
+    assert leases.close(99, 0) is None
 
 
 def test_revoked_prompts_come_first_in_their_old_order_under_new_leases(book):
@@ -42,7 +42,7 @@ def test_revoked_prompts_come_first_in_their_old_order_under_new_leases(book):
     again = [leases.issue(1, draw) for _ in range(3)]
     assert [lease.prompt.uid for lease in again] == ["train-0", "train-1", "train-3"]
     assert {lease.lease_id for lease in again}.isdisjoint({lease.lease_id for lease in [*lost, kept]})
-    assert leases.settle(lost[0].lease_id, 0) is None, "what arrives under the void lease is refused"
+    assert leases.close(lost[0].lease_id, 0) is None, "what arrives under the void lease is refused"
 
 
 def test_a_prompt_issued_again_is_sampled_with_the_same_seed(book):
@@ -67,7 +67,7 @@ def test_a_prompt_stays_open_while_it_waits_to_be_issued_again(book):
     leases.revoke(0)
     assert (leases.num_open("train"), leases.has_lost) == (1, True)
     lease = leases.issue(1, draw)
-    leases.settle(lease.lease_id, 1)
+    leases.close(lease.lease_id, 1)
     assert (leases.num_open("train"), leases.has_lost) == (0, False)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coati_rl.coordinator.membership import UNPROVEN, Membership
+from coati_rl.coordinator.membership import UNSYNCED, Membership
 
 
 def members_at(version, *producers):
@@ -34,7 +34,7 @@ def test_a_resumed_run_syncs_when_the_uninterrupted_one_would(start, due):
 
 def test_a_resumed_run_serves_the_checkpoints_weights_which_producers_get_when_they_join():
     members = Membership(start_version=6)
-    members.add(0, UNPROVEN)
+    members.add(0, UNSYNCED)
     assert (members.published_version, members.is_current(0), members.stale(6)) == (6, False, (0,))
     members.staged([0], 6)
     assert not members.is_current(0), "what is staged does not serve yet"
@@ -54,7 +54,7 @@ def test_staleness_counts_completed_syncs():
 
 def test_a_producer_that_joins_holds_the_start_weights_and_waits():
     members = members_at(4, 0)
-    members.add(1, UNPROVEN)
+    members.add(1, UNSYNCED)
     assert members.stale(4) == (1,)
     assert (members.is_current(0), members.is_current(1)) == (True, False)
     members.staged([1], 6)  # between two syncs: two optimizer steps fresher than the last one

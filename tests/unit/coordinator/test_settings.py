@@ -1,4 +1,4 @@
-"""From the flags to what the coordinator works with."""
+"""Test the coordinator's settings from flags."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_sizes_come_from_the_version_algebra():
 def test_the_layout_of_micro_batches_comes_from_the_flags():
     settings = settings_of("--max-tokens-per-microbatch 8192 --one-sample-per-row -t 8 -tp 2 -pp 2")
     assert (settings.batch.max_tokens_per_microbatch, settings.batch.one_sample_per_row) == (8192, True)
-    assert (settings.batch.dp, settings.ranks_per_dp_group) == (2, 4)
+    assert (settings.batch.dp, settings.trainers_per_dp_rank) == (2, 4)
 
 
 def test_training_samples_as_the_flags_say_and_evaluation_greedily():
@@ -72,7 +72,7 @@ def test_intervals_that_are_off_are_none():
 
 
 @pytest.mark.parametrize(
-    ("max_steps", "step", "num_settled", "progress"),
+    ("max_steps", "step", "num_done", "progress"),
     [
         (None, 0, 0, 0.0),
         (None, 3, 192, 192 / 1000),
@@ -85,14 +85,14 @@ def test_intervals_that_are_off_are_none():
         (6, 6, 384, 1.0),
     ],
 )
-def test_the_learning_rate_ends_with_the_data_or_with_max_steps(max_steps, step, num_settled, progress):
+def test_the_learning_rate_ends_with_the_data_or_with_max_steps(max_steps, step, num_done, progress):
     settings = settings_of("-tbs 32 -t 2" + (f" --max-steps {max_steps}" if max_steps else ""))
-    assert settings.learning_rate_progress(step=step, num_settled=num_settled, num_prompts=1000) == progress
+    assert settings.learning_rate_progress(step=step, num_done=num_done, num_prompts=1000) == progress
 
 
 @pytest.mark.parametrize("max_steps", [1, 3, 7, 15, 16, 99])
 def test_where_nothing_is_dropped_the_clock_is_prompts_over_prompts_due(max_steps):
     settings = settings_of(f"-tbs 32 -t 2 --max-steps {max_steps}")
     for step in range(min(max_steps, 15) + 1):
-        progress = settings.learning_rate_progress(step=step, num_settled=64 * step, num_prompts=1000)
+        progress = settings.learning_rate_progress(step=step, num_done=64 * step, num_prompts=1000)
         assert progress == min(1.0, 64 * step / min(1000, 64 * max_steps))

@@ -1,4 +1,4 @@
-"""One record a step, in the order of steps."""
+"""Test that each step has one record, in the order of steps."""
 
 from coati_rl.coordinator.step_records import StepRecords
 

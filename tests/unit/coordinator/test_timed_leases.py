@@ -1,4 +1,4 @@
-"""A producer without a lease is idle."""
+"""Test that a producer without a lease is idle."""
 
 import pytest
 
@@ -34,10 +34,10 @@ def test_a_producer_is_busy_from_its_first_lease_to_its_last(book):
     first, second = leases.issue(0, draw), leases.issue(0, draw)
     assert leases.issue(0, draw) is None
     clock.now = 102.0
-    leases.settle(first.lease_id, 0)
-    assert leases.settle(first.lease_id, 0) is None, "a lease that is settled twice counts once"
+    leases.close(first.lease_id, 0)
+    assert leases.close(first.lease_id, 0) is None, "a lease that is closed twice counts once"
     clock.now = 105.0
-    leases.settle(second.lease_id, 0)
+    leases.close(second.lease_id, 0)
     clock.now = 108.0  # 3 s idle
     assert leases.producer_idle.take() == 0.5
 
@@ -47,7 +47,7 @@ def test_a_producer_whose_leases_are_revoked_is_gone(book):
     lease = leases.issue(0, draw)
     clock.now = 102.0
     assert leases.revoke(0) == 1
-    assert leases.settle(lease.lease_id, 0) is None
+    assert leases.close(lease.lease_id, 0) is None
     clock.now = 104.0
     assert leases.producer_idle.take() == 0.0  # of the 2 s that it was there
     assert leases.producer_idle.take() is None

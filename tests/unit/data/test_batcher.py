@@ -1,4 +1,4 @@
-"""Groups -> mini-batches: the weighted sum of a step is the plain mean, however the step is cut up."""
+"""Test mini-batches: the weighted sum of a step is the mean, however the step is divided."""
 
 import numpy as np
 import pytest

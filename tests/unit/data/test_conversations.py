@@ -1,4 +1,4 @@
-"""Conversations become samples whose loss tokens are the assistant's turns, each up to the token that ends it."""
+"""Test that the loss tokens of conversations are the assistant's turns, each up to the token that ends it."""
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers

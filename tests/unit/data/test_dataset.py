@@ -1,4 +1,4 @@
-"""Files of prompts: five formats, one content; and what is said of a file that is wrong."""
+"""Test files of prompts: five formats with one content, and the messages for wrong files."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Work from a dataset alone: every sample once per epoch, the same on every rank, and on from any step."""
+"""Test work from a dataset alone: every sample once per epoch, equal on every rank, resumable at any step."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def samples_of(number, length=4):
 
 
 def source_of(number=10, *, resumed=None, report=lambda record: None, **settings):
-    sizes = {"dp": 1, "ranks_per_dp_group": 1, "batch_size": 4, "micro_batch_size": 2, **settings}
+    sizes = {"dp": 1, "trainers_per_dp_rank": 1, "batch_size": 4, "micro_batch_size": 2, **settings}
     return DatasetSource(samples_of(number), DatasetSettings(**sizes), resumed=resumed, report=report)
 
 
@@ -57,7 +57,7 @@ def test_samples_of_a_unit_are_drawn_together():
     pairs = [(row[i], row[i + 1]) for row in rows for i in range(0, len(row), 2)]
     assert all(first % 2 == 0 and second == first + 1 for first, second in pairs)
     assert len(set(pairs)) == 5
-    with pytest.raises(ValueError, match="9 samples and steps of 4 are not units of 2"):
+    with pytest.raises(ValueError, match="9 samples and steps of 4 must be multiples of 2"):
         source_of(9, unit=2)
 
 
@@ -75,7 +75,7 @@ def test_a_run_saves_at_its_interval_and_at_its_end():
 
 
 def test_the_ranks_of_a_copy_get_the_same_and_copies_share_out_a_step():
-    source = source_of(dp=2, ranks_per_dp_group=2)
+    source = source_of(dp=2, trainers_per_dp_rank=2)
     shares = [rows_of([source.next_work(0, rank=rank, timeout_s=0.0)])[0] for rank in range(4)]
     assert shares[0] == shares[1] and shares[2] == shares[3]
     assert sorted(shares[0] + shares[2]) == sorted(rows_of(items_of(source_of()))[0])

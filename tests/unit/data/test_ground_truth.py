@@ -57,7 +57,7 @@ def test_the_ecosystems_names_of_an_answer_are_read(key, required):
 def test_two_answers_that_differ_are_refused_and_two_that_agree_are_one():
     assert ground_truth({"answer": 4, "label": "4"}, "gt_answer") == "4"
     row = {"answer": "2 + 2 = 4", "label": "4"}
-    cause = "has answer and label, which differ; say with --answer-key which of them is the ground truth"
+    cause = "has answer and label, which differ; name the ground truth's column with --answer-key"
     for required in ("gt_answer", "either", None):
         assert refusal(row, required) == f"--dataset d.jsonl, line 3: {cause}"
         assert ground_truth(row, required, answer_key="label") == "4"
@@ -188,7 +188,7 @@ def test_a_row_without_its_ground_truth_is_refused_with_its_place(row, required,
         ([{"input": [1], "output": "1"}], "test_cases, test 1: its input is list; write the text that"),
         (
             [{"input": "1", "output": "1", "testtype": "functional"}],
-            'test_cases, test 1 is functional and names no function; write "fn_name": name beside its input and output',
+            'test_cases, test 1 is functional and names no function; add "fn_name": name to it',
         ),
         (
             [{"input": "1", "output": "1", "fn_name": "f"}, {"input": "1", "output": "1"}],
@@ -202,8 +202,8 @@ def test_a_row_without_its_ground_truth_is_refused_with_its_place(row, required,
         ({"inputs": ["1", 2], "outputs": ["1", "2"]}, "test_cases, test 2: its input is int; write the text that"),
         ({"inputs": ["1"], "outputs": [None]}, "test_cases, test 1: its output is NoneType; write the text that"),
         ({"inputs": [[1, 2]], "outputs": ["3"]}, "test_cases, test 1: its input is list; write the text that"),
-        ({**CALLS, "fn_name": ""}, "test_cases has a fn_name that is no text; name the function that is called"),
-        ({**CALLS, "fn_name": 3}, "test_cases has a fn_name that is no text; name the function that is called"),
+        ({**CALLS, "fn_name": ""}, "the fn_name of test_cases is not text; write the name of a function"),
+        ({**CALLS, "fn_name": 3}, "the fn_name of test_cases is not text; write the name of a function"),
     ],
 )
 @pytest.mark.parametrize("required", ["test_cases", None])

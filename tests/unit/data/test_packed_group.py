@@ -1,4 +1,4 @@
-"""A group on its way to the coordinator is the group that was sampled, and does not carry its prompt."""
+"""Test that a packed group is restored as it was sampled, and does not hold its prompt."""
 
 import pickle
 from dataclasses import fields, replace

@@ -1,4 +1,4 @@
-"""Samples -> micro-batches: nothing lost, nothing doubled, nothing shared, padding as batch.py says."""
+"""Test micro-batches: no sample is lost, doubled or shared, and padding is as batch.py defines it."""
 
 import numpy as np
 import pytest

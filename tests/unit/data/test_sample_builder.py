@@ -1,4 +1,4 @@
-"""A scored group -> samples: advantages over the valid ones, weights, and what is left out."""
+"""Test the samples of a scored group: advantages over the valid ones, weights, and filtering."""
 
 from dataclasses import replace
 

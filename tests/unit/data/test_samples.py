@@ -1,4 +1,4 @@
-"""Samples travel ragged: they come out as they went in, and nothing is said twice."""
+"""Test that ragged samples are restored unchanged, and that shared data are sent once."""
 
 import numpy as np
 import pytest

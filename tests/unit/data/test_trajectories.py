@@ -1,4 +1,4 @@
-"""Trajectories of one turn, of several, and of forked episodes: what they hold, and what is refused."""
+"""Test trajectories of one turn, of several, and of forked episodes: their content and refusals."""
 
 from dataclasses import replace
 
@@ -97,13 +97,15 @@ def test_a_fork_that_trains_what_its_parent_trains_is_refused(forked_group):
 @pytest.mark.parametrize("parent", [1, 2, 3, -1])
 def test_a_fork_has_an_earlier_parent(forked_group, parent):
     first, fork, other = forked_group().trajectories
-    with pytest.raises(ValueError, match=f"trajectory 1 is a fork of {parent}, which is no earlier one of its episode"):
+    with pytest.raises(
+        ValueError, match=f"trajectory 1 is a fork of {parent}, which is not an earlier one of its episode"
+    ):
         forked_group((first, replace(fork, prefix=SharedPrefix(num_tokens=5, parent=parent)), other))
 
 
 def test_a_fork_belongs_to_its_parents_episode(forked_group):
     first, fork, other = forked_group().trajectories
-    with pytest.raises(ValueError, match="trajectory 1 is a fork of 0, which is no earlier one of its episode"):
+    with pytest.raises(ValueError, match="trajectory 1 is a fork of 0, which is not an earlier one of its episode"):
         forked_group((first, replace(fork, episode=1), other))
 
 
@@ -129,5 +131,5 @@ def test_a_token_that_nothing_predicts_is_not_in_the_loss(forked_group):
     assert replace(first, **from_nothing).num_loss_tokens == 5
     ones = np.ones(10, dtype=np.float32)
     arrays = {"logprobs": ones, "policy_versions": ones, "temperature": ones, "loss_mask": ones > 0}
-    with pytest.raises(ValueError, match="True on the first token, which nothing predicts"):
+    with pytest.raises(ValueError, match="True on the first token, which no token predicts"):
         replace(first, **from_nothing, **arrays)

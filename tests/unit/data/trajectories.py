@@ -1,4 +1,4 @@
-"""Trajectories of several turns, and of an episode that forks."""
+"""Build trajectories of several turns, and of a forked episode."""
 
 from dataclasses import replace
 

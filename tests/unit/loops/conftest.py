@@ -91,7 +91,7 @@ def prepare_with(config_with):
 
 @pytest.fixture
 def ray_calls(monkeypatch):
-    """What `ray.init` is called with."""
+    """Record the arguments of `ray.init`."""
     calls = []
     monkeypatch.setattr(cluster.ray, "init", lambda **options: calls.append(options))
     monkeypatch.setattr(cluster.ray, "shutdown", lambda: None)

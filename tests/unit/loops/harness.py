@@ -45,7 +45,7 @@ def parity_reward(response: str, ground_truth: str) -> Score:
 
 @dataclass
 class Trace:
-    """What happened in a run."""
+    """Record the events of a run."""
 
     prepared: Prepared
     paths: RunPaths
@@ -232,7 +232,7 @@ def _score_of(settings):
 
 
 class _LocalProducer:
-    """What RemoteProducer does, without the actor handle."""
+    """Do what RemoteProducer does, without the actor handle."""
 
     def __init__(self, actor):
         self._actor = actor

@@ -98,7 +98,7 @@ def num_events(kind):
 
 
 def directories(trace):
-    """Which of the directories that a flag may name have been written to."""
+    """Return the directories named by flags that have been written to."""
     root = trace.paths.run_dir.parent
     found = (root / name for name in ("other", "run/checkpoints", "run/eval", "run/rollouts"))
     return [directory.name for directory in found if directory.is_dir() and any(directory.iterdir())]

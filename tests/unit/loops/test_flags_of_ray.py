@@ -61,7 +61,7 @@ def test_ray_dir__that_cannot_be_made_is_refused(ray_calls, start_ray, config_wi
 
 def test_a_temporary_directory_with_a_name_too_long_for_ray_is_refused(ray_calls, config_with, tmp_path):
     with (
-        pytest.raises(ConfigError, match=r"TMPDIR .* too long .* it may take 24 characters; set TMPDIR=/tmp"),
+        pytest.raises(ConfigError, match=r"TMPDIR .* too long .* which leave it 24 characters; set TMPDIR=/tmp"),
         cluster.ray_cluster(config_with(), num_cpus=2, num_gpus=0, scratch=Path("/") / ("t" * 24) / "coati-12345678"),
     ):
         pass
@@ -70,7 +70,7 @@ def test_a_temporary_directory_with_a_name_too_long_for_ray_is_refused(ray_calls
 
 @pytest.fixture
 def meeting_point_of(monkeypatch, tmp_path):
-    """Where the trainers of a configuration meet, as rank 0 says; nothing listens there any more."""
+    """Return the store location of a configuration's trainers, from rank 0; nothing listens there any more."""
 
     def make(config):
         monkeypatch.setattr(consumer.actor, "enter_actor", lambda context: None)

@@ -22,7 +22,7 @@ from coati_rl.errors import ConfigError, RunError
 from coati_rl.observability.phases import Phase
 from coati_rl.observability.sinks import open_sinks
 from coati_rl.runtime import actor_group, cluster, launch
-from coati_rl.runtime.ending import read_note
+from coati_rl.runtime.exit_messages import read_note
 from coati_rl.runtime.hangs import HangTimeouts
 from coati_rl.runtime.interrupts import ending_signals
 from coati_rl.runtime.process import ActorContext
@@ -37,7 +37,7 @@ FOUR_TRAINERS = {"num_trainers": 4, "train_batch_size": 1, "train_minibatch_size
 
 @pytest.fixture
 def backend_of(monkeypatch, tmp_path):
-    """What a trainer builds its engine from."""
+    """Return the settings that a trainer builds its backend from."""
 
     def make(config):
         seen = []
@@ -157,7 +157,7 @@ def test_tensor_parallel_size__cuts_each_model_over_so_many_trainers(backend_of,
     config = config_with(**FOUR_TRAINERS, tensor_parallel_size=tp)
     assert backend_of(config).tp_size == tp
     settings = coordinator_settings(config)
-    assert (settings.batch.dp, settings.ranks_per_dp_group) == (4 // tp, tp)
+    assert (settings.batch.dp, settings.trainers_per_dp_rank) == (4 // tp, tp)
 
 
 @pytest.mark.parametrize("pp", [1, 2])
@@ -165,7 +165,7 @@ def test_pipeline_parallel_size__makes_so_many_stages(backend_of, config_with, p
     config = config_with(**FOUR_TRAINERS, pipeline_parallel_size=pp)
     assert backend_of(config).pp_size == pp
     settings = coordinator_settings(config)
-    assert (settings.batch.dp, settings.ranks_per_dp_group) == (4 // pp, pp)
+    assert (settings.batch.dp, settings.trainers_per_dp_rank) == (4 // pp, pp)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -204,7 +204,7 @@ def test_wandb__adds_a_sink(monkeypatch, config_with, tmp_path):
 
 @pytest.fixture
 def launch_interrupted(monkeypatch, prepare_with, tmp_path):
-    """Fields -> what the driver does after Ctrl-C, and the note that it leaves for the guardian."""
+    """Fields -> what the driver does after Ctrl-C, and the note that it leaves for the subreaper."""
 
     def run(**fields):
         deadlines = []
@@ -216,7 +216,7 @@ def launch_interrupted(monkeypatch, prepare_with, tmp_path):
                 os.kill(os.getpid(), signal.SIGINT)
                 self.at = interrupted_at()
 
-            def keep_records(self):
+            def flush_records(self):
                 """There are none."""
 
             def save(self, *, deadline):
@@ -286,6 +286,6 @@ def test_heartbeat_timeout_s__is_how_long_an_actor_may_be_silent(config_with, se
 
 @pytest.mark.parametrize("seconds", [60.0, 5.0])
 def test_phase_timeout_s__is_the_least_that_a_phase_may_take(config_with, seconds):
-    patience = HangTimeouts.of(config_with(phase_timeout_s=seconds, sync_timeout_s=50.0))
+    timeouts = HangTimeouts.of(config_with(phase_timeout_s=seconds, sync_timeout_s=50.0))
     phases = [Phase(name=n, path=n, item=1, seconds=0.0, median_s=0.1) for n in ("train", "sync")]
-    assert [patience.limit_s(phase) for phase in phases] == [seconds, seconds + 50.0]
+    assert [timeouts.limit_s(phase) for phase in phases] == [seconds, seconds + 50.0]

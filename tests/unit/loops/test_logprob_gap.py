@@ -45,7 +45,9 @@ def test_logprob_gap_tokens__of_none_are_measured_where_earlier_weights_sampled(
 
 
 def test_max_logprob_gap__stops_a_run_whose_engine_samples_from_something_else(run_in_threads):
-    with pytest.raises(RunError, match=r"in step 1 engine and trainer are .* nats apart .*another temperature"):
+    with pytest.raises(
+        RunError, match=r"in step 1 the log-probabilities of engine and trainer differ by .* nats .*another temperature"
+    ):
         run_in_threads(REAL, logprob_scale=1.5)
     trace = run_in_threads({**REAL, "max_logprob_gap": 100.0}, logprob_scale=1.5)
     assert len(trace.steps) == 4
@@ -56,7 +58,7 @@ def test_the_gate_sees_steps_all_of_whose_tokens_earlier_weights_sampled(run_in_
     fields = {**REAL, "n_behind": 1, "num_episodes": 2}
     fault = {"hold_trainer": 8, "logprob_scale": 1.5, "scales_after_commit": 1}
     assert len(run_in_threads({**fields, "logprob_gap_tokens": 0}, **fault).steps) == 8, "nobody looks"
-    with pytest.raises(RunError, match=r"in step 5 engine and trainer are .* nats apart"):
+    with pytest.raises(RunError, match=r"in step 5 the log-probabilities of engine and trainer differ by .* nats"):
         run_in_threads(fields, **fault)
 
 

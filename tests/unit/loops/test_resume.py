@@ -12,7 +12,7 @@ from rich.console import Console
 import rl_example
 from coati_rl.config.cli import build_config
 from coati_rl.observability.progress import ProgressDisplay
-from coati_rl.runtime.launch import _say_what_is_resumed
+from coati_rl.runtime.launch import _report_resumption
 from coati_rl.work import FinishWork, SaveWork, SyncWork, TrainWork
 
 EVERY_STEP = {"save_interval": 1, "inference_batch_size": 2}  # a sync and a checkpoint after each
@@ -106,7 +106,7 @@ def test_corrected_ground_truths_are_said_in_the_log_and_recorded(resume, whole,
     assert told in record["changes"]
     caplog.set_level("INFO", logger="coati_rl")
     shown = io.StringIO()
-    _say_what_is_resumed(trace.prepared.resume, ProgressDisplay(None, Console(file=shown)))
+    _report_resumption(trace.prepared.resume, ProgressDisplay(None, Console(file=shown)))
     assert told in caplog.messages and told in shown.getvalue().splitlines()
 
 

@@ -43,8 +43,8 @@ def test_the_checkpoint_is_of_the_version_before(earlier):
 
 def test_its_finished_rollouts_are_trained_and_not_sampled_again(resumed):
     assert resumed.prepared.resume.changes == ()
-    kept = [finished.group.prompt.uid for finished in resumed.prepared.resume.kept.finished]
-    assert kept == ["train-4.0", "train-8.0"]
+    untrained = [finished.group.prompt.uid for finished in resumed.prepared.resume.untrained.finished]
+    assert untrained == ["train-4.0", "train-8.0"]
     assert sorted(resumed.responses) == ["train-5.0", "train-6.0", "train-7.0", "train-9.0"]
 
 

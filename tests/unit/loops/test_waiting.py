@@ -20,7 +20,7 @@ TWO_PRODUCERS = {"num_inferencer": 2, "inference_batch_size": 2, "inference_micr
 
 
 class Terminal(io.StringIO):
-    """What a person sees who is not at a terminal but reads the lines."""
+    """Collect the lines that are printed without a terminal."""
 
     def until(self, text):
         """Return when a line has the text."""

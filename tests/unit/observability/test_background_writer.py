@@ -1,4 +1,4 @@
-"""Records are written by a thread of their own: in order, all of them, and not in silence when that fails."""
+"""Test that records are written by a background thread, in order and completely, and that failures are reported."""
 
 import threading
 import time
@@ -37,7 +37,7 @@ def test_who_submits_does_not_wait_and_who_flushes_does(gate):
     writer, done = BackgroundWriter(), []
     writer.submit(lambda: done.append(gate.wait(SOON_S)))
     assert not writer.is_idle and done == []
-    with pytest.raises(RunError, match=r"rollouts and evaluations are not written after 0.05 s; see to their disk"):
+    with pytest.raises(RunError, match=r"rollouts and evaluations are not written after 0.05 s; check their disk"):
         writer.flush(timeout_s=0.05)
     gate.set()
     writer.flush(timeout_s=SOON_S)

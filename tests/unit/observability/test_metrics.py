@@ -1,4 +1,4 @@
-"""The record of a step: which keys are described, and how a person reads it."""
+"""Test the record of a step: described keys, and its line for display."""
 
 from pathlib import Path
 

@@ -112,14 +112,14 @@ def test_a_run_of_unknown_length_is_shown_too(display_on):
 
 def test_a_long_line_is_not_broken_where_there_is_no_terminal(display_on):
     display, text = display_on(terminal=False)
-    display.say("x" * 300)
+    display.print_line("x" * 300)
     assert text.getvalue() == "x" * 300 + "\n"
 
 
 def test_where_nobody_takes_the_lines_a_run_goes_on_without():
     full = open("/dev/full", "w")  # noqa: SIM115 - closing it fails, too
     with ProgressDisplay(2, Console(file=full)) as display:
-        display.say("run directory runs/GRPO")
+        display.print_line("run directory runs/GRPO")
         with pytest.raises(OSError, match="No space left on device"):
             full.flush()
     with pytest.raises(OSError, match="No space left on device"):

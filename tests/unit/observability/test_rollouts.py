@@ -1,4 +1,4 @@
-"""Rollouts as JSONL, trained or not."""
+"""Test rollouts as JSONL, trained or not."""
 
 import json
 import math

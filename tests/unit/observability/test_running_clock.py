@@ -1,4 +1,4 @@
-"""Time in which the process did not run is not counted."""
+"""Test that time in which the process did not run is not counted."""
 
 from coati_rl.observability.running_clock import MAX_GAP_S, RunningClock
 

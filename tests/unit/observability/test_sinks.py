@@ -95,7 +95,7 @@ def test_wandb_without_its_package_is_refused(tmp_path, monkeypatch):
 
 
 class FakeWandb:
-    """What we use of the package."""
+    """Stand in for the functions of the package that are used."""
 
     def __init__(self):
         self.errors = SimpleNamespace(Error=RuntimeError)

@@ -1,4 +1,4 @@
-"""The record of what an actor does: spans on tracks, written as they come, whatever ends the process."""
+"""Test the timeline of an actor: spans on tracks, written as they happen, whatever ends the process."""
 
 import itertools
 import json
@@ -15,7 +15,7 @@ from coati_rl.observability.timeline import NO_TIMELINE, Timeline, now_ns
 
 
 def events(path: Path) -> list[dict]:
-    """What a timeline says, without the line that says when the process started."""
+    """Return the events of a timeline, without the line of the process's start."""
     lines = [json.loads(line) for line in path.read_text().splitlines() if line]
     return [line for line in lines if line["ph"] != "process"]
 

@@ -1,4 +1,4 @@
-"""The timelines of all actors in one trace, by the rules of the Trace Event Format."""
+"""Test the merge of all actors' timelines into one trace, by the rules of the Trace Event Format."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import pytest
 
 from coati_rl.errors import RunError
 from coati_rl.observability.timeline import Timeline
-from coati_rl.observability.trace_file import merged_at_the_end, write_trace
+from coati_rl.observability.trace_file import merged_at_exit, write_trace
 from tests.unit.observability.trace_format import check_format
 
 START = 1_700_000_000_000_000_000  # ns
@@ -149,7 +149,7 @@ def test_without_timelines_there_is_no_trace(tmp_path):
 def test_the_trace_is_written_when_a_run_fails(tmp_path):
     write(tmp_path, "trainer-0", line("X", "train", 0, 1000))
     try:
-        with merged_at_the_end(tmp_path):
+        with merged_at_exit(tmp_path):
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         pass
@@ -160,9 +160,9 @@ def test_a_trace_that_cannot_be_written_fails_a_run_and_does_not_hide_why_one_ha
     write(tmp_path, "trainer-0", line("X", "train", 0, 1000))
     (tmp_path / ".timeline.json.partial").symlink_to("/dev/full")
     full = r"timeline.json cannot be written: No space left on device; free space there"
-    with pytest.raises(RunError, match=full), merged_at_the_end(tmp_path):
+    with pytest.raises(RunError, match=full), merged_at_exit(tmp_path):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["timeline"], "half a trace takes no space"
     (tmp_path / ".timeline.json.partial").symlink_to("/dev/full")
-    with pytest.raises(KeyboardInterrupt), merged_at_the_end(tmp_path):
+    with pytest.raises(KeyboardInterrupt), merged_at_exit(tmp_path):
         raise KeyboardInterrupt

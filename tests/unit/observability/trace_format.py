@@ -1,4 +1,4 @@
-"""The rules of the Trace Event Format for what we write, as its document and the readers' issues give them."""
+"""Check the rules of the Trace Event Format, as its document and its readers' issue trackers give them."""
 
 from collections import defaultdict
 

@@ -1,4 +1,4 @@
-"""A small LM head with a few tokens, and what follows from its full logits in float64."""
+"""Provide a small LM head with a few tokens, and reference values from its full logits in float64."""
 
 import numpy as np
 import torch
@@ -57,7 +57,7 @@ def gathered(inputs: dict[str, Tensor | None]) -> tuple[Tensor, Tensor]:
 
 
 def make_micro_batch(inputs: dict[str, Tensor | None], seed: int = 1) -> dict[str, Tensor]:
-    """What a loss is given: arrays around the log-probabilities, so that some ratios are clipped and some are not."""
+    """Make the arrays of a loss, close to the log-probabilities, so that some ratios are clipped and some are not."""
     rng = np.random.default_rng(seed)
     exact = chosen_logprobs(inputs).detach()
 

@@ -1,4 +1,4 @@
-"""Measure how large the tensors are that some code makes, and how many matrix products it takes."""
+"""Measure the sizes of the tensors that code creates, and count its matrix products."""
 
 import math
 from collections.abc import Sequence

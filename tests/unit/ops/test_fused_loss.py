@@ -1,4 +1,4 @@
-"""The fused loss against the same loss on full float64 logits, and against the path that recomputes."""
+"""Test the fused loss against the same loss on full float64 logits, and against the path that recomputes."""
 
 import pytest
 import torch

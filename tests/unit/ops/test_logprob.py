@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies against NumPy in float64, gradients against torch's log_softmax in float64."""
+"""Test log-probabilities and entropies against NumPy, gradients against torch's log_softmax, all in float64."""
 
 import numpy as np
 import pytest

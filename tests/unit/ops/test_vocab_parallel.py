@@ -1,4 +1,4 @@
-"""An LM head shared by two processes against the same head in one."""
+"""Test an LM head divided over two processes against the same head in one."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A loss that uses all that a loss is given, entropies included; those that are trained with are tested elsewhere."""
+"""Define a loss that uses all its arguments, entropies included."""
 
 from dataclasses import dataclass
 from typing import ClassVar

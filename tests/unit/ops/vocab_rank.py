@@ -1,4 +1,4 @@
-"""One of the processes that share an LM head in test_vocab_parallel.py.
+"""Run one of the processes that divide an LM head in test_vocab_parallel.py.
 
     vocab_rank.py RANK WORLD_SIZE DIRECTORY
 

@@ -100,7 +100,9 @@ def test_every_reward_type_is_a_function_too(brevity: str) -> None:
 
 
 def test_what_a_function_of_ones_own_lacks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--reward-type .*nothing.py:score: no file .*nothing.py; write FILE.py:"):
+    with pytest.raises(
+        ConfigError, match=r"--reward-type .*nothing.py:score: there is no file .*nothing.py; write FILE.py:"
+    ):
         get_reward(f"{tmp_path}/nothing.py:score")
 
 

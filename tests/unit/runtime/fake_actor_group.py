@@ -1,7 +1,7 @@
-"""A actors for the supervisor to watch, without Ray: what its members do is written down beforehand."""
+"""Stand in for `ActorGroup` without Ray: what its actors do is given beforehand."""
 
 from coati_rl.coordinator.run_status import RunStatus
-from coati_rl.runtime.actor_group import Member
+from coati_rl.runtime.actor_group import ManagedActor
 
 
 class FakeHeartbeats:
@@ -10,7 +10,7 @@ class FakeHeartbeats:
     def __init__(self):
         self.hung, self.trainer, self.names = {}, None, []
 
-    def look(self, handles):
+    def poll(self, handles):
         self.names = list(handles)
 
     def producer_problem(self, name):
@@ -19,7 +19,7 @@ class FakeHeartbeats:
     def trainers_problem(self, names):
         return self.trainer
 
-    def doing(self):
+    def describe_phases(self):
         return "trainer-0: wait for work"
 
 
@@ -29,7 +29,7 @@ class FakeActorGroup:
     def __init__(self, *looks):
         self.looks, self.happened = list(looks), []
         self.coordinator = self
-        self.trainers = {0: Member(name="trainer-0", handle=None, task="task")}
+        self.trainers = {0: ManagedActor(name="trainer-0", handle=None, task="task")}
         self.starting, self.producers = {}, {}
         self.is_done, self.heartbeats, self.raylets_lost = False, FakeHeartbeats(), []
 

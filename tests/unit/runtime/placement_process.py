@@ -34,13 +34,13 @@ def main(scratch: Path) -> None:
     reservations.PLACEMENT_TIMEOUT_S = 0.0
     with ray_cluster(config, num_cpus=3, num_gpus=0, scratch=scratch):
         mine = reservations.PlacementManager(config, "cpu")
-        first = mine.take()
-        mine.give_back(first)
+        first = mine.acquire()
+        mine.release(first)
         result = {
             "slots": [(reservation.slot, reservation.num_slots) for reservation in (first, *mine.trainers)],
             "cpus": [reservation.need.cpus for reservation in (first, *mine.trainers)],
             "trainers_share_a_group": mine.trainers[0].group == mine.trainers[1].group != first.group,
-            "successor_has_the_same": mine.take() is first,
+            "successor_has_the_same": mine.acquire() is first,
             "occupied": refusal("cpu", num_trainers=1, num_inferencer=1),
             "too_small": refusal("cpu", num_trainers=3, num_inferencer=2),
             "no_gpu": refusal("cuda", num_trainers=1, num_inferencer=1),

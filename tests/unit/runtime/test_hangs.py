@@ -3,7 +3,7 @@
 import pytest
 
 from coati_rl.observability.phases import Phase
-from coati_rl.runtime.hangs import HangTimeouts, doing, judge_producer, judge_trainers
+from coati_rl.runtime.hangs import HangTimeouts, describe_phases, judge_producer, judge_trainers
 
 PATIENCE = HangTimeouts(heartbeat_s=30.0, phase_s=60.0, floors={"sync": 120.0})
 
@@ -82,5 +82,5 @@ def test_a_trainer_between_two_items_moves():
 
 def test_what_an_actor_does_is_told_by_its_innermost_phases():
     phases = [phase("train", 1, path="train"), phase("step", 1, path="train > step"), phase("engine step", 1)]
-    assert doing(phases) == "train > step, engine step"
-    assert doing([]) == "no phase"
+    assert describe_phases(phases) == "train > step, engine step"
+    assert describe_phases([]) == "no phase"

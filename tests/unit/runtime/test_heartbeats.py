@@ -1,4 +1,4 @@
-"""Silence is counted from the last answer, in time in which the observer ran; what was given up is ended."""
+"""Test heartbeats: silence counts from the last answer while the observer runs; silent actors are killed."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from coati_rl.observability.phases import Phase
 from coati_rl.observability.running_clock import RunningClock
 from coati_rl.runtime import heartbeats as heartbeats_module
 from coati_rl.runtime.hangs import HangTimeouts
-from coati_rl.runtime.heartbeats import Beat, Heartbeats, end_process
+from coati_rl.runtime.heartbeats import Heartbeat, Heartbeats, end_process
 
 NODE = "ab" * 28
 PATIENCE = HangTimeouts(heartbeat_s=30.0, phase_s=60.0)
@@ -34,13 +34,13 @@ class Actors:
     def answer(self, reference):
         if reference in self.dead:
             raise RayActorError
-        beat = Beat(pid=-1, started_at=0.0, node_id=NODE, phases=self.phases)
+        beat = Heartbeat(pid=-1, started_at=0.0, node_id=NODE, phases=self.phases)
         return None if reference in self.silent else beat
 
     def run(self, seconds, names=("producer-0", "trainer-0")):
         for _ in range(4 * seconds):
             self.now += 0.25
-            self.heartbeats.look({name: name for name in names})
+            self.heartbeats.poll({name: name for name in names})
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_dead_actor_is_left_to_those_who_know_its_cause(actors):
 def test_a_silent_actor_is_told_with_what_it_did_last(actors):
     actors.phases = (Phase(name="engine step", path="engine step", item=None, seconds=1.0, median_s=1.0),)
     actors.run(2)
-    assert actors.heartbeats.doing() == "producer-0: engine step; trainer-0: engine step"
+    assert actors.heartbeats.describe_phases() == "producer-0: engine step; trainer-0: engine step"
     actors.silent = {"producer-0"}
     actors.run(32)
     assert actors.heartbeats.producer_problem("producer-0").endswith("; it was in 'engine step'")

@@ -1,4 +1,4 @@
-"""The signals that end a run: one exception, or a note of when the first one came."""
+"""Test the signals that end a run: one exception, or a record of when the first one came."""
 
 import os
 import signal
@@ -7,7 +7,13 @@ import time
 
 import pytest
 
-from coati_rl.runtime.interrupts import ending_signals, handle_first, interrupt, kept_from_children, noted_interrupts
+from coati_rl.runtime.interrupts import (
+    blocked_in_children,
+    ending_signals,
+    handle_first,
+    interrupt,
+    recorded_interrupts,
+)
 
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 
@@ -38,7 +44,7 @@ def test_what_nohup_ignores_stays_ignored():
 @pytest.mark.parametrize("number", ENDING)
 def test_a_signal_is_noted_and_cuts_nothing_short(number):
     begin = time.monotonic()
-    with noted_interrupts() as interrupted_at:
+    with recorded_interrupts() as interrupted_at:
         assert interrupted_at() is None
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), number)
@@ -47,14 +53,14 @@ def test_a_signal_is_noted_and_cuts_nothing_short(number):
 
 
 def test_without_a_signal_the_handlers_are_as_they_were(handlers):
-    with noted_interrupts():
+    with recorded_interrupts():
         pass
     assert {number: signal.getsignal(number) for number in ENDING} == handlers
 
 
 def test_a_terminal_that_closes_reaches_the_driver_and_not_what_it_starts():
     handle_first(ending_signals(), interrupt)
-    with pytest.raises(KeyboardInterrupt), kept_from_children():
+    with pytest.raises(KeyboardInterrupt), blocked_in_children():
         child = subprocess.Popen(["sleep", "60"])
         for number in (signal.SIGHUP, signal.SIGQUIT):
             child.send_signal(number)

@@ -8,7 +8,7 @@ import pytest
 from coati_rl.errors import RunError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.runtime import launch
-from coati_rl.runtime.launch import _driver_log, _marked, _record
+from coati_rl.runtime.launch import _driver_log, _record, _with_timeline_event
 
 
 @pytest.mark.parametrize("full", ["timeline/driver.jsonl", "logs/driver.log"])
@@ -25,7 +25,7 @@ def test_a_full_disk_under_timeline_or_log_ends_the_run_with_the_next_event(tmp_
         deadline = time.monotonic() + 20
         with pytest.raises(RunError, match=f"{tmp_path / full} cannot be written: No space left on device; free space"):
             while time.monotonic() < deadline:
-                assert _marked(event, timeline, log) == event
+                assert _with_timeline_event(event, timeline, log) == event
                 time.sleep(0.05)
     assert capsys.readouterr().err == "", "logging prints a traceback of its own, unless told not to"
 
@@ -45,7 +45,7 @@ class Notes:
 
 
 def recorded(event):
-    """What metrics.jsonl, TensorBoard and syncs.jsonl get of an event."""
+    """Return the records of an event in metrics.jsonl, TensorBoard and syncs.jsonl."""
     display, jsonl, tensorboard, syncs = Notes(), Notes(), Notes(), Notes()
     _record(event, display, [jsonl, tensorboard], syncs)
     assert len(display.shown) == 1

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coati_rl.config import Config
-from coati_rl.runtime.placement import Need, Node, Request, assign_nodes, explain
+from coati_rl.runtime.placement import ActorResources, Node, Request, assign_nodes, explain
 
-GPU = Need(cpus=1, gpus=1)
+GPU = ActorResources(cpus=1, gpus=1)
 
 
 def nodes(*gpus, cpus=64):
@@ -23,12 +23,12 @@ def request(trainers=1, producers=1, *, group=1, width=1):
         group_size=group,
         trainer=GPU,
         num_producers=producers,
-        producer=Need(cpus=1, gpus=width),
+        producer=ActorResources(cpus=1, gpus=width),
     )
 
 
-def placed(rooms, wanted):
-    places = assign_nodes(rooms, wanted)
+def placed(nodes_left, wanted):
+    places = assign_nodes(nodes_left, wanted)
     return places and ("".join(places.trainers), "".join(places.producers))
 
 
@@ -74,17 +74,17 @@ def test_the_refusal_says_what_is_missing_and_what_each_node_has():
     totals = nodes(4, 4)
     free = [totals[0].without(GPU, 3), totals[1].without(GPU)]
     assert explain(free, totals, request(2, 2, width=2)) == (
-        "asked for 2 trainer(s) of 1 CPU and 1 GPU and 2 producer(s) of 1 CPU and 2 GPUs on one node; "
-        "no room for 1 producer(s); free: 10.0.0.0 61 of 64 CPUs, 1 of 4 GPUs; 10.0.0.1 63 of 64 CPUs, 3 of 4 GPUs"
+        "requested 2 trainer(s) of 1 CPU and 1 GPU and 2 producer(s) of 1 CPU and 2 GPUs on one node; "
+        "no resources for 1 producer(s); free: 10.0.0.0 61 of 64 CPUs, 1 of 4 GPUs; 10.0.0.1 63 of 64 CPUs, 3 of 4 GPUs"
     )
-    assert "no room for 1 trainer(s); free: no node answers" in explain([], [], request(1, 0))
+    assert "no resources for 1 trainer(s); free: no node answers" in explain([], [], request(1, 0))
 
 
 @pytest.mark.parametrize(
     ("device", "trainer", "producer"),
     [
-        ("cuda", Need(cpus=1, gpus=1), Need(cpus=1, gpus=2)),
-        ("cpu", Need(cpus=1, gpus=0), Need(cpus=2, gpus=0)),  # a process for each rank
+        ("cuda", ActorResources(cpus=1, gpus=1), ActorResources(cpus=1, gpus=2)),
+        ("cpu", ActorResources(cpus=1, gpus=0), ActorResources(cpus=2, gpus=0)),  # a process for each rank
     ],
 )
 def test_what_a_run_asks_for(device, trainer, producer):

@@ -1,4 +1,4 @@
-"""PlacementManager in a real Ray of one node with 4 CPUs: reserved, numbered, taken again, refused."""
+"""Test PlacementManager in a real Ray of one node with 4 CPUs: reservation, numbering, reuse, refusal."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def got():
-    """What a run of 2 trainers and a producer of 2 ranks got, and then others beside it."""
+    """Return the reservations of a run of 2 trainers and a producer of 2 ranks, and of other runs at the same time."""
     script = Path(__file__).with_name("placement_process.py")
     root = script.parents[3]
     with tempfile.TemporaryDirectory(prefix="reservations-") as scratch:
@@ -42,16 +42,16 @@ def test_a_successor_sits_where_the_lost_producer_sat(got):
 
 def test_what_is_reserved_is_not_given_to_another_run(got):
     assert got["occupied"].startswith(
-        "RunError: the Ray cluster stayed occupied for 0 s: asked for 1 trainer(s) of 1 CPU"
+        "RunError: the Ray cluster stayed occupied for 0 s: requested 1 trainer(s) of 1 CPU"
     )
-    assert "no room for 1 producer(s) and 1 trainer(s); free: " in got["occupied"]
+    assert "no resources for 1 producer(s) and 1 trainer(s); free: " in got["occupied"]
     assert got["occupied"].endswith(" 0 of 4 CPUs, 0 of 0 GPUs")
 
 
 def test_a_cluster_that_can_never_hold_the_run_is_refused(got):
-    start = "ConfigError: the Ray cluster is too small: asked for"
+    start = "ConfigError: the Ray cluster is too small: requested"
     assert got["too_small"].startswith(f"{start} 3 trainer(s) of 1 CPU and 2 producer(s) of 1 CPU on one node; ")
-    assert "no room for 1 trainer(s); free: " in got["too_small"]
+    assert "no resources for 1 trainer(s); free: " in got["too_small"]
     assert got["no_gpu"].startswith(f"{start} 1 trainer(s) of 1 CPU and 1 GPU and ")
     assert got["no_gpu"].endswith("4 of 4 CPUs, 0 of 0 GPUs; lower -i, -ptp or -t, or add nodes")
 

@@ -1,4 +1,4 @@
-"""From checked flags to the inputs of a run; everything wrong about files and devices is found here."""
+"""Test the preparation of a run's inputs from checked flags, and the refusal of wrong files and devices."""
 
 import copy
 import json
@@ -166,7 +166,7 @@ def test_a_layout_that_the_model_cannot_have_is_refused(refusal, num_gpus):
         (
             "-t 1 -zero 1 --precision bf16",
             0,
-            ("-zero 1: does nothing here, as there is one data-parallel copy to share with",),
+            ("-zero 1: has no effect, as there is one data-parallel rank",),
         ),
     ],
 )
@@ -178,7 +178,7 @@ def test_zero_that_chooses_the_precision_says_so(prepare_with, num_gpus, flags, 
 
 def test_a_single_trainer_has_nobody_to_share_a_model_with(prepare_with, num_gpus):
     num_gpus(0)
-    warning = "--plugin fsdp2: shares nothing out here, as there is one trainer"
+    warning = "--plugin fsdp2: shards nothing, as there is one trainer"
     assert prepare_with("-t 1 --plugin fsdp2").warnings == (warning,)
     assert prepare_with("-t 2 -tbs 1 --plugin fsdp2").warnings == ()
 

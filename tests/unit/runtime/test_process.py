@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coati_rl.runtime.cluster import actor_options
-from coati_rl.runtime.process import core_share, device_environment
+from coati_rl.runtime.process import assigned_cores, device_environment
 
 
 @pytest.mark.parametrize(
@@ -20,14 +20,14 @@ from coati_rl.runtime.process import core_share, device_environment
     ],
 )
 def test_cores_are_shared_out(num_slots, cores, shares):
-    assert [core_share(slot, num_slots, cores) for slot in range(num_slots)] == shares
+    assert [assigned_cores(slot, num_slots, cores) for slot in range(num_slots)] == shares
 
 
 @settings(deadline=None)
 @given(st.integers(1, 64), st.integers(1, 64))
 def test_shares_are_disjoint_while_they_last_and_never_empty(num_slots, num_cores):
     cores = list(range(num_cores))
-    shares = [core_share(slot, num_slots, cores) for slot in range(num_slots)]
+    shares = [assigned_cores(slot, num_slots, cores) for slot in range(num_slots)]
     assert {len(share) for share in shares} == {max(1, num_cores // num_slots)}
     if num_slots <= num_cores:
         assert len({core for share in shares for core in share}) == sum(len(share) for share in shares)

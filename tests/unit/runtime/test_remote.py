@@ -1,4 +1,4 @@
-"""Ray's errors, told in our own words. Nothing here starts Ray."""
+"""Test the translation of Ray's errors, without starting Ray."""
 
 import pickle
 from types import SimpleNamespace
@@ -135,7 +135,7 @@ def test_a_producer_that_is_gone_is_a_lost_peer(monkeypatch):
         raise ValueError(f"Failed to look up actor with name '{name}'")
 
     monkeypatch.setattr(remote.ray, "get_actor", get_actor)
-    with pytest.raises(PeerLostError, match="producer-3 is gone"):
+    with pytest.raises(PeerLostError, match="producer-3 has ended"):
         RemoteProducer("producer-3", "coati-rl")
 
 

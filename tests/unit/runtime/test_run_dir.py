@@ -1,4 +1,4 @@
-"""A run writes where it was told, and never into another run; a resumed one goes on where it was."""
+"""Test run directories: a run never writes into another run's; a resumed one continues in its own."""
 
 import shutil
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.resume import ResumePoint
 from coati_rl.config.cli import parse
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.run_dir import checkpoint_bytes, held, make_run_dir
+from coati_rl.runtime.run_dir import checkpoint_bytes, locked, make_run_dir
 
 
 def paths_of(*argv):
@@ -166,7 +166,7 @@ def test_a_checkpoint_takes_weights_two_moments_and_masters_of_bf16(tmp_path, pr
 
 
 def test_a_directory_is_held_by_one_process_at_a_time(tmp_path):
-    with held(tmp_path), pytest.raises(ConfigError, match="is still going on"), held(tmp_path):
+    with locked(tmp_path), pytest.raises(ConfigError, match="is still running"), locked(tmp_path):
         pass
-    with held(tmp_path):
+    with locked(tmp_path):
         pass

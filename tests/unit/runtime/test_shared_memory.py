@@ -1,4 +1,4 @@
-"""Names in /dev/shm of what a process maps: they go, other processes' stay, and what is mapped stays usable."""
+"""Test that names in /dev/shm that a process maps are removed, others stay, and mapped memory stays usable."""
 
 import os
 import subprocess

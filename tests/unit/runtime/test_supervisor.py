@@ -1,4 +1,4 @@
-"""The driver ends after the last event, not with the last trainer; a producer that dies is replaced, within limits."""
+"""Test that the driver ends after the last event, not with the last trainer, and replaces dead producers."""
 
 import time
 
@@ -7,7 +7,7 @@ import pytest
 from coati_rl.coordinator.run_status import RunStatus
 from coati_rl.errors import CollectiveError, PeerLostError, RunError
 from coati_rl.runtime import supervisor
-from coati_rl.runtime.actor_group import Member
+from coati_rl.runtime.actor_group import ManagedActor
 from coati_rl.runtime.supervisor import Supervisor
 from tests.unit.runtime.fake_actor_group import FakeActorGroup
 
@@ -98,7 +98,7 @@ def test_of_trainers_that_fail_together_the_one_that_lost_no_peer_is_the_cause(w
     # Its end takes the others' collectives down.
     causes = {"trainer-0": PeerLostError("a collective was broken off"), "trainer-1": RunError("out of memory")}
     actors = FakeActorGroup()
-    actors.trainers = {rank: Member(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
+    actors.trainers = {rank: ManagedActor(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
 
     def fail(reference, **_):
         raise causes[reference]
@@ -110,7 +110,7 @@ def test_of_trainers_that_fail_together_the_one_that_lost_no_peer_is_the_cause(w
 def test_a_trainer_that_died_is_the_cause_and_not_the_one_whose_collective_broke(watch):
     causes = {"trainer-0": CollectiveError("could not sum gradients"), "trainer-1": PeerLostError("trainer-1 died")}
     actors = FakeActorGroup()
-    actors.trainers = {rank: Member(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
+    actors.trainers = {rank: ManagedActor(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
 
     def fail(reference, **_):
         raise causes[reference]
@@ -123,7 +123,7 @@ def test_a_failed_trainer_is_told_when_the_others_had_time_to_fail_too(monkeypat
     # Ray reports the end of trainer-1, which was killed, a moment after that of trainer-0, which noticed it.
     causes = {"trainer-0": CollectiveError("could not sum gradients"), "trainer-1": PeerLostError("trainer-1 died")}
     actors = FakeActorGroup()
-    actors.trainers = {rank: Member(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
+    actors.trainers = {rank: ManagedActor(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
 
     def wait(references, *, timeout, **_):
         return (references, []) if timeout else (references[:1], references[1:])
@@ -152,12 +152,12 @@ class ProducerActorGroup(FakeActorGroup):
 
     def add_producer(self):
         name = f"producer-{self.num_made}"
-        self.starting[self.num_made] = Member(name=name, handle=None, task=("start", self.num_made))
+        self.starting[self.num_made] = ManagedActor(name=name, handle=None, task=("start", self.num_made))
         self.num_made += 1
 
     def admit_producer(self, producer_id):
         member = self.starting.pop(producer_id)
-        self.producers[producer_id] = Member(name=member.name, handle=None, task=("run", producer_id))
+        self.producers[producer_id] = ManagedActor(name=member.name, handle=None, task=("run", producer_id))
 
     def drop_producer(self, producer_id, cause):
         self.dropped.append((producer_id, cause))

@@ -1,4 +1,4 @@
-"""The driver passes on what a run waits for, and ends when all records are written."""
+"""Test that the driver forwards what a run waits for, and ends when all records are written."""
 
 import pytest
 
@@ -60,5 +60,5 @@ def test_a_run_that_failed_keeps_the_records_that_can_be_kept(problem):
             raise RunError(problem)
 
     actors.flush = flush
-    Supervisor(actors, lambda event: None, num_producers=1, stall_timeout_s=60.0).keep_records()
+    Supervisor(actors, lambda event: None, num_producers=1, stall_timeout_s=60.0).flush_records()
     assert asked == [supervisor.KEEP_S]

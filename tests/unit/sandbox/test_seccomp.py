@@ -1,4 +1,4 @@
-"""The system call filter, run by an interpreter of its language: which call with which arguments ends how."""
+"""Test the system call filter by interpreting its BPF program for calls and arguments."""
 
 import errno
 import struct
@@ -85,7 +85,7 @@ MMAP, PRCTL, SETSOCKOPT, FCNTL = (9, 222), (157, 167), (54, 208), (72, 25)
 
 
 def judge(program: bytes, *, architecture: int, number: int, arguments: tuple[int, ...] = ()) -> str:
-    """What the kernel would do with a call: BPF, as linux/filter.h and struct seccomp_data define it."""
+    """Evaluate the filter for a call as the kernel does: BPF, as linux/filter.h and struct seccomp_data define it."""
     six = (*arguments, *[0] * (6 - len(arguments)))
     data = struct.pack("<iIQ6Q", number if number < 1 << 31 else number - (1 << 32), architecture, 0, *six)
     instructions = list(struct.iter_unpack("<HBBI", program))
@@ -191,7 +191,7 @@ def test_the_filter_is_short_enough_for_the_kernel(machine: str) -> None:
 
 
 def test_on_an_unknown_machine_there_is_no_sandbox() -> None:
-    with pytest.raises(ConfigError, match="no system calls of 'riscv64'; run on x86_64 or aarch64, or have"):
+    with pytest.raises(ConfigError, match="does not support 'riscv64'; run on x86_64 or aarch64, or run programs"):
         seccomp_filter("riscv64")
 
 

@@ -1,4 +1,4 @@
-"""User ids of sandboxes: no two of a machine are the same while both are in use."""
+"""Test that no two sandboxes of a machine use the same user id at the same time."""
 
 import os
 import subprocess

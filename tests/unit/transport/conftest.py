@@ -1,4 +1,4 @@
-"""The trainer's end of the wire, and engines' ends as processes that may be killed."""
+"""Provide the trainer's end of a transfer, and engines' ends as processes that may be killed."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ def backend(request: pytest.FixtureRequest) -> CollectiveBackend:
 
 @pytest.fixture
 def group_prefix(monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the names of this test's shared segments begin with; others on the machine have some of their own."""
+    """Return the prefix of the names of this test's shared segments; other programs have segments too."""
     prefix = token_hex(8)
     monkeypatch.setattr(wire, "token_hex", lambda num_bytes: prefix + token_hex(num_bytes))
     return prefix

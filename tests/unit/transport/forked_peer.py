@@ -1,4 +1,4 @@
-"""A peer forked from a server that has imported everything: importing torch takes seconds in each process anew."""
+"""Fork peers from a server that has imported all modules: importing torch takes seconds in each new process."""
 
 import os
 import signal

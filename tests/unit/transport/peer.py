@@ -1,4 +1,4 @@
-"""The other end of a weight transfer as a process of its own, to be killed or stopped by the tests.
+"""Run the other end of a weight transfer in a separate process, to be killed or stopped by the tests.
 
     peer.py receive RENDEZVOUS MANIFEST TIMEOUT_S [DEVICE]  receives until it is killed
     peer.py send BACKEND DIRECTORY TIMEOUT_S                opens a group for one rank, announces and sends two
@@ -63,7 +63,7 @@ def send_share_for_ever(rendezvous: Rendezvous, manifest: WeightManifest, timeou
 
 
 def main(arguments: list[str]) -> None:
-    """What the arguments say."""
+    """Act as the arguments say."""
     match arguments:
         case ["receive", rendezvous, manifest, timeout_s, *device]:
             announced = Rendezvous.from_json(rendezvous), WeightManifest.from_json(manifest)

@@ -1,4 +1,4 @@
-"""The engines' ends of the wire, as threads of the test's process."""
+"""Run the engines' ends of a transfer as threads of the test's process."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 

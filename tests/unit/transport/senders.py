@@ -1,4 +1,4 @@
-"""Several senders' ends of the wire: what each stage holds, and those above rank 0 as threads of the test's process."""
+"""Run several senders of a transfer, those above rank 0 as threads, with the tensors of each pipeline stage."""
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""The deadline that all waits of one transfer share."""
+"""Test the deadline that all waits of one transfer share."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Broadcasts over files in a shared directory: what arrives, how many files there are, what is refused."""
+"""Test broadcasts over files in a shared directory: received data, number of files, refusals."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from coati_rl.errors import TransferError, TransferTimeoutError
-from coati_rl.transport.communicator import Operation, broadcast_text, meet
+from coati_rl.transport.communicator import Operation, barrier, broadcast_text
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.file_communicator import FileCommunicator
 
@@ -68,7 +68,7 @@ def test_texts_and_meetings_work_between_threads(members) -> None:
 
     def take_part(rank: int) -> None:
         heard[rank] = broadcast_text(members[rank], f"of {rank}", root=2, deadline=deadline(), what="a text")
-        meet(members[rank], rank=rank, world_size=3, deadline=deadline(), what="meeting")
+        barrier(members[rank], rank=rank, world_size=3, deadline=deadline(), what="meeting")
 
     threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(3)]
     for thread in threads:

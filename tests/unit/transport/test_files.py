@@ -1,4 +1,4 @@
-"""The file backend: what is on the disk while an update passes, and what is made of files that are not the update."""
+"""Test the file backend: files on the disk during an update, and files that do not belong to it."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from coati_rl.errors import TransferError
 from coati_rl.transport import files
-from coati_rl.transport.files import FileCarrier, new_group_directory
+from coati_rl.transport.files import FileTransport, new_group_directory
 from coati_rl.transport.group import Group
 from coati_rl.transport.manifest import build_manifest
 from tests.unit.transport.peer import big_weights
@@ -104,7 +104,7 @@ def test_a_new_group_removes_what_dead_ones_left_and_nothing_else(directory):
 
 def test_a_directory_that_is_not_a_groups_is_refused_since_it_would_be_removed(tmp_path):
     with pytest.raises(TransferError, match="not the name of a group's directory"):
-        FileCarrier(tmp_path, rank=1)
+        FileTransport(tmp_path, rank=1)
 
 
 @with_files
@@ -117,8 +117,8 @@ def test_a_directory_that_cannot_be_made_is_named(sender, directory):
     directory.unlink()
     (future,) = Receivers(sender.open([1]), [1]).start(manifest)
     directory.write_text("in the way")
-    with pytest.raises(TransferError, match="cannot make the directory"):
+    with pytest.raises(TransferError, match="cannot create the directory"):
         sender.send(manifest, tensors, timeout_s=20.0)
-    with pytest.raises(TransferError, match="cannot make the directory"):
+    with pytest.raises(TransferError, match="cannot create the directory"):
         future.result(timeout=20.0)
     directory.unlink()

@@ -1,4 +1,4 @@
-"""The manifest: what is announced, how it is cut into buckets, and what is refused."""
+"""Test the manifest: its entries, buckets and refusals."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The sockets over which members meet and learn of each other's end."""
+"""Test the sockets over which members connect and detect each other's end."""
 
 import json
 import socket
@@ -20,21 +20,21 @@ def pair() -> tuple[PeerConnection, socket.socket]:
 
 
 def settle(peer_connection: PeerConnection) -> str | None:
-    """What it knows once the bytes on the way have arrived."""
+    """Return the failure once the bytes in transit have arrived."""
     for _ in range(200):
-        if peer_connection.loss() is not None:
+        if peer_connection.failure() is not None:
             break
         threading.Event().wait(0.005)
-    return peer_connection.loss()
+    return peer_connection.failure()
 
 
 def test_a_peer_that_is_there_or_left_in_peace_is_no_loss():
     peer_connection, peer = pair()
-    assert peer_connection.loss() is None
+    assert peer_connection.failure() is None
     peer.sendall(b'{"end": null}\n')
     peer.close()
     threading.Event().wait(0.05)
-    assert peer_connection.loss() is None
+    assert peer_connection.failure() is None
 
 
 def test_a_closed_socket_without_a_farewell_is_a_death():
@@ -61,17 +61,17 @@ def test_lines_come_out_one_by_one_however_they_arrive():
     for part in (b'{"a"', b': 1}\n{"b": 2}\n'):
         peer.sendall(part)
         threading.Event().wait(0.02)
-    assert [peer_connection.listen(), peer_connection.listen(), peer_connection.listen()] == [{"a": 1}, {"b": 2}, None]
+    assert [peer_connection.receive() for _ in range(3)] == [{"a": 1}, {"b": 2}, None]
 
 
-def test_strangers_and_double_ranks_are_turned_away_and_members_are_found():
+def test_unknown_processes_and_duplicate_ranks_are_refused_and_members_are_found():
     hub = PeerHub("127.0.0.1", secret="ours")
-    strangers = [socket.create_connection(("127.0.0.1", hub.port)) for _ in range(5)]
-    strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
-    strangers[1].sendall(json.dumps({"rank": 1, "secret": "öurs"}).encode() + b"\n")  # of an older group, or nobody
-    strangers[2].sendall(json.dumps({"rank": 2, "secret": "ours"}).encode() + b"\n")  # there are ranks 0 and 1 only
-    strangers[3].sendall(json.dumps({"rank": 1}).encode() + b"\n")
-    strangers[4].close()
+    unidentified = [socket.create_connection(("127.0.0.1", hub.port)) for _ in range(5)]
+    unidentified[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
+    unidentified[1].sendall(json.dumps({"rank": 1, "secret": "öurs"}).encode() + b"\n")  # of an older group, or nobody
+    unidentified[2].sendall(json.dumps({"rank": 2, "secret": "ours"}).encode() + b"\n")  # there are ranks 0 and 1 only
+    unidentified[3].sendall(json.dumps({"rank": 1}).encode() + b"\n")
+    unidentified[4].close()
 
     answers = []
 
@@ -83,7 +83,7 @@ def test_strangers_and_double_ranks_are_turned_away_and_members_are_found():
     thread.start()
     (member,) = hub.gather(2, deadline=Deadline(20.0))
     assert member.peer == "rank 1"
-    member.tell({"go": 7})
+    member.send({"go": 7})
     thread.join()
     assert answers == [7], "the member is the one of this group"
 

@@ -1,4 +1,4 @@
-"""The invitation that the trainer hands to an engine."""
+"""Test the invitation that a trainer sends to an engine."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""One of several senders fails, dies, stalls or never comes: every other member gets an error that says so, in time."""
+"""Test that every member gets an error in time when one of several senders fails, dies, stalls or never joins."""
 
 import signal
 import threading
@@ -20,7 +20,7 @@ MANIFEST = announce(STAGES, bucket_bytes=2**20)  # a bucket for each
 
 
 def failures(futures) -> list[str]:
-    """What each of them failed with."""
+    """Return the errors of all members."""
     errors = [future.exception(timeout=20.0) for future in futures]
     assert all(isinstance(error, TransferError) for error in errors)
     return [str(error) for error in errors]

@@ -1,4 +1,4 @@
-"""Several senders in one group: every member sees the same stream, whoever sends which part of it."""
+"""Test several senders in one group: every member receives the same data, however it is divided over senders."""
 
 from collections.abc import Sequence
 
@@ -200,8 +200,8 @@ def test_a_sender_that_has_seen_other_bytes_ends_the_transfer_for_everyone(sende
     manifest = WeightManifest(policy_version=4, entries=announce(stages).entries)
     others, receivers = open_group(sender, 2)
     futures = [*receivers.start(manifest), *others.start(manifest, stages[1:])]
-    with pytest.raises(TransferError, match=r"version 4: digest .* of those on rank"):
+    with pytest.raises(TransferError, match=r"version 4: the digest .* that of the bytes on rank"):
         sender.send(manifest, stages[0], timeout_s=20.0)
     for future in futures:
-        with pytest.raises(TransferError, match=r"version 4: digest .* of those on rank"):
+        with pytest.raises(TransferError, match=r"version 4: the digest .* that of the bytes on rank"):
             future.result(20.0)

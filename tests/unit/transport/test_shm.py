@@ -1,4 +1,4 @@
-"""A segment of shared memory: who can reach it, when it has a name, and what happens when there is no room."""
+"""Test segments of shared memory: access rights, lifetime of the name, and a full /dev/shm."""
 
 import os
 import stat
@@ -26,8 +26,8 @@ def test_it_has_a_name_until_all_have_opened_it_and_no_pages_before(group):
     state = (SHM_DIRECTORY / f"coati-{group}-0").stat()
     assert (stat.S_IMODE(state.st_mode), state.st_blocks) == (0o600, 0)
     other.open(text)
-    owner.hide()
-    other.hide()  # whoever comes first
+    owner.remove_name()
+    other.remove_name()  # whoever comes first
     assert names(group) == []
     written = owner.map(is_owner=True, deadline=Deadline(10.0), what="mapping")
     read = other.map(is_owner=False, deadline=Deadline(10.0), what="mapping")
@@ -40,8 +40,8 @@ def test_it_has_a_name_until_all_have_opened_it_and_no_pages_before(group):
 def test_a_size_that_does_not_fit_is_refused_with_both_sizes_and_the_remedy(group):
     owner = ShmSegment(group, "0", 2**50)
     owner.create()
-    owner.hide()
-    message = rf"/dev/shm has \d+ bytes available, needed are {2**50}.*--shm-size.*--weight-transport gloo"
+    owner.remove_name()
+    message = rf"/dev/shm has \d+ bytes available; {2**50} are needed.*--shm-size.*--weight-transport gloo"
     with pytest.raises(TransferError, match=message):
         owner.map(is_owner=True, deadline=Deadline(10.0), what="mapping")
 
@@ -56,5 +56,5 @@ def test_a_name_that_exists_is_never_taken_over(group):
     first.create()
     with pytest.raises(TransferError, match="cannot create shared memory"):
         ShmSegment(group, "0", 16).create()
-    first.hide()
+    first.remove_name()
     first.close()

@@ -1,4 +1,4 @@
-"""A transfer between threads: what arrives, what the digest covers, what is refused."""
+"""Test a transfer between threads: received tensors, what the digest covers, refusals."""
 
 import os
 from collections.abc import Iterable
@@ -176,10 +176,10 @@ def test_one_bit_that_changes_on_the_way_is_noticed_by_everyone(sender, monkeypa
 
     monkeypatch.setattr(Group, "start", flip_a_bit)
     futures = receivers.start(manifest)
-    with pytest.raises(TransferError, match=r"version 4: digest .* of those on rank"):
+    with pytest.raises(TransferError, match=r"version 4: the digest .* that of the bytes on rank"):
         sender.send(manifest, weights(), timeout_s=20.0)
     for future in futures:
-        with pytest.raises(TransferError, match=r"version 4: digest .* of those on rank"):
+        with pytest.raises(TransferError, match=r"version 4: the digest .* that of the bytes on rank"):
             future.result(timeout=20.0)
 
 

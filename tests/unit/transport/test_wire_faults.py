@@ -1,4 +1,4 @@
-"""Peers that die, stall or never come: each end gets an error that says who and what, in time."""
+"""Test that each end gets an error with peer and cause in time when peers die, stall or never join."""
 
 import signal
 import threading

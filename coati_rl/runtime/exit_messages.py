@@ -1,6 +1,6 @@
-"""Say how a run that has ended can be resumed: in the driver, and in its guardian when the driver could not.
+"""Print how a run that has ended can be resumed, from the driver, or from the subreaper when the driver was killed.
 
-The driver notes in its scratch directory where the run writes; whoever has the last word reads it there.
+The driver writes a note of the run's directories into its scratch directory, where both read it.
 """
 
 import json
@@ -22,24 +22,24 @@ _NOTE = "run.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunNote:
-    """Describe a run to whoever has its last word."""
+    """Record what the last message of a run needs."""
 
-    run_dir: Path | None = None  # None: it did not come that far
+    run_dir: Path | None = None  # None: it was not created
     checkpoints: Path | None = None
     resumed_from: Path | None = None
     grace_s: float = GRACE_S
 
     def how_to_resume(self) -> str:
-        """Say how to go on, as half a sentence for the last line of a run; nothing if it had not begun."""
+        """Return the end of a run's last line that says how to resume it; empty if the run had not begun."""
         if self.run_dir is None:
             return ""
         newest = self._newest()
         if newest is None:
             return "; no checkpoint was written: start it again"
-        return f"; go on from step {step_of(newest)} with: {self._command(newest)}"
+        return f"; resume from step {step_of(newest)} with: {self._command(newest)}"
 
     def how_to_train_on(self) -> str:
-        """Say the same of a run that is done."""
+        """Return the end of a finished run's last line that says how to train further."""
         newest = self._newest()
         command = f": {self._command(newest)}" if newest else ""
         return f"; to train on, raise --num-episodes or --max-steps{command}"
@@ -50,14 +50,14 @@ class RunNote:
     def _command(self, newest: Path) -> str:
         run_dir, source = self.run_dir or Path(), newest
         if newest.parent == run_dir / "checkpoints":
-            source = run_dir  # in which the run goes on
+            source = run_dir  # where the resumed run continues
         elif newest.parent == self.checkpoints:
             source = newest.parent
         return shlex.join(["python", "rl_example.py", "--config", str(run_dir / "config.yaml"), "-cp", str(source)])
 
 
 def write_note(scratch: Path, note: RunNote) -> None:
-    """Leave a note of a run that begins. Raises: ConfigError if the disk refuses."""
+    """Write the note of a run that begins. Raises: ConfigError if the file cannot be written."""
     try:
         (scratch / _NOTE).write_text(json.dumps(asdict(note), default=str), encoding="utf-8")
     except OSError as error:
@@ -67,7 +67,7 @@ def write_note(scratch: Path, note: RunNote) -> None:
 
 
 def read_note(scratch: Path) -> RunNote:
-    """Read the note of `write_note`; the defaults where there is none."""
+    """Return the note of `write_note`; one with defaults if there is none."""
     try:
         note: dict[str, Any] = json.loads((scratch / _NOTE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -76,15 +76,15 @@ def read_note(scratch: Path) -> RunNote:
     return RunNote(**paths, grace_s=float(note["grace_s"]))
 
 
-def say(text: str) -> None:
-    """Write lines to stderr; a terminal that is gone, or a full disk behind it, is no reason to fail."""
+def print_lines(text: str) -> None:
+    """Write lines to stderr; ignore a closed terminal or a full disk."""
     with suppress(OSError):
         sys.stderr.write("".join(f"rl_example.py: {line}\n" for line in text.splitlines()))
         sys.stderr.flush()
 
 
-def give_up_output() -> None:
-    """Have the interpreter's last flush succeed where nobody takes the output: it would change the exit code."""
+def discard_output() -> None:
+    """Redirect closed output streams to /dev/null: a failure of the interpreter's last flush changes the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

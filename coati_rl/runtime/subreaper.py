@@ -1,13 +1,12 @@
-"""Leave no process behind, whatever kills the run: the driver runs in a child, and the guardian around it ends what
-the driver could not.
+"""Run the driver in a child process and end every process of the run, whatever ends the driver.
 
-Everything the driver starts (Ray's daemons, actors, their workers) stays below the guardian even when its parent dies,
-since the guardian adopts orphans. Ray's own agents outlive a killed driver by a minute, hence this. If the guardian
-itself is killed, the kernel tells the driver, which then ends the run as after Ctrl-C.
+This parent is a subreaper (prctl(2)): what the driver starts (Ray's daemons, actors, their workers) stays its
+descendant even when its own parent dies. Ray's agents outlive a killed driver by a minute without it. If the subreaper
+itself is killed, the kernel signals the driver, which then ends the run as after Ctrl-C.
 
-A run always ends: what is left of it is killed some seconds after the first signal (15, or --interrupt-grace-s), and at
-once on the second. The guardian has the last word when the driver could not: its exit code is one of the documented
-ones, and its line says how the run is resumed.
+A run always ends: its remaining processes are killed some seconds after the first signal (15, or --interrupt-grace-s),
+and at once on the second. If the driver was killed, the subreaper prints how to resume the run and exits with one of
+the documented codes.
 """
 
 import ctypes
@@ -22,23 +21,23 @@ from pathlib import Path
 
 import psutil
 
-from coati_rl.runtime.ending import give_up_output, read_note, say
+from coati_rl.runtime.exit_messages import discard_output, print_lines, read_note
 from coati_rl.runtime.interrupts import ending_signals, handle_first, interrupt
 from coati_rl.runtime.shared_memory import family, unlink_mapped
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
-_REAP_S = 10.0  # for killed processes to vanish
-_REPEATED_S = 0.5  # within which a signal is the first one again: `timeout` and a closing terminal send it twice
+_REAP_S = 10.0  # for killed processes to be reaped
+_REPEATED_S = 0.5  # a second signal within this is a duplicate: `timeout` and a closing terminal send it twice
 _FAILED, _INTERRUPTED = 1, 130  # exit codes
 
 
-def run_guarded(main: Callable[[Path], int]) -> int:
+def run_under_subreaper(main: Callable[[Path], int]) -> int:
     """Run `main` in a child process; must be called before any thread exists.
 
     Args:
         main: takes a scratch directory, short enough for socket paths; it is removed afterwards.
-    Returns: in the child, what `main` returns; in the guardian, that same number, 130 if the driver had to be killed
+    Returns: in the child, what `main` returns; in the parent, the same number, 130 if the driver had to be killed
         after a signal, 1 if something else killed it.
     """
     scratch = Path(tempfile.mkdtemp(prefix="coati-"))
@@ -50,25 +49,25 @@ def run_guarded(main: Callable[[Path], int]) -> int:
     driver = os.fork()
     if driver == 0:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        os.environ["TMPDIR"] = tempfile.tempdir = str(scratch)  # whatever is written meanwhile goes with the run
+        os.environ["TMPDIR"] = tempfile.tempdir = str(scratch)  # removed with the run
         handle_first(ending, interrupt)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
             return main(scratch)
         finally:
-            give_up_output()
+            discard_output()
             shutil.rmtree(scratch, ignore_errors=True)
     code, problem = _watch(driver, ending, scratch)
     if problem:
-        say(f"{problem}{read_note(scratch).how_to_resume()}")
+        print_lines(f"{problem}{read_note(scratch).how_to_resume()}")
     shutil.rmtree(scratch, ignore_errors=True)
     return code
 
 
 def _watch(driver: int, ending: set[signal.Signals], scratch: Path) -> tuple[int, str]:
-    """Pass the first signal on, until the driver has ended or has to be killed; then end what is left.
+    """Forward the first signal, until the driver has ended or has to be killed; then end the remaining processes.
 
-    Returns: the exit code, and what the driver could not say itself.
+    Returns: the exit code, and the message that the driver could not print itself.
     """
     first_at, deadline, verdict = None, float("inf"), ""
     while (status := _reap(driver)) is None and (left_s := deadline - time.monotonic()) > 0:
@@ -79,11 +78,11 @@ def _watch(driver: int, ending: set[signal.Signals], scratch: Path) -> tuple[int
         if first_at is None:
             grace_s = read_note(scratch).grace_s
             first_at, deadline = now, now + grace_s
-            verdict = f"interrupted; what had not ended after {grace_s:g} s was killed"
+            verdict = f"interrupted; processes that had not ended after {grace_s:g} s were killed"
             os.kill(driver, received.si_signo)
-            _send_to_descendants(signal.SIGCONT)  # what was stopped may end by itself, too
+            _send_to_descendants(signal.SIGCONT)  # stopped processes may then end by themselves
         elif now - first_at > _REPEATED_S:
-            verdict, deadline = "interrupted twice; what had not ended was killed", now
+            verdict, deadline = "interrupted twice; the remaining processes were killed", now
     _end_descendants()
     if status is None:
         return _INTERRUPTED, verdict
@@ -93,12 +92,12 @@ def _watch(driver: int, ending: set[signal.Signals], scratch: Path) -> tuple[int
     if first_at is not None:
         return _INTERRUPTED, "interrupted; everything was stopped"
     name = signal.Signals(-code).name
-    hint = " (was memory short? the kernel's log says so)" if name == "SIGKILL" else ""
+    hint = " (possibly out of memory: see the kernel's log)" if name == "SIGKILL" else ""
     return _FAILED, f"the run failed: its driver was killed by {name}{hint}; everything was stopped"
 
 
 def _reap(driver: int) -> int | None:
-    """Take note of adopted processes that have ended. Returns: the driver's wait status, once it is one of them."""
+    """Reap adopted processes that have ended. Returns: the driver's wait status, once it is one of them."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -118,7 +117,7 @@ def _end_descendants() -> None:
 
 
 def _send_to_descendants(number: signal.Signals) -> list[psutil.Process]:
-    """Returns: the processes that there were."""
+    """Signal all descendants. Returns: those that existed."""
     descendants: list[psutil.Process] = psutil.Process().children(recursive=True)
     for process in descendants:
         with suppress(psutil.NoSuchProcess):

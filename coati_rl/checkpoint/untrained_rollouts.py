@@ -1,4 +1,4 @@
-"""Write rollout groups that are not trained yet to bytes, and read them back: what a checkpoint keeps of rollouts.
+"""Serialise the rollout groups of a checkpoint that are not trained yet, and read them back.
 
 An .npz archive without pickles: `token_ids` int32[N] and `logprobs` float32[M] of all groups one after another, as
 `PackedGroup` has them, and `description`, uint8[D]: JSON in UTF-8 with everything else.
@@ -22,25 +22,23 @@ _ARRAYS = {"token_ids": np.int32, "logprobs": np.float32}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedGroup:
-    """A group that waits to be trained."""
+    """Hold a group that waits to be trained."""
 
     group: RolloutGroup
     sync_index: int  # of its lease
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KeptRollouts:
-    """Describe what came in before a checkpoint and is not trained; sync 0 is the checkpoint's, those before are
-    negative.
-    """
+class UntrainedRollouts:
+    """Hold rollouts received before a checkpoint and not trained; sync 0 is the checkpoint's, earlier ones negative."""
 
     finished: tuple[FinishedGroup, ...] = ()  # to be trained, the oldest lease first
     dropped: tuple[RolloutGroup, ...] = ()  # since the last step, for its record
     samples_failed: int = 0  # of finished groups, since the last step
-    sync_index_of: Mapping[int, int] = field(default_factory=dict)  # policy version -> the sync that brought it
+    sync_index_of: Mapping[int, int] = field(default_factory=dict)  # policy version -> the sync that sent it
 
     def to_bytes(self) -> bytes:
-        """The archive, in the newest format."""
+        """Return the archive in the newest format."""
         groups = [*(finished.group for finished in self.finished), *self.dropped]
         packed = [PackedGroup.pack(group) for group in groups]
         description = {
@@ -60,10 +58,10 @@ class KeptRollouts:
         return buffer.getvalue()
 
     @classmethod
-    def from_bytes(cls, data: bytes, prompt_of: Callable[[str], Prompt]) -> "KeptRollouts":
-        """The inverse of `to_bytes`, for all formats; `prompt_of` finds a prompt by its uid.
+    def from_bytes(cls, data: bytes, prompt_of: Callable[[str], Prompt]) -> "UntrainedRollouts":
+        """Parse what `to_bytes` wrote, in any format; `prompt_of` finds a prompt by its uid.
 
-        Raises: ValueError if this is no such archive.
+        Raises: ValueError if it cannot be parsed.
         """
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
@@ -85,7 +83,7 @@ class KeptRollouts:
 
 
 def _describe(group: RolloutGroup, packed: PackedGroup) -> dict[str, Any]:
-    """All of a group but its arrays and its prompt's content."""
+    """Return the JSON fields of a group: all but its arrays and its prompt's content."""
     return {
         "uid": group.prompt.uid,
         "producer_id": group.producer_id,
@@ -110,7 +108,7 @@ def _read_groups(
         num_tokens = sum(trajectory["num_tokens"] for trajectory in group["trajectories"])
         num_loss_tokens = sum(length for is_in_loss, length in group["loss_mask"] if is_in_loss)
         packed = PackedGroup(
-            lease_id=number - len(described),  # below those of the run that goes on, in the same order
+            lease_id=number - len(described),  # below those of the resumed run, in the same order
             producer_id=group["producer_id"],
             token_ids=token_ids[:num_tokens],
             logprobs=logprobs[:num_loss_tokens],

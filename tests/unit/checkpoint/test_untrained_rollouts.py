@@ -1,4 +1,4 @@
-"""Rollouts in a checkpoint come back as they were, and bytes that are something else are refused."""
+"""Test that rollouts in a checkpoint are restored unchanged, and that invalid bytes are refused."""
 
 import io
 from dataclasses import fields, replace
@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from coati_rl.checkpoint.kept_rollouts import FinishedGroup, KeptRollouts
+from coati_rl.checkpoint.untrained_rollouts import FinishedGroup, UntrainedRollouts
 from coati_rl.types import Completion, Score
 from producer.environments.single_turn import single_turns
 
@@ -41,7 +41,7 @@ def kept(group_of, forked_group):
         ),
     )
     forked, dropped = forked_group(uid="p2"), group_of([(1.0, 1), (1.0, 1)], uid="p3")
-    return KeptRollouts(
+    return UntrainedRollouts(
         finished=(FinishedGroup(group=odd, sync_index=-2), FinishedGroup(group=forked, sync_index=0)),
         dropped=(dropped,),
         samples_failed=1,
@@ -64,7 +64,7 @@ def fields_of(group):
 
 def test_what_is_written_is_read(kept):
     prompts = {group.prompt.uid: group.prompt for group in (*(f.group for f in kept.finished), *kept.dropped)}
-    read = KeptRollouts.from_bytes(kept.to_bytes(), prompts.__getitem__)
+    read = UntrainedRollouts.from_bytes(kept.to_bytes(), prompts.__getitem__)
     assert [each.sync_index for each in read.finished] == [-2, 0]
     for found, written in zip(read.finished, kept.finished, strict=True):
         assert fields_of(found.group) == fields_of(written.group)
@@ -73,18 +73,18 @@ def test_what_is_written_is_read(kept):
 
 
 def test_their_leases_are_older_than_those_of_the_run_that_goes_on(kept):
-    read = KeptRollouts.from_bytes(kept.to_bytes(), lambda uid: kept.dropped[0].prompt)
+    read = UntrainedRollouts.from_bytes(kept.to_bytes(), lambda uid: kept.dropped[0].prompt)
     assert [each.group.lease_id for each in read.finished] == [-3, -2]
 
 
 def test_nothing_kept_is_read_as_nothing():
-    assert KeptRollouts.from_bytes(KeptRollouts().to_bytes(), str) == KeptRollouts()
+    assert UntrainedRollouts.from_bytes(UntrainedRollouts().to_bytes(), str) == UntrainedRollouts()
 
 
 def test_what_is_no_such_archive_is_refused(kept):
     def refuse(data, message="cannot be read"):
         with pytest.raises(ValueError, match=message):
-            KeptRollouts.from_bytes(data, lambda uid: kept.dropped[0].prompt)
+            UntrainedRollouts.from_bytes(data, lambda uid: kept.dropped[0].prompt)
 
     data = kept.to_bytes()
     refuse(b"")
@@ -106,4 +106,4 @@ def test_what_is_no_such_archive_is_refused(kept):
 
 def test_a_prompt_that_the_dataset_lacks_is_refused(kept):
     with pytest.raises(ValueError, match="cannot be read: KeyError"):
-        KeptRollouts.from_bytes(kept.to_bytes(), {}.__getitem__)
+        UntrainedRollouts.from_bytes(kept.to_bytes(), {}.__getitem__)

@@ -1,4 +1,4 @@
-"""The last line of a run says how to go on, wherever its checkpoints are."""
+"""Test that the last line of a run says how to resume it, wherever its checkpoints are."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.ending import RunNote, read_note, write_note
+from coati_rl.runtime.exit_messages import RunNote, read_note, write_note
 
 
 @pytest.fixture
@@ -38,20 +38,20 @@ def test_a_run_goes_on_from_its_newest_complete_checkpoint(tmp_path, make_checkp
     make_checkpoint(run / "checkpoints/step-11", bytes=3)  # a file is cut off
     write_note(tmp_path, note)
     assert read_note(tmp_path) == note
-    assert note.how_to_resume() == f"; go on from step 10 with: {command(run, run)}"
+    assert note.how_to_resume() == f"; resume from step 10 with: {command(run, run)}"
     assert note.how_to_train_on() == f"; to train on, raise --num-episodes or --max-steps: {command(run, run)}"
 
 
 def test_checkpoints_elsewhere_are_named_themselves(tmp_path, make_checkpoint):
     make_checkpoint(tmp_path / "model/step-10")
     note = RunNote(run_dir=tmp_path / "run", checkpoints=tmp_path / "model")
-    assert note.how_to_resume() == f"; go on from step 10 with: {command(tmp_path / 'run', tmp_path / 'model')}"
+    assert note.how_to_resume() == f"; resume from step 10 with: {command(tmp_path / 'run', tmp_path / 'model')}"
 
 
 def test_before_its_first_checkpoint_a_resumed_run_is_resumed_from_where_it_was(tmp_path):
     old = tmp_path / "old/checkpoints/step-10"
     note = RunNote(run_dir=tmp_path / "run", checkpoints=tmp_path / "run/checkpoints", resumed_from=old)
-    assert note.how_to_resume() == f"; go on from step 10 with: {command(tmp_path / 'run', old)}"
+    assert note.how_to_resume() == f"; resume from step 10 with: {command(tmp_path / 'run', old)}"
 
 
 def test_a_full_temporary_directory_is_told(tmp_path):

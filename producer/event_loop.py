@@ -19,7 +19,7 @@ _POLL_S = 0.02  # for the queue, while the loop waits for sockets too
 
 
 class _QueueSelector(selectors.DefaultSelector):
-    """Waits for the queue; for sockets too where there are some beside the loop's own, which nothing is written to."""
+    """Wait for the queue; for sockets too where there are some beside the loop's own, which nothing is written to."""
 
     def __init__(self, wakes: "queue.SimpleQueue[None]") -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class _QueueSelector(selectors.DefaultSelector):
 
 
 class QueueEventLoop(asyncio.SelectorEventLoop):
-    """An asyncio event loop, woken by `call_soon_threadsafe` through a queue."""
+    """Run as asyncio's event loop does, woken by `call_soon_threadsafe` through a queue."""
 
     def __init__(self) -> None:
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()

@@ -17,7 +17,7 @@ from coati_rl.types import Completion, GenerationRequest, Lease, SamplingParams
 
 
 class LeaseGenerate:
-    """A `Generate` for the episodes of one lease; `close` ends them.
+    """Implement `Generate` for the episodes of one lease; `close` ends them.
 
     Args:
         lease: what is sampled, and how.

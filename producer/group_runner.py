@@ -23,7 +23,7 @@ _CLOSE_S = 5.0  # for environments that were cancelled to end
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolledOut:
-    """What came of a lease: the trajectories of its group, or why there are none."""
+    """Hold the trajectories of a lease's group, or why there are none."""
 
     lease: Lease
     trajectories: tuple[Trajectory, ...] = ()
@@ -31,7 +31,7 @@ class RolledOut:
 
 
 class GroupRunner:
-    """Runs the environment once per lease; a group that is done makes room for the next at once."""
+    """Run the environment once per lease; a group that is done makes room for the next at once."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ Factory = Callable[[], GroupScorer]
 
 
 class TaskScorer:
-    """A `GroupScorer`: gives each group to the scorer of its task.
+    """Implement `GroupScorer`: give each group to the scorer of its task.
 
     Args:
         factories: make the scorers, by task; tasks with the same factory share a scorer. That of the task "default",

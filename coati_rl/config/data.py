@@ -1,4 +1,4 @@
-"""Prompts: where they come from, what task they belong to, how they are framed, how many are drawn."""
+"""Set the prompts: their files, tasks and system prompt, and how many are drawn."""
 
 from typing import Any
 

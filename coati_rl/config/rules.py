@@ -36,7 +36,7 @@ def check(config: Config) -> None:
 
 
 def _of_tasks(config: Config, *, known: Collection[str]) -> Iterator[str]:
-    """Say what the settings of single tasks break, where the run's own do not."""
+    """Check the settings of each task; problems of the run's own settings are not repeated."""
     for name, task in (config.data.tasks or {}).items():
         of_task = config.of_task(name)
         for problem in (*reward_problems(of_task), *algorithm_problems(of_task)):

@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 
 
 class TaskConfig(BaseModel):
-    """The settings of one task, each with the meaning and the bounds of the run's flag of the same name.
+    """Hold the settings of one task, each with the meaning and the bounds of the run's flag of the same name.
 
     Defaults are never read: a setting that is not given is the run's.
     """

@@ -113,7 +113,7 @@ def _checked_row(row: Any, tasks: RowTasks, where: str) -> TaskRow:
 
 
 def _needed(task: Task) -> str:
-    """The columns that a row of the task must have."""
+    """Return the columns that a row of the task must have."""
     answer = "test_cases" if task.truth == "test_cases" else task.answer_key or "gt_answer"
     return f"messages and {answer}" if task.truth else "messages"
 

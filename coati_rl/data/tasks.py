@@ -1,4 +1,4 @@
-"""Find the task of each row, and with it what the row is scored against and which system prompt goes before it.
+"""Find the task of each row, which decides its ground truth and its system prompt.
 
 A file is of one task (`-d NAME=PATH`), or its rows name theirs in the column `task`; a row that names none is of the
 task "default". Where a run defines no tasks the column means nothing and is not read.
@@ -17,7 +17,7 @@ TASK_COLUMN = "task"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """Say how the rows of a task become prompts."""
+    """Define how the rows of a task become prompts."""
 
     name: str = DEFAULT_TASK
     truth: TruthKey | None = "gt_answer"  # what every row must have besides messages; None: nothing
@@ -27,7 +27,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskRow:
-    """A row of a file, and the task that it belongs to."""
+    """Hold a row of a file and its task."""
 
     fields: dict[str, Any]
     task: Task

@@ -1,4 +1,4 @@
-"""Read a run's files of prompts: the task of each row, and the prompts that are made of them."""
+"""Read a run's files of prompts, find the task of each row, and make the prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ _TRAIN = "train"  # the name of training rows whose file has none
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRows:
-    """The rows of a run's files."""
+    """Hold the rows of a run's files."""
 
     train: Mapping[str, Sequence[TaskRow]]  # by the name that the uids of their prompts begin with
     evaluation: Mapping[str, Sequence[TaskRow]]  # by the evaluation set's name
 
     @property
     def num_train(self) -> int:
-        """Training rows."""
+        """Return the number of training rows."""
         return sum(len(rows) for rows in self.train.values())
 
     @property
@@ -33,7 +33,7 @@ class RunRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardFacts:
-    """Say what the rewards, which this package does not import, ask of rows; both by the text of `-rt`."""
+    """Hold what is needed of the rewards, which this package does not import; both take the text of `-rt`."""
 
     default_system_prompt: Callable[[str], str]  # where neither task nor run sets one
     needs_ground_truth: Callable[[str], bool]  # a function of the user's takes a ground truth

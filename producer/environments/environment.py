@@ -11,11 +11,11 @@ from coati_rl.types import Completion, Prompt, Trajectory
 
 
 class Generate(Protocol):
-    """Asks the engine for samples, as the lease of the prompt says: its sampling, and weights no older than its own."""
+    """Ask the engine for samples with the sampling of the prompt's lease and weights no older than its own."""
 
     @property
     def temperature(self) -> float:
-        """What is sampled at; 0 is greedy."""
+        """Return the sampling temperature; 0 is greedy."""
 
     async def __call__(
         self, token_ids: Sequence[int], *, num_samples: int = 1, episode: int | None = None
@@ -33,7 +33,7 @@ class Generate(Protocol):
 
 
 class Environment(Protocol):
-    """Runs the episodes of a prompt; one object serves all prompts of a producer, many at a time."""
+    """Run the episodes of a prompt; one object serves all prompts of a producer, many at a time."""
 
     async def run(self, prompt: Prompt, generate: Generate, *, group_size: int) -> Sequence[Trajectory]:
         """Roll out a group.

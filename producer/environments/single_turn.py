@@ -9,7 +9,7 @@ from producer.environments.environment import Generate
 
 
 class SingleTurn:
-    """An `Environment`: G completions of one request, so that an engine prefills the prompt once."""
+    """Implement `Environment` with one request for G completions, so that an engine prefills the prompt once."""
 
     async def run(self, prompt: Prompt, generate: Generate, *, group_size: int) -> tuple[Trajectory, ...]:
         """See `Environment.run`."""

@@ -36,7 +36,7 @@ from consumer.backend import Backend, BackendConfig, make_backend
 from consumer.models import packed_attention
 from consumer.models.policy_model import no_progress_bars
 from consumer.objectives.policy_gradient import PolicyGradient
-from consumer.parallel.process_group import MeetingPoint, destroy_process_group, init_process_group
+from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
 from consumer.train_step import TrainStep
 
 MU, SIGMA, LONGEST = 4.2, 0.8, 512  # lengths of prompt and response together
@@ -190,7 +190,7 @@ def measure(steps: Mapping[str, Step], rounds: int) -> dict[str, dict[str, list[
     return series
 
 
-def run_rank(rank: int, layout: str, rendezvous: MeetingPoint, directory: Path, arguments: argparse.Namespace) -> None:
+def run_rank(rank: int, layout: str, rendezvous: StoreLocation, directory: Path, arguments: argparse.Namespace) -> None:
     """One process of a layout; the last, which has the LM head in any, writes what it measured to LAYOUT.json."""
     torch.set_num_threads(1)
     num_processes, settings = LAYOUTS[layout]
@@ -220,7 +220,7 @@ def run_rank(rank: int, layout: str, rendezvous: MeetingPoint, directory: Path, 
 def run_layout(layout: str, directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """All processes of a layout; what the last measured."""
     context = multiprocessing.get_context("spawn")
-    rendezvous = MeetingPoint(address="127.0.0.1", file=directory / f"{layout}.store")
+    rendezvous = StoreLocation(address="127.0.0.1", file=directory / f"{layout}.store")
     common = (layout, rendezvous, directory, arguments)
     processes = [
         context.Process(target=run_rank, args=(rank, *common), daemon=True) for rank in range(LAYOUTS[layout][0])

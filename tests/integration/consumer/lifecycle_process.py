@@ -22,7 +22,7 @@ from consumer.backend import Backend
 from consumer.models.weight_history import WeightHistory
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.train_step import TrainStep
-from consumer.weight_sync.trainer_part import make_manifest
+from consumer.weight_sync.rank_role import make_manifest
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, UNEVEN
 from tests.integration.consumer.samples import cut, make_samples, to_mini_batch
 from tests.integration.consumer.trainer import make_trainer, whole_tensors
@@ -148,7 +148,7 @@ def live(out_dir: Path, layout: str, precision: str, model: str) -> dict[str, An
     history = WeightHistory(backend.live_weights(), max_versions=1)
     history.keep(1)
     train(backend, 1)
-    with history.in_place(1):
+    with history.swapped_in(1):
         result["kept"] = backend.score(micro_batches)
     result["scores"].append(scores_of(backend, micro_batches))
     result["saved"] = state_of(backend)

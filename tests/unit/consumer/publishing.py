@@ -147,8 +147,7 @@ class Run:
 
     def start_others(self, exports: Sequence[Export]) -> list["Future[None]"]:
         return [
-            self._pool.submit(head.take_part, iter(export))
-            for head, export in zip(self._heads, exports[1:], strict=True)
+            self._pool.submit(head.send, iter(export)) for head, export in zip(self._heads, exports[1:], strict=True)
         ]
 
     def sync(self, version: int, *, members: tuple[int, ...] = (0, 1), exports: Sequence[Export] = ()) -> SyncReport:

@@ -98,7 +98,7 @@ def test_scores_follow_the_weights_when_a_step_or_a_kept_version_changes_them(mo
     train(backend)
     after = score(backend)
     assert not torch.equal(after, before)
-    with history.in_place(0):
+    with history.swapped_in(0):
         assert torch.equal(score(backend), before)
     assert torch.equal(score(backend), after)
     assert torch.equal(score(backend, "old"), before)

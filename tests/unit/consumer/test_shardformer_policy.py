@@ -12,14 +12,14 @@ from consumer.parallel.colossal_compat import (
     VocabParallelEmbedding1D,
     VocabParallelLMHead1D,
 )
-from consumer.parallel.shardformer_policy import PlanPolicy
+from consumer.parallel.shardformer_policy import DecoderPolicy
 from tests.unit.consumer.conftest import make_model
 
 
-def make_policy(model: nn.Module, *, tensor: bool = False, stage: int | None = None) -> PlanPolicy:
+def make_policy(model: nn.Module, *, tensor: bool = False, stage: int | None = None) -> DecoderPolicy:
     """`stage`: of two stages, of one layer each; None: there is no pipeline."""
     manager = SimpleNamespace(stage=stage, distribute_layers=lambda num_layers: [1, 1])
-    policy = PlanPolicy()
+    policy = DecoderPolicy()
     policy.set_model(model)
     policy.set_shard_config(
         SimpleNamespace(

@@ -25,7 +25,7 @@ from coati_rl.types import Lease, RolloutGroup, Score
 from coati_rl.work import Wait, Work
 from consumer.backend import Backend
 from consumer.parallel.layout_rules import check_layout
-from consumer.parallel.process_group import MeetingPoint
+from consumer.parallel.process_group import StoreLocation
 from consumer.parallel.single_process import SingleProcess
 from producer.engines import create_engine
 from rewards import default_system_prompt, get_reward
@@ -172,7 +172,7 @@ class ThreadedRun:
                 checkpoint_dir=self.trace.paths.checkpoints,
                 resume_dir=resume.directory if resume else None,
             )
-            trainer.start(MeetingPoint(address="127.0.0.1"))
+            trainer.start(StoreLocation(address="127.0.0.1"))
             trainer.run(self._coordinator, "namespace")
             self.trace.weights = {name: weight.clone() for name, weight in self._backend.export_weights()}
         except RunError as error:

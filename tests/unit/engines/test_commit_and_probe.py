@@ -112,7 +112,7 @@ def test_an_update_staged_while_a_commit_waits_takes_its_place_and_the_commit_fa
         wait_for(lambda: engine._commit is not None)
         stage(engine, version=5)
         core.gate.set()
-        with pytest.raises(EngineError, match="cannot commit version 4: staged is 5"):
+        with pytest.raises(EngineError, match="cannot commit version 4: the staged version is 5"):
             first.result(timeout=10.0)
     commit(engine, 5)
     assert engine.policy_version == 5

@@ -285,7 +285,7 @@ def test_a_listener_that_fails_is_logged_and_called_no_more_and_the_request_goes
 
     assert versions(engine.submit(request("a", num_tokens=4), fail)) == [3, 3, 3, 3]
     assert len(calls) == 1
-    assert "request a: its token listener failed" in caplog.text
+    assert "request a: its token listener raised an error" in caplog.text
     engine.check_alive()
 
 

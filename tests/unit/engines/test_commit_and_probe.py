@@ -95,7 +95,7 @@ def test_one_commit_waits_at_a_time(start):
     with ThreadPoolExecutor(max_workers=1) as pool:
         first = pool.submit(commit, engine, 4)
         wait_for(lambda: engine._commit is not None)
-        with pytest.raises(EngineError, match="version 4 is still waiting"):
+        with pytest.raises(EngineError, match="the commit of version 4 is still pending"):
             commit(engine, 4)
         core.gate.set()
         first.result(timeout=10.0)
@@ -157,7 +157,7 @@ def test_a_probe_that_no_core_could_take_is_refused(start, token_ids, reason):
 
 def test_versions_never_go_back(start):
     engine = start(ScriptedCore())
-    with pytest.raises(TransferError, match="version 2 is older than 3"):
+    with pytest.raises(TransferError, match="version 2 is older than version 3"):
         stage(engine, version=2)
     stage(engine, version=3)
     commit(engine, 3)

@@ -81,7 +81,7 @@ def test_two_unfinished_requests_need_different_ids(start):
     core.gate.clear()
     engine = start(core)
     first = engine.submit(request("twin"))
-    with pytest.raises(EngineError, match="'twin' is unfinished"):
+    with pytest.raises(EngineError, match="a request with id 'twin' is running"):
         engine.submit(request("twin"))
     core.gate.set()
     first.result(10.0)

@@ -92,4 +92,4 @@ def test_a_service_of_another_version_is_warned_about(caplog: pytest.LogCaptureF
         scorer = RemoteScorer(server.url, token="secret")
         scorer.check()
         scorer.close()
-    assert "is of version 9.9" in caplog.text
+    assert "has version 9.9" in caplog.text

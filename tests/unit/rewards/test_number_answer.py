@@ -63,7 +63,7 @@ NOT_NUMBERS = [
 def test_a_task_that_is_restated_is_wrong_unless_any_formula_may_answer(truth: str, answer: str) -> None:
     decision = check_answer(answer, truth, must_be_number=True)
     assert decision.verdict == "wrong"
-    assert "is no number, and" in decision.detail
+    assert "is not a number, but" in decision.detail
     assert check_answer(answer, truth).verdict == "ok"
 
 

@@ -87,7 +87,7 @@ def make_mismatch_meter(backend: TrainBackend, config: Config, timeline: Timelin
     num_versions = config.num_kept_versions if backend.layout.is_first_copy else 0
     history = WeightHistory(backend.live_weights(), max_versions=num_versions)
     return MismatchMeter(
-        backend, history, timeline, num_tokens=config.logprob_gap_tokens, sync_period=config.sync_period
+        backend, history, timeline, num_tokens=config.sync.logprob_gap_tokens, sync_period=config.sync_period
     )
 
 

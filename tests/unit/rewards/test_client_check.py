@@ -71,7 +71,7 @@ def test_the_check_asks_for_health_and_then_with_the_token_for_no_scores() -> No
         ([reply({"status": "ok"})], "no reward service answers there"),
         ([reply(HEALTH | {"reward_type": "code"})], "the service scores 'code', this run needs 'boxed'.*--type boxed"),
         ([reply(HEALTH), (422, {}, b'{"error": "reward_type: no"}')], "status 422.*reward_type: no"),
-        ([reply(HEALTH), reply({"scores": "none"})], "no list of scores"),
+        ([reply(HEALTH), reply({"scores": "none"})], "not a list of scores"),
     ],
 )
 def test_the_check_names_address_fault_and_remedy(script: list[Script], complaint: str) -> None:

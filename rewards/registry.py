@@ -21,7 +21,7 @@ class _MathRewardFn(Protocol):
 _FUNCTIONS: dict[str, _MathRewardFn] = {"boxed": boxed_reward, "think_answer_tags": think_answer_tags_reward}
 _SHARE_OF_A_SERVER = 0.9  # of the time of a response: who still waits when it is over is killed, process and all
 
-# Word for word the reference's, "and<answer>" included: models trained there were prompted with this text.
+# Word for word ColossalChat's, "and<answer>" included: models trained there were prompted with this text.
 SYSTEM_PROMPTS: dict[str, str] = {
     "boxed": "Please reason step by step, and put your final answer within \\boxed{}.",
     "think_answer_tags": (

@@ -31,12 +31,12 @@ class WeightedReward:
         self.is_fast = all(getattr(part.reward, "is_fast", False) for part in parts)
 
     def warm_up(self) -> None:
-        """As `rewards.reward.warm_up`."""
+        """See `rewards.reward.warm_up`."""
         for part in self._parts:
             warm_up(part.reward)
 
     def score(self, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
-        """As `Reward.score`."""
+        """See `Reward.score`."""
         for scores in zip(*(part.reward.score(responses, problem) for part in self._parts), strict=True):
             yield self._sum(scores)
 

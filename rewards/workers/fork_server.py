@@ -215,7 +215,7 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return self._process.pid
 
     async def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""The actors of a run, each with the faults that a test asks for; everything else about them is as in any run.
+"""Define the actors of a run with the faults that a test selects; otherwise they are unchanged.
 
 In: the environment variable COATI_FAULTS, which Ray hands on to every process of the run:
     {"exports": {"1": "NaN"}, "stagings": {"0@2": "SIGSTOP"}}

@@ -1,4 +1,4 @@
-"""Math answers in worker processes: the limits are CPU time and memory, and do not depend on the machine's load."""
+"""Test that limits of math answers in workers are CPU time and memory, independent of the machine's load."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The reward pool under slow answers, killed workers and killed parents. Real processes, nothing replaced."""
+"""Test the reward pool with slow answers, killed workers and killed parents, all real processes."""
 
 import os
 import signal

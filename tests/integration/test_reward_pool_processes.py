@@ -1,4 +1,4 @@
-"""Test where the reward pool's workers come from: a fork server that is killed, stopped, or cannot make the reward."""
+"""Test the reward pool with a fork server that is killed, stopped, or cannot make the reward."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The reward service over real HTTP: what it answers, and what it refuses."""
+"""Test the replies and refusals of the reward service over real HTTP."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""Test how a reward service starts and ends: refusals before it listens, and nothing left behind after it."""
+"""Test how a reward service starts and ends: refusals before it listens, and nothing left afterwards."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A trainer that scores, trains, exports, saves, resumes and is given what it must refuse, and writes all that down.
+"""Run a trainer that scores, trains, exports, saves, resumes and refuses invalid inputs, and record the results.
 
 The results and the checkpoint of a life go to OUT_DIR/LAYOUT-PRECISION-MODEL; a resume goes on from such a checkpoint.
 """
@@ -37,7 +37,7 @@ class Case(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """What takes over the checkpoint of another layout; (layout, precision, model, their layout, their precision)."""
+    """Identify a resume from another layout: (layout, precision, model, their layout, their precision)."""
 
     layout: str
     precision: str
@@ -88,7 +88,7 @@ def full_disk(*_: object) -> None:
 
 
 def refusals(backend: Backend, micro_batches: tuple[MicroBatch, ...], out_dir: Path) -> dict[str, str]:
-    """What this rank is told: of a disk that refuses the first rank, then the head of the last stage; of a gradient."""
+    """Return this rank's errors: a disk error on the first rank, then on the last stage's head; a bad gradient."""
     (out_dir / "file").touch()
     messages = {}
 

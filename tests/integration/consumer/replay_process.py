@@ -1,4 +1,4 @@
-"""A trainer that takes the optimizer steps of recorded rollouts, through the real batcher and train step."""
+"""Run a trainer that takes the optimizer steps of recorded rollouts, through the real batcher and train step."""
 
 import json
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ EXECUTION = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
-    """What is made of the recording."""
+    """Describe how the recording is replayed."""
 
     objective: PolicyGradient
     loss_variation: LossVariation = "token_level"

@@ -1,4 +1,4 @@
-"""A trainer never waits for another for longer than its timeout, and says whom it misses."""
+"""Test that a trainer never waits for another longer than its timeout, and names the missing one."""
 
 import json
 from pathlib import Path

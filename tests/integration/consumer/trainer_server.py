@@ -1,4 +1,4 @@
-"""Fork trainers from two processes that have imported everything, which takes 5 s of CPU time in each that starts anew.
+"""Fork trainers from two processes that have imported everything, since the imports take 5 s of CPU time each.
 
 Neighbouring ranks come from different servers, so that the order of their sets differs, as between trainers of a run.
 
@@ -27,7 +27,7 @@ TIMEOUT_S = 60.0  # of a collective
 
 
 class Job(NamedTuple):
-    """What the trainers of a group run, each as target(rank, *arguments)."""
+    """Describe a group of trainers, each of which runs target(rank, *arguments)."""
 
     target: Callable[..., None]  # of a module, so that it can be pickled
     arguments: tuple[object, ...]

@@ -1,4 +1,4 @@
-"""Functions that want to pass tests whose value they cannot know: each is wrong. All define f of one argument."""
+"""List functions that try to pass tests without knowing the value: each is wrong. All define f of one argument."""
 
 from tests.integration.sandbox.attacks_on_verdicts import SEARCH, Forgery
 

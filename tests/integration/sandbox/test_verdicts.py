@@ -1,4 +1,4 @@
-"""The code reward and programs that want a verdict which they did not earn: `wrong`, never `ok` and never `invalid`."""
+"""Test that programs that try to obtain a verdict are `wrong`, never `ok` and never `invalid`."""
 
 import json
 import os

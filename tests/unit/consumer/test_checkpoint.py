@@ -1,4 +1,4 @@
-"""A checkpoint appears whole or not at all, in files of bounded size, and transformers reads it as it is."""
+"""Test that a checkpoint appears complete or not at all, in files of bounded size, readable by transformers."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""FSDP2 on one process, whose group has no peer: the same weights as plain training, and what must not go stale.
+"""Test FSDP2 in one process: the same weights as plain training, and no stale copies of them.
 
 How rows are shared out and joined is arithmetic, tried for three ranks; real ranks are in tests/integration/consumer.
 """

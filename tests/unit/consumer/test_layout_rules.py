@@ -1,4 +1,4 @@
-"""Test what tensor and pipeline parallelism ask of a model: one refusal a rule, as the user sees it."""
+"""Test the requirements of tensor and pipeline parallelism on a model: one refusal per rule."""
 
 import pytest
 from transformers import (

@@ -1,4 +1,4 @@
-"""Test which tokens are measured, with which weights, and how much of a step; by a backend of one number."""
+"""Test which tokens are measured, with which weights, and how many per step, with a backend of one number."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Test what one pipeline stage takes from another: descriptions of tensors, and no code."""
+"""Test that messages between pipeline stages hold descriptions of tensors, and no code."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""A decoder cut into stages computes what the whole computes, bit for bit, or is refused."""
+"""Test that a decoder split into stages computes the same as the whole, bit for bit, or is refused."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The trainers' meeting place, without meeting."""
+"""Test the trainers' store and process group without other ranks."""
 
 import stat
 from datetime import timedelta

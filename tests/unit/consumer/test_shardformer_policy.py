@@ -1,4 +1,4 @@
-"""Test what ColossalAI is told to replace in a model, and which of its modules a pipeline stage holds."""
+"""Test which modules ColossalAI replaces in a model, and which ones a pipeline stage holds."""
 
 from types import SimpleNamespace
 from typing import TYPE_CHECKING

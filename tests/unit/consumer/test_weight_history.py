@@ -1,4 +1,4 @@
-"""Weights of earlier versions: which are kept, and that the live ones come back as they were."""
+"""Test which earlier weights are kept, and that the live ones are restored."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Weight syncs from the heads of the pipeline stages to producers, over gloo between threads."""
+"""Test weight syncs from the heads of the pipeline stages to producers, over gloo between threads."""
 
 import time
 from collections.abc import Callable, Iterator

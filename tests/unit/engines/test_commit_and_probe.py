@@ -1,4 +1,4 @@
-"""Test when staged weights are swapped in, what happens to the requests around it, and what a probe may meet."""
+"""Test when staged weights are swapped in, what happens to running requests, and how probes are served."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""The thread that owns an engine: futures, control calls between steps, and what callers see when it dies."""
+"""Test the thread that owns an engine: futures, calls between steps, and the error after it has ended."""
 
 import asyncio
 import threading

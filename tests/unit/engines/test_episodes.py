@@ -1,4 +1,4 @@
-"""Episodes of several requests: a commit waits for those that are open, also while nothing of theirs is running."""
+"""Test that a commit waits for open episodes, also while they have no running request."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor

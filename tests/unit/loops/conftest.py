@@ -1,4 +1,4 @@
-"""Runs in threads, and the small data they run on."""
+"""Provide runs in threads, and small data for them."""
 
 import json
 import tempfile
@@ -80,7 +80,7 @@ def config_with(small_run, tmp_path):
 
 @pytest.fixture
 def ray_calls(monkeypatch):
-    """What `ray.init` is called with."""
+    """Record the arguments of `ray.init`."""
     calls = []
     monkeypatch.setattr(cluster.ray, "init", lambda **options: calls.append(options))
     monkeypatch.setattr(cluster.ray, "shutdown", lambda: None)

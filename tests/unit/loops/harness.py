@@ -1,4 +1,4 @@
-"""A whole run in threads, without Ray: the real actors, called directly instead of through handles.
+"""Execute a whole run in threads, without Ray: the real actors, called directly instead of through handles.
 
 Real: configuration, preparation, coordinator, producer and trainer actors, fake engine, weight transfer over gloo.
 Replaced: what a process does on entry (pinning, logs), ColossalAI by plain torch, the reward by an inline function.
@@ -43,7 +43,7 @@ def parity_reward(response: str, ground_truth: str) -> Score:
 
 @dataclass
 class Trace:
-    """What happened in a run."""
+    """Record the events of a run."""
 
     prepared: Prepared
     paths: RunPaths
@@ -227,7 +227,7 @@ class ThreadedRun:
 
 
 class _LocalProducer:
-    """What RemoteProducer does, without the actor handle."""
+    """Do what RemoteProducer does, without the actor handle."""
 
     def __init__(self, actor):
         self._actor = actor

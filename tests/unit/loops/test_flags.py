@@ -1,4 +1,4 @@
-"""Every field of the configuration changes the run: here is how. A field without a row fails the last test.
+"""Test that every field of the configuration changes the run; a field without a row fails the last test.
 
 Rows of IN_RUNS: two whole runs in threads that differ in one field differ in what the row looks at.
 """
@@ -97,7 +97,7 @@ def num_events(kind):
 
 
 def directories(trace):
-    """Which of the directories that a flag may name have been written to."""
+    """Return the directories named by flags that have been written to."""
     root = trace.paths.run_dir.parent
     found = (root / name for name in ("other", "run/checkpoints", "run/eval", "run/rollouts"))
     return [directory.name for directory in found if directory.is_dir() and any(directory.iterdir())]

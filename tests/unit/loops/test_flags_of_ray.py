@@ -1,4 +1,4 @@
-"""Fields that act on a Ray of our own and on where trainers meet: what other users of the machine can reach of it.
+"""Test fields of our own Ray and of the trainers' store, and that other users cannot access them.
 
 The part of a test's name before two underscores is the field (see test_flags.py).
 """
@@ -70,7 +70,7 @@ def test_a_temporary_directory_with_a_name_too_long_for_ray_is_refused(ray_calls
 
 @pytest.fixture
 def store_location_of(monkeypatch, tmp_path):
-    """Where the trainers of a configuration meet, as rank 0 says; nothing listens there any more."""
+    """Return the store location of a configuration's trainers, from rank 0; nothing listens there any more."""
 
     def make(config):
         monkeypatch.setattr(consumer.actor, "enter_actor", lambda context: None)

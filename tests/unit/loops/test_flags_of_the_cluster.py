@@ -1,4 +1,4 @@
-"""Fields that act on Ray, on processes and on devices: the value reaches the call that acts on it.
+"""Test that fields of Ray, processes and devices reach the call that they affect.
 
 The part of a test's name before two underscores is the field (see test_flags.py).
 """
@@ -39,7 +39,7 @@ FOUR_TRAINERS = {"num_trainers": 4, "train_batch_size": 1, "train_minibatch_size
 
 @pytest.fixture
 def backend_of(monkeypatch, tmp_path):
-    """What a trainer builds its engine from."""
+    """Return the settings that a trainer builds its backend from."""
 
     def make(config):
         seen = []

@@ -1,4 +1,4 @@
-"""A run whose producers are ahead of its weights is resumed from its checkpoints as it went on itself, bit for bit."""
+"""Test that a run with producers ahead of its weights resumes from its checkpoints bit for bit."""
 
 import json
 import time
@@ -43,7 +43,7 @@ def whole(request, run_in_threads, sizes):
 
 
 def samples_after(trace, step):
-    """What the files say of the samples of later steps, but for the time."""
+    """Return the records of later steps' samples, without times."""
     lines = [line for file in sorted(trace.paths.rollouts.iterdir()) for line in file.read_text().splitlines()]
     return [record for record in map(json.loads, lines) if record["step"] > step]
 

@@ -1,4 +1,4 @@
-"""A run that waits says for what, on the terminal and while it does, and goes on when it has it.
+"""Test that a waiting run reports the reason on the terminal, and continues afterwards.
 
 Each wait is kept up until its reason is on the terminal, whose clock goes ten times as fast.
 """
@@ -20,7 +20,7 @@ TWO_PRODUCERS = {"num_inferencer": 2, "inference_batch_size": 2, "inference_micr
 
 
 class Terminal(io.StringIO):
-    """What a person sees who is not at a terminal but reads the lines."""
+    """Collect the lines that are printed without a terminal."""
 
     def until(self, text):
         """Return when a line has the text."""

@@ -1,4 +1,4 @@
-"""Test that what is too long, too deep or has too large an exponent is refused before math-verify reads it."""
+"""Test that answers that are too long, too deep or have large exponents are refused before math-verify reads them."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The client of a reward service: when it tries again, when it gives up, and that giving up is never a zero."""
+"""Test the client of a reward service: when it retries, when it gives up, and that a failure is never a zero."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Test what is refused before a run: addresses, tokens and services that cannot be the right ones."""
+"""Test the check before a run: wrong addresses, tokens and services are refused."""
 
 import json
 import os

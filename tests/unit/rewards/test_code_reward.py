@@ -1,4 +1,4 @@
-"""Test what the code reward makes of a response: whether there are a program and tests, what its runs decide."""
+"""Test how the code reward scores a response: missing programs and tests, and the outcomes of its runs."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""The tests of a coding problem: which texts are tests, and which outputs and values pass them."""
+"""Test parsing of the tests of a coding problem, and which outputs and values pass them."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Ground truths that the math rewards cannot read are counted before a run."""
+"""Test that ground truths that the math rewards cannot read are counted before a run."""
 
 import json
 import subprocess

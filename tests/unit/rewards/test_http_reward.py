@@ -1,4 +1,4 @@
-"""A served reward model: OpenRLHF's protocol, and what is invalid instead of zero."""
+"""Test a served reward model: OpenRLHF's protocol, and failures that are invalid instead of zero."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Test that a number is answered by a number: a task that is restated is not paid."""
+"""Test that a numeric ground truth needs a number: restating the task gets no reward."""
 
 import time
 

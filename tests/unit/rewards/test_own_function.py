@@ -1,4 +1,4 @@
-"""A reward function of the user's: how it is called, and what what it raises becomes."""
+"""Test a user's reward function: how it is called, and what its return values and exceptions become."""
 
 import logging
 from collections.abc import Callable

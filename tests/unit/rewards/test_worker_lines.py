@@ -1,4 +1,4 @@
-"""Test what a worker says, line by line, however it is cut on its way."""
+"""Test reading of a worker's lines, however they are split in transit."""
 
 import asyncio
 

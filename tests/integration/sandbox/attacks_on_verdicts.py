@@ -208,7 +208,7 @@ except OSError:
     Forgery(
         name="as much output as there may be, in the smallest words",
         source="import os; os.write(1, b'a\\n' * ((1 << 23) - 1))",
-        detail="is expected",
+        detail=": expected ",
     ),
     Forgery(
         name="enormous error output",

@@ -1,7 +1,7 @@
-"""Keep an engine generating for leased prompts, up to a number of samples at a time.
+"""Submit leased prompts to an engine, up to a number of samples in flight, and collect the results.
 
-In: leases. Out: what the engine answered, in the order in which it did. One thread uses it; `wake` may be called from
-any. G is the group size.
+In: leases. Out: the engine's results in the order in which they finish. Not thread-safe, except `wake`. G is the group
+size.
 """
 
 import queue
@@ -16,7 +16,7 @@ from coati_rl.types import GenerationRequest, GenerationResult, Lease
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generated:
-    """A lease whose request the engine has answered."""
+    """Hold a lease and the engine's result for it."""
 
     lease: Lease
     result: GenerationResult
@@ -30,15 +30,17 @@ class _Generating:
 
 
 class LeaseGenerator:
-    """Submits one request per lease; a finished one makes room for the next at once."""
+    """Submit one request per lease; a finished request makes room for the next at once."""
 
     def __init__(self, engine: GenerationEngine, *, max_sequences: int, group_size: int, timeline: Timeline) -> None:
-        """Begin with nothing in flight.
+        """Start with nothing in flight.
 
         Args:
-            max_sequences: samples in flight, so that max_sequences / G training prompts are.
-            group_size: G. A prompt of fewer samples takes the place of one of G: an evaluation leaves the order and the
-                company in which training prompts are sampled as they are without it, and so the weights.
+            engine: generates the samples.
+            max_sequences: largest number of samples in flight, that is of max_sequences / G training prompts.
+            group_size: G. A prompt with fewer samples counts as one of G, so that an evaluation does not change the
+                order and the batches in which training prompts are sampled, and with them the weights.
+            timeline: records the spans of generation.
         """
         self._engine = engine
         self._max_sequences = max_sequences
@@ -49,16 +51,16 @@ class LeaseGenerator:
 
     @property
     def is_drained(self) -> bool:
-        """True if nothing is generating."""
+        """Return True if no request is running."""
         return not self._generating
 
     def room(self) -> int:
-        """Count the prompts, of G samples each, that may be submitted now."""
+        """Return the number of prompts, of G samples each, that may be submitted now."""
         num_sequences = sum(max(one.lease.group_size, self._group_size) for one in self._generating.values())
         return max(0, self._max_sequences - num_sequences) // self._group_size
 
     def submit(self, lease: Lease, *, min_policy_version: int) -> None:
-        """Have the engine generate for a lease. Raises: EngineError when the engine has ended."""
+        """Submit a lease's prompt to the engine. Raises: EngineError if the engine has ended."""
         request = GenerationRequest(
             request_id=f"lease-{lease.lease_id}",
             token_ids=lease.prompt.token_ids,
@@ -72,9 +74,9 @@ class LeaseGenerator:
         future.add_done_callback(self._done.put)
 
     def take_finished(self, timeout_s: float) -> list[Generated]:
-        """Wait for the first finished request, or a wake-up, and return all that finished.
+        """Wait for the first finished request, or a wake-up, and return all finished requests.
 
-        Raises: EngineError when the engine has ended, after what finished before.
+        Raises: EngineError if the engine has ended and all requests that finished before have been returned.
         """
         finished: list[Generated] = []
         try:
@@ -89,15 +91,15 @@ class LeaseGenerator:
             if not finished:
                 raise
         if not finished:
-            self._engine.check_alive()  # with nothing in flight, no future would tell
+            self._engine.check_alive()  # with nothing in flight, no future would report a failure
         return finished
 
     def wake(self, _: object = None) -> None:
-        """End a wait in `take_finished`; a callback for futures of what else the caller waits for."""
+        """End a wait in `take_finished`; usable as a callback of other futures that the caller waits for."""
         self._done.put(None)
 
     def abort(self) -> None:
-        """End everything that is generating; nobody waits for it any more."""
+        """Abort all running requests; their results are not awaited."""
         for one in self._generating.values():
             self._engine.abort(one.request_id)
 

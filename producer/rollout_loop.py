@@ -1,8 +1,10 @@
-"""Roll out leased prompts. Consumes: leases. Waits for: the engine, the reward workers, prompts. Is unblocked by:
-finished requests, finished scores, a new lease. Produces: scored rollout groups.
+"""Generate and score rollouts for leased prompts.
 
-A prompt in flight is generating, then scoring; at most `max_sequences` samples generate at a time, and a finished
-prompt makes room for the next at once: there is no barrier between prompts.
+Consumes: leases. Waits for: the engine, the reward workers, prompts. Is unblocked by: finished requests, finished
+scores, a new lease. Produces: scored rollout groups.
+
+Each prompt is generated, then scored; at most `max_sequences` samples are generated at a time, and a finished prompt
+makes room for the next at once: there is no barrier between prompts.
 """
 
 import logging
@@ -27,7 +29,7 @@ BUSY_WAIT_S = 0.02  # for a finished request or score, before asking for prompts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scoring:
-    """A generated group on its way through the reward workers."""
+    """Hold a generated group while the reward workers score it."""
 
     lease: Lease
     trajectories: tuple[Trajectory, ...]
@@ -36,7 +38,7 @@ class _Scoring:
 
 
 class RolloutLoop:
-    """Rolls out prompts until the coordinator has no more."""
+    """Generate and score rollouts until the coordinator reports the end of the run."""
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class RolloutLoop:
         group_size: int,
         timeline: Timeline = NO_TIMELINE,
     ) -> None:
-        """`max_sequences`: samples that generate at a time; `group_size`: samples of a training prompt."""
+        """Store the arguments; `max_sequences` limits the samples in flight, `group_size` is that of training."""
         self._producer_id = producer_id
         self._coordinator = coordinator
         self._reward = reward
@@ -58,17 +60,17 @@ class RolloutLoop:
         self._scoring: list[_Scoring] = []
 
     def run(self) -> None:
-        """Returns when the run is over. Raises EngineError when the engine died."""
+        """Loop until the run is over. Raises: EngineError if the engine has ended."""
         is_over = False
         try:
             while not is_over:
                 with PHASES.phase("rollout loop"):
                     is_over = self._turn()
         finally:
-            self._generator.abort()  # nobody trains on it: the engine shall not go on while the run ends
+            self._generator.abort()  # the results will not be trained: stop the engine while the run ends
 
     def _turn(self) -> bool:
-        """One round; True when the run is over."""
+        """Run one iteration. Returns: True when the run is over."""
         if not self._take_prompts():
             return True
         for generated in self._generator.take_finished(self._wait_s()):
@@ -85,7 +87,7 @@ class RolloutLoop:
         return self._generator.is_drained and not self._scoring
 
     def _take_prompts(self) -> bool:
-        """Fill the engine; False when the run is over."""
+        """Lease prompts up to the engine's capacity. Returns: False when the run is over."""
         room = self._generator.room()
         if room <= 0:
             return True
@@ -112,7 +114,7 @@ class RolloutLoop:
         self._scoring.append(_Scoring(lease=lease, trajectories=trajectories, scores=scores, span=span))
 
     def _hand_in(self) -> None:
-        """Send every group whose scores are there."""
+        """Send every scored group to the coordinator."""
         done: list[_Scoring] = []
         waiting: list[_Scoring] = []
         for item in self._scoring:

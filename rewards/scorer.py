@@ -1,4 +1,4 @@
-"""Make what scores a run's responses from its configuration: tried where the run starts, made in each producer."""
+"""Create the scorer of a run's responses from its configuration; it is checked in the driver, made in each producer."""
 
 import functools
 import os
@@ -15,16 +15,16 @@ from rewards.workers.pool import RewardPool
 
 
 def scorer_factory(config: Config) -> Callable[[], GroupScorer]:
-    """Processes on the producer's node, or with --code-verifier-api-url a client of the service.
+    """Return a factory of worker processes on the producer's node, or of a client with --code-verifier-api-url.
 
-    Tried here: a function of the user's is imported, a program is run in the sandbox, the service is asked. No process
-    stays. The service's token, and the variables that an address names, come from this process's environment, which
-    other nodes need not have, and go into the factory.
+    The scorer is checked here: a user's function is imported, a program is run in the sandbox, the service is called.
+    No process remains. The service's token, and the variables that a URL names, are read from this process's
+    environment and stored in the factory; other nodes need not have them.
 
     Args:
         config: checked by `rules.check`.
     Returns: a picklable factory.
-    Raises: ConfigError with the flag and what to do.
+    Raises: ConfigError with the flag and the remedy.
     """
     reward = config.reward
     if reward.code_verifier_api_url is not None:

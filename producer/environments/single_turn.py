@@ -1,4 +1,4 @@
-"""Make the trajectories of episodes that have one turn each: the prompt, then one completion of a request for all."""
+"""Build the trajectories of episodes with one turn each: the prompt, then one of the completions of a request."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from coati_rl.types import Completion, Prompt, SharedPrefix, Trajectory, Turn
 
 
 def single_turns(prompt: Prompt, completions: Sequence[Completion], *, temperature: float) -> tuple[Trajectory, ...]:
-    """One trajectory for each completion, in order; `temperature`: that all of them were sampled at."""
+    """Return one trajectory for each completion, in order; `temperature` is that of sampling."""
     prompt_ids = np.array(prompt.token_ids, dtype=np.int32)
     return tuple(
         _single_turn(prompt_ids, completion, temperature=temperature, episode=episode)

@@ -1,8 +1,8 @@
-"""Ask a served reward model over HTTP for a number for each response to a prompt.
+"""Score the responses to a prompt with a reward model that is served over HTTP.
 
-The protocol is that of OpenRLHF's --remote_rm_url, so that its `serve_rm` and servers written for it fit. POST to the
-URL: {"query": [prompt + response], "prompts": [prompt], "labels": [ground truth]}, one of each per response. Answer:
-{"rewards": [number]}, and if the model likes {"scores": [number]}, on a scale where 1 is right.
+The protocol is that of OpenRLHF's --remote_rm_url, so that its `serve_rm` and compatible servers can be used. Request:
+POST {"query": [prompt + response], "prompts": [prompt], "labels": [ground truth]}, one of each per response. Reply:
+{"rewards": [number]}, and optionally {"scores": [number]}, where a response is correct from 1 on.
 """
 
 import json
@@ -18,18 +18,18 @@ from coati_rl.types import Problem, Score
 from rewards.http_model.http_call import CallError, call, check_url, new_client, run
 from rewards.reward import bounded, invalid_score
 
-_RIGHT = 1.0  # the score from which a response counts as right
+_CORRECT_FROM = 1.0  # score from which a response counts as correct
 
 
 class HttpReward:
-    """Asks a reward model; all responses in one request.
+    """Implement `Reward` with a reward model; all responses are sent in one request.
 
     Args:
-        url: the address that takes the POST, path included; it may name environment variables, as ${NAME}.
+        url: full address of the POST request; it may name environment variables as ${NAME}.
         secrets: the values of those variables.
-        timeout_s: for one `score`, retries included; keep it below the time limit of the process that scores, which
-            would be killed without a reason.
-    Raises: ConfigError for a URL that is none.
+        timeout_s: time limit of one `score`, retries included, in seconds; it must be below the time limit of the
+            scoring process, which would otherwise be killed before it reports the cause.
+    Raises: ConfigError for an invalid URL.
     """
 
     is_batch = True
@@ -41,9 +41,9 @@ class HttpReward:
         self._timeout_s = timeout_s
 
     def score(self, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
-        """As `Reward.score`. Without an answer in time all are invalid, and a number that is none its response."""
+        """See `Reward.score`. Without a reply in time all scores are invalid; an invalid number only its response's."""
         queries = [problem.prompt + response for response in responses]
-        if not any(queries):  # nothing to judge: so a process that warms up does not need the model
+        if not any(queries):  # nothing to score, for example in a health probe: do not call the model
             return iter([invalid_score("neither a prompt nor a response")] * len(queries))
         body = {
             "query": queries,
@@ -65,7 +65,7 @@ class HttpReward:
 
 
 def _scores(reply: bytes, num_responses: int) -> list[Score]:
-    """Raises: ValueError, of one line, when the reply does not hold one number per response."""
+    """Convert a reply to scores. Raises: ValueError, of one line, if it does not hold one number per response."""
     try:
         fields = json.loads(reply)
     except (ValueError, RecursionError) as error:
@@ -88,8 +88,8 @@ def _score(reward: Any, score: Any) -> Score:
     for value in (reward, score):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value):
-            return invalid_score(f"the reward model answered {shorten(value)} where a finite number belongs")
-    is_correct = score >= _RIGHT
+            return invalid_score(f"the reward model returned {shorten(value)} instead of a finite number")
+    is_correct = score >= _CORRECT_FROM
     found = Score(
         reward=float(reward),
         answer_correct=is_correct,

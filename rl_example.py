@@ -1,8 +1,8 @@
-"""Reinforcement learning of a language model: vLLM producers, ColossalAI trainers, verifiable rewards.
+"""Train a language model by reinforcement learning with vLLM producers, ColossalAI trainers and verifiable rewards.
 
 --help lists the flags.
 
-Exit code: 0 success, 2 bad arguments (nothing was started), 1 a failed run, 130 after Ctrl-C or another signal to end.
+Exit code: 0 success, 1 the run failed, 2 invalid arguments (nothing was started), 130 interrupted.
 """
 
 import functools
@@ -23,7 +23,7 @@ from coati_rl.runtime.subreaper import run_under_subreaper
 
 
 def main(argv: Sequence[str], scratch: Path) -> int:
-    """Run the command line and return its exit code; `scratch` is a short-lived directory for sockets."""
+    """Run the command line and return its exit code; `scratch` is a temporary directory for sockets."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger().handlers[0].setLevel(logging.WARNING)  # the rest goes to the run's driver.log
     try:
@@ -68,13 +68,13 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
             print("\n".join([prepared.resume.line(), *prepared.resume.changes]))
         return 0
     prepare_ray_environment(prepared.config)
-    # Imported only now: a mistake on the command line is answered before Ray, vLLM and ColossalAI are loaded.
+    # Imported here, so that errors on the command line are reported before Ray, vLLM and ColossalAI are loaded.
     from coati_rl.runtime.launch import launch
     from consumer.actor import TrainerActor
     from producer.actor import ProducerActor
 
     paths = launch(prepared, ProducerActor, TrainerActor, make_scorer, scratch=scratch)
-    with suppress(OSError):  # of a terminal that is gone
+    with suppress(OSError):  # the terminal may be closed
         print(f"done: {paths.run_dir}{read_note(scratch).how_to_train_on()}", flush=True)
     return 0
 

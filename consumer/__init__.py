@@ -1,1 +1,1 @@
-"""The training service: Ray actors on ColossalAI that turn training batches into policy updates and send them out."""
+"""Train the policy: Ray actors turn training batches into optimizer steps and send the new weights to the producers."""

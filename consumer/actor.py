@@ -24,21 +24,21 @@ from coati_rl.runtime.process import ActorContext, enter_actor
 from coati_rl.runtime.remote import RemoteProducer
 from coati_rl.types import Device
 from consumer.objectives.policy_gradient import policy_gradient
-from consumer.parallel.process_group import MeetingPoint, init_process_group, open_listener, private_meeting_point
+from consumer.parallel.process_group import StoreLocation, init_process_group, open_listener, private_store_location
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
 
 logger = logging.getLogger(__name__)
 
-COLLECTIVE_TIMEOUT_S = 600.0  # between trainers: for each other's rollouts and checkpoints
+COLLECTIVE_TIMEOUT_S = 600.0  # trainers wait for each other's rollouts and checkpoints in collectives
 
 
 class TrainerActor:
-    """One rank of the trainers."""
+    """Run one trainer rank."""
 
     @staticmethod
     def environment(config: Config, device: Device) -> dict[str, str]:
-        """Environment variables that the trainer needs before its process starts."""
+        """Return the environment variables that must be set before the trainer's process starts."""
         return {"GLOO_SOCKET_IFNAME": "lo"} if not config.cluster.master_address else {}
 
     def __init__(
@@ -51,7 +51,7 @@ class TrainerActor:
         checkpoint_dir: Path,
         resume_dir: Path | None = None,
     ) -> None:
-        """`resume_dir`: the checkpoint to go on from; None: start from the config's model."""
+        """Store the arguments; `resume_dir` is the checkpoint to resume from, None to start from the config's model."""
         enter_actor(context)
         self._timeline = Timeline(run_dir / "timeline", context.name)
         self._rank = rank
@@ -64,20 +64,23 @@ class TrainerActor:
         self._listener: socket.socket | None = None
         self._backend: TrainBackend | None = None
 
-    def open_rendezvous(self) -> MeetingPoint:
-        """Rank 0 only: make the place where the trainers meet; where Ray is ours nothing listens, unless told to."""
+    def open_rendezvous(self) -> StoreLocation:
+        """Create the store through which the trainers find each other; on rank 0 only.
+
+        It is a private file (no open port) where this run started its own Ray, unless an address or a port is set.
+        """
         address, port = own_address(self._config), self._config.cluster.master_port
         if port == 0 and not self._config.cluster.master_address:
-            return private_meeting_point(address)
+            return private_store_location(address)
         self._listener = open_listener(address, port)
-        return MeetingPoint(address=address, port=int(self._listener.getsockname()[1]))
+        return StoreLocation(address=address, port=int(self._listener.getsockname()[1]))
 
-    def start(self, rendezvous: MeetingPoint) -> float:
-        """Join the other trainers and load the model. Returns: seconds it took."""
+    def start(self, rendezvous: StoreLocation) -> float:
+        """Join the other trainers and load the model. Returns: the time it took, in seconds."""
         begin, config = time.perf_counter(), self._config
         from consumer.backend import BackendConfig, make_backend
 
-        # The ranks that hold a sender's other shards wait with it, for producers that are slow to receive.
+        # In a weight sync the ranks that hold a sender's other shards wait in a gather until the producers received.
         timeout_s = COLLECTIVE_TIMEOUT_S + config.sync.sync_timeout_s
         device = init_process_group(
             rank=self._rank,
@@ -111,16 +114,16 @@ class TrainerActor:
 
     def run(self, coordinator: TrainerCoordinator, namespace: str) -> int:
         """Train until the run is over. Returns: optimizer steps taken."""
-        from consumer.logprob_mismatch import sampling_gap
-        from consumer.weight_sync.trainer_part import publishing
+        from consumer.logprob_mismatch import make_mismatch_meter
+        from consumer.weight_sync.rank_role import publishing
 
         config, backend = self._config, self._backend
         if backend is None:
             raise EngineError(f"trainer {self._rank} was not started")
-        gap = sampling_gap(backend, config, self._timeline)
+        meter = make_mismatch_meter(backend, config, self._timeline)
         plain, correcting = (
             TrainStep(
-                backend, objective, self._timeline, learning_rate=config.optimizer.learning_rate, sampling_gap=gap
+                backend, objective, self._timeline, learning_rate=config.optimizer.learning_rate, mismatch_meter=meter
             )
             for objective in (policy_gradient(config), policy_gradient(config.with_gap_correction()))
         )
@@ -150,12 +153,12 @@ class TrainerActor:
         return steps
 
     def beat(self) -> Heartbeat:
-        """A sign of life, answered while other threads of this actor work."""
+        """Return this process's heartbeat; answered while other threads of this actor work."""
         return own_heartbeat()
 
     @contextmanager
     def _profiler(self) -> Iterator[Any]:
-        """A torch profiler over the second optimizer step, after the first has warmed everything up."""
+        """Profile the second optimizer step with torch's profiler; the first one is the warm-up."""
         if not self._config.run.enable_profiling:
             yield None
             return

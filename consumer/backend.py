@@ -1,7 +1,7 @@
-"""Put a trainer's models and its parallelism together: the `TrainBackend` that the train loop sees.
+"""Implement `TrainBackend`, which the train loop calls, with a trainer's models and its parallelism.
 
 Consumes mini-batches; produces gradients, steps, log-probabilities, weights and checkpoints. A gradient is always the
-plain sum over the global batch, accumulated in float32 until `optimizer_step` scales it.
+unscaled sum over the global batch, accumulated in float32 until `optimizer_step` scales it.
 """
 
 from base64 import b64decode, b64encode
@@ -31,18 +31,18 @@ from consumer.role_models import Model
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackendConfig:
-    """Describe what a training engine is built from."""
+    """Hold the settings that a training backend is built from."""
 
     model_dir: Path  # Hugging Face model, or a checkpoint of ours
-    tokenizer_dir: Path | None = None  # whose tokenizer goes into checkpoints; None: model_dir
-    reference_dir: Path | None = None  # model of the KL penalty; None: there is none
-    keeps_old_policy: bool = False  # a copy of the weights, for old_logprobs over several steps
+    tokenizer_dir: Path | None = None  # tokenizer to copy into checkpoints; None: model_dir's
+    reference_dir: Path | None = None  # reference model of the KL penalty; None: no reference model
+    keeps_old_policy: bool = False  # keep a second copy of the weights, for old_logprobs over several steps
     plugin: PluginName = "hybrid"
     tp_size: int = 1
     pp_size: int = 1
     zero_stage: int = 0
     precision: Precision = "fp32"  # bf16 keeps float32 master weights
-    wire_dtype: torch.dtype = torch.float32  # of exported weights: the inference engines'
+    wire_dtype: torch.dtype = torch.float32  # dtype of exported weights: the inference engines' dtype
     gradient_checkpointing: bool = False
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)  # its learning rate is given with each step
     keep_checkpoints: int | None = None  # None: all
@@ -52,9 +52,9 @@ def make_backend(config: BackendConfig, *, device: torch.device, timeout_s: floa
     """Build the backend of this rank; collective over the default process group, which must exist.
 
     Args:
-        config: what it is built from.
-        device: what this rank computes on.
-        timeout_s: of collectives.
+        config: models, layout and optimizer settings.
+        device: the device that this rank computes on.
+        timeout_s: time limit of a collective, in seconds.
     Raises: ConfigError, EngineError.
     """
     parallelism: Parallelism
@@ -63,7 +63,7 @@ def make_backend(config: BackendConfig, *, device: torch.device, timeout_s: floa
 
         parallelism = FullyShardedParallelism(precision=config.precision, device=device)
     else:
-        from consumer.parallel.hybrid import HybridParallelism  # its import of ColossalAI takes seconds
+        from consumer.parallel.hybrid import HybridParallelism  # imports ColossalAI, which takes seconds
 
         parallelism = HybridParallelism(
             tp_size=config.tp_size,
@@ -95,35 +95,35 @@ class Backend:
             self._models["old"] = self._load("old", config.model_dir)
 
     def score(self, micro_batches: Sequence[MicroBatch], model: Role = "policy") -> list[Tensor]:
-        """Log-probabilities at the sampling temperature of one of the models; no gradient.
+        """Compute log-probabilities of one of the models at the sampling temperature, without gradient.
 
-        Returns: a float32[R, M] per micro-batch, 0 where the loss mask is False; nothing on ranks without the LM head.
+        Returns: float32[R, M] per micro-batch, 0 where the loss mask is False; an empty list without the LM head.
         Raises: ValueError if the backend was built without this model.
         """
         scored = self._model(model)
         with collective("score a mini-batch"):
             count = self._parallelism.num_micro_batches(len(micro_batches))
-            inputs = [make_input(micro_batch, device=self.device) for micro_batch in _filled(micro_batches, count)]
+            inputs = [make_input(micro_batch, device=self.device) for micro_batch in _padded(micro_batches, count)]
             return scored.score(inputs)[: len(micro_batches)]
 
     def keep_old_policy(self) -> None:
-        """The policy as it is now becomes the "old" one; every rank copies its own part.
+        """Copy the current policy's weights to the "old" model; every rank copies its own part.
 
         Raises: ValueError if the backend was built without an old policy.
         """
         self._model("old").copy_from(self.policy)
 
     def forward_backward(self, mini_batch: MiniBatch, loss_fn: LossFn) -> dict[str, Tensor]:
-        """Add the gradient of the summed loss; with the step's last mini-batch, sum it over ranks.
+        """Accumulate the gradient of the summed loss; at the step's last mini-batch, sum it over all ranks.
 
-        The trainer's version of the weights is the number of steps taken, which is `mini_batch.step`.
+        The trainer's policy_version is the number of optimizer steps taken, which is `mini_batch.step`.
 
-        Returns: the sums that `loss_fn` reports, float64[] each, of this rank's samples; empty without the LM head.
+        Returns: the sums that `loss_fn` reports, float64[] each, over this rank's samples; empty without the LM head.
         """
         # A rank without samples still takes part in the step.
         wanted = max(len(mini_batch.micro_batches), int(mini_batch.is_last))
         with collective("sum gradients over trainers"):
-            micro_batches = _filled(mini_batch.micro_batches, self._parallelism.num_micro_batches(wanted))
+            micro_batches = _padded(mini_batch.micro_batches, self._parallelism.num_micro_batches(wanted))
             inputs = [
                 make_input(micro_batch, device=self.device, trainer_version=mini_batch.step, loss_fn=loss_fn)
                 for micro_batch in micro_batches
@@ -134,41 +134,41 @@ class Backend:
         return sums
 
     def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        """A step's reported sums over all ranks; empty without the LM head."""
+        """Return a step's reported sums over all ranks; empty without the LM head."""
         return self._parallelism.reduce_sums(sums)
 
     def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
-        """Scale the accumulated gradient, clip it, step, and forget it; with a scale of 0 only forget it.
+        """Scale the accumulated gradient, clip it, step and clear it; with a scale of 0 only clear it.
 
         Returns: the scaled gradient's norm before clipping, the same on every rank.
-        Raises: EngineError if the norm is not finite; no weight has changed then.
+        Raises: EngineError if the norm is not finite; the weights are unchanged then.
         """
         return self.policy.optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate)
 
     def weight_entries(self) -> tuple[TensorEntry, ...]:
-        """Return what all senders together export, in Hugging Face order; not collective."""
+        """Return the entries of all tensors that all senders export, in Hugging Face order; not collective."""
         dtype = dtype_name(self._config.wire_dtype)
         return tuple(TensorEntry(name=i.name, dtype=dtype, shape=i.shape, sender=i.stage) for i in self.policy.infos)
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """This rank's share of what is sent, full tensors by Hugging Face name; see `Model.export`."""
+        """Yield the full tensors that this rank sends, by Hugging Face name; see `Model.export`."""
         return self.policy.export(self._config.wire_dtype)
 
     def broadcast_text(self, text: str | None) -> str:
-        """Hand a text from sender 0 to all senders; collective over them. `text`: None on the others."""
+        """Broadcast a text from sender 0 to all senders; collective over them. `text`: None on the others."""
         return self._parallelism.broadcast_text(text)
 
     def live_weights(self) -> list[Tensor]:
-        """The policy's weights that this rank holds, the tensors themselves; not collective."""
+        """Return the policy's weights on this rank, not copied; not collective."""
         return list(self.policy.parameters.local.values())
 
     def any_rank(self, is_needed: bool) -> bool:
-        """True if a forward is needed on any of the ranks that have to run it together; collective over them."""
+        """Return True if any of the ranks that must run a forward together needs one; collective over them."""
         with collective("agree on whether to score"):
             return self._parallelism.num_micro_batches(int(is_needed)) > 0
 
     def save(self, directory: Path, *, state: dict[str, Any], files: Mapping[str, bytes] | None = None) -> None:
-        """Publish a checkpoint under this name. The first rank adds its `files`, by name.
+        """Write a checkpoint to `directory`, which appears complete or not at all. The first rank adds its `files`.
 
         Raises: RunError on every rank if it cannot be written.
         """
@@ -187,20 +187,20 @@ class Backend:
         agree(publish if is_first_rank else None)
 
     def restore(self, directory: Path) -> None:
-        """Take over optimizer and random state of a checkpoint whose weights this backend was built from.
+        """Load the optimizer and random state of the checkpoint whose weights this backend was built from.
 
-        The checkpoint may come from any layout. All ranks draw the same random numbers, those of the one that saved.
+        The checkpoint may come from any layout. All ranks get the random state of the rank that saved it.
 
         Raises: ConfigError if it belongs to another model.
         """
         self.policy.restore(CheckpointReader(directory))
         rng_state = load_state(directory).get("rng_state")
         if rng_state is None:
-            raise ConfigError(f"{directory} is no checkpoint to resume from: it holds no random state")
+            raise ConfigError(f"{directory} is not a checkpoint to resume from: it holds no random state")
         torch.set_rng_state(torch.frombuffer(bytearray(b64decode(rng_state)), dtype=torch.uint8))
 
     def close(self) -> None:
-        """Leave the process groups that were made for this backend; the default group stays."""
+        """Destroy the process groups that were made for this backend; the default group stays."""
         self._parallelism.close()
 
     def _load(self, role: Role, directory: Path, optimizer: OptimizerConfig | None = None) -> Model:
@@ -219,6 +219,6 @@ class Backend:
         return self._models[role]
 
 
-def _filled(micro_batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:
-    """Blank ones after them, to `count`."""
+def _padded(micro_batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:
+    """Append blank micro-batches up to `count`."""
     return [*micro_batches, *[blank_micro_batch()] * (count - len(micro_batches))]

@@ -1,8 +1,8 @@
-"""A checkpoint on disk: an ordinary Hugging Face model directory, the optimizer's tensors, state and manifest.
+"""Write and read checkpoints: a Hugging Face model directory with the optimizer's tensors, state and manifest.
 
-It appears under its name complete or not at all: everything is written into a hidden sibling directory, flushed to the
-disk and renamed. `transformers.AutoModelForCausalLM.from_pretrained` reads it as it is, and so does every layout of
-trainers: tensors are whole. The first rank of each pipeline stage writes its own files; all ranks see one file system.
+A checkpoint appears under its name complete or not at all: everything is written into a hidden sibling directory,
+flushed to the disk and renamed. Tensors are saved unsharded, so `AutoModelForCausalLM.from_pretrained` and every layout
+of trainers can read it. The first rank of each pipeline stage writes its own files; all ranks share one file system.
 """
 
 import copy
@@ -27,7 +27,7 @@ from coati_rl.disk import disk_problem
 from coati_rl.errors import ConfigError, RunError
 from consumer.parallel.parameters import ParameterInfo
 
-MAX_FILE_BYTES = 2 * 2**30  # of weights; what the optimizer knows of them goes to a file of its own beside it
+MAX_FILE_BYTES = 2 * 2**30  # of weights per file; their optimizer state goes to a second file of the same number
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -43,7 +43,7 @@ TOKENIZER_FILES = (
 
 
 class CheckpointWriter:
-    """One checkpoint; several processes may write its parts, one begins and publishes it."""
+    """Write one checkpoint; several processes may write its files, one of them begins and publishes it."""
 
     def __init__(
         self,
@@ -53,7 +53,14 @@ class CheckpointWriter:
         dtype: torch.dtype,
         max_file_bytes: int = MAX_FILE_BYTES,
     ) -> None:
-        """`directory`: the checkpoint's name. `infos`: all parameters of the model. `dtype`: of the saved weights."""
+        """Assign parameters to files.
+
+        Args:
+            directory: the finished checkpoint's path.
+            infos: all parameters of the model.
+            dtype: of the saved weights.
+            max_file_bytes: bytes of weights per file, unless one tensor is larger.
+        """
         self.directory = directory
         self._infos = infos
         self._dtype = dtype
@@ -61,15 +68,15 @@ class CheckpointWriter:
         self.files = _cut_into_files(infos, dtype.itemsize, max_file_bytes)  # names of parameters, file by file
 
     def begin(self) -> None:
-        """Make room. Raises: RunError if the disk refuses, as do the others."""
+        """Create an empty partial directory. Raises: RunError on a disk error, as do the other methods."""
         with _disk_errors(self.directory):
-            for left_over in self.directory.parent.glob(".step-*.partial"):  # of a run that was killed
+            for left_over in self.directory.parent.glob(".step-*.partial"):  # left by a killed run
                 shutil.rmtree(left_over)
             shutil.rmtree(self._partial, ignore_errors=True)
             self._partial.mkdir(parents=True)
 
     def write(self, number: int, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor]) -> None:
-        """File `number` of `files`: full weights by name, and full optimizer tensors by kind/name."""
+        """Write file `number` of `files`: full weights by name, and full optimizer tensors by kind/name."""
         with _disk_errors(self.directory):
             self._save(weights, self._file_name("model", number), {"format": "pt"})
             self._save(optimizer_tensors, self._file_name("optimizer", number), None)
@@ -83,18 +90,18 @@ class CheckpointWriter:
         keep: int | None,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Add what is written once, and give the directory its name; one that is already there is replaced.
+        """Add the files that are written once and rename the directory; an existing checkpoint is replaced.
 
         Args:
-            model: for its configuration.
+            model: its configuration is saved.
             tokenizer_dir: the tokenizer's files are copied from here, byte for byte.
-            state: what else a resume needs, as JSON.
+            state: the remaining state that a resume needs, written as JSON.
             files: further files, by name.
-            keep: number of checkpoints to keep beside each other, this one included; None: all.
+            keep: number of checkpoints to keep in the parent directory, this one included; None: all.
         """
         with _disk_errors(self.directory):
             config = copy.deepcopy(model.config)
-            # As transformers' own saving does: FSDP2 derives a class of this name from the model's.
+            # transformers removes this prefix, too, when it saves: FSDP2 derives a class of that name from the model's.
             config.dtype, config.architectures = self._dtype, [type(model).__name__.removeprefix("FSDP")]
             config.save_pretrained(self._partial)
             if model.can_generate():
@@ -113,7 +120,7 @@ class CheckpointWriter:
                 prune(self.directory.parent, keep)
 
     def _save(self, tensors: Mapping[str, Tensor], name: str, metadata: dict[str, str] | None) -> None:
-        # Cloned where needed: safetensors refuses tensors that share their memory or are views.
+        # contiguous() copies where needed: safetensors refuses tensors that share memory or are views.
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, self._partial / name, metadata)
         _flush(self._partial / name)
 
@@ -132,22 +139,22 @@ class CheckpointWriter:
 
 
 class CheckpointReader:
-    """The tensors of a checkpoint, or of any Hugging Face directory, read one at a time."""
+    """Read the tensors of a checkpoint one at a time."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises: ConfigError if there is nothing to read."""
+        """Open the files. Raises: ConfigError if they cannot be read or hold no optimizer state."""
         try:
             self._files = [safe_open(path, "pt") for path in sorted(directory.glob("*.safetensors"))]
         except (OSError, SafetensorError) as error:
-            raise ConfigError(f"{directory} is no checkpoint to resume from: {error}") from error
-        self._where = {key: file for file in self._files for key in file.keys()}  # noqa: SIM118, it is no mapping
+            raise ConfigError(f"{directory} is not a checkpoint to resume from: {error}") from error
+        self._where = {key: file for file in self._files for key in file.keys()}  # noqa: SIM118, not a mapping
         if not any("/" in key for key in self._where):
-            raise ConfigError(f"{directory} is no checkpoint to resume from: it holds no optimizer")
+            raise ConfigError(f"{directory} is not a checkpoint to resume from: it holds no optimizer state")
 
     def get(self, kind: str, name: str) -> Tensor | None:
-        """A full tensor, on the CPU. A `master` that is not there is the saved weight itself.
+        """Return a full tensor on the CPU, None if it was not saved; a missing `master` is the saved weight itself.
 
-        Raises: ConfigError if the checkpoint does not know the parameter: it belongs to another model.
+        Raises: ConfigError if the checkpoint lacks the parameter: it belongs to another model.
         """
         if name not in self._where:
             raise ConfigError(f"the checkpoint belongs to another model: it has no {name}")
@@ -164,13 +171,13 @@ def _disk_errors(directory: Path) -> Iterator[None]:
     except OSError as error:
         raise RunError(f"checkpoint {disk_problem(directory, error)}") from error
     except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))  # Rust's text of the system's error
+        number = re.search(r"os error (\d+)", str(error))  # Rust's text for an errno
         cause = OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
         raise RunError(f"checkpoint {disk_problem(directory, cause)}") from error
 
 
 def _cut_into_files(infos: Sequence[ParameterInfo], itemsize: int, max_bytes: int) -> list[list[str]]:
-    """Neighbours together up to `max_bytes`, and only parameters of one stage; a larger one on its own."""
+    """Group consecutive parameters of one pipeline stage up to `max_bytes`; a larger one gets a file of its own."""
     files: list[list[str]] = []
     size, stage = 0, -1
     for info in infos:
@@ -187,7 +194,7 @@ def _publish(partial: Path, directory: Path) -> None:
     for path in [*partial.rglob("*"), partial]:
         _flush(path)
     if directory.exists():
-        # A rename cannot replace a directory that holds files; the old one stands aside for as long as it takes.
+        # A rename cannot replace a directory that holds files, so the old one is renamed first.
         old = directory.with_name(f".{directory.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         directory.rename(old)

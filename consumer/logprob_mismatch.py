@@ -1,7 +1,8 @@
-"""Measure the engine-trainer gap on tokens that earlier weights sampled, with these weights.
+"""Measure the engine-trainer log-probability mismatch on tokens that were sampled by earlier policy versions.
 
-The loss measures it on tokens of the trainer's own version. With --n-behind, or several optimizer steps per weight
-sync, a step may hold none: the trainer has gone on since the engine got its weights.
+The loss measures it on tokens of the trainer's current policy_version. With --n-behind, or several optimizer steps per
+weight sync, a batch may hold none of those; the tokens are then scored with kept copies of the weights that sampled
+them.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from consumer.models.weight_history import WeightHistory
 
 
 class MismatchMeter:
-    """Of one trainer rank."""
+    """Measure the mismatch on one trainer rank."""
 
     def __init__(
         self,
@@ -30,13 +31,13 @@ class MismatchMeter:
         num_tokens: int,
         sync_period: int,
     ) -> None:
-        """Take over an empty history.
+        """Start with an empty history.
 
         Args:
-            backend: what scores.
-            history: of the weights that it scores with; it holds the same versions on all ranks that hold one copy.
-            timeline: where scoring shows.
-            num_tokens: of a step, at least, if there are so many; whole micro-batches are measured.
+            backend: computes the log-probabilities.
+            history: weights of earlier versions; the same versions on all ranks that run a forward together.
+            timeline: records the spans of scoring.
+            num_tokens: tokens to measure per step, if there are as many; whole micro-batches are measured.
             sync_period: optimizer steps between weight syncs.
         """
         self._backend = backend
@@ -44,14 +45,14 @@ class MismatchMeter:
         self._timeline = timeline
         self._num_tokens = num_tokens
         self._sync_period = sync_period
-        self._num_left = num_tokens  # to be measured in the present step
+        self._num_left = num_tokens  # to be measured in the current step
         self._is_first_step = True
 
     def measure(self, micro_batches: Sequence[MicroBatch], *, step: int) -> dict[str, Tensor]:
-        """Score tokens of kept versions until there are enough in the step; the live weights are as before afterwards.
+        """Score tokens of kept versions up to the step's number; the live weights are restored afterwards.
 
-        Returns: `gap_tokens`, `gap_sum` and `gap_max` like those of `PolicyLoss`, over the tokens that were measured;
-            empty where nothing was, and on ranks without the LM head.
+        Returns: `gap_tokens`, `gap_sum` and `gap_max` as `PolicyLoss` reports them, over the tokens measured; empty if
+            none were, and on ranks without the LM head.
         """
         versions, chosen = self._history.versions - {step}, list[MicroBatch]()
         for micro_batch in micro_batches:
@@ -64,15 +65,16 @@ class MismatchMeter:
             scored = [m for m in chosen if _sampled_by(m, version).any()]
             if not self._backend.any_rank(bool(scored)):
                 continue
-            with self._timeline.span("score version", version=version), self._history.in_place(version):
+            with self._timeline.span("score version", version=version), self._history.swapped_in(version):
                 scores = self._backend.score(scored)
             for micro_batch, score in zip(scored, scores, strict=False):
                 sums = merge_sums(sums, _gap_sums(micro_batch, score.cpu().numpy(), version))
         return sums
 
     def end_step(self, step: int) -> None:
-        """Before optimizer step `step`: keep the weights, if engines sample with them. They hold those of a sync, and
-        after a resume the checkpoint's.
+        """Keep the weights if engines sample with them; call it before optimizer step `step` (counted from 0).
+
+        Engines sample with the weights of a sync and, after a resume, with those of the checkpoint.
         """
         if self._is_first_step or step % self._sync_period == 0:
             self._history.keep(step)
@@ -80,8 +82,8 @@ class MismatchMeter:
         self._num_left = self._num_tokens
 
 
-def sampling_gap(backend: TrainBackend, config: Config, timeline: Timeline = NO_TIMELINE) -> MismatchMeter:
-    """A run's, of this rank. The first copy of the weights measures for all: each would need memory of its own."""
+def make_mismatch_meter(backend: TrainBackend, config: Config, timeline: Timeline = NO_TIMELINE) -> MismatchMeter:
+    """Make this rank's meter; only data-parallel rank 0 keeps weights and measures, to save host memory."""
     num_versions = config.num_kept_versions if backend.layout.is_first_copy else 0
     history = WeightHistory(backend.live_weights(), max_versions=num_versions)
     return MismatchMeter(
@@ -90,7 +92,7 @@ def sampling_gap(backend: TrainBackend, config: Config, timeline: Timeline = NO_
 
 
 def _sampled_by(micro_batch: MicroBatch, *versions: int) -> np.ndarray:
-    """bool[R, M]: loss tokens that one of these versions sampled."""
+    """Return bool[R, M]: True on loss tokens that one of these versions sampled."""
     arrays = micro_batch.loss_arrays
     sampled: np.ndarray = np.isin(arrays["policy_version"], versions) & arrays["loss_mask"]
     return sampled

@@ -1,7 +1,7 @@
 """Own one model of a trainer in its role: load it, train or freeze it, export it, save its part of a checkpoint.
 
-A trainer has several: the policy, which trains; a reference and the policy before the update ("old"), which do not. How
-a model is spread over ranks is its `ShardedModel`'s business; here tensors have Hugging Face names and are whole.
+A trainer has several: the policy, which is trained; a reference and the policy before the update ("old"), which are
+frozen. `ShardedModel` knows how a model is sharded; here tensors are whole and have their Hugging Face names.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,11 +21,11 @@ from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.parameters import ParameterInfo, describe_parameters
 
 Head = Literal["lm"]
-_LOADERS = {"lm": load_policy}  # of a head: (directory, dtype=, gradient_checkpointing=) -> model
+_LOADERS = {"lm": load_policy}  # by head; called as loader(directory, dtype=, gradient_checkpointing=)
 
 
 class Model:
-    """Own one model over all ranks; methods are collective unless noted."""
+    """Own this rank's part of one model; methods are collective unless noted."""
 
     def __init__(
         self,
@@ -38,17 +38,17 @@ class Model:
         gradient_checkpointing: bool = False,
         head: Head = "lm",
     ) -> None:
-        """Load and shard it.
+        """Load and shard the model.
 
         Args:
-            role: what it is to the trainer.
+            role: policy, reference or old policy.
             directory: Hugging Face model, or a checkpoint of ours.
-            parallelism: over which it is sharded.
-            precision: bf16 keeps float32 masters of what trains.
-            optimizer: None: it is frozen, and has no optimizer.
+            parallelism: shards the model and reduces its gradients.
+            precision: bf16 keeps float32 master weights of a trained model.
+            optimizer: optimizer settings; None: the model is frozen and has no optimizer.
             gradient_checkpointing: recompute activations in the backward pass; not of a frozen model.
-            head: what is computed from the last hidden states.
-        Raises: ConfigError if it cannot be read, or not be sharded so.
+            head: kind of output head.
+        Raises: ConfigError if the model cannot be read or cannot be sharded this way.
         """
         self.role = role
         self.head = head
@@ -56,7 +56,7 @@ class Model:
         self._optimizer = optimizer
         self._keeps_masters = precision == "bf16"
         is_recomputed = optimizer is not None and gradient_checkpointing
-        # Hugging Face's; after sharding this rank's part of it.
+        # The Hugging Face module; after sharding, this rank's part of it.
         self.module = _LOADERS[head](directory, dtype=DTYPES[precision], gradient_checkpointing=is_recomputed)
         self.infos = describe_parameters(self.module, parallelism.layout, parallelism.layers_per_stage(self.module))
         self._adamw: Any = None
@@ -69,30 +69,30 @@ class Model:
             )
         self._sharded = parallelism.shard(self.module, self.infos, self._adamw)
         self.parameters = self._sharded.parameters
-        self.gradients: dict[str, Tensor] = {}  # summed over all ranks; from the last mini-batch of a step to the step
+        self.gradients: dict[str, Tensor] = {}  # summed over all ranks; set from a step's last backward to its update
 
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
-        """Log-probabilities without gradient, float32[R, M] each; none on ranks without the head."""
+        """Return log-probabilities without gradient, float32[R, M] each; an empty list on ranks without the head."""
         with torch.no_grad():
             return self._sharded.score(inputs)
 
     def accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
-        """Add the gradient of the summed loss. Returns: the sums that the loss reports; none without the head."""
+        """Accumulate the gradient of the summed loss. Returns: the loss's reported sums; empty without the head."""
         return self._sharded.accumulate(inputs) if inputs else {}
 
     def reduce_gradients(self) -> None:
-        """Make `gradients` of what was accumulated on all ranks."""
+        """Sum the accumulated gradients over all ranks into `gradients`."""
         self.gradients = self._sharded.reduce_gradients()
 
     def masters(self) -> dict[str, Tensor]:
-        """Name to this rank's part of the float32 tensor that is stepped on; not collective."""
+        """Return this rank's part of each float32 tensor that the optimizer updates, by name; not collective."""
         return self._sharded.masters()
 
     def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
-        """Scale the gradient, clip it, step, and forget it; with a scale of 0 only forget it.
+        """Scale the gradient, clip it, step and clear it; with a scale of 0 only clear it.
 
         Returns: the scaled gradient's norm before clipping, the same on every rank.
-        Raises: EngineError if the norm is not finite; no weight has changed then.
+        Raises: EngineError if the norm is not finite; the weights are unchanged then.
         """
         if self._optimizer is None:
             raise ValueError(f"the {self.role} model is frozen")
@@ -113,28 +113,28 @@ class Model:
 
     @torch.no_grad()
     def copy_from(self, other: "Model") -> None:
-        """Take over the weights of a model of the same architecture; each rank its own part, without collectives."""
+        """Copy the weights of a model of the same architecture; each rank copies its own part; not collective."""
         theirs = other.parameters.local
         for name, weight in self.parameters.local.items():
             weight.copy_(theirs[name])
 
     def export(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """This stage's weights by name, full, in Hugging Face order; a tied LM head is left out.
+        """Yield this pipeline stage's full weights by name, in Hugging Face order, without a tied LM head.
 
-        Collective over the ranks of the first copy; nothing on the others. A tensor that needs neither cast nor gather
-        is the live weight itself: use it before the next step.
+        Collective over the ranks with dp_rank 0; yields nothing on the others. A tensor that needs neither cast nor
+        gather is the live weight itself: use it before the next step.
         """
         if self._parallelism.layout.is_first_copy:
             for info in self.own_infos():
                 yield info.name, self.parameters.full_weight(info.name).to(dtype)
 
     def own_infos(self) -> list[ParameterInfo]:
-        """The parameters that this rank's stage exports and saves."""
+        """Return the parameters that this rank's pipeline stage exports and saves."""
         stage = self._parallelism.layout.stage
         return [info for info in self.parameters.infos.values() if info.stage == stage]
 
     def write(self, writer: CheckpointWriter) -> None:
-        """Write this stage's files; `writer` is of all the model's parameters."""
+        """Write this pipeline stage's files; `writer` knows all parameters of the model."""
         layout = self._parallelism.layout
         parts = self._parts(writer) if layout.is_first_copy or layout.is_partitioned else iter(())
         try:
@@ -142,11 +142,11 @@ class Model:
                 if layout.is_stage_head:
                     writer.write(*part)
         finally:
-            for _ in parts:  # the ranks that hold the other shards go on to the end too
+            for _ in parts:  # the ranks with the other shards wait in these gathers if this one stops early
                 pass
 
     def restore(self, reader: CheckpointReader) -> None:
-        """Take over the optimizer's state, saved in any layout. Raises: ConfigError if it is another model's."""
+        """Load the optimizer's state, saved in any layout. Raises: ConfigError if it belongs to another model."""
 
         def part(name: str, kind: str) -> Tensor | None:
             full = reader.get(kind, name)
@@ -155,9 +155,9 @@ class Model:
         unpack_state(self._adamw, self.masters(), part)
 
     def _parts(self, writer: CheckpointWriter) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Tensor]]]:
-        """File by file of this stage: its number, full weights, full tensors of the optimizer; on the CPU.
+        """Yield each file of this stage: its number, full weights and full optimizer tensors, on the CPU.
 
-        Tensors are put together one at a time, and only the head of the stage keeps them.
+        Tensors are gathered one at a time, and only the stage's head rank keeps them.
         """
         masters, own, parameters = self.masters(), {info.name for info in self.own_infos()}, self.parameters
         for number, names in enumerate(writer.files):

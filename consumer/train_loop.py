@@ -1,9 +1,9 @@
-"""Carry out the items of a source of work, one after another, on one trainer rank.
+"""Execute the work items of a source (train, sync, save, finish) in order on one trainer rank.
 
 Consumes: items of work. Waits for: the next item. Is unblocked by: what the source waits for, such as enough rollouts,
 a due sync or the end of the data. Produces: optimizer steps, weights for the producers, checkpoints, metrics.
 
-Every rank carries out the same items in the same order; what each reports follows from its place in the layout.
+Every rank executes the same items in the same order; its layout decides what it reports.
 """
 
 import logging
@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 Publish = Callable[[SyncWork], None]
 
-POLL_S = 5.0  # of the source, which says in time what it waits for
+POLL_S = 5.0  # time limit of one request to the source, which then answers with the reason for waiting
 
 
 def _without_producers(work: SyncWork) -> None:
-    """Refuse what a source without producers never orders."""
+    """Raise, since a source without producers never orders a weight sync."""
     raise RunError(f"a weight sync to version {work.policy_version} is ordered in a run without producers")
 
 
@@ -54,25 +54,25 @@ class TrainLoop:
         self._source = source
         self._reports = reports
         self._backend = backend
-        self._train_step = train_step  # with a correction for the engine-trainer gap, or without
+        self._train_step = train_step  # True: with a correction for the engine-trainer mismatch
         self._publish = publish
-        self._is_reporter = is_reporter  # of optimizer steps: True on one rank
+        self._is_reporter = is_reporter  # True on the one rank that reports optimizer steps
         self._checkpoint_dir = checkpoint_dir
         self._on_step = on_step  # called after every optimizer step (the profiler's clock)
         self._is_over = False
-        self._reason = ""  # of the last wait
+        self._reason = ""  # last reported reason for waiting
         self._timeline = timeline
-        self._wait_s = 0.0  # for rollouts, since the last optimizer step
-        self._idle = IdleFraction()  # of this rank; a sync is idle time, too
+        self._wait_s = 0.0  # time spent waiting for rollouts since the last optimizer step
+        self._idle = IdleFraction()  # of this rank; a sync counts as idle time
 
     def run(self) -> int:
-        """Returns: optimizer steps taken when the run was over."""
+        """Execute items until the source says that the run is over. Returns: optimizer steps taken."""
         fetcher, index = ThreadPoolExecutor(1, thread_name_prefix="next-work"), 0
         try:
             coming = fetcher.submit(self._next_work, index)
             while not isinstance(work := self._await(coming, index), FinishWork):
                 index += 1
-                # The next item is put together, and comes here, while this one is carried out.
+                # The next item is prepared and fetched while this one is executed.
                 coming = fetcher.submit(self._next_work, index)
                 kind = type(work).__name__.removesuffix("Work").lower()
                 with self._timeline.span(kind, item=index - 1, step=_step_of(work)):
@@ -88,7 +88,7 @@ class TrainLoop:
             fetcher.shutdown(wait=False)
 
     def _next_work(self, index: int) -> Work | None:
-        """Item `index`; None if the loop has ended meanwhile, with an error."""
+        """Fetch item `index`; None if the loop has ended with an error meanwhile."""
         while not self._is_over:
             work = self._source.next_work(index, rank=self._rank, timeout_s=POLL_S)
             if not isinstance(work, Wait):
@@ -111,7 +111,7 @@ class TrainLoop:
     def _train(self, work: TrainWork) -> None:
         metrics = self._train_step(work.is_corrected).run(build_mini_batch(work.batch))
         if metrics is None:
-            return  # the step goes on with the next mini-batch
+            return  # the optimizer step continues with the next mini-batch
         if self._is_reporter:
             waits = {"rollout_wait_s": self._wait_s, "trainer_idle_fraction": self._idle.take()}
             self._reports.report_step(work.batch.step, {**metrics, **waits})
@@ -128,7 +128,7 @@ class TrainLoop:
 
 
 def _step_of(work: Work | None) -> int | None:
-    """The optimizer step, counted from 1, that an item belongs to: that after which weights are sent or saved."""
+    """Return the optimizer step of an item, counted from 1; for a sync or save, the step it comes after."""
     if isinstance(work, TrainWork):
         return work.batch.step + 1
     return work.policy_version if isinstance(work, SyncWork) else getattr(work, "step", None)

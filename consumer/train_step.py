@@ -1,8 +1,8 @@
-"""Take one mini-batch through the backend, and the optimizer step when it is the last of its step.
+"""Run scoring, forward and backward of each mini-batch, and the optimizer step after the last one of a step.
 
-Consumes a rank's mini-batches; produces, with the last one, the step's metrics over all ranks. What is scored, what the
-loss reads and what is reported is the objective's to say. Where its targets depend on the whole step, the step's
-mini-batches are scored as they come and wait for the last one.
+Consumes a rank's mini-batches; produces, with the last one, the step's metrics over all ranks. The objective decides
+what is scored, what the loss reads and what is reported. Where its targets depend on the whole step, mini-batches are
+scored as they arrive and trained after the last one has been scored.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from consumer.optim.learning_rate import cosine_learning_rate
 
 
 class TrainStep:
-    """Scores, accumulates, steps."""
+    """Score mini-batches, accumulate gradients and take optimizer steps."""
 
     def __init__(
         self,
@@ -30,39 +30,40 @@ class TrainStep:
         timeline: Timeline = NO_TIMELINE,
         *,
         learning_rate: float,
-        sampling_gap: MismatchMeter | None = None,
+        mismatch_meter: MismatchMeter | None = None,
     ) -> None:
-        """Take over a backend that holds the models of the objective's roles.
+        """Use a backend that holds the models of the objective's roles.
 
         Args:
             backend: holds models, gradients and the optimizer.
-            objective: what is optimised.
-            timeline: where scoring and training show.
-            learning_rate: at its peak.
-            sampling_gap: measures tokens that earlier weights sampled; None: they are not measured.
+            objective: defines scores, targets, loss and metrics.
+            timeline: records the spans of scoring and training.
+            learning_rate: peak learning rate.
+            mismatch_meter: measures tokens that earlier policy versions sampled; None: they are not measured.
         """
         self._backend = backend
         self._objective = objective
         self._timeline = timeline
         self._learning_rate = learning_rate
-        self._sampling_gap = sampling_gap
-        self._old_step: int | None = None  # the step that began with what the backend keeps as old policy
+        self._mismatch_meter = mismatch_meter
+        self._old_step: int | None = None  # the step before which the backend copied its old policy
         self._begin()
 
     def _begin(self) -> None:
-        self._waiting: list[MiniBatch] = []  # scored, for the step's last
+        self._waiting: list[MiniBatch] = []  # scored, not yet trained
         self._sums: dict[str, Tensor] = {}
         self._train_s = 0.0
 
     def run(self, batch: MiniBatch) -> dict[str, Any] | None:
-        """Returns: the step's metrics by their names in metrics.jsonl, None until the step is complete.
+        """Process one mini-batch.
 
-        On ranks without the LM head there are only those that need no loss.
+        Returns: the step's metrics by their names in metrics.jsonl, None until the step is complete. Ranks without the
+            LM head return only metrics that need no loss.
         """
         begin = time.perf_counter()
         self._keep_old_policy(batch.step)
-        if self._sampling_gap is not None:
-            self._add(self._sampling_gap.measure(batch.micro_batches, step=batch.step))
+        if self._mismatch_meter is not None:
+            self._add(self._mismatch_meter.measure(batch.micro_batches, step=batch.step))
         self._waiting.append(dataclasses.replace(batch, micro_batches=self._with_targets(batch.micro_batches)))
         if batch.is_last or not self._objective.needs_whole_step:
             for ready in self._take_ready():
@@ -73,8 +74,8 @@ class TrainStep:
 
     def _finish(self, batch: MiniBatch) -> dict[str, Any]:
         begin = time.perf_counter()
-        if self._sampling_gap is not None:
-            self._sampling_gap.end_step(batch.step)
+        if self._mismatch_meter is not None:
+            self._mismatch_meter.end_step(batch.step)
         learning_rate = cosine_learning_rate(batch.learning_rate_progress, peak=self._learning_rate)
         with self._timeline.span("optimizer step", step=batch.step + 1):
             norm = self._backend.optimizer_step(loss_scale=batch.loss_scale, learning_rate=learning_rate)
@@ -85,14 +86,14 @@ class TrainStep:
         return {**metrics, "grad_norm": norm, "learning_rate": learning_rate, "train_s": seconds}
 
     def _keep_old_policy(self, step: int) -> None:
-        """Before the first step after a weight sync, or after a resume: the policy that the engines sample with."""
+        """Copy the policy before the first step after a weight sync or a resume: the engines sample with it."""
         period = self._objective.old_policy_period or 1
         if "old" in self._objective.roles and (self._old_step is None or step >= self._old_step + period):
             self._backend.keep_old_policy()
             self._old_step = step - step % period
 
     def _with_targets(self, micro_batches: tuple[MicroBatch, ...]) -> tuple[MicroBatch, ...]:
-        """Add the log-probabilities that only the trainer can give, and what follows from them."""
+        """Add the log-probabilities that the trainer computes, and the targets that depend on them."""
         has_head = True
         for name, model in self._objective.scores.items():
             with self._timeline.span(f"score {model}"):
@@ -108,7 +109,7 @@ class TrainStep:
         return micro_batches
 
     def _take_ready(self) -> list[MiniBatch]:
-        """The mini-batches that wait, with the arrays that the loss reads."""
+        """Take the waiting mini-batches, with the loss arrays that depend on the whole step."""
         ready, self._waiting = self._waiting, []
         if not self._objective.needs_whole_step:
             return ready

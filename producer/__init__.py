@@ -1,1 +1,1 @@
-"""The rollout service: Ray actors around an inference engine that turn leased prompts into scored rollout groups."""
+"""Generate rollouts: Ray actors with an inference engine turn leased prompts into scored rollout groups."""

@@ -1,6 +1,6 @@
-"""The producer as a Ray actor: an engine, reward workers, and the rollout loop between them.
+"""Run a producer as a Ray actor: an engine, reward workers, and the rollout loop that connects them.
 
-`run` blocks in one of the actor's threads; weights arrive in others (`stage_weights`, `commit_weights`).
+`run` blocks in one of the actor's threads; weights are received in others (`stage_weights`, `commit_weights`).
 """
 
 import logging
@@ -31,11 +31,11 @@ _PROBE_TIMEOUT_S = 50.0  # for a prompt of some hundred tokens, behind what the 
 
 
 class ProducerActor:
-    """One inference engine of the run."""
+    """Run one inference engine with its reward workers."""
 
     @staticmethod
     def environment(config: Config, device: Device) -> dict[str, str]:
-        """Environment variables that the engine needs before its process starts."""
+        """Return the environment variables that must be set before the engine's process starts."""
         return engine_environment(device, config.parallel.producer_tensor_parallel_size)
 
     def __init__(
@@ -50,7 +50,7 @@ class ProducerActor:
         self._engine: GenerationEngine | None = None
 
     def start(self) -> float:
-        """Load the engine with the start weights. Returns: seconds it took."""
+        """Load the engine with the initial weights. Returns: the time it took, in seconds."""
         begin, config = time.perf_counter(), self._config
         self._engine = create_engine(
             config.sampling.backend,
@@ -69,7 +69,7 @@ class ProducerActor:
         return time.perf_counter() - begin
 
     def run(self, coordinator: ProducerCoordinator) -> None:
-        """Roll out until the run is over."""
+        """Generate and score rollouts until the run is over."""
         loop = RolloutLoop(
             self._producer_id,
             coordinator,
@@ -86,17 +86,23 @@ class ProducerActor:
         logger.info("producer %d is done", self._producer_id)
 
     def beat(self) -> Heartbeat:
-        """A sign of life, answered while other threads of this actor work."""
+        """Return this process's heartbeat; answered while other threads of this actor work."""
         return own_heartbeat()
 
     def stage_weights(self, manifest: str, rendezvous: str, timeout_s: float) -> tuple[str, ...]:
-        """Receive an update beside the serving weights; JSON in, one digest per tensor-parallel rank out."""
+        """Receive an update beside the serving weights. Returns: one digest per tensor-parallel rank.
+
+        Args:
+            manifest: a WeightManifest as JSON.
+            rendezvous: a Rendezvous as JSON.
+            timeout_s: time limit of the transfer, in seconds.
+        """
         update, invitation = WeightManifest.from_json(manifest), Rendezvous.from_json(rendezvous)
         with PHASES.phase("stage weights"), self._timeline.start("stage weights", policy_version=update.policy_version):
             return self._loaded_engine().stage_weights(update, invitation, timeout_s=timeout_s)
 
     def commit_weights(self, policy_version: int, probe: Sequence[int], timeout_s: float) -> CommitResult:
-        """Serve the staged weights, at once or when nothing is generating, and score the probe with them."""
+        """Serve the staged weights, at once or when no request is running, and score the probe with them."""
         engine, begin = self._loaded_engine(), time.perf_counter()
         with PHASES.phase("commit weights"), self._timeline.start("commit weights", policy_version=policy_version):
             engine.commit_weights(policy_version, in_flight=self._config.sync.inflight_update, timeout_s=timeout_s)

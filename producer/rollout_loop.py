@@ -1,7 +1,9 @@
-"""Roll out leased prompts. Consumes: leases. Waits for: environments and their engine, the reward workers, prompts. Is
-unblocked by: groups that are done, finished scores, a new lease. Produces: scored rollout groups.
+"""Generate and score rollouts for leased prompts.
 
-A prompt in flight is in its environment, then being scored; at most `max_sequences` samples generate at a time, and a
+Consumes: leases. Waits for: environments and their engine, the reward workers, prompts. Is unblocked by: finished
+groups, finished scores, a new lease. Produces: scored rollout groups.
+
+Each prompt is run by the environment, then scored; at most `max_sequences` samples are generated at a time, and a
 finished prompt makes room for the next at once: there is no barrier between prompts.
 """
 
@@ -28,7 +30,7 @@ BUSY_WAIT_S = 0.02  # for a finished request or score, before asking for prompts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scoring:
-    """A generated group on its way through the reward workers."""
+    """Hold a generated group while the reward workers score it."""
 
     lease: Lease
     trajectories: tuple[Trajectory, ...]
@@ -37,7 +39,7 @@ class _Scoring:
 
 
 class RolloutLoop:
-    """Rolls out prompts until the coordinator has no more."""
+    """Generate and score rollouts until the coordinator reports the end of the run."""
 
     def __init__(
         self,
@@ -51,12 +53,17 @@ class RolloutLoop:
         environment: Environment | None = None,
         timeline: Timeline = NO_TIMELINE,
     ) -> None:
-        """Begin with nothing in flight.
+        """Start with nothing in flight.
 
         Args:
-            max_sequences: samples that generate at a time.
+            producer_id: of this producer.
+            coordinator: gives leases and takes groups.
+            engine: generates the samples.
+            reward: scores the groups.
+            max_sequences: largest number of samples in flight.
             group_size: samples of a training prompt.
             environment: of all prompts; None: a single turn.
+            timeline: of the producer.
         """
         self._producer_id = producer_id
         self._coordinator = coordinator
@@ -72,17 +79,17 @@ class RolloutLoop:
         self._scoring: list[_Scoring] = []
 
     def run(self) -> None:
-        """Returns when the run is over. Raises EngineError when the engine died."""
+        """Loop until the run is over. Raises: EngineError if the engine has ended."""
         is_over = False
         try:
             while not is_over:
                 with PHASES.phase("rollout loop"):
                     is_over = self._turn()
         finally:
-            self._runner.close()  # nobody trains on it: the engine shall not go on while the run ends
+            self._runner.close()  # the results will not be trained: stop the engine while the run ends
 
     def _turn(self) -> bool:
-        """One round; True when the run is over."""
+        """Run one iteration. Returns: True when the run is over."""
         if not self._take_prompts():
             return True
         for rolled_out in self._runner.take_finished(self._wait_s()):
@@ -99,7 +106,7 @@ class RolloutLoop:
         return self._runner.is_drained and not self._scoring
 
     def _take_prompts(self) -> bool:
-        """Fill the engine; False when the run is over."""
+        """Lease prompts up to the engine's capacity. Returns: False when the run is over."""
         room = self._runner.room()
         if room <= 0:
             return True
@@ -125,7 +132,7 @@ class RolloutLoop:
         self._scoring.append(_Scoring(lease=lease, trajectories=trajectories, scores=scores, span=span))
 
     def _hand_in(self) -> None:
-        """Send every group whose scores are there."""
+        """Send every scored group to the coordinator."""
         done: list[_Scoring] = []
         waiting: list[_Scoring] = []
         for item in self._scoring:

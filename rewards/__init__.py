@@ -1,7 +1,7 @@
 """Score responses: a `coati_rl.types.Score` from response text and ground truth.
 
-`get_reward(name)` is a plain function that scores one response in this process, without a time limit; `RewardPool`
-scores groups in processes of its own, with one. Importing this package imports no engine and no sympy.
+`get_reward(name)` returns a function that scores one response in this process, without a time limit; `RewardPool`
+scores groups in worker processes, with a time limit. Importing this package imports neither an engine nor sympy.
 """
 
 from rewards.registry import SYSTEM_PROMPTS, default_system_prompt, get_reward, make_reward

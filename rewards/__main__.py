@@ -1,12 +1,12 @@
-"""`python -m rewards score|serve`: scores JSON lines, or serves scores to runs on other machines, outside of a run.
+"""Run `python -m rewards score|serve`: score JSON lines, or serve scores to runs on other machines.
 
-`score --type TYPE < in.jsonl > out.jsonl`. A line in: {"response": str} with "gt_answer" (text or a number) or
-"test_cases" ({"inputs": [...], "outputs": [...]}, and "fn_name" for tests that call a function); "messages" and
-"prompt" may stand beside it. A line out: {"reward", "answer_correct", "format_valid", "verdict", "detail"}, and
-"breakdown" with several rewards.
+Usage: `score --type TYPE < in.jsonl > out.jsonl`. An input line is {"response": str} with "gt_answer" (text or a
+number) or "test_cases" ({"inputs": [...], "outputs": [...]}, and "fn_name" for tests that call a function), and
+optionally "messages" and "prompt". An output line is {"reward", "answer_correct", "format_valid", "verdict", "detail"},
+and "breakdown" with several rewards.
 
-Exit 0 when all lines were scored, whatever their verdicts, and when `serve` was ended by SIGTERM; 2 with one message on
-stderr when an argument or a line is bad (nothing is scored then); 1 when scoring itself failed; 130 on Ctrl-C.
+Exit code 0: all lines were scored, with any verdict, or `serve` was ended by SIGTERM. 2: an argument or a line is
+invalid (one message on stderr, nothing is scored). 1: scoring itself failed. 130: Ctrl-C.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from rewards.commands import score_command
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m rewards") -> int:
-    """Run the command line, which calls itself `prog`; return the exit code.
+    """Run the command line, named `prog` in its messages. Returns: the exit code.
 
-    Raises: SystemExit(2) by argparse for bad arguments.
+    Raises: SystemExit(2) by argparse for invalid arguments.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser(prog, with_serve=not arguments or arguments[0] != "score")
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m rewards"
     except RunError as error:
         return _fail(1, str(error))
     except BrokenPipeError:
-        # Whoever read the output has seen enough. The interpreter flushes stdout once more at its exit: into nothing.
+        # The reader of the output has closed it. The interpreter flushes stdout at exit: let it write to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -58,7 +58,7 @@ def _parser(prog: str, *, with_serve: bool) -> argparse.ArgumentParser:
     score_command.add_arguments(score)
     score.set_defaults(run=score_command.score_command)
     if with_serve:
-        from rewards.commands import serve_command  # the web server's import is not paid by `score`
+        from rewards.commands import serve_command  # `score` does not import the web server
 
         serve = commands.add_parser("serve", help="score over HTTP, for runs on this machine or others")
         serve_command.add_arguments(serve)

@@ -1,8 +1,8 @@
 """Count the ground truths that the math rewards cannot read, before a run starts.
 
-Only a response with the same text is right there; all others are invalid, and masked. Plain numbers can be read. The
-others are given to the processes that score, with an empty response, which is wrong for a ground truth that can be read
-and invalid for one that cannot.
+With such a ground truth only a response with the same text is correct; all others are invalid, and masked. Plain
+numbers can always be read. All other ground truths are scored by the worker processes with an empty response, whose
+verdict is "wrong" if the ground truth can be read and "invalid" if not.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,15 +16,16 @@ from coati_rl.types import Problem, Prompt, Score
 from rewards.math.math_answer import is_plain_number
 from rewards.workers.pool import RewardPool
 
-MAX_TEXTS = 2000  # that are read of a dataset, evenly spaced; 3 ms each
+MAX_TEXTS = 2000  # ground truths checked per dataset, evenly spaced; 3 ms each
 TIME_LIMIT_S = 60.0
 
 
 def ground_truth_warnings(config: Config, datasets: Mapping[str, Sequence[Prompt]]) -> Iterator[str]:
-    """Say how many of each dataset's rows of math have a ground truth that cannot be read, and which is the first.
+    """Yield a warning for each dataset with unreadable ground truths: their number, and the first one.
 
     Args:
-        datasets: prompts by the name of their dataset, for people.
+        config: of the run; the rows of tasks with a math reward are checked.
+        datasets: prompts by the dataset's name, which is used in the messages.
     """
     reward, of_math = config.reward, {name for name, each in config.by_task.items() if each.reward.scores_math}
     datasets = {name: [each for each in prompts if each.task in of_math] for name, prompts in datasets.items()}
@@ -38,11 +39,11 @@ def ground_truth_warnings(config: Config, datasets: Mapping[str, Sequence[Prompt
             unreadable, num_read = _unreadable(pool, texts[:: max(1, -(-len(texts) // MAX_TEXTS))])
             found = [prompt for prompt in prompts if prompt.ground_truth in unreadable]
             if found:
-                read = "" if num_read == len(texts) else f", of {num_read} of {len(texts)} that were looked at"
+                read = "" if num_read == len(texts) else f", {num_read} of {len(texts)} different texts were checked"
                 yield (
                     f"{name}: {len(found)} of {len(datasets[name])} ground truths cannot be read by the math reward"
-                    f"{read} (the first is {found[0].uid}: {shorten(found[0].ground_truth)}); there only the same text "
-                    "is right, and all other responses are invalid and masked"
+                    f"{read} (the first is {found[0].uid}: {shorten(found[0].ground_truth)}); for these rows only the "
+                    "same text is correct, and all other responses are invalid and masked; correct or remove the rows"
                 )
 
 
@@ -51,7 +52,7 @@ def _is_plain(prompt: Prompt) -> bool:
 
 
 def _unreadable(pool: RewardPool, texts: Sequence[str]) -> tuple[set[str], int]:
-    """Those of `texts` that cannot be read, and how many were looked at within the time limit."""
+    """Return the texts that cannot be read, and the number of texts that were checked within the time limit."""
     deadline = monotonic() + TIME_LIMIT_S
     futures: list[Future[list[Score]]] = [pool.submit([""], Problem(ground_truth=text)) for text in texts]
     unreadable: set[str] = set()

@@ -1,18 +1,19 @@
-"""A reward function of the user's, FILE.py:FUNCTION: its parameters tell how it is called; what it returns or raises
-becomes scores.
+"""Call a user's reward function, FILE.py:FUNCTION, and convert what it returns or raises to scores.
 
-- `f(messages, answer)`, RL2's: the conversation with the response as its last message, and the ground truth.
-- `f(queries, prompts, labels)`, OpenRLHF's: a whole group at once. Each query is the rendered prompt and a response.
+The names of its parameters decide how it is called:
+
+- `f(messages, answer)`, as in RL2: the conversation with the response as its last message, and the ground truth.
+- `f(queries, prompts, labels)`, as in OpenRLHF: a whole group. Each query is the rendered prompt with a response.
 - `f(response, ground_truth)`: two texts.
 
-The ground truth is `answer`, `labels` or `ground_truth`: a function may leave that parameter out, or give it a default,
-which it then has for rows without a ground truth. Parameters beyond these need defaults. Each may be a coroutine
-function; those of one response then run at once for all responses of a call, in one event loop that lasts as long as
-the process. What a function raises is an invalid score with the exception and the line of the user's code, and the run
-goes on. It is called in one thread.
+The ground truth is `answer`, `labels` or `ground_truth`: a function may omit that parameter, or give it a default for
+rows without a ground truth. All other parameters need defaults. A function may be a coroutine function; if it takes one
+response, it then runs concurrently for all responses of a call, in one event loop for the life of the process. An
+exception becomes an invalid score with the exception and the line of the user's code, and the run continues. The
+function is called in one thread.
 
-The file is imported where the run starts, in the producers and in what scores: what is large, or on a GPU, is best
-loaded at the first call.
+The file is imported in the driver, in the producers and in the processes that score: load large objects, and those on a
+GPU, at the first call.
 """
 
 import asyncio
@@ -34,22 +35,22 @@ from rewards.reward import invalid_score
 
 logger = logging.getLogger(__name__)
 
-_OF_MESSAGES = ("messages", "answer")  # the last name of each is the ground truth
+_OF_MESSAGES = ("messages", "answer")  # the last name of each form is the ground truth's
 _OF_A_GROUP = ("queries", "prompts", "labels")
 _OF_TEXTS = ("response", "ground_truth")
 _FORMS = (_OF_MESSAGES, _OF_A_GROUP, _OF_TEXTS)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_FAILURES = (Exception, SystemExit, asyncio.CancelledError)  # of the user's code: data, and no reason to stop
+_FAILURES = (Exception, SystemExit, asyncio.CancelledError)  # raised by the user's code: recorded as invalid scores
 _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class OwnFunctionReward:
-    """A `Reward`.
+    """Implement `Reward` with a user's function.
 
     Args:
         name: FILE.py:FUNCTION, with an absolute path.
-        correct_from: reward that makes an answer correct where the function does not say whether it is.
-    Raises: ConfigError if there is no such function, or its parameters are of no known form.
+        correct_from: reward that makes an answer correct if the function does not say whether it is.
+    Raises: ConfigError if there is no such function, or its parameters have none of the three forms.
     """
 
     def __init__(self, name: str, *, correct_from: float = 1.0) -> None:
@@ -63,10 +64,10 @@ class OwnFunctionReward:
         self._is_async = _is_coroutine_function(self._function)
         self.is_concurrent = self._is_async and not self.is_batch  # responses of a call run at the same time
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._told: set[tuple[str, str]] = set()  # kinds of failure whose traceback is in the log
+        self._logged: set[tuple[str, str]] = set()  # exception types and lines whose traceback has been logged
 
     def score(self, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
-        """As `Reward.score`."""
+        """See `Reward.score`."""
         if self.is_batch:
             yield from self._score_group(responses, problem)
         elif self._is_async:
@@ -95,7 +96,7 @@ class OwnFunctionReward:
             return [self._failed(error, problem)] * num_responses
 
     def _score_at_once(self, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
-        """The scores in order, each as soon as it and those before it are known."""
+        """Yield the scores in order, each as soon as it and those before it are known."""
         loop = self._event_loop()
         tasks = [loop.create_task(self._score_async(response, problem)) for response in responses]
         try:
@@ -106,7 +107,7 @@ class OwnFunctionReward:
                 task.cancel()
 
     async def _score_async(self, response: str, problem: Problem) -> Score:
-        # The exception is caught within the task: SystemExit would leave the event loop in the middle of the others.
+        # Caught within the task: SystemExit would end the event loop while the other tasks are running.
         try:
             value = await self._function(**self._arguments(response, problem))
             return as_score(value, correct_from=self._correct_from)
@@ -117,35 +118,35 @@ class OwnFunctionReward:
         truth = self._truth(problem.ground_truth, problem)
         if self._form == _OF_TEXTS:
             return {"response": response, **truth}
-        conversation = [dict(message) for message in problem.messages]  # theirs to change
+        conversation = [dict(message) for message in problem.messages]  # copied: the function may change it
         return {"messages": [*conversation, {"role": "assistant", "content": response}], **truth}
 
     def _truth(self, value: Any, problem: Problem) -> dict[str, Any]:
-        """The argument with the ground truth; none if the function lacks it, or has a default and the row nothing."""
+        """Return the ground truth as an argument; empty if the function lacks it, or uses its default for this row."""
         is_given = self.needs_truth or (self._takes_truth and problem.ground_truth)
         return {self._form[-1]: value} if is_given else {}
 
     def _awaited(self, value: Any) -> Any:
-        """Return what was returned, or what it comes to, where a plain function returned a coroutine."""
+        """Return the value, awaited if it is a coroutine."""
         return self._event_loop().run_until_complete(_result(value)) if inspect.isawaitable(value) else value
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
-        """One for all calls: clients that a function keeps open belong to their loop."""
+        """Return the event loop of all calls: clients that a function keeps open belong to one loop."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             weakref.finalize(self, self._loop.close)
         return self._loop
 
     def _failed(self, error: BaseException, problem: Problem) -> Score:
-        kind, place = type(error).__name__, self._place(error)
-        if (kind, place) not in self._told:
-            self._told.add((kind, place))
-            logger.warning("the reward of a response to prompt %r failed", problem.uid, exc_info=error)
+        kind, location = type(error).__name__, self._location(error)
+        if (kind, location) not in self._logged:
+            self._logged.add((kind, location))
+            logger.warning("the reward function failed on a response to prompt %r", problem.uid, exc_info=error)
         text = shorten(error, 200)
-        return invalid_score(f"{kind}{f': {text}' if text else ''}{f' ({place})' if place else ''}")
+        return invalid_score(f"{kind}{f': {text}' if text else ''}{f' ({location})' if location else ''}")
 
-    def _place(self, error: BaseException) -> str:
-        """Return where it was raised: the last line of the user's file, of any file if there is none of that."""
+    def _location(self, error: BaseException) -> str:
+        """Return file and line of the error: the last frame in the user's file, otherwise the last frame."""
         lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
         lines = [(file, line) for file, line in lines if file != __file__]
         lines = [(file, line) for file, line in lines if file == self._file] or lines
@@ -153,9 +154,9 @@ class OwnFunctionReward:
 
 
 def _form_of(function: Callable[..., Any], name: str) -> tuple[tuple[str, ...], inspect.Parameter | None]:
-    """Find the names that the function is called with, and its parameter for the ground truth; None: it has none.
+    """Find the form of a function's parameters, and its parameter for the ground truth, None if it has none.
 
-    Raises: ConfigError with the forms there are.
+    Raises: ConfigError with the supported forms.
     """
     parameters: Mapping[str, inspect.Parameter] = {}
     with suppress(TypeError, ValueError):  # written in C, without a signature
@@ -164,7 +165,7 @@ def _form_of(function: Callable[..., Any], name: str) -> tuple[tuple[str, ...], 
         truth = parameters.get(form[-1])
         is_given = all(key in parameters and parameters[key].kind in _BY_NAME for key in form[:-1])
         others = [parameter for key, parameter in parameters.items() if key not in form]
-        if truth is None:  # nor may it be among the others: what it is called there is not known here
+        if truth is None:  # and not in *args or **kwargs, where its name is unknown
             is_given = is_given and not any(p.kind in _REST for p in others)
         else:
             is_given = is_given and truth.kind in _BY_NAME
@@ -174,7 +175,7 @@ def _form_of(function: Callable[..., Any], name: str) -> tuple[tuple[str, ...], 
     *forms, last = (f"({', '.join(form)})" for form in _FORMS)
     raise ConfigError(
         f"--reward-type {name}: {takes}; a reward function takes {', '.join(forms)} or {last}, "
-        "with or without the last of them, and what it has beyond these needs defaults"
+        "with or without the last parameter; all other parameters need defaults"
     )
 
 

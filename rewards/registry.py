@@ -1,4 +1,4 @@
-"""Make the rewards that a `--reward-type` names, and tell their default system prompts."""
+"""Make the rewards that `--reward-type` names, and return their default system prompts."""
 
 import os
 from functools import partial
@@ -21,7 +21,7 @@ class _MathRewardFn(Protocol):
 _FUNCTIONS: dict[str, _MathRewardFn] = {"boxed": boxed_reward, "think_answer_tags": think_answer_tags_reward}
 _SHARE_OF_A_SERVER = 0.9  # of the time of a response: who still waits when it is over is killed, process and all
 
-# Word for word the reference's, "and<answer>" included: models trained there were prompted with this text.
+# Word for word ColossalChat's, "and<answer>" included: models trained there were prompted with this text.
 SYSTEM_PROMPTS: dict[str, str] = {
     "boxed": "Please reason step by step, and put your final answer within \\boxed{}.",
     "think_answer_tags": (
@@ -37,7 +37,7 @@ SYSTEM_PROMPTS: dict[str, str] = {
 
 
 def get_reward(name: str) -> RewardFn:
-    """The function that scores one response with a reward type, in this process and thread.
+    """Return the function that scores one response with a reward type, in this process and thread.
 
     Raises: ConfigError as `make_reward`.
     """
@@ -52,9 +52,9 @@ def get_reward(name: str) -> RewardFn:
 
 
 def make_reward(spec: RewardSpec) -> Reward:
-    """The reward of a scoring process.
+    """Make the reward of a scoring process.
 
-    Raises: ConfigError for a reward that cannot be made; the message says what to do.
+    Raises: ConfigError for a reward that cannot be made; the message contains the remedy.
     """
     parts = parse_reward_type(spec.reward_type)
     if len(parts) == 1 and parts[0].weight == 1:
@@ -68,20 +68,20 @@ def make_reward(spec: RewardSpec) -> Reward:
 
 
 def default_system_prompt(reward_type: str) -> str:
-    """The system prompt that asks for the answer format of a reward type, used when the user gives none.
+    """Return the system prompt that asks for the answer format of a reward type; used if the user gives none.
 
-    The first built-in reward's; empty if there is none: a function of the user's says nothing about formats.
+    It is that of the first built-in reward; empty without a built-in reward, since other rewards define no format.
 
-    Raises: ConfigError for a reward type that cannot be.
+    Raises: ConfigError for an invalid reward type.
     """
     names = [part.name for part in parse_reward_type(reward_type)]
     return next((SYSTEM_PROMPTS[name] for name in names if name in BUILT_IN_REWARDS), "")
 
 
 def needs_ground_truth(reward_type: str) -> bool:
-    """Tell whether a function of the user's cannot be called without a row's ground truth.
+    """Return True if a user's function cannot be called without a row's ground truth.
 
-    Raises: ConfigError for a reward type or function that cannot be.
+    Raises: ConfigError for an invalid reward type or function.
     """
     names = [part.name for part in parse_reward_type(reward_type)]
     return any(OwnFunctionReward(name).needs_truth for name in names if is_own(name))

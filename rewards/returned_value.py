@@ -1,11 +1,10 @@
-"""Convert what a function of the user's returned (numbers, tensors, dicts, scores) to scores.
+"""Convert the return value of a user's function (numbers, tensors, dicts, scores) to scores.
 
 An answer is correct if the function says so ("answer_correct"; for an OpenRLHF function with "scores", a score of at
-least 1); where it returns only a reward, if that is at least `correct_from`, which the task sets (1 by default). A
-format is valid unless it is said not to be.
+least 1), else if its reward is at least `correct_from` of the task (default 1). By default its format is valid.
 
-Whatever is no finite number, None included, is an invalid score whose detail says what came back; so is a number too
-large to train on. Tensors and arrays are known by what they can do, so that neither torch nor NumPy is imported.
+A value that is not a finite number, None included, or too large to train on becomes an invalid score whose detail shows
+the value. Tensors and arrays are recognised by their methods, so that neither torch nor NumPy is imported.
 """
 
 import math
@@ -17,15 +16,20 @@ from coati_rl.text import shorten
 from coati_rl.types import Score, Verdict
 from rewards.reward import bounded, invalid_score
 
-RIGHT_FROM = 1.0
+CORRECT_FROM = 1.0
 
 _OF_A_RESPONSE = "return a finite number, a Score, or a dict with a reward"
 _OF_A_GROUP = 'return a reward for each, or a dict with such "rewards"'
-_MEANINGS = ("reward", "answer_correct", "format_valid", "detail")  # keys of a dict; others are reported
+_KNOWN_KEYS = ("reward", "answer_correct", "format_valid", "detail")  # of a dict; numbers of other keys are reported
 
 
-def as_score(value: object, *, correct_from: float = RIGHT_FROM) -> Score:
-    """The score that a value for one response means; `correct_from`: reward that makes an answer correct by itself."""
+def as_score(value: object, *, correct_from: float = CORRECT_FROM) -> Score:
+    """Convert the return value for one response to a score.
+
+    Args:
+        value: of the user's function.
+        correct_from: reward that makes an answer correct if the value does not say whether it is.
+    """
     if isinstance(value, Score):
         return bounded(_checked(value))
     if isinstance(value, Mapping):
@@ -36,11 +40,12 @@ def as_score(value: object, *, correct_from: float = RIGHT_FROM) -> Score:
     return bounded(_score(reward, is_correct=reward >= correct_from))
 
 
-def as_scores(value: object, num_responses: int, *, correct_from: float = RIGHT_FROM) -> list[Score]:
-    """The scores that a value for a whole group means: one for each response, whatever it is.
+def as_scores(value: object, num_responses: int, *, correct_from: float = CORRECT_FROM) -> list[Score]:
+    """Convert the return value for a whole group to scores, always one for each response.
 
     Args:
-        value: a list, array or tensor of rewards; or {"rewards": such, "scores"?: such, "extra_logs"?: {name: such}}.
+        value: rewards, a list, array or tensor; or {"rewards": ..., "scores": ..., "extra_logs": {name: ...}} with
+            such values, of which the last two are optional.
         num_responses: responses in the group (G).
         correct_from: as of `as_score`.
     """
@@ -51,17 +56,17 @@ def as_scores(value: object, num_responses: int, *, correct_from: float = RIGHT_
         return [invalid_score(f"returned {came} for {num_responses} responses; {_OF_A_GROUP}")] * num_responses
     scores = [as_score(reward, correct_from=correct_from) for reward in rewards]
     if parts.get("scores") is not None:
-        marks = _items(parts["scores"])
-        if marks is None or len(marks) != num_responses:
-            came = _shown(parts["scores"]) if marks is None else f"{len(marks)}"
+        values = _items(parts["scores"])
+        if values is None or len(values) != num_responses:
+            came = _shown(parts["scores"]) if values is None else f"{len(values)}"
             return [invalid_score(f'returned {came} as "scores" of {num_responses} responses')] * num_responses
-        scores = [_with_mark(score, mark) for score, mark in zip(scores, marks, strict=True)]
+        scores = [_with_score(score, value) for score, value in zip(scores, values, strict=True)]
     logs = parts.get("extra_logs")
     return _with_logs(scores, logs) if isinstance(logs, Mapping) else scores
 
 
 def as_number(value: object) -> float | None:
-    """The finite number that a bool, a number, or an array or tensor of one element is; else None."""
+    """Return a bool, a number, or an array or tensor of one element as a finite float; None for other values."""
     item = getattr(value, "item", None)
     if callable(item) and not isinstance(value, int | float):
         try:
@@ -80,7 +85,7 @@ def as_number(value: object) -> float | None:
 def _from_dict(value: Mapping[Any, Any], correct_from: float) -> Score:
     reward = as_number(value.get("reward"))
     correct, valid = (value.get(key) for key in ("answer_correct", "format_valid"))
-    least = correct_from if correct is None else RIGHT_FROM
+    least = correct_from if correct is None else CORRECT_FROM
     correct = reward if correct is None else as_number(correct)
     valid = 1.0 if valid is None else as_number(valid)
     if reward is None or correct is None or valid is None:
@@ -91,12 +96,12 @@ def _from_dict(value: Mapping[Any, Any], correct_from: float) -> Score:
         format_valid=bool(valid),
         verdict="ok" if correct >= least else "wrong",
         detail=shorten(value.get("detail", ""), 300),
-        breakdown=_numbers({key: other for key, other in value.items() if key not in _MEANINGS}),
+        breakdown=_numbers({key: other for key, other in value.items() if key not in _KNOWN_KEYS}),
     )
 
 
 def _checked(score: Score) -> Score:
-    """A score of the user's own making, in plain types: it travels as JSON."""
+    """Check a Score made by the user, and convert its fields to plain types for JSON."""
     if score.verdict not in get_args(Verdict):
         return invalid_score(f"returned a Score with the verdict {score.verdict!r}; use ok, wrong or invalid")
     reward = as_number(score.reward)
@@ -118,19 +123,19 @@ def _score(reward: float, *, is_correct: bool) -> Score:
     return Score(reward=reward, answer_correct=is_correct, format_valid=True, verdict=verdict)
 
 
-def _with_mark(score: Score, mark: object) -> Score:
-    """The score, where the mark (0-1) decides what is correct, and is what --filter-range looks at."""
+def _with_score(score: Score, value: object) -> Score:
+    """Return the score with OpenRLHF's score (0 to 1), which decides correctness and is filtered by --filter-range."""
     if score.verdict == "invalid":
         return score
-    number = as_number(mark)
+    number = as_number(value)
     if number is None:
-        return invalid_score(f'returned {_shown(mark)} among its "scores"; return finite numbers')
-    is_correct = number >= RIGHT_FROM
+        return invalid_score(f'returned {_shown(value)} among its "scores"; return finite numbers')
+    is_correct = number >= CORRECT_FROM
     return replace(score, answer_correct=is_correct, verdict="ok" if is_correct else "wrong", filter_score=number)
 
 
 def _with_logs(scores: list[Score], logs: Mapping[Any, Any]) -> list[Score]:
-    """The scores with what is logged beside them: a value for each, or one for all."""
+    """Add logged values to the scores' breakdowns: a value for each response, or one for all."""
     with_logs = []
     for index, score in enumerate(scores):
         values = {name: _value_of(log, index, len(scores)) for name, log in logs.items()}
@@ -146,7 +151,7 @@ def _value_of(log: object, index: int, num_responses: int) -> object:
 
 
 def _items(value: object) -> list[Any] | None:
-    """The elements of a list, tuple, array or tensor; None for anything else, a number included."""
+    """Return the elements of a list, tuple, array or tensor; None for other values, numbers included."""
     tolist = getattr(value, "tolist", None)
     if callable(tolist):
         value = tolist()
@@ -154,7 +159,7 @@ def _items(value: object) -> list[Any] | None:
 
 
 def _numbers(values: Mapping[Any, Any]) -> dict[str, float]:
-    """Those that are finite numbers, by name."""
+    """Return the values that are finite numbers, by name."""
     numbers = {str(name): as_number(value) for name, value in values.items()}
     return {name: number for name, number in numbers.items() if number is not None}
 

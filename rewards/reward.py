@@ -1,4 +1,4 @@
-"""Define what a reward is to its scoring process: it gives each response to a problem a score."""
+"""Define the interface of a reward, which gives each response to a problem a score."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -8,10 +8,10 @@ from coati_rl.types import MAX_REWARD, Problem, Score
 
 
 class RewardFn(Protocol):
-    """Scores one response of a policy.
+    """Score one response of a policy.
 
-    Pure and deterministic, so that a sample can be scored again after a worker died. It never raises for what a model
-    may write: what it cannot decide has the verdict "invalid".
+    Pure and deterministic, so that a sample can be scored again after a worker died. It never raises because of a
+    response's text: if it cannot decide, the verdict is "invalid".
     """
 
     def __call__(self, response: str, ground_truth: str) -> Score:
@@ -19,22 +19,22 @@ class RewardFn(Protocol):
 
 
 class Reward(Protocol):
-    """Scores the responses to a problem.
+    """Score the responses to a problem.
 
-    It is made in one process and scores in forks of that: what holds threads, processes or connections is made with the
-    first score. It may have more: `warm_up()`, see below; `is_fast`: a response takes hardly longer than to ask for its
-    score; `is_concurrent`: the responses of a call are scored at the same time; `only_computes`: it scores one response
-    at a time, never waits, and needs little memory, so that CPU time and memory are what is limited.
+    A reward is made in one process and scores in forks of it: threads, processes and connections must be created by the
+    first call of `score`. Optional members: `warm_up()`, see below; `is_fast`: scoring takes hardly longer than sending
+    the request; `is_concurrent`: the responses of a call are scored at the same time; `only_computes`: it scores one
+    response at a time, never waits, and needs little memory, so that CPU time and memory can be limited.
     """
 
-    is_batch: bool  # all responses are scored in one call: they share one time limit, and one failure
+    is_batch: bool  # all responses are scored in one call, with one time limit and one failure
 
     def score(self, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
-        """One score per response, in order, each as soon as it is known. Whatever fails is an invalid score."""
+        """Yield one score per response, in order, each as soon as it is known. A failure is an invalid score."""
 
 
-# In both tags and box, for any math reward. math-verify is slow at its first sight of a notation: a square root costs
-# 0.3 s, and 3 ms from then on.
+# With tags and box, for any math reward. math-verify is slow with the first use of a notation: a square root takes
+# 0.3 s the first time, then 3 ms.
 _EXAMPLES = tuple(
     rf"<answer>{answer}</answer> \boxed{{{answer}}}"
     for answer in (r"\frac{1}{2}", r"2\sqrt{3}+1", "(1, 2)", "[0, 1)", r"x^2+3x=0", r"\{1,2\}", r"50\%", "3.14")
@@ -42,7 +42,7 @@ _EXAMPLES = tuple(
 
 
 class ResponseReward:
-    """A reward that looks at the text of one response at a time, and is fast."""
+    """Implement `Reward` with a fast function of one response's text."""
 
     is_batch = False
     is_fast = True  # ordinary answers take 0.1 to 30 ms
@@ -52,34 +52,34 @@ class ResponseReward:
         self._reward_fn = reward_fn
 
     def score(self, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
-        """As `Reward.score`."""
+        """See `Reward.score`."""
         for response in responses:
             yield score_safely(self._reward_fn, response, problem.ground_truth)
 
     def warm_up(self) -> None:
-        """As `warm_up`."""
+        """See `warm_up`."""
         for response in _EXAMPLES:
             score_safely(self._reward_fn, response, r"\frac{3}{7}")
 
 
 def warm_up(reward: Reward) -> None:
-    """Pay for the first score before the first response: `warm_up()` of rewards that have it.
+    """Call the reward's `warm_up()`, if it has one, before the first response is scored.
 
-    It imports libraries and fills caches, and leaves no thread, process or connection behind: it runs before forks.
+    It imports libraries and fills caches; it must not leave threads, processes or connections, since forks follow.
     """
     getattr(reward, "warm_up", lambda: None)()
 
 
 def only_computes(reward: Reward) -> bool:
-    """Tell whether CPU time and memory of the process that scores are limited, and not time on the clock."""
+    """Return True if the scoring process is limited in CPU time and memory, and not in wall-clock time."""
     return bool(getattr(reward, "only_computes", False))
 
 
 def score_safely(reward_fn: RewardFn, response: str, ground_truth: str) -> Score:
-    """Score one response; whatever the reward function raises is an invalid score that says so."""
+    """Score one response; an exception of the reward function becomes an invalid score with its message."""
     try:
         return reward_fn(response, ground_truth)
-    except Exception as error:  # noqa: BLE001 - a failed reward is data: counted, never a zero
+    except Exception as error:  # noqa: BLE001 - a failed reward is counted as invalid, never as zero
         return invalid_score(f"the reward failed: {type(error).__name__}: {shorten(error)}")
 
 
@@ -91,5 +91,5 @@ def bounded(score: Score) -> Score:
 
 
 def invalid_score(detail: str) -> Score:
-    """The score of a response about which nothing could be decided."""
+    """Return the score of a response that could not be judged."""
     return Score(reward=0.0, answer_correct=False, format_valid=False, verdict="invalid", detail=detail)

@@ -1,4 +1,4 @@
-"""Make what scores a run's responses from its configuration: tried where the run starts, made in each producer."""
+"""Create the scorer of a run's responses from its configuration; it is checked in the driver, made in each producer."""
 
 import functools
 import os
@@ -16,16 +16,18 @@ from rewards.workers.pool import RewardPool
 
 
 def scorer_factory(config: Config) -> Callable[[], GroupScorer]:
-    """Processes on the producer's node, or with --code-verifier-api-url a client of the service; for each task its own.
+    """Return a factory of worker processes on the producer's node, or of a client with --code-verifier-api-url.
 
-    Tried here: a function of the user's is imported, a program is run in the sandbox, the service is asked. No process
-    stays. The service's token, and the variables that an address names, come from this process's environment, which
-    other nodes need not have, and go into the factory.
+    With tasks: of a scorer that has these for each different reward.
+
+    The scorer is checked here: a user's function is imported, a program is run in the sandbox, the service is called.
+    No process remains. The service's token, and the variables that a URL names, are read from this process's
+    environment and stored in the factory; other nodes need not have them.
 
     Args:
         config: checked by `rules.check`.
     Returns: a picklable factory.
-    Raises: ConfigError with the flag and what to do.
+    Raises: ConfigError with the flag and the remedy.
     """
     if config.data.tasks is None:
         return _factory(config)
@@ -42,7 +44,7 @@ def scorer_factory(config: Config) -> Callable[[], GroupScorer]:
 
 
 def _factory(config: Config) -> Callable[[], GroupScorer]:
-    """Return what makes the scorer of one task from its settings."""
+    """Return the factory of one task's scorer from its settings."""
     reward = config.reward
     if reward.code_verifier_api_url is not None and reward.reward_type == "code":
         return _of_service(reward.code_verifier_api_url, config)

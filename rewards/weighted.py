@@ -1,7 +1,7 @@
 """Combine several rewards into one: the weighted sum of their scores, with a breakdown.
 
-reward = sum of weight x reward. Verdict, answer, format, detail and what --filter-range looks at are those of the first
-reward, which decides what is right; if any could not decide, the sum could not be formed and the score is invalid.
+reward = sum of weight x reward. Verdict, correctness, format, detail and the value that --filter-range filters are
+those of the first reward; if any of them is invalid, the score is invalid.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from rewards.reward import Reward, bounded, invalid_score, only_computes, warm_u
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightedPart:
-    """A reward and what it counts."""
+    """Hold a reward with its name and weight."""
 
     name: str  # short; the key in the breakdown
     weight: float
@@ -21,7 +21,7 @@ class WeightedPart:
 
 
 class WeightedReward:
-    """A `Reward`; the parts are not empty."""
+    """Implement `Reward` as a weighted sum of at least one part."""
 
     def __init__(self, parts: Sequence[WeightedPart]) -> None:
         self._parts = tuple(parts)
@@ -31,12 +31,12 @@ class WeightedReward:
         self.is_fast = all(getattr(part.reward, "is_fast", False) for part in parts)
 
     def warm_up(self) -> None:
-        """As `rewards.reward.warm_up`."""
+        """See `rewards.reward.warm_up`."""
         for part in self._parts:
             warm_up(part.reward)
 
     def score(self, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
-        """As `Reward.score`."""
+        """See `Reward.score`."""
         for scores in zip(*(part.reward.score(responses, problem) for part in self._parts), strict=True):
             yield self._sum(scores)
 

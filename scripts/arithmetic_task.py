@@ -1,4 +1,4 @@
-"""The quickstart's task: additions and subtractions of two-digit numbers, told as short stories.
+"""Generate the quickstart's task: additions and subtractions of two-digit numbers as short stories.
 
 In: a random generator. Out: `Problem`s (question, worked solution, answer), split so that no pair of operands is on
 both sides. The held-out split is by *unordered* pair: 45 + 23 is never trained on when 23 + 45 or 45 - 23 is evaluated.
@@ -24,28 +24,28 @@ SUBTRACTIONS = (
 )
 SMALLEST, LARGEST = 10, 99
 HELD_OUT_FRACTION = 0.15  # of the pairs
-CARRY_FRACTION = 0.62  # of the stories; the rest is what a model that never carries gets right
+CARRY_FRACTION = 0.62  # of the stories; the others are solved by a model that never carries
 
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One story with its answer."""
+    """Hold one story with its answer."""
 
     system_prompt: ClassVar[str] = "Please reason step by step, and put your final answer within \\boxed{}."
 
     question: str
-    solution: str  # what the teacher writes: the working, then the result in a box
-    answer: str  # the right result, as a decimal number
+    solution: str  # the teacher's text: the calculation, then the result in a box
+    answer: str  # the correct result, as a decimal number
 
     @property
     def ending(self) -> str:
-        """Return how a right solution ends."""
+        """Return the end of a correct solution."""
         return f"\\boxed{{{self.answer}}}"
 
     def row(self) -> dict[str, Any]:
-        """A line of a prompt file, in the project's math format."""
+        """Return a line of a prompt file, in the project's math format."""
         return {"messages": {"role": "user", "content": self.question}, "gt_answer": self.answer}
 
 
@@ -58,10 +58,10 @@ def split_pairs(rng: random.Random) -> tuple[list[Pair], list[Pair]]:
 
 
 def solve(a: int, b: int, *, sign: int, is_careless: bool = False) -> tuple[str, int]:
-    """Work out a + sign * b, tens and units apart; return (text, result).
+    """Compute a + sign * b with tens and units apart. Returns: (text, result).
 
-    `27 + 45 = 60 + 12 = \\boxed{72}` and `72 - 45 = 30 - 3 = \\boxed{27}`; the careless way forgets to carry or borrow
-    and just puts the last digit behind the tens: `\\boxed{62}` and `\\boxed{33}`.
+    `27 + 45 = 60 + 12 = \\boxed{72}` and `72 - 45 = 30 - 3 = \\boxed{27}`; the careless method omits carry and borrow
+    and appends the last digit to the tens: `\\boxed{62}` and `\\boxed{33}`.
     """
     tens = (a // 10 + sign * (b // 10)) * 10
     units = a % 10 + sign * (b % 10)
@@ -71,15 +71,15 @@ def solve(a: int, b: int, *, sign: int, is_careless: bool = False) -> tuple[str,
 
 
 def needs_carry(a: int, b: int, *, sign: int) -> bool:
-    """Tell whether the careless way gives another result than the right one."""
+    """Return True if the careless method gives a wrong result."""
     return solve(a, b, sign=sign) != solve(a, b, sign=sign, is_careless=True)
 
 
 def make_problem(pairs: list[Pair], rng: random.Random, *, careless_rate: float = 0.0) -> Problem:
-    """Tell a random story over one of `pairs`.
+    """Generate a random story with one of `pairs`.
 
-    No answer has fewer than two digits: subtractions take a much smaller operand away. `careless_rate` is the share of
-    the carries that the worked solution forgets; the answer is right in any case.
+    All answers have at least two digits. `careless_rate` is the fraction of carries that the solution omits; the answer
+    is always correct.
     """
     wants_carry = rng.random() < CARRY_FRACTION
     while True:
@@ -95,7 +95,7 @@ def make_problem(pairs: list[Pair], rng: random.Random, *, careless_rate: float 
 
 
 def problems(pairs: list[Pair], rng: random.Random, *, careless_rate: float = 0.0) -> Iterator[Problem]:
-    """Draw problems over `pairs` for ever, with replacement."""
+    """Draw problems with `pairs` endlessly, with replacement."""
     while True:
         yield make_problem(pairs, rng, careless_rate=careless_rate)
 
@@ -113,7 +113,7 @@ def distinct_problems(pairs: list[Pair], rng: random.Random, *, count: int) -> l
 def make_lessons(
     rng: random.Random, *, num_train: int, num_eval: int, careless_rate: float
 ) -> tuple[list[Problem], list[Problem], Iterator[Problem]]:
-    """(prompts to train on, held-out prompts, the teacher's endless worked examples)."""
+    """Return (prompts to train on, held-out prompts, an endless iterator of the teacher's solved examples)."""
     training_pairs, held_out_pairs = split_pairs(rng)
     held_out = distinct_problems(held_out_pairs, rng, count=num_eval)
     prompts = distinct_problems(training_pairs, rng, count=num_train)

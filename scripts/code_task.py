@@ -1,7 +1,7 @@
-"""A coding task for a tiny model: short stories that ask for one of six programs over two numbers.
+"""Generate a coding task for a tiny model: short stories that ask for one of six programs with two numbers.
 
 In: a random generator. Out: `Problem`s (question, a teacher's program, tests in the project's code format), split so
-that no pair of person and thing is on both sides.
+that no pair of name and object is in both parts.
 """
 
 import random
@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 NAMES = ("Ada", "Ben", "Eva", "Leo", "Mia", "Tom", "Ida", "Jon", "Kim", "Lia", "Max", "Zoe")
 OBJECTS = ("apples", "books", "coins", "eggs", "pens", "shells", "cards", "keys", "nuts", "rings", "stones", "stamps")
-HELD_OUT_FRACTION = 0.15  # of the pairs of person and thing
+HELD_OUT_FRACTION = 0.15  # of the pairs of name and object
 NUM_TESTS = 4
 LARGEST = 99
-HABIT = "a + b"  # what the careless teacher writes whatever is asked
+HABIT = "a + b"  # the careless teacher's expression for every question
 
-# (question, right expression, what it computes)
+# (question, correct expression, its function)
 STORIES: tuple[tuple[str, str, Callable[[int, int], int]], ...] = (
     ("{name} has a {objects} and gets b more. How many now?", "a + b", lambda a, b: a + b),
     ("{name} has a {objects} and gives b away. How many are left?", "a - b", lambda a, b: a - b),
@@ -32,29 +32,29 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One story with its tests."""
+    """Hold one story with its tests."""
 
-    system_prompt: ClassVar[str] = "You are a helpful assistant."  # the reference's, for code
+    system_prompt: ClassVar[str] = "You are a helpful assistant."  # the default of the code reward
 
     question: str
-    solution: str  # what the teacher writes
-    ending: str  # of a right solution
+    solution: str  # the teacher's text
+    ending: str  # of a correct solution
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
     def row(self) -> dict[str, Any]:
-        """A line of a prompt file."""
+        """Return a line of a prompt file."""
         tests = {"inputs": list(self.inputs), "outputs": list(self.outputs)}
         return {"messages": {"role": "user", "content": self.question}, "test_cases": tests}
 
 
 def write_program(expression: str) -> str:
-    """A response: a program that reads a and b, a line each, and prints the expression."""
+    """Return a response: a program that reads a and b from two lines and prints the expression."""
     return f"```python\na = int(input())\nb = int(input())\nprint({expression})\n```"
 
 
 def make_problem(story: int, pair: Pair, rng: random.Random, *, careless_rate: float = 0.0) -> Problem:
-    """Tell a story of STORIES, with tests that no other story's program passes."""
+    """Generate a story of STORIES, with tests that no other story's program passes."""
     text, expression, right = STORIES[story]
     others = [other for index, (_, _, other) in enumerate(STORIES) if index != story]
     while True:
@@ -74,9 +74,9 @@ def make_problem(story: int, pair: Pair, rng: random.Random, *, careless_rate: f
 def make_lessons(
     rng: random.Random, *, num_train: int, num_eval: int, careless_rate: float
 ) -> tuple[list[Problem], list[Problem], Iterator[Problem]]:
-    """(prompts to train on, held-out prompts, the teacher's endless worked examples).
+    """Return (prompts to train on, held-out prompts, an endless iterator of the teacher's solved examples).
 
-    There are only so many stories: a list may be shorter than asked for.
+    The number of stories is limited, so the lists may be shorter than requested.
     """
     pairs = list(product(NAMES, OBJECTS))
     rng.shuffle(pairs)
@@ -91,7 +91,7 @@ def make_lessons(
 
 
 def _shuffled(pairs: list[Pair], rng: random.Random) -> list[Problem]:
-    """Every story about every pair."""
+    """Return every story with every pair in random order."""
     found = [make_problem(story, pair, rng) for pair in pairs for story in range(len(STORIES))]
     rng.shuffle(found)
     return found

@@ -1,11 +1,11 @@
-"""Train the quickstart's tiny model with every preset of --algo, and compare.
+"""Train the quickstart's tiny model with every preset of --algo, and compare the results.
 
     python scripts/compare_algorithms.py MODEL_DIR OUT_DIR [--presets GRPO GSPO] [--steps 60] [--seeds 0] [-- FLAGS]
 
 In: a model of make_tiny_model.py with its train.jsonl and eval.jsonl. Out: OUT_DIR/<preset>-<seed>/ (each an ordinary
 run), OUT_DIR/comparison.md, comparison.json and comparison.png (reward over steps). Every run has the same prompts per
-step, steps, seeds and lengths; K = 2 optimizer steps share their rollouts' weights, so that clipping acts in every
-second one. Only the learning rate may differ. A run that is complete is not repeated. FLAGS go to every run.
+step, steps, seeds and lengths; there are K = 2 optimizer steps per weight sync, so that clipping has an effect in every
+second one. Only the learning rate may differ. A complete run is not repeated. FLAGS are added to every run.
 """
 
 import argparse
@@ -21,11 +21,11 @@ from plot_reward_curve import read_rows
 
 from coati_rl.config.presets import PRESETS
 
-matplotlib.use("Agg")  # a file is written, no window is opened
+matplotlib.use("Agg")  # write files without opening a window
 from matplotlib import pyplot
 
-LEARNING_RATES = dict.fromkeys(PRESETS, 3e-4)  # one for each preset; the same has done for all
-WINDOW = 20  # steps at either end whose mean rewards are compared
+LEARNING_RATES = dict.fromkeys(PRESETS, 3e-4)  # one for each preset; currently the same for all
+WINDOW = 20  # first and last steps whose mean rewards are compared
 TIMEOUT_S = 1800.0  # of one run
 COMMON_FLAGS = {
     "--reward-type": "boxed",
@@ -33,7 +33,7 @@ COMMON_FLAGS = {
     "--num-trainers": 1,
     "--num-inferencer": 1,
     "--num-generations": 8,
-    "--inference-batch-size": 64,  # prompts that share their rollouts' weights: two optimizer steps' worth
+    "--inference-batch-size": 64,  # prompts between two weight syncs: those of two optimizer steps
     "--inference-microbatch-size": 64,
     "--train-batch-size": 32,
     "--train-minibatch-size": 32,
@@ -55,17 +55,19 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60, help=f"optimizer steps of each run, at least {2 * WINDOW}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one run each")
     own, flags = sys.argv[1:], []
-    if "--" in own:  # argparse itself takes what follows only where no option comes before
+    if "--" in own:  # argparse handles "--" only without options before it
         own, flags = own[: own.index("--")], own[own.index("--") + 1 :]
     arguments = parser.parse_args(own)
     arguments.flags = flags
     if arguments.steps < 2 * WINDOW:
-        parser.error(f"--steps {arguments.steps}: the first and the last {WINDOW} steps are compared; give more")
+        parser.error(
+            f"--steps {arguments.steps}: the first and the last {WINDOW} steps are compared; use at least {2 * WINDOW}"
+        )
     return arguments
 
 
 def train(preset: str, seed: int, arguments: argparse.Namespace) -> list[Row]:
-    """The metrics of one run, which is made if it is not there."""
+    """Return the metrics of one run, which is started if it does not exist."""
     run_dir = arguments.out_dir / f"{preset.lower()}-{seed}"
     metrics = run_dir / "metrics.jsonl"
     rows = read_rows(metrics) if metrics.is_file() else []
@@ -93,13 +95,13 @@ def train(preset: str, seed: int, arguments: argparse.Namespace) -> list[Row]:
 
 
 def mean_of(rows: list[Row], key: str) -> float | None:
-    """Over the steps that have a value."""
+    """Return the mean of a metric over the steps that have it; None if there are none."""
     values = [row[key] for row in rows if row.get(key) is not None]
     return fmean(values) if values else None
 
 
 def summarise(preset: str, runs: list[list[Row]]) -> Row:
-    """One line of the table: means over steps, then over seeds."""
+    """Return one row of the table: means over steps, then over seeds."""
     steps = [row for rows in runs for row in rows]
     rewards = [[row["reward_mean"] for row in rows] for rows in runs]
     first, last = ([fmean(curve[part]) for curve in rewards] for part in (slice(WINDOW), slice(-WINDOW, None)))
@@ -120,7 +122,7 @@ def summarise(preset: str, runs: list[list[Row]]) -> Row:
 
 
 def table(summaries: list[Row]) -> str:
-    """The summaries in Markdown."""
+    """Format the summaries as a Markdown table."""
     names = [*summaries[0]]
     lines = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in summaries)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -135,7 +137,7 @@ def _cell(value: Any) -> str:
 
 
 def draw(results: dict[str, list[list[Row]]], output: Path) -> None:
-    """Mean reward over steps, a line for each preset; smoothed over five steps."""
+    """Plot the mean reward over steps, smoothed over five steps, with a line for each preset."""
     figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
     for preset, runs in results.items():
         rewards = [fmean(rows[step]["reward_mean"] for rows in runs) for step in range(len(runs[0]))]
@@ -149,7 +151,7 @@ def draw(results: dict[str, list[list[Row]]], output: Path) -> None:
 
 
 def main() -> None:
-    """Train, then write the table and the picture."""
+    """Train, then write the table and the figure."""
     arguments = parse_arguments()
     arguments.out_dir.mkdir(parents=True, exist_ok=True)
     results = {preset: [train(preset, seed, arguments) for seed in arguments.seeds] for preset in arguments.presets}

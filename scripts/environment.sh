@@ -9,7 +9,7 @@ CACHE="$REPOSITORY/.cache"
 STAMP="$VENV/coati-stamp"
 TORCH_PIN="torch==2.13.0"
 
-# What a person has set already stays: a model cache elsewhere, for example.
+# Variables that are already set are kept, for example a model cache elsewhere.
 export XDG_CACHE_HOME="${XDG_CACHE_HOME:-$CACHE}"
 export XDG_CONFIG_HOME="${XDG_CONFIG_HOME:-$CACHE/config}"
 export HF_HOME="${HF_HOME:-$CACHE/huggingface}"
@@ -19,11 +19,11 @@ export MPLCONFIGDIR="${MPLCONFIGDIR:-$CACHE/matplotlib}"
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$CACHE/inductor}"
 export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$CACHE/triton}"
 export CUPY_CACHE_DIR="${CUPY_CACHE_DIR:-$CACHE/cupy}"
-# No package reports home.
+# Disable the packages' usage statistics.
 export VLLM_NO_USAGE_STATS=1 RAY_USAGE_STATS_ENABLED=0 HF_HUB_DISABLE_TELEMETRY=1 DO_NOT_TRACK=1
 # Two processes with two threads each on two cores are up to 23 times slower than with one.
 export OMP_NUM_THREADS=1
-# Without compiled bytecode every process of a run would compile torch and vLLM anew.
+# Without cached bytecode every process of a run would compile torch and vLLM again.
 unset PYTHONDONTWRITEBYTECODE
 
 say() { printf '[environment] %s\n' "$*"; }
@@ -54,13 +54,13 @@ find_python() {
     return 1
 }
 
-# The environment is complete when this text is in its stamp: the pins, the device, and where the project lies (it is installed editable).
+# The environment is complete if its stamp has this text: a digest of the pins, the device, and the project's path (editable installation).
 wanted_stamp() {
     printf '%s %s ' "$DEVICE" "$REPOSITORY"
     cat "$REPOSITORY"/requirements/*.txt "$REPOSITORY/setup.py" "${BASH_SOURCE[0]}" | sha256sum
 }
 
-# What pip has been told of indexes and certificates, in pip's configuration or its variables; uv reads neither.
+# Print a setting of pip (indexes, certificates) from its configuration or variables, which uv does not read.
 pip_setting() {
     "$PYTHON" -m pip config list 2>/dev/null | awk -F= -v name="$1" -v quote="'" '
         { key = $1; sub(/.*\./, "", key); value = substr($0, length($1) + 2); gsub(quote, "", value) }
@@ -69,8 +69,8 @@ pip_setting() {
 }
 
 prepare_uv() {
-    export UV_PYTHON="$PYTHON" UV_NO_CONFIG=1 UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}" # pip's: the best of all indexes
-    export UV_CACHE_DIR="$CACHE/uv" # beside the environment, so that files are linked and not copied; gone when all is installed
+    export UV_PYTHON="$PYTHON" UV_NO_CONFIG=1 UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}" # as pip: the best version of all indexes
+    export UV_CACHE_DIR="$CACHE/uv" # on the environment's file system, so that files are linked and not copied; removed at the end
     export UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-$(pip_setting index-url)}" UV_INDEX="${UV_INDEX:-$(pip_setting extra-index-url)}"
     export UV_FIND_LINKS="${UV_FIND_LINKS:-$(pip_setting find-links | tr -s ' ' ,)}"
     export SSL_CERT_FILE="${SSL_CERT_FILE:-$(pip_setting cert)}"
@@ -82,7 +82,7 @@ prepare_uv() {
 
 uv_install() { "$VENV/bin/uv" pip install --quiet "$@"; }
 
-# Compiles what a run imports, as later processes may be told not to (PYTHONDONTWRITEBYTECODE); all that was installed would be 24,000 files.
+# Compile only the modules that a run imports (all packages have 24,000 files); later processes may not (PYTHONDONTWRITEBYTECODE).
 compile_imports() {
     local trainer='import colossalai.booster.plugin, datasets, ray, tensorboard, trl, wandb'
     local engine='import math_verify, vllm.v1.engine.llm_engine, vllm.v1.worker.cpu_worker, vllm.v1.worker.gpu_worker'
@@ -93,17 +93,17 @@ compile_imports() {
 
 install_cpu() {
     say "installing $TORCH_PIN and the packages of requirements/cpu.txt"
-    uv_install "$TORCH_PIN" -c "$REPOSITORY/requirements/cpu.txt" # the build that the package index has for this machine
+    uv_install "$TORCH_PIN" -c "$REPOSITORY/requirements/cpu.txt" # the package index's build for this machine
     uv_install --no-deps --no-build-isolation --require-hashes -r "$REPOSITORY/requirements/cpu.txt"
     uv_install --no-deps --no-build-isolation --editable "$REPOSITORY"
 }
 
-# 12 or 13, if this Python has torch and vLLM built for that CUDA; else nothing.
+# Print the CUDA version, 12 or 13, that this Python's torch and vLLM are built for; nothing if they are not installed.
 installed_cuda() {
     "$1" -c 'import importlib.metadata as m; m.version("vllm"); import torch; print((torch.version.cuda or "").partition(".")[0])' 2>/dev/null || true
 }
 
-# Before anything is installed: Triton compiles with gcc against Python.h; the package index's torch and vLLM are built for CUDA 13.
+# Check before the installation: Triton needs gcc and Python.h, and the package index's torch and vLLM are built for CUDA 13.
 check_gpu_machine() {
     local base="$1" headers driver
     headers="$("$base" -c 'import sysconfig; print(sysconfig.get_path("include"))')"
@@ -133,17 +133,17 @@ make_environment() {
             fail "Python 3.11 or 3.12 with venv is needed and was not found (Debian, Ubuntu: apt install python3 python3-venv)"
         [[ "$DEVICE" == cpu ]] || check_gpu_machine "$base"
         say "making .venv with $("$base" --version)"
-        # CUDA 12 builds of torch and vLLM are not on the package index: those that the machine has are used.
+        # CUDA 12 builds of torch and vLLM are not on the package index: use those that are installed on the machine.
         local site=()
         [[ "$DEVICE" == cpu || "$(installed_cuda "$base")" != 12 ]] || site=(--system-site-packages)
         "$base" -m venv --clear "${site[@]}" "$VENV"
     fi
-    rm -f "$STAMP" # until all is installed: an interrupted installation is repaired by the next call
+    rm -f "$STAMP" # written again at the end, so that the next call repairs an interrupted installation
     "$PYTHON" -m pip --no-cache-dir --disable-pip-version-check install --quiet --require-hashes -r "$REPOSITORY/requirements/build.txt"
     prepare_uv
     "install_$DEVICE"
     rm -rf "$UV_CACHE_DIR"
-    say "compiling what is imported"
+    say "compiling the modules that a run imports"
     compile_imports
     wanted_stamp >"$STAMP"
 }
@@ -160,7 +160,7 @@ ensure_environment() {
 
 DEVICE="$(choose_device)"
 mkdir -p "$CACHE"
-# One at a time; in a subshell, so that no process started later inherits the lock.
+# Only one process at a time; in a subshell, so that later processes do not inherit the lock.
 (
     set -euo pipefail
     flock 9

@@ -1,13 +1,13 @@
-"""Make a tiny Qwen3 model that is mediocre at a task, and the prompt files to train it further.
+"""Create a tiny Qwen3 model that partly solves a task, and the prompt files to train it further.
 
     python scripts/make_tiny_model.py OUT_DIR [--task arithmetic | code] [--seed 0] [--tied | --untied] [--steps 200]
 
 Out: OUT_DIR holds an ordinary Hugging Face checkpoint (config, safetensors, tokenizer with chat template, generation
 config) and `train.jsonl`, `eval.jsonl` in the project's math or code format. The warm-up is supervised training on the
-worked answers of a careless teacher, who forgets most carries (arithmetic), or adds whatever is asked (code). The model
-picks up the method and the habit: greedily it solves what needs no carry, 30-50 % of the held-out problems (additions,
-a sixth). The right way is left as its second choice, which is what reinforcement learning can find.
-One thread and one seed decide everything: the same machine gives the same model.
+solutions of a careless teacher, who omits most carries (arithmetic), or always adds (code). Greedy decoding then solves
+the problems without a carry, 30-50 % of the held-out ones (for code the additions, a sixth). The correct solution
+remains the model's second choice, which reinforcement learning can find.
+With one thread and one seed the result is deterministic on one machine.
 """
 
 import argparse
@@ -30,32 +30,32 @@ MAX_POSITIONS = 4096
 Problem = arithmetic_task.Problem | code_task.Problem
 Lessons = tuple[Sequence[Problem], Sequence[Problem], Iterator[Problem]]
 TASKS: dict[str, Callable[..., Lessons]] = {"arithmetic": arithmetic_task.make_lessons, "code": code_task.make_lessons}
-# Greedy accuracy: there is something to learn, and something to learn it from.
-MEDIOCRE = {"arithmetic": (0.3, 0.5), "code": (0.1, 0.5)}
+# Range of greedy accuracy: neither too low nor too high for reinforcement learning.
+TARGET_ACCURACY = {"arithmetic": (0.3, 0.5), "code": (0.1, 0.5)}
 MAX_ANSWER_TOKENS = 32
 EOS, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-IGNORED_LABEL = -100  # what transformers' loss leaves out
+IGNORED_LABEL = -100  # ignored by transformers' loss
 
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out_dir", type=Path, help="folder to write the checkpoint and the prompt files to")
-    parser.add_argument("--task", choices=TASKS, default="arithmetic", help="what the model half learns")
+    parser.add_argument("--task", choices=TASKS, default="arithmetic", help="task that the model partly learns")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, data and order")
     embeddings = parser.add_mutually_exclusive_group()
     embeddings.add_argument("--tied", action="store_true", default=True, help="shared embeddings (default)")
-    embeddings.add_argument("--untied", dest="tied", action="store_false", help="an output embedding of its own")
+    embeddings.add_argument("--untied", dest="tied", action="store_false", help="separate output embedding")
     parser.add_argument("--num-layers", type=int, default=2, help="decoder layers")
     parser.add_argument("--hidden-size", type=int, default=128, help="width; always 4 attention heads of 32")
     parser.add_argument("--vocab-size", type=int, default=512, help="tokens, 256 bytes and 3 special ones included")
     parser.add_argument("--steps", type=int, default=200, help="training steps; 0 leaves the model random")
     parser.add_argument("--batch-size", type=int, default=64, help="examples per training step")
-    parser.add_argument("--careless-rate", type=float, default=0.7, help="how often the teacher follows the habit")
+    parser.add_argument("--careless-rate", type=float, default=0.7, help="fraction of carelessly solved examples")
     parser.add_argument("--num-train", type=int, default=16384, help="rows of train.jsonl")
     parser.add_argument("--num-eval", type=int, default=256, help="rows of eval.jsonl")
     return parser.parse_args()
@@ -64,7 +64,7 @@ def parse_arguments() -> argparse.Namespace:
 def make_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer: no unknown token, one token per digit, and merges across words.
 
-    Words are not split before merging: with sentences this uniform a prompt has 17 tokens instead of 46.
+    Text is not split into words before merging: with such uniform sentences a prompt has 17 tokens instead of 46.
     """
     tokenizer = Tokenizer(models.BPE())
     one_per_digit = pre_tokenizers.Split(Regex(r"\d"), behavior="isolated")
@@ -90,17 +90,17 @@ def make_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokeni
 
 
 def chat(problem: Problem) -> list[dict[str, str]]:
-    """The messages a training run sends for `problem`."""
+    """Return the messages that a training run sends for `problem`."""
     return [{"role": "system", "content": problem.system_prompt}, {"role": "user", "content": problem.question}]
 
 
 def prompt_text(tokenizer: PreTrainedTokenizerFast, problem: Problem) -> str:
-    """`problem` as the model reads it, up to and including the generation prompt."""
+    """Render the prompt of `problem`, up to and including the generation prompt."""
     return str(tokenizer.apply_chat_template(chat(problem), tokenize=False, add_generation_prompt=True))
 
 
 def tokenizer_texts(sample: Iterable[Problem]) -> Iterable[str]:
-    """Return what the tokenizer learns its merges from: the pieces between the special tokens of a chat."""
+    """Yield the texts that the tokenizer is trained on: the parts of a chat between special tokens."""
     for problem in sample:
         yield from (
             f"system\n{problem.system_prompt}",
@@ -112,7 +112,7 @@ def tokenizer_texts(sample: Iterable[Problem]) -> Iterable[str]:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, arguments: argparse.Namespace) -> Qwen3ForCausalLM:
-    """A randomly initialised Qwen3 of the asked size."""
+    """Create a randomly initialised Qwen3 of the requested size."""
     config = Qwen3Config(
         vocab_size=arguments.vocab_size,
         hidden_size=arguments.hidden_size,
@@ -120,7 +120,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, arguments: argparse.Namespace
         num_hidden_layers=arguments.num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=32,  # vLLM's CPU attention takes only some sizes; 32 was loaded and run
+        head_dim=32,  # vLLM's CPU attention supports only some sizes; 32 works
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=arguments.tied,
         bos_token_id=None,
@@ -136,7 +136,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, arguments: argparse.Namespace
 
 
 def collate(tokenizer: PreTrainedTokenizerFast, batch: list[Problem]) -> dict[str, Tensor]:
-    """Right-padded prompt + answer rows; only the answer's tokens carry a label. int64[B, T] each."""
+    """Return right-padded rows of prompt + answer, int64[B, T] each; only the answer's tokens have labels."""
     prompts = tokenizer([prompt_text(tokenizer, problem) for problem in batch])["input_ids"]
     answers = tokenizer([problem.solution + IM_END for problem in batch])["input_ids"]
     width = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
@@ -151,7 +151,7 @@ def collate(tokenizer: PreTrainedTokenizerFast, batch: list[Problem]) -> dict[st
 
 @torch.inference_mode()
 def greedy_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, held_out: Sequence[Problem]) -> float:
-    """The share of `held_out` whose greedy completion ends as a right solution does."""
+    """Return the fraction of `held_out` whose greedy completion ends as a correct solution."""
     texts = [prompt_text(tokenizer, problem) for problem in held_out]
     inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
     output = model.generate(**inputs, max_new_tokens=MAX_ANSWER_TOKENS, do_sample=False)
@@ -161,9 +161,10 @@ def greedy_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast,
 
 
 def make_optimizers(model: Qwen3ForCausalLM) -> list[tuple[torch.optim.Optimizer, float]]:
-    """Muon for the matrices between the embeddings, AdamW for the rest; each with its peak learning rate.
+    """Create Muon for the layers' matrices and AdamW for the rest, each with its peak learning rate.
 
-    One seed, constant rates, an easier task (operands to 49): 44 % after 100 steps, with AdamW alone after about 210.
+    Measured with one seed, constant rates and an easier task (operands to 49): 44 % after 100 steps, with AdamW alone
+    after about 210.
     """
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers" in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers" not in name]
@@ -181,7 +182,7 @@ def warm_up(
     num_steps: int,
     batch_size: int,
 ) -> None:
-    """Train on `training`; the learning rates rise for 10 steps and then fall to zero in a straight line."""
+    """Train on `training`; the learning rates increase for 10 steps and then decrease linearly to zero."""
     stream = iter(training)
     optimizers = make_optimizers(model)
     for step in range(num_steps):
@@ -199,7 +200,7 @@ def write_rows(path: Path, rows: Sequence[Problem]) -> None:
 
 
 def main() -> None:
-    """Make data, tokenizer and model; train; save."""
+    """Create data, tokenizer and model; train; save."""
     arguments = parse_arguments()
     started = time.perf_counter()
     torch.set_num_threads(1)
@@ -223,9 +224,12 @@ def main() -> None:
         f"{arguments.out_dir}: {num_parameters:,} parameters, {arguments.steps} steps, "
         f"greedy accuracy {accuracy:.3f} on {len(held_out)} held-out problems, {seconds:.0f} s"
     )
-    low, high = MEDIOCRE[arguments.task]
+    low, high = TARGET_ACCURACY[arguments.task]
     if arguments.steps and not low <= accuracy <= high:
-        print(f"warning: not within {low:.0%}-{high:.0%}, try another --seed", file=sys.stderr)
+        print(
+            f"warning: greedy accuracy {accuracy:.0%} is not within {low:.0%}-{high:.0%}; try another --seed",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

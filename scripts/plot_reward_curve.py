@@ -1,4 +1,4 @@
-"""Draw a run's learning curve.
+"""Plot a run's learning curve.
 
     python scripts/plot_reward_curve.py RUN_DIR [--output FILE.png]
 
@@ -15,24 +15,24 @@ from typing import Any
 
 import matplotlib
 
-matplotlib.use("Agg")  # a file is written, no window is opened
+matplotlib.use("Agg")  # write files without opening a window
 from matplotlib import pyplot
 
 Row = dict[str, Any]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read a JSON Lines file; a missing or broken one ends the program with a message."""
+    """Read a JSON Lines file. Raises: SystemExit with a message for a missing or invalid one."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise SystemExit(f"{path}: cannot be read ({error.strerror}): is this the folder of a run?") from error
+        raise SystemExit(f"{path}: cannot be read ({error.strerror}); give the folder of a run") from error
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
-            raise SystemExit(f"{path}:{number}: not a line of JSON: {error}") from error
+            raise SystemExit(f"{path}:{number}: the line is not JSON: {error}") from error
     return rows
 
 
@@ -45,7 +45,7 @@ def accuracy_by_task(rows: list[Row]) -> dict[str, list[tuple[int, float]]]:
 
 
 def draw(metrics: list[Row], evaluations: list[Row], output: Path, *, title: str) -> None:
-    """Write the picture: rollout curves as lines, evaluations as lines with points."""
+    """Write the figure: rollout curves as lines, evaluations as lines with points."""
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     for key, label in (("reward_mean", "reward (rollouts)"), ("answer_accuracy", "answer accuracy (rollouts)")):
         points = [(row["step"], row[key]) for row in metrics if row.get(key) is not None]
@@ -60,14 +60,14 @@ def draw(metrics: list[Row], evaluations: list[Row], output: Path, *, title: str
 
 
 def main() -> None:
-    """Read the run's files and draw them."""
+    """Read the run's files and plot them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("run_dir", type=Path, help="folder of the run")
-    parser.add_argument("--output", type=Path, help="picture to write (default: RUN_DIR/reward_curve.png)")
+    parser.add_argument("--output", type=Path, help="figure to write (default: RUN_DIR/reward_curve.png)")
     arguments = parser.parse_args()
     metrics = read_rows(arguments.run_dir / "metrics.jsonl")
     if not metrics:
-        raise SystemExit(f"{arguments.run_dir / 'metrics.jsonl'}: holds no step yet")
+        raise SystemExit(f"{arguments.run_dir / 'metrics.jsonl'}: no optimizer step is recorded yet")
     summary = arguments.run_dir / "eval" / "summary.jsonl"
     output = arguments.output or arguments.run_dir / "reward_curve.png"
     draw(metrics, read_rows(summary) if summary.exists() else [], output, title=arguments.run_dir.name)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# From nothing to a model that has learned: environment, a tiny model warmed up on the spot, a GRPO run with vLLM and ColossalAI on
-# two producers and two trainers, and a picture of the reward curve. Everything lands in runs/quickstart/. Arguments go to
-# rl_example.py: scripts/quickstart.sh --max-steps 80
+# Install the environment, create a tiny model, train it by GRPO with vLLM and ColossalAI on two producers and two trainers, and plot
+# the reward curve. All files are written to runs/quickstart/. Arguments are passed to rl_example.py:
+# scripts/quickstart.sh --max-steps 80
 set -euo pipefail
 trap 'printf "[quickstart] failed in phase: %s\n" "${phase:-environment}" >&2' ERR
 start=$SECONDS
@@ -15,9 +15,9 @@ timing="environment $((SECONDS - start)) s"
 phase="tiny model"
 phase_start=$SECONDS
 if [[ -f $model/complete ]]; then
-    say "$model is there already"
+    say "$model exists"
 else
-    say "making $model (about a minute)"
+    say "creating $model (about a minute)"
     rm -rf "$model"
     "$PYTHON" scripts/make_tiny_model.py "$model" --seed 0
     touch "$model/complete"
@@ -26,9 +26,9 @@ timing+=", tiny model $((SECONDS - phase_start)) s"
 
 phase="training"
 phase_start=$SECONDS
-# A folder of its own for each run: an existing one is not overwritten.
+# Each run has its own folder; existing runs are not overwritten.
 run_dir="runs/quickstart/run-$(date +%Y%m%d-%H%M%S)"
-say "training; metrics and logs go to $run_dir"
+say "training; metrics and logs are in $run_dir"
 "$PYTHON" rl_example.py \
     --model "$model" --dataset "$model/train.jsonl" --eval-dataset "{\"arithmetic\": \"$model/eval.jsonl\"}" \
     --reward-type boxed --backend vllm --algo GRPO --kl-coeff 0 --learning-rate 3e-4 \

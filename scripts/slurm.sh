@@ -5,8 +5,9 @@
 #SBATCH --exclusive
 #SBATCH --output=%x-%j.out
 #SBATCH --signal=B:INT@120
-# One run over all nodes of a SLURM job: Ray's head and the driver on the first node, a Ray worker on each other one. Submit from the
-# repository's root, which all nodes see at the same path with its .venv; arguments go to rl_example.py, whose exit code is the job's:
+# Start one run on all nodes of a SLURM job: Ray's head and the driver on the first node, a Ray worker on each other one. Submit it from
+# the repository's root, which needs the same path on all nodes, with its .venv; arguments are passed to rl_example.py, whose exit code
+# is the job's:
 #   sbatch --nodes=4 --gpus-per-node=8 scripts/slurm.sh -m /shared/model -d /shared/train.jsonl -t 16 -i 16
 set -euo pipefail
 
@@ -19,7 +20,7 @@ cd -- "$repository"
 
 say() { printf '[slurm] %s\n' "$*"; }
 
-# A token for this job alone: whoever lacks it cannot talk to the cluster. Steps inherit these variables.
+# Create a token for this job; the cluster refuses connections without it. Job steps inherit these variables.
 private="$repository/runs/.slurm-${SLURM_JOB_ID:?}-${SLURM_RESTART_COUNT:-0}"
 mkdir -p "$repository/runs"
 mkdir -m 700 "$private"
@@ -80,5 +81,5 @@ while kill -0 "$driver" 2>/dev/null; do
     status=0
     wait "$driver" || status=$?
 done
-say "rl_example.py ended with $status"
+say "rl_example.py ended with exit code $status"
 exit "$status"

@@ -1,5 +1,4 @@
-"""Set what holds for every test: one thread a process; which cases are left out of the fast suite, and which need a
-GPU.
+"""Configure all tests: one thread per process, cases outside of the fast suite, tests that need a GPU.
 
 Cases marked `full` run with --all only: the fast suite has one representative of each guarantee, docs/testing.md says
 which. Tests marked `gpu` are skipped unless `-m gpu` chooses them on a machine with one; nothing else is ever skipped.

@@ -1,4 +1,4 @@
-"""Name the keys that a record of metrics.jsonl always has in a run with producers."""
+"""List the keys that a record of metrics.jsonl always has in a run with producers."""
 
 # The contract that scripts and users rely on, and what the algorithms add.
 CONTRACT = [

@@ -1,4 +1,4 @@
-"""Build micro-batches from arrays that say something of every token of a row."""
+"""Build micro-batches from arrays with a value for every token of a row."""
 
 import numpy as np
 

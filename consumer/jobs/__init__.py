@@ -1,1 +1,1 @@
-"""Compose trainers for jobs without producers: one job per file."""
+"""Run training jobs that need no producers: one job per file."""

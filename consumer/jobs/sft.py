@@ -1,7 +1,7 @@
 """Run supervised fine-tuning in a trainer process: the train loop on a dataset of conversations.
 
-Consumes: the work of a `DatasetSource`, which every rank decides alike. Waits for: the other ranks, in collectives.
-Produces: optimizer steps, checkpoints, step records. No producer takes part, so no weights are sent.
+Consumes: the work items of a `DatasetSource`, the same on every rank. Waits for: the other ranks, in collectives.
+Produces: optimizer steps, checkpoints, step records. There are no producers, so no weights are sent.
 """
 
 from pathlib import Path
@@ -22,8 +22,8 @@ def run_sft(
         rank: of this trainer.
         backend: holds the model; restored already if the run is resumed.
         source: the same on every rank.
-        learning_rate: at its peak.
-        checkpoint_dir: where `step-N` directories go.
+        learning_rate: peak learning rate.
+        checkpoint_dir: parent of the `step-N` directories.
     Returns: optimizer steps taken, those before a resume included.
     """
     train_step = TrainStep(backend, CrossEntropy(), learning_rate=learning_rate)

@@ -1,8 +1,8 @@
-"""Attend within each sample of a packed row: no mask, and no work on pairs of tokens that may not see each other.
+"""Compute attention within each sample of a packed row, without a mask and without work across samples.
 
 Under a block-diagonal mask a row costs as much as one sample of the row's length, in time and, for the mask, in memory.
-Here each sample of a row attends on its own, through transformers' SDPA function; at 16 samples of 80 tokens a training
-step is 2.4 times as fast. In half precision on a GPU flash attention's varlen kernel takes all samples at once.
+Here transformers' SDPA function runs for each sample of a row; at 16 samples of 80 tokens a training step is 2.4 times
+as fast. In half precision on a GPU one call of flash attention's varlen kernel handles all samples.
 R rows, L tokens per row, T tokens of a sample, D size of a head.
 """
 
@@ -18,15 +18,15 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-NAME = "packed_sdpa"  # as transformers knows it
+NAME = "packed_sdpa"  # registered with transformers
 HALF = (torch.bfloat16, torch.float16)
-# PyTorch 2.11's shares the heads of keys and values unasked.
+# PyTorch 2.11's varlen_attn shares key and value heads without this argument.
 _SHARED_HEADS: dict[str, Any] = (
     {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 )
 
-# Architectures whose attention asks for no more than `packed_attention` does; a test compares each with its own. Others
-# (with logit caps, sinks, position biases) go through transformers' masks, which it derives from position_ids.
+# Architectures whose attention `packed_attention` computes; a test compares each with its own implementation. Others
+# (with logit caps, sinks, position biases) use transformers' masks, which it derives from position_ids.
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 RowLengths = tuple[
@@ -35,12 +35,12 @@ RowLengths = tuple[
 
 
 def row_lengths(segments: NDArray[np.int32], shape: tuple[int, ...]) -> RowLengths | None:
-    """Return where the segments of each row end, and its padding.
+    """Return the lengths of each row's segments and of its padding.
 
     Args:
         segments: int32[K, 4] of row, start, length, parent; see `coati_rl.batch`. None has a parent.
         shape: (R, L).
-    Returns: None if no row holds more than one segment: causal attention over whole rows is enough then, since padding
+    Returns: None if no row holds more than one segment; causal attention over whole rows suffices then, since padding
         comes last.
     """
     num_rows, length = shape
@@ -54,12 +54,12 @@ def row_lengths(segments: NDArray[np.int32], shape: tuple[int, ...]) -> RowLengt
 
 
 def segment_mask(segments: NDArray[np.int32], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return which tokens see which: those before them in their segment, and all of its ancestors.
+    """Return the attention mask: a token sees those before it in its segment, and all of the segment's ancestors.
 
     Args:
         segments: int32[K, 4] of row, start, length, parent; a parent comes before its children, in the same row.
         shape: (R, L).
-    Returns: bool[R, 1, L, L], True where the token of the row sees that of the column; padding sees itself alone.
+    Returns: bool[R, 1, L, L], True where the token of a mask row sees that of the column; padding sees only itself.
     Raises: ValueError if a parent is not an earlier segment of the row.
     """
     num_rows, length = shape
@@ -87,15 +87,15 @@ def packed_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend in packed rows; the model calls this instead of its own attention.
+    """Compute attention in packed rows; the model calls this instead of its own attention.
 
     Args:
         module: the layer's attention.
-        query: [R, heads, L, D]; key and value likewise, perhaps with fewer heads.
+        query: [R, heads, L, D]; key and value likewise, possibly with fewer heads.
         attention_mask: bool[R, 1, L, L] where segments have parents, see `segment_mask`; else None, since transformers
             makes no mask for an attention function that it does not know.
         lengths: see `row_lengths`.
-        sliding_window: tokens that one sees, itself included; None for all before it.
+        sliding_window: number of tokens that a token sees, itself included; None: all before it.
         kwargs: scaling and dropout, for transformers' function.
     Returns: ([R, L, heads, D], None).
     Raises: ValueError for a mask in a layer with a sliding window.
@@ -124,13 +124,13 @@ def _attend_varlen(
     sliding_window: int | None,
     scaling: float,
 ) -> Tensor:
-    """[R, L, heads, D]: flash attention over all samples at once; it takes half precision on GPUs only."""
+    """Run flash attention over all samples at once (half precision on GPUs only). Returns: [R, L, heads, D]."""
     rows, _, length, _ = query.shape
     samples = lengths or ((length,),) * rows
     boundaries = _boundaries(samples, query.device)
     longest = max(max(row) for row in samples)
     q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))  # [R * L, heads, D]
-    window = (-1 if sliding_window is None else sliding_window - 1, 0)  # tokens before and after one's own
+    window = (-1 if sliding_window is None else sliding_window - 1, 0)  # tokens before and after the query
     attended = varlen_attn(
         q, k, v, boundaries, boundaries, longest, longest, scale=scaling, window_size=window, **_SHARED_HEADS
     )
@@ -139,7 +139,7 @@ def _attend_varlen(
 
 @functools.lru_cache(maxsize=4)
 def _boundaries(lengths: RowLengths, device: torch.device) -> Tensor:
-    """int32[samples + 1]: where each begins and ends in all rows one after another; the same in every layer."""
+    """Return int32[samples + 1], the cumulative lengths of the samples over all rows; the same in every layer."""
     flat = torch.tensor([0, *(length for row in lengths for length in row)], dtype=torch.int32, device=device)
     return flat.cumsum(0, dtype=torch.int32)
 
@@ -147,11 +147,11 @@ def _boundaries(lengths: RowLengths, device: torch.device) -> Tensor:
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, sliding_window: int | None, **kwargs: Any
 ) -> Tensor:
-    """[rows, T, heads, D]: causal attention within each row."""
+    """Compute causal attention within each row. Returns: [rows, T, heads, D]."""
     length, mask = query.shape[2], None
     if sliding_window is not None and length > sliding_window:
-        place = torch.arange(length, device=query.device)
-        distance = place[:, None] - place
+        positions = torch.arange(length, device=query.device)
+        distance = positions[:, None] - positions
         mask = (distance >= 0) & (distance < sliding_window)  # bool[T, T]
     return sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
 

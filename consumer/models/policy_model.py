@@ -1,8 +1,8 @@
-"""A Hugging Face causal language model as a policy: what it is fed, and its forward up to the loss.
+"""Load a Hugging Face causal language model and run its forward from a micro-batch up to the loss.
 
-In: a `MicroBatch`. Out: log-probabilities, or the summed loss and its report. The LM head and the loss are computed
-inside the model's own forward: a pipeline's last stage needs them there. R rows, L tokens per row, M loss tokens per
-row, H hidden size.
+The input is a `MicroBatch`; the output is log-probabilities, or the summed loss and its reported sums. LM head and loss
+are computed inside the model's forward, since the last pipeline stage needs them there. R rows, L tokens per row,
+M loss tokens per row, H hidden size.
 """
 
 from collections.abc import Iterator
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-# Settings by which some architectures change their logits after the LM head; `policy_forward` does not know them.
+# Config fields of architectures that change their logits after the LM head, which `policy_forward` does not support.
 LOGIT_SETTINGS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyInput:
-    """One forward. Wrappers that cast or move tensor arguments leave it alone, as it is not a container they know."""
+    """Hold the inputs of one forward. Not a tensor or a known container, so wrappers do not cast or move it."""
 
     token_ids: Tensor  # int64[R, L]
     position_ids: Tensor  # int64[R, L]
     lengths: RowLengths | None = None  # of the segments in each row; None if no row holds more than one
-    attention_mask: Tensor | None = None  # bool[R, 1, L, L], what each token sees; only where segments have parents
+    attention_mask: Tensor | None = None  # bool[R, 1, L, L], tokens that each token sees; only with parents
     loss_arrays: dict[str, Tensor] = field(default_factory=dict)  # by name, each [R, M]; and trainer_version, int64[]
     loss_fn: "LossFn | None" = None  # None: log-probabilities only
 
@@ -53,7 +53,7 @@ def make_input(
 ) -> PolicyInput:
     """Copy a micro-batch's arrays to the device.
 
-    Raises: ValueError if a token that the loss counts has a temperature that logits cannot be divided by.
+    Raises: ValueError if the temperature of a loss token is not positive.
     """
 
     def copied(array: np.ndarray) -> Tensor:
@@ -61,7 +61,7 @@ def make_input(
         return torch.tensor(array, device=device)
 
     arrays = micro_batch.loss_arrays
-    # Checked here, in NumPy: asking the device would stall it in every forward.
+    # Checked in NumPy: a check on the device would synchronise with it in every forward.
     if not (arrays["temperature"][arrays["loss_mask"]] > 0).all():
         raise ValueError("temperature must be positive on every token that the loss counts")
     has_parents = bool((micro_batch.segments[:, 3] >= 0).any())
@@ -79,13 +79,13 @@ def make_input(
 def policy_forward(
     model: PreTrainedModel, inputs: PolicyInput, *, tp_group: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The model's hidden states, their tokens' log-probabilities, and the loss if one is given.
+    """Compute log-probabilities, or the loss if one is given.
 
     Args:
-        model: with its LM head cut along the vocabulary if `tp_group` is given.
+        model: its LM head is sharded along the vocabulary if `tp_group` is given.
         inputs: a micro-batch, on the model's device.
-        tp_group: the tensor-parallel ranks; all take part with the same inputs.
-    Returns: (float32[] summed loss, sums to report); without a loss (float32[R, M] log-probabilities, {}).
+        tp_group: the tensor-parallel ranks; all of them call this with the same inputs.
+    Returns: (float32[] summed loss, reported sums); without a loss (float32[R, M] log-probabilities, {}).
     """
     hidden = model.base_model(
         input_ids=inputs.token_ids, use_cache=False, **attention_arguments(model, inputs)
@@ -94,10 +94,10 @@ def policy_forward(
 
 
 def attention_arguments(model: PreTrainedModel, inputs: PolicyInput) -> dict[str, Any]:
-    """Return what tells the model's attention which tokens belong together.
+    """Return the arguments by which the model's attention separates packed samples.
 
-    Without our attention transformers keeps packed samples apart by itself: from restarting position_ids it makes a
-    block-diagonal mask, but only without a mask and without a cache.
+    With other attention functions transformers derives a block-diagonal mask from restarting position_ids, but only if
+    it gets neither a mask nor a cache.
     """
     arguments: dict[str, Any] = {"position_ids": inputs.position_ids, "attention_mask": inputs.attention_mask}
     if model.config._attn_implementation == packed_attention.NAME:
@@ -108,12 +108,12 @@ def attention_arguments(model: PreTrainedModel, inputs: PolicyInput) -> dict[str
 def loss_of_hidden(
     model: PreTrainedModel, hidden: Tensor, inputs: PolicyInput, *, tp_group: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """From the last hidden states [R, L, H] to what `policy_forward` returns; never whole logits."""
+    """Compute what `policy_forward` returns from the last hidden states [R, L, H], without full logits."""
     head, arrays, loss_fn = model.get_output_embeddings(), inputs.loss_arrays, inputs.loss_fn
-    # A loss that did not say so may look at several tokens at once.
+    # A loss without this attribute may depend on several tokens at once.
     if loss_fn is not None and getattr(loss_fn, "is_token_separable", False):
         loss, sums = fused_token_loss(hidden, head.weight, head.bias, arrays, loss_fn, group=tp_group)
-        if loss_fn.is_final(sums):  # the same on all tensor ranks, as the sums are
+        if loss_fn.is_final(sums):  # the same on all tensor-parallel ranks, since the sums are
             return loss, sums
     logprobs, entropy = token_logprobs(
         hidden,
@@ -131,12 +131,12 @@ def loss_of_hidden(
 
 
 def load_policy(model_dir: Path, *, dtype: torch.dtype, gradient_checkpointing: bool = False) -> PreTrainedModel:
-    """Read a Hugging Face model; no code from the model directory is ever run.
+    """Load a Hugging Face model without running any code from the model directory.
 
-    The model stays in eval mode: dropout would make a token's log-probability a matter of luck, and the ratio with it.
-    With `gradient_checkpointing` the backward computes each decoder layer's activations again.
+    The model stays in eval mode: with dropout log-probabilities, and thus ratios, would be random.
+    With `gradient_checkpointing` the backward recomputes each decoder layer's activations.
 
-    Raises: ConfigError if it cannot be read or is no model whose logits are its LM head's alone.
+    Raises: ConfigError if it cannot be read, or if its logits are not the plain output of its LM head.
     """
     try:
         with no_progress_bars():
@@ -161,16 +161,16 @@ def load_policy(model_dir: Path, *, dtype: torch.dtype, gradient_checkpointing: 
 
 
 def _checkpoint_in_eval_mode(layer: GradientCheckpointingLayer) -> None:
-    """The layer looks for training mode before its forward; inside, dropout would (OPT's does)."""
+    """Set training mode only for the layer's checkpointing check; inside the forward it would enable OPT's dropout."""
     layer.training = True
     layer.register_forward_pre_hook(lambda layer, _: setattr(layer, "training", False))
-    # Always: the recomputation leaves a forward by an exception as soon as it has what it needs.
+    # always_call: recomputation leaves the forward by an exception as soon as it has the tensors it needs.
     layer.register_forward_hook(lambda layer, *_: setattr(layer, "training", True), always_call=True)
 
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing over the run's own progress display."""
+    """Disable transformers' progress bars, which would overwrite the run's own progress display."""
     were_on = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:

@@ -1,4 +1,4 @@
-"""Keep the weights of earlier versions in host memory, and put them in place of the live ones for a forward."""
+"""Keep weights of earlier policy versions in host memory, and swap them into the model for a forward."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -6,29 +6,29 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-_PIECE_ELEMENTS = 2**20  # small enough for a CPU's cache, large enough for a GPU's bus
+_PIECE_ELEMENTS = 2**20  # fits a CPU's cache; large enough for efficient transfers to a GPU
 
 
 class WeightHistory:
-    """The newest versions of one rank's parameters, in their own dtype; page-locked where the parameters are on a GPU.
+    """Keep the newest versions of one rank's parameters, in their dtype; in pinned memory if they are on a GPU.
 
-    Versions trade places with the live weights piece by piece, so that the device holds one piece more and no model.
+    Kept and live weights are swapped piece by piece, so that the device needs memory for one more piece only.
     """
 
     def __init__(self, parameters: Iterable[Tensor], *, max_versions: int) -> None:
-        """`max_versions`: how many copies there are at most; 0 keeps none."""
+        """Start without copies; `max_versions` is the largest number of copies, 0 keeps none."""
         self._live = list(parameters)
         self._max_versions = max_versions
         self._kept: dict[int, list[Tensor]] = {}  # oldest first
 
     @property
     def versions(self) -> frozenset[int]:
-        """Versions that are kept."""
+        """Return the kept versions."""
         return frozenset(self._kept)
 
     @torch.no_grad()
     def keep(self, version: int) -> None:
-        """Copy the live weights under this version; of too many, the oldest is forgotten and its memory used again."""
+        """Copy the live weights under this version; with too many versions, the oldest one's memory is reused."""
         if self._max_versions == 0:
             return
         is_full = len(self._kept) >= self._max_versions
@@ -38,8 +38,8 @@ class WeightHistory:
         self._kept[version] = copies
 
     @contextmanager
-    def in_place(self, version: int) -> Iterator[None]:
-        """Inside, the parameters are those of this version; afterwards they are bit for bit what they were.
+    def swapped_in(self, version: int) -> Iterator[None]:
+        """Run the body with the parameters of this version; afterwards the live ones are restored bit for bit.
 
         Raises: KeyError if the version is not kept.
         """
@@ -60,7 +60,7 @@ class WeightHistory:
 
 
 def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Views of a few rows each."""
+    """Split a tensor into views of a few rows each."""
     rows = torch.atleast_1d(tensor)
     return rows.split(max(1, _PIECE_ELEMENTS // max(1, rows[:1].numel())))
 

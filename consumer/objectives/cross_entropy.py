@@ -1,4 +1,4 @@
-"""Optimise the cross-entropy of tokens that a dataset gives: supervised fine-tuning."""
+"""Optimise the cross-entropy of a dataset's tokens: supervised fine-tuning."""
 
 import math
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from torch import Tensor
 
 from consumer.objectives.objective import Objective, mean_of
 
-_MAX_EXPONENT = 80.0  # of a perplexity that float32 can still hold
+_MAX_EXPONENT = 80.0  # exp(80) is still a finite float32
 
 
 class TokenCrossEntropy:
-    """loss = sum_t w_t * -log p(token_t), over loss tokens; w_t are the batch's `loss_weights`.
+    """Compute loss = sum_t w_t * -log p(token_t) over loss tokens; w_t are the batch's `loss_weights`.
 
     Reports, detached float64[] each and summed over loss tokens: num_tokens; loss_sum (weighted, as returned); nll_sum
     (unweighted, nats); entropy_sum (nats).
@@ -21,15 +21,15 @@ class TokenCrossEntropy:
     is_token_separable = True
 
     def is_final(self, sums: Mapping[str, Tensor]) -> bool:
-        """Return True: no sample is judged as a whole."""
+        """Return True: the loss never depends on a whole sample."""
         return True
 
     def __call__(
         self, logprobs: Tensor, entropy: Tensor, micro_batch: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `coati_rl.protocols.LossFn`: float32[R, M] log-probabilities to (float32[] summed loss, sums)."""
+        """Return (float32[] summed loss, sums) for float32[R, M] log-probabilities; see `coati_rl.protocols.LossFn`."""
         loss_mask = micro_batch["loss_mask"]
-        nll = -torch.where(loss_mask, logprobs, 0.0)  # before any product: padding may hold -inf
+        nll = -torch.where(loss_mask, logprobs, 0.0)  # masked before the product: padding may hold -inf
         loss = (micro_batch["loss_weights"] * nll).sum()
         return loss, {
             "num_tokens": loss_mask.sum().double(),
@@ -40,13 +40,13 @@ class TokenCrossEntropy:
 
 
 class CrossEntropy(Objective):
-    """Every loss token counts alike, whatever sequence it is in."""
+    """Average over all loss tokens of the batch, whatever sequence they are in."""
 
     def __init__(self) -> None:
         self.loss_fn = TokenCrossEntropy()
 
     def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
-        """Form the loss, the perplexity, exp of the mean over tokens, and how many tokens that are."""
+        """Return loss, perplexity (exp of the mean nll over tokens), mean entropy and the number of loss tokens."""
         nll = mean_of(sums, "nll_sum")
         return {
             "loss": sums["loss_sum"] * loss_scale if loss_scale else None,

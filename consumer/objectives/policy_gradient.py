@@ -1,7 +1,7 @@
-"""Optimise the policy gradient: GRPO, DAPO and their relatives, by what the configuration says of the algorithm.
+"""Optimise the policy gradient (GRPO, DAPO and related algorithms) with the loss and targets that the config names.
 
-Targets are advantages: KL to the reference is taken off them, if it is part of the reward, and they are whitened over
-the step's loss tokens, if asked for.
+Targets are advantages: KL to the reference is subtracted if it is part of the reward, and they are whitened over the
+step's loss tokens if `whiten_advantages` is set.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,31 +21,31 @@ from consumer.objectives.objective import Objective, Targets, mean_of
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradient(Objective):
-    """Describe the targets; the loss is `coati_rl.algorithms.loss.PolicyLoss`."""
+    """Compute the targets of a policy gradient; the loss is `coati_rl.algorithms.loss.PolicyLoss`."""
 
     loss_fn: LossFn
     has_reference: bool = False
-    old_policy_period: int | None = None  # recompute old_logprobs, with weights of so many steps; None: do not
-    reward_kl_coeff: float = 0.0  # KL in the reward; 0: there is none
+    old_policy_period: int | None = None  # optimizer steps that one old policy serves; None: not recomputed
+    reward_kl_coeff: float = 0.0  # weight of KL in the reward; 0: none
     kl_estimator: KLEstimator = "k3"
     kl_clamp: float | None = None
     needs_whole_step: bool = False  # advantages are whitened over the step
 
     @property
     def keeps_old_policy(self) -> bool:
-        """True if the policy before the update is not the one that the step begins with."""
+        """Return True if the old policy needs a copy, since it serves several optimizer steps."""
         return (self.old_policy_period or 1) > 1
 
     @property
     def scores(self) -> Mapping[str, Role]:  # type: ignore[override]
-        """Return who scores old_logprobs and ref_logprobs."""
+        """Return the models that compute old_logprobs and ref_logprobs."""
         scores: dict[str, Role] = {}
         if self.old_policy_period is not None:
             scores["old_logprobs"] = "old" if self.keeps_old_policy else "policy"
         return scores | ({"ref_logprobs": "reference"} if self.has_reference else {})
 
     def targets(self, micro_batches: tuple[MicroBatch, ...]) -> Targets:
-        """Take KL to the reference off the advantages, if it is part of the reward."""
+        """Subtract KL to the reference from the advantages, if it is part of the reward."""
         if self.reward_kl_coeff == 0:
             return micro_batches, {}
         changed, sums = [], dict[str, Tensor]()
@@ -66,7 +66,7 @@ class PolicyGradient(Objective):
         return whiten(micro_batch, sums)
 
     def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
-        """Form means over the step's loss tokens; see docs/metrics.md."""
+        """Return means over the step's loss tokens; see docs/metrics.md."""
         is_rescored = self.old_policy_period is not None
         return {
             "loss": sums["loss_sum"] * loss_scale if loss_scale else None,
@@ -86,7 +86,7 @@ class PolicyGradient(Objective):
 
 
 def policy_gradient(config: Config) -> PolicyGradient:
-    """Return the objective of a checked config. Raises: ConfigError if a user's loss fails."""
+    """Build the objective of a validated config. Raises: ConfigError if a user's loss function fails its check."""
     algorithm = config.algorithm
     return PolicyGradient(
         loss_fn=build_loss(algorithm),

@@ -1,1 +1,1 @@
-"""Turn summed gradients into an optimizer step: clipping, learning rate, the optimizer's state by parameter name."""
+"""Scale and clip gradients, set the learning rate, and save and load the optimizer's state by parameter name."""

@@ -1,13 +1,13 @@
-"""The learning rate as a function of progress in [0, 1], since filtering makes the number of steps unknown."""
+"""Compute the learning rate from progress in [0, 1], since filtering makes the number of steps unknown."""
 
 import math
 
 
 def cosine_learning_rate(progress: float, *, peak: float, final_ratio: float = 0.1) -> float:
-    """Half a cosine from the peak to a fraction of it: peak * (f + (1 - f) * (1 + cos(pi * progress)) / 2).
+    """Return peak * (f + (1 - f) * (1 + cos(pi * progress)) / 2), half a cosine from the peak to f times the peak.
 
     Args:
-        progress: prompts drawn / prompts due; beyond 1 it counts as 1, where the schedule has ended.
+        progress: prompts drawn / prompts due; values above 1 count as 1, the end of the schedule.
         peak: learning rate at progress 0.
         final_ratio: the rate at progress 1 is this fraction (f) of the peak.
     Returns: the learning rate, per optimizer step.

@@ -1,10 +1,10 @@
-"""The one module that imports ColossalAI, after adapting version 0.5.0 to current torch and to machines without a GPU.
+"""Import ColossalAI 0.5.0 and adapt it to current torch and to machines without a GPU; no other module imports it.
 
-`install()` runs once, when this module is imported; the names that the consumer needs are exported from here. Where
-ColossalAI offers a seam (the accelerator object) it is used. Patched are a function that it still calls and torch no
-longer has, ZeRO's demand for a GPU where there is none, the loading of what another stage sends, and the plugin's
-destructor. (While a backend is built `process_group` also gives new groups our timeout.) What is silenced is named
-message by message.
+`install()` runs once, when this module is imported; the names that the consumer needs are exported from here. The
+accelerator object is replaced through ColossalAI's own interface. Patched are: a torch function that ColossalAI calls
+and torch has removed, ZeRO's check for a GPU, the unpickling of what another pipeline stage sends, and the plugin's
+destructor. (While a backend is built, `process_group` also sets the timeout of new groups.) Warnings are filtered one
+message at a time.
 """
 
 import functools
@@ -19,9 +19,9 @@ import torch.distributed as dist
 # Advice about packages that this project does not use (fused CUDA kernels, asynchronous saving).
 warnings.filterwarnings("ignore", message="Please install apex from source", category=UserWarning)
 warnings.filterwarnings("ignore", message="Please install the latest tensornvme", category=UserWarning)
-# ColossalAI passes this argument of DDP under its old name, whatever its value.
+# ColossalAI always passes this argument of DDP under its old name.
 warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
-# torch 2.13's new names for two collectives and one test, which torch 2.11 and ColossalAI do not know yet.
+# torch 2.13 renamed two collectives and one check; torch 2.11 and ColossalAI lack the new names.
 for old_name in ("torch.distributed.reduce_scatter_tensor", "torch.distributed.all_gather_into_tensor"):
     warnings.filterwarnings("ignore", message=f"`{old_name}` is deprecated", category=FutureWarning)
 warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated", category=FutureWarning)
@@ -57,74 +57,74 @@ def install() -> None:
     # torch 2.6 dropped this query for Huawei's collectives; colossalai.pipeline.p2p asks it before every transfer.
     if not hasattr(dist, "is_hccl_available"):
         dist.is_hccl_available = lambda: False  # type: ignore[attr-defined]
-    p2p._cuda_safe_tensor_to_object = read_message  # its own unpickles anything
-    # At INFO every plugin announces its settings on every rank, past our log configuration.
+    p2p._cuda_safe_tensor_to_object = read_message  # the original unpickles any class
+    # At INFO every plugin prints its settings on every rank, independent of our logging configuration.
     get_dist_logger().set_level("WARNING")
     if not torch.cuda.is_available():
-        set_accelerator(OneCpu())
-        # It asks for a GPU and nothing else that could go wrong here: the plugin has just cast the parameters.
+        set_accelerator(SingleCpuAccelerator())
+        # It checks for a GPU and for parameter dtypes, which the plugin has just cast.
         LowLevelZeroOptimizer._sanity_checks = lambda self: None
 
 
-class OneCpu(CpuAccelerator):
-    """A CPU as a device like any other: one of it, always in step, with torch's own random state.
+class SingleCpuAccelerator(CpuAccelerator):
+    """Present the CPU as one synchronous device with torch's default random state.
 
-    ColossalAI's own raises for devices, random states and streams, which its plugins and layers query anywhere.
+    ColossalAI's own class raises for devices, random states and streams, which its plugins and layers query.
     """
 
     def current_device(self) -> int:
-        """The only one."""
+        """Return 0, the index of the only device."""
         return 0
 
     def device_count(self) -> int:
-        """One."""
+        """Return 1."""
         return 1
 
     def set_device(self, device: Any = None) -> None:
-        """Nothing to choose."""
+        """Do nothing: there is one device."""
 
     def synchronize(self, device: Any = None) -> None:
-        """Nothing runs ahead."""
+        """Do nothing: CPU operations are synchronous."""
 
     def empty_cache(self) -> None:
-        """Nothing is cached."""
+        """Do nothing: there is no cache."""
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
-        """Of torch's default generator."""
+        """Return the state of torch's default generator."""
         return torch.get_rng_state()
 
     def set_rng_state(self, new_state: torch.Tensor, device: Any = None) -> None:
-        """Of torch's default generator."""
+        """Set the state of torch's default generator."""
         torch.set_rng_state(new_state)
 
     def manual_seed(self, seed: int) -> None:
-        """Of torch's default generator."""
+        """Seed torch's default generator."""
         torch.manual_seed(seed)
 
     def manual_seed_all(self, seed: int) -> None:
-        """The same as one."""
+        """Seed torch's default generator, the only one."""
         torch.manual_seed(seed)
 
     def Stream(self, device: Any = None, priority: int = 0, **_: Any) -> None:
-        """None: everything is one stream."""
+        """Return None: there are no streams."""
 
     def current_stream(self, device: Any = None) -> None:
-        """None: everything is one stream."""
+        """Return None: there are no streams."""
 
     def stream(self, stream_: Any) -> AbstractContextManager[None]:
-        """Nothing to enter."""
+        """Return a context that does nothing."""
         return nullcontext()
 
 
 class HybridParallelPlugin(ColossalPlugin):
-    """The plugin, but its process groups end when `close` says so."""
+    """Extend the plugin by an explicit `close` of its process groups."""
 
     def member_groups(self) -> list[dist.ProcessGroup]:
-        """The process groups that this rank is a member of."""
+        """Return the process groups that this rank is a member of."""
         return list(self.pg_mesh._group_to_ranks)
 
     def layout(self) -> Layout:
-        """This rank's place."""
+        """Return this rank's layout."""
         mesh = self.pg_mesh
 
         def group(axis: int) -> dist.ProcessGroup | None:
@@ -144,12 +144,12 @@ class HybridParallelPlugin(ColossalPlugin):
         )
 
     def close(self) -> None:
-        """Leave the plugin's process groups."""
+        """Destroy the plugin's process groups."""
         for group in self.member_groups():
             dist.destroy_process_group(group)
 
     def __del__(self) -> None:
-        """Not the original: when the interpreter ends torch may be gone before, and it fails with a traceback."""
+        """Do nothing: the original prints a traceback if torch is unloaded before it at interpreter exit."""
 
 
 install()

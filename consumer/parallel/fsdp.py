@@ -1,13 +1,13 @@
-"""Train on FSDP2: weights, gradients and optimizer states are sharded over all trainers, as in ZeRO stage 3.
+"""Train with FSDP2: weights, gradients and optimizer states are sharded over all trainers, as in ZeRO stage 3.
 
-`fully_shard` cuts every parameter by rows (dimension 0), one part for each rank, and gathers a decoder layer when it is
-due, forward and backward. The embedding, the last norm and the LM head belong to the root module, whose forward is
-`policy_forward`: they are whole while the loss uses the head's weight.
+`fully_shard` shards every parameter by rows (dimension 0), one part for each rank, and gathers a decoder layer for its
+forward and its backward. The embedding, the last norm and the LM head belong to the root module, whose forward is
+`policy_forward`: they are unsharded while the loss uses the head's weight.
 
-Each backward ends in a reduce-scatter: a plain sum in float32, added to this rank's part. Leaving that to the step's
-last micro-batch would keep a whole float32 gradient on every rank, more memory than sharding saves. In bfloat16 the
-parameters themselves are the float32 masters and are rounded before they are gathered: on no device is a float32 master
-whole.
+Each backward ends with a reduce-scatter: an unscaled sum in float32, added to this rank's part. Reducing only after the
+step's last micro-batch would keep a full float32 gradient on every rank, more memory than sharding saves. In bfloat16
+the parameters themselves are the float32 masters and are rounded before they are gathered, so that no device holds a
+full float32 master.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ from consumer.parallel.reduction import reduce_sums, sum_over_ranks
 
 
 class FullyShardedParallelism:
-    """Implement `Parallelism` on all ranks of the default group, which must exist: they hold one copy of each model."""
+    """Implement `Parallelism` with each model sharded over all ranks of the default group, which must exist."""
 
     def __init__(self, *, precision: Precision, device: torch.device) -> None:
         group: Any = dist.group.WORLD
@@ -42,37 +42,37 @@ class FullyShardedParallelism:
         )
         self.device = device
         self._precision = precision
-        self._mesh = DeviceMesh.from_group(group, device.type)  # the group's deadline is that of its collectives
+        self._mesh = DeviceMesh.from_group(group, device.type)  # collectives use the group's timeout
 
     def layers_per_stage(self, model: PreTrainedModel) -> list[int]:
-        """All in one."""
+        """Return the model's number of layers: there is one stage."""
         return [model.config.num_hidden_layers]
 
     def shard(
         self, model: PreTrainedModel, infos: Sequence[ParameterInfo], optimizer: torch.optim.Optimizer | None
     ) -> "FullyShardedModel":
-        """See `Parallelism`. Modules go to the device one by one, so that it never holds the whole model."""
+        """See `Parallelism`. Modules are moved to the device one by one, so that it never holds the whole model."""
         model.forward = policy_forward.__get__(model)
         if optimizer is not None:
-            for parameter in model.parameters():  # rounded to the model's precision before, as in every layout
+            for parameter in model.parameters():  # values already rounded to the model's precision, as in every layout
                 parameter.data = parameter.data.float()
         policy = MixedPrecisionPolicy(
             param_dtype=DTYPES[self._precision],
             reduce_dtype=torch.float32,
             cast_forward_inputs=False,  # hidden states have the right dtype; a micro-batch's arrays keep theirs
         )
-        with collective("cut up the model"):
+        with collective("shard the model"):
             for layer in [m for m in model.base_model.modules() if isinstance(m, GradientCheckpointingLayer)]:
                 fully_shard(layer, mesh=self._mesh, mp_policy=policy)
             fully_shard(model, mesh=self._mesh, mp_policy=policy)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # a sum, not an average
-                module.set_force_sum_reduction_for_comms(True)  # gloo has no reduction that multiplies
+                module.set_force_sum_reduction_for_comms(True)  # gloo lacks the pre-multiplied sum that FSDP2 would use
         return FullyShardedModel(model, ShardedRows(model, infos, self.layout, DTYPES[self._precision]), optimizer)
 
     def num_micro_batches(self, wanted: int) -> int:
-        """As many as the rank with the most has: each gathers layers that the others hold."""
+        """Return the largest number over all ranks, since every forward gathers layers from all ranks."""
         number = torch.tensor(wanted, device=self.device)
         dist.all_reduce(number, dist.ReduceOp.MAX)
         return int(number)
@@ -86,7 +86,7 @@ class FullyShardedParallelism:
         return reduce_sums(sums, device=self.device, group=self.layout.dp_group)
 
     def broadcast_text(self, text: str | None) -> str:
-        """The text itself: there is one sender."""
+        """Return the text unchanged: there is one sender."""
         return text or ""
 
     def agree(self, action: Callable[[], None] | None) -> None:
@@ -94,20 +94,20 @@ class FullyShardedParallelism:
         agree(action)
 
     def close(self) -> None:
-        """Nothing to leave: the default group stays."""
+        """Do nothing: the default group stays."""
 
 
 class ShardedRows:
-    """Implement `ModelParameters`: each rank holds equally many rows of a parameter, the last ones fewer or none.
+    """Implement `ModelParameters`: each rank holds equally many rows of a parameter, the last ranks fewer or none.
 
-    The parts are the float32 masters of what trains, and a frozen model's weights in its own dtype.
+    The parts are the float32 masters of a trained model, or the weights of a frozen model in its own dtype.
     """
 
     def __init__(
         self, model: PreTrainedModel, infos: Sequence[ParameterInfo], layout: Layout, weight_dtype: torch.dtype
     ) -> None:
-        """`model`: after sharding, before its first forward. `weight_dtype`: that it computes in."""
-        self.dtensors = dict(model.named_parameters())  # while a module is gathered it shows others
+        """Take `model` after sharding and before its first forward; it computes in `weight_dtype`."""
+        self.dtensors = dict(model.named_parameters())  # a gathered module would list unsharded parameters
         self.infos = {info.name: info for info in infos}
         with torch.no_grad():
             self.local = {name: _local(parameter) for name, parameter in self.dtensors.items()}
@@ -115,15 +115,15 @@ class ShardedRows:
         self._weight_dtype = weight_dtype
 
     def counts_in_norm(self, name: str) -> bool:
-        """True: no two ranks hold the same numbers."""
+        """Return True: no two ranks hold the same elements."""
         return True
 
     def full_weight(self, name: str) -> Tensor:
-        """The whole weight, rounded before it is gathered."""
+        """Return the full weight, rounded before it is gathered; collective."""
         return self.full_state(name, self.local[name].to(self._weight_dtype))
 
     def full_state(self, name: str, part: Tensor) -> Tensor:
-        """The whole tensor from each rank's rows; collective."""
+        """Gather the full tensor from each rank's rows; collective."""
         if self._layout.dp_group is None:
             return part
         shape, num_rows = self.infos[name].shape, self._rows_per_rank(name)
@@ -135,7 +135,7 @@ class ShardedRows:
         return joined[: shape[0]]
 
     def state_part(self, name: str, full: Tensor) -> Tensor:
-        """The inverse: this rank's rows."""
+        """Return this rank's rows, the inverse of `full_state`."""
         first, num_rows = self._layout.dp_rank * self._rows_per_rank(name), self._rows_per_rank(name)
         return full[first : first + num_rows]
 
@@ -149,7 +149,7 @@ class FullyShardedModel:
     def __init__(
         self, module: PreTrainedModel, parameters: ShardedRows, optimizer: torch.optim.Optimizer | None
     ) -> None:
-        """`module`: sharded. `optimizer`: see `Parallelism.shard`; it steps on this rank's rows as plain tensors."""
+        """Take the sharded module; the optimizer (see `Parallelism.shard`) gets this rank's rows as plain tensors."""
         self.parameters = parameters
         self._module: Any = module
         self._optimizer: Any = optimizer
@@ -161,15 +161,15 @@ class FullyShardedModel:
         try:
             return score_each(self._module, inputs)
         finally:
-            # Between forwards the root stays whole. Kept beyond them it would hide every change of the weights.
+            # The root stays unsharded after a forward. Kept so, it would not see later changes of the weights.
             self._module.reshard()
 
     def accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
-        """See `ShardedModel`; every rank runs equally many."""
+        """See `ShardedModel`; every rank needs the same number of inputs."""
         return accumulate_each(self._module, inputs)
 
     def reduce_gradients(self) -> dict[str, Tensor]:
-        """What the backwards have summed already; zeros where none arrived."""
+        """Return the sums that the backwards have accumulated; zeros where there is no gradient."""
         with torch.no_grad():
             return {
                 name: torch.zeros_like(self.parameters.local[name]) if p.grad is None else _local(p.grad)
@@ -186,13 +186,13 @@ class FullyShardedModel:
         return dict(self.parameters.local)
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
-        """See `ShardedModel`; the next gather rounds what is stepped on."""
+        """See `ShardedModel`; the next gather rounds the updated masters."""
         for name, gradient in gradients.items():
             self.parameters.local[name].grad = gradient
         self._optimizer.step()
 
 
 def _local(tensor: Any) -> Tensor:
-    """This rank's rows of a DTensor. Called without gradient: else it would be a view, and another one at each call."""
+    """Return this rank's rows of a DTensor; with gradients enabled, `to_local` would return a new view at each call."""
     rows: Tensor = tensor.to_local()
     return rows

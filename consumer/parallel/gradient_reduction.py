@@ -1,11 +1,11 @@
-"""Gradients of one rank -> the plain sum over all ranks, in float32, once per optimizer step.
+"""Sum gradients over all ranks, unscaled and in float32, once per optimizer step.
 
-Autograd accumulates in float32 whatever the weights' precision, micro-batch after micro-batch. Then three sums, which
-commute: over data-parallel copies; over tensor ranks, for parameters whose gradient is a share there; over the first
-and last stage, for tied embeddings. Nothing is ever averaged, so nothing has to be undone.
+Autograd accumulates over micro-batches in float32 for every weight precision. Then come three sums, in any order: over
+data-parallel ranks; over tensor-parallel ranks, for parameters of which each computes a partial gradient; over the
+first and last pipeline stage, for tied embeddings. Nothing is averaged.
 
-With ZeRO each copy keeps the slice it will step on: stage 1 cuts at the end of the step, stage 2 while the backward
-runs, so that no rank ever holds a whole gradient (and every rank must run equally many backwards).
+With ZeRO each data-parallel rank keeps the slice that its optimizer updates: ZeRO stage 1 reduces at the end of the
+step, stage 2 during the backward, so that no rank holds a full gradient (all ranks must run equally many backwards).
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,37 +24,37 @@ BUCKET_ELEMENTS = 2**24  # of one collective: 64 MiB
 
 
 def accumulate_in_float32(model: nn.Module) -> None:
-    """Let every parameter's gradient be float32: hundreds of micro-batches would drown each other in 8 bits."""
+    """Set the dtype of gradients to float32: a bfloat16 sum over hundreds of micro-batches would lose precision."""
     for parameter in model.parameters():
         parameter.grad_dtype = torch.float32
 
 
 class GradientReducer:
-    """Owns the gradients between backward and step."""
+    """Reduce the gradients between backward and optimizer step."""
 
     def __init__(
         self, parameters: LocalParameters, layout: Layout, *, tied_group: dist.ProcessGroup | None = None
     ) -> None:
-        """`tied_group`: of the two stages that hold a tied embedding, on their ranks alone."""
+        """Store the arguments; `tied_group` joins the two pipeline stages of a tied embedding, None on other ranks."""
         self._parameters = parameters
         self._layout = layout
         self._tied_group = tied_group
         self._names = {id(parameter): name for name, parameter in parameters.by_name.items()}
-        self._slices: dict[str, Tensor] = {}  # ZeRO: summed over copies
-        self._pending: list[nn.Parameter] = []  # ZeRO 2: whole gradients that wait for a full bucket
+        self._slices: dict[str, Tensor] = {}  # ZeRO: summed over data-parallel ranks
+        self._pending: list[nn.Parameter] = []  # ZeRO 2: full gradients until a bucket is complete
         if layout.is_partitioned and layout.zero_stage == 2:
             for parameter in parameters.by_name.values():
                 parameter.register_post_accumulate_grad_hook(self._take)
 
     def after_backward(self) -> None:
-        """To be called after each micro-batch's backward."""
+        """Reduce pending gradients; to be called after each micro-batch's backward."""
         self._cut(self._pending)
         self._pending = []
 
     def reduce(self) -> dict[str, Tensor]:
         """Sum over all ranks; collective.
 
-        Returns: parameter name to float32 gradient, of the shape that this rank's optimizer steps on.
+        Returns: float32 gradients by parameter name, of the shapes that this rank's optimizer updates.
         """
         layout = self._layout
         if layout.is_partitioned:
@@ -75,7 +75,7 @@ class GradientReducer:
         return gradients
 
     def forget(self) -> None:
-        """After the step: the next one starts from nothing."""
+        """Clear all gradients after the optimizer step."""
         self._slices.clear()
         for parameter in self._parameters.by_name.values():
             parameter.grad = None
@@ -86,10 +86,10 @@ class GradientReducer:
             self.after_backward()
 
     def _cut(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add the gradients of all copies into this copy's slices, and drop the whole ones."""
+        """Reduce-scatter gradients over data-parallel ranks into this rank's slices, and free the full ones."""
         for bucket in _buckets(parameters):
             rows = [padded_rows(p.grad, self._layout.dp_size) for p in bucket if p.grad is not None]
-            joined = torch.cat(rows, dim=1)  # float32[dp, n]; row r is what copy r keeps
+            joined = torch.cat(rows, dim=1)  # float32[dp, n]; dp_rank r keeps row r
             mine = joined.new_empty(joined.shape[1])
             dist.reduce_scatter_tensor(mine, joined.flatten(), group=self._layout.dp_group)
             for parameter, piece in zip(bucket, mine.split([row.shape[1] for row in rows]), strict=True):
@@ -105,7 +105,7 @@ class GradientReducer:
 
 
 def _with_gradient(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """All of them; a rank without samples has gradients of zero."""
+    """Return all parameters; a missing gradient, on a rank without samples, becomes zero."""
     held = list(parameters)
     for parameter in held:
         if parameter.grad is None:
@@ -125,7 +125,7 @@ def _sum_in_place(gradients: list[Tensor], group: dist.ProcessGroup) -> None:
 
 
 def _buckets(tensors: Iterable[AnyTensor]) -> Iterator[list[AnyTensor]]:
-    """Neighbours together, up to BUCKET_ELEMENTS; a larger tensor on its own."""
+    """Group consecutive tensors up to BUCKET_ELEMENTS; a larger tensor is a bucket of its own."""
     bucket: list[AnyTensor] = []
     size = 0
     for tensor in tensors:

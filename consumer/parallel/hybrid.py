@@ -1,8 +1,8 @@
-"""Train on ColossalAI's HybridParallelPlugin: tensor shards, pipeline stages, data-parallel copies, ZeRO 1 and 2.
+"""Train with ColossalAI's HybridParallelPlugin: tensor, pipeline and data parallelism, ZeRO stages 1 and 2.
 
-The plugin cuts the model over tensor ranks and pipeline stages, schedules the pipeline, keeps float32 masters and
-shares them out under ZeRO. Gradients are ours (`gradient_reduction`): neither DDP nor ZeRO's hooks ever reduce one, so
-above the accumulated gradient there is no average to undo, in any layout.
+The plugin shards the model over tensor-parallel ranks and pipeline stages, schedules the pipeline, keeps float32
+masters and partitions them under ZeRO. `gradient_reduction` reduces gradients: DDP and ZeRO's hooks, which average, are
+not used in any layout.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from consumer.parallel.parameters import LocalParameters, ParameterInfo
 from consumer.parallel.pipeline_stage import check_stages
 from consumer.parallel.process_group import agree, collective, timeout_of_new_groups
 from consumer.parallel.reduction import reduce_sums, sum_over_ranks
-from consumer.parallel.shardformer_policy import PlanPolicy
+from consumer.parallel.shardformer_policy import DecoderPolicy
 
 
 class HybridParallelism:
@@ -40,22 +40,22 @@ class HybridParallelism:
         device: torch.device,
         timeout_s: float,
     ) -> None:
-        """`timeout_s`: of collectives in the groups that are made here."""
-        # One copy has nobody to share with; ColossalAI would flatten its masters all the same.
-        is_alone = dist.get_world_size() == tp_size * pp_size
+        """Create the plugin's process groups; `timeout_s` is the time limit of their collectives."""
+        # With one data-parallel rank ZeRO has no effect, but ColossalAI would still flatten the masters.
+        is_single_dp_rank = dist.get_world_size() == tp_size * pp_size
         self.device = device
         self._timeout_s = timeout_s
         self._precision = precision
-        with timeout_of_new_groups(timeout_s), collective("arrange the trainers"):
+        with timeout_of_new_groups(timeout_s), collective("create the process groups of the layout"):
             self._plugin = HybridParallelPlugin(
                 tp_size=tp_size,
                 pp_size=pp_size,
-                zero_stage=0 if is_alone else zero_stage,
+                zero_stage=0 if is_single_dp_rank else zero_stage,
                 precision=precision,
-                microbatch_size=1,  # of the scheduler's batch, which only counts our micro-batches
-                enable_metadata_cache=False,  # every micro-batch has its own length, and scoring comes in between
-                max_norm=0.0,  # ours clips: it has to come after scaling, to report, and to refuse
-                overlap_communication=False,  # there is nothing to overlap: we reduce
+                microbatch_size=1,  # rows of the scheduler's placeholder batch, one for each micro-batch
+                enable_metadata_cache=False,  # every micro-batch has its own length, and scoring runs in between
+                max_norm=0.0,  # `gradient_clipping` clips after scaling, and refuses a norm that is not finite
+                overlap_communication=False,  # the plugin does not reduce gradients
             )
         self.layout = self._plugin.layout()
 
@@ -72,7 +72,7 @@ class HybridParallelism:
         self, model: PreTrainedModel, infos: Sequence[ParameterInfo], optimizer: torch.optim.Optimizer | None
     ) -> "HybridModel":
         """See `Parallelism`."""
-        with timeout_of_new_groups(self._timeout_s), collective("cut up the model"):
+        with timeout_of_new_groups(self._timeout_s), collective("shard the model"):
             wrapped, boosted = self._wrap(model, optimizer)
             if optimizer is not None:
                 accumulate_in_float32(model)
@@ -87,7 +87,7 @@ class HybridParallelism:
             )
 
     def num_micro_batches(self, wanted: int) -> int:
-        """At least one for each stage: a pipeline wants that. The ranks of a copy have the same number."""
+        """Return at least one per pipeline stage, as the schedule requires; equal on ranks with the same dp_rank."""
         return max(wanted, self.layout.num_stages) if wanted else 0
 
     def sum_over_ranks(self, value: float) -> float:
@@ -101,7 +101,7 @@ class HybridParallelism:
         return reduce_sums(sums, device=self.device, group=self.layout.dp_group)
 
     def broadcast_text(self, text: str | None) -> str:
-        """See `Parallelism`; the senders are the heads of the stages."""
+        """See `Parallelism`; the senders are the head ranks of the pipeline stages."""
         data = torch.tensor(list((text or "").encode()), dtype=torch.uint8, device=self.device)
         length = torch.tensor(len(data), device=self.device)
         self._broadcast(length)
@@ -114,7 +114,7 @@ class HybridParallelism:
         agree(action)
 
     def close(self) -> None:
-        """Leave the plugin's process groups; the default group stays."""
+        """Destroy the plugin's process groups; the default group stays."""
         self._plugin.close()
 
     def _broadcast(self, data: Tensor) -> None:
@@ -125,8 +125,8 @@ class HybridParallelism:
     def _wrap(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer | None) -> tuple[Any, Any]:
         plugin = self._plugin
         with _buffers_kept(model):
-            # Built here and not by the plugin, which would add DDP: that allocates buckets as large as the model, sends
-            # buffers in every forward, averages what is a sum, and refuses a frozen model.
+            # Built here and not by the plugin, which would add DDP: DDP allocates buckets as large as the model, sends
+            # buffers in every forward, averages gradients, and refuses a frozen model.
             module = HybridParallelModule(
                 model,
                 precision=self._precision,
@@ -136,16 +136,16 @@ class HybridParallelism:
                 sp_group=plugin.sp_group,
                 use_ddp=False,
                 ddp_config={},
-                custom_policy=PlanPolicy(),
+                custom_policy=DecoderPolicy(),
             )
             module.require_grad_sync = False
             if optimizer is None:
                 return module, None
             wrapped, boosted, *_ = Booster(plugin=plugin).boost(module, optimizer)
         if self.layout.is_partitioned:
-            for hook in boosted.grad_handles:  # of stage 2, which would reduce in the backward
+            for hook in boosted.grad_handles:  # of ZeRO stage 2, which would reduce in the backward
                 hook.remove()
-            boosted._compute_grad_norm = lambda **_: 0.0  # of gradients that are already clipped, over all ranks
+            boosted._compute_grad_norm = lambda **_: 0.0  # `gradient_clipping` has computed it
         return wrapped, boosted
 
     def _tied_group(self, infos: Sequence[ParameterInfo]) -> dist.ProcessGroup | None:
@@ -157,7 +157,7 @@ class HybridParallelism:
 
 
 class HybridModel:
-    """Implement `ShardedModel` with what the plugin has cut up."""
+    """Implement `ShardedModel` with a model that the plugin has sharded."""
 
     def __init__(
         self,
@@ -170,16 +170,16 @@ class HybridModel:
         tied_group: dist.ProcessGroup | None,
         device: torch.device,
     ) -> None:
-        """Take over what the plugin made of a model and its optimizer.
+        """Use a model and an optimizer that the plugin has wrapped.
 
         Args:
             wrapped: the model.
             boosted: the optimizer; None if the model is frozen.
-            parameters: this rank's.
+            parameters: this rank's parameters.
             plugin: schedules the pipeline.
-            layout: this rank's place.
-            tied_group: of the two stages that hold a tied embedding, on their ranks alone.
-            device: what this rank computes on.
+            layout: of this rank.
+            tied_group: joins the two pipeline stages that hold a tied embedding; None on other ranks.
+            device: the device that this rank computes on.
         """
         self.parameters = parameters
         self._wrapped = wrapped
@@ -213,7 +213,7 @@ class HybridModel:
             nonlocal sums
             loss, terms = output
             sums = merge_sums(sums, terms)
-            # The scheduler divides by the number of micro-batches; a loss here is already its share of a sum.
+            # Undo the scheduler's division by the number of micro-batches: losses are summed, not averaged.
             return loss * len(inputs)
 
         self._run_pipeline(inputs, loss_of)
@@ -229,43 +229,43 @@ class HybridModel:
 
     def masters(self) -> dict[str, Tensor]:
         """See `ShardedModel`."""
-        masters = self._boosted.get_working_to_master_map()  # None in float32, where parameters are stepped on
+        masters = self._boosted.get_working_to_master_map()  # None in float32: no separate masters
         by_name = self.parameters.by_name
         return {name: p if masters is None else masters[id(p)] for name, p in by_name.items()}
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
         """See `ShardedModel`."""
         if self._layout.is_partitioned:
-            self._hand_over_slices(gradients)  # else they are the parameters' own, where the optimizer finds them
+            self._store_slices(gradients)  # otherwise the optimizer reads the parameters' own gradients
         with collective("take an optimizer step"):
             self._boosted.step()
         self._boosted.zero_grad()
 
-    def _hand_over_slices(self, gradients: Mapping[str, Tensor]) -> None:
+    def _store_slices(self, gradients: Mapping[str, Tensor]) -> None:
         for name, gradient in gradients.items():
             parameter = self.parameters.by_name[name]
             store = self._boosted.pid_to_grad_store[id(parameter)]
-            # It looks for its own copy's slice among those of all copies; in stage 2 there is only one.
+            # It expects the slices of all data-parallel ranks and reads its own; with ZeRO stage 2 only its own.
             for _ in range(1 if self._layout.zero_stage == 2 else self._layout.dp_size):
                 store.append_gradients_by_param_id(gradient, 0, id(parameter))
 
     def _run_pipeline(self, inputs: Sequence[PolicyInput], criterion: Callable[[Any, Any], Tensor]) -> None:
-        """All micro-batches through all stages; with gradients enabled, and back."""
+        """Run all micro-batches through all pipeline stages, forward and, with gradients enabled, backward."""
         scheduler = self._plugin.scheduler
-        # It remembers the sizes of its first batch and takes another for a mistake.
+        # It keeps the sizes of its first batch and raises if a later batch differs.
         scheduler.num_microbatches = scheduler.last_batch_size = None
-        batch = {"queue": iter(inputs), "places": torch.empty(len(inputs), 0, device=self._device)}
-        is_shared_out = self._layout.is_partitioned and self._boosted is not None
-        with self._boosted.no_sync() if is_shared_out else nullcontext():
+        batch = {"queue": iter(inputs), "placeholder": torch.empty(len(inputs), 0, device=self._device)}
+        has_zero = self._layout.is_partitioned and self._boosted is not None
+        with self._boosted.no_sync() if has_zero else nullcontext():
             scheduler.forward_backward_step(self._wrapped, iter([batch]), criterion, self._boosted)
 
 
 @contextmanager
 def _buffers_kept(model: PreTrainedModel) -> Iterator[None]:
-    """Undo what the plugin's bfloat16 cast does to buffers.
+    """Restore the buffers that the plugin casts to bfloat16.
 
-    Rotary frequencies rounded to 8 bits turn positions in the hundreds by whole radians; transformers, and inference
-    engines, keep them in float32.
+    With rotary frequencies rounded to bfloat16, angles at positions in the hundreds are wrong by whole radians;
+    transformers and inference engines keep them in float32.
     """
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
     yield

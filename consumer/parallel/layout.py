@@ -1,7 +1,7 @@
-"""Locate a trainer rank: its place among data-parallel copies, pipeline stages and tensor shards.
+"""Define the layout of a trainer rank: its data-parallel, pipeline-parallel and tensor-parallel coordinates.
 
-Ranks count through tensor shards first, then stages, then copies: rank = (dp_rank * num_stages + stage) * tp_size +
-tp_rank, so that the ranks of one copy are neighbours and the coordinator can tell a rank's copy by division.
+rank = (dp_rank * num_stages + stage) * tp_size + tp_rank, so that ranks with the same dp_rank are consecutive and the
+coordinator can compute dp_rank by division. `stage` is the pipeline stage.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """One rank's place; the default is a process on its own."""
+    """Hold the coordinates and process groups of one rank; the default is a single process."""
 
     dp_rank: int = 0
     dp_size: int = 1
@@ -19,48 +19,48 @@ class Layout:
     num_stages: int = 1
     tp_rank: int = 0
     tp_size: int = 1
-    zero_stage: int = 0  # 0 if there is one copy; 3: the copies hold their weights together (FSDP2)
-    # Each with this rank and those that differ from it in one coordinate only; None where it would be alone.
+    zero_stage: int = 0  # 0 if dp_size is 1; 3: weights are sharded over data-parallel ranks (FSDP2)
+    # Each joins the ranks that differ in one coordinate only; None if this rank would be its only member.
     dp_group: dist.ProcessGroup | None = None
     pp_group: dist.ProcessGroup | None = None
     tp_group: dist.ProcessGroup | None = None
 
     @property
     def is_first_stage(self) -> bool:
-        """True where token ids come in."""
+        """Return True on the pipeline stage that gets token ids."""
         return self.stage == 0
 
     @property
     def is_last_stage(self) -> bool:
-        """True where the LM head is, hence the loss and its metrics."""
+        """Return True on the pipeline stage that has the LM head, and thus the loss and its metrics."""
         return self.stage == self.num_stages - 1
 
     @property
     def is_first_copy(self) -> bool:
-        """True on the ranks that hold the first copy of the weights."""
+        """Return True on ranks that export weights: those with dp_rank 0, or all if weights are sharded (FSDP2)."""
         return self.dp_rank == 0 or self.zero_stage == 3
 
     @property
     def sender(self) -> int | None:
-        """This rank's number among those that send the weights, one for each stage; None if it does not send."""
+        """Return this rank's number among the senders of weights, one per pipeline stage; None if it is not one."""
         return self.stage if self.is_stage_head else None
 
     @property
     def num_senders(self) -> int:
-        """The number of ranks that send the weights."""
+        """Return the number of ranks that send weights."""
         return self.num_stages
 
     @property
     def is_stage_head(self) -> bool:
-        """True on the one rank that speaks for its stage: sends and saves the weights."""
+        """Return True on the one rank of each pipeline stage that sends and saves its weights."""
         return self.dp_rank == 0 and self.tp_rank == 0
 
     @property
     def is_reporter(self) -> bool:
-        """True on the one rank that reports a step's metrics."""
+        """Return True on the one rank that reports a step's metrics."""
         return self.is_stage_head and self.is_last_stage
 
     @property
     def is_partitioned(self) -> bool:
-        """True if copies share out the optimizer's state (ZeRO)."""
+        """Return True if the optimizer's state is partitioned over data-parallel ranks (ZeRO)."""
         return self.zero_stage > 0

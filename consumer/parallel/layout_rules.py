@@ -1,8 +1,8 @@
-"""Check that a model allows tensor and pipeline parallelism: sizes that divide, and declared plans that are handled.
+"""Check that a model allows tensor and pipeline parallelism: divisible sizes, and supported parallelism plans.
 
-transformers' config classes declare, by architecture, which layers to cut and how (`base_model_tp_plan`) and what is
-in front of and behind the decoder layers (`base_model_pp_plan`). A style that is not handled would give wrong
-gradients in silence, so it is refused by name. All functions take the model's transformers config.
+transformers' config classes declare, by architecture, which layers to shard and how (`base_model_tp_plan`) and which
+modules come before and after the decoder layers (`base_model_pp_plan`). A style that is not supported would silently
+give wrong gradients, so it is refused by name. All functions take the model's transformers config.
 """
 
 import math
@@ -11,18 +11,18 @@ from typing import Any
 from coati_rl.config.config import Config
 from coati_rl.errors import ConfigError
 
-# Cut by output features, cut by input features, and whole on each rank with its gradient summed over ranks.
+# Sharded by output features, sharded by input features, and replicated with the gradient summed over ranks.
 TP_STYLES = frozenset({"colwise", "rowwise", "replicated_with_grad_allreduce"})
 PP_PARTS = frozenset({"embed_tokens", "layers", "norm"})
 TESTED = ("llama", "mistral", "qwen2", "qwen3")  # architectures whose gradients are compared in tests
 
 _TP_PLAN, _PP_PLAN = "base_model_tp_plan", "base_model_pp_plan"
-_TIED_EMBEDDING = ("embed_tokens", "embedding_rowwise")  # transformers adds it to the plan of a model that ties them
+_TIED_EMBEDDING = ("embed_tokens", "embedding_rowwise")  # transformers adds it to the plan of tied models
 _CUT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
 
 
 def check_layout(config: Config, hf_config: Any) -> None:
-    """Refuse tp and pp that this model cannot have. Raises: ConfigError with all broken rules, one a line."""
+    """Check tp and pp against the model's sizes and plans. Raises: ConfigError with all broken rules, one per line."""
     tp, pp = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
     problems = {
         f"-tp {tp}": (_tensor_plan_problem(hf_config) or _sizes_problem(tp, hf_config)) if tp > 1 else None,
@@ -34,9 +34,9 @@ def check_layout(config: Config, hf_config: Any) -> None:
 
 
 def tensor_parallel_plan(hf_config: Any) -> dict[str, str]:
-    """Pattern of module names within the base model, "layers.*.[...]" -> style, one of TP_STYLES; no embedding.
+    """Return the style (one of TP_STYLES) by pattern of module names, "layers.*.[...]", without the embedding.
 
-    Raises: ConfigError if the architecture declares none, or one with other styles.
+    Raises: ConfigError if the architecture declares no plan, or one with other styles.
     """
     if problem := _tensor_plan_problem(hf_config):
         raise ConfigError(f"tensor parallelism: {problem}")
@@ -45,13 +45,13 @@ def tensor_parallel_plan(hf_config: Any) -> dict[str, str]:
 
 
 def check_pipeline_plan(hf_config: Any) -> None:
-    """Raises: ConfigError unless the model is an embedding, decoder layers and a norm, one after another."""
+    """Raise a ConfigError unless the model consists of an embedding, decoder layers and a norm in sequence."""
     if problem := _pipeline_plan_problem(hf_config):
         raise ConfigError(f"pipeline parallelism: {problem}")
 
 
 def _is_handled(pattern: str, style: str) -> bool:
-    """True for a style that we have, within the decoder layers; the vocabulary is cut whatever the plan says."""
+    """Return True for a supported style of a decoder layer; the vocabulary is sharded independent of the plan."""
     return (pattern.startswith("layers.*.") and style in TP_STYLES) or (pattern, style) == _TIED_EMBEDDING
 
 
@@ -61,7 +61,7 @@ def _tensor_plan_problem(hf_config: Any) -> str | None:
     others = [f"{pattern}: {style}" for pattern, style in plan.items() if not _is_handled(pattern, style)]
     if plan and not others:
         return None
-    what = f"declares what is not handled ({', '.join(others)})" if others else "declares no tensor-parallel plan"
+    what = f"declares unsupported styles ({', '.join(others)})" if others else "declares no tensor-parallel plan"
     return f"the architecture {model.model_type} {what}; use -tp 1 or {_architectures(_TP_PLAN)}"
 
 
@@ -70,12 +70,12 @@ def _pipeline_plan_problem(hf_config: Any) -> str | None:
     plan = getattr(model, _PP_PLAN, None) or {}
     if plan.keys() == PP_PARTS:
         return None
-    what = f"declares other parts ({', '.join(plan)})" if plan else "declares no pipeline plan"
+    what = f"declares unsupported parts ({', '.join(plan)})" if plan else "declares no pipeline plan"
     return f"the architecture {model.model_type} {what}; use -pp 1 or {_architectures(_PP_PLAN)}"
 
 
 def _sizes_problem(tp: int, hf_config: Any) -> str | None:
-    """Each rank gets whole heads, and equal parts of the MLP and the vocabulary."""
+    """Return the sizes that tp does not divide: heads, MLP and vocabulary must be split evenly."""
     model = hf_config.get_text_config()
     sizes = {name: size for name in _CUT_SIZES if isinstance(size := getattr(model, name, None), int)}
     broken = [f"{name} {size}" for name, size in sizes.items() if size % tp]
@@ -92,7 +92,7 @@ def _depth_problem(pp: int, hf_config: Any) -> str | None:
 
 
 def _architectures(plan_attribute: str) -> str:
-    """The causal language models whose plan is handled, by model_type."""
+    """Return a list, for messages, of the causal language models with a supported plan."""
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -104,4 +104,4 @@ def _architectures(plan_attribute: str) -> str:
         else:
             is_handled = plan.keys() == PP_PARTS
         others += [name] if is_handled else []
-    return f"one of {', '.join(TESTED)} (tested), {', '.join(others)} (by what they declare)"
+    return f"one of {', '.join(TESTED)} (tested), {', '.join(others)} (not tested)"

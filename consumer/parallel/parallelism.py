@@ -1,8 +1,8 @@
-"""Define what a parallelism does for the models of a trainer: shard, run, reduce, agree.
+"""Define the interface by which a trainer shards and runs models, reduces gradients and synchronises ranks.
 
 A `Parallelism` arranges the ranks and turns each model into a `ShardedModel`, this rank's part of it. Implementations
-are `single_process`, `hybrid_parallelism` (ColossalAI) and `fsdp_parallelism` (FSDP2); they share functions, not a base
-class. A gradient is always the plain sum over the global batch, in float32.
+are `single_process`, `hybrid` (ColossalAI) and `fsdp` (FSDP2); they share functions, not a base class. A gradient is
+always the unscaled sum over the global batch, in float32.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,59 +19,59 @@ from consumer.parallel.parameters import ParameterInfo
 
 
 class ModelParameters(Protocol):
-    """Hold this rank's parts of a model's parameters by Hugging Face name; turn parts into whole tensors and back.
+    """Hold this rank's parts of a model's parameters by Hugging Face name; convert between parts and full tensors.
 
-    What joins parts is collective over the ranks that hold them, in the same order of names.
+    Methods that gather parts are collective over the ranks that hold them, in the same order of names.
     """
 
     @property
     def infos(self) -> Mapping[str, ParameterInfo]:
-        """Parameters of which this rank holds a part."""
+        """Return the parameters of which this rank holds a part, by name."""
 
     @property
     def local(self) -> Mapping[str, Tensor]:
-        """The parts themselves, which change with every step."""
+        """Return the parts themselves by name; every optimizer step changes them."""
 
     def counts_in_norm(self, name: str) -> bool:
-        """True on exactly one of the ranks that hold the same numbers of a gradient."""
+        """Return True on exactly one of the ranks that hold the same elements of a gradient."""
 
     def full_weight(self, name: str) -> Tensor:
-        """The whole weight in the dtype that the model computes in; collective."""
+        """Return the full weight in the dtype that the model computes in; collective."""
 
     def full_state(self, name: str, part: Tensor) -> Tensor:
-        """The whole tensor of which each rank's optimizer holds a part; collective."""
+        """Gather the full tensor of which each rank's optimizer holds a part; collective."""
 
     def state_part(self, name: str, full: Tensor) -> Tensor:
-        """The inverse of `full_state`: what this rank's optimizer holds."""
+        """Return this rank's part of a full tensor, the inverse of `full_state`."""
 
 
 class ShardedModel(Protocol):
-    """Run and train this rank's part of one model. All but `score` need an optimizer, which frozen models lack."""
+    """Run and train this rank's part of one model. A frozen model has no optimizer and only supports `score`."""
 
     @property
     def parameters(self) -> ModelParameters:
-        """Its parameters."""
+        """Return this rank's parameters."""
 
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
-        """Log-probabilities, a float32[R, M] each; none on ranks without the head. Called without gradient."""
+        """Return log-probabilities, float32[R, M] each; an empty list without the head. Call it under `no_grad`."""
 
     def accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
-        """Add the gradient of the summed loss. Returns: the sums that the loss reports; none without the head."""
+        """Accumulate the gradient of the summed loss. Returns: the loss's reported sums; empty without the head."""
 
     def reduce_gradients(self) -> dict[str, Tensor]:
-        """Sum over all ranks; collective, once per optimizer step.
+        """Sum the gradients over all ranks; collective, once per optimizer step.
 
-        Returns: parameter name to float32 gradient, of the shape of this rank's master.
+        Returns: float32 gradients by parameter name, of the shapes of this rank's masters.
         """
 
     def forget_gradients(self) -> None:
-        """After the step: the next one starts from nothing."""
+        """Clear all gradients after the optimizer step."""
 
     def masters(self) -> dict[str, Tensor]:
-        """Parameter name to the float32 tensor that the optimizer steps on."""
+        """Return the float32 tensors that the optimizer updates, by parameter name."""
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
-        """Let the optimizer step on these, and the model compute with what it arrived at."""
+        """Update the masters with these gradients, and the model's weights with the masters."""
 
 
 class Parallelism(Protocol):
@@ -79,57 +79,57 @@ class Parallelism(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """This rank's place."""
+        """Return this rank's layout."""
 
     @property
     def device(self) -> torch.device:
-        """The device that this rank computes on."""
+        """Return the device that this rank computes on."""
 
     def layers_per_stage(self, model: PreTrainedModel) -> list[int]:
-        """Decoder layers of each pipeline stage. Raises: ConfigError if the model cannot be cut into these stages."""
+        """Return the number of decoder layers of each pipeline stage. Raises: ConfigError if it cannot be split so."""
 
     def shard(
         self, model: PreTrainedModel, infos: Sequence[ParameterInfo], optimizer: torch.optim.Optimizer | None
     ) -> ShardedModel:
-        """Cut up a model, which is on the CPU. No device ever holds the whole.
+        """Shard a model that is on the CPU; no device ever holds the full model.
 
         Args:
-            model: keeps this rank's part alone, on its device.
+            model: afterwards it has only this rank's part, on its device.
             infos: its parameters.
             optimizer: over the model's parameters, afterwards over this rank's masters; None: the model is frozen.
         """
 
     def num_micro_batches(self, wanted: int) -> int:
-        """How many micro-batches this rank runs where it has so many: blank ones fill up what others need."""
+        """Return how many micro-batches this rank must run if it has `wanted`; the rest are blank ones."""
 
     def sum_over_ranks(self, value: float) -> float:
-        """The sum of each rank's number, the same on all."""
+        """Return the sum of all ranks' numbers, the same on every rank."""
 
     def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        """Reported sums over all ranks that saw different samples; empty without the LM head."""
+        """Return reported sums over all ranks with different samples; empty without the LM head."""
 
     def broadcast_text(self, text: str | None) -> str:
-        """Hand a text from sender 0 to all senders of weights; collective over them. `text`: None on the others."""
+        """Broadcast a text from sender 0 to all senders; collective over them. `text`: None on the others."""
 
     def agree(self, action: Callable[[], None] | None) -> None:
-        """Do this rank's share of something, and learn whether the others could do theirs.
+        """Run this rank's action, if any, and check that the other ranks' actions succeeded.
 
-        Raises: RunError on every rank if one could not.
+        Raises: RunError on every rank if one failed.
         """
 
     def close(self) -> None:
-        """Leave the process groups that were made here."""
+        """Destroy the process groups that this object created."""
 
 
 def score_each(module: nn.Module, inputs: Sequence[PolicyInput]) -> list[Tensor]:
-    """Run one forward after another. `module`: its forward is `policy_forward`."""
+    """Run one forward per input, without pipeline. `module`: its forward is `policy_forward`."""
     return [module(each)[0] for each in inputs]
 
 
 def accumulate_each(
     module: nn.Module, inputs: Sequence[PolicyInput], after_backward: Callable[[], None] = lambda: None
 ) -> dict[str, Tensor]:
-    """Run forward and backward of one micro-batch after another. Returns: the sums that the loss reports."""
+    """Run forward and backward of each micro-batch in turn. Returns: the loss's reported sums."""
     sums: dict[str, Tensor] = {}
     for each in inputs:
         loss, terms = module(each)

@@ -1,10 +1,10 @@
-"""Every parameter of the whole model by its Hugging Face name, and which part of it a rank holds.
+"""Describe every parameter of the full model by its Hugging Face name, and convert between parts and full tensors.
 
-Described before the model is sharded, from transformers' own tensor-parallel plan; used by everything that turns parts
-into wholes or back: weight sync, checkpoints, the optimizer's state, the global norm.
+Parameters are described before the model is sharded, from transformers' tensor-parallel plan. Weight sync, checkpoints,
+optimizer state and the global gradient norm use these descriptions.
 
-`full` is a tensor of the whole model's shape, `shard` this rank's part under tensor parallelism, `slice` the flat part
-of a shard that ZeRO leaves to this data-parallel copy, padded with zeros to equal lengths.
+A `full` tensor has the shape in the whole model, a `shard` is this rank's part under tensor parallelism, a `slice` the
+flat part of a shard that ZeRO assigns to this data-parallel rank, padded with zeros to equal lengths.
 """
 
 import re
@@ -25,27 +25,27 @@ from consumer.parallel.process_group import collective
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterInfo:
-    """Describe what is true of a parameter on every rank."""
+    """Describe a parameter; the same on every rank."""
 
-    name: str  # Hugging Face's
-    shape: tuple[int, ...]  # of the whole
+    name: str  # Hugging Face name
+    shape: tuple[int, ...]  # of the full tensor
     stage: int  # pipeline stage that holds it
-    tied_name: str | None = None  # its name on the last stage, which holds a copy: embedding and LM head are one
-    split_dim: int | None = None  # dimension along which tensor parallelism cuts it; None: every shard is a whole
-    is_partial: bool = False  # whole on every tensor rank, but each computes only its heads' share of the gradient
+    tied_name: str | None = None  # tied embedding: its name on the last pipeline stage, which holds a copy as LM head
+    split_dim: int | None = None  # dimension that tensor parallelism shards; None: replicated
+    is_partial: bool = False  # replicated, but each tensor-parallel rank computes only its heads' part of the gradient
 
 
 def describe_parameters(
     model: PreTrainedModel, layout: Layout, layers_per_stage: Sequence[int]
 ) -> tuple[ParameterInfo, ...]:
-    """All parameters in Hugging Face order, a tied LM head left out; the same on every rank.
+    """Return all parameters in Hugging Face order without a tied LM head; the same on every rank.
 
     Args:
-        model: the whole model, before anything is sharded.
-        layout: any rank's.
+        model: the full model, before it is sharded.
+        layout: of any rank.
         layers_per_stage: decoder layers of each pipeline stage.
-    Raises: ConfigError if the architecture's tensor-parallel plan is missing or has styles that are not handled, or its
-        embedding is no plain one.
+    Raises: ConfigError if the architecture's tensor-parallel plan is missing or has unsupported styles, or its
+        embedding is not a plain nn.Embedding.
     """
     base = f"{model.base_model_prefix}."
     styles = _styles(model) if layout.tp_size > 1 else {}
@@ -76,25 +76,25 @@ def describe_parameters(
 
 
 def _styles(model: PreTrainedModel) -> dict[re.Pattern[str], str]:
-    """The plan's patterns of modules, as patterns of their parameters; both ends of the vocabulary are cut along it."""
+    """Return the plan by pattern of parameter names; embedding and LM head are sharded along the vocabulary."""
     plan = {**tensor_parallel_plan(model.config), "embed_tokens": "colwise", "lm_head": "colwise"}
     embedding = type(model.get_input_embeddings())
-    if embedding is not nn.Embedding:  # the one that replaces it knows nothing of a scale, say
+    if embedding is not nn.Embedding:  # ColossalAI's replacement would drop, for example, a scale
         raise ConfigError(
             f"tensor parallelism: {type(model).__name__} embeds its tokens by {embedding.__name__}, which is not "
-            "handled; use -tp 1"
+            "supported; use -tp 1"
         )
     return {re.compile(re.escape(pattern).replace(r"\*", r"\d+") + r"\.\w+"): style for pattern, style in plan.items()}
 
 
 class LocalParameters:
-    """This rank's parameters by Hugging Face name, and how their parts are put together and cut out.
+    """Hold this rank's parameters by Hugging Face name; gather full tensors and cut out this rank's parts.
 
-    What joins parts is collective over the ranks that hold them: all ranks of a stage, in the same order of names.
+    Methods that gather are collective over the ranks of a pipeline stage, in the same order of names.
     """
 
     def __init__(self, model: nn.Module, infos: Sequence[ParameterInfo], layout: Layout) -> None:
-        """`model`: this rank's, after sharding. Parameters of other stages are gone from it."""
+        """Take this rank's model after sharding, without the parameters of other pipeline stages."""
         self._layout = layout
         held = dict(model.named_parameters())
         names = {info: info.name if info.name in held else info.tied_name or "" for info in infos}
@@ -103,30 +103,30 @@ class LocalParameters:
 
     @property
     def local(self) -> Mapping[str, Tensor]:
-        """This rank's parts themselves."""
+        """Return this rank's parts themselves by name."""
         return self.by_name
 
     def counts_in_norm(self, name: str) -> bool:
-        """True on exactly one of the ranks that hold the same numbers of a gradient."""
+        """Return True on exactly one of the ranks that hold the same elements of a gradient."""
         info, layout = self.infos[name], self._layout
         is_first_shard = info.split_dim is not None or layout.tp_rank == 0
-        is_first_copy = layout.is_partitioned or layout.dp_rank == 0
-        return is_first_shard and is_first_copy and info.stage == layout.stage
+        is_first_dp_rank = layout.is_partitioned or layout.dp_rank == 0
+        return is_first_shard and is_first_dp_rank and info.stage == layout.stage
 
     def full_weight(self, name: str) -> Tensor:
-        """The whole weight; collective over the tensor ranks."""
+        """Return the full weight; collective over the tensor-parallel ranks."""
         return self.full(name, self.by_name[name].detach())
 
     def full_state(self, name: str, part: Tensor) -> Tensor:
-        """The whole tensor from what each rank's optimizer holds of it; collective over a stage."""
+        """Gather the full tensor from the part that each rank's optimizer holds; collective over a pipeline stage."""
         return self.full(name, self.shard_of_slices(name, part))
 
     def state_part(self, name: str, full: Tensor) -> Tensor:
-        """The inverse of `full_state`: what this rank's optimizer holds."""
+        """Return this rank's part of a full tensor, the inverse of `full_state`."""
         return self.slice_of_shard(self.shard(name, full))
 
     def full(self, name: str, shard: Tensor) -> Tensor:
-        """The whole tensor from the shards of all tensor ranks; collective over them."""
+        """Gather the full tensor from the shards of all tensor-parallel ranks; collective over them."""
         dim, group = self.infos[name].split_dim, self._layout.tp_group
         if group is None or dim is None:
             return shard
@@ -136,14 +136,14 @@ class LocalParameters:
         return torch.cat(parts, dim=dim)
 
     def shard(self, name: str, full: Tensor) -> Tensor:
-        """The inverse of `full`: this rank's part."""
+        """Return this rank's shard, the inverse of `full`."""
         dim = self.infos[name].split_dim
         if self._layout.tp_group is None or dim is None:
             return full
         return full.chunk(self._layout.tp_size, dim=dim)[self._layout.tp_rank]
 
     def shard_of_slices(self, name: str, flat: Tensor) -> Tensor:
-        """The shard from the slices of all data-parallel copies; collective over them."""
+        """Gather the shard from the slices of all data-parallel ranks; collective over them."""
         layout, parameter = self._layout, self.by_name[name]
         if not layout.is_partitioned:
             return flat
@@ -153,13 +153,13 @@ class LocalParameters:
         return joined[: parameter.numel()].view(parameter.shape)
 
     def slice_of_shard(self, shard: Tensor) -> Tensor:
-        """The inverse: this copy's slice of a shard, as ColossalAI cuts its master weights."""
+        """Return this data-parallel rank's slice of a shard, as ColossalAI partitions its master weights."""
         if not self._layout.is_partitioned:
             return shard
         return padded_rows(shard, self._layout.dp_size)[self._layout.dp_rank]
 
 
 def padded_rows(tensor: Tensor, num_rows: int) -> Tensor:
-    """[num_rows, n]: the tensor's elements in order, with zeros after the last."""
+    """Return the tensor's elements in order as [num_rows, n], with zeros after the last."""
     flat = tensor.reshape(-1)
     return F.pad(flat, (0, -flat.numel() % num_rows)).view(num_rows, -1)

@@ -1,7 +1,7 @@
-"""Read what a pipeline stage says of the tensors that it is about to send: their shapes, dtypes and places in a tree.
+"""Unpickle the metadata of tensors sent between pipeline stages, allowing only a fixed set of classes.
 
-ColossalAI sends this as a pickle before each transfer, and would load whatever arrives. Here a pickle may name a few
-classes that hold values, and nothing that can be called to an end of its own.
+ColossalAI sends shapes, dtypes and tree structure as a pickle before each transfer and would load any pickle. Here a
+pickle may only name a few classes that hold values, so that loading it cannot call other code.
 """
 
 import io
@@ -34,14 +34,14 @@ class _MessageUnpickler(pickle.Unpickler):
 
 
 def read_message(data: torch.Tensor, size: int) -> Any:
-    """Load what a neighbouring stage sent.
+    """Load the message of a neighbouring pipeline stage.
 
     Args:
         data: uint8[N], on the CPU.
-        size: bytes of it that are the message.
-    Raises: EngineError if it is not what a stage sends.
+        size: number of bytes in `data` that belong to the message.
+    Raises: EngineError if it is not a message that ColossalAI sends.
     """
     try:
         return _MessageUnpickler(io.BytesIO(data.numpy().tobytes()[:size])).load()
     except Exception as error:
-        raise EngineError(f"a pipeline stage received what no stage sends: {error}") from error
+        raise EngineError(f"a pipeline stage received an invalid message: {error}") from error

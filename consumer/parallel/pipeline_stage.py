@@ -1,7 +1,7 @@
-"""A decoder's forward cut into pipeline stages: embedding, layers, final norm, then LM head and loss.
+"""Run one pipeline stage of a decoder's forward: embedding, layers, final norm, then LM head and loss.
 
-One for every architecture whose base model is that and nothing else; `check_stages` runs both on a few tokens before
-the model is cut, so that an architecture that does more in its forward (scaled embeddings, say) is refused by name.
+It fits every architecture whose base model consists of exactly these; `check_stages` compares it with the model's own
+forward on a few tokens before sharding, so that an architecture that does more (such as scaled embeddings) is refused.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from consumer.models.policy_model import PolicyInput, attention_arguments, loss_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """Layers [first, last) of the model, and whether it begins or ends here."""
+    """Describe a pipeline stage: decoder layers [first, last), and whether it is the first or the last stage."""
 
     first: int
     last: int
@@ -33,21 +33,21 @@ class Stage:
 def stage_forward(
     model: PreTrainedModel,
     queue: Iterator[PolicyInput],
-    places: Tensor,
+    placeholder: Tensor,
     hidden_states: Tensor | None = None,
     *,
     stage: Stage,
     tp_group: dist.ProcessGroup | None = None,
 ) -> Any:
-    """One micro-batch through one stage; ColossalAI's scheduler calls it in the order of the micro-batches.
+    """Run one micro-batch through one stage; ColossalAI's scheduler calls it in the order of the micro-batches.
 
     Args:
-        model: of which this rank holds the stage's modules.
-        queue: the micro-batches that are left. They travel in this iterator and not as the scheduler's batch, which
-            would have to be one tensor of equal rows.
-        places: one row per micro-batch; the scheduler counts them.
-        hidden_states: [R, L, H] from the stage before.
-        stage: which part of the model.
+        model: this rank holds the stage's modules of it.
+        queue: the remaining micro-batches. They are passed in this iterator and not as the scheduler's batch, which
+            must be one tensor with rows of equal size.
+        placeholder: an empty tensor with one row per micro-batch, which the scheduler counts.
+        hidden_states: [R, L, H] from the previous stage.
+        stage: this rank's pipeline stage.
         tp_group: as for `policy_forward`.
     Returns: {"hidden_states": [R, L, H]} for the next stage; on the last stage what `policy_forward` returns.
     """
@@ -59,12 +59,12 @@ def stage_forward(
 
 
 def run_layers(model: PreTrainedModel, inputs: PolicyInput, hidden: Tensor | None, stage: Stage) -> Tensor:
-    """The stage's part of the base model's forward: [R, L, H] to [R, L, H]."""
+    """Run the stage's part of the base model's forward, [R, L, H] to [R, L, H]."""
     base, arguments = model.base_model, attention_arguments(model, inputs)
     if stage.is_first:
         hidden = base.embed_tokens(inputs.token_ids)
     if hidden is None:
-        raise ValueError("a stage that is not the first needs the hidden states of the one before")
+        raise ValueError("a pipeline stage that is not the first needs the hidden states of the previous one")
     masks = _masks(model, hidden, arguments.pop("attention_mask"), arguments["position_ids"])
     rotary = base.rotary_emb(hidden, arguments["position_ids"])
     for index in range(stage.first, stage.last):
@@ -74,7 +74,7 @@ def run_layers(model: PreTrainedModel, inputs: PolicyInput, hidden: Tensor | Non
 
 
 def _masks(model: PreTrainedModel, hidden: Tensor, mask: Tensor | None, position_ids: Tensor) -> Any:
-    """transformers' mask, or one per type of layer; our own attention needs none."""
+    """Return transformers' mask, or one per type of layer; packed attention uses the given one."""
     if model.config._attn_implementation == packed_attention.NAME:
         return mask
     return create_masks_for_generate(model.config, hidden, mask, None, position_ids)
@@ -82,15 +82,12 @@ def _masks(model: PreTrainedModel, hidden: Tensor, mask: Tensor | None, position
 
 @torch.no_grad()
 def check_stages(model: PreTrainedModel, layers_per_stage: list[int]) -> None:
-    """Refuse a model whose stages, one after another, do not compute what its own forward computes.
-
-    Raises: ConfigError.
-    """
+    """Raise a ConfigError if the pipeline stages in sequence do not compute the same as the model's own forward."""
     lengths: RowLengths = ((5, 4),)
-    places = [place for length in lengths[0] for place in range(length)]
+    positions = [position for length in lengths[0] for position in range(length)]
     device = next(model.parameters()).device
-    token_ids = torch.arange(len(places), device=device)[None] % model.config.vocab_size
-    inputs = PolicyInput(token_ids=token_ids, position_ids=torch.tensor([places], device=device), lengths=lengths)
+    token_ids = torch.arange(len(positions), device=device)[None] % model.config.vocab_size
+    inputs = PolicyInput(token_ids=token_ids, position_ids=torch.tensor([positions], device=device), lengths=lengths)
     expected = model.base_model(
         input_ids=token_ids, use_cache=False, **attention_arguments(model, inputs)
     ).last_hidden_state
@@ -99,17 +96,17 @@ def check_stages(model: PreTrainedModel, layers_per_stage: list[int]) -> None:
         for stage in stages_of(layers_per_stage):
             hidden = run_layers(model, inputs, hidden, stage)
         is_same = hidden is not None and torch.equal(hidden, expected)
-    except (AttributeError, TypeError, KeyError):  # an architecture with other modules or other arguments
+    except (AttributeError, TypeError, KeyError):  # an architecture with other modules or arguments
         is_same = False
     if not is_same:
         raise ConfigError(
-            f"--pipeline-parallel-size {len(layers_per_stage)}: {type(model).__name__} cannot be cut into stages, "
-            "since its forward is more than embedding, layers and norm; use -pp 1"
+            f"--pipeline-parallel-size {len(layers_per_stage)}: {type(model).__name__} cannot be split into stages, "
+            "since its forward does more than embedding, layers and norm; use -pp 1"
         )
 
 
 def stages_of(layers_per_stage: list[int]) -> list[Stage]:
-    """The stages, first to last."""
+    """Return the pipeline stages, first to last."""
     ends = [sum(layers_per_stage[: index + 1]) for index in range(len(layers_per_stage))]
     return [
         Stage(first=end - count, last=end, is_first=index == 0, is_last=index == len(ends) - 1)

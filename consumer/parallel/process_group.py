@@ -1,11 +1,11 @@
-"""The trainers' default process group: gloo on CPUs, NCCL on GPUs, reachable from where the run is and no further.
+"""Create the trainers' default process group: gloo on CPUs, NCCL on GPUs, not reachable from outside the run.
 
-Rank 0 makes the meeting point and tells the others (through whatever started them); then all call `init_process_group`
-with the same arguments but the rank. It replaces `colossalai.launch`, whose store listens on every interface and whose
-collectives wait for half an hour.
+Rank 0 creates the store and returns its location, which the driver passes to the others; then all call
+`init_process_group` with the same arguments but the rank. It replaces `colossalai.launch`, whose store listens on every
+interface and whose collectives time out after half an hour.
 
-On one machine the meeting point is a file, so that no other user of the machine can read or write the store: torch's
-TCP store knows no password, and lists its keys to whoever connects. Nothing that comes over these groups is unpickled.
+On one machine the store is a file, so that no other user of the machine can read or write it: torch's TCP store has no
+authentication, and lists its keys to every client. Nothing that is received over these groups is unpickled.
 """
 
 import functools
@@ -33,27 +33,27 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MeetingPoint:
-    """Describe where the trainers find each other: the store is served at rank 0's port, or it is a file."""
+class StoreLocation:
+    """Locate the trainers' store: a TCP port of rank 0, or a file."""
 
-    address: str  # rank 0's; the others' collectives listen towards it
-    port: int = 0  # of the store; 0: it is a file
+    address: str  # of rank 0; the other ranks use the network interface that reaches it
+    port: int = 0  # of the store; 0: the store is a file
     file: Path | None = None
 
 
-def private_meeting_point(address: str) -> MeetingPoint:
-    """Make a store that is a file in a new directory of this user alone, for trainers on one machine."""
-    return MeetingPoint(address=address, file=Path(tempfile.mkdtemp(prefix="coati-store-")) / "store")
+def private_store_location(address: str) -> StoreLocation:
+    """Return a store in a file, in a new directory that only this user can access, for trainers on one machine."""
+    return StoreLocation(address=address, file=Path(tempfile.mkdtemp(prefix="coati-store-")) / "store")
 
 
 def open_listener(address: str, port: int = 0) -> socket.socket:
-    """Listen on this address alone, for rank 0's store. Its port is `listener.getsockname()[1]`.
+    """Listen on this address only, for rank 0's store. Its port is `listener.getsockname()[1]`.
 
     Args:
         address: this machine's address as the other ranks reach it; 127.0.0.1 keeps the group on this machine.
         port: 0 lets the system choose a free one.
-    Returns: the listening socket, to be handed to `init_process_group` in this process.
-    Raises: ConfigError if the address is not this machine's or the port is taken.
+    Returns: the listening socket, an argument of `init_process_group` in this process.
+    Raises: ConfigError if the address does not belong to this machine or the port is in use.
     """
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -63,28 +63,31 @@ def open_listener(address: str, port: int = 0) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"the trainers cannot meet at {address}:{port}: {error.strerror}; "
+            f"trainer 0 cannot listen at {address}:{port}: {error.strerror}; "
             "use --master_port 0 for a free port and an address of the machine that trainer 0 runs on"
         ) from error
     return listener
 
 
 def interface_towards(address: str) -> str:
-    """The name of the network interface from which this machine reaches an address, or that has it.
+    """Return the name of the network interface that has an address or routes to it.
 
-    Raises: EngineError if no route leads there.
+    Raises: EngineError if there is no route to the address.
     """
     try:
         family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a UDP socket only picks a route
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a UDP socket only selects a route
             probe.connect(target)
             own = probe.getsockname()[0]
     except OSError as error:
-        raise EngineError(f"no way from here to the trainers' meeting point {address}: {error.strerror}") from error
+        raise EngineError(
+            f"the address of trainer 0, {address}, cannot be reached from this machine: {error.strerror}; "
+            "check --master_address and the name resolution of this machine"
+        ) from error
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address.split("%")[0] == own for entry in addresses):
             return name
-    if ip_address(own).is_loopback:  # all of 127.0.0.0/8 is the loopback's, though one address is listed
+    if ip_address(own).is_loopback:  # all of 127.0.0.0/8 is loopback, though only one address is listed
         return "lo"
     raise EngineError(f"no network interface has the address {own}, from which {address} would be reached")
 
@@ -93,33 +96,33 @@ def init_process_group(
     *,
     rank: int,
     world_size: int,
-    rendezvous: MeetingPoint,
+    rendezvous: StoreLocation,
     listener: socket.socket | None = None,
     timeout_s: float,
     seed: int,
     device: Device,
 ) -> torch.device:
-    """Join the trainers' group and set this process up for training; blocks until all ranks are there.
+    """Join the trainers' process group and seed this process; blocks until all ranks have joined.
 
     Args:
-        rank: this trainer's, from 0.
+        rank: of this trainer, from 0.
         world_size: number of trainers.
-        rendezvous: the same on all ranks.
-        listener: rank 0's open listener if the meeting point has a port; the store takes it over.
-        timeout_s: what joining, and each later collective, may take in seconds.
+        rendezvous: location of the store, the same on all ranks.
+        listener: rank 0's open listener if the store has a port; the store takes ownership of it.
+        timeout_s: time limit of joining and of each later collective, in seconds.
         seed: of Python's, NumPy's and torch's random numbers, the same on all ranks.
-        device: what trainers compute on.
+        device: the kind of device that trainers compute on.
     Returns: the device to train on: this rank's GPU, or the CPU.
     Raises: EngineError if a rank does not arrive in time.
     """
     if (rank == 0 and rendezvous.file is None) != (listener is not None):
-        raise ValueError("rank 0, and only rank 0, brings the listener of a meeting point with a port")
+        raise ValueError("rank 0, and only rank 0, must pass the listener of a store with a port")
     timeout = timedelta(seconds=timeout_s)
-    # gloo's pairs would resolve the host name and listen on whatever interface that is.
+    # By default gloo resolves the host name and listens on the interface of the result.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_towards(rendezvous.address))
     on_gpu = device == "cuda"
     if on_gpu:
-        torch.cuda.set_device(rank % torch.cuda.device_count())  # an actor that was given one GPU sees only that one
+        torch.cuda.set_device(rank % torch.cuda.device_count())  # an actor with one GPU assigned sees only that one
     try:
         store = _open_store(rendezvous, world_size, listener, timeout)
         dist.init_process_group(
@@ -128,16 +131,18 @@ def init_process_group(
         dist.barrier()
     except RuntimeError as error:
         where = rendezvous.file or f"{rendezvous.address}:{rendezvous.port}"
-        raise EngineError(f"trainer {rank} of {world_size} could not join at {where}: {error}") from error
+        raise EngineError(
+            f"trainer {rank} of {world_size} could not join the process group at {where}: {error}"
+        ) from error
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    logger.debug("trainer %d of %d joined at %s", rank, world_size, rendezvous)
+    logger.debug("trainer %d of %d joined the process group at %s", rank, world_size, rendezvous)
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
 def _open_store(
-    rendezvous: MeetingPoint, world_size: int, listener: socket.socket | None, timeout: timedelta
+    rendezvous: StoreLocation, world_size: int, listener: socket.socket | None, timeout: timedelta
 ) -> dist.Store:
     if rendezvous.file is not None:
         store = dist.FileStore(str(rendezvous.file), world_size)
@@ -154,9 +159,9 @@ def _open_store(
 
 
 def all_gather_texts(text: str) -> list[str]:
-    """Exchange one text of each rank of the default group; `dist.all_gather_object` would unpickle what arrives.
+    """Gather one text of each rank of the default group, without pickle, which `dist.all_gather_object` uses.
 
-    Returns: by rank.
+    Returns: the texts by rank.
     """
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     data = torch.frombuffer(bytearray(text.encode()) or bytearray(1), dtype=torch.uint8).to(device)  # uint8[N]
@@ -177,31 +182,31 @@ def _decode(row: torch.Tensor, size: int) -> str:
 
 @contextmanager
 def collective(what: str) -> Iterator[None]:
-    """Around code that waits for other ranks: what torch raises when one is gone becomes a CollectiveError.
+    """Translate torch's errors in code that waits for other ranks to CollectiveErrors; `what` completes "could not".
 
-    What a device raises is this rank's own fault and passes through: no memory, a failed assertion of a kernel.
+    Errors of this rank's device pass unchanged, such as out of memory or a failed assertion in a kernel.
     """
     try:
         yield
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
-    except RuntimeError as error:  # gloo knows no narrower type
-        if "CUDA error" in str(error):  # cuBLAS and cuDNN say so in a plain RuntimeError
+    except RuntimeError as error:  # gloo raises no narrower type
+        if "CUDA error" in str(error):  # cuBLAS and cuDNN raise a plain RuntimeError with this text
             raise
-        if not dist.is_initialized():  # one process on its own waits for nobody
+        if not dist.is_initialized():  # a single process waits for no other
             raise
         rank, world_size = dist.get_rank(), dist.get_world_size()
         raise CollectiveError(
-            f"trainer {rank} of {world_size} could not {what}; most likely another trainer ended or hangs: {error}"
+            f"trainer {rank} of {world_size} could not {what}; another trainer has probably ended or hangs: {error}"
         ) from error
 
 
 def agree(action: Callable[[], None] | None) -> None:
-    """Do this rank's share of something, and learn whether the others could do theirs; collective.
+    """Run this rank's action, and check that the other ranks' actions succeeded; collective.
 
     Args:
-        action: None if there is nothing to do on this rank.
-    Raises: RunError on every rank if one could not; the error itself where it happened.
+        action: None if this rank has nothing to do.
+    Raises: RunError on every rank if one failed; the original error on the rank that failed.
     """
     reason = ""
     try:
@@ -214,7 +219,7 @@ def agree(action: Callable[[], None] | None) -> None:
         reason = repr(error)
         raise
     finally:
-        # Without this word the others would wait in the next step for a rank that has given up.
+        # Also after an error: the others would otherwise block in the next collective.
         with collective("finish a checkpoint together"):
             reasons = all_gather_texts(reason)
     for rank, reason in enumerate(reasons):
@@ -224,9 +229,9 @@ def agree(action: Callable[[], None] | None) -> None:
 
 @contextmanager
 def timeout_of_new_groups(timeout_s: float) -> Iterator[None]:
-    """Give groups that someone else makes meanwhile our timeout: `dist.new_group` takes half an hour, not its parent's.
+    """Set the timeout of groups that are created in the body; `dist.new_group` defaults to half an hour.
 
-    It cannot be set afterwards: gloo's receives between two ranks keep to that which their group was made with.
+    It cannot be set later: gloo's point-to-point receives use the timeout that the group was created with.
     """
     new_group = dist.new_group
     dist.new_group = functools.partial(new_group, timeout=timedelta(seconds=timeout_s))
@@ -237,6 +242,6 @@ def timeout_of_new_groups(timeout_s: float) -> Iterator[None]:
 
 
 def destroy_process_group() -> None:
-    """Leave the group, if there is one."""
+    """Destroy the default process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()

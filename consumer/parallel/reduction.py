@@ -1,4 +1,4 @@
-"""Sum the numbers of one trainer over all trainers: reported metrics, and the squares of the gradient's norm."""
+"""Reduce numbers over all trainers: reported metrics, and the sum of squares for the gradient norm."""
 
 import torch
 import torch.distributed as dist
@@ -9,12 +9,12 @@ from consumer.parallel.process_group import collective
 
 
 def reduce_sums(sums: dict[str, Tensor], *, device: torch.device, group: dist.ProcessGroup | None) -> dict[str, float]:
-    """Add up (or take the maximum of) each number over the group; collective, two calls in all.
+    """Sum (or take the maximum of) each number over the group, in two collectives.
 
     Args:
         sums: float64[] each, under the same names on all ranks.
         device: of the group's collectives.
-        group: the ranks that saw different samples; None if there is only this one.
+        group: the ranks with different samples; None if there is only this one.
     """
     reduced: dict[str, float] = {}
     for operation, names in (
@@ -31,8 +31,8 @@ def reduce_sums(sums: dict[str, Tensor], *, device: torch.device, group: dist.Pr
 
 
 def sum_over_ranks(value: float, *, device: torch.device) -> float:
-    """Add up a number of the gradient's norm over the default group, in float64; collective."""
+    """Sum a number over the default group, in float64; collective."""
     total = torch.tensor(value, dtype=torch.float64, device=device)
-    with collective("measure the gradient"):
+    with collective("compute the gradient norm"):
         dist.all_reduce(total)
     return float(total)

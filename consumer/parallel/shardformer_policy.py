@@ -1,8 +1,8 @@
-"""The ShardFormer policy of every decoder: what ColossalAI changes in a Hugging Face model.
+"""Define the ShardFormer policy of all decoders: the changes that ColossalAI makes to a Hugging Face model.
 
 ColossalAI's own policies rewrite forwards of transformers 4.51. This one is derived from the plans that transformers
-ships with each model: which linear layers are cut by columns or rows over tensor ranks, and that a base model is
-embedding, layers and norm. Whatever a plan asks for and is not handled here is refused by name, never left out.
+ships with each model: which linear layers are sharded by columns or rows over tensor-parallel ranks, and that a base
+model consists of embedding, layers and norm. Plans with anything that is not supported here are refused by name.
 """
 
 from functools import partial
@@ -30,26 +30,26 @@ LINEAR = {"colwise": Linear1D_Col, "rowwise": Linear1D_Row}
 NO_PADDING = {"make_vocab_size_divisible_by": 1}  # exported and saved weights keep their shape
 
 
-class PlanPolicy(Policy):
-    """One policy object serves one model."""
+class DecoderPolicy(Policy):
+    """Define the module replacements and the pipeline stage of one model."""
 
     def config_sanity_check(self) -> None:
-        """Called by ColossalAI before anything else. Raises: ConfigError."""
+        """Check the model's plans; ColossalAI calls this first. Raises: ConfigError."""
         if self.shard_config.enable_tensor_parallelism:
             tensor_parallel_plan(self.model.config)
         if self.pipeline_stage_manager is not None:
             check_pipeline_plan(self.model.config)
 
     def preprocess(self) -> PreTrainedModel:
-        """The model before replacements."""
+        """Return the model unchanged, before replacements."""
         return self.model
 
     def postprocess(self) -> PreTrainedModel:
-        """The model after replacements."""
+        """Return the model unchanged, after replacements."""
         return self.model
 
     def module_policy(self) -> dict[type, ModulePolicyDescription]:
-        """Return what to replace, by class of module."""
+        """Return the replacements by module class."""
         model, base = self.model, self.model.base_model
         whole = ModulePolicyDescription(method_replacement={"forward": self._forward()})
         policy = {type(model): whole}
@@ -70,7 +70,7 @@ class PlanPolicy(Policy):
         return policy
 
     def get_held_layers(self) -> list[nn.Module]:
-        """The modules of this pipeline stage."""
+        """Return the modules of this pipeline stage."""
         manager, base = self.pipeline_stage_manager, self.model.base_model
         stage = stages_of(manager.distribute_layers(len(base.layers)))[manager.stage]
         held = [base.rotary_emb, *base.layers[stage.first : stage.last]]
@@ -81,9 +81,9 @@ class PlanPolicy(Policy):
         return held
 
     def get_shared_params(self) -> list[dict[int, Tensor]]:
-        """None that ColossalAI should know of: the gradient reducer sums tied embeddings once a step.
+        """Return none: the gradient reducer sums the gradients of tied embeddings once per step.
 
-        ColossalAI would sum the accumulated gradient after every pipeline call, counting the earlier calls twice.
+        ColossalAI would sum the accumulated gradient after every pipeline call and count earlier calls repeatedly.
         """
         return []
 

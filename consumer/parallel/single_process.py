@@ -1,4 +1,4 @@
-"""Train in one process, in plain torch: nothing is sharded and there is nobody to agree with."""
+"""Train in one process with plain torch, without sharding or communication."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ class SingleProcess:
         self.device = device
 
     def layers_per_stage(self, model: PreTrainedModel) -> list[int]:
-        """All in one."""
+        """Return the model's number of layers: there is one stage."""
         return [model.config.num_hidden_layers]
 
     def shard(
@@ -33,43 +33,43 @@ class SingleProcess:
         return WholeModel(model, infos, optimizer)
 
     def num_micro_batches(self, wanted: int) -> int:
-        """As many as there are."""
+        """Return `wanted`."""
         return wanted
 
     def sum_over_ranks(self, value: float) -> float:
-        """The number itself."""
+        """Return the number unchanged."""
         return value
 
     def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        """The sums as numbers."""
+        """Return the sums as floats."""
         return {name: float(value) for name, value in sums.items()}
 
     def broadcast_text(self, text: str | None) -> str:
-        """The text itself."""
+        """Return the text unchanged."""
         return text or ""
 
     def agree(self, action: Callable[[], None] | None) -> None:
-        """Do it."""
+        """Run the action."""
         if action is not None:
             action()
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Do nothing: there are no process groups."""
 
 
 class WholeModel:
-    """Implement `ShardedModel` with one part. In bfloat16 the optimizer steps on float32 copies of the weights."""
+    """Implement `ShardedModel` without sharding. In bfloat16 the optimizer updates float32 copies of the weights."""
 
     def __init__(
         self, module: PreTrainedModel, infos: Sequence[ParameterInfo], optimizer: torch.optim.Optimizer | None
     ) -> None:
-        """`module`: on its device. `optimizer`: see `Parallelism.shard`."""
+        """Take the module on its device; for the optimizer see `Parallelism.shard`."""
         self._module = module
         module.forward = policy_forward.__get__(module)
         self._optimizer: Any = optimizer
         self.parameters = LocalParameters(module, infos, Layout())
         self._reducer = GradientReducer(self.parameters, Layout())
-        self._float32_masters: dict[int, Tensor] = {}  # id of a bfloat16 parameter to what is stepped on in its place
+        self._float32_masters: dict[int, Tensor] = {}  # by id of the bfloat16 parameter
         if optimizer is not None:
             accumulate_in_float32(module)
         if optimizer is not None and module.dtype != torch.float32:

@@ -1,10 +1,11 @@
-"""Policy weights -> producers, in two phases. All stage the update beside the serving weights; if every digest is
-the sender's, all commit it, each as soon as it can, while the trainers go on. A producer that is dead or does not
-answer is reported as failed; when a transfer breaks for the others too, they keep their old weights and the coordinator
-orders the sync again.
+"""Send policy weights to the producers in two phases, stage and commit.
 
-With pipeline stages, the head rank of each stage sends that stage's tensors: rank 0 directs the transfer and tells the
-other heads what to do, once per sync, in an announcement.
+First all producers receive the update beside the serving weights. If every digest equals the sender's, each producer
+commits the update as soon as it can, while training continues. A producer that is dead or does not answer is reported
+as failed; if that breaks the transfer, the other producers keep their weights and the coordinator orders a new sync.
+
+With pipeline parallelism the head rank of each pipeline stage sends that stage's tensors: rank 0 directs the transfer
+and broadcasts an announcement to the other heads once per sync.
 """
 
 import json
@@ -30,13 +31,13 @@ from coati_rl.work import CommitReport, SyncReport, SyncWork
 
 logger = logging.getLogger(__name__)
 
-MAX_ATTEMPTS = 3  # of one version, when no producer is to blame
+MAX_ATTEMPTS = 3  # failed transfers in a row for which no producer was reported as failed
 
 Weights = Iterator[tuple[str, torch.Tensor]]
 
 
 class WeightPublisher:
-    """The sending end on trainer rank 0, the head of the first stage."""
+    """Direct weight syncs and send the first pipeline stage's weights, on trainer rank 0."""
 
     def __init__(
         self,
@@ -51,41 +52,42 @@ class WeightPublisher:
         num_senders: int = 1,
         announce: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`announce` hands a text to the `StageSender` of every other stage."""
+        """Store the arguments; `announce` broadcasts a text to the `StageSender` of every other pipeline stage."""
         self._sender = sender
         self._connect = connect
-        self._make_manifest = make_manifest  # policy version -> what all senders will send
+        self._make_manifest = make_manifest  # from a policy_version; describes what all senders send
         self._reports = reports
         self._ranks_per_producer = ranks_per_producer
         self._timeout_s = timeout_s  # of the transfer
-        self._commit_timeout_s = commit_timeout_s  # which may wait for what is generating to end
+        self._commit_timeout_s = commit_timeout_s  # a commit may wait for running requests to end
         self._num_senders = num_senders
         self._announce = announce
-        self._group: tuple[int, ...] = ()  # producers of the open group
+        self._group: tuple[int, ...] = ()  # producers of the open transfer group
         self._rendezvous: list[Rendezvous] = []  # their invitations
-        self._num_fruitless = 0
+        self._num_failed_attempts = 0  # in a row
         self._unreported: Exception | None = None
-        self._problem = ""  # of the transfer that failed last: what went wrong first
+        self._problem = ""  # first error of the last transfer
 
     def publish(self, work: SyncWork, weights: Weights) -> None:
-        """One sync: returns when all producers have staged it. They commit in the background, and are reported then.
+        """Run one sync; returns when all producers have staged it. Commits run and are reported in the background.
 
         Args:
-            weights: of this rank's stage; iterated to the end in any case.
-        Raises: RunError when it fails again and again without a producer being gone.
+            work: the sync's version, members and probe.
+            weights: of this rank's pipeline stage; always iterated to the end.
+        Raises: RunError after MAX_ATTEMPTS failures in a row without a failed producer.
         """
         if self._unreported is not None:
             raise RunError(f"a commit could not be reported: {self._unreported}") from self._unreported
         begin, failed = time.perf_counter(), dict[int, str]()
-        with ThreadPoolExecutor(len(work.members)) as pool, _to_the_end(weights):
+        with ThreadPoolExecutor(len(work.members)) as pool, _iterate_to_end(weights):
             digest, staging = self._transfer(pool, work, weights)
-            staged = tuple(self._staged(digest, staging, failed))
+            staged = tuple(self._staged_producers(digest, staging, failed))
         if staged or failed:
-            self._num_fruitless = 0
+            self._num_failed_attempts = 0
         else:
-            self._give_up_in_time(work.policy_version)
+            self._count_failed_attempt(work.policy_version)
         seconds = time.perf_counter() - begin
-        # First, so that nobody who is about to commit gets a prompt before it has.
+        # Reported before the commits, so that no producer gets a prompt between this report and its commit.
         report = SyncReport(index=work.index, staged=staged, failed=failed, seconds=seconds, digest=digest)
         self._reports.report_sync(replace(report, problem=self._problem))
         for producer in staged:
@@ -94,10 +96,10 @@ class WeightPublisher:
     def _transfer(
         self, pool: ThreadPoolExecutor, work: SyncWork, weights: Weights
     ) -> tuple[str, dict[int, "Future[tuple[str, ...]]"]]:
-        """Returns: the digest sent, empty if that failed, and the answer of each producer to come."""
+        """Send the weights. Returns: their digest, empty if the transfer failed, and a future of each answer."""
         self._problem = ""
         manifest = self._make_manifest(work.policy_version)
-        invitations: tuple[Rendezvous, ...] = ()  # none: the group of the last sync goes on
+        invitations: tuple[Rendezvous, ...] = ()  # empty: the last sync's group is used again
         if work.members != self._group or not self._sender.is_open:
             sizes = [self._ranks_per_producer] * len(work.members)
             self._rendezvous = self._sender.open(sizes, num_senders=self._num_senders)
@@ -113,11 +115,13 @@ class WeightPublisher:
             return self._sender.send(manifest, weights, timeout_s=self._timeout_s), staging
         except TransferError as error:
             self._problem = self._problem or str(error)
-            logger.warning("weight transfer to version %d failed: %s", work.policy_version, error)
+            logger.warning("the weight transfer of version %d failed: %s", work.policy_version, error)
             return "", staging
 
-    def _staged(self, digest: str, staging: dict[int, "Future[tuple[str, ...]]"], failed: dict[int, str]) -> list[int]:
-        """The producers that hold the update, once all have answered: all of them or none."""
+    def _staged_producers(
+        self, digest: str, staging: dict[int, "Future[tuple[str, ...]]"], failed: dict[int, str]
+    ) -> list[int]:
+        """Wait for all answers. Returns: the producers that staged the update, either all or none of them."""
         staged = [p for p, future in staging.items() if self._succeeded(p, future, failed)]
         if len(staged) < len(staging) or not digest:
             self._sender.close()
@@ -125,20 +129,23 @@ class WeightPublisher:
         for producer in staged:
             digests = set(staging[producer].result())
             if digests != {digest}:
-                raise RunError(f"producer {producer} received {sorted(digests)}, sent was {digest}: a corrupt transfer")
+                raise RunError(
+                    f"corrupt weight transfer: producer {producer} received weights with digests {sorted(digests)}, "
+                    f"the trainers sent {digest}; check the network, or use another --weight-transport"
+                )
         return staged
 
     def _stage(self, producer: int, manifest: WeightManifest, rendezvous: Rendezvous) -> tuple[str, ...]:
         return self._connect(producer).stage_weights(manifest, rendezvous, timeout_s=self._timeout_s)
 
     def _commit(self, producer: int, work: SyncWork) -> None:
-        """On a thread of its own."""
+        """Let a producer commit, and report the result; runs on a thread per producer."""
         report = CommitReport(producer=producer, policy_version=work.policy_version)
         try:
             connection = self._connect(producer)
             result = connection.commit_weights(work.policy_version, work.probe, timeout_s=self._commit_timeout_s)
             report = replace(report, result=result)
-        except Exception as error:  # noqa: BLE001  (a thread's end; the producer is replaced, whatever it was)
+        except Exception as error:  # noqa: BLE001  (reported; the producer is replaced on any error)
             cause = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
             report = replace(report, error=cause)
         try:
@@ -155,57 +162,63 @@ class WeightPublisher:
     def _succeeded(self, producer: int, future: "Future[Any]", failed: dict[int, str]) -> bool:
         try:
             future.result()
-        except (PeerLostError, EngineError) as error:  # gone, or without a working engine: of no further use
+        except (PeerLostError, EngineError) as error:  # the producer is gone, or its engine does not work
             failed[producer] = str(error)
         except RunError as error:
-            logger.warning("producer %d: %s", producer, error)
+            logger.warning("producer %d did not stage the weights: %s", producer, error)
         else:
             return True
         return False
 
-    def _give_up_in_time(self, version: int) -> None:
-        self._num_fruitless += 1
-        if self._num_fruitless >= MAX_ATTEMPTS:
-            raise RunError(f"weight sync to version {version} failed {MAX_ATTEMPTS} times: {self._problem}")
+    def _count_failed_attempt(self, version: int) -> None:
+        self._num_failed_attempts += 1
+        if self._num_failed_attempts >= MAX_ATTEMPTS:
+            raise RunError(f"the weight sync to version {version} failed {MAX_ATTEMPTS} times: {self._problem}")
 
 
 class StageSender:
-    """The sending end on the head of another stage, which rank 0 directs."""
+    """Send the weights of a pipeline stage other than the first, on its head rank, as rank 0 announces."""
 
-    def __init__(self, sender: WeightSender, hear: Callable[[], str], *, rank: int) -> None:
-        """`hear` waits for what rank 0 announces. `rank`: the sender's, which is the stage's number, 1 or above."""
-        self._sender = sender
-        self._hear = hear
-        self._rank = rank
-
-    def take_part(self, weights: Weights) -> None:
-        """One sync, this stage's share of it. A transfer that fails is a warning here: rank 0 reports it.
+    def __init__(self, sender: WeightSender, receive_announcement: Callable[[], str], *, rank: int) -> None:
+        """Store the arguments.
 
         Args:
-            weights: of this stage; iterated to the end in any case.
+            sender: this rank's end of the transfer.
+            receive_announcement: waits for rank 0's next announcement.
+            rank: the sender's rank, which is the pipeline stage's number, 1 or above.
         """
-        with _to_the_end(weights):
-            manifest, invitations, timeout_s = _parse_announcement(self._hear())
+        self._sender = sender
+        self._receive_announcement = receive_announcement
+        self._rank = rank
+
+    def send(self, weights: Weights) -> None:
+        """Send this pipeline stage's weights in one sync. A failed transfer is logged here and reported by rank 0.
+
+        Args:
+            weights: of this pipeline stage; always iterated to the end.
+        """
+        with _iterate_to_end(weights):
+            manifest, invitations, timeout_s = _parse_announcement(self._receive_announcement())
             if invitations:
                 self._sender.join(invitations[self._rank - 1])
             try:
                 self._sender.send(manifest, weights, timeout_s=timeout_s)
             except TransferError as error:
-                logger.warning("weight transfer to version %d failed: %s", manifest.policy_version, error)
+                logger.warning("the weight transfer of version %d failed: %s", manifest.policy_version, error)
 
     def close(self) -> None:
-        """Leave the group, if any."""
+        """Close the transfer group, if there is one."""
         self._sender.close()
 
 
 @contextmanager
-def _to_the_end(weights: Weights) -> Iterator[None]:
-    """Whatever happens in between, `weights` has been iterated to its end afterwards."""
+def _iterate_to_end(weights: Weights) -> Iterator[None]:
+    """Iterate `weights` to the end after the body, also if the body raised an error."""
     try:
         yield
     finally:
-        # An iteration may hold collectives, such as tensor-parallel gathers; the other ranks of the stage iterate to
-        # the end and would wait for ever for one that had stopped at a failed transfer.
+        # An iteration may contain collectives, such as tensor-parallel gathers: the other ranks of the stage iterate to
+        # the end and would block if this one stopped at a failed transfer.
         deque(weights, maxlen=0)
 
 

@@ -1,4 +1,4 @@
-"""The generation engines: vLLM, plain transformers, and a deterministic fake, all behind one protocol.
+"""Create generation engines: vLLM, plain transformers, and a deterministic fake, all with one protocol.
 
 In: a backend's name and its settings. Out: a loaded engine. Importing this package imports no engine library;
 `create_engine` imports the one that it needs, in a process started with `engine_environment`.
@@ -30,14 +30,14 @@ def create_engine(
     policy_version: int = 0,
     load_timeout_s: float = 1800.0,
 ) -> GenerationEngine:
-    """Make an engine and wait until it has loaded. See `VllmEngine` for the settings.
+    """Create an engine and wait until it has loaded. See `VllmEngine` for the other arguments.
 
     Args:
         backend: "vllm", "transformers" or "fake".
-        model: for "fake" too, which takes vocabulary, EOS and tokenizer from it but no weights.
-        load_timeout_s: raise EngineError after that long.
+        model: a directory or a hub name; "fake" uses its vocabulary, EOS and tokenizer but not its weights.
+        load_timeout_s: time limit of loading, in seconds.
 
-    Raises: ConfigError for a combination that does not exist, EngineError if loading fails.
+    Raises: ConfigError for an unsupported combination, EngineError if loading fails or exceeds its time limit.
     """
     if backend != "vllm" and tensor_parallel_size != 1:
         raise ConfigError(

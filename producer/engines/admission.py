@@ -1,8 +1,8 @@
-"""Decide which requests an engine takes, and when.
+"""Decide which requests an engine accepts, and when.
 
-In: requests, the model's limits, the weights that serve, and whether a commit is pending. Out: requests for the core
-now, requests held for a commit, or the reason for a refusal. Decided here for all engines, so that they behave alike;
-a refused request is a result with an error, not a failure.
+In: requests, the model's limits, the serving policy_version, and whether a commit is pending. Out: requests for the
+core, requests held back for a commit, or the reason for a refusal. All engines share this code, so that they behave
+alike; a refused request yields a result with an error and does not end the engine.
 """
 
 from collections import deque
@@ -15,30 +15,30 @@ from producer.engines.token_stream import TokenStream
 
 
 class RequestRefusedError(ValueError):
-    """This request cannot be served; others can."""
+    """Report that this request cannot be served; the engine stays usable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
-    """A request on its way to the core."""
+    """Hold a request and its token stream until the core gets them."""
 
     request: GenerationRequest
     stream: TokenStream | None
 
 
 class AdmissionQueue:
-    """Holds requests back while they would meet the wrong weights; used on the engine's thread only.
+    """Hold requests back until the right weights serve; used on the engine's thread only.
 
-    A commit that waits must not be starved: new episodes wait for it. It waits for the open ones in turn, so that their
-    next turns pass, whatever version they ask for. A request that names no episode is one of its own.
+    New episodes wait for a pending commit, so that it is not starved. The commit waits for the open episodes, whose
+    next turns are admitted at any policy_version. A request that names no episode counts as an episode of its own.
     """
 
     def __init__(self) -> None:
-        self._open: dict[str, None] = {}  # episodes of which a request was admitted, in that order
+        self._open: dict[str, None] = {}  # episodes with an admitted request, in that order
         self._held: deque[Submission] = deque()
 
     def admits(self, submission: Submission, *, policy_version: int, is_committing: bool) -> bool:
-        """True if the core may have it now; else it is held until `release`."""
+        """Return True if the core may have the request now; otherwise hold it until `release`."""
         request = submission.request
         if request.episode_id is not None and request.episode_id in self._open:
             return True
@@ -50,21 +50,21 @@ class AdmissionQueue:
         return True
 
     def close_episode(self, episode_id: str) -> None:
-        """Let commits wait for this episode no longer; what is held of it does not open it again."""
+        """Remove an episode from those that commits wait for; its held requests do not open it again."""
         self._open.pop(episode_id, None)
-        self._held = deque(_on_its_own(one) if one.request.episode_id == episode_id else one for one in self._held)
+        self._held = deque(_without_episode(one) if one.request.episode_id == episode_id else one for one in self._held)
 
     def open_episodes(self) -> tuple[str, ...]:
-        """Name the episodes that a commit has to wait for."""
+        """Return the episodes that a commit has to wait for."""
         return tuple(self._open)
 
     def release(self) -> list[Submission]:
-        """Give back all that is held, in order, to be tried again."""
+        """Return all held requests in order, to be tried again."""
         held, self._held = self._held, deque()
         return list(held)
 
     def withdraw(self, request_id: str) -> GenerationResult | None:
-        """Abort a held request: its result without a token; None if it is not held."""
+        """Abort a held request. Returns: its result without tokens; None if it is not held."""
         for submission in self._held:
             if submission.request.request_id == request_id:
                 self._held.remove(submission)
@@ -72,7 +72,7 @@ class AdmissionQueue:
         return None
 
 
-def _on_its_own(submission: Submission) -> Submission:
+def _without_episode(submission: Submission) -> Submission:
     return replace(submission, request=replace(submission.request, episode_id=None))
 
 
@@ -89,13 +89,13 @@ def aborted_result(request: GenerationRequest) -> GenerationResult:
 
 
 def check_request(request: GenerationRequest, *, vocab_size: int, max_model_len: int) -> None:
-    """Raise RequestRefusedError if the request lies outside of what the model can do."""
+    """Raise RequestRefusedError if the request exceeds the model's limits."""
     prompt, sampling = request.token_ids, request.sampling
     if not prompt:
         raise RequestRefusedError("the prompt is empty")
     if len(prompt) >= max_model_len:
         raise RequestRefusedError(
-            f"the prompt has {len(prompt)} tokens, which leaves no room for a response within {max_model_len}"
+            f"the prompt has {len(prompt)} tokens, which leaves none of max_model_len {max_model_len} for a response"
         )
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         wrong = next(token for token in prompt if not 0 <= token < vocab_size)

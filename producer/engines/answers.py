@@ -1,7 +1,7 @@
-"""Hold the futures that callers of an engine wait for; each is resolved once.
+"""Hold the futures that callers of an engine wait for, and resolve each of them once.
 
-In: requests and calls from any thread, results from the engine's. Out: futures with a result, or with an EngineError
-that says why the engine ended.
+In: requests and calls from any thread, results from the engine's thread. Out: futures with a result, or with an
+EngineError that says why the engine ended.
 """
 
 import threading
@@ -15,9 +15,9 @@ Result = TypeVar("Result")
 
 
 class Answers:
-    """The open futures of requests and calls, the episodes that requests may name, and whether the engine has ended.
+    """Hold the open futures of requests and calls, the episodes that requests may name, and the engine's failure.
 
-    All methods may be called from any thread. No future is resolved under the lock, as its callbacks may come back.
+    All methods are thread-safe. Futures are resolved outside of the lock, since their callbacks may call these methods.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Answers:
             return sum(num_samples for _, num_samples in self._requests.values())
 
     def add_request(self, request: GenerationRequest) -> "Future[GenerationResult]":
-        """Open the future of a request; it counts as running, so that nobody can cancel it.
+        """Create the future of a request; it is marked as running, so that it cannot be cancelled.
 
         Raises: EngineError if the engine has ended, the id is in use, or the episode is not open.
         """
@@ -48,14 +48,14 @@ class Answers:
         with self._lock:
             self.check_alive()
             if request.request_id in self._requests:
-                raise EngineError(f"request {request.request_id!r} is unfinished: ids must differ")
+                raise EngineError(f"a request with id {request.request_id!r} is running; use another id")
             if request.episode_id is not None and request.episode_id not in self._episodes:
                 raise EngineError(f"request {request.request_id!r}: episode {request.episode_id!r} is not open")
             self._requests[request.request_id] = future, request.num_samples
         return future
 
     def resolve(self, result: GenerationResult) -> None:
-        """Answer a request, unless it was answered before."""
+        """Resolve a request's future, unless it is resolved."""
         with self._lock:
             future, _ = self._requests.pop(result.request_id, (None, 0))
         if future is not None:
@@ -68,7 +68,7 @@ class Answers:
             self._calls.add(future)
 
     def discard_call(self, future: "Future[Any]") -> None:
-        """Forget a call's future."""
+        """Remove a call's future."""
         with self._lock:
             self._calls.discard(future)
 
@@ -77,7 +77,7 @@ class Answers:
         with self._lock:
             self.check_alive()
             if episode_id in self._episodes:
-                raise EngineError(f"episode {episode_id!r} is open: ids must differ")
+                raise EngineError(f"an episode with id {episode_id!r} is open; use another id")
             self._episodes.add(episode_id)
 
     def close_episode(self, episode_id: str) -> None:
@@ -86,7 +86,7 @@ class Answers:
             self._episodes.discard(episode_id)
 
     def fail(self, message: str, cause: BaseException | None) -> None:
-        """Resolve everything with an EngineError, now and from now on; the first reason stays."""
+        """Resolve all open futures with an EngineError and refuse new ones; the first failure's message is kept."""
         with self._lock:
             if self._failure is None:
                 self._failure = message, cause
@@ -101,12 +101,12 @@ class Answers:
 
 
 def answer(future: "Future[Result]", result: Result) -> None:
-    """Resolve a call's future, unless the caller has given up."""
+    """Resolve a call's future, unless the caller has cancelled it."""
     if future.set_running_or_notify_cancel():
         future.set_result(result)
 
 
 def refuse(future: "Future[Any]", error: CoatiError) -> None:
-    """Resolve a future with an error, unless the caller has given up."""
+    """Resolve a future with an error, unless the caller has cancelled it."""
     if future.running() or future.set_running_or_notify_cancel():
         future.set_exception(error)

@@ -1,7 +1,7 @@
-"""Read from safetensors headers what a Hugging Face checkpoint holds; the yardstick for every weight update.
+"""Read tensor names, shapes and dtypes from a checkpoint's safetensors headers, and check weight updates against them.
 
-vLLM accepts an update that lacks a layer without a word and dies of an unknown name, so that names, shapes and dtypes
-have to be compared before the first byte is received.
+vLLM silently accepts an update that lacks a layer, and an unknown name ends it. Therefore names, shapes and dtypes are
+compared before the first byte is received.
 """
 
 import json
@@ -18,7 +18,7 @@ _MAX_NAMED = 3  # tensors named in an error message
 
 
 def find_checkpoint(model: str) -> Path:
-    """The directory of a local model, or of a hub model that is in the local cache. Raises: EngineError."""
+    """Return the directory of a local model, or of a hub model in the local cache. Raises: EngineError."""
     path = Path(model)
     if path.is_dir():
         return path
@@ -32,17 +32,23 @@ def find_checkpoint(model: str) -> Path:
 
 
 def read_entries(directory: Path) -> dict[str, TensorEntry]:
-    """All tensors that an update of this model must hold, by name; without a tied lm_head. Raises: EngineError."""
+    """Return the tensors that an update of this model must hold, by name, without a tied lm_head.
+
+    Raises: EngineError if there is no safetensors file, or one has an unsupported dtype.
+    """
     index, whole = directory / "model.safetensors.index.json", directory / "model.safetensors"
     if index.is_file():
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         files = [directory / name for name in names]
     elif whole.is_file():
-        files = [whole]  # a checkpoint of ours holds the trainers' tensors beside it
+        files = [whole]  # our checkpoints hold optimizer tensors in further files
     else:
         files = sorted(directory.glob("*.safetensors"))
     if not files:
-        raise EngineError(f"{directory} holds no .safetensors file, which weight updates are checked against")
+        raise EngineError(
+            f"{directory} holds no .safetensors file, which is needed to check weight updates; "
+            "save the model with safe_serialization=True"
+        )
     entries: dict[str, TensorEntry] = {}
     for file in files:
         with safe_open(file, framework="pt") as tensors:
@@ -60,17 +66,19 @@ def read_entries(directory: Path) -> dict[str, TensorEntry]:
 
 
 def ties_embeddings(directory: Path) -> bool:
-    """True if the model has no lm_head of its own."""
+    """Return True if the model's lm_head is its embedding."""
     from transformers import AutoConfig
 
     return bool(AutoConfig.from_pretrained(directory).get_text_config().tie_word_embeddings)
 
 
 def check_manifest(manifest: WeightManifest, expected: Mapping[str, TensorEntry], *, dtype: str) -> None:
-    """Raise TransferError unless the update is exactly this model: all names, all shapes, one of its two dtypes.
+    """Raise TransferError unless the update has exactly this model's names and shapes, and a supported dtype.
 
     Args:
-        dtype: the engine's; the other one allowed is the checkpoint's.
+        manifest: describes the update.
+        expected: the model's tensors by name.
+        dtype: the engine's dtype; the checkpoint's is allowed, too.
     """
     announced = {entry.name: entry for entry in manifest.entries}
     problems = [

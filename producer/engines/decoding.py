@@ -1,7 +1,7 @@
-"""Decode one batch of samples together in plain transformers: left-padded prompts, a KV cache, one token a step.
+"""Decode one batch of samples in plain transformers, with left-padded prompts, a KV cache and one token per step.
 
 In: rows (samples) with their settings and generators. Out: the same rows, finished. B rows, L tokens so far. When the
-weights change under it, the cache is computed anew from each row's prompt and tokens.
+weights change, the cache is recomputed from each row's prompt and tokens.
 """
 
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ from producer.engines.sampling import draw, processed_logprobs
 from producer.engines.stop_strings import Decode, ends_with_stop
 from producer.engines.token_stream import TokenStream
 
-_COMPACT_BELOW = 0.75  # share of unfinished rows at which the others are dropped; dropping copies the cache
+_COMPACT_BELOW = 0.75  # fraction of unfinished rows at which the finished ones are dropped, which copies the cache
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Row:
-    """A sample being decoded."""
+    """Hold the state of a sample that is being decoded."""
 
     request_id: str
     index: int  # of the sample in its request
@@ -36,10 +36,10 @@ class Row:
 
 
 class DecodingBatch:
-    """Decodes its rows to the end; `step` runs the model once."""
+    """Decode its rows to the end; `step` runs the model once."""
 
     def __init__(self, model: Any, rows: list[Row], *, eos_token_ids: frozenset[int], decode: Decode) -> None:
-        """`model`: a transformers causal language model in eval mode."""
+        """Start with an empty cache; `model` is a transformers causal language model in eval mode."""
         self._model = model
         self._rows = rows
         self._eos_token_ids = eos_token_ids
@@ -48,7 +48,7 @@ class DecodingBatch:
         self._attention_mask = torch.empty(0)  # int64[B, L]; the first step makes it
 
     def step(self, policy_version: int) -> list[Row]:
-        """One token for every unfinished row, sampled by this version; returns the rows that it finished."""
+        """Sample one token for every unfinished row with this policy_version. Returns: the rows that finished."""
         logits = self._prefill() if self._cache is None else self._decode_one()
         logprobs = processed_logprobs(logits, [row.sampling for row in self._rows])
         uniforms = [float(torch.rand((), generator=row.generator, dtype=torch.float64)) for row in self._rows]
@@ -70,20 +70,20 @@ class DecodingBatch:
         return finished
 
     def is_done(self) -> bool:
-        """True when every row is finished."""
+        """Return True if every row is finished."""
         return not self._rows
 
-    def forget_cache(self) -> None:
-        """Compute what runs anew at the next step; to be called when the weights have changed."""
+    def clear_cache(self) -> None:
+        """Clear the cache, so that the next step recomputes it; to be called after the weights have changed."""
         self._cache = None
         self.drop_finished()
 
     def drop_finished(self) -> None:
-        """Decode finished rows, of which some may have been aborted, no further."""
-        alive = [place for place, row in enumerate(self._rows) if row.finish_reason is None]
+        """Remove finished and aborted rows from the batch."""
+        alive = [index for index, row in enumerate(self._rows) if row.finish_reason is None]
         if self._cache is not None and 0 < len(alive) < len(self._rows):
             self._select(torch.tensor(alive, device=self._model.device), mask=self._attention_mask)
-        self._rows = [self._rows[place] for place in alive]
+        self._rows = [self._rows[index] for index in alive]
 
     def _num_unfinished(self) -> int:
         return sum(row.finish_reason is None for row in self._rows)
@@ -94,18 +94,18 @@ class DecodingBatch:
         return "length" if len(row.token_ids) >= row.max_tokens else None
 
     def _prefill(self) -> Tensor:
-        """Run every distinct beginning once, then give each row its copy of the cache. Returns float32[B, V]."""
-        begun = [(*row.prompt, *row.token_ids) for row in self._rows]
-        prompts = list(dict.fromkeys(begun))
+        """Run every distinct prefix once, then copy its cache to each row. Returns: float32[B, V] logits."""
+        prefixes = [(*row.prompt, *row.token_ids) for row in self._rows]
+        prompts = list(dict.fromkeys(prefixes))
         width = max(len(prompt) for prompt in prompts)
         device = self._model.device
         token_ids = torch.tensor([(0,) * (width - len(prompt)) + prompt for prompt in prompts], device=device)
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
         output = self._run(token_ids, mask, positions=(mask.cumsum(dim=-1) - 1).clamp(min=0))
-        owner = {prompt: place for place, prompt in enumerate(prompts)}
-        places = torch.tensor([owner[beginning] for beginning in begun], device=device)
-        self._select(places, mask=mask)
-        return output[places]
+        index_of = {prompt: index for index, prompt in enumerate(prompts)}
+        indices = torch.tensor([index_of[prefix] for prefix in prefixes], device=device)
+        self._select(indices, mask=mask)
+        return output[indices]
 
     def _decode_one(self) -> Tensor:
         device = self._model.device
@@ -127,7 +127,7 @@ class DecodingBatch:
         logits: Tensor = output.logits[:, -1]
         return logits.float()
 
-    def _select(self, places: Tensor, *, mask: Tensor) -> None:
+    def _select(self, indices: Tensor, *, mask: Tensor) -> None:
         with torch.inference_mode():
-            self._cache.batch_select_indices(places)
-        self._attention_mask = mask[places]
+            self._cache.batch_select_indices(indices)
+        self._attention_mask = mask[indices]

@@ -1,11 +1,11 @@
-"""Run a generation engine on a thread of its own: requests and calls go in through a queue, futures are resolved.
+"""Run a generation engine on its own thread, fed by a queue of requests and calls, with futures as results.
 
-Consumes: requests and calls, in the order they arrived. Waits for: the queue, while there is nothing to generate.
-Unblocked by: any submission or call, which is served between two steps of the model. Produces: results, in futures.
+Consumes: requests and calls, in order of arrival. Waits for: the queue, while there is nothing to generate. Is
+unblocked by: any submission or call, which is served between two steps of the model. Produces: results, in futures.
 
 Engines are not thread-safe and a step may take long, while an actor must answer at any time; hence the thread. Each
-backend implements `EngineCore`, whose methods run on the owner thread only. A commit that waits for open episodes keeps
-new ones out of the core, so that it cannot be starved; a request that asks for newer weights waits for theirs.
+backend implements `EngineCore`, whose methods run on the owner thread only. While a commit waits for open episodes, new
+episodes are held back; a request that asks for a newer policy_version waits until it serves.
 """
 
 import logging
@@ -33,23 +33,23 @@ from producer.engines.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
 
-_MIN_PAUSE_S, _MAX_PAUSE_S = 0.0005, 0.01  # between two looks at a running transfer
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.0005, 0.01  # between two polls of a running transfer
 _LATE = "the engine thread did not answer in time: one step takes too long"
-_CLOSE_TIMEOUT_S = 30.0  # for the step at hand
-_GRACE_S = 5.0  # how much later than a call's own deadline the engine thread counts as stuck
+_CLOSE_TIMEOUT_S = 30.0  # for the current step to end
+_GRACE_S = 5.0  # time after a call's own deadline at which the engine thread counts as blocked
 
 
 class ThreadedEngine:
-    """A `coati_rl.protocols.GenerationEngine` on top of an `EngineCore`."""
+    """Implement `coati_rl.protocols.GenerationEngine` on top of an `EngineCore`."""
 
     def __init__(self, core: EngineCore, *, policy_version: int = 0) -> None:
-        """Starts to load at once and returns; `policy_version` is that of the weights on disk, -1 if unproven."""
+        """Start loading in the background; `policy_version` is that of the weights on disk, -1 if unproven."""
         self._core = core
         self.policy_version = core.policy_version = policy_version  # of the weights that serve now
         self._staged_version: int | None = None
         self._staging = threading.Lock()  # one transfer at a time
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._commit: PendingCommit | None = None  # this and the next: the owner thread's
+        self._commit: PendingCommit | None = None  # this and the next: used by the owner thread only
         self._admission = AdmissionQueue()
         self._answers = Answers()
         self._closing = False
@@ -94,7 +94,7 @@ class ThreadedEngine:
         self._inbox.put(lambda: self._admission.close_episode(episode_id))
 
     def stage_weights(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> tuple[str, ...]:
-        """See `GenerationEngine.stage_weights`; generation goes on meanwhile."""
+        """See `GenerationEngine.stage_weights`; generation continues meanwhile."""
         end = time.monotonic() + timeout_s + _GRACE_S
         with self._staging:
             self._call(lambda: self._start_staging(manifest, rendezvous, timeout_s), until=end)
@@ -112,7 +112,7 @@ class ThreadedEngine:
 
         def serve(future: Future[None]) -> None:
             if self._commit is not None:
-                raise EngineError(f"version {self._commit.policy_version} is still waiting to be committed")
+                raise EngineError(f"the commit of version {self._commit.policy_version} is still pending")
             self._check_staged(policy_version)
             self._commit = PendingCommit(
                 policy_version=policy_version, in_flight=in_flight, deadline=deadline, future=future
@@ -146,13 +146,13 @@ class ThreadedEngine:
     # ---- the caller's side ----
 
     def _call(self, function: Callable[[], Result], *, until: float) -> Result:
-        """Run `function` on the owner thread between two steps and return its result."""
+        """Run `function` on the owner thread between two steps. Returns: its result."""
         return self._ask(
             lambda future: answer(future, function()), until=until, late=TransferTimeoutError(f"staging: {_LATE}")
         )
 
     def _ask(self, serve: Callable[[Future[Result]], None], *, until: float, late: CoatiError) -> Result:
-        """Have the owner thread `serve` a future, then or later, and return its result; raise `late` after `until`."""
+        """Let the owner thread call `serve` with a future, and wait for its result; raise `late` after `until`."""
         future: Future[Result] = Future()
 
         def guarded() -> None:
@@ -161,7 +161,7 @@ class ThreadedEngine:
                     serve(future)
                 except CoatiError as error:
                     refuse(future, error)
-            # Anything else ends the engine, which answers all pending calls.
+            # Any other exception ends the engine, which then fails all pending calls.
 
         self._answers.add_call(future)
         self._inbox.put(guarded)
@@ -169,7 +169,7 @@ class ThreadedEngine:
             return future.result(timeout=max(0.0, until - time.monotonic()))
         except FutureTimeoutError:
             if not future.cancel():
-                late = type(late)(f"{late}; it has begun, and may still come to its end")
+                late = type(late)(f"{late}; the operation has begun and may still finish")
             raise late from None
         finally:
             self._answers.discard_call(future)
@@ -193,11 +193,11 @@ class ThreadedEngine:
             message = str(error) if isinstance(error, CoatiError) else f"{type(error).__name__}: {error}"
             self._answers.fail(f"the engine died: {message}", error)
         finally:
-            with suppress(Exception):  # it may be broken already, and its failure is known
+            with suppress(Exception):  # it may be broken already, and its failure is reported
                 self._core.close()
 
     def _serve_inbox(self) -> None:
-        """Take in everything that has arrived; wait for something if there is nothing to do."""
+        """Run all queued calls; wait for one if there is nothing else to do."""
         wait_s = self._may_wait_s()
         with suppress(queue.Empty):
             while not self._closing:
@@ -206,7 +206,7 @@ class ThreadedEngine:
                 call()
 
     def _may_wait_s(self) -> float | None:
-        """Seconds until the thread has something to do of itself; None: never. A commit may wait for idle episodes."""
+        """Return how long the thread may wait for calls, in seconds; None: without limit, since nothing is pending."""
         if self._core.num_running():
             return 0.0
         if self._commit is None:
@@ -237,17 +237,19 @@ class ThreadedEngine:
             self._answers.resolve(result)
 
     def _start_staging(self, manifest: WeightManifest, rendezvous: Rendezvous, timeout_s: float) -> None:
-        if manifest.policy_version < self.policy_version:  # the same one again is fine: a group with a new member
-            raise TransferError(f"version {manifest.policy_version} is older than {self.policy_version}, which serves")
+        if manifest.policy_version < self.policy_version:  # the same one again is allowed: a group with a new member
+            raise TransferError(
+                f"version {manifest.policy_version} is older than version {self.policy_version}, which is serving"
+            )
         self._staged_version = None
         self._core.start_staging(manifest, rendezvous, timeout_s=timeout_s)
 
     def _check_staged(self, policy_version: int) -> None:
         if self._staged_version != policy_version:
-            raise EngineError(f"cannot commit version {policy_version}: staged is {self._staged_version}")
+            raise EngineError(f"cannot commit version {policy_version}: the staged version is {self._staged_version}")
 
     def _serve_commit(self) -> None:
-        """Carry the pending commit out if it is due, or give it up; then let in the requests that waited for it."""
+        """Execute the pending commit if it is due, or fail it at its deadline; then add the requests held for it."""
         commit = self._commit
         if commit is None:
             return

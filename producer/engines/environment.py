@@ -1,19 +1,19 @@
-"""Environment variables that must be set before an engine's process starts, since libraries read them on import."""
+"""Define the environment variables of an engine's process, which libraries read when they are imported."""
 
 from coati_rl.types import Device
 
 
 def engine_environment(device: Device, tensor_parallel_size: int, *, num_threads: int = 1) -> dict[str, str]:
-    """For the process that will hold one engine (any backend), and so for the worker processes that it starts.
+    """Return the variables of a process that will hold one engine of any backend; its workers inherit them.
 
     Args:
-        device: what the engine computes on.
-        tensor_parallel_size: worker processes share the actor's cores when it is above 1.
+        device: the device that the engine computes on.
+        tensor_parallel_size: above 1 the engine has worker processes, which share the actor's cores.
         num_threads: OpenMP threads per process. Oversubscribed cores are many times slower, so pin every process.
     """
     environment = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in our thread, without processes of its own
-        # On CPU its warnings are advice about preloaded allocators, once per engine.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in our thread, without a process of its own
+        # On CPU its warnings only recommend preloaded allocators, once per engine.
         "VLLM_LOGGING_LEVEL": "ERROR" if device == "cpu" else "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -23,8 +23,8 @@ def engine_environment(device: Device, tensor_parallel_size: int, *, num_threads
     }
     if device == "cpu":
         environment |= {
-            "TORCHDYNAMO_DISABLE": "1",  # else the first request waits for small helpers to be compiled
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every engine of a machine binds to the same first cores
+            "TORCHDYNAMO_DISABLE": "1",  # otherwise the first request waits for compilation
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise all engines of a machine are bound to the same cores
         }
     if tensor_parallel_size > 1:
         environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # forking a process with threads can deadlock

@@ -1,7 +1,7 @@
-"""A deterministic stand-in for an engine: no model, tokens are a pure function of seed, prompt and policy version.
+"""Generate tokens without a model, as a pure function of seed, prompt and policy version.
 
-For dry runs and for tests of everything around an engine. Weight updates are received and digest-checked like any
-engine's, so that the wire is exercised too; the tensors are then dropped.
+It serves dry runs and tests of the code around an engine. Weight updates are received and their digests checked as in
+other engines, so that the transport is tested, too; the tensors are then dropped.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ _EOS_PROBABILITY = 1 / 16  # of each token: responses are 16 tokens long on aver
 
 
 class FakeEngine(ThreadedEngine):
-    """Answers at once, with noise."""
+    """Return random tokens at once."""
 
     def __init__(
         self,
@@ -37,11 +37,16 @@ class FakeEngine(ThreadedEngine):
         dtype: str = "float32",
         policy_version: int = 0,
     ) -> None:
-        """Ready at once.
+        """Create the engine, which is ready at once.
 
         Args:
-            decode: None means token ids as decimal numbers.
-            expected: what an update must hold, in `dtype`; None means anything.
+            vocab_size: number of token ids.
+            eos_token_id: ends a response.
+            max_model_len: prompt and response together, in tokens.
+            decode: returns the text of token ids; None: token ids as decimal numbers.
+            expected: the tensors that an update must hold, in `dtype`; None: any.
+            dtype: of updates.
+            policy_version: of the initial weights.
         """
         core = _FakeCore(
             vocab_size=vocab_size,
@@ -55,7 +60,7 @@ class FakeEngine(ThreadedEngine):
 
 
 class _FakeCore:
-    """See `EngineCore`."""
+    """Implement `EngineCore` with random tokens."""
 
     def __init__(
         self,
@@ -141,7 +146,7 @@ class _FakeCore:
 
 
 def fake_engine_like(model: str, *, max_model_len: int, dtype: str = "float32", policy_version: int = 0) -> FakeEngine:
-    """A fake with a real model's vocabulary, EOS, tokenizer and tensor names, but without its weights."""
+    """Create a fake engine with a model's vocabulary, EOS, tokenizer and tensor names, but without its weights."""
     from transformers import AutoConfig, AutoTokenizer
 
     directory = find_checkpoint(model)

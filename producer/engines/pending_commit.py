@@ -1,7 +1,7 @@
-"""Say when a weight commit on its way through the engine thread is due, and when it is too late.
+"""Decide when a pending weight commit may be executed, and fail it after its deadline.
 
-In: the version, whether it may meet running requests, and a deadline. Out: its future, which ends exactly once: done,
-failed, or withdrawn by the caller, who may do so until the swap has begun.
+In: the version, whether requests may be running during the swap, and a deadline. Out: its future, which is resolved
+once: done, failed, or cancelled by the caller, which is possible until the swap has begun.
 """
 
 import time
@@ -16,27 +16,27 @@ _MAX_NAMED = 5  # episodes named in an error message
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PendingCommit:
-    """One call of `GenerationEngine.commit_weights`."""
+    """Hold one call of `GenerationEngine.commit_weights`."""
 
     policy_version: int
-    in_flight: bool  # between two steps; else as soon as nothing is running and no episode is open
+    in_flight: bool  # swap between two steps; False: when nothing is running and no episode is open
     deadline: float  # of time.monotonic()
     future: Future[None]
 
     def is_due(self, num_running: int, open_episodes: Sequence[str]) -> bool:
-        """True if the weights may be swapped now; an open episode may wait for a tool, so that nothing is running."""
+        """Return True if the weights may be swapped now; an open episode may have no running request (tool call)."""
         return self.in_flight or (num_running == 0 and not open_episodes)
 
     def check_deadline(self, num_running: int, open_episodes: Sequence[str]) -> None:
-        """Raise EngineError if it is too late."""
+        """Raise EngineError if the deadline has passed."""
         if time.monotonic() >= self.deadline:
             raise EngineError(
                 f"version {self.policy_version} was not committed: {num_running} requests were still running"
-                f"{_named(open_episodes)} at the deadline; the old weights go on serving"
+                f"{_named(open_episodes)} at the deadline; the old weights stay in use"
             )
 
     def begin(self) -> bool:
-        """False if the caller has withdrawn it; after True, he cannot."""
+        """Mark the commit as begun. Returns: False if the caller has cancelled it; after True it cannot."""
         return self.future.set_running_or_notify_cancel()
 
 

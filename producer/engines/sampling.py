@@ -1,4 +1,4 @@
-"""From logits to a token and its log-probability, as vLLM computes them, so that both engines mean the same.
+"""Sample tokens from logits and compute their log-probabilities by the same definition as vLLM.
 
 In: float32[B, V] logits and each row's settings. Out: log-probabilities of the processed distribution, and draws from
 it. B rows (samples being decoded), V vocabulary.
@@ -13,9 +13,9 @@ from coati_rl.types import SamplingParams
 
 
 def processed_logprobs(logits: Tensor, settings: Sequence[SamplingParams]) -> Tensor:
-    """Log-softmax after temperature, top-k and top-p, renormalised: float32[B, V], -inf for tokens cut off.
+    """Compute log-softmax after temperature, top-k and top-p, float32[B, V], with -inf for excluded tokens.
 
-    A greedy row (temperature 0) is left as the model made it, as in vLLM.
+    A greedy row (temperature 0) keeps the model's logits, as in vLLM.
     """
     device = logits.device
     temperature = torch.tensor([row.temperature or 1.0 for row in settings], device=device)  # float32[B]
@@ -32,9 +32,9 @@ def processed_logprobs(logits: Tensor, settings: Sequence[SamplingParams]) -> Te
 
 
 def draw(logprobs: Tensor, settings: Sequence[SamplingParams], uniforms: Sequence[float]) -> Tensor:
-    """One token per row, int64[B]: the most likely one if greedy, else the inverse CDF at the row's uniform number.
+    """Sample one token per row, int64[B]: the most likely one if greedy, else the inverse CDF at a uniform number.
 
-    One number per token and row, from the row's own generator: no other row, nor the number of rows, has a say.
+    Each row's numbers come from its own generator, so that its tokens do not depend on other rows of the batch.
     """
     probabilities = logprobs.double().exp()
     cumulative = probabilities.cumsum(dim=-1)  # float64: float32 loses the tail of a large vocabulary
@@ -48,7 +48,7 @@ def draw(logprobs: Tensor, settings: Sequence[SamplingParams], uniforms: Sequenc
 
 
 def _cut(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """-inf on all but the top k (ties with the k-th stay), then on what lies beyond the mass p of the rest."""
+    """Set logits to -inf outside of the top k (ties with the k-th are kept), then outside of the top-p mass."""
     ordered, indices = logits.sort(dim=-1, descending=True)
     smallest = ordered.gather(-1, (top_k - 1)[:, None])
     ordered = ordered.masked_fill(ordered < smallest, -torch.inf)

@@ -1,4 +1,4 @@
-"""Receives an update beside the serving weights, in a thread of its own, so that generation goes on meanwhile.
+"""Receive a weight update beside the serving weights, on a thread of its own, while generation continues.
 
 In: a manifest and an invitation. Out, by polling: the staged tensors, or the error. One per tensor-parallel rank.
 """
@@ -16,10 +16,10 @@ from coati_rl.transport.wire import StagedWeights, receive
 
 
 class StagingArea:
-    """Holds at most one staged update, and the group it came from, for the next one."""
+    """Hold at most one staged update, and its transfer group for the next update."""
 
     def __init__(self, *, device: torch.device, tensor_parallel_rank: int = 0) -> None:
-        """`device`: the model's, on which tensors are staged if the wire's backend can."""
+        """Start empty; tensors are staged on `device`, the model's, if the transport backend supports it."""
         self._device = device
         self._tensor_parallel_rank = tensor_parallel_rank
         self._group: Group | None = None
@@ -30,9 +30,9 @@ class StagingArea:
         self._error: TransferError | None = None
 
     def start(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> None:
-        """Begin to receive; an update staged earlier is dropped, one taken must be loaded (see `BucketTransport`)."""
+        """Start receiving; drops a staged update. One that was taken must be loaded (see `BucketTransport`)."""
         if self._thread is not None and self._thread.is_alive() and self._staged is None and self._error is None:
-            raise EngineError("an update is being received already")
+            raise EngineError("a weight update is already being received")
         self._staged = self._error = None
         deadline = Deadline(timeout_s, cancelled=self._cancelled)
         self._thread = threading.Thread(
@@ -41,16 +41,16 @@ class StagingArea:
         self._thread.start()
 
     def poll(self) -> StagedWeights | None:
-        """The staged update, or None while it is being received. Raises: TransferError if the transfer failed."""
+        """Return the staged update; None while it is being received. Raises: TransferError if the transfer failed."""
         if self._error is not None:
             raise self._error
         return self._staged
 
     def take(self) -> StagedWeights:
-        """Hand the staged update over. Raises: EngineError if there is none."""
+        """Remove and return the staged update. Raises: EngineError if there is none."""
         staged, self._staged = self._staged, None
         if staged is None:
-            raise EngineError("no update is staged")
+            raise EngineError("no weight update is staged")
         return staged
 
     def close(self) -> None:
@@ -67,13 +67,13 @@ class StagingArea:
                 rank = rendezvous.first_rank + self._tensor_parallel_rank
                 self._group = join_group(rendezvous, rank=rank, device=self._device, deadline=deadline)
                 self._rendezvous = rendezvous
-            # The others stage in the CPU's memory; loading copies it to where the model is.
+            # Other backends stage in host memory; loading copies the tensors to the model's device.
             device = self._device if rendezvous.backend in CUDA_BACKENDS else torch.device("cpu")
             self._staged = receive(self._group, manifest, device=device, deadline=deadline)
         except TransferError as error:
             self._leave(str(error))
             self._error = error
-        except Exception as error:  # noqa: BLE001  (a thread's end: out of memory, mostly)
+        except Exception as error:  # noqa: BLE001  (reported by `poll`; usually out of memory)
             self._leave(str(error))
             self._error = TransferError(f"receiving version {manifest.policy_version}: {type(error).__name__}: {error}")
 

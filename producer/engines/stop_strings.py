@@ -1,4 +1,4 @@
-"""Stop strings: a response ends with the token whose text completes one of them.
+"""Detect stop strings: a response ends with the token whose text completes one of them.
 
 In: the token ids so far. Out: whether to stop, and the text up to and including the stop string.
 """
@@ -9,9 +9,10 @@ Decode = Callable[[Sequence[int]], str]  # token ids to text, special tokens lef
 
 
 def ends_with_stop(token_ids: Sequence[int], stop: Sequence[str], decode: Decode) -> bool:
-    """True if the last token completed a stop string; to be asked after every token.
+    """Return True if the last token completed a stop string; to be called after every token.
 
-    Looks at a window of tokens only: each holds at least one byte of text, unless it is special; a few may be.
+    Only a window of tokens is decoded: a token has at least one byte of text, except special tokens, of which the
+    window allows a few.
     """
     if not stop:
         return False
@@ -21,7 +22,7 @@ def ends_with_stop(token_ids: Sequence[int], stop: Sequence[str], decode: Decode
 
 
 def final_text(token_ids: Sequence[int], stop: Sequence[str], decode: Decode) -> str:
-    """The response's text, cut after the first stop string, if there is one."""
+    """Return the response's text, cut after the first stop string, if there is one."""
     text = decode(token_ids)
     ends = [text.index(mark) + len(mark) for mark in stop if mark in text]
     return text[: min(ends)] if ends else text

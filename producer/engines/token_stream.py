@@ -1,4 +1,4 @@
-"""Hand the tokens of a request to a listener as they are sampled; a request without a listener costs nothing.
+"""Send the tokens of a request to a listener as they are sampled.
 
 In: new tokens of a sample, on the engine's thread. Out: `TokenChunk`s; those of a sample, in order, are its completion.
 """
@@ -15,14 +15,14 @@ logger = logging.getLogger(__name__)
 
 
 class TokenStream:
-    """Feeds one request's listener; a listener that raises is logged and hears no more, and the request goes on."""
+    """Call one request's listener; after an exception, which is logged, it is not called again."""
 
     def __init__(self, request_id: str, on_tokens: OnTokens) -> None:
         self._request_id = request_id
         self._on_tokens: OnTokens | None = on_tokens
 
     def send(self, index: int, token_ids: Sequence[int], logprobs: Sequence[float], policy_version: int) -> None:
-        """Pass on new tokens of sample `index`, all sampled by one version of the weights; none is no chunk."""
+        """Send new tokens of sample `index`, all sampled by one policy_version; without tokens nothing is sent."""
         if self._on_tokens is None or not token_ids:
             return
         chunk = TokenChunk(
@@ -35,5 +35,5 @@ class TokenStream:
         try:
             self._on_tokens(chunk)
         except Exception:
-            logger.exception("request %s: its token listener failed and is not called again", self._request_id)
+            logger.exception("request %s: its token listener raised an error and is not called again", self._request_id)
             self._on_tokens = None

@@ -1,4 +1,4 @@
-"""Plain transformers as a GenerationEngine: slower than vLLM, but it runs every architecture that transformers has.
+"""Implement GenerationEngine with plain transformers: slower than vLLM, but for all architectures of transformers.
 
 In: requests as token ids. Out: completions with the log-probabilities of the processed distribution. Up to
 max_num_seqs samples are decoded as one batch to the end, before the next batch begins.
@@ -24,7 +24,7 @@ from producer.engines.token_stream import TokenStream
 
 
 class TransformersEngine(ThreadedEngine):
-    """Generates with transformers' own model code."""
+    """Generate with transformers' own model code."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class TransformersEngine(ThreadedEngine):
         device: Device = "cpu",
         policy_version: int = 0,
     ) -> None:
-        """Begins to load; the arguments are those of `VllmEngine`."""
+        """Start loading; the arguments are those of `VllmEngine`."""
         core = _TransformersCore(
             model, dtype=dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs, device=device
         )
@@ -44,7 +44,7 @@ class TransformersEngine(ThreadedEngine):
 
 
 class _TransformersCore:
-    """See `EngineCore`."""
+    """Implement `EngineCore` with transformers."""
 
     def __init__(self, model: str, *, dtype: str, max_model_len: int, max_num_seqs: int, device: Device) -> None:
         self.policy_version = 0
@@ -74,7 +74,10 @@ class _TransformersCore:
         differ = self._parameters.keys() ^ self._expected.keys()
         if differ:
             names = ", ".join(sorted(differ)[:3])
-            raise EngineError(f"{directory}: transformers' parameters are not the checkpoint's tensors: {names}")
+            raise EngineError(
+                f"{directory}: transformers' parameters and the checkpoint's tensors differ in {names}; "
+                "save the model with save_pretrained of this version of transformers"
+            )
         self._tokenizer: Any = AutoTokenizer.from_pretrained(directory)
         self.vocab_size = self._model.config.get_text_config().vocab_size
         eos = self._model.generation_config.eos_token_id
@@ -164,7 +167,7 @@ class _TransformersCore:
             for name, tensor in staged.tensors:
                 self._parameters[name].copy_(tensor)  # a tied lm_head is the same memory
         if self._batch is not None:
-            self._batch.forget_cache()
+            self._batch.clear_cache()
         self.policy_version = policy_version
         return []
 

@@ -1,7 +1,7 @@
-"""vLLM as a GenerationEngine: in this process, owned by one thread; the CPU build and CUDA by the same code.
+"""Implement GenerationEngine with vLLM, in this process and on one thread, for the CPU build and for CUDA.
 
 In: requests as token ids. Out: completions with the log-probabilities of the processed distribution. vLLM is imported
-when the engine loads, in the environment that `engine_environment` describes, and one process holds at most one.
+when the engine loads, with the environment variables of `engine_environment`; a process holds at most one engine.
 """
 
 import os
@@ -27,7 +27,7 @@ _PROBE_PREFIX = "coati probe "  # of request ids
 
 
 class VllmEngine(ThreadedEngine):
-    """Generates with vLLM."""
+    """Generate with vLLM."""
 
     def __init__(
         self,
@@ -43,16 +43,18 @@ class VllmEngine(ThreadedEngine):
         kv_cache_memory_bytes: int | None = None,
         policy_version: int = 0,
     ) -> None:
-        """Begins to load; see `ThreadedEngine.wait_ready`.
+        """Start loading; see `ThreadedEngine.wait_ready`.
 
         Args:
             model: a directory, or a hub name that is in the local cache.
             dtype: "float32" or "bfloat16".
             max_model_len: prompt and response together, in tokens.
             max_num_seqs: samples decoded at a time.
-            gpu_memory_utilization: share of the memory, CUDA only.
-            kv_cache_memory_bytes: per rank; None means what max_num_seqs needs on CPU, and what is left on CUDA.
-            policy_version: of the weights on disk; -1 until a commit has proven what they are.
+            seed: of vLLM; requests have seeds of their own.
+            device: the device that the engine computes on.
+            gpu_memory_utilization: fraction of the GPU's memory; CUDA only.
+            kv_cache_memory_bytes: per rank; None: what max_num_seqs needs on CPU, the remaining memory on CUDA.
+            policy_version: of the weights on disk; -1 until a commit has proven them.
         """
         engine_args: dict[str, Any] = {
             "model": model,
@@ -60,7 +62,7 @@ class VllmEngine(ThreadedEngine):
             "distributed_executor_backend": "uni" if tensor_parallel_size == 1 else "mp",
             "dtype": dtype,
             "max_model_len": max_model_len,
-            "max_num_seqs": max_num_seqs + 1,  # one for a probe, which must not wait until a long response has ended
+            "max_num_seqs": max_num_seqs + 1,  # one for a probe, which must not wait for a long response
             "seed": seed,
             "kv_cache_memory_bytes": kv_cache_memory_bytes,
             "enable_prefix_caching": True,
@@ -69,10 +71,10 @@ class VllmEngine(ThreadedEngine):
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
         }
-        # All that differs between the devices is here, in engine_environment, and in vllm_worker's tied head.
+        # Other code that depends on the device: engine_environment, and vllm_worker's tied lm_head.
         if device == "cpu":
             engine_args["enforce_eager"] = True
-            # A prompt cut into chunks makes vLLM rewind the request's seeded generator, which CPU generators cannot do.
+            # With chunked prefill vLLM rewinds the request's seeded generator, which CPU generators cannot do.
             engine_args["enable_chunked_prefill"] = False
             engine_args["max_num_batched_tokens"] = max(_MIN_BATCHED_TOKENS, max_model_len)
         else:
@@ -81,7 +83,7 @@ class VllmEngine(ThreadedEngine):
 
 
 class _VllmCore:
-    """See `EngineCore`."""
+    """Implement `EngineCore` with vLLM's LLMEngine."""
 
     def __init__(self, engine_args: dict[str, Any], *, device: Device) -> None:
         self.policy_version = 0
@@ -96,7 +98,10 @@ class _VllmCore:
 
     def load(self) -> None:
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
-            raise EngineError("start the engine's process with the variables of producer.engines.engine_environment()")
+            raise EngineError(
+                "the engine's process lacks its environment variables; start it with those of "
+                "producer.engines.engine_environment()"
+            )
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -107,7 +112,7 @@ class _VllmCore:
         self._engine = LLMEngine.from_engine_args(EngineArgs(**self._engine_args))
         self._engine.set_weight_version(str(self.policy_version))
         workers = self._engine.collective_rpc("coati_prepare", args=(os.getpid(),))
-        unlink_mapped({os.getpid(), *workers})  # queues between the ranks, which are all connected now
+        unlink_mapped({os.getpid(), *workers})  # queues between the ranks, which are all connected by now
         self.vocab_size = self._engine.model_config.get_vocab_size()
 
     def add(self, request: GenerationRequest, stream: TokenStream | None) -> None:
@@ -117,7 +122,7 @@ class _VllmCore:
         sampling = request.sampling
         greedy = sampling.temperature == 0.0
         params = SamplingParams(
-            n=1 if greedy else request.num_samples,  # vLLM refuses n > 1 there; the samples are the same anyway
+            n=1 if greedy else request.num_samples,  # vLLM refuses n > 1 for greedy; the samples would be equal
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k or 0,
@@ -126,8 +131,8 @@ class _VllmCore:
             seed=sampling.seed,  # sample i gets seed + i
             logprobs=0,  # of the sampled token alone
             flat_logprobs=True,
-            detokenize=bool(sampling.stop),  # token by token is slow: without stop strings it is done once, at the end
-            include_stop_str_in_output=True,  # the text is what the tokens say
+            detokenize=bool(sampling.stop),  # slow per token: without stop strings the text is decoded once, at the end
+            include_stop_str_in_output=True,  # the text is that of the tokens
             output_kind=RequestOutputKind.FINAL_ONLY if stream is None else RequestOutputKind.CUMULATIVE,
         )
         try:
@@ -142,10 +147,10 @@ class _VllmCore:
         processor, outputs = self._engine.output_processor, Outputs()
         samples = [processor.request_states[number] for number in processor.external_req_ids.get(request_id, ())]
         for sample in samples:
-            sample.queue = outputs  # vLLM puts the last output of an aborted sample there
+            sample.queue = outputs  # vLLM puts an aborted sample's last output there
         self._engine.abort_request([request_id])
         for sample in samples:
-            if sample.parent_req is not None:  # vLLM forgets it only when the last sample ends by itself
+            if sample.parent_req is not None:  # vLLM removes it only if the last sample is not aborted
                 processor.parent_requests.pop(sample.parent_req.request_id, None)
         return next(iter(self._take(outputs)), None)
 
@@ -156,7 +161,7 @@ class _VllmCore:
         return self._take(self._engine.step())
 
     def _take(self, outputs: Sequence[Any]) -> list[GenerationResult]:
-        """Hand new outputs to what they belong to; returns what finished."""
+        """Add new outputs to their requests and probes. Returns: the results of finished requests."""
         results = []
         for output in outputs:
             if output.request_id in self._probes:
@@ -180,14 +185,14 @@ class _VllmCore:
         self._probes[probe_id] = (token_ids, answer)
 
     def _add_probe(self, probe_id: str, token_ids: tuple[int, ...]) -> None:
-        """vLLM computes a prompt's log-probabilities without temperature or cuts, and without its prefix cache."""
+        """Add a probe request; vLLM computes prompt log-probabilities without temperature, top-k, top-p and cache."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(
             max_tokens=1,
             temperature=0.0,
-            prompt_logprobs=0,  # of the prompt's own tokens alone
+            prompt_logprobs=0,  # of the prompt's own tokens only
             flat_logprobs=True,
             detokenize=False,
             skip_reading_prefix_cache=True,
@@ -225,14 +230,14 @@ class _VllmCore:
     def commit(self, policy_version: int) -> list[GenerationResult]:
         from vllm.v1.core.sched.interface import PauseState
 
-        core = self._engine.engine_core.engine_core  # in this process, if the workers are not
+        core = self._engine.engine_core.engine_core  # runs in this process, unlike tensor-parallel workers
         results: list[GenerationResult] = []
-        self._engine.abort_request(list(self._probes))  # one may be half done
+        self._engine.abort_request(list(self._probes))  # a probe may be partly computed
         core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
         try:
-            while core.batch_queue:  # steps in flight, with asynchronous scheduling: their tokens are the old weights'
+            while core.batch_queue:  # steps in flight (asynchronous scheduling) sample with the old weights
                 results += self.step()
-            core.pause_scheduler("keep", clear_cache=True)  # what runs computes its keys and values anew afterwards
+            core.pause_scheduler("keep", clear_cache=True)  # running requests recompute keys and values
             self._engine.collective_rpc("coati_commit")
             self._engine.set_weight_version(str(policy_version))
         finally:
@@ -249,12 +254,12 @@ class _VllmCore:
 
 
 def _token_prompt(token_ids: tuple[int, ...]) -> dict[str, Any]:
-    """vLLM's tokens_input."""
+    """Return a prompt in vLLM's format for token ids."""
     return {"type": "token", "prompt_token_ids": list(token_ids)}
 
 
 def _cpu_kv_cache_bytes(engine_args: dict[str, Any]) -> int:
-    """Room for max_num_seqs sequences of full length, at most a quarter of the memory: vLLM's default is nearly all."""
+    """Return the bytes for max_num_seqs full sequences, at most 1/4 of the memory (vLLM's default: nearly all)."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(engine_args["model"]).get_text_config()
@@ -265,6 +270,6 @@ def _cpu_kv_cache_bytes(engine_args: dict[str, Any]) -> int:
     token_bytes = 2 * config.num_hidden_layers * num_kv_heads * head_dim * item_bytes
     wanted: int = (
         token_bytes * (engine_args["max_model_len"] + 128) * engine_args["max_num_seqs"]
-    )  # 128: a block's rest
+    )  # 128: unused tokens of a sequence's last block
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(_MIN_KV_CACHE_BYTES, min(wanted, memory // 4 // int(engine_args["tensor_parallel_size"])))

@@ -1,4 +1,4 @@
-"""Collect what vLLM says of a request: partial outputs while it runs, and one result when all its samples have ended.
+"""Collect vLLM's outputs of a request: stream partial outputs, and build the result when all samples have ended.
 
 In: vLLM's `RequestOutput`s, of output kind FINAL_ONLY, or CUMULATIVE for a request with a stream. Out: chunks for the
 stream, and the result. vLLM itself is not imported.
@@ -18,17 +18,17 @@ _FINISH_REASONS = {"stop": "stop", "length": "length", "repetition": "stop"}  # 
 
 
 class RunningRequest:
-    """One request that vLLM has."""
+    """Hold the outputs of one request that vLLM is running."""
 
     def __init__(self, request: GenerationRequest, stream: TokenStream | None) -> None:
         self._request = request
         self._stream = stream
-        self._is_greedy = request.sampling.temperature == 0.0  # one sample was asked for, which stands for all
-        self._num_sent: dict[int, int] = {}  # by sample: tokens that the stream has
+        self._is_greedy = request.sampling.temperature == 0.0  # vLLM generates one sample, which is repeated
+        self._num_sent: dict[int, int] = {}  # by sample: tokens sent to the stream
         self._ended: dict[int, Any] = {}  # by sample: vLLM's CompletionOutput
 
     def add(self, output: Any, *, policy_version: int, decode: Decode) -> GenerationResult | None:
-        """Take a RequestOutput, whose new tokens are of this version; the result, if it is the last one."""
+        """Add a RequestOutput with new tokens of this policy_version. Returns: the result after the last one."""
         for sample in output.outputs:
             if self._stream is not None:
                 self._send(sample, self._stream, policy_version)
@@ -54,7 +54,7 @@ class RunningRequest:
 
 
 class Outputs(list[Any]):
-    """Take vLLM's last outputs of the samples that are being aborted; in the place of AsyncLLM's output queue."""
+    """Collect the last outputs of aborted samples; has the interface of AsyncLLM's output queue."""
 
     put = list.append
 

@@ -1,7 +1,7 @@
-"""vLLM's CPU sampler with the random numbers of seeded requests drawn ahead, many at a time.
+"""Draw the random numbers of seeded requests in blocks for vLLM's CPU sampler, without changing its tokens.
 
 In: one generator per seeded request. Out: the tokens that vLLM itself would draw. vLLM draws one number per row and
-step with a torch call of its own, which is 7 to 9 % of a step with 256 small rows.
+step with a torch call each, which takes 7 to 9 % of a step with 256 small rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 _NUM_AHEAD = 64
-_END = 2**31  # of the numbers that vLLM draws
+_END = 2**31  # upper bound, exclusive, of the numbers that vLLM draws
 
 _Forward = Callable[[Tensor, dict[int, torch.Generator], Tensor | None, Tensor | None], tuple[Tensor, Tensor | None]]
 
 
 class SeedStreams:
-    """The numbers that each generator gives, one after the other."""
+    """Return each generator's random numbers in sequence."""
 
     def __init__(self) -> None:
         self._streams: WeakKeyDictionary[torch.Generator, Iterator[int]] = WeakKeyDictionary()
 
     def next_seeds(self, generators: Mapping[int, torch.Generator], num_rows: int) -> Tensor:
-        """int64[num_rows]: of the row's generator; of torch's own for rows that have none."""
+        """Return int64[num_rows], the next number of each row's generator; torch's default one for other rows."""
         seeds: list[int | None] = [None] * num_rows
         for row, generator in generators.items():
             seed = next(self._streams.get(generator, iter(())), None)
@@ -40,7 +40,7 @@ class SeedStreams:
 
 
 def draw_ahead(sampler: Any) -> None:
-    """Change a `TopKTopPSampler` of vLLM's CPU build; one that computes something else is left alone."""
+    """Patch a `TopKTopPSampler` of vLLM's CPU build; samplers of other types are left unchanged."""
     if sampler.forward != sampler.forward_cpu or sampler.use_fp64_gumbel:
         return
     if sampler.logprobs_mode == "processed_logprobs":
@@ -53,7 +53,7 @@ def _sample_with(streams: SeedStreams) -> _Forward:
     def sample(
         logits: Tensor, generators: dict[int, torch.Generator], k: Tensor | None, p: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """As `TopKTopPSampler.forward_cpu`: int64[rows], and float32[rows, V] log-probabilities."""
+        """Sample as `TopKTopPSampler.forward_cpu`. Returns: int64[rows], float32[rows, V] log-probabilities."""
         logits = apply_top_k_top_p(logits, k, p)
         logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
         seeds = streams.next_seeds(generators, logits.shape[0])

@@ -1,7 +1,7 @@
-"""Extend a vLLM worker by weight updates; mixed into vLLM's worker class by `worker_extension_cls`.
+"""Add weight updates to a vLLM worker; vLLM mixes this class into its own by `worker_extension_cls`.
 
-In: JSON, by collective_rpc from the engine thread. Out: plain values. All names begin with `coati_`, since they share
-vLLM's class. The weights themselves come over the transport's own group, into memory beside the model.
+In: JSON, by collective_rpc from the engine thread. Out: plain values. All names begin with `coati_`, since the class is
+shared with vLLM. The weights are received through the transport's own group, into memory beside the model.
 """
 
 import ctypes
@@ -22,9 +22,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 class StagingWorkerExtension:
-    """Stages and commits weight updates in a vLLM worker."""
+    """Stage and commit weight updates in a vLLM worker."""
 
-    # Of vLLM's worker class:
+    # Attributes of vLLM's worker class:
     rank: int
     device: Any
     model_runner: Any
@@ -34,29 +34,29 @@ class StagingWorkerExtension:
     coati_staging: StagingArea
 
     def coati_prepare(self, engine_pid: int) -> int:
-        """Called once after loading. A worker process must not outlive the engine's, whatever kills that.
+        """Prepare the worker after loading; a worker process is killed by the kernel when the engine's process ends.
 
         Returns: this process's id.
         """
         self.coati_staging = StagingArea(device=self.device, tensor_parallel_rank=self.rank)
-        # It warns of layers that got nothing, such as a rotary embedding; names were compared before the transfer.
+        # It warns of layers without new weights, such as rotary embeddings; names are checked before the transfer.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         if self.device.type == "cpu":
             draw_ahead(self.model_runner.sampler.topk_topp_sampler)
         if os.getpid() != engine_pid:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != engine_pid:  # it died before the line above
+            if os.getppid() != engine_pid:  # it ended before prctl
                 os._exit(1)
         return os.getpid()
 
     def coati_start_staging(self, manifest: str, rendezvous: str, timeout_s: float) -> None:
-        """Begin to receive in the background."""
+        """Start receiving in the background."""
         self.coati_staging.start(
             WeightManifest.from_json(manifest), Rendezvous.from_json(rendezvous), timeout_s=timeout_s
         )
 
     def coati_poll_staging(self) -> tuple[StagingState, str]:
-        """The state with its digest or message: as data, since an exception here would end vLLM's executor."""
+        """Return the state and its digest or error message; an exception here would end vLLM's executor."""
         try:
             staged = self.coati_staging.poll()
         except TransferTimeoutError as error:
@@ -66,7 +66,7 @@ class StagingWorkerExtension:
         return ("receiving", "") if staged is None else ("staged", staged.digest)
 
     def coati_commit(self) -> None:
-        """Load the staged weights; no step may be running. A failure leaves the model unusable."""
+        """Load the staged weights; no step may be running. After an error the model is unusable."""
         import torch
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -74,18 +74,18 @@ class StagingWorkerExtension:
         staged = self.coati_staging.take()
         model = self.model_runner.model
         with torch.no_grad(), torch.device(self.device), set_current_vllm_config(self.vllm_config):
-            # load_weights() alone fails on CPU, where the weights of linear layers are packed and the originals gone.
+            # load_weights() alone fails on CPU, where the weights of linear layers are packed and the originals freed.
             initialize_layerwise_reload(model)
             model.load_weights(iter(staged.tensors))
             finalize_layerwise_reload(model, self.model_config)
             self._coati_repack_tied_head(model)
 
     def coati_close(self) -> None:
-        """Leave the group."""
+        """Close the transfer group."""
         self.coati_staging.close()
 
     def _coati_repack_tied_head(self, model: Any) -> None:
-        """On CPU a tied lm_head is a packed copy of the embeddings, which a reload leaves at the old weights."""
+        """Repack a tied lm_head on CPU: it is a packed copy of the embeddings, which a reload does not update."""
         head = getattr(model, "lm_head", None)
         embeddings = getattr(getattr(model, "model", None), "embed_tokens", None)
         tied = getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)

@@ -18,7 +18,7 @@ class SingleTurn:
 
 
 def single_turns(prompt: Prompt, completions: Sequence[Completion], *, temperature: float) -> tuple[Trajectory, ...]:
-    """One trajectory for each completion, in order; `temperature`: that all of them were sampled at."""
+    """Return one trajectory for each completion, in order; `temperature` is that of sampling."""
     prompt_ids = np.array(prompt.token_ids, dtype=np.int32)
     return tuple(
         _single_turn(prompt_ids, completion, temperature=temperature, episode=episode)

@@ -1,1 +1,1 @@
-"""Score programs as answers, by what they do in the sandbox with their tests."""
+"""Score answers that are programs by running their tests in the sandbox."""

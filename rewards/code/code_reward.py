@@ -1,7 +1,7 @@
 """Score a response with a Python program: 1 if it passes all tests, else 0.
 
-Nothing that the program can reach decides: expected outputs never enter the sandbox, and what is compared is read from
-descriptors that this side holds, after the program and all that it started have ended.
+A program cannot influence the verdict: expected outputs never enter the sandbox, and outputs are read from descriptors
+of this process, after the program and all processes that it started have ended.
 """
 
 import time
@@ -19,30 +19,30 @@ from rewards.code.fences import last_program
 from rewards.reward import invalid_score
 
 _MAX_ATTEMPTS = 2  # per run, when the sandbox itself fails
-_MAX_SHOWN = 1000  # bytes of what was found in the place of what is expected
+_MAX_SHOWN = 1000  # bytes of a wrong output in a message
 _LIMITS_REACHED = ("cpu", "wall", "memory", "processes")
-# Of the time of a response, for all tests together: what the program may take itself, and with waiting for a core.
-# Past the first it is too slow, which is wrong; past the second nothing is known. The rest is ours, to say so in time.
-_OWN_SHARE, _CLOCK_SHARE = 0.8, 0.9
+# Fractions of a response's time limit for all tests together: running time of the program, and wall-clock time. Beyond
+# the first the program is too slow (wrong); beyond the second the verdict is invalid. The rest is for reporting it.
+_OWN_FRACTION, _CLOCK_FRACTION = 0.8, 0.9
 
 
 class CodeReward:
-    """A `Reward`. Its sandbox is started with the first program and stays."""
+    """Implement `Reward` with a sandbox, which is started with the first program and kept."""
 
     is_batch = False
 
     def __init__(self, spec: RewardSpec) -> None:
         self._limits = Limits(cpu_s=spec.test_timeout_s, memory_bytes=spec.test_memory_mb * MIB)
-        self._own_s, self._clock_s = _OWN_SHARE * spec.timeout_s, _CLOCK_SHARE * spec.timeout_s
+        self._own_s, self._clock_s = _OWN_FRACTION * spec.timeout_s, _CLOCK_FRACTION * spec.timeout_s
         self._sandbox = Sandbox(is_isolated=spec.is_sandboxed)
 
     def score(self, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
-        """As `Reward.score`; the ground truth is the tests, as JSON."""
+        """See `Reward.score`; the ground truth is the tests as JSON."""
         for response in responses:
             yield self._score(response, problem.ground_truth)
 
     def close(self) -> None:
-        """End the sandbox; otherwise it ends with this process."""
+        """Close the sandbox; otherwise it ends with this process."""
         self._sandbox.close()
 
     def _score(self, response: str, ground_truth: str) -> Score:
@@ -56,15 +56,15 @@ class CodeReward:
         return self._run_tests(program, tests)
 
     def _run_tests(self, program: str, tests: CodeTests) -> Score:
-        """Run all tests; past the first failure only as long as that is cheap, for the fraction alone.
+        """Run all tests; after the first failure only while that is cheap, to count the passed tests.
 
-        Reading and comparing what a program wrote counts as its own time, as much as it takes of a core.
+        The CPU time of reading and comparing a program's output counts as running time of the program.
         """
         num_passed, failure, undecided, own_s, started_s = 0, "", "", 0.0, time.monotonic()
         for number, test in enumerate(tests.tests, 1):
             ours_s, left_s = time.thread_time(), self._clock_s - (time.monotonic() - started_s)
             if left_s <= 0:
-                undecided = f"test {number}: no time is left, the machine was too busy"
+                undecided = f"test {number}: no time is left, since the machine was too busy"
                 break
             try:
                 outcome = self._run(program, test, tests.function, left_s)
@@ -99,7 +99,7 @@ class CodeReward:
         raise AssertionError("unreachable")
 
     def _problem(self, outcome: Outcome, test: CodeTest, tests: CodeTests) -> str:
-        """Why the run failed the test; "" if it passed."""
+        """Return why the run failed the test; "" if it passed."""
         if max(len(outcome.output), len(outcome.returned)) >= self._limits.output_bytes:
             return f"more than {self._limits.output_bytes // MIB} MiB of output"
         if outcome.end != "exit" or outcome.code != 0:
@@ -107,7 +107,7 @@ class CodeReward:
         if tests.is_passed(test, output=outcome.output, returned=outcome.returned):
             return ""
         found = outcome.returned if tests.function else outcome.output
-        return f"{shorten(test.expected)!r} is expected, it is {shorten(found[:_MAX_SHOWN].decode(errors='replace'))!r}"
+        return f"expected {shorten(test.expected)!r}, got {shorten(found[:_MAX_SHOWN].decode(errors='replace'))!r}"
 
 
 def _score_of(num_passed: int, tests: CodeTests, failure: str, *, has_program: bool) -> Score:

@@ -1,9 +1,9 @@
-"""Read the tests of a coding problem from its row: inputs, and what is expected of them.
+"""Read the tests of a coding problem from its row, and compare outputs and values with the expected ones.
 
-The PRIME format: {"inputs": [...], "outputs": [...]}, equally many, or LiveCodeBench's list of tests. A program reads
-an input from stdin and writes the output to stdout. With "fn_name" (as in APPS) a function is called instead: an input
-holds its arguments, as a list or as text with one JSON value a line, an output the value it returns, as a value or as
-text: JSON if all texts of the row are JSON, else Python's literals if all are, else the texts themselves.
+Formats are PRIME's, {"inputs": [...], "outputs": [...]} with equally many of both, and LiveCodeBench's list of tests. A
+program reads an input from stdin and writes the output to stdout. With "fn_name" (as in APPS) a function is called
+instead: an input holds its arguments, as a list or as text with one JSON value per line, an output the return value, as
+a value or as text: JSON if all texts of the row are JSON, else Python literals if all are, else the texts themselves.
 """
 
 import ast
@@ -22,11 +22,11 @@ from coati_rl.data.listed_tests import read_listed_tests
 from coati_rl.errors import ConfigError
 
 _MAX_CACHED = 64  # the G responses of a group share their tests
-# Numbers with a decimal point or an exponent may differ by this much of the expected one, or absolutely (the format's
-# own checker compares with NumPy's allclose, whose defaults these are).
+# Relative and absolute tolerances of numbers with a decimal point or an exponent: the defaults of NumPy's allclose,
+# which the format's own checker uses.
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-8
-_MAX_NUMBER = 1000  # characters; longer ones are equal, or text
-_MAX_LENGTH_RATIO = 16  # of a right value's JSON to the expected one's: 1.0000000000000002 for 1, \u00e9 for a letter
+_MAX_NUMBER = 1000  # characters; longer ones are compared as text
+_MAX_LENGTH_RATIO = 16  # of a correct value's JSON to the expected one's: 1.0000000000000002 for 1, \u00e9 for a letter
 _LEADING_ZERO = re.compile(r"[+-]?0[0-9]")
 _WORD = re.compile(r"\S+")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?", re.ASCII)
@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeTest:
-    """One run of the program."""
+    """Describe one run of the program."""
 
     stdin: bytes  # for a function: its arguments, a JSON list
     expected: Any  # text; for a function: a JSON value
@@ -42,17 +42,17 @@ class CodeTest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeTests:
-    """All runs that a program has to pass."""
+    """Hold all tests that a program has to pass."""
 
     function: str  # "" for programs that read stdin
     tests: tuple[CodeTest, ...]
 
     def is_passed(self, test: CodeTest, *, output: bytes, returned: bytes) -> bool:
-        """Tell whether a run that ended well gave what the test expects."""
+        """Return True if a run that ended without error gave the expected output or value."""
         if not self.function:
             return _same_bytes(output, test.expected)
         if len(returned) > _MAX_LENGTH_RATIO * (len(json.dumps(test.expected)) + 64):
-            return False  # before it is taken apart: 16 MiB of brackets would take 400 MiB
+            return False  # checked before parsing: 16 MiB of brackets would take 400 MiB
         try:
             value = json.loads(returned)
         except (ValueError, RecursionError):
@@ -64,7 +64,7 @@ class CodeTests:
 def parse_tests(ground_truth: str) -> CodeTests:
     """Read the tests of a row.
 
-    Raises: ValueError that says what is wrong with them.
+    Raises: ValueError with the problem.
     """
     try:
         return _tests(json.loads(ground_truth))
@@ -84,14 +84,14 @@ def _tests(tests: Any) -> CodeTests:
     if not isinstance(inputs, list) or not isinstance(outputs, list) or not isinstance(function, str):
         raise ValueError('not {"inputs": [...], "outputs": [...]}')
     if len(inputs) != len(outputs) or not inputs:
-        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs; they must be equally many, at least one")
+        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs; give equally many, at least one of each")
     make = _function_test if function else _stdin_test
     pairs = zip(inputs, _values(outputs) if function else outputs, strict=True)
     return CodeTests(function=function, tests=tuple(make(*pair) for pair in pairs))
 
 
 def _same_bytes(output: bytes, expected: str) -> bool:
-    """As `same_output`. What is no UTF-8 is no expected output, and is told from one before it is made text of."""
+    """Compare as `same_output`; output that is not UTF-8 differs from any expected output."""
     if output.strip() == expected.encode(errors="surrogatepass").strip():
         return True
     try:
@@ -101,9 +101,9 @@ def _same_bytes(output: bytes, expected: str) -> bool:
 
 
 def same_output(actual: str, expected: str) -> bool:
-    """True when all lines agree, word by word. White space around words and empty lines do not count.
+    """Return True if all lines are equal word by word, ignoring white space around words and empty lines.
 
-    Output of any size costs no more than reading it up to the first difference.
+    Output is only read up to the first difference.
     """
     if actual.strip() == expected.strip():
         return True
@@ -114,14 +114,14 @@ def same_output(actual: str, expected: str) -> bool:
 
 
 def same_value(actual: Any, expected: Any) -> bool:
-    """True when two JSON values are equal; decimal numbers nearly so. APPS wraps an expected value in a list of one."""
+    """Return True if two JSON values are equal, decimals within tolerance; APPS wraps expected values in a list."""
     if _same_json(actual, expected):
         return True
     return isinstance(expected, list) and len(expected) == 1 and _same_json(actual, expected[0])
 
 
 def _words(text: str) -> Iterator[tuple[bool, str]]:
-    """All words, each with whether it is the first of its line."""
+    """Yield all words, each with whether it is the first of its line."""
     end = -1
     for match in _WORD.finditer(text):
         yield end < 0 or text.find("\n", end, match.start()) >= 0, match[0]
@@ -135,7 +135,7 @@ def _same_word(actual: str, expected: str) -> bool:
         return False
     if expected.lstrip("+-").isdigit():
         if actual.lstrip("+-").isdigit() and (_LEADING_ZERO.match(actual) or _LEADING_ZERO.match(expected)):
-            return False  # digits that are text: 00101 is not 101
+            return False  # with leading zeros digits are text: 00101 is not 101
         return Decimal(actual) == Decimal(expected)  # 5.0 is 5, but 1000001 is not 1000002
     return _is_close(float(actual), float(expected))
 
@@ -151,7 +151,7 @@ def _same_json(actual: Any, expected: Any) -> bool:
 
 
 def _is_close(actual: float, expected: float) -> bool:
-    """False for infinities: a number that no float can hold has become one."""
+    """Return True if two numbers are equal within tolerance; False for infinity, which an overflow gives."""
     try:
         return math.isfinite(expected) and math.isclose(actual, expected, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
     except OverflowError:  # an integer that no float can hold
@@ -159,7 +159,7 @@ def _is_close(actual: float, expected: float) -> bool:
 
 
 def _stdin_test(given: Any, expected: Any) -> CodeTest:
-    """A list of lines is as good as text: APPS has both."""
+    """Make a test of stdin and stdout from text or a list of lines; APPS has both."""
     return CodeTest(stdin=_as_text(given, "an input").encode(), expected=_as_text(expected, "an output"))
 
 
@@ -172,7 +172,7 @@ def _as_text(value: Any, what: str) -> str:
 
 
 def _values(outputs: list[Any]) -> list[Any]:
-    """Return what a function has to return in each test."""
+    """Return the expected return value of each test."""
     for read in (json.loads, _literal):
         with suppress(ValueError, SyntaxError, TypeError):
             return [read(output) if isinstance(output, str) else output for output in outputs]
@@ -180,13 +180,13 @@ def _values(outputs: list[Any]) -> list[Any]:
 
 
 def _literal(text: str) -> Any:
-    """A value as Python writes it, True or ['a', (1, 2)], with what JSON makes of it."""
+    """Read a Python literal, such as True or ['a', (1, 2)], and convert it to JSON types."""
     return json.loads(json.dumps(ast.literal_eval(text)))
 
 
 def _function_test(given: Any, expected: Any) -> CodeTest:
     arguments = [json.loads(line) for line in given.split("\n") if line.strip()] if isinstance(given, str) else given
     if not isinstance(arguments, list):
-        raise ValueError(f"an input is {type(given).__name__}; write a list of arguments, or one JSON value a line")
-    same_value(expected, expected)  # nested as deep as it is, it can be compared
+        raise ValueError(f"an input is {type(given).__name__}; write a list of arguments, or one JSON value per line")
+    same_value(expected, expected)  # raises RecursionError if it is nested too deeply to be compared
     return CodeTest(stdin=json.dumps(arguments).encode(), expected=expected)

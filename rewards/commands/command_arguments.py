@@ -1,4 +1,4 @@
-"""Parse the arguments that `score` and `serve` share to a RewardSpec and the size of a pool."""
+"""Parse the arguments that `score` and `serve` share to a RewardSpec."""
 
 import argparse
 import math
@@ -18,12 +18,12 @@ from coati_rl.reward_spec import (
 from coati_rl.reward_url import secrets_of
 from rewards.registry import make_reward
 
-_LEAST = {"num_workers": 1, "timeout_s": 0, "test_timeout_s": 0, "test_memory_mb": 32}  # 0: more than that
+_LEAST = {"num_workers": 1, "timeout_s": 0, "test_timeout_s": 0, "test_memory_mb": 32}  # 0: must be positive
 
 
 def add_reward_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say what is scored with."""
-    spec = RewardSpec(reward_type="boxed")  # the defaults are its own
+    """Add the flags that describe the reward."""
+    spec = RewardSpec(reward_type="boxed")  # provides the defaults
     parser.add_argument("--type", required=True, help="reward type, as -rt/--reward-type of a run")
     parser.add_argument(
         "--timeout-s",
@@ -34,7 +34,7 @@ def add_reward_arguments(parser: argparse.ArgumentParser) -> None:
         "--math-answer",
         choices=get_args(MathAnswer),
         default=spec.math_answer,
-        help="where the ground truth is a number: the answer must be one, or any formula of its value "
+        help="if the ground truth is a number: the answer must be a number, or any formula of its value "
         "(default: %(default)s)",
     )
     parser.add_argument(
@@ -57,9 +57,9 @@ def add_reward_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def reward_spec(options: argparse.Namespace) -> RewardSpec:
-    """Return what the flags ask for.
+    """Build the RewardSpec of the flags.
 
-    Raises: ConfigError for a reward that cannot be made, a sandbox that cannot be had, or a size that is too small.
+    Raises: ConfigError for a reward that cannot be made, a sandbox that does not work, or a size that is too small.
     """
     for flag, least in _LEAST.items():
         value = getattr(options, flag)
@@ -85,7 +85,7 @@ def reward_spec(options: argparse.Namespace) -> RewardSpec:
             f"--test-timeout-s {spec.test_timeout_s:g} must be below --timeout-s {spec.timeout_s:g}, which all "
             f"tests of a response share; use --timeout-s {6 * spec.test_timeout_s:g}"
         )
-    make_reward(spec)  # refused before anything is read or listens
+    make_reward(spec)  # raises before input is read or a port is opened
     if spec.is_sandboxed and any(part.name == "code" for part in parts):
         from coati_rl.sandbox import check_sandbox
 

@@ -1,7 +1,7 @@
-"""`python -m rewards score`: score the JSON lines of stdin, with a line on stdout for each.
+"""Run `python -m rewards score`: score the JSON lines of stdin and write a line to stdout for each.
 
-All lines are checked before any is scored. Then a bounded number is in flight, and each score is written as soon as
-those before it are: a million lines need no more memory than a thousand.
+All lines are checked before any is scored. A bounded number of lines is in flight, and each score is written as soon as
+those before it are, so that memory does not grow with the number of lines.
 """
 
 import argparse
@@ -20,18 +20,18 @@ from rewards.commands.command_arguments import add_reward_arguments, reward_spec
 from rewards.remote.wire import score_fields
 from rewards.workers.pool import RewardPool
 
-_MAX_IN_FLIGHT = 512  # a line that takes its whole time limit must not leave the other workers idle
+_MAX_IN_FLIGHT = 512  # enough to keep other workers busy while one line takes its whole time limit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `score`."""
+    """Add the flags of `score`."""
     add_reward_arguments(parser)
     parser.add_argument("--num-workers", type=int, default=1, help="scoring processes (default: 1)")
     parser.add_argument("--answer-key", help=f"field with the answer (default: one of {', '.join(ANSWER_KEYS)})")
 
 
 def score_command(options: argparse.Namespace) -> None:
-    """Score stdin to stdout. Raises: ConfigError for a bad argument or line, before anything is scored; RunError."""
+    """Score stdin to stdout. Raises: ConfigError for an invalid argument or line, before scoring; RunError."""
     spec = reward_spec(options)
     with tempfile.TemporaryFile() as lines:  # stdin may be a pipe, which can be read only once
         for number, line in enumerate(sys.stdin.buffer, 1):
@@ -47,7 +47,7 @@ def score_command(options: argparse.Namespace) -> None:
 def parse_line(line: bytes, number: int, answer_key: str | None = None) -> tuple[str, Problem]:
     """Read the response and the problem of a line; `answer_key`: the field with the answer, None: one of ANSWER_KEYS.
 
-    Raises: ConfigError with the line's number and what is wrong with it.
+    Raises: ConfigError with the line's number and the problem.
     """
     where = f"line {number}"
     try:
@@ -75,7 +75,7 @@ def parse_line(line: bytes, number: int, answer_key: str | None = None) -> tuple
 
 
 def _scores(pool: RewardPool, lines: Iterable[bytes], answer_key: str | None = None) -> Iterator[Score]:
-    """The scores of the lines, in order."""
+    """Yield the scores of the lines, in order."""
     in_flight: deque[Future[list[Score]]] = deque()
     for number, line in enumerate(lines, 1):
         response, problem = parse_line(line, number, answer_key)

@@ -1,7 +1,7 @@
 """Run `python -m rewards serve`: a reward service, until SIGINT or SIGTERM ends it.
 
-Consumes HTTP requests, waits for them and for the pool, is unblocked by a signal: requests in flight then get a few
-seconds, the scoring processes end with the pool. Speaks plain HTTP: beyond this machine, put it behind TLS.
+Consumes: HTTP requests. Waits for: requests, the pool. Is unblocked by: a signal; requests in flight then get a few
+seconds, and the scoring processes end with the pool. It uses plain HTTP: for other machines use a TLS proxy.
 """
 
 import argparse
@@ -22,21 +22,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import public_reward_type
 from rewards.commands.command_arguments import add_reward_arguments, reward_spec
-from rewards.remote.service import Limits, ScoringDesk, make_app
+from rewards.remote.service import Limits, ScoringQueue, make_app
 from rewards.remote.wire import MIN_TOKEN_LENGTH, TOKEN_VARIABLE, is_token
 from rewards.workers.pool import RewardPool
 
-_IDLE_S = 30.0  # without a request on an open connection; longer than clients keep theirs, which reuse would cross
-_GRACE_S = 5  # for requests in flight when the service is told to end
+_IDLE_S = 30.0  # close connections without requests; longer than clients reuse them, so that no request is lost
+_GRACE_S = 5  # for requests in flight when the service ends
 _MAX_CONNECTIONS = 512
 _MAX_HEADER_BYTES = 64 << 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `serve`."""
+    """Add the flags of `serve`."""
     limits = Limits()
     add_reward_arguments(parser)
-    parser.add_argument("--num-workers", type=int, default=_num_cores(), help="scoring processes (default: the cores)")
+    parser.add_argument("--num-workers", type=int, default=_num_cores(), help="scoring processes (default: all cores)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, loopback)")
     parser.add_argument("--port", type=int, default=8765, help="port; 0 picks a free one (default: %(default)d)")
     parser.add_argument("--token-file", type=Path, help=f"file with the token (default: the variable {TOKEN_VARIABLE})")
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-queued",
         type=int,
         default=limits.max_queued,
-        help="responses that may wait; clients are told to come back beyond it (default: %(default)d)",
+        help="responses that may wait; beyond it clients are asked to retry later (default: %(default)d)",
     )
     parser.add_argument(
         "--request-timeout-s",
@@ -64,9 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def serve_command(options: argparse.Namespace) -> None:
-    """Serve until a signal comes, which ends this with SystemExit(0) or KeyboardInterrupt.
+    """Serve until a signal, which raises SystemExit(0) or KeyboardInterrupt.
 
-    Raises: ConfigError for a bad argument, before anything listens; RunError when no scoring process starts.
+    Raises: ConfigError for an invalid argument, before a port is opened; RunError if no scoring process starts.
     """
     token = _read_token(options.token_file)
     limits = _limits(options)
@@ -76,12 +76,12 @@ def serve_command(options: argparse.Namespace) -> None:
         _listen(options.host, options.port) as listener,
         RewardPool(spec, num_workers=options.num_workers, timeout_s=spec.timeout_s) as pool,
     ):
-        desk = ScoringDesk(pool, spec.reward_type, options.num_workers, limits.max_queued)
-        if (first := desk.probe()) is not None:
-            first.result()  # settled by the pool, which gives a process its time to start and no more
+        queue = ScoringQueue(pool, spec.reward_type, options.num_workers, limits.max_queued)
+        if (first := queue.probe()) is not None:
+            first.result()  # bounded by the pool's time limit for starting a process
         config = uvicorn.Config(
-            make_app(desk, token, limits),
-            http=_ImpatientProtocol,
+            make_app(queue, token, limits),
+            http=_IdleTimeoutProtocol,
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -96,11 +96,11 @@ def serve_command(options: argparse.Namespace) -> None:
         )
         name = public_reward_type(spec.reward_type)
         ready = f"serving {name} on {_url(listener)} (scoring processes: {options.num_workers})"
-        _Server(config, on_ready=lambda: _say(ready), on_grace_over=desk.break_off).run(sockets=[listener])
+        _Server(config, on_ready=lambda: _say(ready), on_grace_over=queue.abort_requests).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Says when it is ready, and when it ends and has waited for requests for long enough."""
+    """Call back when the server is ready, and when its grace period for open requests is over."""
 
     def __init__(
         self, config: uvicorn.Config, *, on_ready: Callable[[], None], on_grace_over: Callable[[], None]
@@ -117,8 +117,8 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-class _ImpatientProtocol(H11Protocol):
-    """Closes a connection on which no request is under way for some time; uvicorn waits for its header for ever."""
+class _IdleTimeoutProtocol(H11Protocol):
+    """Close a connection without requests after a timeout; uvicorn waits for a request's header without limit."""
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -152,11 +152,11 @@ class _ImpatientProtocol(H11Protocol):
 
 
 def _read_token(path: Path | None) -> str:
-    """The token of the file, or else of the environment.
+    """Return the token of the file, otherwise of the environment.
 
-    Raises: ConfigError without one, or with one that no header can carry.
+    Raises: ConfigError without a token, or if it is too short or not allowed in an HTTP header.
     """
-    # Taken out of the environment: scoring processes inherit that, and what they run has no business with the token.
+    # Removed from the environment, which scoring processes inherit: programs that they run must not get the token.
     from_environment = os.environ.pop(TOKEN_VARIABLE, "")
     source = f"--token-file {path}" if path is not None else TOKEN_VARIABLE
     try:
@@ -164,15 +164,15 @@ def _read_token(path: Path | None) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: {error}; give a readable file with one line") from error
     if not is_token(token) or len(token) < MIN_TOKEN_LENGTH:
-        problem = "holds no token" if not token else "holds a token with spaces or letters that no header can carry"
+        problem = "holds no token" if not token else "holds a token with characters that HTTP headers do not allow"
         if is_token(token):
-            problem = f"holds a token of {len(token)} characters, and {MIN_TOKEN_LENGTH} are the least"
+            problem = f"holds a token of {len(token)} characters, and at least {MIN_TOKEN_LENGTH} are needed"
         raise ConfigError(
-            f"{source} {problem}; clients must prove that they know one: "
+            f"{source} {problem}; set a secret that the clients know, too: "
             f"export {TOKEN_VARIABLE}=\"$(python -c 'import secrets; print(secrets.token_hex(32))')\""
         )
     if path is not None and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        _say(f"warning: {source} can be read by others; chmod 600 {path}")
+        _say(f"warning: {source} can be read by other users; run chmod 600 {path}")
     return token
 
 
@@ -189,24 +189,26 @@ def _limits(options: argparse.Namespace) -> Limits:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises: ConfigError when there cannot be one."""
+    """Open a listening socket. Raises: ConfigError if that fails."""
     if not 0 <= port <= 65535:  # name lookup would take the lower 16 bits
         raise ConfigError(f"--port is {port}: it must be 1 to 65535, or 0 for a free one")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.create_server(address[:2], family=family)
     except (OSError, OverflowError, UnicodeError) as error:
-        raise ConfigError(f"--host {host} --port {port}: cannot listen there: {error}; choose others") from error
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot listen: {error}; use another host or port (0 for a free port)"
+        ) from error
     if not ipaddress.ip_address(str(listener.getsockname()[0]).partition("%")[0]).is_loopback:
         _say(
-            f"warning: --host {host} is reachable from other machines and there is no TLS: token, prompts and "
-            "responses can be read on the way; use a network that is yours alone, or a TLS proxy"
+            f"warning: --host {host} is reachable from other machines without TLS: token, prompts and responses "
+            "are sent unencrypted; use a private network or a TLS proxy"
         )
     return listener
 
 
 def _end_on_signals() -> None:
-    """SIGTERM ends with exit code 0, SIGINT as Ctrl-C; a further one does not disturb the end."""
+    """Exit with code 0 on SIGTERM and with KeyboardInterrupt on SIGINT; later signals are ignored."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         for ignored in (signal.SIGINT, signal.SIGTERM):

@@ -1,1 +1,1 @@
-"""Ask reward models that others serve over HTTP."""
+"""Score responses with reward models that are served over HTTP."""

@@ -1,8 +1,7 @@
-"""Make one HTTP call, repeated until it succeeds or its deadline passes.
+"""Make an HTTP call, and retry it until it succeeds or its deadline passes.
 
-Asynchronous, because nothing else ends on time whatever the other side does: a timeout of a blocking socket starts anew
-with every byte that trickles in. No redirect is followed (it would carry the token elsewhere) and no compressed reply
-is unpacked.
+It is asynchronous so that the deadline always holds: the timeout of a blocking socket restarts with every received
+byte. Redirects are not followed (they would send the token to another server), and compressed replies are not unpacked.
 """
 
 import asyncio
@@ -23,20 +22,20 @@ from coati_rl.errors import ConfigError
 from coati_rl.reward_url import redacted
 from coati_rl.text import shorten
 
-RETRY_STATUSES = frozenset({429, 502, 503})  # no 504: what took too long is not asked for again
+RETRY_STATUSES = frozenset({429, 502, 503})  # not 504: a call that took too long is not repeated
 MAX_REPLY_BYTES = 64 << 20
-_CONNECT_TIMEOUT_S = 10.0  # a machine that is gone does not answer at all
+_CONNECT_TIMEOUT_S = 10.0  # a machine that is down does not answer at all
 _THIS_MACHINE = ("all://localhost", "all://127.0.0.0/8", "all://[::1]")
 
 T = TypeVar("T")
 
 
 class CallError(Exception):
-    """The call failed for good; the message says why, on one line."""
+    """Report that the call failed permanently, with the cause on one line."""
 
 
 class CallRefusedError(CallError):
-    """The other side gave an answer that another attempt would not change."""
+    """Report a reply that another attempt would not change."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -44,15 +43,15 @@ class CallRefusedError(CallError):
 
 
 class _AttemptFailedError(Exception):
-    """One attempt failed, the next may not."""
+    """Report that one attempt failed; the next may succeed."""
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
-        self.retry_after_s = retry_after_s  # what the other side asked for
+        self.retry_after_s = retry_after_s  # requested by the server
 
 
-# 0.2 s, doubled with each attempt up to 10 s; a random half of it, so that many clients do not come back at once. And
-# never before the time that the other side asks for.
+# 0.2 s, doubled with each attempt up to 10 s; half of it is random, so that many clients do not retry at the same time.
+# At least the time that the server asks for.
 _PAUSE = (
     wait.wait_exponential(multiplier=0.1, max=5.0)
     + wait.wait_random_exponential(multiplier=0.1, max=5.0)
@@ -62,9 +61,9 @@ _SSL_CONTEXT = httpx2.create_ssl_context()  # made once: it reads the machine's 
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end in an event loop of its own.
+    """Run a coroutine to its end in a new event loop.
 
-    asyncio.run waits for threads without a limit at its end; a name server that does not answer holds such a thread.
+    Unlike asyncio.run it does not wait for threads at its end, which a name server that does not answer can block.
     """
     loop = asyncio.new_event_loop()
     try:
@@ -74,7 +73,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def new_client() -> httpx2.AsyncClient:
-    """A client for `call`. It uses the proxy that the environment names, for other machines than this one.
+    """Create a client for `call`. It uses the environment's proxy, except for this machine.
 
     Raises: CallRefusedError for a proxy that cannot be used.
     """
@@ -98,12 +97,17 @@ async def call(
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The body of the first reply with status 200.
+    """Return the body of the first reply with status 200.
 
-    Connection errors and the statuses 429, 502 and 503 are tried again, after a pause that grows.
+    Connection errors and the statuses 429, 502 and 503 are retried after increasing pauses.
 
     Args:
-        deadline: when the whole call has to be over, in seconds of time.monotonic.
+        client: see `new_client`.
+        method: HTTP method.
+        url: of the server.
+        deadline: end of the whole call, in seconds of time.monotonic.
+        body: of the request.
+        headers: of the request.
     Raises: CallRefusedError for any other status and for a reply above 64 MiB; CallError past the deadline,
             with the last attempt's failure.
     """
@@ -124,17 +128,17 @@ async def call(
 
 
 def check_url(url: str, *, flag: str, allows_query: bool = False) -> str:
-    """The URL of a server, as it was given.
+    """Check the URL of a server and return it unchanged.
 
-    Raises: ConfigError when it is no http:// or https:// URL with a host.
+    Raises: ConfigError if it is not an http:// or https:// URL with a host.
     """
     try:
         parts = urlsplit(url)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of a port that is no number, or of half an IPv6 address
+    except ValueError:  # a port that is not a number, or an incomplete IPv6 address
         is_valid = False
     if not is_valid or any(character <= " " for character in url):
-        raise ConfigError(f"{flag} {redacted(url)!r} is no address; write http://HOST:PORT")
+        raise ConfigError(f"{flag} {redacted(url)!r} is not an address; write http://HOST:PORT")
     if parts.fragment or (parts.query and not allows_query):
         raise ConfigError(
             f"{flag} {redacted(url)!r}: write the address without what follows the {'#' if parts.fragment else '?'}"
@@ -171,7 +175,7 @@ async def _attempt(
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return what the system said, where the client only says that "all connection attempts failed"."""
+    """Return the underlying OSError, since the client only reports that "all connection attempts failed"."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None:
@@ -181,7 +185,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _retry_after_s(header: str) -> float:
-    """Seconds to wait; the header holds a number or a date, 0 if it holds neither."""
+    """Return the seconds to wait from a header that holds a number or a date; 0 if it holds neither."""
     try:
         is_number = header.strip().isdigit()
         return max(float(header) if is_number else parsedate_to_datetime(header).timestamp() - time(), 0.0)

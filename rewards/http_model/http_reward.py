@@ -1,9 +1,9 @@
-"""Ask a served reward model over HTTP for a number for each response to a prompt.
+"""Score the responses to a prompt with a reward model that is served over HTTP.
 
-The protocol is that of OpenRLHF's --remote_rm_url, so that its `serve_rm` and servers written for it fit. POST to the
-URL: {"query": [prompt + response], "prompts": [prompt], "labels": [ground truth]}, one of each per response. Answer:
-{"rewards": [number]}, and if the model likes {"scores": [number]}, on a scale where 1 is right. Without scores a
-response is right if its reward is at least `correct_from`.
+The protocol is that of OpenRLHF's --remote_rm_url, so that its `serve_rm` and compatible servers can be used. Request:
+POST {"query": [prompt + response], "prompts": [prompt], "labels": [ground truth]}, one of each per response. Reply:
+{"rewards": [number]}, and optionally {"scores": [number]}, where a response is correct from 1 on. Without scores it is
+correct if its reward is at least `correct_from`.
 """
 
 import json
@@ -19,19 +19,19 @@ from coati_rl.types import Problem, Score
 from rewards.http_model.http_call import CallError, call, check_url, new_client, run
 from rewards.reward import bounded, invalid_score
 
-_RIGHT = 1.0  # the score from which a response counts as right; of a reward, by default
+_CORRECT_FROM = 1.0  # score from which a response counts as correct; also the default for rewards
 
 
 class HttpReward:
-    """Asks a reward model; all responses in one request.
+    """Implement `Reward` with a reward model; all responses are sent in one request.
 
     Args:
-        url: the address that takes the POST, path included; it may name environment variables, as ${NAME}.
+        url: full address of the POST request; it may name environment variables as ${NAME}.
         secrets: the values of those variables.
-        timeout_s: for one `score`, retries included; keep it below the time limit of the process that scores, which
-            would be killed without a reason.
-        correct_from: reward that makes a response right where the model gives no scores.
-    Raises: ConfigError for a URL that is none.
+        timeout_s: time limit of one `score`, retries included, in seconds; it must be below the time limit of the
+            scoring process, which would otherwise be killed before it reports the cause.
+        correct_from: reward that makes a response correct if the model gives no scores.
+    Raises: ConfigError for an invalid URL.
     """
 
     is_batch = True
@@ -42,7 +42,7 @@ class HttpReward:
         *,
         secrets: Mapping[str, str] | None = None,
         timeout_s: float = 50.0,
-        correct_from: float = _RIGHT,
+        correct_from: float = _CORRECT_FROM,
     ) -> None:
         self._correct_from = correct_from
         self._secrets = secrets or {}
@@ -51,9 +51,9 @@ class HttpReward:
         self._timeout_s = timeout_s
 
     def score(self, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
-        """As `Reward.score`. Without an answer in time all are invalid, and a number that is none its response."""
+        """See `Reward.score`. Without a reply in time all scores are invalid; an invalid number only its response's."""
         queries = [problem.prompt + response for response in responses]
-        if not any(queries):  # nothing to judge: so a process that warms up does not need the model
+        if not any(queries):  # nothing to score, for example in a health probe: do not call the model
             return iter([invalid_score("neither a prompt nor a response")] * len(queries))
         body = {
             "query": queries,
@@ -75,16 +75,16 @@ class HttpReward:
 
 
 def _scores(reply: bytes, num_responses: int, correct_from: float) -> list[Score]:
-    """Raises: ValueError, of one line, when the reply does not hold one number per response."""
+    """Convert a reply to scores. Raises: ValueError, of one line, if it does not hold one number per response."""
     try:
         fields = json.loads(reply)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the reply is not JSON: {shorten(reply.decode(errors='replace'))}") from error
     rewards = _numbers(fields, "rewards", num_responses)
-    scores, right_from = rewards, correct_from
+    scores, least = rewards, correct_from
     if isinstance(fields, dict) and fields.get("scores") is not None:
-        scores, right_from = _numbers(fields, "scores", num_responses), _RIGHT
-    return [_score(reward, score, right_from) for reward, score in zip(rewards, scores, strict=True)]
+        scores, least = _numbers(fields, "scores", num_responses), _CORRECT_FROM
+    return [_score(reward, score, least) for reward, score in zip(rewards, scores, strict=True)]
 
 
 def _numbers(fields: Any, key: str, num_responses: int) -> list[Any]:
@@ -94,12 +94,12 @@ def _numbers(fields: Any, key: str, num_responses: int) -> list[Any]:
     return values
 
 
-def _score(reward: Any, score: Any, right_from: float) -> Score:
+def _score(reward: Any, score: Any, correct_from: float) -> Score:
     for value in (reward, score):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value):
-            return invalid_score(f"the reward model answered {shorten(value)} where a finite number belongs")
-    is_correct = score >= right_from
+            return invalid_score(f"the reward model returned {shorten(value)} instead of a finite number")
+    is_correct = score >= correct_from
     found = Score(
         reward=float(reward),
         answer_correct=is_correct,

@@ -1,1 +1,1 @@
-"""Judge answers of mathematics against a ground truth."""
+"""Compare mathematical answers with a ground truth."""

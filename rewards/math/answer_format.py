@@ -1,6 +1,6 @@
-"""Check the format of a response by a rule: which tags occur, how often and in which order.
+"""Check the format of a response: which tags occur, how often and in which order.
 
-Text before, between and after the tags is not judged.
+Text before, between and after the tags is not checked.
 """
 
 import re
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tag:
-    """A text that occurs exactly `num_occurrences` times."""
+    """Require a text to occur exactly `num_occurrences` times."""
 
     text: str
     num_occurrences: int = 1
@@ -17,13 +17,13 @@ class Tag:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerFormat:
-    """Tags, in the order in which they occur: all of a tag before the first of the next."""
+    """Require tags in order: all occurrences of a tag come before the first of the next."""
 
     tags: tuple[Tag, ...]
-    description: str  # completes "not ..." for people
+    description: str  # completes "not ..." in messages
 
     def is_valid(self, response: str) -> bool:
-        """Tell whether `response` has these tags, no more and no fewer, in this order. Linear in its length."""
+        """Return True if `response` has exactly these tags in this order. Linear in its length."""
         found = re.findall("|".join(re.escape(tag.text) for tag in self.tags), response)
         return found == [tag.text for tag in self.tags for _ in range(tag.num_occurrences)]
 

@@ -1,8 +1,8 @@
-r"""Rewrite what people and models write as LaTeX that math-verify reads whole.
+r"""Rewrite common notations of answers as LaTeX that math-verify reads completely and correctly.
 
-math-verify misreads or refuses many common notations: `1\,000` is 0 to it, `3 1/2` is 2, `1e3` is 3e, `12 eggs` is a
-product of letters, `3:00` a division by zero. Each rule here is one of them; tests/unit/rewards/test_math_answer.py has
-its pairs. All rules are linear in the length of the text.
+math-verify misreads or refuses many common notations: it reads `1\,000` as 0, `3 1/2` as 2, `1e3` as 3e, `12 eggs` as a
+product of letters, `3:00` as a division by zero. Each rule rewrites one notation; its test cases are in
+tests/unit/rewards/test_math_answer_table.py. All rules are linear in the length of the text.
 """
 
 import re
@@ -38,7 +38,7 @@ _TIMES_POWER_OF_TEN = re.compile(
     rf"{_MANTISSA}\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:(\d)|\{{\s*([+-]?\d{{1,9}})\s*\}})"
 )
 _POINT_FIRST = re.compile(r"^(-?)(?=\.\d)")
-_LARGEST_SHIFT = 40  # places by which a decimal point is moved
+_LARGEST_SHIFT = 40  # decimal places by which a point is moved
 _MIXED_NUMBER = re.compile(r"(?<!\d)(\d+)\s+(\d+)\s*/\s*(\d+)")
 _REPEATING = re.compile(r"(-?)(\d{1,9})\.(\d{0,9})\\overline\s*\{(\d{1,9})\}")
 _ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)")
@@ -51,15 +51,15 @@ _LATEX_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;: ]|,\\!|\{,\}|~)(?=\d{3}(?!\d))
 _THOUSANDS_IN_BRACES = re.compile(rf"(?<=\{{){_THOUSANDS}(?=\}})")
 _THOUSANDS_IN_FRACTION = re.compile(rf"-?(?:{_THOUSANDS}|\d+)\s*/\s*(?:{_THOUSANDS}|\d+)")
 _ADJACENT_NUMBERS = re.compile(r"\d\s+\d")
-# math-verify takes a text at the end for a unit, and 2+3\mathrm{i} for 5.
+# math-verify drops a text at the end as a unit, and reads 2+3\mathrm{i} as 5.
 _UPRIGHT_CONSTANT = re.compile(
     r"(?P<command>\\[A-Za-z]+)?\s*\\(?:mathrm|mathit|textrm|text|rm)\s*\{\s*(?P<letter>[ie])\s*\}"
 )
 
 _WORDS = re.compile(r"[A-Za-z]+(?:\s+[A-Za-z]+)*")
-_LONG_WORD = re.compile(r"[A-Za-z]{4}")  # so many letters in a row are a word, fewer may be a product of variables
+_LONG_WORD = re.compile(r"[A-Za-z]{4}")  # four letters in a row are a word, fewer may be a product of variables
 _NUMBER_AND_WORDS = re.compile(r"(-?(?:\\?\$)?\d[\d.,/]*)\s+([A-Za-z]{4,}(?:\s+[A-Za-z]+)*)")
-# Of these, the number before them is not the value.
+# Before these words a number is not the value of the answer.
 _WORDS_THAT_COUNT = (
     "and base billions? choose cubed dozens? eighths? factorial fifths? fourths? half halves hundreds? hundredths? "
     "less millions? minus modulo more ninths? over percent percentage plus quarters? remainder score sevenths? sixths? "
@@ -70,9 +70,9 @@ _COUNTS = re.compile(rf"\b(?:{_WORDS_THAT_COUNT.replace(' ', '|')})\b", re.IGNOR
 
 
 def to_latex(answer: str) -> str | None:
-    r"""Rewrite an answer so that math-verify reads it whole; as `\boxed{answer}` if it has no `$...$` or box itself.
+    r"""Rewrite an answer so that math-verify reads all of it; as `\boxed{answer}` if it has no `$...$` or box itself.
 
-    Returns: None when the answer has no single reading (unbalanced braces, `1 2`, which math-verify would add up).
+    Returns: None if the answer is ambiguous (unbalanced braces, or `1 2`, which math-verify would add).
     """
     text = _rewrite(clean(answer))
     if not text or not has_balanced_braces(text) or ("\\" not in text and _ADJACENT_NUMBERS.search(text)):
@@ -81,7 +81,7 @@ def to_latex(answer: str) -> str | None:
 
 
 def clean(answer: str) -> str:
-    r"""The answer without what surrounds it: space, `**`, a full stop, `$...$`, `\boxed{...}`, a leading `=` or `+`."""
+    r"""Remove space, `**`, a full stop, `$...$`, `\boxed{...}` and a leading `=` or `+` around an answer."""
     text = answer.translate(_UNICODE).strip()
     before = ""
     while text != before:
@@ -120,7 +120,7 @@ def _rewrite(text: str) -> str:
     if counted and not _COUNTS.search(counted[2]):
         text = counted[1]
     elif _LONG_WORD.search(text) and _WORDS.fullmatch(text):
-        # Unwrapped letters are a product, and "listen" would equal "silent".
+        # Without \text math-verify reads letters as a product, and "listen" would equal "silent".
         return r"\infty" if text.lower() == "infinity" else rf"\text{{{text}}}"
     return _rewrite_numbers(text)
 
@@ -134,7 +134,7 @@ def _rewrite_numbers(text: str) -> str:
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text)
     if _THOUSANDS_IN_FRACTION.fullmatch(text):
         text = text.replace(",", "")
-    if "\\" not in text:  # `\frac 1 2` is LaTeX; without a command, spaces between digits are a person's notation
+    if "\\" not in text:  # without a command (`\frac 1 2`), spaces are thousands separators or mixed numbers
         text = _SPACED_THOUSANDS.sub(lambda match: re.sub(r"\s", "", match[0]), text)
         text = _MIXED_NUMBER.sub(r"\1\\frac{\2}{\3}", text)
     return expand_plus_minus(text.replace(r"\varnothing", r"\emptyset"))
@@ -145,7 +145,7 @@ def _without_commas(match: re.Match[str]) -> str:
 
 
 def _without_exponent(sign: str, whole: str, decimals: str, exponent: str) -> str:
-    """Exactly: math-verify multiplies binary numbers, in which 1.1 times 100 is not 110."""
+    """Write out a power of ten exactly: math-verify multiplies binary floats, in which 1.1 times 100 is not 110."""
     shift = int(exponent) - len(decimals)
     if abs(shift) > _LARGEST_SHIFT:
         return rf"{sign}{whole}.{decimals or 0} \times 10^{{{int(exponent)}}}"

@@ -1,26 +1,26 @@
 r"""Refuse an answer that is too long, too deeply nested or has too large an exponent, before math-verify reads it.
 
-Models write such text by accident (`1e999999999`, `9^{9^{9^9}}`, hundreds of brackets), and math-verify would take
-seconds and hundreds of MiB over it. Nothing else that takes long is told from the text (`20!!`, one integral of two):
-that is left to the time limit of the reward's worker.
+Models write such text by accident (`1e999999999`, `9^{9^{9^9}}`, hundreds of brackets), and math-verify would need
+seconds and hundreds of MiB for it. Other slow answers cannot be recognised from the text (`20!!`, some integrals): they
+are ended by the time limit of the reward's worker.
 """
 
 import re
 
 MAX_LENGTH = 1000  # characters
-_MAX_DEPTH = 10  # brackets in brackets
-_MAX_EXPONENT = 1_000_000  # of a number or a bracket; a letter may have any
+_MAX_DEPTH = 10  # nested brackets
+_MAX_EXPONENT = 1_000_000  # of a number or a bracket; exponents of letters are not limited
 
 _BRACKET = re.compile(r"(?P<opening>[(\[{])|[)\]}]")
 _EXPONENT = re.compile(r"[0-9)\]}!]\s*\^(?:[\s{(+-]|\\left)*([0-9]+)")
 _POWER = re.compile(r"(?<![0-9.])([0-9]+)\s*\^\s*(?:\{\s*([0-9]+)\s*\}|([0-9]+))")
 
 
-def find_poison(latex: str) -> str | None:
-    r"""Why math-verify is not to read `latex`, in words for people; None when it may.
+def exceeded_limit(latex: str) -> str | None:
+    r"""Return the limit that `latex` exceeds, as a sentence for messages; None if math-verify may read it.
 
     Args:
-        latex: what `answer_latex.to_latex` has written, so that `1e999999999` is a power of ten here.
+        latex: rewritten by `answer_latex.to_latex`, so that `1e999999999` is a power of ten here.
     """
     if len(latex) > MAX_LENGTH:
         return f"it is longer than {MAX_LENGTH:,} characters"
@@ -40,7 +40,7 @@ def _depth(latex: str) -> int:
 
 
 def _has_large_exponent(latex: str) -> bool:
-    """Powers of two numbers are computed, the innermost first: they may be exponents of others."""
+    """Return True if an exponent is too large; powers of numbers are computed, as they may be exponents of others."""
     for _ in range(_MAX_DEPTH + 1):
         if any(int(exponent) > _MAX_EXPONENT for exponent in _EXPONENT.findall(latex)):
             return True
@@ -52,5 +52,5 @@ def _has_large_exponent(latex: str) -> bool:
 
 def _value(power: re.Match[str]) -> str:
     base, exponent = int(power[1]), int(power[2] or power[3])
-    value = base ** min(exponent, _MAX_EXPONENT.bit_length())  # 2 to so many is already too large an exponent
+    value = base ** min(exponent, _MAX_EXPONENT.bit_length())  # 2 to this power already exceeds the largest exponent
     return f" {min(value, _MAX_EXPONENT + 1)} "

@@ -1,7 +1,7 @@
-r"""Compare answers as texts, where math-verify cannot read them or takes words for products.
+r"""Compare answers as texts, where math-verify cannot read them or reads words as products.
 
-To math-verify letters are factors in any order: `no` is `on`, `AB` is `BA`. And text that it cannot read is equal to
-nothing, not even to itself.
+math-verify reads letters as factors in any order, so that `no` equals `on`, and `AB` equals `BA`. Text that it cannot
+read is equal to nothing, not even to itself.
 """
 
 import re
@@ -10,24 +10,22 @@ from rewards.math.answer_latex import clean
 from rewards.math.extraction import has_balanced_braces
 
 _SPACE = re.compile(r"(?:\\[,;:! ]|~|\s)+")
-_IDLE_SPACE = re.compile(r"(?<!\d) | (?!\d)")  # 3 1/2 is not 31/2
+_IDLE_SPACE = re.compile(r"(?<!\d) | (?!\d)")  # not between digits: 3 1/2 is not 31/2
 _LETTERS = re.compile(r"\(?(?:\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit)\{)?\(?([A-Za-z]{2,})\)?\}?\)?")
-_NO_VARIABLE = re.compile("[A-Zeio]")  # points and choices; e and i are constants, o is no name for a number
+_NO_VARIABLE = re.compile("[A-Zeio]")  # points and choices; e and i are constants, o is not used as a variable
 _CUT_OFF = re.compile(r"[-=+*/^_,;(\[<>\\]$")
 
 
 def is_same_text(answer: str, ground_truth: str) -> bool:
-    r"""Tell whether both are the same complete text, but for space and what surrounds an answer (`$...$`, a full
-    stop).
-    """
+    r"""Return True if both are the same complete text, apart from space, `$...$` and a full stop around an answer."""
     text, truth = (_IDLE_SPACE.sub("", _SPACE.sub(" ", clean(each))) for each in (answer, ground_truth))
     return text == truth != "" and has_balanced_braces(truth) and _CUT_OFF.search(truth) is None
 
 
 def is_reordered_word(answer: str, ground_truth: str) -> bool:
-    r"""Tell whether the answer has the letters of a word, or of the name of a segment, in another order.
+    r"""Return True if the answer has the letters of a word, or of the name of a segment, in another order.
 
-    Only letters that usually name variables are a product, in any order: `yx` is `xy`.
+    Letters that usually name variables are a product, whose order does not matter: `yx` is `xy`.
     """
     matches = [_LETTERS.fullmatch(_SPACE.sub("", clean(each))) for each in (answer, ground_truth)]
     letters, truth = (match[1] if match else "" for match in matches)

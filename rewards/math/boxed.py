@@ -6,10 +6,9 @@ from rewards.math.math_answer import check_answer
 
 
 def boxed_reward(response: str, ground_truth: str, *, must_be_number: bool = True) -> Score:
-    r"""1.0 when the last closed \boxed{} holds the ground truth's value, else 0.0.
+    r"""Return 1.0 if the last closed \boxed{} holds the ground truth's value, else 0.0.
 
-    `format_valid` says that there is a closed \boxed{}; it earns nothing by itself. `must_be_number` as of
-    `check_answer`.
+    `format_valid` is True if there is a closed \boxed{}; it adds no reward. For `must_be_number` see `check_answer`.
     """
     answer = last_boxed(response)
     decision = check_answer(answer, ground_truth, must_be_number=must_be_number)

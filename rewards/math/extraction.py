@@ -1,6 +1,6 @@
 r"""Find the final answer of a response, the text inside the last \boxed{} or <answer> tag, and formulas in text.
 
-Pure functions, linear in the length of the text whatever a model writes. None means that there is no such answer.
+The functions are pure and linear in the length of any text. None means that there is no such answer.
 """
 
 import re
@@ -13,9 +13,9 @@ _FORMULA = re.compile(r"\\boxed\s*\{(.*)\}|(?<!\\)\$([^$]+)(?<!\\)\$|\\\((.+?)\\
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last \boxed{...} whose braces balance; of two nested ones, the inner.
+    r"""Return the content of the last \boxed{...} with balanced braces; of two nested ones, the inner.
 
-    A box that is never closed (a truncated response) is passed over in favour of an earlier closed one.
+    A box that is not closed (in a truncated response) is skipped.
     """
     open_braces: list[int | None] = []  # where the content of an open \boxed{ starts; None for an ordinary brace
     last_start, last_end = -1, -1
@@ -32,22 +32,20 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_answer_tag(text: str) -> str | None:
-    """The content of the last closed <answer>...</answer>; an <answer> that is never closed is passed over."""
+    """Return the content of the last closed <answer>...</answer>; an <answer> that is not closed is skipped."""
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
     return text[start + len("<answer>") : end] if start >= 0 else None
 
 
 def formulas(latex: str) -> list[str]:
-    r"""Return what stands in `$...$`, `\(...\)`, `\[...\]` or `\boxed{...}`; `latex` itself where there is none of
-    these.
-    """
+    r"""Return the contents of `$...$`, `\(...\)`, `\[...\]` and `\boxed{...}`; `latex` itself if there are none."""
     found = [next(filter(None, match.groups()), "") for match in _FORMULA.finditer(latex)]
     return found or [latex]
 
 
 def has_balanced_braces(text: str) -> bool:
-    """True when every unescaped brace has its partner."""
+    """Return True if all unescaped braces are balanced."""
     depth = 0
     for token in _BRACE_TOKEN.finditer(text):
         if token["boxed"] or token["open"]:

@@ -1,12 +1,12 @@
-r"""Read one LaTeX expression as the sympy expression that math-verify makes of it.
+r"""Parse one LaTeX expression to a sympy expression, as math-verify does.
 
 The steps are those of `math_verify.parse` for a text that is one `\boxed{}`, with three differences:
 
-- All of the text is read or none of it. Where the whole does not parse, math-verify looks for a part that does, so that
-  `1, \frac{1}{3}, or \frac{1}{2}, ,` would be 1/2.
+- The text is parsed as a whole or not at all. If the whole does not parse, math-verify searches a part that does, so
+  that `1, \frac{1}{3}, or \frac{1}{2}, ,` would be 1/2.
 - The parser first runs in ANTLR's SLL mode, which gives the same tree as the LL mode or an error, and is up to 20 times
-  faster (a pair (1, 2): 1 ms for 20 ms). After an error the LL mode has the last word.
-- Letters at the end are dropped only where they are a unit (`units`).
+  faster (for a pair (1, 2), 1 ms instead of 20 ms). After an error the LL mode decides.
+- Letters at the end are dropped only if they are a unit (`units`).
 """
 
 from dataclasses import replace
@@ -29,10 +29,10 @@ _WITHOUT_UNITS = replace(_WITH_UNITS, units=False)
 
 
 def read_latex(latex: str) -> Any | None:
-    r"""The expression that `latex`, a text that is one `\boxed{}`, stands for.
+    r"""Parse `latex`, a text that is one `\boxed{}`.
 
-    Returns: None when it does not parse.
-    Raises: RecursionError, MemoryError when it is too deep or too large to be parsed.
+    Returns: the expression; None if it does not parse.
+    Raises: RecursionError, MemoryError if it is too deep or too large to be parsed.
     """
     text = normalize_latex(latex, config=_normalization(latex))
     expression = _parse(text)
@@ -42,9 +42,7 @@ def read_latex(latex: str) -> Any | None:
 
 
 def _normalization(latex: str) -> NormalizationConfig:
-    r"""Return how math-verify is to normalise `latex`, which may be in a `\boxed{}`: with the removal of units or
-    without.
-    """
+    r"""Return math-verify's normalisation for `latex`, with the removal of units unless it ends in variables."""
     return _WITHOUT_UNITS if ends_in_variables(latex) else _WITH_UNITS
 
 
@@ -61,7 +59,7 @@ def _parse(text: str) -> Any | None:
 
 
 class _FastParser(_Latex2Sympy):  # type: ignore[misc] # untyped
-    """latex2sympy2's parser in SLL mode, with tables of its own: those of the LL mode stay as they are without it."""
+    """Run latex2sympy2's parser in SLL mode, with its own tables, so that those of the LL mode do not change."""
 
     def create_parser(self, latex_str: str) -> Any:
         parser = super().create_parser(latex_str)

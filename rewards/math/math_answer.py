@@ -1,11 +1,11 @@
-r"""Decide whether two answers mean the same, with one line of explanation.
+r"""Decide whether two answers are equal, with one line of explanation.
 
-The verdict is math-verify's: it reads the whole answer as one LaTeX expression, never a part of it, after notations
-that it misreads are rewritten (`answer_latex`, `latex_reader`). Two plain numbers, which most pairs are, are compared
-without it, with the verdict that it would give, in microseconds (`plain_numbers`). What is too long, too deep or too
-large to be read is invalid (`poison`). Before math-verify is asked, an answer to a number may have to be a number
-(`number_answer`); after it, reordered words are not equal, and what it cannot read is equal to itself (`answer_words`).
-There is no time limit here, SIGALRM works on a main thread only: `RewardPool` limits the time from outside.
+math-verify decides: it reads the whole answer as one LaTeX expression, after notations that it misreads are rewritten
+(`answer_latex`, `latex_reader`). Two plain numbers, the most common case, are compared without it in microseconds, with
+the verdict that it would give (`plain_numbers`). Text that exceeds a limit of length, depth or exponents is invalid
+(`answer_limits`). Before math-verify is called, an answer to a number may have to be a number (`number_answer`); after
+it, reordered words are not equal, and text that it cannot read is equal to itself (`answer_words`). There is no time
+limit here, since SIGALRM works on the main thread only: `RewardPool` limits the time from outside.
 """
 
 import logging
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from coati_rl.text import shorten
 from coati_rl.types import Verdict
 from rewards.math.answer_latex import to_latex
-from rewards.math.answer_limits import MAX_LENGTH, find_poison
+from rewards.math.answer_limits import MAX_LENGTH, exceeded_limit
 from rewards.math.answer_words import is_reordered_word, is_same_text
 from rewards.math.extraction import formulas
 from rewards.math.number_answer import is_number, states_number, states_power
@@ -27,34 +27,34 @@ _BOX, _END_OF_BOX = r"\boxed{", "}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """Describe what the comparison of an answer with the ground truth came to."""
+    """Hold the result of comparing an answer with the ground truth."""
 
-    verdict: Verdict  # "invalid": the ground truth does not parse, one of the two is poison, or the comparison failed
-    detail: str  # one line for people
+    verdict: Verdict  # "invalid": the ground truth does not parse, a limit is exceeded, or the comparison failed
+    detail: str  # explanation in one line
 
 
 def check_answer(answer: str | None, ground_truth: str, *, must_be_number: bool = False) -> Decision:
-    """Compare an extracted answer with the ground truth, as math-verify understands both.
+    """Compare an extracted answer with the ground truth.
 
     Args:
-        answer: None when the response holds no answer.
-        ground_truth: LaTeX, a number or a word; `str()` of a JSON number is fine.
-        must_be_number: where the ground truth is a number, any other answer is wrong, whatever its value.
-    Returns: "ok" when equal, "wrong" when not or when the answer does not parse, "invalid" when that cannot be decided.
+        answer: None if the response holds no answer.
+        ground_truth: LaTeX, a number or a word; `str()` of a JSON number is allowed.
+        must_be_number: if the ground truth is a number, an answer that is not one is wrong, whatever its value.
+    Returns: "ok" if equal, "wrong" if not or if the answer does not parse, "invalid" if that cannot be decided.
     """
-    # First of all what is too long: it is not even rewritten, and no cache is to keep it.
+    # The length is checked first: a text that is too long is neither rewritten nor cached.
     for name, text in (("ground truth", ground_truth), ("answer", answer or "")):
         if len(text) > MAX_LENGTH:
-            return _poisoned(name, text, f"it is longer than {MAX_LENGTH:,} characters")
+            return _not_compared(name, text, f"it is longer than {MAX_LENGTH:,} characters")
     return _check(answer, ground_truth, must_be_number)
 
 
 def compare_by_math_verify(answer: str | None, ground_truth: str) -> Decision:
-    """As `check_answer`, without the short cuts. Slow, and endless where the text is poison."""
+    """Compare as `check_answer`, by math-verify alone. Slow; without time limit for text that exceeds a limit."""
     try:
         gold = _parse(ground_truth)
         is_same = answer is not None and is_same_text(answer, ground_truth)
-        # The ground truth comes first: when it is broken, all responses of the group are invalid but those that are it.
+        # The ground truth comes first: if it does not parse, all responses with another text are invalid.
         if (gold is None and not is_same) or _is_undefined(gold):
             return Decision(verdict="invalid", detail=f"the ground truth {shorten(ground_truth)} does not parse")
         if answer is None or is_same:
@@ -69,20 +69,20 @@ def compare_by_math_verify(answer: str | None, ground_truth: str) -> Decision:
 
 
 def is_plain_number(ground_truth: str) -> bool:
-    """Tell whether `ground_truth` is compared without math-verify, if the answer is a plain number too."""
+    """Return True if `ground_truth` is compared without math-verify with answers that are plain numbers."""
     return len(ground_truth) <= MAX_LENGTH and _rewrite(ground_truth).number is not None
 
 
 def clear_caches() -> None:
-    """Forget all decisions and readings."""
+    """Clear the caches of decisions, rewritten texts and parsed expressions."""
     for cached in (_check, _rewrite, _parse):
         cached.cache_clear()
 
 
 class _Rewritten(NamedTuple):
-    latex: str | None  # None for an answer without a single reading
-    number: PlainNumber | None = None  # what it is, if it is a plain number
-    poison: str | None = None  # why math-verify is not to read it
+    latex: str | None  # None for an ambiguous answer
+    number: PlainNumber | None = None  # set for a plain number
+    exceeded: str | None = None  # the limit that it exceeds, see `exceeded_limit`
     is_number: bool = False  # as a ground truth
     states_number: bool = False  # as an answer
 
@@ -95,13 +95,13 @@ def _check(answer: str | None, ground_truth: str, must_be_number: bool) -> Decis
     if gold.number and found.number and (is_equal := are_equal(gold.number, found.number)) is not None:
         return _decision(is_equal, answer, ground_truth)
     if must_be_number and answer is not None and gold.is_number and not _is_number_for(found, ground_truth):
-        detail = f"{shorten(answer)} is no number, and {shorten(ground_truth)} is one"
+        detail = f"{shorten(answer)} is not a number, but {shorten(ground_truth)} is"
         return Decision(verdict="wrong", detail=detail)
-    if gold.poison and answer is not None and is_same_text(answer, ground_truth):
+    if gold.exceeded and answer is not None and is_same_text(answer, ground_truth):
         return _decision(True, answer, ground_truth)
     for name, text, rewritten in (("ground truth", ground_truth, gold), ("answer", answer, found)):
-        if rewritten.poison:
-            return _poisoned(name, text, rewritten.poison)
+        if rewritten.exceeded:
+            return _not_compared(name, text, rewritten.exceeded)
     return compare_by_math_verify(answer, ground_truth)
 
 
@@ -115,16 +115,16 @@ def _rewrite(text: str) -> _Rewritten:
     if content is latex and len(formula := formulas(latex)) == 1:  # The answer is $5$
         content, latex = formula[0], f"{_BOX}{formula[0]}{_END_OF_BOX}"
     if number := read_plain_number(content):
-        return _Rewritten(latex, number, find_poison(content), is_number=True, states_number=True)
-    poison = find_poison(content)
-    return _Rewritten(latex, None, poison, is_number=is_number(latex), states_number=states_number(latex))
+        return _Rewritten(latex, number, exceeded_limit(content), is_number=True, states_number=True)
+    exceeded = exceeded_limit(content)
+    return _Rewritten(latex, None, exceeded, is_number=is_number(latex), states_number=states_number(latex))
 
 
 def _is_number_for(answer: _Rewritten, ground_truth: str) -> bool:
     return answer.states_number or (answer.latex is not None and states_power(answer.latex, ground_truth))
 
 
-def _poisoned(name: str, text: str | None, reason: str) -> Decision:
+def _not_compared(name: str, text: str | None, reason: str) -> Decision:
     return Decision(verdict="invalid", detail=f"the {name} {shorten(text)} cannot be compared: {reason}")
 
 
@@ -144,18 +144,18 @@ def _parse(answer: str) -> Any | None:
         return None
     library = _math_verify()
     if latex.startswith(_BOX):
-        # Imported at its first use, as math-verify is.
+        # Imported at its first use, like math-verify.
         from rewards.math.latex_reader import read_latex
 
         return read_latex(latex)
-    # LaTeX alone: the second reader, ExprExtractionConfig, picks any number out of text that does not parse.
+    # LaTeX only: ExprExtractionConfig would extract any number from text that does not parse.
     config = (library.LatexExtractionConfig(boxed_match_priority=0),)
     expressions = library.parse(latex, extraction_config=config, fallback_mode="no_fallback", parsing_timeout=None)
     return expressions[0] if expressions else None
 
 
 def _verify(gold: Any, answer: Any) -> bool:
-    # Set against relation in both directions: x <= 3 is (-oo, 3], whichever of the two is the ground truth.
+    # Compare sets with relations in both directions: x <= 3 is (-oo, 3], whichever of the two is the ground truth.
     options = {"timeout_seconds": None, "raise_on_error": True, "allow_set_relation_comp": True}
     verify = _math_verify().verify
     return bool(verify(gold, answer, **options)) or bool(
@@ -164,7 +164,7 @@ def _verify(gold: Any, answer: Any) -> bool:
 
 
 def _with_one_percent_sign_less(gold: Any, answer: Any) -> tuple[Any, Any] | None:
-    r"""The two, if one is a percentage: math-verify lets `35\%` be 35, and not `12.5\%` 12.5."""
+    r"""Return the two without the percent sign of one: to math-verify `35\%` equals 35, but `12.5\%` not 12.5."""
     from math_verify.grader import get_pct_val
 
     values = get_pct_val(gold), get_pct_val(answer)
@@ -175,17 +175,17 @@ def _with_one_percent_sign_less(gold: Any, answer: Any) -> tuple[Any, Any] | Non
 
 @lru_cache(maxsize=1)
 def _math_verify() -> Any:
-    # Imported at its first use: it costs 0.3 s and 50 MiB, and only the worker processes need it.
+    # Imported at its first use: it takes 0.3 s and 50 MiB, and only the worker processes need it.
     import math_verify
 
     for module in ("math_verify.parser", "math_verify.grader"):
-        # It warns that its timeouts are off: they are, on purpose.
+        # It warns that its timeouts are disabled, which is intended.
         logging.getLogger(module).setLevel(logging.ERROR)
     return math_verify
 
 
 def _is_undefined(expression: Any) -> bool:
-    """True for 1/0 and 0/0, which math-verify compares with nothing."""
+    """Return True for 1/0 and 0/0, which math-verify does not compare."""
     from sympy import nan, zoo  # type: ignore[import-untyped]
 
     return expression is nan or expression is zoo

@@ -1,9 +1,9 @@
-r"""Tell whether an answer states a number, or a computation that math-verify would carry out.
+r"""Decide whether an answer states a number, or a computation that math-verify would evaluate.
 
-Without this a response is paid for restating its task: `27 + 45` equals 72, and `\sum_{k=1}^{100} k` equals 5050. A
-number is an integer, a decimal, a fraction of such (`144/2` is one), a mixed number, a ratio (`1:2`) or a power of ten
-with a factor; with a sign, a currency, a percent sign, a unit. Names may stand before it (`x = 5`, `AB = CD = 5`,
-`f(2) = 5`). Whether the number is the right one is not decided here.
+Without this check a response that restates its task is rewarded: `27 + 45` equals 72, and `\sum_{k=1}^{100} k` equals
+5050. A number is an integer, a decimal, a fraction of these (such as `144/2`), a mixed number, a ratio (`1:2`) or a
+power of ten with a factor; with a sign, a currency, a percent sign, a unit. Names may precede it (`x = 5`,
+`AB = CD = 5`, `f(2) = 5`). Whether the number is correct is not decided here.
 """
 
 import re
@@ -44,17 +44,17 @@ _NAME = re.compile(r"\s*\\?[A-Za-z]+\s*")
 
 
 def states_number(latex: str) -> bool:
-    r"""Tell whether `latex` is a number; not a sum, a root, a function or a list of numbers.
+    r"""Return True if `latex` is a number; not a sum, a root, a function or a list of numbers.
 
     Args:
-        latex: what `answer_latex.to_latex` has written, so that `1e5`, `3 1/2` and `1\,000` are numbers here.
+        latex: rewritten by `answer_latex.to_latex`, so that `1e5`, `3 1/2` and `1\,000` are numbers here.
     """
     value = _value(latex)
     return value is not None and _NUMBER.fullmatch(value) is not None
 
 
 def is_number(latex: str) -> bool:
-    """Tell whether a ground truth is a number, without variables; one name may stand before it, as in `x = 5`."""
+    """Return True if a ground truth is a number without variables; a name may precede it, as in `x = 5`."""
     sides = _sides(latex)
     if sides is None or not all(_NAME.fullmatch(name) for name in sides[:-1]):
         return False
@@ -64,15 +64,13 @@ def is_number(latex: str) -> bool:
 
 
 def states_power(latex: str, number: str) -> bool:
-    r"""Tell whether `latex` is a power of integers in the place of a number that is too long to be written, as
-    `7^{99}`.
-    """
+    r"""Return True if `latex` is a power of integers, such as `7^{99}`, and `number` is too long to be written."""
     value = _value(latex) if len(number) > _LONG_NUMBER else None
     return value is not None and _POWER.fullmatch(value) is not None
 
 
 def _value(latex: str) -> str | None:
-    """The text of the value, without spaces; None when there are several, or one that follows from a computation."""
+    """Return the text of the value without spaces; None if there are several, or if it follows a computation."""
     sides = _sides(latex)
     if sides is None:
         return None
@@ -89,8 +87,6 @@ def _value(latex: str) -> str | None:
 
 
 def _sides(latex: str) -> list[str] | None:
-    """Return what stands between the equals signs of the one formula in `latex`; None when there are several
-    formulas.
-    """
+    """Return the sides of the equation in `latex`; None if it has several formulas."""
     found = formulas(latex)
     return _EQUALS.split(found[0]) if len(found) == 1 else None

@@ -1,24 +1,24 @@
 r"""Compare plain numbers exactly, with the verdict that math-verify would give.
 
-Plain are an integer, a decimal and a fraction of integers (`3/4`, `\frac{3}{4}`), with a sign, a currency `$` or
-thousands separators. Reading and comparing two takes some microseconds. The relation is math-verify's:
+A plain number is an integer, a decimal or a fraction of integers (`3/4`, `\frac{3}{4}`), with a sign, a currency `$` or
+thousands separators. Reading and comparing two takes some microseconds. Equality is defined as in math-verify:
 
 - integers and fractions are equal when their values are;
 - a decimal equals a fraction or a decimal when both round to the same sixth place, half to even (0.333333 is 1/3);
 - a decimal equals an integer only when their values are the same (72.0000001 is not 72).
 
-Decimals are binary numbers to it, and its rounding keeps a number of digits that depends on the size. So a pair is
-decided only where that cannot matter; the rest (more than 15 digits, close but very small or large) is left to it.
+math-verify holds decimals as binary floats, and rounds to a number of digits that depends on the size. Therefore a pair
+is decided here only if this cannot matter; others (over 15 digits, close but very small or large) are left to it.
 """
 
 import re
 from typing import NamedTuple
 
 _MAX_DIGITS = 100  # of an integer; sympy itself refuses more than 4,300
-_MAX_BINARY_DIGITS = 15  # of the digits next to a decimal point or a fraction bar: so many survive as a binary number
+_MAX_BINARY_DIGITS = 15  # digits of a decimal or fraction that a binary float preserves
 _SIXTH_PLACE = 10**6
-_BINARY_MARGIN = 10**12  # numbers closer than this part of their size may be one binary number
-_TIE_MARGIN = 10**6  # a fraction closer than this part of a sixth place to a tie may be rounded to either side
+_BINARY_MARGIN = 10**12  # numbers that differ by less than 1 / margin of their size may be the same binary float
+_TIE_MARGIN = 10**6  # a fraction closer to a tie than 1 / margin of a sixth place may be rounded to either side
 _SMALLEST, _LARGEST = 10**3, 10**8  # close decimals are compared where |x| is from 1 / _SMALLEST to _LARGEST
 
 _NUMBER = re.compile(
@@ -37,17 +37,17 @@ _NUMBER = re.compile(
 
 
 class PlainNumber(NamedTuple):
-    """numerator / denominator, and how math-verify holds it."""
+    """Represent numerator / denominator, and whether math-verify holds it exactly."""
 
     numerator: int
     denominator: int  # positive; the fraction need not be in lowest terms
-    is_decimal: bool  # a binary number to math-verify; else an exact one
+    is_decimal: bool  # a binary float in math-verify; otherwise exact
 
 
 def read_plain_number(text: str) -> PlainNumber | None:
-    """The number that a text without space around it is.
+    """Read a text, without surrounding space, as a plain number.
 
-    Returns: None for anything else, a number that is not defined (1/0) and one with too many digits to be taken here.
+    Returns: None for other texts, an undefined number (1/0) and a number with too many digits.
     """
     match = _NUMBER.fullmatch(text)
     if match is None:
@@ -65,7 +65,7 @@ def read_plain_number(text: str) -> PlainNumber | None:
 
 
 def are_equal(first: PlainNumber, second: PlainNumber) -> bool | None:
-    """Tell whether math-verify calls the two equal; None where that takes math-verify itself. Symmetric."""
+    """Return whether math-verify considers the two equal; None if only math-verify can decide. Symmetric."""
     cross, other_cross = first.numerator * second.denominator, second.numerator * first.denominator
     difference = abs(cross - other_cross)
     if difference == 0:
@@ -83,24 +83,24 @@ def are_equal(first: PlainNumber, second: PlainNumber) -> bool | None:
 
 
 def _decimal(sign: int, whole: str, decimals: str, *, is_signed: bool) -> PlainNumber | None:
-    """`decimals` holds its point; it is empty for an integer."""
+    """Read a decimal, whose `decimals` include the point, or an integer, whose `decimals` are empty."""
     if not decimals:
         return PlainNumber(sign * int(whole), 1, is_decimal=False) if len(whole) <= _MAX_DIGITS else None
     if len(whole) + len(decimals) - 1 > _MAX_BINARY_DIGITS:
         return None
-    # math-verify rewrites the text 0.5, and this one alone, as 1/2.
+    # math-verify rewrites the text 0.5, and no other decimal, as 1/2.
     is_half = whole == "0" and decimals == ".5" and not is_signed
     numerator = sign * int(whole + decimals[1:])
     return PlainNumber(numerator, 10 ** (len(decimals) - 1), is_decimal=not is_half)
 
 
 def _is_integer(*numbers: PlainNumber) -> bool:
-    """Tell whether any of them is an exact integer to math-verify, 6/3 included."""
+    """Return True if any of them is an exact integer in math-verify, 6/3 included."""
     return any(not number.is_decimal and number.numerator % number.denominator == 0 for number in numbers)
 
 
 def _sixth_places(number: PlainNumber) -> int | None:
-    """The number in millionths, rounded half to even; None where math-verify's rounding may do something else."""
+    """Return the number in millionths, rounded half to even; None if math-verify may round differently."""
     size = abs(number.numerator)
     if size * _SMALLEST < number.denominator or size > _LARGEST * number.denominator:
         return None
@@ -109,6 +109,6 @@ def _sixth_places(number: PlainNumber) -> int | None:
     if not number.is_decimal and abs(to_tie) * _TIE_MARGIN < number.denominator:
         return None
     millionths += to_tie > 0 or (to_tie == 0 and millionths % 2 == 1)
-    if str(millionths).strip("0") == "1":  # a power of ten: reached from below, it is kept with one digit less
+    if str(millionths).strip("0") == "1":  # a power of ten, which math-verify keeps with one digit less if rounded up
         return None
     return millionths if number.numerator > 0 else -millionths

@@ -1,18 +1,18 @@
-r"""Write out the two values of a `\pm` where math-verify does not: inside of braces, and in a list of equations.
+r"""Expand `\pm` to two values where math-verify does not: inside braces, and in a list of equations.
 
 `\frac{-1\pm\sqrt{13}}{4}` becomes `\frac{-1+\sqrt{13}}{4},\frac{-1-\sqrt{13}}{4}`, and `x=0, x=\pm2` becomes
-`x=0, x=2, x=-2`. A `\pm` elsewhere is read by math-verify, and several in one value say too little about their order.
+`x=0, x=2, x=-2`. Elsewhere math-verify expands it, and several in one value are ambiguous.
 """
 
 import re
 
 _PLUS_MINUS = re.compile(r"\\pm(?![A-Za-z])\s*")
 _TOKEN = re.compile(r"\\.|[{}()\[\],]", re.DOTALL)
-_STARTS_VALUE = re.compile(r"(?:^|[={(\[])\s*$")  # a sign after it belongs to the value; a plus is not written there
+_STARTS_VALUE = re.compile(r"(?:^|[={(\[])\s*$")  # a sign at the start of a value; a plus is omitted there
 
 
 def expand_plus_minus(text: str) -> str:
-    r"""The same list with two values in the place of each that needs it. Linear in the length of `text`."""
+    r"""Return the list with each value that needs it replaced by two. Linear in the length of `text`."""
     if r"\pm" not in text:
         return text
     values = _split(text)
@@ -29,7 +29,7 @@ def expand_plus_minus(text: str) -> str:
 
 
 def _split(text: str) -> list[tuple[str, bool]]:
-    r"""The parts between commas outside of all brackets, and whether a `\pm` in it is inside of braces."""
+    r"""Split at commas outside of brackets. Returns: each part, and whether it has a `\pm` inside braces."""
     parts: list[tuple[str, bool]] = []
     start = num_braces = num_brackets = 0
     is_in_braces = False

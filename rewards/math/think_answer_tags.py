@@ -7,11 +7,10 @@ from rewards.math.math_answer import check_answer
 
 
 def think_answer_tags_reward(response: str, ground_truth: str, *, must_be_number: bool = True) -> Score:
-    """1.0 when the answer is right and the format valid, else 0.0 (the reference pays nothing for either alone).
+    """Return 1.0 if the answer is correct and the format valid, else 0.0, as in ColossalChat.
 
-    A right answer in a broken format is not `answer_correct`, as in the reference's training; the detail says that it
-    is right. (The reference's evaluation leaves the format out.) `must_be_number` as of
-    `check_answer`.
+    A correct answer in an invalid format is not `answer_correct`, as in ColossalChat's training (its evaluation ignores
+    the format); the detail says that the answer is correct. For `must_be_number` see `check_answer`.
     """
     decision = check_answer(last_answer_tag(response), ground_truth, must_be_number=must_be_number)
     is_correct = decision.verdict == "ok"

@@ -1,7 +1,7 @@
-r"""Tell units that are written as letters from variables.
+r"""Distinguish units that are written as letters from variables.
 
-math-verify takes letters at the end of an answer for a unit, so that `3t` is 3, `\pi r^2 h` is `\pi r^2`, and `\cos t`
-does not parse. Here one letter is a variable, and so are two unless they are one of the units below.
+math-verify drops letters at the end of an answer as a unit, so that `3t` is 3, `\pi r^2 h` is `\pi r^2`, and `\cos t`
+does not parse. Here one letter is a variable, and so are two letters unless they are one of the units below.
 """
 
 import re
@@ -12,9 +12,7 @@ _UNIT = re.compile(rf"(?<=[\d}}])(?:\s+[A-Za-z]{{3,}}|\s*(?:{_TWO_LETTERS}))\s*(
 
 
 def ends_in_variables(latex: str) -> bool:
-    r"""Tell whether the last letters of `latex`, which may be in a `\boxed{}`, are no unit though they look like
-    one.
-    """
+    r"""Return True if the last letters of `latex`, which may be in a `\boxed{}`, are variables and not a unit."""
     letters = _LAST_LETTERS.search(latex)
     if letters is None or letters["last"] in _TWO_LETTERS.split("|"):
         return False
@@ -22,5 +20,5 @@ def ends_in_variables(latex: str) -> bool:
 
 
 def without_unit(latex: str) -> str:
-    """`latex` without letters after a number that can only be a unit."""
+    """Remove letters after a number that can only be a unit."""
     return _UNIT.sub("", latex)

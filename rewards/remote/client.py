@@ -1,7 +1,7 @@
-"""Have groups of responses scored by a service (`python -m rewards serve`) over HTTP; each is a future of its scores.
+"""Send groups of responses to a scoring service (`python -m rewards serve`) over HTTP and return futures of scores.
 
-Where the service does not answer in time, or not with scores, the group's scores are invalid and say why; they are
-never zeros. A user's mistakes (address, token, reward type) are found by `check_service`, before a run starts.
+If the service does not answer in time, or not with scores, the group's scores are invalid, with the cause; they are
+never zeros. `check_service` finds a wrong address, token or reward type before a run starts.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from rewards.reward import invalid_score
 logger = logging.getLogger(__name__)
 
 FLAG = "--code-verifier-api-url"
-_CHECK_S = 10.0  # for a service that is being started beside the run
+_CHECK_S = 10.0  # time limit of the check, for a service that is starting
 _CLOSE_S = 5.0
 
 
 class _Group:
-    """The responses of one `submit`."""
+    """Hold the request and the future of one `submit`."""
 
     def __init__(self, responses: Sequence[str], problem: Problem, reward_type: str | None) -> None:
         self.num_responses = len(responses)
@@ -42,16 +42,16 @@ class _Group:
 
 
 class RemoteScorer:
-    """Scores groups of responses in a service, many at once.
+    """Score groups of responses with a service, many at the same time.
 
     Args:
         url: of the service, http://HOST:PORT.
         token: the service's secret.
-        reward_type: what the service must score with; None for whatever it does.
-        max_in_flight: requests at a time; further groups wait for their turn.
-        timeout_s: of a request, retries included; past it the scores are invalid. Groups that wait for their turn have
-            theirs from then on.
-    Raises: ConfigError for a URL that is none, a token that is none, or a size that is not positive.
+        reward_type: reward type that the service must have; None: any.
+        max_in_flight: largest number of concurrent requests; further groups wait.
+        timeout_s: time limit of a request, retries included, in seconds; beyond it the scores are invalid. It starts
+            when the request is sent.
+    Raises: ConfigError for an invalid URL or token, or a size that is not positive.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RemoteScorer:
         self._lock = threading.Lock()  # guards the next two
         self._is_closed = False
         self._unsettled: set[_Group] = set()
-        self._is_away = False  # whether the last reply was none; touched by the loop's thread alone
+        self._is_failing = False  # the last request failed; used by the loop's thread only
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._slots = asyncio.Semaphore(max_in_flight)
@@ -80,15 +80,15 @@ class RemoteScorer:
         self._thread.start()
 
     def check(self) -> None:
-        """As `check_service`, for this scorer's service."""
+        """Check this scorer's service, see `check_service`."""
         check_service(self._url, token=self._token, reward_type=self._reward_type)
 
     def submit(self, responses: Sequence[str], problem: Problem) -> Future[list[Score]]:
         """Score the responses of one group in the background.
 
-        Returns: a future of one score per response, in order; settled `timeout_s` from now at the latest. It fails with
-            RunError when the scorer is closed first; it cannot be cancelled.
-        Raises: RunError when the scorer is closed already.
+        Returns: a future of one score per response, in order, resolved within `timeout_s` of sending the request. It
+            fails with RunError if the scorer is closed before; it cannot be cancelled.
+        Raises: RunError if the scorer is closed.
         """
         group = _Group(responses, problem, self._reward_type)
         with self._lock:
@@ -102,7 +102,7 @@ class RemoteScorer:
         return group.future
 
     def close(self) -> None:
-        """Break off all requests. Unfinished groups fail with RunError; a second call does nothing."""
+        """Cancel all requests. Unfinished groups fail with RunError; a second call does nothing."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -111,12 +111,12 @@ class RemoteScorer:
         self._fail_all()
 
     def _run(self) -> None:
-        """Body of the thread. Consumes groups, waits for replies and deadlines, is unblocked by `close`."""
+        """Run the thread. Consumes: groups. Waits for: replies, deadlines. Is unblocked by: `close`."""
         try:
             self._loop.run_until_complete(self._serve())
         finally:
             with self._lock:
-                self._is_closed = True  # also after a fault of ours: nobody may wait for a thread that is gone
+                self._is_closed = True  # also after an internal error, so that no caller waits for an ended thread
                 self._loop.close()
             self._fail_all()
 
@@ -135,7 +135,7 @@ class RemoteScorer:
         task.add_done_callback(self._tasks.discard)
 
     async def _score(self, group: _Group) -> None:
-        await self._slots.acquire()  # as long as it takes: each request before this one has a deadline
+        await self._slots.acquire()  # bounded, since each earlier request has a deadline
         deadline = monotonic() + self._timeout_s
         try:
             self._client = self._client or new_client()
@@ -146,7 +146,7 @@ class RemoteScorer:
         except (CallError, ValueError) as error:
             self._note(str(error))
             scores = _invalid(group, str(error))
-        except Exception as error:  # noqa: BLE001 - a fault of ours; nobody may wait for ever for this group
+        except Exception as error:  # noqa: BLE001 - an internal error; the group's future must be resolved
             self._note(f"{type(error).__name__}: {shorten(error)}")
             scores = _invalid(group, f"{type(error).__name__}: {shorten(error)}")
         else:
@@ -157,11 +157,11 @@ class RemoteScorer:
 
     def _note(self, failure: str | None) -> None:
         """Log the first failure after a success, and the first success after a failure."""
-        if failure is not None and not self._is_away:
-            logger.warning("the reward service %s fails, responses are invalid: %s", self._url, failure)
-        elif failure is None and self._is_away:
+        if failure is not None and not self._is_failing:
+            logger.warning("the reward service %s fails; its responses are scored as invalid: %s", self._url, failure)
+        elif failure is None and self._is_failing:
             logger.warning("the reward service %s answers again", self._url)
-        self._is_away = failure is not None
+        self._is_failing = failure is not None
 
     def _settle(self, group: _Group, scores: list[Score]) -> None:
         with self._lock:
@@ -178,15 +178,15 @@ class RemoteScorer:
 
 
 def check_service(url: str, *, token: str, reward_type: str | None = None) -> None:
-    """Ask a service whether it is well, knows the token and scores with `reward_type`; 10 s at most.
+    """Check within 10 s that a service is healthy, accepts the token and scores with `reward_type`.
 
-    Raises: ConfigError with the URL, what is wrong and what to do.
+    Raises: ConfigError with the URL, the problem and the remedy.
     """
     run(_check(_service_url(url), _headers(token), reward_type))
 
 
 def token_from_environment() -> str:
-    """The service's secret. Raises: ConfigError when the environment holds none."""
+    """Return the service's secret. Raises: ConfigError if the environment holds no valid one."""
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     _headers(token)
     return token
@@ -202,7 +202,7 @@ async def _check(url: str, headers: dict[str, str], reward_type: str | None) -> 
                     f"{FLAG} {url}: the service scores {health.reward_type!r}, this run needs {reward_type!r}; "
                     f"start one with --type {reward_type}"
                 )
-            # No response to score: it shows that the token is right and costs nothing.
+            # A request without responses checks the token and costs nothing.
             probe = request_body([], Problem(ground_truth=""), reward_type)
             reply = await call(client, "POST", f"{url}/score", deadline=deadline, body=probe, headers=headers)
             parse_reply(reply, 0)
@@ -214,11 +214,11 @@ async def _check(url: str, headers: dict[str, str], reward_type: str | None) -> 
             f"start one with python -m rewards serve, or correct the address"
         ) from error
     if health.version != __version__:
-        logger.warning("the reward service %s is of version %s, this is %s", url, health.version, __version__)
+        logger.warning("the reward service %s has version %s, this run has %s", url, health.version, __version__)
 
 
 def _service_url(url: str) -> str:
-    if "@" in url:  # it would be sent beside the token, which HTTP does not allow, and it would be in every log
+    if "@" in url:  # HTTP allows one Authorization header, and the address is logged
         raise ConfigError(f"{FLAG}: leave user and password out of the address; the token is in {TOKEN_VARIABLE}")
     return check_url(url, flag=FLAG).rstrip("/")
 

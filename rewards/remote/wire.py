@@ -1,7 +1,7 @@
 """Convert scores to JSON and back, for client, service and each line of `score`.
 
-POST /score carries a `ScoreRequest`; its answer is a `ScoreReply`, one score per response, in order. All that arrives
-is validated: a request holds nothing unknown; a reply may (the service may be newer), but no score that is not one.
+The body of POST /score is a `ScoreRequest`; the reply is a `ScoreReply`, one score per response, in order. Both are
+validated: unknown fields are refused in a request and ignored in a reply, since the service may be newer.
 """
 
 import json
@@ -16,36 +16,36 @@ from coati_rl.types import Problem, Score, Verdict
 from rewards.reward import invalid_score
 
 TOKEN_VARIABLE = "COATI_REWARD_TOKEN"  # the environment variable with the secret that client and service share
-MIN_TOKEN_LENGTH = 12  # characters; a shorter one can be tried out
+MIN_TOKEN_LENGTH = 12  # characters; a shorter one could be guessed
 
 
 class ProblemRecord(BaseModel):
-    """A `coati_rl.types.Problem`."""
+    """Represent a `coati_rl.types.Problem` in JSON."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     ground_truth: str
     uid: str = ""
-    messages: Annotated[list[dict[str, Any]], FailFast()] = []  # FailFast: a million bad items are one complaint
+    messages: Annotated[list[dict[str, Any]], FailFast()] = []  # FailFast: report only the first of many invalid items
     prompt: str = ""
 
     def to_problem(self) -> Problem:
-        """The same, as scorers know it."""
+        """Return the problem in the type that scorers take."""
         return Problem(ground_truth=self.ground_truth, uid=self.uid, messages=tuple(self.messages), prompt=self.prompt)
 
 
 class ScoreRequest(BaseModel):
-    """The responses to one problem."""
+    """Represent the responses to one problem."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     responses: Annotated[list[str], FailFast()]
     problem: ProblemRecord
-    reward_type: str | None = None  # what the client expects to be scored with; None: whatever the service has
+    reward_type: str | None = None  # reward type that the client expects; None: the service's
 
 
 class ScoreRecord(BaseModel):
-    """A `coati_rl.types.Score`."""
+    """Represent a `coati_rl.types.Score` in JSON."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -59,7 +59,7 @@ class ScoreRecord(BaseModel):
 
 
 class ScoreReply(BaseModel):
-    """The scores of the responses of a request."""
+    """Represent the scores of a request's responses."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -67,7 +67,7 @@ class ScoreReply(BaseModel):
 
 
 class HealthReply(BaseModel):
-    """Describe what GET /health says."""
+    """Represent the reply of GET /health."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -80,51 +80,51 @@ class HealthReply(BaseModel):
 
 
 def is_token(text: str) -> bool:
-    """True for what can be a secret in an HTTP header: visible ASCII, at least one character."""
+    """Return True if a text can be a secret in an HTTP header: visible ASCII, at least one character."""
     return bool(text) and all("!" <= character <= "~" for character in text)
 
 
 def request_body(responses: Sequence[str], problem: Problem, reward_type: str | None) -> bytes:
-    """The body of POST /score."""
+    """Return the body of POST /score."""
     record = asdict(problem)
-    del record["task"]  # a service has one reward, whatever task asks for it
+    del record["task"]  # a service has one reward for all tasks
     return json.dumps({"responses": list(responses), "problem": record, "reward_type": reward_type}).encode()
 
 
 def reply_body(scores: Sequence[Score]) -> bytes:
-    """The body of the answer to POST /score."""
+    """Return the body of the reply to POST /score."""
     return json.dumps({"scores": [score_fields(score) for score in scores]}, allow_nan=False).encode()
 
 
 def parse_reply(body: bytes, num_responses: int) -> list[Score]:
-    """The scores in an answer to POST /score.
+    """Read the scores of a reply to POST /score.
 
-    Raises: ValueError, of one line, when that is not `num_responses` valid scores.
+    Raises: ValueError, of one line, if it does not hold `num_responses` valid scores.
     """
     try:
         records = ScoreReply.model_validate_json(body).scores
     except ValidationError as error:
-        raise ValueError(f"the reply is no list of scores: {complaints(error)}") from error
+        raise ValueError(f"the reply is not a list of scores: {describe_errors(error)}") from error
     if len(records) != num_responses:
         raise ValueError(f"the reply holds {len(records)} scores for {num_responses} responses")
     return [Score(**record.model_dump()) for record in records]
 
 
 def score_fields(score: Score) -> dict[str, Any]:
-    """A score as a JSON object; a breakdown and a filter score are in it only if there is one.
+    """Return a score as a JSON object, with a breakdown and a filter score only if there is one.
 
-    JSON has no NaN and no infinity: a score that holds one is invalid.
+    A score that holds NaN or infinity, which JSON lacks, becomes an invalid score.
     """
     fields = asdict(score)
     try:
         ScoreRecord.model_validate(fields)
     except ValidationError as error:
-        fields = asdict(invalid_score(f"the reward returned no valid score: {complaints(error)}"))
+        fields = asdict(invalid_score(f"the reward returned a score with invalid fields: {describe_errors(error)}"))
     return {key: value for key, value in fields.items() if value is not None and value != {}}
 
 
-def complaints(error: ValidationError) -> str:
-    """List what pydantic found, on one line: field and fault of at most three."""
+def describe_errors(error: ValidationError) -> str:
+    """Return the first three errors that pydantic found, each with field and message, on one line."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     texts = [f"{'.'.join(str(part) for part in item['loc']) or 'body'}: {shorten(item['msg'])}" for item in found[:3]]
     return "; ".join(texts) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")

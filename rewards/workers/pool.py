@@ -1,13 +1,13 @@
 """Score groups of responses in worker processes; `submit` returns at once.
 
-One thread runs an event loop, with a coroutine for each worker that gives it responses, reads their scores and replaces
-it. The limit of rewards that only compute is CPU time, so that a verdict does not depend on the machine's load; that of
-the others, which may wait for something, is time on the clock. A response that passes its time limit costs its process
-and itself: it is invalid. One whose process died is scored once more, then it is invalid. What else the process had is
-scored by another, before all that came later.
+One thread runs an event loop, with a coroutine for each worker that sends it responses, reads their scores and replaces
+it. Rewards that only compute are limited in CPU time, so that a verdict does not depend on the machine's load; others,
+which may wait, in wall-clock time. A response that exceeds its time limit is invalid, and its process is killed. A
+response whose process died is scored once more, then it is invalid. The process's other responses are scored by another
+worker, before later ones.
 
-Not concurrent.futures or pebble, because the limit is per response (not per task), a hung process is killed without a
-grace period, and a process killed from outside while idle must not break the pool (it breaks pebble's).
+concurrent.futures and pebble are not used, because the limit is per response (not per task), a hung process is killed
+without a grace period, and a process that is killed from outside while idle must not break the pool (as in pebble).
 """
 
 import asyncio
@@ -34,18 +34,17 @@ _MAX_ATTEMPTS = 2  # per task whose process dies, and per start of the processes
 
 
 class RewardPool:
-    """Scores groups of responses in worker processes, with a time limit per response (per group for batch rewards).
+    """Score groups of responses in worker processes, with a time limit per response (per group for batch rewards).
 
     Args:
-        spec: what is scored with.
-        num_workers: responses that are scored at once; each uses one core. They share the 80 MiB of the process that
-            they are forked from, and each adds about 12 MiB.
-        timeout_s: CPU time that one response may take before its verdict is "invalid", where the reward only computes
-            (math). Else time on the clock; longer, up to five times, where its process has had less than a fifth of
-            that because others had the cores.
+        spec: describes the reward.
+        num_workers: responses that are scored at the same time; each uses one core. They share the 80 MiB of the
+            process that they are forked from, and each adds about 12 MiB.
+        timeout_s: CPU time per response, in seconds, for rewards that only compute (math); beyond it the verdict is
+            "invalid". For others wall-clock time, up to five times as long while other processes use the cores.
     Raises: ConfigError for an unknown reward type or a size that is not positive.
 
-    The processes start at once and end with `close`, with the end of this process (also by SIGKILL), at the latest.
+    The processes start at once and end with `close`, or at the latest when this process ends (also by SIGKILL).
     """
 
     def __init__(self, spec: RewardSpec, *, num_workers: int = 1, timeout_s: float = 5.0) -> None:
@@ -55,18 +54,18 @@ class RewardPool:
         self._spec = spec
         self._is_batch = reward.is_batch
         self._only_computes = only_computes(reward)
-        # Else a response would wait behind those before it while another worker is idle.
+        # In larger chunks of a slow reward responses would wait for others while a worker is idle.
         self._is_chunked = getattr(reward, "is_fast", False) or getattr(reward, "is_concurrent", False)
         self._num_workers = num_workers
         self._timeout_s = timeout_s
         self._lock = threading.Lock()  # guards the next
         self._is_closed = False
-        self._pids: tuple[int, ...] = ()  # of the processes that are up; replaced as a whole, for any thread to read
-        # From here on: the thread's alone.
+        self._pids: tuple[int, ...] = ()  # of the running processes; replaced as a whole for other threads
+        # From here on: used by the pool's thread only.
         self._queue: deque[Task] = deque()
         self._unsettled: set[Group] = set()
         self._workers: list[Worker] = []
-        self._num_failures = 0  # starts of the processes that have failed, or come to an end, since the last score
+        self._num_failures = 0  # failed starts and ends of the processes since the last score
         self._loop = asyncio.new_event_loop()
         self._has_work = asyncio.Event()
         self._stop = asyncio.Event()
@@ -76,12 +75,12 @@ class RewardPool:
     def submit(self, responses: Sequence[str], problem: Problem) -> Future[list[Score]]:
         """Score the responses of one group in the background.
 
-        Returns: a future of one score per response, in order. It fails with RunError when no worker process starts, or
-            when the pool is closed first; it cannot be cancelled. Its callbacks run on the pool's thread: be brief.
-        Raises: RunError when the pool is closed already.
+        Returns: a future of one score per response, in order. It fails with RunError if no worker process starts, or
+            if the pool is closed before; it cannot be cancelled. Its callbacks run on the pool's thread: be brief.
+        Raises: RunError if the pool is closed.
         """
-        share = -(-len(responses) // self._num_workers)
-        group = Group(responses, problem, chunk_size=share if self._is_chunked else 1)
+        chunk_size = -(-len(responses) // self._num_workers)
+        group = Group(responses, problem, chunk_size=chunk_size if self._is_chunked else 1)
         with self._lock:
             if self._is_closed:
                 raise RunError("the reward pool is closed")
@@ -92,7 +91,7 @@ class RewardPool:
         return group.future
 
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers that are ready now, after that of the process that they are forked from."""
+        """Return the process ids of the fork server and of the workers that are ready now."""
         return list(self._pids)
 
     def close(self) -> None:
@@ -112,19 +111,19 @@ class RewardPool:
         self.close()
 
     def _run(self) -> None:
-        """Body of the thread. Consumes groups, waits for groups and workers, is unblocked by both, produces scores."""
+        """Run the thread. Consumes: groups. Waits for and is unblocked by: groups, workers. Produces: scores."""
         # Inherited by the processes, so that Ctrl-C cannot hit one before it ignores SIGINT.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         cause = "the reward pool was closed before these responses were scored"
         try:
             self._loop.run_until_complete(self._until_closed())
-        except BaseException as error:  # a fault of ours: nobody may wait for ever for a thread that is gone
+        except BaseException as error:  # an internal error: fail all futures, since their callers wait
             cause = f"the thread of the reward pool failed: {error!r}"
             raise
         finally:
             with self._lock:
                 self._is_closed = True
-            self._loop.run_until_complete(asyncio.sleep(0))  # takes in what was submitted just before
+            self._loop.run_until_complete(asyncio.sleep(0))  # accept what was submitted just before
             self._fail_all(cause)
             self._loop.close()
 
@@ -133,12 +132,12 @@ class RewardPool:
         stop = asyncio.create_task(self._stop.wait())
         done, _ = await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         if work in done:
-            work.result()  # a fault of ours
+            work.result()  # raise an internal error
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 
     async def _keep_processes(self) -> None:
-        """Start the processes, and again when they have ended."""
+        """Start the processes, and restart them when they have ended."""
         while True:
             try:
                 await self._run_processes()
@@ -147,11 +146,11 @@ class RewardPool:
                 self._num_failures += 1
                 if self._num_failures >= _MAX_ATTEMPTS:
                     self._num_failures = 0
-                    self._fail_all(f"no reward worker: {error}")
-                    await self._until_work()  # the next who needs a worker will try
+                    self._fail_all(f"no reward worker can be started: {error}")
+                    await self._until_work()  # try again with the next submission
 
     async def _run_processes(self) -> None:
-        """Have workers forked and at work. Raises: StartError when their parent has ended, or no worker can be had."""
+        """Start and use workers. Raises: StartError if the fork server has ended, or no worker can be started."""
         server = ForkServer(self._spec)
         self._note_pids(server)
         tasks = [asyncio.create_task(self._keep_worker(server)) for _ in range(self._num_workers)]
@@ -167,14 +166,14 @@ class RewardPool:
             self._pids = ()
 
     async def _keep_worker(self, server: ForkServer) -> None:
-        """Have a worker at work, and another one when that has ended."""
+        """Use a worker, and start another one when it has ended."""
         interrupted: list[Task] = []
         try:
             while True:
                 worker = await server.start_worker(on_end=self._has_work.set)
                 self._workers.append(worker)
                 self._note_pids(server)
-                # Not before: had their parent died, the other workers would be about to die over it as well.
+                # Only after a successful start: if the fork server died, the other workers are about to die, too.
                 self._put_back(interrupted)
                 interrupted = []
                 try:
@@ -187,7 +186,7 @@ class RewardPool:
             self._put_back(interrupted)
 
     async def _give_work(self, worker: Worker) -> list[Task]:
-        """Give chunks to a worker until it has ended, or has to. Returns: the task that its death has interrupted."""
+        """Send chunks to a worker until it has ended or must be ended. Returns: the task that was interrupted."""
         while await self._until_work(worker):
             chunk = self._next_chunk()
             try:
@@ -207,7 +206,7 @@ class RewardPool:
         return []
 
     async def _until_work(self, worker: Worker | None = None) -> bool:
-        """Wait for a task in the queue. Returns: False if the worker ended before."""
+        """Wait for a task in the queue. Returns: False if the worker has ended."""
         while not self._queue:
             if worker is not None and worker.has_ended:
                 return False
@@ -216,7 +215,7 @@ class RewardPool:
         return True
 
     async def _score(self, worker: Worker, chunk: deque[Task]) -> None:
-        """Have a chunk scored; what is settled leaves it. Raises: TimeoutError over its first; WorkerLostError."""
+        """Score a chunk, removing finished tasks. Raises: TimeoutError for its first task; WorkerLostError."""
         worker.send(chunk[0].group.request(chunk[0].start, chunk[-1].stop))
         while chunk:
             if self._only_computes:
@@ -238,7 +237,7 @@ class RewardPool:
             self._has_work.set()
 
     def _after_death(self, task: Task, reason: str = "") -> list[Task]:
-        """Return what is left to do of a task whose process died, or was ended for a reason."""
+        """Return the task whose process died, to be scored again, or settle it as invalid after the last attempt."""
         num_deaths = task.num_deaths + 1
         if num_deaths < _MAX_ATTEMPTS:
             return [replace(task, num_deaths=num_deaths)]

@@ -1,4 +1,4 @@
-"""Cut what was submitted into tasks, and put their scores together again."""
+"""Split a submitted group into tasks, and collect their scores."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,9 +9,11 @@ from coati_rl.types import Problem, Score
 
 
 class Group:
-    """The responses of one `submit`; what is known of them belongs to the pool's thread.
+    """Hold the responses of one `submit` and their scores; used by the pool's thread only.
 
     Args:
+        responses: to be scored.
+        problem: ground truth and prompt.
         chunk_size: tasks that one worker gets at a time.
     """
 
@@ -19,40 +21,40 @@ class Group:
         self.responses = list(responses)
         self.chunk_size = chunk_size
         self.future: Future[list[Score]] = Future()
-        self.future.set_running_or_notify_cancel()  # not cancellable: a worker may be in the middle of it
+        self.future.set_running_or_notify_cancel()  # not cancellable: a worker may be scoring it
         self._problem = json.dumps({name: getattr(problem, name) for name in problem.__dataclass_fields__})
         self._scores: dict[int, Score] = {}
 
     def tasks(self, *, is_batch: bool) -> Iterator["Task"]:
-        """All of it: one task for a batch reward, else one per response."""
+        """Yield the tasks: one for a batch reward, else one per response."""
         size = len(self.responses) if is_batch else 1
         for start in range(0, len(self.responses), max(size, 1)):
             yield Task(group=self, start=start, stop=start + size)
 
     def request(self, start: int, stop: int) -> bytes:
-        """The line that asks a worker for the scores of these responses."""
+        """Return the line that requests the scores of these responses from a worker."""
         return f"[{self._problem}, {json.dumps(self.responses[start:stop])}]\n".encode()
 
     def settle(self, start: int, scores: Sequence[Score]) -> bool:
-        """Note the scores of the responses from `start` on. Returns: all are known."""
+        """Store the scores of the responses from `start` on. Returns: True if all scores are known."""
         self._scores.update(enumerate(scores, start))
         return len(self._scores) == len(self.responses)
 
     def all_scores(self) -> list[Score]:
-        """The scores in the order of the responses."""
+        """Return the scores in the order of the responses."""
         return [self._scores[index] for index in range(len(self.responses))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Task:
-    """Responses start..stop of a group, which share a time limit and a failure: one, or all for a batch reward."""
+    """Hold responses start..stop of a group with a common time limit: one, or all for a batch reward."""
 
     group: Group
     start: int
     stop: int
-    num_deaths: int = 0  # processes that died over it
+    num_deaths: int = 0  # processes that died while scoring it
 
     @property
     def size(self) -> int:
-        """Its number of responses."""
+        """Return the number of responses."""
         return self.stop - self.start

@@ -1,20 +1,19 @@
-"""Run in the processes of a pool: one makes the reward and forks workers, each worker scores responses.
+"""Make the reward and fork workers in the fork server, and score responses in the workers.
 
-The first is a fresh interpreter, not a fork (the pool's process has an engine's threads) and no multiprocessing
-forkserver (which imports the parent's main module again, in an actor that is Ray). It has one thread, so that its forks
-are sound. A reward that starts threads as it is made (a model on a GPU does) is not made there: each worker makes its
-own.
+The fork server is a fresh interpreter, not a fork (the pool's process has an engine's threads) and not that of
+multiprocessing (which imports the parent's main module again; in an actor that is Ray). It has one thread, so that
+forking is safe. A reward that starts threads when it is made (such as a model on a GPU) is made in each worker instead.
 
 The pool sends it {"start" | "kill": number of the worker}, "start" with the worker's socket attached. It sends
-{"ready": true}, or {"error": why there is no reward} and ends. It ends, with all workers, when its socket is closed.
+{"ready": true}, or {"error": cause} and ends. It ends, with all workers, when its socket is closed.
 
-A worker sends {"ready": its process id}, or {"error": why there is no reward} and ends. Then each line that it gets is
-[problem, responses], answered with a line per response, in order, each as soon as it is known. So the pool knows which
-response is being scored at any time, and one that hangs costs itself only.
+A worker sends {"ready": its process id}, or {"error": cause} and ends. Then it reads lines [problem, responses] and
+writes a line per response, in order, each as soon as it is known. Therefore the pool always knows which response is
+being scored, and one that hangs affects no other.
 
-A worker whose reward only computes has little memory. What needs more is invalid: an allocation fails, or the peak
-shows it afterwards (sympy goes on after a failed allocation, and might call the response wrong). Then the worker ends,
-because its memory may not come back.
+A worker whose reward only computes has limited memory. A response that needs more is invalid: an allocation fails, or
+the peak is found afterwards (sympy continues after a failed allocation, and might call the response wrong). Then the
+worker ends, because its memory may not be released.
 """
 
 import ctypes
@@ -42,23 +41,23 @@ from rewards.reward import Reward, invalid_score, only_computes, warm_up
 
 BODY = "from rewards.workers.worker_process import main; main()"
 SPEC_VARIABLE = "COATI_REWARD_SPEC"
-_COLLECT_INTERVAL_S = 0.01  # while killed workers have not ended: large ones need a moment
+_COLLECT_INTERVAL_S = 0.01  # poll interval while killed workers have not ended
 _PR_SET_PDEATHSIG = 1
 MIB = 1 << 20
-MAX_PEAK_BYTES = 128 * MIB  # that a response may add to the memory in use; ordinary answers add 12 MiB in all
-_MAX_ADDRESS_SPACE_BYTES = 512 * MIB  # that a worker may add to its address space
+MAX_PEAK_BYTES = 128 * MIB  # resident memory that a worker may add; ordinary answers add 12 MiB in total
+_MAX_ADDRESS_SPACE_BYTES = 512 * MIB  # address space that a worker may add
 
 
 def main() -> None:
-    """The body of the first process: RewardSpec in the environment, socket and parent's process id in argv."""
+    """Run the fork server, with a RewardSpec in the environment and its socket and parent's process id in argv."""
     spec, descriptor, parent_pid = (
         RewardSpec(**json.loads(os.environ[SPEC_VARIABLE])),
         int(sys.argv[1]),
         int(sys.argv[2]),
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would collect workers behind our back
-    _die_with(parent_pid)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, the kernel would reap workers
+    _die_with_parent(parent_pid)
     control = socket.socket(fileno=descriptor)
     reward: Reward | None = None
     if sys.argv[3] == "make":
@@ -73,18 +72,18 @@ def main() -> None:
         if len(os.listdir("/proc/self/task")) > 1:
             os.execv(sys.executable, [sys.executable, "-P", "-c", BODY, *sys.argv[1:3], "leave it to the workers"])
     gc.collect()
-    gc.freeze()  # what is here now is never collected: the workers' collections leave the shared pages shared
+    gc.freeze()  # objects that exist now are never collected, so that the workers' pages stay shared
     control.send(as_line({"ready": True}))
-    _Children(control, lambda: reward or _make_warm(spec)).look_after()
+    _Workers(control, lambda: reward or _make_warm(spec)).serve()
 
 
 def as_line(message: object) -> bytes:
-    """A message as it travels."""
+    """Encode a message as a line of JSON."""
     return json.dumps(message).encode() + b"\n"
 
 
-class _Children:
-    """The workers, in the process that they are forked from."""
+class _Workers:
+    """Fork, kill and collect the workers, in the fork server."""
 
     def __init__(self, control: socket.socket, make: Callable[[], Reward]) -> None:
         self._control = control
@@ -92,8 +91,8 @@ class _Children:
         self._pids: dict[int, int] = {}  # by number; each is killed and collected exactly once
         self._ending: list[int] = []  # killed, not collected yet
 
-    def look_after(self) -> None:
-        """Do what the pool asks for until it closes its end; nobody is left then."""
+    def serve(self) -> None:
+        """Execute the pool's requests until it closes its end, then kill and collect all workers."""
         while True:
             has_message, _, _ = select.select([self._control], [], [], _COLLECT_INTERVAL_S if self._ending else None)
             self._ending = [pid for pid in self._ending if os.waitpid(pid, os.WNOHANG)[0] == 0]
@@ -105,7 +104,7 @@ class _Children:
             ((command, number),) = json.loads(message).items()
             if command == "start":
                 sock = socket.socket(fileno=descriptors[0])
-                sock.set_inheritable(False)  # what a reward starts has no business with it
+                sock.set_inheritable(False)  # child processes of a reward must not get it
                 self._start(number, sock)
             elif number in self._pids:
                 self._kill(number)
@@ -120,23 +119,23 @@ class _Children:
             try:
                 pid = os.fork()
             except OSError as error:
-                sock.send(as_line({"error": f"no further process: {error}"}))
+                sock.send(as_line({"error": f"a worker cannot be forked: {error}"}))
                 return
             if pid == 0:
                 self._become_worker(parent_pid, sock)
             with suppress(OSError):
-                os.setpgid(pid, pid)  # the worker does so too: whoever is first
+                os.setpgid(pid, pid)  # also called in the worker, since either may be first
             self._pids[number] = pid
 
     def _become_worker(self, parent_pid: int, sock: socket.socket) -> NoReturn:
         exit_code = 1
         try:
             self._control.close()
-            os.setpgid(0, 0)  # what a reward starts ends with its worker
-            _die_with(parent_pid)
+            os.setpgid(0, 0)  # child processes of a reward are killed with its worker
+            _die_with_parent(parent_pid)
             _serve(self._make, sock)
             exit_code = 0
-        except BaseException:  # noqa: BLE001 - never back into the loop of `look_after`
+        except BaseException:  # noqa: BLE001 - a fork must not return into the loop of `serve`
             traceback.print_exc()
             sys.stderr.flush()
         finally:
@@ -152,7 +151,7 @@ class _Children:
 
 
 def _serve(make: Callable[[], Reward], sock: socket.socket) -> None:
-    """Score what arrives until the pool closes its end."""
+    """Score requests until the pool closes its end."""
     try:
         reward = make()
     except Exception as error:
@@ -174,7 +173,7 @@ def _serve(make: Callable[[], Reward], sock: socket.socket) -> None:
 
 
 def _limit_memory() -> int:
-    """Limit what this process may take in addition. Returns: the peak of resident memory that is too much."""
+    """Limit the additional memory of this process. Returns: the allowed peak of resident memory, in bytes."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm", encoding="ascii") as file:
         size, resident = (int(pages) * resource.getpagesize() for pages in file.read().split()[:2])
@@ -194,7 +193,7 @@ def _too_large() -> Score:
 
 
 def _scores(reward: Reward, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
-    """One score per response, also of a reward that gives another number of them: the pool counts on it."""
+    """Yield exactly one score per response, also if the reward returns another number."""
     if not reward.is_batch:
         yield from islice(reward.score(responses, problem), len(responses))
         return
@@ -211,14 +210,14 @@ def _make_warm(spec: RewardSpec) -> Reward:
     return reward
 
 
-def _die_with(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent is killed (Linux)."""
+def _die_with_parent(parent_pid: int) -> None:
+    """Let the kernel kill this process when its parent ends (Linux)."""
     if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError("prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent_pid:  # it died before the call above: no signal will come
+    if os.getppid() != parent_pid:  # it ended before the call above, so no signal will be sent
         os._exit(1)
 
 
 def _describe(error: Exception) -> str:
-    """Why a reward could not be made, on one line; a ConfigError's message is complete by itself."""
+    """Return the error on one line; the message of a ConfigError needs no type name."""
     return str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {shorten(error, 300)}"

@@ -1,19 +1,19 @@
-"""Completions per second of whole GRPO runs: `rl_example.py` with vLLM against TRL's GRPOTrainer, side by side.
+"""Measure completions per second of whole GRPO runs: `rl_example.py` with vLLM against TRL's GRPOTrainer.
 
     python scripts/bench/end_to_end.py [--settings uniform geometric] [--rounds 5] [--trl-threads 1 2] [--json FILE]
         [--prompts-per-step 8] [--group-size 8] [--rollout-prompts 16] [--flags "-nb 1"] [--steps N]
         [--trl-env ~/.cache/coati-rl/trl-venv]
 
-A setting is a model of 374 thousand parameters that `length_model.py` makes: `uniform` never ends a response, which has
-64 tokens; `geometric` ends it with probability 1/61 at each token, cut at 448. Both sides train it with the same
-prompts, steps, completions per step, temperature, reward function and loss, at a learning rate too small to change it.
-Ours: the command line, one producer and one trainer with a core each, one rollout step (-ibs) ahead. TRL: its trainer
-in one process with transformers' generation, in an environment of its own that is made on first use; every number of
-threads given is a way of its own, and ours is held against the fastest.
+A setting is a model of 374 thousand parameters made by `length_model.py`: with `uniform` all responses have 64 tokens;
+with `geometric` a response ends with probability 1/61 at each token, and is cut at 448. Both sides train it with the
+same prompts, steps, completions per step, temperature, reward function and loss, at a learning rate too small to change
+it. Ours: the command line, one producer and one trainer with a core each, one rollout step (-ibs) ahead. TRL: its
+trainer in one process with transformers' generation, in a separate environment that is created on first use; each given
+number of threads is measured, and ours is compared with the fastest.
 
-Each round runs every way once, as processes of their own. Time counts between the ends of two steps: without start-up,
-the first steps (warm-up) and the last ones, at which nothing is generated any more. CPU time is of the same interval:
-by role for ours, so that it tells who is the bottleneck. Medians over rounds.
+Each round runs every variant once, in new processes. Time is measured between the ends of two steps, without start-up,
+the first steps (warm-up) and the last ones, in which nothing is generated. CPU time is of the same interval, for ours
+by role, which shows the bottleneck. Figures are medians over rounds.
 """
 
 import argparse
@@ -41,7 +41,7 @@ LENGTH_TOLERANCE = 0.25  # of the mean over a run; 1400 geometric lengths vary b
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """Lengths, and the steps of which `warm_up` and `rest` are not counted."""
+    """Hold lengths and numbers of steps, of which `warm_up` and `rest` are not counted."""
 
     name: str
     max_new_tokens: int
@@ -52,7 +52,7 @@ class Setting:
 
     @property
     def counted(self) -> tuple[int, int]:
-        """The first step after whose end time counts, and the last one that counts; from 1."""
+        """Return the step whose end starts the measurement, and the last measured step, counted from 1."""
         return self.warm_up, self.steps - self.rest
 
 
@@ -64,7 +64,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """Of one run's counted steps."""
+    """Hold the figures of one run's measured steps."""
 
     completions_per_s: float
     cpu_ms: dict[str, float]  # per completion, by role
@@ -73,7 +73,7 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
-    """Describe what all runs share."""
+    """Hold the settings that all runs share."""
 
     prompts_per_step: int
     group_size: int
@@ -83,7 +83,7 @@ class Bench:
     scratch: Path
 
     def completions(self, setting: Setting) -> int:
-        """In the counted steps."""
+        """Return the completions of the measured steps."""
         first, last = setting.counted
         return (last - first) * self.prompts_per_step * self.group_size
 
@@ -92,7 +92,7 @@ class Bench:
 
 
 def our_flags(bench: Bench, setting: Setting, run_dir: Path) -> list[str]:
-    """A run tuned for throughput: a rollout step's prompts in flight, one of those ahead, few large micro-batches."""
+    """Return flags for throughput: a rollout step's prompts in flight, one step ahead, few large micro-batches."""
     model, prompts, rollout = bench.scratch / setting.name, str(bench.prompts_per_step), str(bench.rollout_prompts)
     sizes = {"-ibs": rollout, "-imbs": rollout, "-tbs": prompts, "-tMbs": prompts}
     options = {
@@ -107,7 +107,7 @@ def our_flags(bench: Bench, setting: Setting, run_dir: Path) -> list[str]:
 
 
 def our_defaults() -> list[str]:
-    """The flags that raise throughput, of those that there are."""
+    """Return the available flags that increase throughput."""
     text = subprocess.run(
         [sys.executable, str(ROOT / "rl_example.py"), "--help"], capture_output=True, text=True
     ).stdout
@@ -115,7 +115,7 @@ def our_defaults() -> list[str]:
 
 
 def run_ours(bench: Bench, setting: Setting) -> Figures:
-    """One run of the command line."""
+    """Run our command line once."""
     with TemporaryDirectory(dir=bench.scratch) as directory:
         metrics = Path(directory) / "run" / "metrics.jsonl"
         command = [sys.executable, str(ROOT / "rl_example.py"), *our_flags(bench, setting, metrics.parent)]
@@ -138,7 +138,7 @@ def run_ours(bench: Bench, setting: Setting) -> Figures:
 
 
 def ensure_trl(directory: Path) -> Path:
-    """The Python of TRL's environment, made if it is not there or has other versions."""
+    """Return the Python of TRL's environment, which is created if it is missing or has other versions."""
     python, stamp, pins = directory / "bin" / "python", directory / "coati-pins.txt", "\n".join(TRL_PINS)
     if python.is_file() and stamp.is_file() and stamp.read_text(encoding="utf-8") == pins:
         return python
@@ -152,7 +152,7 @@ def ensure_trl(directory: Path) -> Path:
 
 
 def run_trl(bench: Bench, setting: Setting, num_threads: int) -> Figures:
-    """One run of the trainer."""
+    """Run TRL's trainer once."""
     with TemporaryDirectory(dir=bench.scratch) as directory:
         result = Path(directory) / "result.json"
         options = {
@@ -177,7 +177,7 @@ def run_trl(bench: Bench, setting: Setting, num_threads: int) -> Figures:
 
 
 def measure(bench: Bench, setting: Setting, num_rounds: int, trl_threads: list[int]) -> dict[str, list[Figures]]:
-    """Way -> figures of each round; the ways take turns."""
+    """Run all variants in turn. Returns: the figures of each round by variant."""
     make = [sys.executable, str(HERE / "length_model.py"), str(bench.scratch / setting.name), "--lengths", setting.name]
     make += ["--num-prompts", str(setting.steps * bench.prompts_per_step)]
     subprocess.run(make, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -197,7 +197,7 @@ def measure(bench: Bench, setting: Setting, num_rounds: int, trl_threads: list[i
 
 
 def table(rounds: dict[str, list[Figures]]) -> list[str]:
-    """A line a way, medians, and the ratio to the fastest way of TRL."""
+    """Format a line per variant with medians and the ratio to the fastest variant of TRL."""
     speeds = {name: median(one.completions_per_s for one in figures) for name, figures in rounds.items()}
     peer = max((name for name in speeds if name != OURS), key=lambda name: speeds[name])
     lines = [f"{'':<16}{'completions/s':>14}{'lowest':>9}{'highest':>9}{'CPU ms each':>13}{'tokens':>8}{'ratio':>7}"]
@@ -229,7 +229,7 @@ def main() -> None:
         parser.error(f"--steps {arguments.steps}: 7 of them are not counted, so that 9 is the least")
     flags = our_defaults() if arguments.flags is None else shlex.split(arguments.flags)
     trl_python = ensure_trl(arguments.trl_env.expanduser().absolute())
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a run that is under way is ended first
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a running run is ended first
     load_before = os.getloadavg()[0]
     all_rounds: dict[str, dict[str, list[Figures]]] = {}
     with TemporaryDirectory(prefix="end-to-end-") as scratch:

@@ -1,4 +1,4 @@
-"""A tiny model whose responses have a chosen distribution of lengths, without training; and prompts for it.
+"""Create an untrained tiny model whose responses have a chosen distribution of lengths, and prompts for it.
 
     python scripts/bench/length_model.py OUT_DIR --lengths uniform|geometric [--mean 61] [--num-prompts 512] [--seed 0]
 
@@ -6,9 +6,9 @@ Out: OUT_DIR holds a Hugging Face checkpoint (Qwen3, untied head, 374 thousand p
 template) and `prompts.jsonl` in the project's format. `geometric`: every token is the end with probability 1/mean,
 whatever came before, so that lengths are geometric. `uniform`: no response ends, and all have --max-new-tokens tokens.
 
-How: component 0 of the hidden states is the same constant in every embedding, and no layer writes to it; it is so large
-that it decides the norm in the final RMSNorm, behind which it is still constant. The end's log-odds lie in
-lm_head[end, 0]; of the bytes that column is 0. Their logits are small and random, and the log-sum nearly constant.
+Method: component 0 of the hidden states is the same large constant in every embedding, and no layer writes to it; it
+dominates the norm of the final RMSNorm, so that it stays constant. lm_head[end, 0] holds the log-odds of the end; for
+bytes this entry is 0. The bytes' logits are small and random, so that their log-sum is nearly constant.
 """
 
 import argparse
@@ -33,7 +33,7 @@ NUM_PROBES, PROBE_TOKENS = 64, 64  # random contexts from which the head is set
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, and three of its own."""
+    """Create a tokenizer with one token per byte and three special tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -45,7 +45,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, *, end_probability: float, seed: int) -> Qwen3ForCausalLM:
-    """A model that ends its response with this probability at every token; 0: it never does."""
+    """Create a model that ends its response with this probability at every token; 0: never."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -79,13 +79,13 @@ def make_model(tokenizer: PreTrainedTokenizerFast, *, end_probability: float, se
 
 
 def end_probabilities(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, token_ids: Tensor) -> Tensor:
-    """Of the end, after every token; float32[B, T] from int64[B, T]."""
+    """Return the probability of the end after every token, float32[B, T], for token ids int64[B, T]."""
     with torch.no_grad():
         return model(input_ids=token_ids).logits.softmax(dim=-1)[..., tokenizer.eos_token_id]
 
 
 def random_contexts(seed: int) -> Tensor:
-    """Bytes; int64[B, T]."""
+    """Return random bytes as token ids, int64[B, T]."""
     return torch.randint(0, 256, (NUM_PROBES, PROBE_TOKENS), generator=torch.Generator().manual_seed(seed))
 
 
@@ -104,14 +104,14 @@ def _set_log_odds(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, e
 
 
 def prompt_rows(count: int, *, seed: int) -> list[dict[str, object]]:
-    """Additions, all of one length."""
+    """Return rows of additions with prompts of equal length."""
     rng = random.Random(seed)
     pairs = [(rng.randint(10, 99), rng.randint(10, 99)) for _ in range(count)]
     return [{"messages": {"role": "user", "content": f"{a} + {b} = ?"}, "gt_answer": str(a + b)} for a, b in pairs]
 
 
 def main() -> None:
-    """Make, save."""
+    """Create and save model and prompts."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out_dir", type=Path)
     parser.add_argument("--lengths", choices=("uniform", "geometric"), required=True)

@@ -1,4 +1,4 @@
-"""Measure time and memory of a PPO-clip loss through the LM head, forward and backward, three ways.
+"""Measure time and memory of three implementations of a PPO-clip loss through the LM head, forward and backward.
 
     python scripts/bench/logprob_loss.py --json result.json
     python scripts/bench/logprob_loss.py --device cuda --json result.json        # bfloat16, T = 32,768, H = 2,048
@@ -30,7 +30,7 @@ from coati_rl.ops.logprob import token_logprobs
 
 LOSS = PolicyLoss()  # without a KL penalty this is PPO-clip
 TEMPERATURE = 0.8
-# Of a token's log ratio: so far from the clip bounds that no rounding error decides on which side it is.
+# Log ratios of tokens, far enough from the clip bounds that rounding errors do not change which are clipped.
 LOG_RATIOS = (-0.6, -0.3, -0.03, 0.03, 0.4, 0.6)
 MIB = 2**20
 SIZES: dict[
@@ -46,7 +46,7 @@ Inputs = dict[str, Tensor]  # hidden, weight, and the arrays of a micro-batch of
 
 
 def make_inputs(num_tokens: int, hidden_size: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -> Inputs:
-    """One row whose first token is the prompt; two thirds of the ratios lie outside the clip bounds."""
+    """Return one row whose first token is the prompt; two thirds of the ratios are outside the clip bounds."""
     generator = torch.Generator(device).manual_seed(0)
     shape = (1, num_tokens + 1)
 
@@ -74,14 +74,14 @@ def make_inputs(num_tokens: int, hidden_size: int, vocabulary: int, dtype: torch
 
 
 def own_logprobs(inputs: Inputs) -> Tensor:
-    """float32[1, T + 1], without gradient."""
+    """Return the inputs' log-probabilities, float32[1, T + 1], without gradient."""
     names = ("token_ids", "sources", "loss_mask", "temperature")
     with torch.no_grad():
         return token_logprobs(inputs["hidden"], inputs["weight"], None, *(inputs[name] for name in names))[0]
 
 
 def naive_loss(inputs: Inputs, chunk_elements: int) -> Tensor:
-    """The loss from the logits of all tokens at once."""
+    """Compute the loss from the logits of all tokens at once."""
     logits = F.linear(inputs["hidden"][:, :-1], inputs["weight"]).float() / TEMPERATURE
     logprobs = torch.log_softmax(logits, dim=-1).gather(-1, inputs["token_ids"][:, 1:, None]).squeeze(-1)
     logprobs = F.pad(logprobs, (1, 0))
@@ -89,7 +89,7 @@ def naive_loss(inputs: Inputs, chunk_elements: int) -> Tensor:
 
 
 def recompute_loss(inputs: Inputs, chunk_elements: int) -> Tensor:
-    """The loss from chunked log-probabilities, whose logits the backward computes again."""
+    """Compute the loss from chunked log-probabilities, whose logits the backward recomputes."""
     names = ("token_ids", "sources", "loss_mask", "temperature")
     logprobs, entropy = token_logprobs(
         inputs["hidden"], inputs["weight"], None, *(inputs[name] for name in names), chunk_elements=chunk_elements
@@ -98,7 +98,7 @@ def recompute_loss(inputs: Inputs, chunk_elements: int) -> Tensor:
 
 
 def fused_loss(inputs: Inputs, chunk_elements: int) -> Tensor:
-    """The loss whose gradient is computed with it."""
+    """Compute the loss together with its gradient."""
     arrays = {name: tensor for name, tensor in inputs.items() if name not in ("hidden", "weight")}
     return fused_token_loss(inputs["hidden"], inputs["weight"], None, arrays, LOSS, chunk_elements=chunk_elements)[0]
 
@@ -111,7 +111,7 @@ VARIANTS: dict[str, Callable[[Inputs, int], Tensor]] = {
 
 
 def forward_backward(variant: str, inputs: Inputs, chunk_elements: int) -> float:
-    """Leaves the gradients in `inputs`. Returns: the loss."""
+    """Run forward and backward, leaving the gradients in `inputs`. Returns: the loss."""
     inputs["hidden"].grad = inputs["weight"].grad = None
     loss = VARIANTS[variant](inputs, chunk_elements)
     loss.backward()
@@ -119,7 +119,7 @@ def forward_backward(variant: str, inputs: Inputs, chunk_elements: int) -> float
 
 
 def status_bytes(field: str) -> int:
-    """A size from /proc/self/status."""
+    """Read a size from /proc/self/status."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
@@ -127,9 +127,9 @@ def status_bytes(field: str) -> int:
 
 
 def peak_extra_bytes(variant: str, inputs: Inputs, chunk_elements: int) -> int:
-    """The largest resident set of a forward and backward, gradients included, above what the inputs hold."""
+    """Return the largest resident set of a forward and backward, gradients included, above that of the inputs."""
     small = make_inputs(4, 8, 16, torch.float32, torch.device("cpu"))
-    forward_backward(variant, small, chunk_elements)  # what the libraries keep
+    forward_backward(variant, small, chunk_elements)  # memory that the libraries keep
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM := VmRSS
     before = status_bytes("VmRSS")
     forward_backward(variant, inputs, chunk_elements)
@@ -137,13 +137,13 @@ def peak_extra_bytes(variant: str, inputs: Inputs, chunk_elements: int) -> int:
 
 
 def measure_memory(variant: str) -> int:
-    """`peak_extra_bytes` in a process of its own."""
+    """Return `peak_extra_bytes`, measured in a new process."""
     command = [sys.executable, __file__, *sys.argv[1:], "--memory-of", variant]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def measure_gpu_memory(variant: str, inputs: Inputs, chunk_elements: int) -> int | None:
-    """Return what is allocated at most above what the inputs hold; None if it does not fit."""
+    """Return the peak of allocated GPU memory above that of the inputs; None if it does not fit."""
     inputs["hidden"].grad = inputs["weight"].grad = None
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -158,7 +158,7 @@ def measure_gpu_memory(variant: str, inputs: Inputs, chunk_elements: int) -> int
 def measure_times(
     variants: list[str], inputs: Inputs, chunk_elements: int, rounds: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """(wall, CPU) seconds of each round; variants take turns, so that a busy spell of the machine meets all of them."""
+    """Return (wall, CPU) seconds of each round; variants take turns, so that other load affects all of them."""
     times: dict[str, list[tuple[float, float]]] = {variant: [] for variant in variants}
     losses: dict[str, float] = {}
     for index in range(rounds):

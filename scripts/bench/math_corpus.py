@@ -1,8 +1,8 @@
-r"""Make pairs of answer and ground truth for the benchmark of the mathematical rewards, from a seed.
+r"""Generate pairs of answer and ground truth for the benchmark of the math rewards, from a seed.
 
-Four of five are plain numbers, as in GSM8K or DAPO-Math; the rest is LaTeX of the kinds that MATH has. Half of the
-answers are the ground truth's text, as most right answers of a model are; a fifth are right in another notation; the
-others are wrong neighbours. No two pairs are the same.
+Four of five are plain numbers, as in GSM8K or DAPO-Math; the rest is LaTeX of the kinds that occur in MATH. Half of the
+answers equal the ground truth's text, as most correct answers of a model do; a fifth are correct in another notation;
+the others are similar but wrong. All pairs are different.
 """
 
 import random
@@ -27,14 +27,14 @@ WORDS = (
 
 
 class Pair(NamedTuple):
-    """An answer as a model wrote it into its box, and the ground truth."""
+    """Hold an answer as a model writes it into its box, and the ground truth."""
 
     kind: str
     answer: str
     ground_truth: str
 
 
-# Of each kind: a ground truth, the same in another notation, a wrong neighbour.
+# Of each kind: a ground truth, the same value in another notation, a similar but wrong answer.
 Variants = tuple[str, str, str]
 
 
@@ -257,7 +257,7 @@ LATEX = (
 
 
 def make_pairs(count: int, seed: int) -> list[Pair]:
-    """`count` different pairs in random order, SHARE_PLAIN of them plain numbers."""
+    """Return `count` different pairs in random order, of which the fraction SHARE_PLAIN are plain numbers."""
     r = random.Random(seed)
     num_plain = round(SHARE_PLAIN * count)
     pairs = [*_pairs_of(PLAIN, num_plain, r), *_pairs_of(LATEX, count - num_plain, r)]

@@ -1,13 +1,14 @@
-r"""Measure what comparing math answers costs: pairs per second against math-verify, and how poison holds up others.
+r"""Measure the cost of comparing math answers: pairs per second against math-verify, and the delay by slow answers.
 
     python scripts/bench/math_rewards.py [--pairs 2000] [--rounds 5] [--workers 2] [--limit-s 1] [--json FILE]
 
 Speed: a corpus of pairs (math_corpus.py), each unseen: `check_answer`, its caches cleared before each round, against
 math-verify's `parse` and `verify` of `\boxed{...}` without limits, interleaved, median of rounds, in CPU seconds, so
-that other load counts less. All verdicts must be those of `compare_by_math_verify`, which takes no short cut, or
-nothing is printed. Where math-verify alone says something else (notations that it misreads) is counted.
-Poison: the longest time of any that is refused. Then 5 % that only the time limit ends (integrals) among the pairs,
-through a RewardPool with 64 responses in flight: latency of the others, and wall time against its bound.
+that other load matters less. All verdicts must equal those of `compare_by_math_verify`, which takes no short cuts, or
+nothing is printed. Verdicts of math-verify alone that differ (notations that it misreads) are counted.
+Refused answers: the longest time of one that exceeds a limit. Slow answers: 5 % integrals, which only the time limit
+ends, among the pairs, through a RewardPool with 64 responses in flight: latency of the others, and wall time against
+its bound.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from coati_rl.types import Problem, Score
 from rewards import RewardPool
 from rewards.math.math_answer import check_answer, clear_caches, compare_by_math_verify
 
-SHARE_POISON = 0.05
+SLOW_FRACTION = 0.05
 IN_FLIGHT = 64
 REFUSED = (
     "1e999999999",
@@ -49,7 +50,7 @@ def main() -> None:
     """Measure and print."""
     options = _arguments()
     for module in ("math_verify.parser", "math_verify.grader"):
-        logging.getLogger(module).setLevel(logging.ERROR)  # it warns that its timeouts are off: they are, on purpose
+        logging.getLogger(module).setLevel(logging.ERROR)  # it warns that its timeouts are disabled, which is intended
     pairs = make_pairs(options.pairs, seed=0)
     results = {"speed": _speed(pairs, options.rounds), "refused": _refused()}
     if not options.skip_pool:
@@ -70,7 +71,7 @@ def _speed(pairs: Sequence[Pair], num_rounds: int) -> dict[str, object]:
         theirs = [_math_verify_alone(pair) for pair in pairs]
         theirs_s.append(time.process_time() - started)
         if ours != verdicts:
-            raise SystemExit("verdicts differ from those without short cuts")
+            raise SystemExit("the verdicts differ from those of math-verify without short cuts")
     others = Counter(
         pair.kind for pair, verdict, other in zip(pairs, verdicts, theirs, strict=True) if other != (verdict == "ok")
     )
@@ -102,38 +103,40 @@ def _refused() -> dict[str, float]:
         verdict = check_answer(text, "5").verdict
         longest_ms = max(longest_ms, (time.process_time() - started) * 1e3)
         if verdict != "invalid":
-            raise SystemExit(f"not refused: {text[:60]}")
-    print(f"{len(REFUSED)} poisons that are refused: {longest_ms:.2f} ms for the slowest")
+            raise SystemExit(f"an answer over a limit was not refused: {text[:60]}")
+    print(f"{len(REFUSED)} answers over a limit: {longest_ms:.2f} ms for the slowest to be refused")
     return {"count": len(REFUSED), "longest_ms": longest_ms}
 
 
 def _pool(pairs: list[Pair], *, num_workers: int, limit_s: float) -> dict[str, float]:
-    num_poison = round(SHARE_POISON * len(pairs))
+    num_slow = round(SLOW_FRACTION * len(pairs))
     clean_wall_s, clean_p99_s = _stream(pairs, num_workers, limit_s)
-    mixed = pairs[num_poison:] + [
-        Pair("poison", rf"\int_0^{{\infty}} \frac{{\ln(x+{3 + i})}}{{x^5+{2 + i}}} dx", "5") for i in range(num_poison)
+    mixed = pairs[num_slow:] + [
+        Pair("slow", rf"\int_0^{{\infty}} \frac{{\ln(x+{3 + i})}}{{x^5+{2 + i}}} dx", "5") for i in range(num_slow)
     ]
     random.Random(0).shuffle(mixed)
     wall_s, p99_s = _stream(mixed, num_workers, limit_s)
-    bound_s = clean_wall_s + num_poison * limit_s / num_workers
-    print(f"{num_workers} workers, {IN_FLIGHT} in flight, {num_poison} integrals at a limit of {limit_s:g} s:")
+    bound_s = clean_wall_s + num_slow * limit_s / num_workers
+    print(f"{num_workers} workers, {IN_FLIGHT} in flight, {num_slow} integrals at a limit of {limit_s:g} s:")
     print(f"  clean corpus {clean_wall_s:.2f} s, 99th percentile of latency {clean_p99_s:.3f} s")
-    print(f"  with poison {wall_s:.1f} s (bound {bound_s:.1f} s); 99th percentile of the clean ones {p99_s:.3f} s")
+    print(f"  with slow answers {wall_s:.1f} s (bound {bound_s:.1f} s); 99th percentile of the others {p99_s:.3f} s")
     clean = {"clean_wall_s": clean_wall_s, "clean_only_p99_s": clean_p99_s}
     return {**clean, "wall_s": wall_s, "bound_s": bound_s, "p99_s": p99_s}
 
 
 def _stream(pairs: Sequence[Pair], num_workers: int, limit_s: float) -> tuple[float, float]:
-    """Wall time, and the 99th percentile of the clean pairs' latency from submit to score."""
+    """Return the wall time, and the 99th percentile of the other pairs' latency from submit to score."""
     latencies: list[float] = []
     window = threading.Semaphore(IN_FLIGHT)
 
     def note(pair: Pair, submitted: float, _: Future[list[Score]]) -> None:
-        if pair.kind != "poison":
+        if pair.kind != "slow":
             latencies.append(time.perf_counter() - submitted)
         window.release()
 
-    spec = RewardSpec(reward_type="boxed", math_answer="any")  # else an integral in the place of a number costs nothing
+    spec = RewardSpec(
+        reward_type="boxed", math_answer="any"
+    )  # otherwise an integral for a number is wrong without being computed
     with RewardPool(spec, num_workers=num_workers, timeout_s=limit_s) as pool:
         pool.submit([r"\boxed{\sin x}"], Problem(ground_truth="1")).result()
         started = time.perf_counter()

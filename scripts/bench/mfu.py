@@ -2,16 +2,16 @@
 
     python scripts/bench/mfu.py --device cuda [--quick] [--peak-tflops 989.4] [--json FILE]
 
-A Qwen2 with random weights takes whole steps on ten samples of 16,384 tokens together; the largest shape that memory
-holds, with gradient checkpointing or without. T tokens, T' of them counted by the loss, t of a sample, A heads x head
-size.
+A Qwen2 with random weights takes whole optimizer steps on ten samples with 16,384 tokens in total; the largest shape
+that fits into memory is used, with or without gradient checkpointing. T tokens, T' of them counted by the loss, t of a
+sample, A heads x head size.
 
     FLOPs = 6 N T + 6 V H T' + 6 A sum(t^2) * layers
 
-N are the weights of all matrix products but the LM head's, V H, which is applied where there is a loss and nowhere
-else; causal attention has t^2 / 2 pairs with 2 A multiply-adds each; the backward counts twice. What gradient
-checkpointing computes again, the embedding, norms and the optimizer do not count. MFU is their share of the GPU's dense
-bfloat16 peak, which NVIDIA's datasheets state (half of what they state "with sparsity").
+N are the weights of all matrix products except the LM head's, V H, which is applied to loss tokens only; causal
+attention has t^2 / 2 pairs with 2 A multiply-adds each; the backward counts twice. Recomputation by gradient
+checkpointing, the embedding, norms and the optimizer do not count. MFU is the FLOPs' fraction of the GPU's dense
+bfloat16 peak in NVIDIA's datasheets (half of the peak "with sparsity").
 """
 
 import argparse
@@ -37,7 +37,7 @@ from consumer.backend import Backend, BackendConfig
 from consumer.models.policy_model import no_progress_bars
 from consumer.parallel.single_process import SingleProcess
 
-# Whole names as the driver gives them: laptop and export variants are other chips, a MIG slice is a part of one.
+# Full names as the driver reports them: laptop and export variants are other chips, a MIG slice is a part of one.
 PEAK_TFLOPS = {
     r"NVIDIA H100( \d+GB HBM3)?|NVIDIA H200|NVIDIA GH200 \d+GB": 989.4,
     r"NVIDIA H100 PCIe": 756.0,
@@ -56,13 +56,13 @@ KEY_VALUE_HEADS = 2
 ATTEMPTS = [("qwen2-1.5b", False), ("qwen2-1.5b", True), ("qwen2-0.5b", False), ("qwen2-0.5b", True)]
 LENGTHS = [4096, 3072, 2048, 2048, 1536, 1024, 1024, 768, 512, 256]  # of the samples: prompt and response
 PROMPT_SHARE = 0.25
-NUM_WARM_UP = 2  # steps in which memory is found
+NUM_WARM_UP = 2  # steps in which memory is allocated
 
 
 def make_backend(shape: str, device: torch.device, *, gradient_checkpointing: bool = False) -> Backend:
-    """A random model in bfloat16, drawn on the device."""
+    """Create a random model in bfloat16 on the device."""
     sizes = dict(zip(SIZES, SHAPES[shape], strict=True)) | {"num_key_value_heads": KEY_VALUE_HEADS}
-    wide = 0.1 if shape == "tiny" else 0.02  # so narrow a model would hardly look at its context otherwise
+    wide = 0.1 if shape == "tiny" else 0.02  # otherwise attention would hardly affect such a narrow model
     config = Qwen2Config(**sizes, max_position_embeddings=32768, initializer_range=wide, tie_word_embeddings=True)
     torch.manual_seed(0)
     with device:
@@ -75,7 +75,7 @@ def make_backend(shape: str, device: torch.device, *, gradient_checkpointing: bo
 
 
 def make_samples(lengths: Sequence[int], vocabulary: int) -> list[Sample]:
-    """Random tokens, a quarter of each sample being prompt."""
+    """Create random tokens, a quarter of each sample as its prompt."""
     rng = np.random.default_rng(0)
     samples = []
     for number, length in enumerate(lengths):
@@ -101,7 +101,7 @@ def make_samples(lengths: Sequence[int], vocabulary: int) -> list[Sample]:
 
 
 def take_step(backend: Backend, micro_batch: MicroBatch, step: int) -> float:
-    """A whole optimizer step. Returns: the mean loss."""
+    """Take a whole optimizer step. Returns: the mean loss."""
     scale = 1 / int(micro_batch.loss_arrays["loss_mask"].sum())
     batch = MiniBatch(
         step=step, micro_batches=(micro_batch,), is_last=True, loss_scale=scale, learning_rate_progress=0.0
@@ -112,7 +112,7 @@ def take_step(backend: Backend, micro_batch: MicroBatch, step: int) -> float:
 
 
 def step_flops(model: PreTrainedModel, lengths: Sequence[int], counted_tokens: int) -> int:
-    """See the module's docstring."""
+    """Return the FLOPs of a step as defined in the module's docstring."""
     head = model.get_output_embeddings()
     products = [module for module in model.modules() if isinstance(module, torch.nn.Linear) and module is not head]
     weights = sum(module.weight.numel() for module in products)
@@ -157,7 +157,7 @@ def measure_what_fits(
     rounds: int,
     peak_tflops: float | None,
 ) -> dict[str, Any]:
-    """The first of the models that memory holds."""
+    """Measure the first of the models that fits into memory."""
     for shape, gradient_checkpointing in attempts:
         figures = {"model": shape, "gradient_checkpointing": gradient_checkpointing}
         try:
@@ -177,12 +177,12 @@ def _synchronize(device: torch.device) -> None:
 
 
 def dense_bf16_peak(gpu_name: str) -> float | None:
-    """TFLOP/s of a GPU, None for one that is not in the table."""
+    """Return the peak TFLOP/s of a GPU; None for one that is not in the table."""
     return next((peak for pattern, peak in PEAK_TFLOPS.items() if re.fullmatch(pattern, gpu_name)), None)
 
 
 def main() -> None:
-    """Train what fits, print, write."""
+    """Measure, print the results and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="a CPU gets a tiny model")
     parser.add_argument("--quick", action="store_true", help="the smaller shape and fewer tokens: does it run?")

@@ -3,14 +3,14 @@
     python scripts/bench/overlap.py [--rounds 5] [--steps 8] [--prompts 20] [--flags "-kl 0.01"] [--ways ...]
         [--json FILE]
 
-One producer and one trainer, each on a core of its own; the model of `length_model.py`, whose responses all have
---max-new-tokens tokens, so that steps are alike. Lockstep (`-nb 0`) takes turns: there a step's generation, with
-rewards, is what the trainer waits for (Tgen), and its training what it reports (Ttrain). One step ahead (`-nb 1`, with
-and without `--inflight-update`) both go on at once: overlap = max(Tgen, Ttrain) / step, 1 being perfect. The flags are
-chosen so that Tgen and Ttrain are about alike, which is what the reference model of -kl is for; else there is little to
-gain.
+There are one producer and one trainer, each on its own core, and the model of `length_model.py`, whose responses all
+have --max-new-tokens tokens, so that steps are equal. In lockstep (`-nb 0`) both take turns: the time of generation and
+rewards is the trainer's waiting time (Tgen), and the time of training is what it reports (Ttrain). One step ahead
+(`-nb 1`, with and without `--inflight-update`) both run concurrently: overlap = max(Tgen, Ttrain) / step, 1 being
+perfect. The flags are chosen so that Tgen and Ttrain are similar (hence the reference model of -kl); otherwise there is
+little to gain.
 
-Each round runs every way once. Steps are counted without the first two and the last two; medians over rounds.
+Each round runs every variant once. The first two and the last two steps are not counted; medians over rounds.
 """
 
 import argparse
@@ -37,7 +37,7 @@ WAYS = {
 
 
 def run_once(flags: list[str], scratch: Path, *, steps: int) -> dict[str, float]:
-    """Medians over the counted steps, seconds: step, waiting for rollouts, training, weight sync."""
+    """Return medians over the counted steps, in seconds: step, waiting for rollouts, training, weight sync."""
     with TemporaryDirectory(dir=scratch) as directory:
         run_dir = Path(directory) / "run"
         command = [sys.executable, str(ROOT / "rl_example.py"), *flags, "--run-dir", str(run_dir)]
@@ -57,7 +57,7 @@ def run_once(flags: list[str], scratch: Path, *, steps: int) -> dict[str, float]
 
 
 def flags_of(arguments: argparse.Namespace, model: Path) -> list[str]:
-    """Return what all ways share."""
+    """Return the flags that all variants share."""
     prompts = str(arguments.prompts)
     options = {
         **{"-m": str(model), "-d": str(model / "prompts.jsonl"), "-rt": "boxed", "-s": "", "--device": "cpu"},
@@ -70,7 +70,7 @@ def flags_of(arguments: argparse.Namespace, model: Path) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print the results and write them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="with lockstep among them")
     parser.add_argument("--rounds", type=int, default=5)

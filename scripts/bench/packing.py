@@ -1,10 +1,10 @@
-"""Measure what padding and waiting cost at the lengths that rollouts have, by way of packing.
+"""Measure the cost of padding and of waiting for other ranks at typical rollout lengths, by packing method.
 
     python scripts/bench/packing.py [--samples 4096] [--seed 0] [--json FILE]
 
 In: lengths from a lognormal distribution (mu 4.2, sigma 0.8), cut at 512 tokens. Out: a table of ratios to the samples'
-tokens, so that 1 is no waste; the micro-batches are those that the coordinator makes. Lockstep: at its k-th micro-batch
-every dp rank waits for the slowest, so that each costs what the largest does.
+tokens, where 1 is no waste; the micro-batches are made as by the coordinator. In lockstep every dp rank waits
+at its k-th micro-batch for the slowest, so that each costs as much as the largest.
 """
 
 import argparse
@@ -25,7 +25,7 @@ MINI_BATCHES = (512, 64)  # samples; also measured: all in one
 
 
 def make_samples(count: int, seed: int) -> list[Sample]:
-    """Samples that are all prompt: packing looks at lengths alone."""
+    """Return samples that are all prompt, since packing depends on lengths only."""
     lengths = np.random.default_rng(seed).lognormal(MU, SIGMA, count).round().clip(1, LONGEST).astype(np.int64)
     return [
         Sample(
@@ -41,16 +41,16 @@ def make_samples(count: int, seed: int) -> list[Sample]:
 
 
 def lockstep(ranks: Sequence[Sequence[MicroBatch]]) -> int:
-    """Tokens that all ranks could compute while each waits for the slowest, padding included."""
+    """Return the tokens that all ranks could compute while each waits for the slowest, padding included."""
     return sum(len(ranks) * max(m.token_ids.size for m in together) for together in zip(*ranks, strict=True))
 
 
 def measure(samples: Sequence[Sample], size: int) -> dict[str, float]:
-    """Name -> ratio to the samples' tokens, when mini-batches of so many samples are packed one by one."""
+    """Return ratios to the samples' tokens by name, for mini-batches of this size that are packed one by one."""
     tokens = sum(map(len, samples))
 
     def packed(**options: Any) -> list[list[MicroBatch]]:
-        """By rank, all mini-batches one after another."""
+        """Return the micro-batches by rank, over all mini-batches in order."""
         parts = [pack(samples[start : start + size], **options) for start in range(0, len(samples), size)]
         return [[m for part in parts for m in part[rank]] for rank in range(len(parts[0]))]
 
@@ -71,7 +71,7 @@ def measure(samples: Sequence[Sample], size: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print the results and write them."""
     parser = argparse.ArgumentParser(description="Padding and waiting of the coordinator's micro-batches.")
     parser.add_argument("--samples", type=int, default=4096)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,18 +1,18 @@
-"""Measure what an in-flight weight commit costs beside loading the weights, and whether generation pauses while they
-arrive.
+"""Measure the cost of an in-flight weight commit besides loading the weights, and generation speed while staging.
 
     python scripts/bench/pause.py [--commits 20] [--running 1 4 16] [--tensor-parallel-size 1] [--json FILE]
 
-In: a tiny model, whose weights cost next to nothing, on vLLM's CPU build; a steady number of running requests; a sender
-in the same process. Out: medians over the commits, in milliseconds by the clock and, without tensor parallelism, of the
-engine thread's CPU time, which says more on a busy machine. Read where vLLM's core hands out tokens:
+In: a tiny model, whose weights load in almost no time, on vLLM's CPU build; a constant number of running requests; a
+sender in the same process. Out: medians over the commits, in milliseconds of wall-clock time and, without tensor
+parallelism, of the engine thread's CPU time, which is more reliable on a busy machine. Measured at the output of vLLM's
+core:
 
     pause       from the last token before a commit to the first one after it
-    step        between two tokens' steps otherwise, median
-    load        the call that loads and re-packs the staged weights, alone
-    overhead    pause - step - load: the way to the engine thread, pausing, dropping the caches, resuming, and what the
-                first step costs more than a usual one because it computes running requests' keys and values anew
-    recompute   a first step of as many new requests of the mean running length, less a usual step; without a commit
+    step        between two other steps, median
+    load        the call that loads and re-packs the staged weights
+    overhead    pause - step - load: the call to the engine thread, pausing, clearing the caches, resuming, and the
+                additional time of the first step, which recomputes running requests' keys and values
+    recompute   a first step of as many new requests of the mean running length, minus a usual step; without a commit
     fixed cost  overhead - recompute
 
 Staging is slowed down to half a second, and its tokens per second are compared with those of the half second before it.
@@ -47,17 +47,17 @@ NUM_PREFILLS = 5
 SHARES = ("pause", "step", "load", "overhead", "until the engine begins", "pausing and resuming", "first step's excess")
 
 
-Instant = tuple[float, float]  # seconds by the clock, and of CPU time of the engine thread
+Instant = tuple[float, float]  # seconds of wall-clock time, and of CPU time of the engine thread
 
 
 def now() -> Instant:
-    """To be called on the engine thread."""
+    """Return the current instant; to be called on the engine thread."""
     return time.perf_counter(), time.thread_time()
 
 
 @dataclass
 class Clock:
-    """When tokens came, and when commits began, loaded and ended; appended to on the engine thread."""
+    """Record when tokens were sampled, and when commits began, loaded and ended; on the engine thread."""
 
     tokens: list[tuple[Instant, int]] = field(default_factory=list)  # (when, how many)
     commits: list[tuple[Instant, Instant]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Clock:
     steps: list[tuple[Instant, Instant]] = field(default_factory=list)  # those that made tokens
 
     def watch(self, core: Any) -> None:
-        """Wrap the methods of a loaded engine's core at whose ends the clock is read."""
+        """Wrap the methods of a loaded engine's core, to read the clock when they return."""
         client, rpc, commit = core._engine.engine_core, core._engine.collective_rpc, core.commit
         get_output = client.get_output
 
@@ -93,16 +93,16 @@ class Clock:
         client.get_output, core._engine.collective_rpc, core.commit = timed_output, timed_rpc, timed_commit
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Clear all records."""
         for times in (self.tokens, self.commits, self.loads, self.steps):
             times.clear()
 
     def rate(self, begin: float, end: float) -> float:
-        """Tokens per second."""
+        """Return the tokens per second in an interval."""
         return sum(number for (when, _), number in self.tokens if begin < when <= end) / (end - begin)
 
     def shares(self, kind: int) -> dict[str, list[float]]:
-        """By name, milliseconds of each commit; `kind` is the index into an Instant."""
+        """Return the milliseconds of each commit by name; `kind` is the index into an Instant."""
         times = [when for when, _ in self.tokens]
         gaps = [
             later[kind] - when[kind]
@@ -123,7 +123,7 @@ class Clock:
 
 
 class Traffic:
-    """Keeps a number of requests running, from a thread of its own."""
+    """Keep a number of requests running, from a separate thread."""
 
     def __init__(self, engine: Any, *, running: int) -> None:
         self._engine = engine
@@ -134,7 +134,7 @@ class Traffic:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when all that was submitted has been answered."""
+        """Wait until all submitted requests have finished."""
         self._stopped.set()
         self._thread.join(timeout=TIMEOUT_S)
 
@@ -158,14 +158,16 @@ class Traffic:
                 request_id=str(self._submitted),
                 token_ids=tuple((7 * self._submitted + place) % 250 for place in range(PROMPT_TOKENS)),
                 num_samples=1,
-                sampling=SamplingParams(max_new_tokens=length, seed=self._submitted),  # the first ones end one by one
+                sampling=SamplingParams(
+                    max_new_tokens=length, seed=self._submitted
+                ),  # so that the first ones do not end together
             )
         )
         return future
 
 
 def slowly(weights: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors, over about STAGING_S."""
+    """Yield the tensors, spread over about STAGING_S."""
     for pair in weights:
         time.sleep(STAGING_S / len(weights))
         yield pair
@@ -174,7 +176,7 @@ def slowly(weights: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch
 def measure(
     engine: Any, clock: Clock, weights: list[tuple[str, torch.Tensor]], *, commits: int, ranks: int
 ) -> list[float]:
-    """Stage and commit so many times under load. Returns: tokens/s during each staging over those just before."""
+    """Stage and commit under load. Returns: the ratio of tokens/s during each staging to those just before."""
     sender, ratios = WeightSender(), []
     (invitation,) = sender.open([ranks])
     with ThreadPoolExecutor(max_workers=1) as pool:
@@ -187,16 +189,16 @@ def measure(
             sent = pool.submit(sender.send, manifest, slowly(weights), timeout_s=TIMEOUT_S)
             engine.stage_weights(manifest, invitation, timeout_s=TIMEOUT_S)
             sent.result(timeout=TIMEOUT_S)
-            if rate_before := clock.rate(before, begin):  # else other load held the engine for as long as that
+            if rate_before := clock.rate(before, begin):  # otherwise other load blocked the engine for this time
                 ratios.append(clock.rate(begin, time.perf_counter()) / rate_before)
             engine.commit_weights(version, in_flight=True, timeout_s=TIMEOUT_S)
-        time.sleep(STAGING_S)  # the last one's first tokens
+        time.sleep(STAGING_S)  # until tokens follow the last commit
     sender.close()
     return ratios
 
 
 def prefill_time(engine: Any, clock: Clock, *, running: int) -> Instant:
-    """Return how long the first step of so many new requests takes; each as long as a running one is in the mean."""
+    """Return the time of the first step of new requests that have the mean length of running ones."""
     clock.forget()
     together = threading.Event()
     with ThreadPoolExecutor(max_workers=1) as pool:
@@ -219,7 +221,7 @@ def prefill_time(engine: Any, clock: Clock, *, running: int) -> Instant:
 
 
 def run(directory: str, *, commits: int, numbers: list[int], ranks: int) -> dict[str, Any]:
-    """All figures, by number of running requests."""
+    """Measure all figures, by number of running requests."""
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, end_probability=0.0, seed=0)
     tokenizer.save_pretrained(directory)
@@ -255,7 +257,7 @@ def run(directory: str, *, commits: int, numbers: list[int], ranks: int) -> dict
 
 
 def show(figures: dict[str, Any]) -> None:
-    """One column per number of running requests and kind of time."""
+    """Format one column per number of running requests and kind of time."""
     kinds = [(number, kind) for number, found in figures.items() for kind in ("clock_ms", "cpu_ms") if found[kind]]
     print(f"{'running requests':<26}" + "".join(f"{number:>12}" for number, _ in kinds))
     print(f"{'median, ms':<26}" + "".join(f"{kind.removesuffix('_ms'):>12}" for _, kind in kinds))
@@ -269,7 +271,7 @@ def show(figures: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print the results and write them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--commits", type=int, default=20)
     parser.add_argument("--running", type=int, nargs="+", default=[1, 4, 16], help="numbers of requests")

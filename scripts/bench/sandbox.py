@@ -1,4 +1,4 @@
-"""Measure what the sandbox costs: runs per second of a trivial program in it, against a bare Python process.
+"""Measure the cost of the sandbox: runs per second of a trivial program, against a bare Python process.
 
     python scripts/bench/sandbox.py [--runs 100] [--rounds 5] [--workers 2] [--json FILE]
 
@@ -34,7 +34,7 @@ LIMITS = Limits()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """Of one way to run the program; medians over rounds."""
+    """Hold the medians over rounds of one variant."""
 
     runs_per_s: float
     cpu_ms: float  # per run
@@ -42,43 +42,43 @@ class Figures:
 
 
 def run_bare() -> None:
-    """One process."""
+    """Run the program in a bare process."""
     check(subprocess.run(BARE, input=INPUT, capture_output=True).stdout)
 
 
 def run_one_shot() -> None:
-    """One bubblewrap and one process."""
+    """Run the program in a new process in bubblewrap."""
     command = [shutil.which("bwrap") or "bwrap", *WALLS, "--tmpfs", "/tmp", *BARE]
     check(subprocess.run(command, input=INPUT, capture_output=True).stdout)
 
 
 def run_in(sandbox: Sandbox) -> None:
-    """One program in a sandbox that is up."""
+    """Run the program in a running sandbox."""
     check(sandbox.run(PROGRAM, stdin=INPUT, limits=LIMITS).output)
 
 
 def check(output: bytes) -> None:
-    """A run that gives something else is no run."""
+    """Raise SystemExit unless the output is the expected one."""
     if output != OUTPUT:
         raise SystemExit(f"the program printed {output!r}")
 
 
 def cpu_s() -> float:
-    """CPU seconds of this process, of its children that have ended, and of those that live, with theirs."""
+    """Return the CPU seconds of this process and of its ended and running descendants."""
     ended = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     living = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
     return sum(usage.ru_utime + usage.ru_stime for usage in ended) + sum(sum(times[:4]) for times in living)
 
 
 def measure(run: Callable[[], object], num_runs: int) -> tuple[float, float]:
-    """Seconds on the clock and of CPU time per run."""
+    """Return the wall-clock and CPU seconds per run."""
     cpu_before, before = cpu_s(), time.perf_counter()
     run()
     return (time.perf_counter() - before) / num_runs, (cpu_s() - cpu_before) / num_runs
 
 
 def measure_all(num_runs: int, num_rounds: int, num_workers: int) -> dict[str, Figures]:
-    """Name -> figures, each way once a round."""
+    """Measure each variant once per round. Returns: figures by name."""
     sandboxes = [Sandbox() for _ in range(num_workers)]
     with ThreadPoolExecutor(num_workers) as threads:
 
@@ -107,13 +107,13 @@ def measure_all(num_runs: int, num_rounds: int, num_workers: int) -> dict[str, F
 
 
 def figures_of(rounds: list[tuple[float, float]]) -> Figures:
-    """Medians."""
+    """Return the medians over rounds."""
     clock_s, used_s = median(clock for clock, _ in rounds), median(used for _, used in rounds)
     return Figures(runs_per_s=1 / clock_s, cpu_ms=1000 * used_s, runs_per_cpu_s=1 / used_s)
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print the results and write them."""
     parser = argparse.ArgumentParser(description="Runs of a trivial program per second, with and without the sandbox.")
     parser.add_argument("--runs", type=int, default=100, help="of each way and round")
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,7 +1,7 @@
-"""A run in a process of its own: waited for with a deadline, ended whatever happens, its CPU time by role.
+"""Run a command in a process with a deadline, end it in any case, and measure its CPU time by role.
 
 In: a command line. Out: the process while it runs; the number of steps in a run's metrics.jsonl together with the CPU
-seconds spent so far. A run that fails is a SystemExit that shows the end of what it wrote.
+seconds so far. A failed run raises SystemExit with the end of its output.
 """
 
 import os
@@ -22,7 +22,7 @@ SHOWN = 2000  # characters of a failed run's output
 
 @contextmanager
 def running(command: list[str], *, num_threads: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The process, for the length of the block."""
+    """Start the process, and end it after the body."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads), "HF_HUB_OFFLINE": "1"}
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
@@ -37,13 +37,13 @@ def running(command: list[str], *, num_threads: int, log: Path) -> Iterator[subp
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
-    """Wait for exit 0. Raises: RuntimeError for another, TimeoutExpired for none."""
+    """Wait for exit code 0. Raises: RuntimeError for another exit code, TimeoutExpired if it does not end."""
     if code := process.wait(RUN_TIMEOUT_S):
         raise RuntimeError(f"exit code {code}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stop it if it runs; our command line then stops all that it started."""
+    """Stop the process if it runs; our command line then stops all its processes."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
@@ -54,7 +54,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_for_step(process: subprocess.Popen[bytes], metrics: Path, step: int) -> tuple[int, dict[str, float]]:
-    """The steps recorded, at least `step`, and the CPU seconds by role at that moment. Raises: RuntimeError."""
+    """Wait for `step`. Returns: the recorded steps, and the CPU seconds by role then. Raises: RuntimeError."""
     deadline = time.monotonic() + RUN_TIMEOUT_S
     while True:
         steps = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
@@ -68,7 +68,7 @@ def wait_for_step(process: subprocess.Popen[bytes], metrics: Path, step: int) ->
 
 
 def cpu_by_role(pid: int) -> dict[str, float]:
-    """CPU seconds of a process and its descendants; the driver, Ray's own and the reward workers are `other`."""
+    """Return the CPU seconds of a process and its descendants by role; driver, Ray and reward workers are `other`."""
     seconds = dict.fromkeys((*ROLES.values(), "other"), 0.0)
     with suppress(psutil.Error):  # it has just ended
         root = psutil.Process(pid)

@@ -1,12 +1,12 @@
-"""Trainer tokens/s on a CPU: the trainers' backend (hybrid) against the loop that one writes by hand with transformers.
+"""Measure trainer tokens/s on a CPU: the trainers' backend (hybrid) against a hand-written loop with transformers.
 
     OMP_NUM_THREADS=1 python scripts/bench/trainer.py [--rounds 7] [--layout dp2 tp2] [--json FILE]
 
 In: a random Qwen3 and packed micro-batches of lognormal lengths, the same for all. Out: medians of whole optimizer
-steps, from NumPy arrays to stepped weights, one thread per process; the loops take turns. The hand-written loop runs
-twice: as transformers comes, where SDPA gets a block-diagonal mask, and with our attention; ours has to keep up with
-the faster. It computes logits where there is a loss and nowhere else, and reports loss and norm alone. Nothing is
-printed unless losses and gradient norms agree, step by step. Layouts of several processes, over loopback, come after.
+steps, from NumPy arrays to updated weights, one thread per process; the loops take turns. The hand-written loop runs
+twice: with transformers' default, where SDPA gets a block-diagonal mask, and with our attention; ours is compared with
+the faster one. It computes logits of loss tokens only, and reports only loss and norm. Nothing is printed unless losses
+and gradient norms agree in every step. Layouts with several processes, over loopback, are measured afterwards.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from consumer.backend import Backend, BackendConfig, make_backend
 from consumer.models import packed_attention
 from consumer.models.policy_model import no_progress_bars
 from consumer.objectives.policy_gradient import PolicyGradient
-from consumer.parallel.process_group import MeetingPoint, destroy_process_group, init_process_group
+from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
 from consumer.train_step import TrainStep
 
 MU, SIGMA, LONGEST = 4.2, 0.8, 512  # lengths of prompt and response together
@@ -45,20 +45,20 @@ PROMPT_SHARE = 0.25
 TEMPERATURE, LEARNING_RATE, WEIGHT_DECAY, MAX_NORM = 0.8, 1e-7, 0.01, 1.0
 PICKED = ("token_ids", "rollout_logprobs", "advantages", "loss_weights")
 LOSS = PolicyLoss(clip_low=0.2, clip_high=0.28)
-# |log ratio| of a sampled token: far enough from the clip bounds that no rounding error decides on which side it is.
+# Log ratios of sampled tokens, far enough from the clip bounds that rounding errors do not change which are clipped.
 LOG_RATIOS = (-0.6, -0.1, -0.03, 0.03, 0.1, 0.6)
 TOLERANCES = {"fp32": 1e-4, "bf16": 0.05}  # relative, of losses and norms
 TIMEOUT_S = 300.0
 OURS, PLAIN, PLAIN_PACKED = "hybrid", "plain, SDPA and mask", "plain, our attention"
 # One optimizer step over all micro-batches: the mean loss, and the gradient's norm before clipping.
 Step = Callable[[], tuple[float, float]]
-LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and what the backend is told
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and settings of the backend
     "dp1": (1, {}),
     "dp2": (2, {}),
     "tp2": (2, {"tp_size": 2}),
     "pp2": (2, {"pp_size": 2}),
     "dp2_bf16": (2, {"precision": "bf16"}),
-    "zero1_dp2": (2, {"zero_stage": 1, "precision": "bf16"}),  # ColossalAI's ZeRO takes no float32
+    "zero1_dp2": (2, {"zero_stage": 1, "precision": "bf16"}),  # ColossalAI's ZeRO does not support float32
 }
 FLAGS = {
     "hidden": (256, "hidden size, a multiple of 64"),
@@ -72,12 +72,12 @@ FLAGS = {
 
 
 def load(directory: Path, attention: str = "sdpa") -> PreTrainedModel:
-    """The float32 model with this attention function."""
+    """Load the float32 model with this attention function."""
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation=attention)
 
 
 class BackendLoop:
-    """Describe what a trainer process runs."""
+    """Take optimizer steps with the trainers' backend."""
 
     def __init__(self, backend: Backend, micro_batches: tuple[MicroBatch, ...], loss_scale: float) -> None:
         self._train_step = TrainStep(backend, PolicyGradient(loss_fn=LOSS), learning_rate=LEARNING_RATE)
@@ -86,13 +86,13 @@ class BackendLoop:
         )
 
     def step(self) -> tuple[float, float]:
-        """See `Step`; without the LM head there is no loss to know."""
+        """See `Step`; ranks without the LM head have no loss."""
         metrics = self._train_step.run(self._batch) or {}
         return metrics.get("loss", float("nan")), metrics["grad_norm"]
 
 
 class PlainLoop:
-    """The same step in plain torch and transformers."""
+    """Take the same steps in plain torch and transformers."""
 
     def __init__(self, model: PreTrainedModel, micro_batches: tuple[MicroBatch, ...], loss_scale: float) -> None:
         self.model, self.parameters = model, list(model.parameters())
@@ -106,7 +106,7 @@ class PlainLoop:
             loss = self._loss(micro_batch) * self.loss_scale
             loss.backward()
             loss_sum += loss.detach()
-        # In pieces: torch's norm of a large float32 tensor on a CPU is off, by 7e-4 at 16 million elements.
+        # In pieces: torch's norm of a large float32 tensor on a CPU has an error of 7e-4 at 16 million elements.
         pieces = [piece for p in self.parameters if p.grad is not None for piece in p.grad.view(-1).split(2**16)]
         norm = torch.nn.utils.get_total_norm(pieces)
         torch.nn.utils.clip_grads_with_norm_(self.parameters, MAX_NORM, norm)
@@ -135,7 +135,7 @@ class PlainLoop:
 
 
 def save_model(directory: Path, arguments: argparse.Namespace) -> None:
-    """A random Qwen3 of the asked size."""
+    """Save a random Qwen3 of the requested size."""
     config = Qwen3Config(
         vocab_size=arguments.vocab,
         hidden_size=arguments.hidden,
@@ -152,7 +152,7 @@ def save_model(directory: Path, arguments: argparse.Namespace) -> None:
 
 
 def make_samples(arguments: argparse.Namespace, model: PreTrainedModel) -> Iterator[Sample]:
-    """Samples at fixed distances from the model's own log-probabilities."""
+    """Yield samples whose log-probabilities have fixed distances from the model's."""
     rng = np.random.default_rng(arguments.seed)
     lengths = rng.lognormal(MU, SIGMA, arguments.samples).round().clip(4, min(LONGEST, arguments.budget))
     for number, length in enumerate(lengths.astype(int)):
@@ -177,7 +177,7 @@ def make_samples(arguments: argparse.Namespace, model: PreTrainedModel) -> Itera
 
 
 def measure(steps: Mapping[str, Step], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Loop -> wall_s, cpu_s, loss and norm of every step; the first, in which memory is found, is not timed."""
+    """Measure wall_s, cpu_s, loss and norm of every step by loop; the first, which allocates memory, is not timed."""
     names = list(steps)
     series: dict[str, dict[str, list[float]]] = {n: {k: [] for k in ("wall_s", "cpu_s", "loss", "norm")} for n in names}
     for index in range(rounds + 1):
@@ -191,8 +191,8 @@ def measure(steps: Mapping[str, Step], rounds: int) -> dict[str, dict[str, list[
     return series
 
 
-def run_rank(rank: int, layout: str, rendezvous: MeetingPoint, directory: Path, arguments: argparse.Namespace) -> None:
-    """One process of a layout; the last, which has the LM head in any, writes what it measured to LAYOUT.json."""
+def run_rank(rank: int, layout: str, rendezvous: StoreLocation, directory: Path, arguments: argparse.Namespace) -> None:
+    """Run one rank of a layout; the last rank, which always has the LM head, writes its results to LAYOUT.json."""
     torch.set_num_threads(1)
     num_processes, settings = LAYOUTS[layout]
     device = init_process_group(
@@ -220,9 +220,9 @@ def run_rank(rank: int, layout: str, rendezvous: MeetingPoint, directory: Path, 
 
 
 def run_layout(layout: str, directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """All processes of a layout; what the last measured."""
+    """Run all ranks of a layout. Returns: the last rank's results."""
     context = multiprocessing.get_context("spawn")
-    rendezvous = MeetingPoint(address="127.0.0.1", file=directory / f"{layout}.store")
+    rendezvous = StoreLocation(address="127.0.0.1", file=directory / f"{layout}.store")
     common = (layout, rendezvous, directory, arguments)
     processes = [
         context.Process(target=run_rank, args=(rank, *common), daemon=True) for rank in range(LAYOUTS[layout][0])
@@ -237,7 +237,7 @@ def run_layout(layout: str, directory: Path, arguments: argparse.Namespace) -> d
 
 
 def check_agreement(name: str, found: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float) -> float:
-    """The largest relative difference of a step's loss or norm; ends the program if it is too large, or NaN."""
+    """Return the largest relative difference of losses and norms. Raises: SystemExit if it is too large, or NaN."""
     worst = float(np.max([np.abs(np.divide(found[key], expected[key]) - 1) for key in ("loss", "norm")]))
     if not worst <= tolerance:
         sys.exit(f"{name}: a loss or gradient norm differs by {worst:.2e}: not the same computation")
@@ -245,7 +245,7 @@ def check_agreement(name: str, found: Mapping[str, Any], expected: Mapping[str, 
 
 
 def medians(report: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Loop -> seconds of a step by wall clock and by the process's CPU time, and tokens/s."""
+    """Return wall-clock and CPU seconds per step, and tokens/s, by loop."""
     table = {}
     for name, series in report["series"].items():
         wall_s, cpu_s = (statistics.median(series[key]) for key in ("wall_s", "cpu_s"))
@@ -254,7 +254,7 @@ def medians(report: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def print_comparison(table: Mapping[str, Mapping[str, float]]) -> None:
-    """Each loop's medians, and our tokens/s over its."""
+    """Print each loop's medians, and the ratio of our tokens/s to its."""
     print(f"{'median of a step':24}{'wall s':>9}{'CPU s':>9}{'tokens/s':>10}{'ours / it':>10}{'by CPU':>10}")
     for name, row in table.items():
         ratios = "".join(f"{row[key] / table[OURS][key]:10.3f}" for key in ("wall_s", "cpu_s"))
@@ -262,7 +262,7 @@ def print_comparison(table: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def main() -> None:
-    """Measure, check, print, write."""
+    """Measure, check, print the results and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for flag, (default, what) in FLAGS.items():
         parser.add_argument(f"--{flag}", type=int, default=default, help=f"{what} (default {default})")

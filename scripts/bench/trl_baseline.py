@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on a prompt file of ours: the seconds at which its steps ended. Runs in TRL's own environment.
+"""Run TRL's GRPOTrainer on one of our prompt files and record when its steps end; in TRL's own environment.
 
     TRL_PYTHON scripts/bench/trl_baseline.py MODEL_DIR --max-new-tokens 64 --steps 40 --json FILE [--threads 2]
         [--prompts-per-step 8] [--group-size 8] [--continuous-batching]
@@ -6,7 +6,7 @@
 In: a checkpoint with `prompts.jsonl` beside it, rows of {"messages", "gt_answer"}. Out: JSON, `step_ends_s` on a
 monotonic clock, `cpu_s` of the process by then, and `mean_length`, tokens of a response with its end.
 
-Settings are those that are fastest on a CPU: a step is one micro-batch, generated at once; float32, no gradient
+The settings are the fastest on a CPU: a step is one micro-batch, generated at once; float32, no gradient
 checkpointing, no reference model, no second log-probability pass (one iteration a batch), nothing saved or reported.
 """
 
@@ -22,11 +22,11 @@ from parity_reward import parity
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]  # not in the project's environment
 
-LEARNING_RATE = 1e-9  # the work of training without its effect: lengths stay as they are
+LEARNING_RATE = 1e-9  # trains without changing the model, so that lengths stay constant
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
-    """When each step ended, and the CPU time by then."""
+    """Record when each step ended, and the CPU time until then."""
 
     def __init__(self) -> None:
         self.step_ends_s: list[float] = []
@@ -39,7 +39,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
 
 
 class ParityReward:
-    """`parity` in TRL's form; counts tokens."""
+    """Provide `parity` in TRL's form, and count tokens."""
 
     __name__ = "parity"
 
@@ -47,25 +47,25 @@ class ParityReward:
         self.num_completions = self.num_tokens = 0
 
     def __call__(self, completions: list[Any], completion_ids: list[list[int]], **_: object) -> list[float]:
-        """Called by the trainer, with a step's completions."""
+        """Return the rewards of a step's completions; called by the trainer."""
         self.num_completions += len(completions)
         self.num_tokens += sum(len(token_ids) for token_ids in completion_ids)
         return [parity(messages[-1]["content"]) for messages in completions]
 
     @property
     def mean_length(self) -> float:
-        """Of a completion, in tokens."""
+        """Return the mean length of a completion, in tokens."""
         return self.num_tokens / self.num_completions
 
 
 def read_prompts(path: Path) -> Dataset:
-    """Conversations, as TRL names them."""
+    """Read prompts as conversations with TRL's column names."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return Dataset.from_list([{"prompt": [row["messages"]]} for row in rows])
 
 
 def make_config(arguments: argparse.Namespace, out_dir: Path) -> GRPOConfig:
-    """GRPO as ours: loss per sample, standardised within the group, no KL."""
+    """Configure GRPO like ours: loss per sample, standardised within the group, no KL."""
     return GRPOConfig(
         output_dir=str(out_dir),
         use_cpu=True,
@@ -93,7 +93,7 @@ def make_config(arguments: argparse.Namespace, out_dir: Path) -> GRPOConfig:
 
 
 def main() -> None:
-    """Train, write."""
+    """Train, and write the times."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--json", type=Path, required=True, help="write the times to this file")

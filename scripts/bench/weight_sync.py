@@ -1,14 +1,14 @@
-"""Measure what a weight sync costs: against copying the same bytes, and against what vLLM needs to load them.
+"""Measure the cost of a weight sync against copying the same bytes, and against vLLM's loading of them.
 
     python scripts/bench/weight_sync.py [--mib 1024] [--rounds 5] [--backends shm gloo file] [--directory DIR]
                                         [--engine-backends shm gloo] [--no-engine] [--json FILE]
     python scripts/bench/weight_sync.py --device cuda [--quick] [--backends nccl ipc] [--json FILE]
 
-Staging: a bf16 state of realistic tensors goes from this process to another one on the same node, where it is staged
-and its digest compared; memcpy is `torch.Tensor.copy_` of the same tensors on one thread or on the GPU. Every way once
-a round. On a machine with one GPU, NCCL takes sockets: the figure says that it works, not how fast NCCL is.
+Staging: bf16 weights of realistic shapes are sent from this process to another one on the same node, where they are
+staged and their digest compared; memcpy is `torch.Tensor.copy_` of the same tensors on one thread or on the GPU. Every
+variant runs once per round. With one GPU NCCL uses sockets, so that its figure does not show NCCL's speed.
 Engine: a random bf16 model is sent to a vLLM engine on CPU, staged beside the serving weights and committed; the commit
-alone is vLLM's load and re-pack. Figures are medians over rounds, after two in which memory is touched first.
+alone is vLLM's load and re-pack. Figures are medians over rounds, after two warm-up rounds that allocate memory.
 """
 
 import argparse
@@ -39,7 +39,7 @@ Named = list[tuple[str, torch.Tensor]]
 
 
 def make_state(num_mib: int, device: torch.device) -> Named:
-    """Layers of a 1.5B-parameter Qwen2 until the size is reached."""
+    """Create layers of a 1.5B-parameter Qwen2 up to the size."""
     shapes = {
         "self_attn.q_proj.weight": (1536, 1536),
         "self_attn.q_proj.bias": (1536,),
@@ -67,7 +67,7 @@ def make_state(num_mib: int, device: torch.device) -> Named:
 
 @contextmanager
 def staging(backend: CollectiveBackend, state: Named, directory: Path) -> Iterator[Callable[[], object]]:
-    """A process that stages whatever comes, and what sends it one update."""
+    """Start a process that stages updates, and yield a function that sends it one."""
     sender = WeightSender(backend=backend, device=state[0][1].device, directory=directory)
     manifest = build_manifest(state, policy_version=1)
     device = {"nccl": f"cuda:{torch.cuda.device_count() - 1}", "ipc": "cuda:0"}.get(backend, "cpu")
@@ -82,7 +82,7 @@ def staging(backend: CollectiveBackend, state: Named, directory: Path) -> Iterat
 
 
 def receive_for_ever(invitation: Rendezvous, manifest: WeightManifest, device: torch.device) -> None:
-    """The other process."""
+    """Receive updates without end, in the other process."""
     torch.set_num_threads(1)
     group = join_group(invitation, rank=invitation.first_rank, device=device, deadline=Deadline(TIMEOUT_S))
     while True:
@@ -90,7 +90,7 @@ def receive_for_ever(invitation: Rendezvous, manifest: WeightManifest, device: t
 
 
 def nccl_environment(rank: int) -> dict[str, str]:
-    """Return what lets two ranks meet on one GPU, which NCCL refuses before 2.30 unless it takes them for two hosts."""
+    """Return variables that allow two ranks on one GPU: NCCL before 2.30 requires that they look like two hosts."""
     if torch.cuda.device_count() != 1:
         return {}
     hosts = {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
@@ -100,7 +100,7 @@ def nccl_environment(rank: int) -> dict[str, str]:
 def measure_staging(
     backends: Sequence[CollectiveBackend], num_mib: int, num_rounds: int, directory: Path, device: torch.device
 ) -> dict[str, Any]:
-    """Name -> GB/s and ratio to memcpy."""
+    """Return GB/s and the ratio to memcpy, by name."""
     state = make_state(num_mib, device)
     copies = [torch.zeros_like(tensor) for _, tensor in state]
 
@@ -127,7 +127,7 @@ def measure_staging(
 
 
 def make_checkpoint(directory: Path) -> Path:
-    """A random Qwen3 of 327 MiB in bf16 that vLLM serves on CPU."""
+    """Create a random Qwen3 of 327 MiB in bf16 that vLLM can serve on CPU."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -149,14 +149,14 @@ def make_checkpoint(directory: Path) -> Path:
 
 
 def load_state(checkpoint: Path) -> Named:
-    """The checkpoint's tensors in its order, in memory of our own."""
+    """Return copies of the checkpoint's tensors, in its order."""
     from safetensors.torch import load_file
 
     return [(name, tensor.clone()) for name, tensor in load_file(checkpoint / "model.safetensors").items()]
 
 
 def send_for_ever(backend: CollectiveBackend, checkpoint: Path, directory: Path) -> None:
-    """The trainer's process: an invitation, then an update of the version that each line asks for."""
+    """Run the trainer's process: print an invitation, then send an update of the version that each line requests."""
     torch.set_num_threads(1)
     sender = WeightSender(backend=backend, directory=directory)
     (invitation,) = sender.open([1])
@@ -168,7 +168,7 @@ def send_for_ever(backend: CollectiveBackend, checkpoint: Path, directory: Path)
 
 
 def measure_engine(backends: Sequence[CollectiveBackend], num_rounds: int, directory: Path) -> dict[str, Any]:
-    """Backend -> seconds of staging and commit, and of the commit alone."""
+    """Return the seconds of staging and commit, and of the commit alone, by backend."""
     from producer.engines import engine_environment
 
     os.environ |= engine_environment("cpu", 1)
@@ -214,7 +214,7 @@ def measure_engine(backends: Sequence[CollectiveBackend], num_rounds: int, direc
 
 
 def repeat(ways: dict[str, Callable[[], object]], num_rounds: int) -> dict[str, list[float]]:
-    """Seconds of each way, every way once a round."""
+    """Run every variant once per round. Returns: the seconds of each variant."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(NUM_WARM_UP + num_rounds):
         for name, run in ways.items():
@@ -225,14 +225,14 @@ def repeat(ways: dict[str, Callable[[], object]], num_rounds: int) -> dict[str, 
 
 
 def start(*arguments: str) -> "subprocess.Popen[str]":
-    """This script in another process."""
+    """Start this script in another process."""
     return subprocess.Popen(
         [sys.executable, __file__, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
 
 
 def read_line(process: "subprocess.Popen[str]") -> str:
-    """Return what the other process says next."""
+    """Read the next line of the other process."""
     line = process.stdout.readline() if process.stdout is not None else ""
     if not line:
         raise SystemExit("the sending process died")
@@ -240,7 +240,7 @@ def read_line(process: "subprocess.Popen[str]") -> str:
 
 
 def measure_all() -> None:
-    """Measure, print, write."""
+    """Measure, print the results and write them."""
     backends = get_args(CollectiveBackend)
     parser = argparse.ArgumentParser(description="Weight sync against memcpy, and against vLLM's own loading.")
     parser.add_argument("--mib", type=int, default=1024)
@@ -282,7 +282,7 @@ def measure_all() -> None:
 
 
 def main() -> None:
-    """The measurement, or one of the processes that it starts."""
+    """Run the measurement, or one of its processes."""
     match sys.argv[1:]:
         case ["receive", invitation, manifest, device]:
             os.environ |= nccl_environment(1)

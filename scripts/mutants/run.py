@@ -1,8 +1,7 @@
-"""Mutation check: apply each one-line bug of the lists beside this file to a copy of the tree; the tests named with it
-must fail.
+"""Run the mutation check: apply each listed one-line bug to a copy of the tree; its tests must fail there.
 
-In: scripts/mutants/*.yaml. Out: a line per mutant, killed or survived; exit code 1 if one was not killed. Nothing in
-the working tree changes. Run: python scripts/mutants/run.py [-k WORD] [--jobs 2]
+In: scripts/mutants/*.yaml. Out: a line per mutant, killed or survived; exit code 1 if one was not killed. The working
+tree is not changed. Run: python scripts/mutants/run.py [-k WORD] [--jobs 2]
 """
 
 import argparse
@@ -26,10 +25,10 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTS = Path(__file__).parent
-TESTS_PASSED, TESTS_FAILED = 0, 1  # pytest's exit codes; others say that tests could not be collected or run
-EXIT_CODES = 10  # what the process with the tests adds to pytest's
+TESTS_PASSED, TESTS_FAILED = 0, 1  # pytest's exit codes; others mean that tests could not be collected or run
+EXIT_CODES = 10  # added to pytest's exit code by the process that runs the tests
 LIBRARIES = ["hypothesis", "numpy", "pydantic", "pytest", "torch", "transformers.models.qwen3.modeling_qwen3", "xxhash"]
-BASELINE_TIMEOUT_S = 900.0  # for all killing tests one after another
+BASELINE_TIMEOUT_S = 900.0  # for all killing tests in sequence
 
 # "broken": pytest could not run the tests, which proves nothing.
 Outcome = Literal["killed", "SURVIVED", "TIMEOUT", "BROKEN"]
@@ -37,7 +36,7 @@ Outcome = Literal["killed", "SURVIVED", "TIMEOUT", "BROKEN"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mutant:
-    """One bug and the tests that find it."""
+    """Describe one bug and the tests that find it."""
 
     name: str  # unique
     file: str  # relative to the root
@@ -47,7 +46,7 @@ class Mutant:
     kills_by_timeout: bool = False  # a hang counts as killed
 
     def apply(self, text: str) -> str:
-        """The file's text with the bug. Raises: ValueError if there is not exactly one place for it."""
+        """Return the file's text with the bug. Raises: ValueError unless its old text occurs exactly once."""
         if text.count(self.old) != 1:
             raise ValueError(f"{self.name}: {self.file} holds its old text {text.count(self.old)} times, not once")
         return text.replace(self.old, self.new)
@@ -55,7 +54,7 @@ class Mutant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """Describe what became of a mutant."""
+    """Hold the outcome of a mutant."""
 
     mutant: Mutant
     outcome: Outcome
@@ -64,7 +63,7 @@ class Result:
 
 
 def load_mutants(directory: Path = LISTS) -> list[Mutant]:
-    """All lists, by name of the file."""
+    """Read all lists, sorted by file name."""
     entries = [entry for path in sorted(directory.glob("*.yaml")) for entry in yaml.safe_load(path.read_text("utf-8"))]
     return [Mutant(**{**entry, "killed_by": tuple(entry["killed_by"])}) for entry in entries]
 
@@ -82,7 +81,7 @@ def copy_tree(directory: Path) -> Path:
 def run_tests(tree: Path, tests: Sequence[str], *, timeout_s: float) -> tuple[int | None, str]:
     """Run tests of a copy until one fails. Returns: pytest's exit code, None if it did not end in time; its output.
 
-    In a fork of a process that has imported the large libraries, and nothing of ours: they take longer than most tests.
+    They run in a fork of a process that has imported the large libraries, which takes longer than most tests.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LIBRARIES)
@@ -98,7 +97,7 @@ def run_tests(tree: Path, tests: Sequence[str], *, timeout_s: float) -> tuple[in
 
 
 def _run_pytest(tree: Path, tests: Sequence[str], output: Path) -> None:
-    """Body of the process. Exits with EXIT_CODES and pytest's code; any other code is of an error of ours."""
+    """Run the process's body. Exits with EXIT_CODES plus pytest's code; any other code is an internal error."""
     os.setsid()
     with output.open("w") as file:
         for descriptor in (1, 2):
@@ -115,14 +114,14 @@ def _run_pytest(tree: Path, tests: Sequence[str], output: Path) -> None:
 
 
 def judge(mutant: Mutant, code: int | None) -> Outcome:
-    """Return what pytest's exit code says of a mutant; None: it did not end in time."""
+    """Return the outcome for pytest's exit code; None: it did not end in time."""
     if code is None:
         return "killed" if mutant.kills_by_timeout else "TIMEOUT"
     return {TESTS_FAILED: "killed", TESTS_PASSED: "SURVIVED"}.get(code, "BROKEN")  # type: ignore[return-value]
 
 
 def check_mutant(mutant: Mutant, tree: Path, *, timeout_s: float) -> Result:
-    """Run the killing tests on a copy with the bug, and take the bug out again."""
+    """Run the killing tests on a copy with the bug, then restore the file."""
     path, begin = tree / mutant.file, time.monotonic()
     original = path.read_text("utf-8")
     path.write_text(mutant.apply(original), "utf-8")
@@ -130,13 +129,13 @@ def check_mutant(mutant: Mutant, tree: Path, *, timeout_s: float) -> Result:
         code, output = run_tests(tree, mutant.killed_by, timeout_s=timeout_s)
     finally:
         path.write_text(original, "utf-8")
-        if path.suffix == ".py":  # Python takes a cached file by its second and size, which two mutants may share
+        if path.suffix == ".py":  # Python compares cached files by second and size, which two mutants may share
             Path(cache_from_source(str(path))).unlink(missing_ok=True)
     return Result(mutant=mutant, outcome=judge(mutant, code), seconds=time.monotonic() - begin, output=output)
 
 
 def check_all(mutants: Sequence[Mutant], trees: Sequence[Path], *, timeout_s: float) -> bool:
-    """Check the mutants on as many copies at a time, and print how each fared. Returns: True if all were killed."""
+    """Check mutants concurrently, one on each copy, and print the outcomes. Returns: True if all were killed."""
     free: SimpleQueue[Path] = SimpleQueue()
     for tree in trees:
         free.put(tree)
@@ -164,11 +163,11 @@ def check_all(mutants: Sequence[Mutant], trees: Sequence[Path], *, timeout_s: fl
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns: 0 if all mutants were killed, 1 if not, 2 if the tests fail without them, or there are none."""
+    """Run the command. Returns: 0 if all mutants were killed, 1 if not, 2 if tests fail without them or none match."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-k", metavar="WORD", default="", help="only mutants with this in their name or file")
-    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time, each in a copy of its own (2)")
-    parser.add_argument("--timeout-s", type=float, default=120.0, help="of the tests of one mutant (120)")
+    parser.add_argument("--jobs", type=int, default=2, help="concurrent mutants, each in its own copy (2)")
+    parser.add_argument("--timeout-s", type=float, default=120.0, help="time limit of the tests of one mutant (120)")
     arguments = parser.parse_args(argv)
     mutants = [mutant for mutant in load_mutants() if arguments.k in mutant.name or arguments.k in mutant.file]
     if not mutants:

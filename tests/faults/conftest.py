@@ -1,4 +1,4 @@
-"""Whole runs in which something breaks: real actors, engines, transfers and signals; and what is left of them."""
+"""Run real actors, engines, transfers and signals with a fault, and check what is left afterwards."""
 
 import json
 import os
@@ -59,7 +59,7 @@ class FaultyRun(Run):
             )
 
     def log(self, name: str) -> str:
-        """What an actor logged."""
+        """Return the log of an actor."""
         return (self.run_dir / "logs" / f"{name}.log").read_text()
 
     def syncs(self) -> list[dict]:
@@ -71,7 +71,7 @@ class FaultyRun(Run):
         return [json.loads(line) for path in (self.run_dir / "rollouts").iterdir() for line in path.open()]
 
     def timeline(self, name: str) -> list[dict]:
-        """What an actor noted on its time line."""
+        """Return the records of an actor's timeline."""
         return [json.loads(line) for line in (self.run_dir / "timeline" / f"{name}.jsonl").read_text().splitlines()]
 
     def left_over(self, within_s: float = 15) -> list[object]:

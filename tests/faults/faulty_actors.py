@@ -1,4 +1,4 @@
-"""The actors of a run, each with the faults that a test asks for; everything else about them is as in any run.
+"""Define the actors of a run with the faults that a test selects; otherwise they are unchanged.
 
 In: the environment variable COATI_FAULTS, which Ray hands on to every process of the run:
     {"exports": {"1": "NaN"}, "stagings": {"0@2": "SIGSTOP"}}
@@ -24,7 +24,7 @@ from coati_rl.observability.phases import PHASES
 from coati_rl.transport.group import Group
 from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from consumer.actor import TrainerActor
-from consumer.parallel.process_group import MeetingPoint
+from consumer.parallel.process_group import StoreLocation
 from producer.actor import ProducerActor
 from producer.engines.engine_thread import ThreadedEngine
 
@@ -155,7 +155,7 @@ class FaultyTrainer(TrainerActor):
         super().__init__(rank, *args, **options)
         Signals(f"trainer-{rank}")
 
-    def start(self, rendezvous: MeetingPoint) -> float:
+    def start(self, rendezvous: StoreLocation) -> float:
         seconds = super().start(rendezvous)
         self._backend.export_weights = Exports(self._backend, _faults("exports"))
         return seconds

@@ -1,4 +1,4 @@
-"""rl_example.py with faulty actors: the flags are the same, the faults are in COATI_FAULTS (see faulty_actors)."""
+"""Run rl_example.py with faulty actors: the flags are the same, COATI_FAULTS has the faults (see faulty_actors)."""
 
 import functools
 import sys

@@ -1,4 +1,4 @@
-"""A disk that fills up under a run: one message, and what was saved is still there."""
+"""Test a disk that becomes full during a run: one message, and earlier files are complete."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""Processes that stop or hang without dying: found within their deadline, named, replaced or the run's end."""
+"""Test that stopped or hanging processes are found within their deadline, named, and replaced or end the run."""
 
 import os
 import signal

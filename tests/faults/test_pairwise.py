@@ -1,9 +1,10 @@
-"""Signals x processes x phases x steps behind, every pair of values in a run: each time the cause is named within its
-deadline, and each step of the run in the end trains the samples of an undisturbed run, each once. In lockstep, the
-weights are the same to the bit; one step ahead, those of the last resume are.
+"""Test pairwise combinations of signals, processes, phases and steps behind in runs.
 
-A trainer or a coordinator that is lost ends the run, which is then resumed and meets the next fault; a producer is lost
-in the last part, which goes on to the end. The engine is the fake one: its responses depend on nothing but the prompt.
+Each time the cause is named within its deadline, and each step of the run trains the samples of an undisturbed run,
+each once. In lockstep the weights are the same bit for bit; one step ahead, those of the last resume are.
+
+A trainer or a coordinator that is lost ends the run, which is then resumed with the next fault; a producer is lost in
+the last part, which continues to the end. The engine is the fake one: its responses depend only on the prompt.
 """
 
 import functools

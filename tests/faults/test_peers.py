@@ -1,4 +1,4 @@
-"""Processes that die, stop or cannot meet while weights are on their way: who is told what, and how soon."""
+"""Test processes that die, stop or cannot connect during a weight sync: each error names the process, in time."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Weights that are not the model's are not served; a dead engine is replaced, a dead trainer ends the run."""
+"""Test that wrong weights are not served, a dead engine is replaced, and a dead trainer ends the run."""
 
 import time
 

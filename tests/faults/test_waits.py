@@ -1,4 +1,4 @@
-"""A whole run that is made to wait for each thing there is says so on the terminal, within 5 s of its last line."""
+"""Test that a run reports every reason for waiting on the terminal, within 5 s of its last line."""
 
 import json
 import time

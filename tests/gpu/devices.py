@@ -1,6 +1,4 @@
-"""Choose where the tests of this folder run: on the CPU in every suite, so that what a GPU will run has run; and on a
-GPU.
-"""
+"""Choose the devices of this folder's tests: the CPU in every suite, so that the code is always run, and a GPU."""
 
 import pytest
 

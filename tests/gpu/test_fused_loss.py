@@ -1,4 +1,4 @@
-"""The loss through a large LM head has the gradients that it has from float32 logits of all tokens at once."""
+"""Test that the loss through a large LM head has the gradients of full float32 logits."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The measurements that docs/gpu.md names run at small sizes, where neither Ray nor an engine is installed."""
+"""Test that the measurements of docs/gpu.md run at small sizes, without Ray and engines."""
 
 import json
 import os

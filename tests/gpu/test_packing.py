@@ -1,4 +1,4 @@
-"""Samples packed into a row get the hidden states and log-probabilities that they have alone."""
+"""Test that samples packed into a row get the same hidden states and log-probabilities as alone."""
 
 from collections.abc import Sequence
 

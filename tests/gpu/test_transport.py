@@ -1,4 +1,4 @@
-"""Updates to another process over the transports of GPUs: what arrives there, and what is made of one that is lost."""
+"""Test updates to another process over the GPU transports, complete and lost ones."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A reward that does what a response says and notes each call, and how tests wait for what must come true."""
+"""Define a reward that executes commands in responses and records calls, and functions that wait for a condition."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Start `python -m rewards serve` as a process of its own, from flags, and read its address."""
+"""Start `python -m rewards serve` as a process with flags, and read its address."""
 
 import http.client
 import json
@@ -91,7 +91,7 @@ class ServiceProcess:
             connection.close()
 
     def health(self) -> dict[str, Any]:
-        """What GET /health says."""
+        """Return the reply of GET /health."""
         return self.request("GET", "/health", token=None)[2]
 
 

@@ -1,4 +1,4 @@
-"""Math answers that keep math-verify busy for ever and that nothing refuses beforehand: the time limit ends them."""
+"""Test that the time limit ends math answers on which math-verify does not end and which no limit refuses."""
 
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem

@@ -1,4 +1,4 @@
-"""Math answers in worker processes: the limits are CPU time and memory, and do not depend on the machine's load."""
+"""Test that limits of math answers in workers are CPU time and memory, independent of the machine's load."""
 
 import os
 import signal
@@ -108,7 +108,7 @@ def test_a_response_over_which_two_workers_stand_still_is_invalid(monkeypatch: p
         future = pool.submit([r"\boxed{20!!}"], FIVE)  # so long that the second is stopped before it has an answer
         wait_until(stop_the_next)
         (score,) = future.result(60)
-    assert (score.verdict, score.detail) == ("invalid", "its scoring process died 2 times (it does not run)")
+    assert (score.verdict, score.detail) == ("invalid", "its scoring process died 2 times (it did not run)")
 
 
 def test_an_answer_that_needs_too_much_memory_is_invalid_and_costs_itself_only() -> None:

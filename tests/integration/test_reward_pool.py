@@ -1,4 +1,4 @@
-"""The reward pool under slow answers, killed workers and killed parents. Real processes, nothing replaced."""
+"""Test the reward pool with slow answers, killed workers and killed parents, all real processes."""
 
 import os
 import signal
@@ -166,7 +166,7 @@ def test_what_is_left_of_a_chunk_is_scored_and_comes_before_later_groups(own: Ow
     assert own.calls() == ["5", "wait", "6", "5", "6", "5", "7"]
 
 
-def test_a_tenth_of_poison_costs_its_own_samples_only_and_there_are_never_more_processes(own: Own) -> None:
+def test_a_tenth_of_endless_answers_costs_its_own_samples_only_and_there_are_never_more_processes(own: Own) -> None:
     with RewardPool(own.score, num_workers=2, timeout_s=LIMIT_S) as pool:
         most = 0
         futures = [pool.submit(["5", "sleep 600" if number % 10 == 5 else "6"], FIVE) for number in range(40)]

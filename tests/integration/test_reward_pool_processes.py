@@ -1,4 +1,4 @@
-"""Test where the reward pool's workers come from: a fork server that is killed, stopped, or cannot make the reward."""
+"""Test the reward pool with a fork server that is killed, stopped, or cannot make the reward."""
 
 import os
 import signal
@@ -124,7 +124,10 @@ def test_an_interrupt_from_the_keyboard_does_not_reach_the_processes(own: Own) -
 
 @pytest.mark.parametrize(
     ("interpreter", "cause"),
-    [("/bin/false", "no reward worker: .*does not start"), ("/no/such/python", "no reward worker: .*/no/such/python")],
+    [
+        ("/bin/false", "no reward worker can be started: .*did not start"),
+        ("/no/such/python", "no reward worker can be started: .*/no/such/python"),
+    ],
 )
 def test_processes_that_cannot_start_fail_the_group_instead_of_waiting(
     interpreter: str, cause: str, own: Own, monkeypatch: pytest.MonkeyPatch
@@ -144,7 +147,9 @@ def score(response, ground_truth):
 """)
     with RewardPool(own, num_workers=2) as pool:
         for _ in range(2):
-            with pytest.raises(RunError, match=r"no reward worker: .*own\.py fails on import: OSError: no model in /m"):
+            with pytest.raises(
+                RunError, match=r"no reward worker can be started: .*own\.py fails on import: OSError: no model in /m"
+            ):
                 pool.submit(["5", "6"], FIVE).result(60)
 
 
@@ -171,7 +176,10 @@ def test_a_reward_with_threads_that_a_worker_cannot_make_fails_the_group_with_it
     own = make_reward(
         THREADED + "if sys.argv[-1] == 'leave it to the workers': raise OSError('no memory on the GPU')\n"
     )
-    with RewardPool(own, num_workers=2) as pool, pytest.raises(RunError, match=r"no reward worker: .*no memory on"):
+    with (
+        RewardPool(own, num_workers=2) as pool,
+        pytest.raises(RunError, match=r"no reward worker can be started: .*no memory on"),
+    ):
         pool.submit(["5"], FIVE).result(60)
 
 

@@ -1,4 +1,4 @@
-"""The reward service over real HTTP: what it answers, and what it refuses."""
+"""Test the replies and refusals of the reward service over real HTTP."""
 
 import json
 import socket
@@ -105,7 +105,7 @@ def test_a_body_is_not_read_before_the_token_is(service: ServiceProcess) -> None
         ({"responses": ["5"], "problem": {"ground_truth": "5", "answer": "5"}}, "problem.answer: Extra inputs"),
         ({"responses": ["5"], "problem": {"ground_truth": "5", "messages": "hi"}}, "problem.messages: "),
         ({"responses": ["5"], "problem": FIVE, "timeout_s": 9}, "timeout_s: Extra inputs are not permitted"),
-        ({"responses": ["5"] * 9, "problem": FIVE}, "responses: 9 of them, 8 are allowed"),
+        ({"responses": ["5"] * 9, "problem": FIVE}, "responses: got 9, at most 8 are allowed"),
         ({"responses": ["5"], "problem": FIVE, "reward_type": "code"}, "this service scores 'boxed', not 'code'"),
     ],
 )
@@ -187,7 +187,7 @@ def test_a_request_has_a_time_limit_and_a_full_queue_is_refused_but_not_a_large_
         assert service.health()["queued"] == 1
         status, headers, reply = ask(service, ["5", "5", "5"])
         assert (status, headers["retry-after"]) == (503, "1")
-        assert reply == {"error": "too many responses wait to be scored"}
+        assert reply == {"error": "too many responses are waiting to be scored"}
         wait_until(lambda: service.health()["queued"] == 0)
         assert ask(service, ["x"] * 4)[0] in (200, 504)
 
@@ -203,7 +203,9 @@ def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.Monkey
         raise AssertionError("no request was complete")
 
     async def talk() -> None:
-        config = uvicorn.Config(app, http=serve_command._ImpatientProtocol, lifespan="off", ws="none", log_config=None)
+        config = uvicorn.Config(
+            app, http=serve_command._IdleTimeoutProtocol, lifespan="off", ws="none", log_config=None
+        )
         config.load()
         server = uvicorn.Server(config)
         server.lifespan = config.lifespan_class(config)

@@ -1,4 +1,4 @@
-"""Client and service together: sharing, a full queue, and a service that is killed and comes back."""
+"""Test client and service together: sharing, a full queue, and a service that is killed and restarted."""
 
 import signal
 import socket

@@ -1,4 +1,4 @@
-"""Test how a reward service starts and ends: refusals before it listens, and nothing left behind after it."""
+"""Test how a reward service starts and ends: refusals before it listens, and nothing left afterwards."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def test_a_service_without_a_token_does_not_start_and_says_how_to_make_one(
         (["--type", "boxed", "--max-body-mb", "-1"], "--max-body-mb is -1"),
         (["--type", "boxed", "--request-timeout-s", "0"], "--request-timeout-s is 0"),
         (["--type", "boxed", "--port", "70000"], "--port is 70000"),
-        (["--type", "boxed", "--host", "no.such.host.invalid"], "cannot listen there"),
+        (["--type", "boxed", "--host", "no.such.host.invalid"], "cannot listen: "),
         (["--type", "boxed", "--token-file", "/no/such/file"], "--token-file /no/such/file"),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch, capsys: 
         port = taken.getsockname()[1]
         code, output = refused(monkeypatch, capsys, "--type", "boxed", "--port", str(port))
     assert code == 2
-    assert f"--port {port}: cannot listen there" in output
+    assert f"--port {port}: cannot listen: " in output
 
 
 def test_a_refusal_is_the_exit_code_of_the_process() -> None:
@@ -104,7 +104,7 @@ def test_a_token_file_that_others_can_read_is_warned_about(tmp_path: Path, capsy
 
     file = tmp_path / "token"
     file.write_text("from-the-file\n")
-    for mode, warning in ((0o600, ""), (0o644, "can be read by others; chmod 600")):
+    for mode, warning in ((0o600, ""), (0o644, "can be read by other users; run chmod 600")):
         file.chmod(mode)
         assert serve_command._read_token(file) == "from-the-file"
         said = capsys.readouterr().err

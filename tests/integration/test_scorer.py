@@ -1,4 +1,4 @@
-"""Test what scores a run's responses, from its command line: real processes, a real sandbox, a real service."""
+"""Test the scorer of a run from its command line: real processes, a real sandbox, a real service."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""A tokenizer and a model small enough to be made on the spot. Heavy libraries are imported where they are used."""
+"""Provide a small tokenizer and model. Heavy libraries are imported where they are used."""
 
 from pathlib import Path
 

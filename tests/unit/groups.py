@@ -1,4 +1,4 @@
-"""Fixtures for tests of data, coordinator and checkpoint: prompts, settings, groups, a coordinator."""
+"""Provide fixtures for tests of data, coordinator and checkpoint: prompts, settings, groups, a coordinator."""
 
 from pathlib import Path
 

@@ -14,7 +14,7 @@ WITH_COLOSSALAI = (
 
 
 def imported(statement: ast.stmt) -> Iterator[str]:
-    """What a statement imports: modules, or names that may be modules."""
+    """Return the imports of a statement: modules, or names that may be modules."""
     if isinstance(statement, ast.Import):
         yield from (alias.name for alias in statement.names)
     elif isinstance(statement, ast.ImportFrom):

@@ -1,4 +1,4 @@
-"""Test that what the disk refuses is said with path and remedy, and that a run without room is refused at once."""
+"""Test that disk errors are reported with path and remedy, and that a run without space is refused at once."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Test what the documents promise a reader who copies from them."""
+"""Test the statements of the documents that readers copy."""
 
 import re
 from pathlib import Path

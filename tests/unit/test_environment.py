@@ -1,4 +1,4 @@
-"""Test what scripts/environment.sh says on machines with a GPU that cannot run what it installs."""
+"""Test messages of scripts/environment.sh on machines with a GPU that cannot run the packages."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The model of scripts/bench/end_to_end.py: its responses end with the chosen probability, whatever stands before."""
+"""Test that responses of the model of scripts/bench/end_to_end.py end with the chosen probability in any context."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The quickstart's task and tiny model: what is right, what the careless teacher writes, and what is held out."""
+"""Test the quickstart's task and tiny model: correct answers, the careless teacher, and the held-out split."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""The lists of mutants fit the tree: each bug has one place, compiles, and names tests that are there."""
+"""Test that the lists of mutants fit the tree: each bug has one place, compiles, and names existing tests."""
 
 from pathlib import Path
 

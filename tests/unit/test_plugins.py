@@ -1,4 +1,4 @@
-"""FILE.py:FUNCTION for the advantage estimator and the policy loss: it works, or the flag is told what is wrong."""
+"""Test FILE.py:FUNCTION for advantage estimator and policy loss: calls, and errors that name the flag."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rules about the tree itself: file lengths, packages and their imports, the pins."""
+"""Test rules about the tree: file lengths, packages and their imports, pinned versions."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Tiny models, the layouts of trainers, and how to run trainers as processes."""
+"""Provide tiny models, trainer layouts, and functions that start trainer processes."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A trainer whose peer, rank 1, dies or hangs before its second step; rank 0 writes down what it is told, and when."""
+"""Run a trainer whose peer, rank 1, dies or hangs before its second step; rank 0 records the error and its time."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Faults to put into a trainer, to see that the gradient tests would notice them, and the loss that shows each."""
+"""Define faults of a trainer that the gradient tests must detect, and the loss that shows each."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ def wrong_denominator() -> None:
 
 
 def dropped_q_norm_sum() -> None:
-    """What transformers' plan calls replicated_with_grad_allreduce is taken for plainly replicated."""
+    """Treat replicated_with_grad_allreduce of transformers' plan as replicated only."""
     described = models.describe_parameters
 
     def forgetful(*arguments: Any) -> tuple[ParameterInfo, ...]:

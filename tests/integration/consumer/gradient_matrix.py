@@ -1,4 +1,4 @@
-"""Choose which losses, cuts, models and layouts are tried together: pairwise, or with `--all` whole.
+"""Choose the combinations of losses, splits, models and layouts: pairwise, or all with `--all`.
 
 A run is a layout in a precision. The fast choice has every loss in each of WHOLE; and in all runs the first loss, which
 has a clip and a penalty, in every way of cutting. test_gradient_matrix.py says what meets what in it.

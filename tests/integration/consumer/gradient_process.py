@@ -1,4 +1,4 @@
-"""A trainer that takes two steps for each trial of the gradient matrix, and writes down what it holds of them."""
+"""Run a trainer that takes two steps for each case of the gradient matrix, and records its state."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""List the trainers whose lives are tested, and the layouts that go on from their checkpoints."""
+"""List the trainers whose life cycle is tested, and the layouts that resume from their checkpoints."""
 
 from tests.integration.consumer.lifecycle_process import Case, Resume
 

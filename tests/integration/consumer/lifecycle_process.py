@@ -1,4 +1,4 @@
-"""A trainer that scores, trains, exports, saves, resumes and is given what it must refuse, and writes all that down.
+"""Run a trainer that scores, trains, exports, saves, resumes and refuses invalid inputs, and record the results.
 
 The results and the checkpoint of a life go to OUT_DIR/LAYOUT-PRECISION-MODEL; a resume goes on from such a checkpoint.
 """
@@ -22,7 +22,7 @@ from consumer.backend import Backend
 from consumer.models.weight_history import WeightHistory
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.train_step import TrainStep
-from consumer.weight_sync.trainer_part import make_manifest
+from consumer.weight_sync.rank_role import make_manifest
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, UNEVEN
 from tests.integration.consumer.samples import cut, make_samples, to_mini_batch
 from tests.integration.consumer.trainer import make_trainer, whole_tensors
@@ -37,7 +37,7 @@ class Case(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """What takes over the checkpoint of another layout; (layout, precision, model, their layout, their precision)."""
+    """Identify a resume from another layout: (layout, precision, model, their layout, their precision)."""
 
     layout: str
     precision: str
@@ -88,7 +88,7 @@ def full_disk(*_: object) -> None:
 
 
 def refusals(backend: Backend, micro_batches: tuple[MicroBatch, ...], out_dir: Path) -> dict[str, str]:
-    """What this rank is told: of a disk that refuses the first rank, then the head of the last stage; of a gradient."""
+    """Return this rank's errors: a disk error on the first rank, then on the last stage's head; a bad gradient."""
     (out_dir / "file").touch()
     messages = {}
 
@@ -148,7 +148,7 @@ def live(out_dir: Path, layout: str, precision: str, model: str) -> dict[str, An
     history = WeightHistory(backend.live_weights(), max_versions=1)
     history.keep(1)
     train(backend, 1)
-    with history.in_place(1):
+    with history.swapped_in(1):
         result["kept"] = backend.score(micro_batches)
     result["scores"].append(scores_of(backend, micro_batches))
     result["saved"] = state_of(backend)

@@ -1,4 +1,4 @@
-"""Every loss, what it is in plain torch on one response at a time, and the cuts of a step that it is tried with.
+"""Define every loss in plain torch on one response at a time, and the splits of a step to test it with.
 
 The plain formulas are written from the papers that docs/algorithms.md names and share nothing with the package. T
 tokens of a response, V vocabulary.
@@ -37,7 +37,7 @@ ALL_CUTS = tuple(
 
 
 class Response:
-    """What a formula may use; the response's log-probabilities and entropies carry gradient."""
+    """Hold the inputs of a formula; the response's log-probabilities and entropies carry gradient."""
 
     def __init__(self, sample: Sample, log_softmax: Tensor, ref_logprobs: Tensor) -> None:
         """`log_softmax`: float32[T, V]. All below are float32[T] but the advantage."""

@@ -1,4 +1,4 @@
-"""A task that a tiny model learns in seconds: is a number odd or even? Held-out numbers are never trained."""
+"""Define a task that a tiny model learns in seconds: whether a number is odd or even, with held-out numbers."""
 
 import random
 from pathlib import Path

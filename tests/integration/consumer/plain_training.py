@@ -1,4 +1,4 @@
-"""The oracle of the gradient tests: it knows no rows, micro-batches or ranks.
+"""Compute the gradient tests' reference results, without rows, micro-batches or ranks.
 
 Plain transformers, one sample at a time, full logits, the plain formula of a loss, torch's own clipping and AdamW.
 """
@@ -30,7 +30,7 @@ Steps = list[dict[str, Any]]
 
 
 def plain_steps(model_dir: Path, loss: str, precision: str = "fp32") -> Steps:
-    """What two optimizer steps with a loss come to: loss, gradient, its norm, weights."""
+    """Hold the results of two optimizer steps with a loss: loss, gradient, its norm, weights."""
     case = LOSSES[loss]
     return plain_training(model_dir, precision, case.formula, case.aggregation, case.recomputes_old, case.kind)
 

@@ -1,4 +1,4 @@
-"""A trainer that takes the optimizer steps of recorded rollouts, through the real batcher and train step."""
+"""Run a trainer that takes the optimizer steps of recorded rollouts, through the real batcher and train step."""
 
 import json
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ EXECUTION = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
-    """What is made of the recording."""
+    """Describe how the recording is replayed."""
 
     objective: PolicyGradient
     loss_variation: LossVariation = "token_level"
@@ -138,8 +138,8 @@ def take_steps(model_dir: Path, steps: list[list[RolloutGroup]], layout: str, re
     )
     # On every copy, unlike in a run, so that the metrics are alike in all layouts.
     history = WeightHistory(backend.live_weights(), max_versions=len(steps))
-    gap = MismatchMeter(backend, history, num_tokens=MAX_NEW_TOKENS * 1000, sync_period=1)
-    train_step = TrainStep(backend, replay.objective, learning_rate=LEARNING_RATE, sampling_gap=gap)
+    meter = MismatchMeter(backend, history, num_tokens=MAX_NEW_TOKENS * 1000, sync_period=1)
+    train_step = TrainStep(backend, replay.objective, learning_rate=LEARNING_RATE, mismatch_meter=meter)
     estimator, metrics = ADVANTAGE_ESTIMATORS[replay.advantage_estimator], []
     for step, groups in enumerate(steps):
         batcher = StepBatcher(settings, step=step, learning_rate_progress=step / 10, estimator=estimator)

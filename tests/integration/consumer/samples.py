@@ -1,4 +1,4 @@
-"""The samples of an optimizer step, and the ways to cut them into micro-batches.
+"""Create the samples of an optimizer step, and split them into micro-batches in several ways.
 
 The samples are the experiment; everything that cuts them is only how it is executed.
 """
@@ -227,7 +227,7 @@ def cut(
 
 
 def scale_of(samples: Sequence[Sample], aggregation: LossVariation = "sample_level") -> float:
-    """What turns the weighted sum over a step's samples into its loss."""
+    """Return the factor from the weighted sum over a step's samples to its loss."""
     return loss_scale(len(samples), sum(sample.num_counted for sample in samples), aggregation)
 
 

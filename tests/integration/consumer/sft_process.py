@@ -1,4 +1,4 @@
-"""A trainer of supervised fine-tuning: from a dataset, without producers; and one that is killed on its way."""
+"""Run a trainer of supervised fine-tuning on a dataset, also one that is killed in between."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The fast choice of the gradient tests leaves no loss, layout, model or way of cutting out: they meet pairwise."""
+"""Test that the fast selection of gradient tests covers all losses, layouts, models and splits pairwise."""
 
 import itertools
 from typing import Any

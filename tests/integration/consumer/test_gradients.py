@@ -1,4 +1,4 @@
-"""The gradient of an optimizer step is that of its samples, whatever the loss, the cuts and the layout of trainers.
+"""Test that a step's gradient is that of its samples, for every loss, split and trainer layout.
 
 The oracle is `plain_training`: it knows no rows, micro-batches or ranks.
 """
@@ -36,7 +36,7 @@ Steps = list[dict[str, Any]]
 
 
 class Trained:
-    """What the ranks of a run have written down, with the oracle of each trial beside it."""
+    """Hold the records of a run's ranks, with the reference result of each trial."""
 
     def __init__(self, model_root: Path, run: Run, trials: list[Trial], out_dir: Path) -> None:
         self._model_root = model_root

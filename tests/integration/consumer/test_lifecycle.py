@@ -1,4 +1,4 @@
-"""Scores, exports, checkpoints and refusals of real trainers in every kind of layout, against plain transformers."""
+"""Test scores, exports, checkpoints and refusals of trainers in every layout against plain transformers."""
 
 import functools
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def load(directory: Path, name: str) -> Results:
 
 
 class Life:
-    """What one case left behind."""
+    """Hold the output of one case."""
 
     def __init__(self, out_dir: Path, case: Case) -> None:
         self.case = case
@@ -69,7 +69,7 @@ def life(request: pytest.FixtureRequest, out_dir: Path) -> Life:
 
 
 def whole(ranks: Results, *keys: str) -> dict[str, Tensor]:
-    """What the heads of all stages hold, first to last."""
+    """Return the tensors of all stages' head ranks, first to last."""
     return {
         name: tensor
         for rank in ranks

@@ -1,4 +1,4 @@
-"""On the same recorded rollouts every layout takes the same steps: losses, norms and metrics of one process."""
+"""Test that every layout takes the same steps on recorded rollouts: losses, norms and metrics of one process."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,7 @@
-"""Supervised fine-tuning through the train loop, from a dataset and without producers: it learns, and a run that was
-killed goes on to the same weights. The gradient of cross-entropy in every layout is in test_gradients.py.
+"""Test supervised fine-tuning through the train loop, on a dataset and without producers.
+
+The model learns, and a run that was killed resumes to the same weights. The gradient of cross-entropy in every layout
+is tested in test_gradients.py.
 """
 
 import json

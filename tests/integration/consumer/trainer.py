@@ -1,4 +1,4 @@
-"""The backend of the trainer processes of these tests, and what its optimizer holds."""
+"""Build the backend of these tests' trainer processes, and read its optimizer's state."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Fork trainers from two processes that have imported everything, which takes 5 s of CPU time in each that starts anew.
+"""Fork trainers from two processes that have imported everything, since the imports take 5 s of CPU time each.
 
 Neighbouring ranks come from different servers, so that the order of their sets differs, as between trainers of a run.
 
@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-from consumer.parallel.process_group import MeetingPoint, destroy_process_group, init_process_group
+from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
 
 ROOT = Path(__file__).resolve().parents[3]
 IMPORTED = ("gradient_process", "lifecycle_process", "replay_process", "fault_process", "sft_process")
@@ -27,12 +27,12 @@ TIMEOUT_S = 60.0  # of a collective
 
 
 class Job(NamedTuple):
-    """What the trainers of a group run, each as target(rank, *arguments)."""
+    """Describe a group of trainers, each of which runs target(rank, *arguments)."""
 
     target: Callable[..., None]  # of a module, so that it can be pickled
     arguments: tuple[object, ...]
     world_size: int
-    rendezvous: MeetingPoint
+    rendezvous: StoreLocation
     output_dir: Path
 
     def output_of(self, rank: int) -> Path:
@@ -59,7 +59,7 @@ class TrainerServers:
         if not self._servers:
             self._servers = [_start() for _ in range(2)]
         self._num_launched += 1
-        rendezvous = MeetingPoint(address="127.0.0.1", file=self._output_dir / f"store-{self._num_launched}")
+        rendezvous = StoreLocation(address="127.0.0.1", file=self._output_dir / f"store-{self._num_launched}")
         job = Job(target, arguments, world_size, rendezvous, self._output_dir)
         for index, (_, connection) in enumerate(self._servers):
             connection.send((job, range(world_size)[index::2]))

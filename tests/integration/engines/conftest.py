@@ -1,4 +1,4 @@
-"""Tiny Qwen3 checkpoints with random weights, made when a test asks for them.
+"""Create tiny Qwen3 checkpoints with random weights when a test needs them.
 
 Their logits are scaled so that distributions are peaked (mean log-probability about -2), which is where two
 implementations of one model differ most; the embeddings are tied or not, and each has a second version of its weights.

@@ -1,4 +1,4 @@
-"""Runs one generation engine where it can live, and forwards calls to it.
+"""Run one generation engine in its own process, and forward calls to it.
 
 vLLM needs its environment before it is imported and suffers no second engine in its process; so it lives in a manager
 process, to which several threads may talk at once. The other engines live in the test's own process.

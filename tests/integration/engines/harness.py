@@ -1,4 +1,4 @@
-"""An engine, the same model in plain transformers as its oracle, and a trainer's end of the weight wire."""
+"""Provide an engine, the same model in plain transformers as reference, and a trainer's sender of weights."""
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor

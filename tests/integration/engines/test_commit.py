@@ -1,5 +1,7 @@
-"""Test when staged weights are swapped in. Under running requests: each token carries the version that sampled it, its
-log-probability is that version's given all tokens before, and what runs goes on to its end. Or else when none runs.
+"""Test when staged weights are swapped in: under running requests, or when none is running.
+
+Under running requests each token has the version that sampled it, its log-probability is that version's given all
+earlier tokens, and running requests continue to their end.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""The contract of a GenerationEngine, held by every backend: what a rollout loop and a trainer may rely on."""
+"""Test the contract of a GenerationEngine, on which rollout loop and trainer rely, with every backend."""
 
 import numpy as np
 import pytest

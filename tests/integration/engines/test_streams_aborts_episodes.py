@@ -1,5 +1,7 @@
-"""More of the contract of a GenerationEngine: what is streamed is what the result says, an aborted request gives what
-it has, and a commit waits for an episode that waits for a tool.
+"""Test streams, aborts and episodes of a GenerationEngine.
+
+Streamed tokens equal the result's, an aborted request returns its tokens so far, and a commit waits for an episode that
+waits for a tool.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Our draw ahead inside vLLM's own CPU sampler changes no token and no log-probability."""
+"""Test that drawing random numbers ahead in vLLM's CPU sampler changes no token and no log-probability."""
 
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context

@@ -1,4 +1,4 @@
-"""vLLM over two ranks on the CPU: both are updated, and neither outlives the engine's process."""
+"""Test vLLM over two ranks on the CPU: both are updated, and neither outlives the engine's process."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Real runs of rl_example.py: a model made on the spot, flags as a user types them, what is left afterwards."""
+"""Run rl_example.py with a tiny model and flags as a user types them, and check what is left afterwards."""
 
 import json
 import os
@@ -194,7 +194,7 @@ def ended_runs(make_run: Callable[..., Run], directory: Path) -> Iterator[Callab
 
 @pytest.fixture(scope="session")
 def run_class():
-    """Which kind of run a folder's tests start."""
+    """Define the kind of run that a folder's tests start."""
     return Run
 
 

@@ -1,4 +1,4 @@
-"""Find what a run leaves in /tmp and /dev/shm, and who else on the machine reaches it while it goes on.
+"""Find a run's files in /tmp and /dev/shm, and check that other users cannot access them.
 
 Other programs write to /tmp and /dev/shm, too. So a run sees directories of its own there (in a mount namespace; needs
 no rights but those of making user namespaces), and all that appears in these is the run's.
@@ -66,7 +66,7 @@ class OwnPlaces:
 
 
 def listening_addresses(processes: Iterable[psutil.Process]) -> set[IPv4Address | IPv6Address]:
-    """Where these processes listen, from /proc/net/tcp and tcp6 by the inodes of their sockets."""
+    """Return the addresses where processes listen, from /proc/net/tcp and tcp6 by the inodes of their sockets."""
     inodes = set(_sockets(processes))
     found = set()
     for name in ("tcp", "tcp6"):

@@ -1,4 +1,4 @@
-"""Read what the tests of whole runs need from a run directory, and check what has to hold in every run."""
+"""Read the records of a run directory, and check what must hold in every run."""
 
 import json
 

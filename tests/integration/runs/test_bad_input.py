@@ -1,4 +1,4 @@
-"""A user's mistakes: one clear message, exit 2, nothing started."""
+"""Test user mistakes: one clear message, exit code 2, nothing started."""
 
 import json
 import logging

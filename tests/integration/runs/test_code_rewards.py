@@ -1,4 +1,4 @@
-"""Code rewards through the whole loop: prompts with tests, a tiny model's programs, the sandbox, vLLM and a trainer."""
+"""Test code rewards in a whole run: prompts with tests, generated programs, the sandbox, vLLM and a trainer."""
 
 import json
 import subprocess

@@ -1,6 +1,4 @@
-"""Test what ends a run and what does not, and that nothing is left behind either way. The engine is mostly the fake
-one.
-"""
+"""Test which faults end a run, and that nothing is left behind; most tests use the fake engine."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Runs with trainers that are cut up: they sync and save the whole model, and -cp goes on from it."""
+"""Test runs with sharded trainers: they sync and save the whole model, and -cp resumes from it."""
 
 from pathlib import Path
 

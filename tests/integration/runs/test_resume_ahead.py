@@ -1,4 +1,4 @@
-"""A run one step ahead of its weights, resumed from a checkpoint: the same samples, records and weights, bit by bit."""
+"""Test that a run one step ahead resumes from a checkpoint with the same samples, records and weights, bit for bit."""
 
 import json
 

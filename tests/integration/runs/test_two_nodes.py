@@ -1,4 +1,4 @@
-"""A cluster of two nodes that share nothing but files: who is put where, who finds whom, who is replaced."""
+"""Test a cluster of two nodes that share only files: placement, connections and replacement."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""Variants of the main job that the fast suite leaves to smaller tests: each is a whole run of its own."""
+"""Test variants of the main job in whole runs, which smaller tests cover in the fast suite."""
 
 from pathlib import Path
 

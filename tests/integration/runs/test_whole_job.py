@@ -1,4 +1,4 @@
-"""One run with real vLLM and a real ColossalAI plugin, and what it promises.
+"""Test the guarantees of one run with real vLLM and a real ColossalAI plugin.
 
 DAPO at temperature 0.7, a tensor-parallel engine, two trainers, untied embeddings, evaluations, checkpoints, and
 prompts half of which can teach nothing.

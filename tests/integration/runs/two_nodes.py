@@ -1,4 +1,4 @@
-"""Two nodes on one machine: two network namespaces joined by a cable, with a raylet of one Ray cluster in each.
+"""Create two nodes on one machine: two connected network namespaces, each with a raylet of one Ray cluster.
 
 Nothing in them is reached from outside, and their loopbacks are not each other's: whoever gives away a wrong address is
 not found. Processes, the file system and the cores are shared. Needs no rights but those of making user namespaces.

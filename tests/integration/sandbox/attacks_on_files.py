@@ -1,4 +1,4 @@
-"""Programs that write without end, into output and files: the limits hold, the machine's disk sees nothing."""
+"""List programs that write without end, to output and files: limits hold, and nothing reaches the machine's disk."""
 
 from tests.integration.sandbox.attack import Attack
 

@@ -1,4 +1,4 @@
-"""Functions that want to pass tests whose value they cannot know: each is wrong. All define f of one argument."""
+"""List functions that try to pass tests without knowing the value: each is wrong. All define f of one argument."""
 
 from tests.integration.sandbox.attacks_on_verdicts import SEARCH, Forgery
 
@@ -55,17 +55,17 @@ def f(x): return x
     Forgery(
         name="as many brackets as there may be",
         source="import os\ndef f(x):\n    os.write(3, b'[' + b'[],' * 5 * 10**6 + b'[]]')\n    os._exit(0)",
-        detail="is expected",
+        detail=": expected ",
     ),
     Forgery(
         name="brackets that are not closed",
         source="import os\ndef f(x):\n    os.write(3, b'[' * 16 * 10**6)\n    os._exit(0)",
-        detail="is expected",
+        detail=": expected ",
     ),
     Forgery(
         name="a number of a million digits",
         source="import os\ndef f(x):\n    os.write(3, b'9' * 10**6)\n    os._exit(0)",
-        detail="is expected",
+        detail=": expected ",
     ),
     Forgery(name="searches for the value", source=SEARCH + "def f(x): return sorted(found)[-1] if found else None"),
     Forgery(

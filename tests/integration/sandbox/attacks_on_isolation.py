@@ -1,4 +1,4 @@
-"""Programs that look for what is not theirs: files, keys, the environment, other processes, the network.
+"""List programs that try to access files, keys, the environment, other processes and the network.
 
 Words between @ are places on the machine that the tests fill in: all of them exist, and hold or say a secret.
 """

@@ -1,4 +1,4 @@
-"""Programs that take memory, also where no process's count shows it: it is refused, or ends them, and is given back."""
+"""List programs that take memory, also outside of process counters: it is refused or ends them, and is released."""
 
 from tests.integration.sandbox.attack import CALLS, Attack
 

@@ -1,4 +1,4 @@
-"""Programs that make processes, many or lasting ones: none is left when the program is over."""
+"""List programs that start many or lasting processes: none is left when the program has ended."""
 
 from tests.integration.sandbox.attack import CALLS, Attack
 

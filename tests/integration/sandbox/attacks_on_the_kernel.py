@@ -1,4 +1,4 @@
-"""Programs that want rights: namespaces, mounts, identities, devices, wide doors, another call convention."""
+"""List programs that try to gain rights: namespaces, mounts, identities, devices, other system call conventions."""
 
 import platform
 

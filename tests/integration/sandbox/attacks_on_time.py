@@ -1,4 +1,4 @@
-"""Programs that do not end, or that take more of the cores than their limit: each is ended by it."""
+"""List programs that do not end, or use more CPU time than their limit: each is ended by it."""
 
 from tests.integration.sandbox.attack import CALLS, Attack
 

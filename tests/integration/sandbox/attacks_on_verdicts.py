@@ -1,4 +1,4 @@
-"""Programs that want to pass tests whose answer they cannot know, or not to be judged at all: each is simply wrong.
+"""List programs that try to pass tests without the answer, or to get no verdict: each is wrong.
 
 The expected answer is random: a program that passes has found it, or has fooled the judge.
 """
@@ -208,7 +208,7 @@ except OSError:
     Forgery(
         name="as much output as there may be, in the smallest words",
         source="import os; os.write(1, b'a\\n' * ((1 << 23) - 1))",
-        detail="is expected",
+        detail=": expected ",
     ),
     Forgery(
         name="enormous error output",

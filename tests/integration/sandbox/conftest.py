@@ -1,4 +1,4 @@
-"""Provide what attacks are after: places on this machine that hold a secret, or are open to whoever can reach them."""
+"""Provide the targets of attacks: places on this machine that hold a secret, or are open to local users."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Read the honest programs of honest/*.yaml: right solutions in many styles, each a response with the row's tests.
+"""Read the programs of honest/*.yaml: correct solutions in many styles, each a response with its row's tests.
 
 A group has what is `given` and `expected` and `programs` by name (or whole `responses`, as a model writes them). With
 `function` it is called, with `given` as its arguments (or `lines`, a JSON value each), and returns `expected` (or what

@@ -1,4 +1,4 @@
-"""Programs and functions as solutions are written, each with what it is given and what it must give."""
+"""List programs and functions in the style of usual solutions, with their inputs and expected outputs."""
 
 # name: (program, input, output)
 PROGRAMS = {

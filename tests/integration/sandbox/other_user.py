@@ -1,4 +1,4 @@
-"""Run all attacks as somebody who is not root: places come as JSON, results go as one JSON line per attack.
+"""Run all attacks as a user other than root: places are read as JSON, a JSON line is written per attack.
 
 python -m tests.integration.sandbox.other_user PLACES. Root becomes somebody else first. The sandbox then
 makes a user namespace for itself.

@@ -1,4 +1,4 @@
-"""Run attacks in a sandbox and return what became of both."""
+"""Run attacks in a sandbox and return the outcomes of the attack and of the next program."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Every attack is held, leaves nothing behind, and the next program in the same sandbox runs as ever."""
+"""Test that every attack is contained and leaves nothing, and that the sandbox then runs the next program."""
 
 import os
 import sysconfig
@@ -53,7 +53,7 @@ def resident_bytes(processes: Sequence[int]) -> int:
 
 
 def owned_by(user: int) -> list[str]:
-    """What is a user's in the machine's folders that anybody may write to."""
+    """Return a user's files in the machine's world-writable folders."""
     folders = ("/tmp", "/var/tmp", "/dev/shm")
     found = []
     for entry in (entry for folder in folders for entry in os.scandir(folder)):

@@ -1,4 +1,4 @@
-"""Attacks on a sandbox whose owner is not root: each is held and leaves nothing."""
+"""Test that attacks on a sandbox whose owner is not root are contained and leave nothing."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Honest programs in many styles get their reward."""
+"""Test that correct programs in many styles get their reward."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Test what an ordinary program sees of the sandbox: as much of a usual Python as solutions count on."""
+"""Test that ordinary programs find the parts of a usual Python in the sandbox that solutions need."""
 
 import os
 import re

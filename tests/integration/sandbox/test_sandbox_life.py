@@ -1,4 +1,4 @@
-"""From the start of a sandbox to its end: what is started, what is left, what is said when it cannot be."""
+"""Test the life of a sandbox: start, end, what is left, and the messages if it cannot start."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The code reward and programs that want a verdict which they did not earn: `wrong`, never `ok` and never `invalid`."""
+"""Test that programs that try to obtain a verdict are `wrong`, never `ok` and never `invalid`."""
 
 import json
 import os
@@ -145,7 +145,7 @@ def test_a_program_that_fails_is_wrong_also_when_the_sandbox_fails_after_that(mo
     monkeypatch.setattr(reward._sandbox, "run", run_once)
     found = score(reward, fenced(source), tests)
     assert found.verdict == "wrong"
-    assert found.detail.startswith("0 of 2 tests passed; test 1: '3' is expected, it is '-1'")
+    assert found.detail.startswith("0 of 2 tests passed; test 1: expected '3', got '-1'")
 
 
 def test_the_limits_are_those_of_the_reward() -> None:
@@ -160,7 +160,7 @@ def test_the_fraction_of_tests_that_pass_is_told_and_all_have_to(judge: Judge) -
     tests = json.dumps({"inputs": ["1 2", "1 -2", "-1 2", "0 0"], "outputs": ["3", "-1", "1", "0"]})
     found = score(judge.reward, fenced("a, b = map(int, input().split())\nprint(abs(a) + b)"), tests)
     assert (found.verdict, found.reward, found.breakdown) == ("wrong", 0.0, {"tests_passed": 0.75})
-    assert found.detail == "3 of 4 tests passed; test 3: '1' is expected, it is '3'"
+    assert found.detail == "3 of 4 tests passed; test 3: expected '1', got '3'"
     right = score(judge.reward, fenced(RIGHT), tests)
     assert (right.verdict, right.reward, right.breakdown) == ("ok", 1.0, {"tests_passed": 1.0})
 

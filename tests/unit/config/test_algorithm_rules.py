@@ -1,4 +1,4 @@
-"""Parts of an algorithm that contradict each other are refused with a remedy; what is hardly meant is warned about."""
+"""Test that contradicting parts of an algorithm are refused with a remedy, and unlikely ones warned about."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The command line: the reference's 40 flags, our own, --config, and what is said when something is wrong."""
+"""Test the command line: ColossalChat's 40 flags, our own flags, --config, and error messages."""
 
 import pytest
 

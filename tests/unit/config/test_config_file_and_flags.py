@@ -1,4 +1,4 @@
-"""--config FILE with flags beside it: a config.yaml holds every setting; what follows from a flag follows anew."""
+"""Test --config FILE with flags: a config.yaml holds every setting; values derived from a flag are derived again."""
 
 import pytest
 import yaml

@@ -1,4 +1,4 @@
-"""Memory on GPUs: the bounds of micro-batches there, and updates that do not fit beside an engine."""
+"""Test memory rules on GPUs: bounds of micro-batches, and updates that do not fit beside an engine."""
 
 import pytest
 

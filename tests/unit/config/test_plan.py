@@ -1,4 +1,4 @@
-"""The numbers of --dry-run, by hand."""
+"""Test the numbers of --dry-run against values computed by hand."""
 
 import pytest
 

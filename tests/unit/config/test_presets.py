@@ -1,4 +1,4 @@
-"""--algo: what the nine presets set, who wins, what follows from both, and a preset of the user's own."""
+"""Test --algo: the values of the nine presets, precedence, derived values, and a user's own preset."""
 
 from pathlib import Path
 

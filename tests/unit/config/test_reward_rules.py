@@ -1,4 +1,4 @@
-"""Rewards and their limits: what is refused, what is warned about, and what a scoring process gets to know."""
+"""Test rules of rewards and their limits: refusals, warnings, and the settings of a scoring process."""
 
 import pytest
 

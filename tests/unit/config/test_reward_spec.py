@@ -1,4 +1,4 @@
-"""-rt as text -> rewards with weights."""
+"""Test parsing of -rt to rewards with weights."""
 
 import pytest
 

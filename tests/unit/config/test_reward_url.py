@@ -1,4 +1,4 @@
-"""Credentials of reward models: refused as text, taken from the environment, written and told nowhere."""
+"""Test that credentials of reward models come from the environment, and are never written or logged."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""The rules that bind the sizes: what is refused, with which numbers, and that the named way out is one."""
+"""Test the rules about sizes: which are refused, with which numbers, and that the named remedy works."""
 
 import re
 

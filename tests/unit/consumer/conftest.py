@@ -1,4 +1,4 @@
-"""Tiny models with random weights, and micro-batches of literal tokens."""
+"""Provide tiny models with random weights, and micro-batches of literal tokens."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A weight publisher with the heads of other stages and two producers, over gloo between threads, and their faults."""
+"""Run a weight publisher, other stages' senders and two producers over gloo between threads, with faults."""
 
 import itertools
 import json
@@ -29,11 +29,11 @@ STAGES: tuple[Named, ...] = (
 
 
 def make_manifest(stages: Sequence[Named]) -> Callable[[int], WeightManifest]:
-    """What the stages hold one after another, stage s being sent by rank s."""
+    """Return a factory of manifests of the stages in order; rank s sends stage s."""
     entries = [
         TensorEntry(name=name, dtype="float32", shape=tuple(tensor.shape), sender=stage)
-        for stage, share in enumerate(stages)
-        for name, tensor in share
+        for stage, tensors in enumerate(stages)
+        for name, tensor in tensors
     ]
     return lambda version: WeightManifest(policy_version=version, entries=tuple(entries), bucket_bytes=32)
 
@@ -147,8 +147,7 @@ class Run:
 
     def start_others(self, exports: Sequence[Export]) -> list["Future[None]"]:
         return [
-            self._pool.submit(head.take_part, iter(export))
-            for head, export in zip(self._heads, exports[1:], strict=True)
+            self._pool.submit(head.send, iter(export)) for head, export in zip(self._heads, exports[1:], strict=True)
         ]
 
     def sync(self, version: int, *, members: tuple[int, ...] = (0, 1), exports: Sequence[Export] = ()) -> SyncReport:

@@ -1,4 +1,4 @@
-"""The backend's contract, in one process: what is summed, scaled, reported and refused."""
+"""Test the backend's contract in one process: sums, scaling, reports and refusals."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A checkpoint appears whole or not at all, in files of bounded size, and transformers reads it as it is."""
+"""Test that a checkpoint appears complete or not at all, in files of bounded size, readable by transformers."""
 
 import json
 import os
@@ -149,16 +149,16 @@ def test_a_reader_gives_what_was_written_and_the_weight_where_there_is_no_master
 def test_a_reader_refuses_what_it_cannot_resume_from(
     tmp_path: Path, tokenizer_dir: Path, model: PreTrainedModel
 ) -> None:
-    with pytest.raises(ConfigError, match="is no checkpoint to resume from: it holds no optimizer"):
+    with pytest.raises(ConfigError, match="is not a checkpoint to resume from: it holds no optimizer"):
         CheckpointReader(tmp_path)
     model.save_pretrained(tmp_path / "plain")
-    with pytest.raises(ConfigError, match="plain is no checkpoint to resume from: it holds no optimizer"):
+    with pytest.raises(ConfigError, match="plain is not a checkpoint to resume from: it holds no optimizer"):
         CheckpointReader(tmp_path / "plain")
     save(tmp_path / "step-3", tokenizer_dir, model)
     with pytest.raises(ConfigError, match=r"belongs to another model: it has no lm_head\.weight"):
         CheckpointReader(tmp_path / "step-3").get("exp_avg", "lm_head.weight")
     (tmp_path / "step-3" / "optimizer.safetensors").write_bytes(b"not tensors at all")
-    with pytest.raises(ConfigError, match="step-3 is no checkpoint to resume from"):
+    with pytest.raises(ConfigError, match="step-3 is not a checkpoint to resume from"):
         CheckpointReader(tmp_path / "step-3")
 
 

@@ -1,4 +1,4 @@
-"""Cross-entropy on three tokens by hand: its value, gradient, mask, split and metrics."""
+"""Test cross-entropy on three tokens by hand: value, gradient, mask, split and metrics."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""FSDP2 on one process, whose group has no peer: the same weights as plain training, and what must not go stale.
+"""Test FSDP2 in one process: the same weights as plain training, and no stale copies of them.
 
 How rows are shared out and joined is arithmetic, tried for three ranks; real ranks are in tests/integration/consumer.
 """
@@ -98,7 +98,7 @@ def test_scores_follow_the_weights_when_a_step_or_a_kept_version_changes_them(mo
     train(backend)
     after = score(backend)
     assert not torch.equal(after, before)
-    with history.in_place(0):
+    with history.swapped_in(0):
         assert torch.equal(score(backend), before)
     assert torch.equal(score(backend), after)
     assert torch.equal(score(backend, "old"), before)

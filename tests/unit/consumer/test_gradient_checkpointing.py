@@ -1,4 +1,4 @@
-"""Activations that are computed again give the gradients of activations that were kept, and dropout stays off."""
+"""Test that recomputed activations give the same gradients as kept ones, without dropout."""
 
 from collections import Counter
 from collections.abc import Callable

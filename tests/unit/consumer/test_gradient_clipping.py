@@ -1,4 +1,4 @@
-"""Scaling, clipping and refusal on two tensors whose gradient is (3, 4), of norm 5."""
+"""Test scaling, clipping and refusal on two tensors whose gradient is (3, 4), of norm 5."""
 
 import math
 

@@ -1,6 +1,4 @@
-"""Test which gradients are summed over which ranks. Other ranks are stood in for: a sum over a group is a known
-multiple.
-"""
+"""Test which gradients are summed over which ranks; other ranks are simulated: a sum is a known multiple."""
 
 from collections.abc import Callable
 
@@ -61,7 +59,7 @@ def set_gradients(model: PreTrainedModel) -> None:
 
 
 def multiples(gradients: dict[str, Tensor]) -> dict[str, float]:
-    """What each gradient of ones has become; the same in all of its elements."""
+    """Return the value of each gradient that was ones, equal in all of its elements."""
     for gradient in gradients.values():
         assert gradient.min() == gradient.max()
     return {name: gradient.flatten()[0].item() for name, gradient in gradients.items()}

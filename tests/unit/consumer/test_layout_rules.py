@@ -1,4 +1,4 @@
-"""Test what tensor and pipeline parallelism ask of a model: one refusal a rule, as the user sees it."""
+"""Test the requirements of tensor and pipeline parallelism on a model: one refusal per rule."""
 
 import pytest
 from transformers import (
@@ -84,7 +84,7 @@ def test_more_pipeline_stages_than_layers_are_refused():
 @pytest.mark.parametrize(
     ("model", "named"),
     [
-        (Phi3Config, "phi3 declares what is not handled (layers.*.self_attn.qkv_proj: colwise_gather_output, "),
+        (Phi3Config, "phi3 declares unsupported styles (layers.*.self_attn.qkv_proj: colwise_gather_output, "),
         (MixtralConfig, "layers.*.mlp.experts: moe_tp_experts"),
         (Qwen3MoeConfig, "layers.*.mlp.experts.gate_up_proj: packed_colwise"),
         (GPT2Config, "the architecture gpt2 declares no tensor-parallel plan"),
@@ -101,7 +101,7 @@ def test_a_plan_with_a_style_that_is_not_handled_is_refused_by_name_with_the_arc
 
 
 def test_the_architectures_that_work_are_those_whose_plan_is_handled():
-    listed = refusal("-tp 2", GPT2Config()).split("(tested), ")[1].split(" (by what they declare)")[0].split(", ")
+    listed = refusal("-tp 2", GPT2Config()).split("(tested), ")[1].split(" (not tested)")[0].split(", ")
     assert {"olmo", "starcoder2"} <= set(listed)
     assert not {"phi3", "mixtral", "gpt2", *TESTED} & set(listed)
     for name in listed:
@@ -114,7 +114,7 @@ class _OutsideLayers(PreTrainedConfig):
 
 
 def test_a_plan_for_modules_outside_the_decoder_layers_is_refused():
-    assert "what is not handled (head.layers.*.mlp.up_proj: colwise)" in refusal("-tp 2", _OutsideLayers())
+    assert "unsupported styles (head.layers.*.mlp.up_proj: colwise)" in refusal("-tp 2", _OutsideLayers())
 
 
 class _OtherParts(PreTrainedConfig):
@@ -126,8 +126,8 @@ class _OtherParts(PreTrainedConfig):
 @pytest.mark.parametrize(
     ("model", "named"),
     [
-        (PhiConfig, "declares other parts (embed_tokens, embed_dropout, layers, final_layernorm)"),
-        (_OtherParts, "the architecture other declares other parts (embed_tokens, layers, norm, head_norm)"),
+        (PhiConfig, "declares unsupported parts (embed_tokens, embed_dropout, layers, final_layernorm)"),
+        (_OtherParts, "the architecture other declares unsupported parts (embed_tokens, layers, norm, head_norm)"),
         (GPT2Config, "the architecture gpt2 declares no pipeline plan"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The cosine at points whose value is known without a calculator."""
+"""Test the cosine schedule at points whose value is known without a calculator."""
 
 import pytest
 

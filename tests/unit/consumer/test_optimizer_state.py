@@ -1,4 +1,4 @@
-"""An optimizer that is packed and unpacked goes on as if nothing had happened."""
+"""Test that an optimizer continues unchanged after packing and unpacking its state."""
 
 import pytest
 import torch

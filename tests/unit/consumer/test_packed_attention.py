@@ -1,4 +1,4 @@
-"""Samples packed into a row give the hidden states and gradients that each gives alone under eager attention."""
+"""Test that samples packed into a row have the hidden states and gradients of each alone under eager attention."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,4 @@
-"""Test what is known of every parameter, and the arithmetic of shards and slices; no process group is needed for
-either.
-"""
+"""Test the descriptions of parameters, and the arithmetic of shards and slices, without a process group."""
 
 from typing import Any, cast
 

@@ -1,4 +1,4 @@
-"""Test what one pipeline stage takes from another: descriptions of tensors, and no code."""
+"""Test that messages between pipeline stages hold descriptions of tensors, and no code."""
 
 import os
 import pickle
@@ -40,7 +40,7 @@ def test_the_description_of_a_stages_output_arrives(dtype: torch.dtype) -> None:
 
 def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path: Path) -> None:
     data = pickle.dumps(Command(tmp_path / "made"))
-    with pytest.raises(EngineError, match=r"no stage sends: it names (os|posix)\.mkdir"):
+    with pytest.raises(EngineError, match=r"invalid message: it names (os|posix)\.mkdir"):
         read_message(as_tensor(data), len(data))
     assert not (tmp_path / "made").exists()
 

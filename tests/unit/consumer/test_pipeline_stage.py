@@ -1,4 +1,4 @@
-"""A decoder cut into stages computes what the whole computes, bit for bit, or is refused."""
+"""Test that a decoder split into stages computes the same as the whole, bit for bit, or is refused."""
 
 import pytest
 import torch
@@ -77,7 +77,7 @@ def test_the_last_stage_ends_where_the_policys_forward_ends() -> None:
 
 
 def test_a_stage_that_is_not_the_first_needs_what_the_one_before_sends() -> None:
-    with pytest.raises(ValueError, match="needs the hidden states of the one before"):
+    with pytest.raises(ValueError, match="needs the hidden states of the previous one"):
         run_layers(make("qwen3"), packed_input(), None, stages_of([2, 1])[1])
 
 
@@ -91,7 +91,7 @@ def test_a_stage_that_is_not_the_first_needs_what_the_one_before_sends() -> None
 def test_an_architecture_whose_forward_does_more_is_refused_by_name(
     model_type: str, settings: dict[str, object], class_name: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"--pipeline-parallel-size 2: {class_name} cannot be cut .*; use -pp 1"):
+    with pytest.raises(ConfigError, match=f"--pipeline-parallel-size 2: {class_name} cannot be split .*; use -pp 1"):
         check_stages(make_model(model_type, **settings), [1, 1])
 
 

@@ -1,4 +1,4 @@
-"""Test what a policy is fed, what comes out, and which models are refused."""
+"""Test inputs and outputs of a policy, and which models are refused."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The trainers' meeting place, without meeting."""
+"""Test the trainers' store and process group without other ranks."""
 
 import stat
 from datetime import timedelta
@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from coati_rl.errors import ConfigError, EngineError
 from consumer.parallel.process_group import (
-    MeetingPoint,
+    StoreLocation,
     all_gather_texts,
     collective,
     destroy_process_group,
     init_process_group,
     open_listener,
-    private_meeting_point,
+    private_store_location,
     timeout_of_new_groups,
 )
 
@@ -42,8 +42,8 @@ def test_an_address_of_another_machine_is_refused() -> None:
         open_listener("192.0.2.1")
 
 
-@pytest.mark.parametrize("point", [MeetingPoint(address="127.0.0.1", port=1), private_meeting_point("127.0.0.1")])
-def test_only_rank_0_brings_a_listener_where_the_store_has_a_port(point: MeetingPoint) -> None:
+@pytest.mark.parametrize("point", [StoreLocation(address="127.0.0.1", port=1), private_store_location("127.0.0.1")])
+def test_only_rank_0_brings_a_listener_where_the_store_has_a_port(point: StoreLocation) -> None:
     with open_listener("127.0.0.1") as listener, pytest.raises(ValueError, match="only rank 0"):
         init_process_group(
             rank=0,
@@ -58,10 +58,10 @@ def test_only_rank_0_brings_a_listener_where_the_store_has_a_port(point: Meeting
 
 @pytest.mark.parametrize("is_file", [False, True])
 def test_a_rank_that_does_not_arrive_is_missed_in_time(is_file: bool) -> None:
-    listener, point = None, private_meeting_point("127.0.0.1")
+    listener, point = None, private_store_location("127.0.0.1")
     if not is_file:
         listener = open_listener("127.0.0.1")
-        point = MeetingPoint(address="127.0.0.1", port=listener.getsockname()[1])
+        point = StoreLocation(address="127.0.0.1", port=listener.getsockname()[1])
     with pytest.raises(EngineError, match="trainer 0 of 2 could not join"):
         init_process_group(
             rank=0, world_size=2, rendezvous=point, listener=listener, timeout_s=1.0, seed=0, device="cpu"
@@ -71,7 +71,7 @@ def test_a_rank_that_does_not_arrive_is_missed_in_time(is_file: bool) -> None:
 
 def test_a_private_meeting_point_is_open_to_nobody_else_and_nothing_listens_for_it() -> None:
     before = listening()
-    point = private_meeting_point("127.0.0.1")
+    point = private_store_location("127.0.0.1")
     init_process_group(rank=0, world_size=1, rendezvous=point, timeout_s=20.0, seed=0, device="cpu")
     try:
         assert point.file is not None and point.file.exists()

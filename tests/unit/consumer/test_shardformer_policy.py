@@ -1,4 +1,4 @@
-"""Test what ColossalAI is told to replace in a model, and which of its modules a pipeline stage holds."""
+"""Test which modules ColossalAI replaces in a model, and which ones a pipeline stage holds."""
 
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -10,15 +10,15 @@ from coati_rl.errors import ConfigError
 from tests.unit.consumer.conftest import make_model
 
 if TYPE_CHECKING:  # it brings ColossalAI: seconds, which collecting tests can do without
-    from consumer.parallel.shardformer_policy import PlanPolicy
+    from consumer.parallel.shardformer_policy import DecoderPolicy
 
 
-def make_policy(model: nn.Module, *, tensor: bool = False, stage: int | None = None) -> "PlanPolicy":
+def make_policy(model: nn.Module, *, tensor: bool = False, stage: int | None = None) -> "DecoderPolicy":
     """`stage`: of two stages, of one layer each; None: there is no pipeline."""
-    from consumer.parallel.shardformer_policy import PlanPolicy
+    from consumer.parallel.shardformer_policy import DecoderPolicy
 
     manager = SimpleNamespace(stage=stage, distribute_layers=lambda num_layers: [1, 1])
-    policy = PlanPolicy()
+    policy = DecoderPolicy()
     policy.set_model(model)
     policy.set_shard_config(
         SimpleNamespace(

@@ -1,4 +1,4 @@
-"""The trainer's loop on sources of work that have nothing to do with producers."""
+"""Test the trainer's loop on sources of work without producers."""
 
 import logging
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ class Script:
 
 
 class Reports:
-    """What the trainer says it has done."""
+    """Record the trainer's reports."""
 
     def __init__(self):
         self.heard = []

@@ -1,4 +1,4 @@
-"""Test what a trainer does with mini-batches before the loss sees them, over the plain torch engine's seam."""
+"""Test how a train step prepares mini-batches for the loss, with a plain torch backend."""
 
 from collections.abc import Sequence
 from dataclasses import replace

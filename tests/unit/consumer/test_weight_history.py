@@ -1,4 +1,4 @@
-"""Weights of earlier versions: which are kept, and that the live ones come back as they were."""
+"""Test which earlier weights are kept, and that the live ones are restored."""
 
 import pytest
 import torch
@@ -29,10 +29,10 @@ def test_the_newest_versions_are_kept_and_seen_in_place_of_the_live_ones() -> No
     set_to(parameters, 9.0)
     assert history.versions == {2, 4}
     for version in (2, 4, 2):
-        with history.in_place(version):
+        with history.swapped_in(version):
             assert values(parameters) == {version + 1.0}
         assert values(parameters) == {9.0}
-    with pytest.raises(KeyError), history.in_place(0):
+    with pytest.raises(KeyError), history.swapped_in(0):
         pass
 
 
@@ -41,7 +41,7 @@ def test_the_live_weights_come_back_bit_for_bit_also_after_an_error() -> None:
     history = WeightHistory(parameters, max_versions=1)
     history.keep(0)
     before = parameters[0].detach().clone().view(torch.int32)
-    with pytest.raises(RuntimeError, match="a forward that fails"), history.in_place(0):
+    with pytest.raises(RuntimeError, match="a forward that fails"), history.swapped_in(0):
         raise RuntimeError("a forward that fails")
     assert parameters[0].detach().view(torch.int32).equal(before)
 
@@ -54,7 +54,7 @@ def test_tensors_of_any_shape_and_of_several_pieces_trade_places_whole() -> None
     history = WeightHistory(parameters, max_versions=1)
     history.keep(0)
     set_to(parameters, 9.0)
-    with history.in_place(0):
+    with history.swapped_in(0):
         assert all(torch.equal(found, expected) for found, expected in zip(parameters, start, strict=True))
     assert values(parameters) == {9.0}
 

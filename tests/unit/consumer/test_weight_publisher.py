@@ -1,4 +1,4 @@
-"""Weight syncs from the heads of the pipeline stages to producers, over gloo between threads."""
+"""Test weight syncs from the heads of the pipeline stages to producers, over gloo between threads."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -175,7 +175,7 @@ def test_an_export_is_iterated_to_its_end_even_if_nothing_can_be_sent(start_run)
 def test_an_announcement_that_is_none_is_refused_after_the_export_was_iterated_to_its_end(text):
     export = Export(STAGES[1])
     with pytest.raises(TransferError):
-        StageSender(WeightSender(), lambda: text, rank=1).take_part(iter(export))
+        StageSender(WeightSender(), lambda: text, rank=1).send(iter(export))
     assert export.is_at_end
 
 
@@ -200,6 +200,6 @@ def test_a_producer_with_another_digest_ends_the_run(start_run, monkeypatch):
     monkeypatch.setattr(run.producers[1], "stage_weights", lambda *a, **k: (*stage(*a, **k), "00ff"))
     exports = run.exports()
     run.start_others(exports)
-    with pytest.raises(RunError, match=r"producer 1 received .*00ff.* a corrupt transfer"):
+    with pytest.raises(RunError, match=r"corrupt weight transfer: producer 1 received .*00ff"):
         run.publisher.publish(SyncWork(index=1, policy_version=1, members=(0, 1)), iter(exports[0]))
     assert {producer.version for producer in run.producers.values()} == {0}

@@ -1,4 +1,4 @@
-"""Engines around a `ScriptedCore`, closed after the test."""
+"""Provide engines with a `ScriptedCore`, closed after the test."""
 
 from collections.abc import Callable, Iterator
 

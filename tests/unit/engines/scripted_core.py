@@ -1,4 +1,4 @@
-"""A core that samples one token per step for its first request, for tests of the thread that owns an engine.
+"""Sample one token per step for the first request, as a core for tests of the engine's thread.
 
 In: which methods raise, and what; a gate that holds its steps. Out: results whose tokens name the version that served.
 """

@@ -1,4 +1,4 @@
-"""Test what an update is checked against: the headers of the checkpoint that the engine was loaded from."""
+"""Test the check of an update against the headers of the engine's checkpoint."""
 
 import json
 

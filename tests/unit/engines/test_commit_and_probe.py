@@ -1,4 +1,4 @@
-"""Test when staged weights are swapped in, what happens to the requests around it, and what a probe may meet."""
+"""Test when staged weights are swapped in, what happens to running requests, and how probes are served."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -95,7 +95,7 @@ def test_one_commit_waits_at_a_time(start):
     with ThreadPoolExecutor(max_workers=1) as pool:
         first = pool.submit(commit, engine, 4)
         wait_for(lambda: engine._commit is not None)
-        with pytest.raises(EngineError, match="version 4 is still waiting"):
+        with pytest.raises(EngineError, match="the commit of version 4 is still pending"):
             commit(engine, 4)
         core.gate.set()
         first.result(timeout=10.0)
@@ -112,7 +112,7 @@ def test_an_update_staged_while_a_commit_waits_takes_its_place_and_the_commit_fa
         wait_for(lambda: engine._commit is not None)
         stage(engine, version=5)
         core.gate.set()
-        with pytest.raises(EngineError, match="cannot commit version 4: staged is 5"):
+        with pytest.raises(EngineError, match="cannot commit version 4: the staged version is 5"):
             first.result(timeout=10.0)
     commit(engine, 5)
     assert engine.policy_version == 5
@@ -157,7 +157,7 @@ def test_a_probe_that_no_core_could_take_is_refused(start, token_ids, reason):
 
 def test_versions_never_go_back(start):
     engine = start(ScriptedCore())
-    with pytest.raises(TransferError, match="version 2 is older than 3"):
+    with pytest.raises(TransferError, match="version 2 is older than version 3"):
         stage(engine, version=2)
     stage(engine, version=3)
     commit(engine, 3)

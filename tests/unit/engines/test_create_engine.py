@@ -1,4 +1,4 @@
-"""The factory, and what importing it costs."""
+"""Test the factory of engines, and that importing it imports no engine library."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The thread that owns an engine: futures, control calls between steps, and what callers see when it dies."""
+"""Test the thread that owns an engine: futures, calls between steps, and the error after it has ended."""
 
 import asyncio
 import threading
@@ -81,7 +81,7 @@ def test_two_unfinished_requests_need_different_ids(start):
     core.gate.clear()
     engine = start(core)
     first = engine.submit(request("twin"))
-    with pytest.raises(EngineError, match="'twin' is unfinished"):
+    with pytest.raises(EngineError, match="a request with id 'twin' is running"):
         engine.submit(request("twin"))
     core.gate.set()
     first.result(10.0)
@@ -285,7 +285,7 @@ def test_a_listener_that_fails_is_logged_and_called_no_more_and_the_request_goes
 
     assert versions(engine.submit(request("a", num_tokens=4), fail)) == [3, 3, 3, 3]
     assert len(calls) == 1
-    assert "request a: its token listener failed" in caplog.text
+    assert "request a: its token listener raised an error" in caplog.text
     engine.check_alive()
 
 

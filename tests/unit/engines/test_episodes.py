@@ -1,4 +1,4 @@
-"""Episodes of several requests: a commit waits for those that are open, also while nothing of theirs is running."""
+"""Test that a commit waits for open episodes, also while they have no running request."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -121,7 +121,7 @@ def test_an_episode_that_closes_before_its_first_turn_was_let_in_holds_no_later_
 def test_an_episode_may_be_opened_again_once_it_is_closed(start, begin_commit):
     engine = start(ScriptedCore())
     engine.open_episode("e")
-    with pytest.raises(EngineError, match="episode 'e' is open: ids must differ"):
+    with pytest.raises(EngineError, match="an episode with id 'e' is open"):
         engine.open_episode("e")
     versions(turn(engine, "e", 1))
     engine.close_episode("e")

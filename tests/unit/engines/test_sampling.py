@@ -1,4 +1,4 @@
-"""From logits to tokens, against arithmetic done by hand and by NumPy."""
+"""Test sampling of tokens from logits against values computed by hand and by NumPy."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Stop strings: when a response ends, and what its text is then."""
+"""Test when a stop string ends a response, and the text of the response."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The plain transformers engine's core, step by step on the test's own thread: seeds, versions, the cache."""
+"""Test the core of the transformers engine step by step on one thread: seeds, versions, the cache."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Seeds drawn ahead are those that drawing one at a time gives, whoever shares the batch."""
+"""Test that numbers drawn ahead equal those drawn one at a time, with any other rows in the batch."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""Runs in threads, and the small data they run on."""
+"""Provide runs in threads, and small data for them."""
 
 import json
 import tempfile

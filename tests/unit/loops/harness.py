@@ -1,4 +1,4 @@
-"""A whole run in threads, without Ray: the real actors, called directly instead of through handles.
+"""Execute a whole run in threads, without Ray: the real actors, called directly instead of through handles.
 
 Real: configuration, preparation, coordinator, producer and trainer actors, fake engine, weight transfer over gloo.
 Replaced: what a process does on entry (pinning, logs), ColossalAI by plain torch, the reward by an inline function.
@@ -27,7 +27,7 @@ from coati_rl.types import Lease, Problem, RolloutGroup, Score
 from coati_rl.work import Wait, Work
 from consumer.backend import Backend
 from consumer.parallel.layout_rules import check_layout
-from consumer.parallel.process_group import MeetingPoint
+from consumer.parallel.process_group import StoreLocation
 from consumer.parallel.single_process import SingleProcess
 from producer.engines import create_engine
 from rewards import default_system_prompt, make_reward
@@ -171,7 +171,7 @@ class ThreadedRun:
                 checkpoint_dir=self.trace.paths.checkpoints,
                 resume_dir=resume.directory if resume else None,
             )
-            trainer.start(MeetingPoint(address="127.0.0.1"))
+            trainer.start(StoreLocation(address="127.0.0.1"))
             trainer.run(self._coordinator, "namespace")
             self.trace.weights = {name: weight.clone() for name, weight in self._backend.export_weights()}
         except RunError as error:

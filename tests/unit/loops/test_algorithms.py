@@ -1,4 +1,4 @@
-"""Algorithms in whole runs: every preset, a user's own functions, dynamic sampling, nothing to learn."""
+"""Test algorithms in whole runs: every preset, a user's functions, dynamic sampling, steps without samples."""
 
 import json
 

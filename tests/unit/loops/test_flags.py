@@ -1,4 +1,4 @@
-"""Every field of the configuration changes the run: here is how. A field without a row fails the last test.
+"""Test that every field of the configuration changes the run; a field without a row fails the last test.
 
 Rows of IN_RUNS: two whole runs in threads that differ in one field differ in what the row looks at.
 """

@@ -1,4 +1,4 @@
-"""Fields that act on a Ray of our own and on where trainers meet: what other users of the machine can reach of it.
+"""Test fields of our own Ray and of the trainers' store, and that other users cannot access them.
 
 The part of a test's name before two underscores is the field (see test_flags.py).
 """
@@ -14,7 +14,7 @@ import consumer.actor
 from coati_rl.errors import ConfigError
 from coati_rl.runtime import cluster
 from coati_rl.runtime.process import ActorContext
-from consumer.parallel.process_group import MeetingPoint
+from consumer.parallel.process_group import StoreLocation
 
 
 def test_ray_dir__is_where_ray_puts_its_sockets_and_logs_below_a_directory_that_nobody_else_enters(
@@ -69,7 +69,7 @@ def test_a_temporary_directory_with_a_name_too_long_for_ray_is_refused(ray_calls
 
 
 @pytest.fixture
-def meeting_point_of(monkeypatch, tmp_path):
+def store_location_of(monkeypatch, tmp_path):
     """Return the store location of a configuration's trainers, from rank 0; nothing listens there any more."""
 
     def make(config):
@@ -85,18 +85,18 @@ def meeting_point_of(monkeypatch, tmp_path):
     return make
 
 
-def test_master_port__is_where_the_trainers_meet(meeting_point_of, config_with):
+def test_master_port__is_where_the_trainers_meet(store_location_of, config_with):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert meeting_point_of(config_with(master_port=port)) == MeetingPoint(address="127.0.0.1", port=port)
-    assert meeting_point_of(config_with(master_port=0, master_address="10.0.0.1")).port > 0
+    assert store_location_of(config_with(master_port=port)) == StoreLocation(address="127.0.0.1", port=port)
+    assert store_location_of(config_with(master_port=0, master_address="10.0.0.1")).port > 0
 
 
 def test_master_port__is_not_needed_on_one_machine_where_the_trainers_meet_in_a_private_file(
-    monkeypatch, meeting_point_of, config_with, tmp_path
+    monkeypatch, store_location_of, config_with, tmp_path
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    rendezvous = meeting_point_of(config_with())
+    rendezvous = store_location_of(config_with())
     assert rendezvous.port == 0
     assert rendezvous.file.is_relative_to(tmp_path)
     assert stat.S_IMODE(rendezvous.file.parent.stat().st_mode) == 0o700

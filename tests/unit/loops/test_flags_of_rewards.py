@@ -1,4 +1,4 @@
-"""Fields that decide what scores a run's responses: the value reaches the process, or the service, that does.
+"""Test that fields of rewards reach the process or the service that scores responses.
 
 The part of a test's name before two underscores is the field (see test_flags.py). What they do there, in real processes
 and with a real service, is in tests/integration/test_scorer.py.

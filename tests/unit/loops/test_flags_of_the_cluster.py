@@ -1,4 +1,4 @@
-"""Fields that act on Ray, on processes and on devices: the value reaches the call that acts on it.
+"""Test that fields of Ray, processes and devices reach the call that they affect.
 
 The part of a test's name before two underscores is the field (see test_flags.py).
 """
@@ -28,7 +28,7 @@ from coati_rl.runtime.interrupts import ending_signals
 from coati_rl.runtime.process import ActorContext
 from coati_rl.runtime.run_dir import make_run_dir
 from coati_rl.transport.wire import WeightSender
-from consumer.parallel.process_group import MeetingPoint
+from consumer.parallel.process_group import StoreLocation
 from consumer.weight_sync.publisher import WeightPublisher
 from producer.actor import ProducerActor
 
@@ -46,7 +46,7 @@ def backend_of(monkeypatch, tmp_path):
         monkeypatch.setattr("consumer.backend.make_backend", lambda settings, **options: seen.append(settings))
         context = ActorContext(name="trainer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
         trainer = consumer.actor.TrainerActor(0, config, context, run_dir=tmp_path, checkpoint_dir=tmp_path)
-        trainer.start(MeetingPoint(address="127.0.0.1"))
+        trainer.start(StoreLocation(address="127.0.0.1"))
         return seen[0]
 
     return make
@@ -82,7 +82,7 @@ def test_master_address__that_cannot_be_joined_is_refused(monkeypatch, config_wi
 
 @pytest.mark.parametrize("port", [0, 31000])
 def test_master_port__is_where_the_trainers_meet(monkeypatch, config_with, port):
-    calls, rendezvous = [], MeetingPoint(address="127.0.0.1", port=31000)
+    calls, rendezvous = [], StoreLocation(address="127.0.0.1", port=31000)
 
     def remote(name):
         return SimpleNamespace(remote=lambda *args: calls.append((name, *args)) or rendezvous)

@@ -1,4 +1,4 @@
-"""The gate on the gap between engine and trainer, in whole runs on a real model's log-probabilities.
+"""Test the limit of the engine-trainer mismatch in whole runs on a real model's log-probabilities.
 
 The part of a test's name before two underscores is the field (see test_flags.py).
 """

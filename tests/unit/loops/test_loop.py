@@ -1,4 +1,4 @@
-"""The whole loop: what a run does from its first prompt to its last checkpoint, whatever happens on the way."""
+"""Test a whole run from its first prompt to its last checkpoint, with faults."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A step's numbers, computed again from the files of a run alone: config.yaml, rollouts and checkpoints."""
+"""Recompute a step's metrics from a run's files: config.yaml, rollouts and checkpoints."""
 
 import json
 from collections import defaultdict

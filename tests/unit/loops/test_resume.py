@@ -1,4 +1,4 @@
-"""A run that goes on from its checkpoint: with the first part it is the run that was never interrupted."""
+"""Test that a run and its resumption together equal a run that was not interrupted."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""A run whose producers are ahead of its weights is resumed from its checkpoints as it went on itself, bit for bit."""
+"""Test that a run with producers ahead of its weights resumes from its checkpoints bit for bit."""
 
 import json
 import time

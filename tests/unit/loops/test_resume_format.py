@@ -1,4 +1,4 @@
-"""A checkpoint of an earlier format is resumed, with its finished rollouts, as its run went on itself."""
+"""Test that a checkpoint of an earlier format resumes, with its finished rollouts, like its own run."""
 
 import json
 import shutil

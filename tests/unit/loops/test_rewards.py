@@ -1,4 +1,4 @@
-"""A reward of the user's in a whole run: what it breaks, what it reports, and what of that a person sees."""
+"""Test a user's reward in a whole run: its failures, its reports, and the messages to the user."""
 
 import json
 from collections import Counter

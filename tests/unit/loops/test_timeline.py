@@ -1,4 +1,4 @@
-"""Test who is busy with what in a run, and what the metrics say of who waits for whom."""
+"""Test the timeline of a run: who is busy with what, and waiting times in the metrics."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""A run that waits says for what, on the terminal and while it does, and goes on when it has it.
+"""Test that a waiting run reports the reason on the terminal, and continues afterwards.
 
 Each wait is kept up until its reason is on the terminal, whose clock goes ten times as fast.
 """

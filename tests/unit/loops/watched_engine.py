@@ -1,4 +1,4 @@
-"""The replaced parts of a producer in a threaded run: an engine that notes and fails, a reward without workers."""
+"""Replace parts of a producer in a threaded run: an engine that records and fails, a reward without workers."""
 
 from concurrent.futures import Future
 

@@ -1,4 +1,4 @@
-"""The producer's loop between a scripted coordinator, engine and reward: what it asks for, and what it hands in."""
+"""Test the producer's loop with a scripted coordinator, engine and reward: its requests and its results."""
 
 import threading
 import time

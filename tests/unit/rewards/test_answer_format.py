@@ -1,4 +1,4 @@
-"""Format rules as data."""
+"""Test format rules that are defined as data."""
 
 import time
 

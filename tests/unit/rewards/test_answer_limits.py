@@ -1,15 +1,15 @@
-"""Test that what is too long, too deep or has too large an exponent is refused before math-verify reads it."""
+"""Test that answers that are too long, too deep or have large exponents are refused before math-verify reads them."""
 
 import time
 
 import pytest
 
 from rewards.math.answer_latex import to_latex
-from rewards.math.answer_limits import MAX_LENGTH, find_poison
+from rewards.math.answer_limits import MAX_LENGTH, exceeded_limit
 from rewards.math.math_answer import check_answer, clear_caches
 from tests.unit.rewards.test_math_answer_table import RIGHT
 
-POISON = {
+OVER_A_LIMIT = {
     "longer": ["(" * 2000 + ")" * 2000, "9" * (MAX_LENGTH + 1), "word " * 300, "°" * MAX_LENGTH],
     "nested": ["(" * 100 + "1" + ")" * 100, "{" * 40 + "1" + "}" * 40, r"\sqrt{1+" * 12 + "1" + "}" * 12, "[" * 400],
     "exponent": [
@@ -39,8 +39,10 @@ e^{x^2} e^{10^{10}} x^{10^9} 1.05^{100} 2023^{2022} 7^{2^{10}} 2^{1000000} 10^{1
 """.split()  # noqa: SIM905 - thirty expressions are easier to read so
 
 
-@pytest.mark.parametrize(("reason", "text"), [(reason, text) for reason, texts in POISON.items() for text in texts])
-def test_poison_is_invalid_at_once_as_answer_and_as_ground_truth(reason: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("reason", "text"), [(reason, text) for reason, texts in OVER_A_LIMIT.items() for text in texts]
+)
+def test_an_answer_over_a_limit_is_invalid_at_once_as_answer_and_as_ground_truth(reason: str, text: str) -> None:
     clear_caches()
     started = time.process_time()
     answer, ground_truth = check_answer(text, "72"), check_answer("72", text)
@@ -54,8 +56,8 @@ def test_poison_is_invalid_at_once_as_answer_and_as_ground_truth(reason: str, te
 
 
 @pytest.mark.parametrize("text", [*HARMLESS, *dict.fromkeys(truth for _, truth, _ in RIGHT)])
-def test_an_answer_of_ordinary_size_is_no_poison(text: str) -> None:
-    assert find_poison(to_latex(text) or text) is None
+def test_an_answer_of_ordinary_size_exceeds_no_limit(text: str) -> None:
+    assert exceeded_limit(to_latex(text) or text) is None
 
 
 @pytest.mark.parametrize(
@@ -69,8 +71,8 @@ def test_an_answer_of_ordinary_size_is_no_poison(text: str) -> None:
     ],
 )
 def test_a_limit_itself_is_allowed(at_the_limit: str, beyond: str) -> None:
-    assert find_poison(at_the_limit) is None
-    assert find_poison(beyond) is not None
+    assert exceeded_limit(at_the_limit) is None
+    assert exceeded_limit(beyond) is not None
 
 
 @pytest.mark.parametrize("part", ["(", "{1}", "x^", "1^", "2^{3}", "9^{", "^{(", "9", "9 ", r"\left", "1^1^"])
@@ -83,5 +85,5 @@ def test_a_text_of_any_shape_is_judged_in_milliseconds(part: str) -> None:
 
 def _seconds(text: str) -> float:
     started = time.perf_counter()
-    find_poison(text)
+    exceeded_limit(text)
     return time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""Answers as texts: what math-verify cannot read is equal to itself, and reordered words are not equal."""
+"""Test answers as texts: unreadable text equals itself, and reordered words are not equal."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The `boxed` reward."""
+"""Test the `boxed` reward."""
 
 import pytest
 

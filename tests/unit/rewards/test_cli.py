@@ -1,4 +1,4 @@
-"""`python -m rewards score`: a line in, a line out."""
+"""Test `python -m rewards score`: an output line for each input line."""
 
 import io
 import json

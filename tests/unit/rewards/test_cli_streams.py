@@ -1,4 +1,4 @@
-"""`python -m rewards score` as a stream: read in full first, held in part, written as it comes."""
+"""Test `python -m rewards score` on streams: input is read in full first, scores are written as they are known."""
 
 import json
 import signal

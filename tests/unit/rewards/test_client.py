@@ -1,4 +1,4 @@
-"""The client of a reward service: when it tries again, when it gives up, and that giving up is never a zero."""
+"""Test the client of a reward service: when it retries, when it gives up, and that a failure is never a zero."""
 
 import json
 import logging
@@ -220,7 +220,7 @@ def test_an_outage_is_logged_once_and_so_is_its_end(caplog: pytest.LogCaptureFix
             scorer.submit(["5"], FIVE).result(30)
         scorer.close()
     assert [record.message for record in caplog.records if record.name == "rewards.remote.client"] == [
-        f"the reward service {server.url} fails, responses are invalid: status 500: ",
+        f"the reward service {server.url} fails; its responses are scored as invalid: status 500: ",
         f"the reward service {server.url} answers again",
     ]
 

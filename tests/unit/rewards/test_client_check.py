@@ -1,4 +1,4 @@
-"""Test what is refused before a run: addresses, tokens and services that cannot be the right ones."""
+"""Test the check before a run: wrong addresses, tokens and services are refused."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def test_the_check_asks_for_health_and_then_with_the_token_for_no_scores() -> No
         ([reply({"status": "ok"})], "no reward service answers there"),
         ([reply(HEALTH | {"reward_type": "code"})], "the service scores 'code', this run needs 'boxed'.*--type boxed"),
         ([reply(HEALTH), (422, {}, b'{"error": "reward_type: no"}')], "status 422.*reward_type: no"),
-        ([reply(HEALTH), reply({"scores": "none"})], "no list of scores"),
+        ([reply(HEALTH), reply({"scores": "none"})], "not a list of scores"),
     ],
 )
 def test_the_check_names_address_fault_and_remedy(script: list[Script], complaint: str) -> None:
@@ -92,4 +92,4 @@ def test_a_service_of_another_version_is_warned_about(caplog: pytest.LogCaptureF
         scorer = RemoteScorer(server.url, token="secret")
         scorer.check()
         scorer.close()
-    assert "is of version 9.9" in caplog.text
+    assert "has version 9.9" in caplog.text

@@ -1,4 +1,4 @@
-"""Test what the code reward makes of a response: whether there are a program and tests, what its runs decide."""
+"""Test how the code reward scores a response: missing programs and tests, and the outcomes of its runs."""
 
 import json
 import time
@@ -31,7 +31,7 @@ def test_a_response_without_a_program_is_wrong_and_has_no_format() -> None:
     [
         ("5", 'the tests 5 cannot be read: not {"inputs": [...], "outputs": [...]}'),
         ("", "the tests  cannot be read: Expecting value: line 1 column 1 (char 0)"),
-        ('{"inputs": [], "outputs": []}', "must be equally many, at least one"),
+        ('{"inputs": [], "outputs": []}', "give equally many, at least one"),
     ],
 )
 def test_tests_that_cannot_be_read_leave_a_response_undecided(ground_truth: str, detail: str) -> None:
@@ -69,7 +69,7 @@ RIGHT = [outcome(b"1"), outcome(b"2")]
     ("script", "verdict", "passed", "detail"),
     [
         (RIGHT, "ok", 1.0, "2 of 2 tests passed"),
-        ([outcome(b"1"), outcome(b"3")], "wrong", 0.5, "1 of 2 tests passed; test 2: '2' is expected, it is '3'"),
+        ([outcome(b"1"), outcome(b"3")], "wrong", 0.5, "1 of 2 tests passed; test 2: expected '2', got '3'"),
         ([outcome(b"1", code=1), outcome(b"2")], "wrong", 0.5, "1 of 2 tests passed; test 1: exit code 1"),
         ([outcome(b"1", end="signal", code=11), outcome(b"2")], "wrong", 0.5, "test 1: killed by signal 11"),
         ([outcome(b"1", end="memory", code=9)], "wrong", 0.0, "test 1: more than 1024 MiB of memory"),
@@ -116,7 +116,7 @@ def test_a_program_does_not_get_itself_masked_by_output_that_takes_long_to_read(
     started = time.process_time()
     found = score("```python\nprint(1)\n```", json.dumps({"inputs": ["1"] * 100, "outputs": ["1"] * 100}))
     assert found.verdict == "wrong"
-    assert "test 1: '1' is expected, it is" in found.detail
+    assert "test 1: expected '1', got" in found.detail
     assert time.process_time() - started < 8
 
 
@@ -138,4 +138,4 @@ def test_without_time_on_the_clock_nothing_is_run_and_nothing_decided(monkeypatc
     monkeypatch.setattr(code_reward.time, "monotonic", lambda: next(clock))
     found = score("```python\nprint(1)\n```", TWO_TESTS)
     assert found.verdict == "invalid"
-    assert found.detail == "test 2: no time is left, the machine was too busy"
+    assert found.detail == "test 2: no time is left, since the machine was too busy"

@@ -1,4 +1,4 @@
-"""The tests of a coding problem: which texts are tests, and which outputs and values pass them."""
+"""Test parsing of the tests of a coding problem, and which outputs and values pass them."""
 
 import json
 import time
@@ -223,7 +223,7 @@ def test_what_else_a_row_says_of_its_tests_is_not_looked_at() -> None:
         ('{"inputs": ["1"]}', "not .*inputs"),
         ('{"inputs": "1", "outputs": "1"}', "not .*inputs"),
         ('{"inputs": ["1"], "outputs": ["1"], "fn_name": 5}', "not .*inputs"),
-        ('{"inputs": [], "outputs": []}', "0 inputs and 0 outputs; they must be equally many, at least one"),
+        ('{"inputs": [], "outputs": []}', "0 inputs and 0 outputs; give equally many, at least one"),
         ('{"inputs": ["1", "2"], "outputs": ["1"]}', "2 inputs and 1 outputs"),
         ('{"inputs": [5], "outputs": ["1"]}', "an input is int; write text"),
         ('{"inputs": ["1"], "outputs": [{"a": 1}]}', "an output is dict; write text"),

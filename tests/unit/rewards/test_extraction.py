@@ -1,4 +1,4 @@
-"""Test where the final answer of a response is found."""
+"""Test extraction of the final answer of a response."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Test which program a response holds."""
+"""Test extraction of the program of a response."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Ground truths that the math rewards cannot read are counted before a run."""
+"""Test that ground truths that the math rewards cannot read are counted before a run."""
 
 import json
 import subprocess
@@ -26,8 +26,9 @@ def test_rows_that_cannot_be_read_are_counted_and_the_first_is_named() -> None:
     rows = prompts("5", UNREADABLE, r"\sqrt{2}", "1/0", UNREADABLE, r"\frac{", "Monday", r"\cos t")
     (warning,) = ground_truth_warnings(config, {"--dataset": rows, "--eval-dataset math": prompts("5", r"\pi")})
     assert warning == (
-        "--dataset: 4 of 8 ground truths cannot be read by the math reward (the first is train-1: a \\otimes b); there "
-        "only the same text is right, and all other responses are invalid and masked"
+        "--dataset: 4 of 8 ground truths cannot be read by the math reward (the first is train-1: a \\otimes b); for "
+        "these rows only the same text is correct, and all other responses are invalid and masked; correct or remove "
+        "the rows"
     )
 
 
@@ -45,7 +46,7 @@ def test_of_many_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     config = build_config({"reward_type": "think_answer_tags"})
     rows = prompts(UNREADABLE, "Monday", "Tuesday", "Friday")
     (warning,) = ground_truth_warnings(config, {"--dataset": rows})
-    assert "1 of 4 ground truths cannot be read by the math reward, of 2 of 4 that were looked at" in warning
+    assert "1 of 4 ground truths cannot be read by the math reward, 2 of 4 different texts were checked" in warning
 
 
 def test_a_run_says_so_before_it_starts(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""A served reward model: OpenRLHF's protocol, and what is invalid instead of zero."""
+"""Test a served reward model: OpenRLHF's protocol, and failures that are invalid instead of zero."""
 
 import json
 import time
@@ -160,7 +160,7 @@ def test_a_password_in_the_address_is_sent_and_not_told() -> None:
 
 @pytest.mark.parametrize("url", ["", "localhost:5000", "ftp://host/x", "http://", "http://host:port", "http://[::1"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="is no address"):
+    with pytest.raises(ConfigError, match="is not an address"):
         HttpReward(url)
 
 

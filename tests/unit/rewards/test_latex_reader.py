@@ -1,4 +1,4 @@
-"""math-verify's reading of a whole answer, by its faster parser."""
+"""Test that the faster parser reads whole answers as math-verify does."""
 
 import pytest
 from math_verify import LatexExtractionConfig, parse

@@ -1,4 +1,4 @@
-"""Decisions of the comparison that are not about what an answer means: see test_math_answer_table.py for that."""
+"""Test decisions of the comparison that do not depend on an answer's value; see also test_math_answer_table.py."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Test which answers mean the same, and which only look like it: a ground truth, right answers, wrong ones; by kind."""
+"""Test equal and similar answers by kind, in rows of ground truth, correct answers and wrong ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Test that a number is answered by a number: a task that is restated is not paid."""
+"""Test that a numeric ground truth needs a number: restating the task gets no reward."""
 
 import time
 
@@ -63,7 +63,7 @@ NOT_NUMBERS = [
 def test_a_task_that_is_restated_is_wrong_unless_any_formula_may_answer(truth: str, answer: str) -> None:
     decision = check_answer(answer, truth, must_be_number=True)
     assert decision.verdict == "wrong"
-    assert "is no number, and" in decision.detail
+    assert "is not a number, but" in decision.detail
     assert check_answer(answer, truth).verdict == "ok"
 
 

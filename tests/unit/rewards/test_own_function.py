@@ -1,4 +1,4 @@
-"""A reward function of the user's: how it is called, and what what it raises becomes."""
+"""Test a user's reward function: how it is called, and what its return values and exceptions become."""
 
 import logging
 from collections.abc import Callable
@@ -199,7 +199,7 @@ def test_the_traceback_of_each_kind_of_failure_is_logged_once(own, caplog: pytes
     with caplog.at_level(logging.WARNING):
         assert [score.verdict for score in reward.score(["b", "a", "c"], PROBLEM)] == ["invalid", "ok", "invalid"]
     (record,) = caplog.records
-    assert record.getMessage() == "the reward of a response to prompt 'train-3.0' failed"
+    assert record.getMessage() == "the reward function failed on a response to prompt 'train-3.0'"
     assert record.exc_info is not None and record.exc_info[0] is KeyError
 
 

@@ -1,4 +1,4 @@
-"""A reward function of the user's that is a coroutine function."""
+"""Test a user's reward function that is a coroutine function."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Plain numbers are compared as math-verify compares them."""
+"""Test that plain numbers are compared as math-verify compares them."""
 
 import signal
 import time

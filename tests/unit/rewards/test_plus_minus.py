@@ -1,4 +1,4 @@
-r"""The two values of a `\pm` are written out where math-verify does not."""
+r"""Test that `\pm` is expanded to two values where math-verify does not expand it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Test how a submission is cut into tasks, asked for, and put together again."""
+"""Test how a submission is split into tasks, requested, and collected."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Rewards by name, and what is refused."""
+"""Test rewards by name, and which names are refused."""
 
 import subprocess
 import sys

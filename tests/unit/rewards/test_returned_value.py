@@ -1,4 +1,4 @@
-"""Test what a function of the user's may return, and what becomes of anything else."""
+"""Test the conversion of a user function's return values, valid and invalid ones."""
 
 import math
 from typing import Any

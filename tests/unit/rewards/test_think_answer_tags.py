@@ -1,4 +1,4 @@
-"""The `think_answer_tags` reward."""
+"""Test the `think_answer_tags` reward."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Several rewards in one: their sum, its parts, and what the first decides."""
+"""Test several rewards in one: their sum, their parts, and what the first one decides."""
 
 from collections.abc import Iterator, Sequence
 

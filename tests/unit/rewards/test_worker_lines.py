@@ -1,4 +1,4 @@
-"""Test what a worker says, line by line, however it is cut on its way."""
+"""Test reading of a worker's lines, however they are split in transit."""
 
 import asyncio
 
@@ -33,5 +33,5 @@ def test_an_end_before_the_last_score_loses_the_worker(rest: bytes) -> None:
 
 @pytest.mark.parametrize("line", [b"\n", b"[]\n", b"hello\n", b'{"reward": 1.0}\n', b'{"ready": 7}\n'])
 def test_what_is_no_score_loses_the_worker(line: bytes) -> None:
-    with pytest.raises(WorkerLostError, match="no score"):
+    with pytest.raises(WorkerLostError, match="an invalid score"):
         heard(LINE + line, num_scores=2, has_ended=False)

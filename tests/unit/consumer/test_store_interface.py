@@ -1,4 +1,4 @@
-"""Through which network interface the trainers' gloo talks to the others."""
+"""Test which network interface leads to an address."""
 
 import socket
 
@@ -22,5 +22,5 @@ def test_an_address_of_this_machine_leads_to_the_interface_that_has_it():
 
 
 def test_an_address_without_a_meaning_is_refused_by_name():
-    with pytest.raises(EngineError, match="meeting point no-such-host"):
+    with pytest.raises(EngineError, match="address of trainer 0, no-such-host"):
         interface_towards("no-such-host.invalid")

@@ -1,7 +1,8 @@
-"""A trainer rank's part in a weight sync, by its place: rank 0 directs, the head of each other stage sends its stage's
-weights, the ranks with the other shards take part in gathering them, further data-parallel copies do nothing.
+"""Choose what a trainer rank does in a weight sync, by its layout.
 
-All ranks score the sync's probe first, with the weights that are sent: what the engines have to agree with.
+Rank 0 directs the sync; the head rank of every other pipeline stage sends that stage's weights; the other
+tensor-parallel ranks take part in gathering them; ranks with dp_rank > 0 send nothing. All ranks first score the sync's
+probe with the weights that are sent; the engines' log-probabilities are compared with these.
 """
 
 from collections import deque
@@ -32,15 +33,15 @@ def publishing(
     host: str,
     directory: Path,
 ) -> Iterator[Publish]:
-    """Take this rank's part in a sync; the group of the transfers is left at the end.
+    """Yield the function that runs a sync on this rank; the transfer group is closed at the end.
 
     Args:
-        backend: of the weights.
-        config: the run's.
-        connect: producer id to its remote end.
+        backend: holds the weights.
+        config: of the run.
+        connect: returns the remote end of a producer id.
         reports: the coordinator.
         host: this process's address, as producers and other trainers reach it.
-        directory: for weights that travel as files.
+        directory: for weights that are sent as files.
     """
     device = backend.device
     wire = choose_backend(
@@ -54,7 +55,7 @@ def publishing(
 
         def publish(work: SyncWork) -> None:
             _score_probe(backend, work, reports)
-            # Collective: with sharded weights other ranks take part in the export, one of each stage sends.
+            # Collective: with sharded weights other ranks take part in the export; one of each stage sends.
             send(work, backend.export_weights())
 
         yield publish
@@ -72,7 +73,7 @@ def _make_send(
         return lambda work, weights: _exhaust(weights)
     if number > 0:
         stage_sender = StageSender(sender, lambda: backend.broadcast_text(None), rank=number)
-        return lambda work, weights: stage_sender.take_part(weights)
+        return lambda work, weights: stage_sender.send(weights)
     return WeightPublisher(
         sender,
         connect,
@@ -80,7 +81,7 @@ def _make_send(
         reports,
         ranks_per_producer=config.parallel.producer_tensor_parallel_size,
         timeout_s=config.sync.sync_timeout_s,
-        # A producer that hangs is replaced before the run counts as stalled.
+        # Below the stall timeout, so that a producer that hangs is replaced before the run counts as stalled.
         commit_timeout_s=config.sync.sync_timeout_s
         if config.sync.inflight_update
         else 0.9 * config.cluster.stall_timeout_s,
@@ -90,7 +91,7 @@ def _make_send(
 
 
 def _score_probe(backend: TrainBackend, work: SyncWork, reports: SyncReports) -> None:
-    """The trainers' log-probabilities of the probe, reported by the rank that has them."""
+    """Score the probe on all ranks and report its log-probabilities from the rank that has them."""
     if not work.probe:
         return
     scores = backend.score([probe_micro_batch(work.probe)])
@@ -99,7 +100,7 @@ def _score_probe(backend: TrainBackend, work: SyncWork, reports: SyncReports) ->
 
 
 def make_manifest(backend: TrainBackend, version: int) -> WeightManifest:
-    """Return what all stages together send, in Hugging Face order."""
+    """Return the manifest of what all pipeline stages send, in Hugging Face order."""
     return WeightManifest(policy_version=version, entries=backend.weight_entries())
 
 
@@ -108,5 +109,5 @@ def _exhaust(weights: Weights) -> None:
 
 
 def _announce(backend: TrainBackend, text: str) -> None:
-    """Rank 0: a text to the heads of the other stages."""
+    """Broadcast a text from rank 0 to the head ranks of the other pipeline stages."""
     backend.broadcast_text(text)

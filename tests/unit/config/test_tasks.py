@@ -149,7 +149,7 @@ def test_prompts_are_sampled_as_their_task_says_and_evaluated_greedily():
     assert [train.sampling_of(name).temperature for name in ("math", "code", "default")] == [0.8, 1.0, 1.0]
     assert [evaluation.sampling_of(name).temperature for name in ("math", "code")] == [0.0, 0.0]
     assert [train.sampling_of(name).max_new_tokens for name in ("math", "code")] == [128, 64]
-    assert settings.gap.temperature == 0.8, "the smallest magnifies rounding most"
+    assert settings.mismatch.temperature == 0.8, "the smallest magnifies rounding most"
     assert settings.tasks == ("math", "code")
     assert coordinator_settings(config, tasks=("math",)).tasks == ()
 

@@ -23,6 +23,7 @@ from coati_rl.runtime.cluster import actor_options, own_namespace
 from coati_rl.runtime.hangs import Patience
 from coati_rl.runtime.heartbeats import Heartbeats
 from coati_rl.runtime.process import Place, device_environment, enter_actor
+from coati_rl.runtime.ray_environment import actor_environment
 from coati_rl.runtime.remote import RemoteCoordinator, wait_for
 from coati_rl.runtime.run_dir import RunPaths
 from coati_rl.runtime.seats import Seat, Seats
@@ -162,6 +163,8 @@ class Crew:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         waiting = 2 * (self._config.num_inferencer + self._config.num_trainers) + 8  # long polls that block a thread
         options = {"num_cpus": 0, "max_concurrency": waiting, "scheduling_strategy": here, "max_restarts": 0}
+        if self._config.master_address:  # in a Ray of our own it inherits them, and a process is there already
+            options["runtime_env"] = {"env_vars": actor_environment()}
         place = self._place("coordinator", None)
         actor = ray.remote(CoordinatorActor).options(name="coordinator", namespace=self._namespace, **options)
         return actor.remote(self._prepared, self._paths, place)

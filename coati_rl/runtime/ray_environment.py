@@ -5,6 +5,10 @@ import secrets
 
 from coati_rl.config import Config
 
+# The largest argument or result, in bytes, that Ray sends in the call itself rather than through its object store.
+_INLINE_LIMIT = "RAY_max_direct_call_object_size"
+_MAX_INLINE_BYTES = 2**20  # Ray's is 100 KiB; from 1 to 2 MB on the object store is faster, see docs/performance.md
+
 
 def prepare_ray_environment(config: Config) -> None:
     """Set what the run needs of Ray; call before anything imports it. What the user has set stays.
@@ -18,6 +22,7 @@ def prepare_ray_environment(config: Config) -> None:
         "RAY_DEDUP_LOGS": "0",
         # A driver's empty GPU list must not reach the actors of a cluster that has GPUs.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        **actor_environment(),
     }
     if not config.master_address:
         # Ray's name for "clusters of several machines are possible"; without it all of its servers bind to loopback.
@@ -26,3 +31,8 @@ def prepare_ray_environment(config: Config) -> None:
             settings["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+
+
+def actor_environment() -> dict[str, str]:
+    """Return the settings of Ray that a process of an actor needs, too: in a joined cluster it does not inherit them."""
+    return {_INLINE_LIMIT: os.environ.get(_INLINE_LIMIT, str(_MAX_INLINE_BYTES))}

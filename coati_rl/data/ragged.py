@@ -54,6 +54,18 @@ class RunArray:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SplitSamples:
+    """S samples apart again; what is here of each shares the memory of the joined arrays."""
+
+    prefix_ids: Sequence[np.ndarray]  # int32[P] each
+    token_ids: Sequence[np.ndarray]  # int32[T] each
+    loss_masks: Sequence[np.ndarray]  # bool[T] each
+    arrays: Mapping[str, Sequence[np.ndarray]]  # [N] each
+    lengths: Sequence[int]  # P + T of each
+    num_loss_tokens: Sequence[int]  # N of each
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RaggedSamples:
     """S samples, each array over all of them one after another."""
 
@@ -83,24 +95,24 @@ class RaggedSamples:
             arrays={name: _join_arrays(samples, name) for name in names},
         )
 
-    def split(self) -> list[Sample]:
-        """Return the samples; they share the memory of the joined arrays, and have no uid."""
+    def split(self) -> SplitSamples:
+        """The inverse of `of`, but for uids and numbers."""
         prefixes = [self.prefix_ids[part] for part in _parts(self.prefix_lengths)]
-        mask = np.unpackbits(self.mask_bits, count=len(self.token_ids)).view(bool)
+        prefix_ids = [prefixes[prefix] for prefix in self.prefix_of.tolist()]
         own = _parts(self.lengths)
-        counted = _parts([int(np.count_nonzero(mask[part])) for part in own])
+        mask = np.unpackbits(self.mask_bits, count=len(self.token_ids)).view(bool)
+        loss_masks = [mask[part] for part in own]
+        num_loss_tokens = [int(np.count_nonzero(each)) for each in loss_masks]
+        counted = _parts(num_loss_tokens)
         arrays = {name: array.expand() if isinstance(array, RunArray) else array for name, array in self.arrays.items()}
-        return [
-            Sample(
-                uid="",
-                number=index,
-                prefix_ids=prefixes[prefix],
-                token_ids=self.token_ids[own[index]],
-                loss_mask=mask[own[index]],
-                arrays={name: array[counted[index]] for name, array in arrays.items()},
-            )
-            for index, prefix in enumerate(self.prefix_of.tolist())
-        ]
+        return SplitSamples(
+            prefix_ids=prefix_ids,
+            token_ids=[self.token_ids[part] for part in own],
+            loss_masks=loss_masks,
+            arrays={name: [array[part] for part in counted] for name, array in arrays.items()},
+            lengths=[len(each) + num for each, num in zip(prefix_ids, self.lengths.tolist(), strict=True)],
+            num_loss_tokens=num_loss_tokens,
+        )
 
     @property
     def num_bytes(self) -> int:

@@ -34,5 +34,5 @@ def prepare_ray_environment(config: Config) -> None:
 
 
 def actor_environment() -> dict[str, str]:
-    """Return the settings of Ray that a process of an actor needs, too: in a joined cluster it does not inherit them."""
+    """Return the settings that an actor's process needs, too: in a cluster that is joined it does not inherit them."""
     return {_INLINE_LIMIT: os.environ.get(_INLINE_LIMIT, str(_MAX_INLINE_BYTES))}

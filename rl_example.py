@@ -44,7 +44,8 @@ def main(argv: Sequence[str], scratch: Path) -> int:
 
 
 def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
-    from coati_rl.data.prepare import prepare
+    from coati_rl.runtime.prepare import prepare
+    from consumer.parallel.layout_rules import check_layout
     from rewards.ground_truths import ground_truth_warnings
     from rewards.registry import default_system_prompt, needs_ground_truth
     from rewards.scorer import scorer_factory
@@ -54,6 +55,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
         config,
         system_prompt=default_system_prompt(config.reward_type),
         needs_truth=needs_ground_truth(config.reward_type),
+        check_layout=check_layout,
         is_dry_run=is_dry_run,
     )
     datasets = {"--dataset": prepared.train.prompts}
@@ -77,5 +79,10 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     return 0
 
 
+def run(argv: Sequence[str]) -> int:
+    """Run the command line in a child process that leaves nothing behind; returns the exit code."""
+    return run_guarded(functools.partial(main, argv))
+
+
 if __name__ == "__main__":
-    sys.exit(run_guarded(functools.partial(main, sys.argv[1:])))
+    sys.exit(run(sys.argv[1:]))

@@ -13,10 +13,10 @@ import torch
 
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.packed_group import PackedGroup
-from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Wait, Work
 from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import CommitResult, GenerationRequest, GenerationResult, Problem, TokenChunk
+from coati_rl.work import CommitReport, LeaseReply, SyncReport, Wait, Work
 
 OnTokens = Callable[[TokenChunk], None]
 
@@ -93,7 +93,7 @@ class GenerationEngine(Protocol):
 Role = Literal["policy", "old", "reference"]  # of a model: trained; the policy before the update; of the KL penalty
 
 
-class TrainerPlace(Protocol):
+class TrainerLayout(Protocol):
     """Describe what a rank has to do for all, by its place in the layout of the trainers."""
 
     @property
@@ -121,7 +121,7 @@ class TrainBackend(Protocol):
     """
 
     @property
-    def layout(self) -> TrainerPlace:
+    def layout(self) -> TrainerLayout:
         """This rank's place."""
 
     @property
@@ -205,7 +205,7 @@ class LossFn(Protocol):
 
 
 class ProducerCoordinator(Protocol):
-    """Describe what a producer asks of the coordinator; see `coati_rl.data.coordinator.Coordinator`."""
+    """Describe what a producer asks of the coordinator; see `coati_rl.coordinator.coordinator.Coordinator`."""
 
     def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float, is_drained: bool) -> LeaseReply:
         """Up to `max_prompts` prompts to roll out.
@@ -223,7 +223,7 @@ class ProducerCoordinator(Protocol):
 
 
 class SyncReports(Protocol):
-    """Describe what the coordinator hears of a weight sync; see `coati_rl.data.coordinator.Coordinator`."""
+    """Describe what the coordinator hears of a weight sync; see `coati_rl.coordinator.coordinator.Coordinator`."""
 
     def report_probe(self, policy_version: int, logprobs: np.ndarray) -> None:
         """Take what the trainers' weights say of a sync's probe, float32[T - 1]; before the report of the transfer."""
@@ -263,7 +263,7 @@ class StepReports(Protocol):
 
 
 class TrainerCoordinator(WorkSource, StepReports, SyncReports, Protocol):
-    """Describe what a trainer of a run with producers needs; see `coati_rl.data.coordinator.Coordinator`."""
+    """Describe what a trainer of a run with producers needs; see `coati_rl.coordinator.coordinator.Coordinator`."""
 
 
 class WeightReceiver(Protocol):

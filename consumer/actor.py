@@ -20,11 +20,11 @@ from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import TrainBackend, TrainerCoordinator
 from coati_rl.runtime.cluster import own_address
 from coati_rl.runtime.heartbeats import Beat, own_beat
-from coati_rl.runtime.process import Place, enter_actor
+from coati_rl.runtime.process import ActorContext, enter_actor
 from coati_rl.runtime.remote import RemoteProducer
 from coati_rl.types import Device
 from consumer.objectives.policy_gradient import policy_gradient
-from consumer.process_group import MeetingPoint, init_process_group, open_listener, private_meeting_point
+from consumer.parallel.process_group import MeetingPoint, init_process_group, open_listener, private_meeting_point
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
 
@@ -45,26 +45,26 @@ class TrainerActor:
         self,
         rank: int,
         config: Config,
-        place: Place,
+        context: ActorContext,
         *,
         run_dir: Path,
         checkpoint_dir: Path,
         resume_dir: Path | None = None,
     ) -> None:
         """`resume_dir`: the checkpoint to go on from; None: start from the config's model."""
-        enter_actor(place)
-        self._timeline = Timeline(run_dir / "timeline", place.name)
+        enter_actor(context)
+        self._timeline = Timeline(run_dir / "timeline", context.name)
         self._rank = rank
-        self._device = place.device
+        self._device = context.device
         self._config = config
-        self._place = place
+        self._context = context
         self._run_dir = run_dir
         self._checkpoint_dir = checkpoint_dir
         self._resume_dir = resume_dir
         self._listener: socket.socket | None = None
         self._backend: TrainBackend | None = None
 
-    def open_meeting_point(self) -> MeetingPoint:
+    def open_rendezvous(self) -> MeetingPoint:
         """Rank 0 only: make the place where the trainers meet; where Ray is ours nothing listens, unless told to."""
         address, port = own_address(self._config), self._config.master_port
         if port == 0 and not self._config.master_address:
@@ -72,7 +72,7 @@ class TrainerActor:
         self._listener = open_listener(address, port)
         return MeetingPoint(address=address, port=int(self._listener.getsockname()[1]))
 
-    def start(self, meeting_point: MeetingPoint) -> float:
+    def start(self, rendezvous: MeetingPoint) -> float:
         """Join the other trainers and load the model. Returns: seconds it took."""
         begin, config = time.perf_counter(), self._config
         from consumer.backend import BackendConfig, make_backend
@@ -82,7 +82,7 @@ class TrainerActor:
         device = init_process_group(
             rank=self._rank,
             world_size=config.num_trainers,
-            meeting_point=meeting_point,
+            rendezvous=rendezvous,
             listener=self._listener,
             timeout_s=timeout_s,
             seed=config.seed,
@@ -97,8 +97,8 @@ class TrainerActor:
             tp_size=config.tensor_parallel_size,
             pp_size=config.pipeline_parallel_size,
             zero_stage=config.zero_stage,
-            precision="bf16" if self._place.dtype == "bfloat16" else "fp32",
-            wire_dtype=getattr(torch, self._place.dtype),
+            precision="bf16" if self._context.dtype == "bfloat16" else "fp32",
+            wire_dtype=getattr(torch, self._context.dtype),
             weight_decay=config.weight_decay,
             max_grad_norm=config.max_grad_norm,
             gradient_checkpointing=config.gradient_checkpointing,
@@ -112,8 +112,8 @@ class TrainerActor:
 
     def run(self, coordinator: TrainerCoordinator, namespace: str) -> int:
         """Train until the run is over. Returns: optimizer steps taken."""
-        from consumer.sampling_gap import sampling_gap
-        from consumer.weight_sync import publishing
+        from consumer.logprob_mismatch import sampling_gap
+        from consumer.weight_sync.trainer_part import publishing
 
         config, backend = self._config, self._backend
         if backend is None:
@@ -160,7 +160,7 @@ class TrainerActor:
             return
         from torch.profiler import profile, schedule
 
-        path = self._run_dir / "profile" / f"{self._place.name}.json"
+        path = self._run_dir / "profile" / f"{self._context.name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         with profile(
             schedule=schedule(wait=0, warmup=1, active=1, repeat=1),

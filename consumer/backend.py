@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from coati_rl.batch import MicroBatch, MiniBatch
+from coati_rl.checkpoint.directory import load_state
 from coati_rl.config.parallel import PluginName
-from coati_rl.data.checkpoint_dir import load_state
 from coati_rl.data.packing import blank_micro_batch
 from coati_rl.errors import ConfigError
 from coati_rl.protocols import LossFn, Role
 from coati_rl.transport.manifest import TensorEntry, dtype_name
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
-from consumer.models import Model, Training
-from consumer.parallelism import Parallelism
-from consumer.policy_model import DTYPES, Precision, make_input
-from consumer.process_group import collective
+from consumer.models.policy_model import DTYPES, Precision, make_input
+from consumer.parallel.parallelism import Parallelism
+from consumer.parallel.process_group import collective
+from consumer.role_models import Model, Training
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,11 +59,11 @@ def make_backend(config: BackendConfig, *, device: torch.device, timeout_s: floa
     """
     parallelism: Parallelism
     if config.plugin == "fsdp2":
-        from consumer.fsdp_parallelism import FullyShardedParallelism
+        from consumer.parallel.fsdp import FullyShardedParallelism
 
         parallelism = FullyShardedParallelism(precision=config.precision, device=device)
     else:
-        from consumer.hybrid_parallelism import HybridParallelism  # its import of ColossalAI takes seconds
+        from consumer.parallel.hybrid import HybridParallelism  # its import of ColossalAI takes seconds
 
         parallelism = HybridParallelism(
             tp_size=config.tp_size,

@@ -22,10 +22,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coati_rl.data.checkpoint_dir import prune, write_manifest, write_state
+from coati_rl.checkpoint.directory import prune, write_manifest, write_state
 from coati_rl.disk import disk_problem
 from coati_rl.errors import ConfigError, RunError
-from consumer.parameters import ParameterInfo
+from consumer.parallel.parameters import ParameterInfo
 
 MAX_FILE_BYTES = 2 * 2**30  # of weights; what the optimizer knows of them goes to a file of its own beside it
 TOKENIZER_FILES = (

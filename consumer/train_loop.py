@@ -12,13 +12,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from coati_rl.data.checkpoint_dir import ROLLOUTS_FILE
+from coati_rl.checkpoint.directory import ROLLOUTS_FILE
 from coati_rl.data.packing import build_mini_batch
-from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork, Wait, Work
 from coati_rl.errors import RunError
-from coati_rl.observability.idle import IdleShare
+from coati_rl.observability.idle import IdleFraction
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import StepReports, TrainBackend, WorkSource
+from coati_rl.work import FinishWork, SaveWork, SyncWork, TrainWork, Wait, Work
 from consumer.train_step import TrainStep
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class TrainLoop:
         self._reason = ""  # of the last wait
         self._timeline = timeline
         self._wait_s = 0.0  # for rollouts, since the last optimizer step
-        self._idle = IdleShare()  # of this rank; a sync is idle time, too
+        self._idle = IdleFraction()  # of this rank; a sync is idle time, too
 
     def run(self) -> int:
         """Returns: optimizer steps taken when the run was over."""

@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
-from coati_rl.algorithms.schedule import cosine_learning_rate
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import TrainBackend
+from consumer.logprob_mismatch import MismatchMeter
 from consumer.objectives.objective import Objective
-from consumer.sampling_gap import SamplingGap
+from consumer.optim.learning_rate import cosine_learning_rate
 
 
 class TrainStep:
@@ -30,7 +30,7 @@ class TrainStep:
         timeline: Timeline = NO_TIMELINE,
         *,
         learning_rate: float,
-        sampling_gap: SamplingGap | None = None,
+        sampling_gap: MismatchMeter | None = None,
     ) -> None:
         """Take over a backend that holds the models of the objective's roles.
 

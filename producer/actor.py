@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from coati_rl.config import Config
-from coati_rl.data.membership import UNPROVEN
+from coati_rl.coordinator.membership import UNPROVEN
 from coati_rl.errors import EngineError
 from coati_rl.observability.phases import PHASES
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
 from coati_rl.runtime.heartbeats import Beat, own_beat
-from coati_rl.runtime.process import Place, enter_actor
+from coati_rl.runtime.process import ActorContext, enter_actor
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import CommitResult, Device
@@ -38,12 +38,14 @@ class ProducerActor:
         """Environment variables that the engine needs before its process starts."""
         return engine_environment(device, config.producer_tensor_parallel_size)
 
-    def __init__(self, producer_id: int, config: Config, place: Place, make_reward: Callable[[], GroupScorer]) -> None:
-        enter_actor(place)
-        self._timeline = Timeline(place.log_dir.parent / "timeline", place.name)
+    def __init__(
+        self, producer_id: int, config: Config, context: ActorContext, make_reward: Callable[[], GroupScorer]
+    ) -> None:
+        enter_actor(context)
+        self._timeline = Timeline(context.log_dir.parent / "timeline", context.name)
         self._producer_id = producer_id
         self._config = config
-        self._place = place
+        self._context = context
         self._reward = make_reward()  # its processes start while the engine loads
         self._engine: GenerationEngine | None = None
 
@@ -54,11 +56,11 @@ class ProducerActor:
             config.backend,
             model=config.model,
             tensor_parallel_size=config.producer_tensor_parallel_size,
-            dtype=self._place.dtype,
+            dtype=self._context.dtype,
             max_model_len=config.max_model_len,
             max_num_seqs=config.sequences_in_flight,
             seed=config.seed,
-            device=self._place.device,
+            device=self._context.device,
             gpu_memory_utilization=config.gpu_memory_utilization,
             policy_version=UNPROVEN,
             load_timeout_s=START_TIMEOUT_S,

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from coati_rl.data.episodes import final_trajectories
 from coati_rl.data.packed_group import PackedGroup
-from coati_rl.data.single_turn import single_turns
 from coati_rl.observability.phases import PHASES
 from coati_rl.observability.timeline import NO_TIMELINE, Span, Timeline
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
 from coati_rl.types import Lease, RolloutGroup, Score, Trajectory
+from producer.environments.single_turn import single_turns
 from producer.generation import Generated, LeaseGenerator
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from time import monotonic
 
 from coati_rl.config.reward import RewardConfig
 from coati_rl.reward_spec import RewardSpec
+from coati_rl.text import shorten
 from coati_rl.types import Problem, Prompt, Score
 from rewards.math.math_answer import is_plain_number
-from rewards.text import shorten
 from rewards.workers.pool import RewardPool
 
 MAX_TEXTS = 2000  # that are read of a dataset, evenly spaced; 3 ms each

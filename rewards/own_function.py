@@ -27,10 +27,10 @@ from typing import Any
 
 from coati_rl.errors import ConfigError
 from coati_rl.plugins import load_function
+from coati_rl.text import shorten
 from coati_rl.types import Problem, Score
 from rewards.returned_value import as_score, as_scores
 from rewards.reward import invalid_score
-from rewards.text import shorten
 
 logger = logging.getLogger(__name__)
 

@@ -89,7 +89,7 @@ def needs_ground_truth(reward_type: str) -> bool:
 
 def _make_one(name: str, spec: RewardSpec) -> Reward:
     if is_url(name):
-        from rewards.remote.http_reward import HttpReward  # a client's imports are paid by who uses it
+        from rewards.http_model.http_reward import HttpReward  # a client's imports are paid by who uses it
 
         return HttpReward(
             name, secrets=spec.secrets, timeout_s=_SHARE_OF_A_SERVER * (spec.group_timeout_s or spec.timeout_s)

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
+from coati_rl.text import shorten
 from coati_rl.types import Score, Verdict
 from rewards.reward import bounded, invalid_score
-from rewards.text import shorten
 
 RIGHT_FROM = 1.0
 

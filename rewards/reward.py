@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from coati_rl.text import shorten
 from coati_rl.types import MAX_REWARD, Problem, Score
-from rewards.text import shorten
 
 
 class RewardFn(Protocol):

@@ -34,7 +34,7 @@ def scorer_factory(config: Config) -> Callable[[], GroupScorer]:
         spec = replace(spec, group_timeout_s=timeout_s * config.num_generations)
         timeout_s *= config.num_generations * len(parse_reward_type(spec.reward_type))
     if config.scores_code and spec.is_sandboxed:
-        from rewards.code.sandbox import check_sandbox
+        from coati_rl.sandbox import check_sandbox
 
         check_sandbox()
     return functools.partial(RewardPool, spec, num_workers=config.reward_workers, timeout_s=timeout_s)

@@ -7,7 +7,7 @@ noise, k3 unbiased and never negative. GRPO uses k3.
 import torch
 from torch import Tensor
 
-from coati_rl.algorithms.parts import KLEstimator
+from coati_rl.algorithms.choices import KLEstimator
 from coati_rl.algorithms.ratio import MAX_LOG_RATIO, masked_log_ratio
 
 

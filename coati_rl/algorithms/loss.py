@@ -11,9 +11,9 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from coati_rl.algorithms.choices import POLICY_LOSSES, Correction, KLEstimator, RatioLevel
 from coati_rl.algorithms.kl import kl_terms
 from coati_rl.algorithms.off_policy import correction_weights
-from coati_rl.algorithms.parts import POLICY_LOSSES, Correction, KLEstimator, RatioLevel
 from coati_rl.algorithms.policy_loss import ClipBounds, check_bounds, cispo_terms, clipped_policy_terms, clipped_tokens
 from coati_rl.algorithms.ratio import count_samples, masked_log_ratio, ratio_of, sample_any, sample_mean
 

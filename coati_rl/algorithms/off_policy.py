@@ -7,7 +7,7 @@ each token. Out: a weight for its policy term. R rows, M loss tokens per row, w 
 import torch
 from torch import Tensor
 
-from coati_rl.algorithms.parts import Correction
+from coati_rl.algorithms.choices import Correction
 from coati_rl.algorithms.ratio import masked_log_ratio, ratio_of, sample_mean
 
 

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coati_rl.algorithms.choices import KLEstimator
 from coati_rl.algorithms.kl import kl_terms
-from coati_rl.algorithms.parts import KLEstimator
 from coati_rl.batch import MicroBatch
 
 VARIANCE_EPS = 1e-8  # without unit: keeps rounding noise, as of a KL of nearly 0, from becoming advantages of 1

@@ -10,7 +10,7 @@ from pydantic import BaseModel, field_validator, model_validator
 
 from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS
 from coati_rl.algorithms.aggregation import LossVariation
-from coati_rl.algorithms.parts import POLICY_LOSSES, Correction, KLEstimator, RatioLevel
+from coati_rl.algorithms.choices import POLICY_LOSSES, Correction, KLEstimator, RatioLevel
 from coati_rl.config.fields import flag
 from coati_rl.config.presets import PRESETS, fill_in
 from coati_rl.plugins import absolute

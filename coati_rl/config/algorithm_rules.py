@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, compares_samples
-from coati_rl.algorithms.parts import POLICY_LOSSES
+from coati_rl.algorithms.choices import POLICY_LOSSES
 from coati_rl.config.config import Config
 from coati_rl.plugins import is_plugin
 

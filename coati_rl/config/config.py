@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import ConfigDict, model_validator
 
-from coati_rl.algorithms.parts import CORRECTION_BOUNDS
+from coati_rl.algorithms.choices import CORRECTION_BOUNDS
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.data import DataConfig
 from coati_rl.config.model import ModelConfig

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from coati_rl.algorithms.parts import CORRECTION_BOUNDS
+from coati_rl.algorithms.choices import CORRECTION_BOUNDS
 from coati_rl.plugins import absolute
 
 # What makes the algorithm, and not the run: the settings that one preset or another chooses, and their like.

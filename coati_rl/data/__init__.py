@@ -1,1 +1,1 @@
-"""Prompts in, training batches out: dataset, leases, slots, schedule and batch assembly, all without Ray."""
+"""Turn rows into prompts, and trajectories into the rows of micro-batches; no Ray and no engine in it."""

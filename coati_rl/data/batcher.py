@@ -12,8 +12,8 @@ from coati_rl.algorithms.advantage import Estimator
 from coati_rl.algorithms.aggregation import LossVariation, loss_scale
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.packing import plan_batches
-from coati_rl.data.ragged import RaggedBatch, Sample
 from coati_rl.data.sample_builder import build_samples, count_episodes
+from coati_rl.samples import RaggedBatch, Sample
 from coati_rl.types import RolloutGroup
 
 

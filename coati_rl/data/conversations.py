@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from coati_rl.data.ragged import Sample
 from coati_rl.errors import ConfigError
+from coati_rl.samples import Sample
 
 _NO_PREFIX = np.empty(0, dtype=np.int32)
 

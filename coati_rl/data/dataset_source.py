@@ -14,9 +14,9 @@ from typing import Any
 import xxhash
 
 from coati_rl.data.packing import plan_batches
-from coati_rl.data.ragged import RaggedBatch, Sample
-from coati_rl.data.work import FinishWork, SaveWork, TrainWork, Work
 from coati_rl.errors import ConfigError
+from coati_rl.samples import RaggedBatch, Sample
+from coati_rl.work import FinishWork, SaveWork, TrainWork, Work
 
 Report = Callable[[dict[str, Any]], None]
 

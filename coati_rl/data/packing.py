@@ -15,8 +15,8 @@ from numpy.typing import DTypeLike
 
 from coati_rl.batch import PADDING, MicroBatch, MiniBatch
 from coati_rl.data.balance import share_out
-from coati_rl.data.ragged import RaggedBatch, RaggedSamples, Sample, SplitSamples
 from coati_rl.errors import RunError
+from coati_rl.samples import RaggedBatch, RaggedSamples, Sample, SplitSamples
 
 # The loss arrays of every micro-batch, and those of one that counts no token, where no sample says which there are.
 _LOSS_ARRAYS: Mapping[str, DTypeLike] = {

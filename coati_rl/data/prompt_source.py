@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
-from coati_rl.data.position import DrawOrder, fingerprint, ground_truth_digest
+from coati_rl.data.draw_order import DrawOrder, fingerprint, ground_truth_digest
 from coati_rl.types import Prompt
 
 

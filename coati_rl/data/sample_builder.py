@@ -13,8 +13,8 @@ from coati_rl.algorithms.advantage import Estimator, group_advantages
 from coati_rl.algorithms.aggregation import LossVariation, token_weight
 from coati_rl.data.episodes import episode_tokens
 from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
-from coati_rl.data.ragged import Sample
 from coati_rl.errors import RunError
+from coati_rl.samples import Sample
 from coati_rl.types import RolloutGroup, Trajectory
 
 

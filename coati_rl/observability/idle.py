@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-class IdleShare:
+class IdleFraction:
     """Members, each idle or busy from the time of its last note on. Not thread-safe: its owner has a lock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,11 +39,11 @@ class IdleShare:
             self._idle_s += seconds if is_idle else 0.0
 
 
-class ProducerIdleShare:
+class ProducerIdleFraction:
     """Producers by the number of prompts that each has in hand; one without is idle. Not thread-safe, as above."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._share = IdleShare(clock)
+        self._share = IdleFraction(clock)
         self._num_prompts: dict[int, int] = {}
 
     def join(self, producer_id: int) -> None:
@@ -63,5 +63,5 @@ class ProducerIdleShare:
             self._share.note(producer_id, is_idle=self._num_prompts[producer_id] <= 0)
 
     def take(self) -> float | None:
-        """See `IdleShare.take`."""
+        """See `IdleFraction.take`."""
         return self._share.take()

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from coati_rl.data.checkpoint_dir import newest_complete, step_of
+from coati_rl.checkpoint.directory import newest_complete, step_of
 from coati_rl.disk import disk_problem
 from coati_rl.errors import ConfigError
 

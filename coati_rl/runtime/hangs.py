@@ -18,7 +18,7 @@ _WAIT = "wait for "  # begins the names of phases that end when others have done
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Patience:
+class HangTimeouts:
     """Describe how long an actor may be silent, and a phase may last."""
 
     heartbeat_s: float
@@ -26,10 +26,10 @@ class Patience:
     floors: Mapping[str, float] = field(default_factory=dict)  # of phases with deadlines of their own inside
 
     @staticmethod
-    def of(config: Config) -> "Patience":
+    def of(config: Config) -> "HangTimeouts":
         """The config's. A phase that waits for calls with deadlines of their own has as much more."""
         sync_s, loop_s = config.phase_timeout_s + config.sync_timeout_s, config.phase_timeout_s + _CALLS_S
-        return Patience(
+        return HangTimeouts(
             heartbeat_s=config.heartbeat_timeout_s,
             phase_s=config.phase_timeout_s,
             floors={"sync": sync_s, "rollout loop": loop_s},
@@ -43,19 +43,19 @@ class Patience:
         return max(floor, FIRST * self.phase_s if phase.median_s is None else MEDIANS * phase.median_s)
 
 
-def overdue(phases: Sequence[Phase], patience: Patience) -> Phase | None:
+def overdue(phases: Sequence[Phase], patience: HangTimeouts) -> Phase | None:
     """The innermost phase that is over its limit."""
     late = [p for p in phases if (limit := patience.limit_s(p)) is not None and p.seconds > limit]
     return late[-1] if late else None
 
 
-def judge_producer(phases: Sequence[Phase], patience: Patience) -> str | None:
+def judge_producer(phases: Sequence[Phase], patience: HangTimeouts) -> str | None:
     """Return what is wrong with a producer, None if it works."""
     late = overdue(phases, patience)
     return None if late is None else _late(late, patience)
 
 
-def judge_trainers(phases_of: Mapping[str, Sequence[Phase]], patience: Patience) -> str | None:
+def judge_trainers(phases_of: Mapping[str, Sequence[Phase]], patience: HangTimeouts) -> str | None:
     """Name which trainer hangs, in what, and who waits for it; None while one of them may still be computing.
 
     Args:
@@ -85,7 +85,7 @@ def doing(phases: Sequence[Phase]) -> str:
     return ", ".join(dict.fromkeys(inner)) or "no phase"
 
 
-def _late(phase: Phase, patience: Patience) -> str:
+def _late(phase: Phase, patience: HangTimeouts) -> str:
     limit = patience.limit_s(phase)
     where = f", at {phase.where}" if phase.where else ""
     usual = "the first one" if phase.median_s is None else f"its median is {phase.median_s:.3g} s"

@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from coati_rl.observability.phases import PHASES, Phase
 from coati_rl.observability.running_clock import RunningClock
-from coati_rl.runtime.hangs import Patience, doing, judge_producer, judge_trainers
+from coati_rl.runtime.hangs import HangTimeouts, doing, judge_producer, judge_trainers
 
 INTERVAL_S = 1.0
 _END_S = 10.0  # for another node to end a process
@@ -68,7 +68,7 @@ class Heartbeats:
 
     def __init__(
         self,
-        patience: Patience,
+        patience: HangTimeouts,
         *,
         ask: Callable[[Any], Any] = _ask,
         answer: Callable[[Any], Beat | None] = _answer,

@@ -1,4 +1,4 @@
-"""A prepared run -> its end. Starts Ray and the crew, watches them, writes what a person sees, ends them."""
+"""A prepared run -> its end. Starts Ray and the actors, watches them, writes what a person sees, ends them."""
 
 import logging
 import sys
@@ -7,9 +7,8 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from coati_rl.checkpoint.resume import ResumePoint
 from coati_rl.config import Config
-from coati_rl.data.prepare import Prepared
-from coati_rl.data.resume import ResumePoint
 from coati_rl.disk import disk_errors, disk_problem
 from coati_rl.errors import RunError
 from coati_rl.observability.progress import ProgressDisplay
@@ -17,10 +16,11 @@ from coati_rl.observability.sinks import JsonlSink, Sink, open_sinks
 from coati_rl.observability.timeline import Timeline
 from coati_rl.observability.trace_file import merged_at_the_end
 from coati_rl.protocols import GroupScorer
+from coati_rl.runtime.actor_group import ActorGroup
 from coati_rl.runtime.cluster import check_port, ray_cluster
-from coati_rl.runtime.crew import Crew
 from coati_rl.runtime.ending import RunNote, write_note
 from coati_rl.runtime.interrupts import noted_interrupts
+from coati_rl.runtime.prepare import Prepared
 from coati_rl.runtime.process import LOG_FORMAT
 from coati_rl.runtime.run_dir import RunPaths, checkpoint_bytes, held, make_run_dir
 from coati_rl.runtime.shared_memory import family, unlink_mapped
@@ -42,7 +42,7 @@ def launch(
     """Run to the end.
 
     Args:
-        prepared: of `coati_rl.data.prepare`.
+        prepared: of `coati_rl.runtime.prepare`.
         producer_cls: the producers' actor class.
         consumer_cls: the trainers' actor class.
         make_reward: picklable; makes the reward workers of a producer, in its process.
@@ -71,21 +71,23 @@ def launch(
             display.say(f"run directory {paths.run_dir}")
             if prepared.resume is not None:
                 _say_what_is_resumed(prepared.resume, display)
-            crew = Crew(prepared, paths, producer_cls=producer_cls, consumer_cls=consumer_cls, make_reward=make_reward)
+            actors = ActorGroup(
+                prepared, paths, producer_cls=producer_cls, consumer_cls=consumer_cls, make_reward=make_reward
+            )
             supervisor = Supervisor(
-                crew,
+                actors,
                 lambda event: _record(_marked(event, timeline, log), display, sinks, syncs),
                 num_producers=config.num_inferencer,
                 stall_timeout_s=config.stall_timeout_s,
                 on_status=display.show_wait,
             )
             try:
-                crew.start()
+                actors.start()
                 _watch(supervisor, config)
             finally:
                 supervisor.keep_records()
                 unlink_mapped(family())  # of engines that are still loading: they are killed now
-                crew.end()
+                actors.end()
     except RunError as error:
         raise RunError(f"{error} (logs: {paths.logs})") from error
     return paths

@@ -75,14 +75,14 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Places:
+class NodeAssignment:
     """Node ids, by trainer rank and by producer."""
 
     trainers: tuple[str, ...]
     producers: tuple[str, ...]
 
 
-def find_places(nodes: Sequence[Node], request: Request) -> Places | None:
+def assign_nodes(nodes: Sequence[Node], request: Request) -> NodeAssignment | None:
     """A node for everyone; None if there is no room.
 
     Trainers go to as few nodes as they can and leave the rest to producers, which spread. Where that leaves no node
@@ -101,7 +101,7 @@ def find_places(nodes: Sequence[Node], request: Request) -> Places | None:
 
 
 def explain(nodes: Sequence[Node], totals: Sequence[Node], request: Request) -> str:
-    """Why `find_places` found none: what was asked for, what is missing, and what each node has."""
+    """Why `assign_nodes` found none: what was asked for, what is missing, and what each node has."""
     places = _try(nodes, request, trainers_first=False, group_size=1)
     missing = {
         "producer(s)": request.num_producers - len(places.producers),
@@ -117,7 +117,7 @@ def _room(node: Node, total: Node) -> str:
     return f"{node.address} {node.cpus:g} of {total.cpus:g} CPUs, {node.gpus:g} of {total.gpus:g} GPUs"
 
 
-def _try(nodes: Sequence[Node], request: Request, *, trainers_first: bool, group_size: int) -> Places:
+def _try(nodes: Sequence[Node], request: Request, *, trainers_first: bool, group_size: int) -> NodeAssignment:
     """As many as find room."""
     rooms = list(nodes)
     trainers: list[str] = []
@@ -134,7 +134,7 @@ def _try(nodes: Sequence[Node], request: Request, *, trainers_first: bool, group
         rooms[rooms.index(chosen)] = chosen.without(request.producer)
     if not trainers_first:
         trainers = _place_trainers(rooms, request, group_size)
-    return Places(trainers=tuple(trainers), producers=tuple(producers))
+    return NodeAssignment(trainers=tuple(trainers), producers=tuple(producers))
 
 
 def _place_trainers(rooms: list[Node], request: Request, group_size: int) -> list[str]:

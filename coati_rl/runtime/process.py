@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class ActorContext:
     """Describe where an actor runs and what it may use."""
 
     name: str  # such as "producer-0"
@@ -44,12 +44,12 @@ def device_environment(device: Device, precision: str) -> dict[str, str]:
     return {"TRITON_F32_DEFAULT": "ieee"} if precision == "fp32" else {}
 
 
-def enter_actor(place: Place) -> None:
+def enter_actor(context: ActorContext) -> None:
     """Pin this process, send its output to its log file, and tie its life to its parent's."""
-    os.sched_setaffinity(0, core_share(place.slot, place.num_slots, sorted(os.sched_getaffinity(0))))
+    os.sched_setaffinity(0, core_share(context.slot, context.num_slots, sorted(os.sched_getaffinity(0))))
     die_with_parent()
-    place.log_dir.mkdir(parents=True, exist_ok=True)
-    log = os.open(place.log_dir / f"{place.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    context.log_dir.mkdir(parents=True, exist_ok=True)
+    log = os.open(context.log_dir / f"{context.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os.dup2(log, 1)

@@ -12,13 +12,13 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from coati_rl.coordinator.run_status import RunStatus
 from coati_rl.data.packed_group import PackedGroup
-from coati_rl.data.run_status import RunStatus
-from coati_rl.data.work import CommitReport, LeaseReply, SyncReport, Wait, Work
 from coati_rl.errors import CoatiError, PeerLostError, RunError
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import CommitResult
+from coati_rl.work import CommitReport, LeaseReply, SyncReport, Wait, Work
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def _cause_of_death(error: RayActorError) -> str:
 
 
 class RemoteCoordinator:
-    """`coati_rl.data.coordinator.Coordinator`, elsewhere. Picklable."""
+    """`coati_rl.coordinator.coordinator.Coordinator`, elsewhere. Picklable."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle

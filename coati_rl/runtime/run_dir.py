@@ -17,12 +17,12 @@ from pathlib import Path
 import yaml
 from safetensors import safe_open
 
+from coati_rl.checkpoint.directory import checkpoints_in, left_over_bytes
+from coati_rl.checkpoint.resume import ResumePoint
+from coati_rl.checkpoint.rollback import free_name, set_aside_checkpoints, set_aside_records
 from coati_rl.config import Config
-from coati_rl.data.checkpoint_dir import checkpoints_in, left_over_bytes
-from coati_rl.data.resume import ResumePoint
 from coati_rl.disk import check_free_space, probe
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.abandoned import free_name, set_aside_checkpoints, set_aside_records
 
 logger = logging.getLogger(__name__)
 

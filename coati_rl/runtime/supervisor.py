@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from coati_rl.errors import CollectiveError, PeerLostError, RunError
-from coati_rl.runtime.crew import START_TIMEOUT_S, Crew, Member
+from coati_rl.runtime.actor_group import START_TIMEOUT_S, ActorGroup, Member
 from coati_rl.runtime.remote import first_line, wait_for
 
 logger = logging.getLogger(__name__)
@@ -29,11 +29,11 @@ MAX_REPLACEMENTS = 3  # per producer place, without an optimizer step in between
 
 
 class Supervisor:
-    """Watch a crew until the run is over."""
+    """Watch a actors until the run is over."""
 
     def __init__(
         self,
-        crew: Crew,
+        actors: ActorGroup,
         on_event: Callable[[dict[str, Any]], None],
         *,
         num_producers: int,
@@ -41,7 +41,7 @@ class Supervisor:
         on_status: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`on_status` is told several times a second what the run is doing and what it waits for."""
-        self._crew = crew
+        self._actors = actors
         self._on_event = on_event
         self._on_status = on_status
         self._stall_timeout_s = stall_timeout_s
@@ -59,7 +59,7 @@ class Supervisor:
         try:
             self._watch(interrupted_at)
         except RunError as error:
-            if addresses := self._crew.dead_raylets():
+            if addresses := self._actors.dead_raylets():
                 raise RunError(
                     f"Ray's raylet at {', '.join(addresses)} is dead, and the actors there with it: {error}"
                 ) from error
@@ -69,18 +69,18 @@ class Supervisor:
         while interrupted_at() is None:
             self._take_events()
             if self._trainers_are_done():
-                self._crew.coordinator.flush(timeout_s=FLUSH_S)
+                self._actors.coordinator.flush(timeout_s=FLUSH_S)
                 self._take_events()
                 return
             self._admit_started()
             self._replace_dead()
             self._find_hung()
-            status = self._crew.coordinator.status()
+            status = self._actors.coordinator.status()
             self._on_status(status.text)
             if status.idle_s > self._stall_timeout_s:
                 raise RunError(
                     f"no rollout, step or weight sync was finished for {self._stall_timeout_s:g} s: {status.text} "
-                    f"({self._crew.heartbeats.doing()})"
+                    f"({self._actors.heartbeats.doing()})"
                 )
 
     def save(self, *, deadline: float) -> None:
@@ -90,29 +90,29 @@ class Supervisor:
             deadline: seconds of the monotonic clock.
         Raises: RunError if there is no checkpoint by then, or a trainer fails.
         """
-        self._crew.coordinator.stop()
+        self._actors.coordinator.stop()
         while not self._trainers_are_done():
             self._pass_on_events()
             if time.monotonic() > deadline:
                 raise RunError("the checkpoint was not written in time; raise --interrupt-grace-s")
-        self._crew.coordinator.flush(timeout_s=max(0.0, deadline - time.monotonic()))
+        self._actors.coordinator.flush(timeout_s=max(0.0, deadline - time.monotonic()))
         self._pass_on_events()
 
     def keep_records(self) -> None:
         """Have the rollouts that came in written, if that is still possible, however the run ended."""
         with suppress(RunError):
-            self._crew.coordinator.flush(timeout_s=KEEP_S)
+            self._actors.coordinator.flush(timeout_s=KEEP_S)
 
     def _take_events(self) -> None:
         for event in self._pass_on_events():
             if event["event"] == "step":
                 self._replacements_left = self._replacements
-            elif event["event"] == "producer_lost" and event["producer"] in self._crew.producers:
+            elif event["event"] == "producer_lost" and event["producer"] in self._actors.producers:
                 # The weight sync found it dead or hung; it is ended here in either case.
                 self._replace(event["producer"], event["cause"])
 
     def _pass_on_events(self) -> list[dict[str, Any]]:
-        events = self._crew.coordinator.events(self._num_seen, timeout_s=EVENT_WAIT_S)
+        events = self._actors.coordinator.events(self._num_seen, timeout_s=EVENT_WAIT_S)
         self._num_seen += len(events)
         for event in events:
             self._on_event(event)
@@ -129,10 +129,10 @@ class Supervisor:
 
     def _trainers_ends(self, *, timeout_s: float) -> tuple[list[RunError], bool]:
         """Return what trainers failed of, and whether some still run."""
-        references = [member.task for member in self._crew.trainers.values()]
+        references = [member.task for member in self._actors.trainers.values()]
         done, running = ray.wait(references, num_returns=len(references), timeout=timeout_s)
         errors: list[RunError] = []
-        for member in self._crew.trainers.values():
+        for member in self._actors.trainers.values():
             if member.task in done:
                 try:
                     wait_for(member.task, who=member.name, timeout_s=1.0)
@@ -141,39 +141,39 @@ class Supervisor:
         return errors, bool(running)
 
     def _admit_started(self) -> None:
-        for producer_id, member in list(self._crew.starting.items()):
+        for producer_id, member in list(self._actors.starting.items()):
             begin = self._started_at.setdefault(producer_id, time.monotonic())
             cause = _failure(member)
             if cause is not None:
                 self._replace(producer_id, cause)
             elif _is_done(member):
-                self._crew.admit_producer(producer_id)
+                self._actors.admit_producer(producer_id)
             elif time.monotonic() - begin > START_TIMEOUT_S:
                 self._replace(producer_id, f"not ready after {START_TIMEOUT_S:g} s")
 
     def _replace_dead(self) -> None:
-        for producer_id, member in list(self._crew.producers.items()):
+        for producer_id, member in list(self._actors.producers.items()):
             cause = _failure(member)
             if cause is not None:
                 self._replace(producer_id, cause)
 
     def _find_hung(self) -> None:
-        heartbeats = self._crew.heartbeats
-        heartbeats.look({member.name: member.handle for member in self._crew.members()})
-        at_work = [member.name for member in self._crew.trainers.values() if not _is_done(member)]
+        heartbeats = self._actors.heartbeats
+        heartbeats.look({member.name: member.handle for member in self._actors.members()})
+        at_work = [member.name for member in self._actors.trainers.values() if not _is_done(member)]
         if problem := heartbeats.trainers_problem(at_work):
             raise RunError(problem)
-        for producer_id, member in [*self._crew.producers.items(), *self._crew.starting.items()]:
+        for producer_id, member in [*self._actors.producers.items(), *self._actors.starting.items()]:
             if (problem := heartbeats.producer_problem(member.name)) is not None:
                 self._replace(producer_id, problem)
 
     def _replace(self, producer_id: int, cause: str) -> None:
         logger.info("producer-%d: %s", producer_id, cause)
-        self._crew.drop_producer(producer_id, cause)
+        self._actors.drop_producer(producer_id, cause)
         if self._replacements_left == 0:
             raise RunError(f"producer-{producer_id}: {cause}; {self._replacements} replacements failed before it")
         self._replacements_left -= 1
-        self._crew.add_producer()
+        self._actors.add_producer()
 
 
 def _distance_from_the_cause(error: RunError) -> int:

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import BroadcastOptions, FileStore, ProcessGroup
 
 from coati_rl.errors import TransferError, TransferTimeoutError
 from coati_rl.transport.deadline import Deadline
-from coati_rl.transport.lifeline import listen_on
+from coati_rl.transport.peer_connection import listen_on
 
 _STORE_TIMEOUT = timedelta(hours=1)  # ours is the deadline that counts; the store's would double in places
 _GRACE_S = 1.0  # how much longer than ours gloo's own time limit is, so that ours speaks

@@ -1,4 +1,4 @@
-"""Connect the senders and the engines' ranks: a communicator, and lifelines that tell who has gone.
+"""Connect the senders and the engines' ranks: a communicator, and peers that tell who has gone.
 
 In: a hub (rank 0, the first sender) or an invitation (members). Out: broadcasts that fail with the peer's own reason.
 """
@@ -18,8 +18,8 @@ from coati_rl.transport.communicator import Communicator, broadcast
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.file_communicator import FileCommunicator
 from coati_rl.transport.files import FileCarrier
-from coati_rl.transport.lifeline import Lifeline, LifelineHub, join_hub
 from coati_rl.transport.manifest import Bucket
+from coati_rl.transport.peer_connection import PeerConnection, PeerHub, join_hub
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.transport.segments import Segment, SegmentCarrier
 from coati_rl.transport.shm import ShmSegment
@@ -34,7 +34,7 @@ class Group:
         self,
         communicator: Communicator,
         carrier: Carrier,
-        lifelines: Sequence[Lifeline],
+        peers: Sequence[PeerConnection],
         *,
         rank: int,
         world_size: int,
@@ -46,7 +46,7 @@ class Group:
         self.device = device
         self._communicator = communicator
         self._carrier = carrier
-        self._lifelines = lifelines
+        self._peers = peers
 
     def begin(
         self, buckets: Sequence[Bucket], *, device: torch.device, is_staging: bool, deadline: Deadline, what: str
@@ -81,8 +81,8 @@ class Group:
     def close(self, reason: str | None = None) -> None:
         """Leave: in peace, or with the reason for which the others' transfers fail."""
         has_failed = reason is not None or self._loss() is not None
-        for lifeline in self._lifelines:
-            lifeline.close(reason)  # first, so that the reason is there when the connection breaks
+        for peer_connection in self._peers:
+            peer_connection.close(reason)  # first, so that the reason is there when the connection breaks
         self._communicator.close()
         self._carrier.close(has_failed=has_failed)
 
@@ -101,7 +101,7 @@ class Group:
             raise TransferError(f"{what}: {reason}") from error
 
     def _loss(self) -> str | None:
-        return next(filter(None, (lifeline.loss() for lifeline in self._lifelines)), None)
+        return next(filter(None, (peer_connection.loss() for peer_connection in self._peers)), None)
 
     def _last_words(self) -> str | None:
         end = time.monotonic() + _LAST_WORDS_S
@@ -110,17 +110,17 @@ class Group:
         return loss
 
 
-def host_group(hub: LifelineHub, rendezvous: Rendezvous, *, device: torch.device, deadline: Deadline) -> Group:
+def host_group(hub: PeerHub, rendezvous: Rendezvous, *, device: torch.device, deadline: Deadline) -> Group:
     """Rank 0's side: wait for everyone, then connect. Raises: TransferError, TransferTimeoutError."""
     world_size = rendezvous.world_size
     what = f"rank 0 of {world_size}, connecting"
-    lifelines = hub.gather(world_size, deadline=deadline)
-    watched = deadline.watching(lambda: next(filter(None, (lifeline.loss() for lifeline in lifelines)), None))
+    peers = hub.gather(world_size, deadline=deadline)
+    watched = deadline.watching(lambda: next(filter(None, (peer_connection.loss() for peer_connection in peers)), None))
 
     def connect() -> Communicator:
         def go(store: int | str = 0) -> None:
-            for lifeline in lifelines:
-                lifeline.tell({"go": store})
+            for peer_connection in peers:
+                peer_connection.tell({"go": store})
 
         if rendezvous.backend == "nccl":
             go()
@@ -139,17 +139,17 @@ def host_group(hub: LifelineHub, rendezvous: Rendezvous, *, device: torch.device
         )
 
     communicator = watched.run(connect, what=what, discard=_close)
-    return _group(communicator, lifelines, rendezvous, rank=0, device=device)
+    return _group(communicator, peers, rendezvous, rank=0, device=device)
 
 
 def join_group(rendezvous: Rendezvous, *, rank: int, device: torch.device, deadline: Deadline) -> Group:
     """A member's side. Raises: TransferError, TransferTimeoutError."""
     host, world_size = rendezvous.host, rendezvous.world_size
     who = f"rank {rank} of {world_size}"
-    lifeline, place = join_hub(
+    peer_connection, place = join_hub(
         host, rendezvous.port, rank=rank, secret=rendezvous.secret, what=f"{who}, joining", deadline=deadline
     )
-    watched = deadline.watching(lifeline.loss)
+    watched = deadline.watching(peer_connection.loss)
 
     def connect() -> Communicator:
         if rendezvous.backend == "nccl":
@@ -163,9 +163,9 @@ def join_group(rendezvous: Rendezvous, *, rank: int, device: torch.device, deadl
 
     try:
         communicator = watched.run(connect, what=f"{who}, connecting", discard=_close)
-        return _group(communicator, [lifeline], rendezvous, rank=rank, device=device)
+        return _group(communicator, [peer_connection], rendezvous, rank=rank, device=device)
     except TransferError as error:
-        lifeline.close(str(error))
+        peer_connection.close(str(error))
         raise
 
 
@@ -187,7 +187,7 @@ def _close(communicator: Communicator) -> None:
 
 def _group(
     communicator: Communicator,
-    lifelines: Sequence[Lifeline],
+    peers: Sequence[PeerConnection],
     rendezvous: Rendezvous,
     *,
     rank: int,
@@ -196,7 +196,7 @@ def _group(
     return Group(
         communicator,
         _carrier(communicator, rendezvous, rank=rank, device=device),
-        lifelines,
+        peers,
         rank=rank,
         world_size=rendezvous.world_size,
         device=device if rendezvous.backend == "nccl" else torch.device("cpu"),

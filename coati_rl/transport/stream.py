@@ -13,14 +13,14 @@ import torch
 import xxhash
 
 from coati_rl.errors import TransferError
-from coati_rl.transport import passes
+from coati_rl.transport import checksum as passes
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.group import Group
 from coati_rl.transport.manifest import Bucket, WeightManifest
 
 
 class Packer(Protocol):
-    """A sender's `Share`."""
+    """A sender's `SenderBuckets`."""
 
     def fill(self, bucket: Bucket, buffer: torch.Tensor, hasher: "xxhash.xxh3_128") -> None:
         """Pack the bucket and digest what went into it."""

@@ -16,10 +16,10 @@ from coati_rl.errors import TransferError
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.files import new_group_directory
 from coati_rl.transport.group import Group, host_group, join_group
-from coati_rl.transport.lifeline import LifelineHub
 from coati_rl.transport.manifest import WeightManifest
+from coati_rl.transport.peer_connection import PeerHub
 from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend, Rendezvous
-from coati_rl.transport.share import Share
+from coati_rl.transport.sender_buckets import SenderBuckets
 from coati_rl.transport.stream import Stream
 
 
@@ -61,7 +61,7 @@ class WeightSender:
         self._directory = directory
         self._num_senders = 1  # of the open group; rank 0 alone knows
         self._own: Rendezvous | None = None  # of the open group, if any
-        self._hub: LifelineHub | None = None  # rank 0 only
+        self._hub: PeerHub | None = None  # rank 0 only
         self._group: Group | None = None
         self._cancelled = threading.Event()
 
@@ -100,7 +100,7 @@ class WeightSender:
         elif self._backend == "file" and self._directory is not None:
             directory = str(new_group_directory(self._directory))
         secret = token_hex(16)
-        self._hub = LifelineHub(self._host, secret=secret)
+        self._hub = PeerHub(self._host, secret=secret)
         invitations, first_rank = [], num_senders
         for world_size in world_sizes:
             invitations.append(
@@ -144,7 +144,7 @@ class WeightSender:
                 self._group = join_group(own, rank=own.first_rank, device=self._device, deadline=deadline)
             if self._hub is not None and manifest.num_senders > self._num_senders:
                 raise TransferError(f"manifest: {manifest.num_senders} senders, the group has {self._num_senders}")
-            share = Share(tensors, manifest, sender=self._group.rank)
+            share = SenderBuckets(tensors, manifest, sender=self._group.rank)
             return Stream(self._group, manifest, share, device=self._device, deadline=deadline).run()
         except BaseException as error:
             reason = str(error) if isinstance(error, TransferError) else f"{type(error).__name__}: {error}"

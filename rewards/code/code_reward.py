@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import RewardSpec
+from coati_rl.sandbox import Limits, Outcome, Sandbox, SandboxError
+from coati_rl.sandbox.limits import MIB
+from coati_rl.text import shorten
 from coati_rl.types import Problem, Score
 from rewards.code.code_tests import CodeTest, CodeTests, parse_tests
 from rewards.code.fences import last_program
-from rewards.code.sandbox import Limits, Outcome, Sandbox, SandboxError
-from rewards.code.sandbox.limits import MIB
 from rewards.reward import invalid_score
-from rewards.text import shorten
 
 _MAX_ATTEMPTS = 2  # per run, when the sandbox itself fails
 _MAX_SHOWN = 1000  # bytes of what was found in the place of what is expected

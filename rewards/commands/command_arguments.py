@@ -87,7 +87,7 @@ def reward_spec(options: argparse.Namespace) -> RewardSpec:
         )
     make_reward(spec)  # refused before anything is read or listens
     if spec.is_sandboxed and any(part.name == "code" for part in parts):
-        from rewards.code.sandbox import check_sandbox
+        from coati_rl.sandbox import check_sandbox
 
         check_sandbox()
     return spec

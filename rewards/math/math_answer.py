@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from coati_rl.text import shorten
 from coati_rl.types import Verdict
 from rewards.math.answer_latex import to_latex
+from rewards.math.answer_limits import MAX_LENGTH, find_poison
 from rewards.math.answer_words import is_reordered_word, is_same_text
 from rewards.math.extraction import formulas
 from rewards.math.number_answer import is_number, states_number, states_power
 from rewards.math.plain_numbers import PlainNumber, are_equal, read_plain_number
-from rewards.math.poison import MAX_LENGTH, find_poison
-from rewards.text import shorten
 
 _BOX, _END_OF_BOX = r"\boxed{", "}"
 

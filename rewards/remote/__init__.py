@@ -1,1 +1,1 @@
-"""Scoring over HTTP: the service and its client, and reward models that others serve."""
+"""Score on another machine over HTTP: the service, its client, and the form of scores between them."""

@@ -18,11 +18,11 @@ from pydantic import ValidationError
 from coati_rl import __version__
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.reward_spec import public_reward_type
+from coati_rl.text import shorten
 from coati_rl.types import Problem, Score
-from rewards.remote.http_call import CallError, CallRefusedError, call, check_url, new_client, run
+from rewards.http_model.http_call import CallError, CallRefusedError, call, check_url, new_client, run
 from rewards.remote.wire import TOKEN_VARIABLE, HealthReply, is_token, parse_reply, request_body
 from rewards.reward import invalid_score
-from rewards.text import shorten
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, FailFast, FiniteFloat, ValidationError
 
+from coati_rl.text import shorten
 from coati_rl.types import Problem, Score, Verdict
 from rewards.reward import invalid_score
-from rewards.text import shorten
 
 TOKEN_VARIABLE = "COATI_REWARD_TOKEN"  # the environment variable with the secret that client and service share
 MIN_TOKEN_LENGTH = 12  # characters; a shorter one can be tried out

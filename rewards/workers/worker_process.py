@@ -35,10 +35,10 @@ from typing import NoReturn
 
 from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import RewardSpec
+from coati_rl.text import shorten
 from coati_rl.types import Problem, Score
 from rewards.registry import make_reward
 from rewards.reward import Reward, invalid_score, only_computes, warm_up
-from rewards.text import shorten
 
 BODY = "from rewards.workers.worker_process import main; main()"
 SPEC_VARIABLE = "COATI_REWARD_SPEC"

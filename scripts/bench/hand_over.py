@@ -30,17 +30,17 @@ os.environ.update(actor_environment())  # as a run's; before anything imports Ra
 import ray
 
 from coati_rl.config.cli import build_config
-from coati_rl.data.coordinator import Coordinator
-from coati_rl.data.evaluation import EvaluationBoard
+from coati_rl.coordinator.coordinator import Coordinator
+from coati_rl.coordinator.evaluation import EvaluationRounds
+from coati_rl.coordinator.settings import coordinator_settings
 from coati_rl.data.packed_group import PackedGroup
 from coati_rl.data.packing import build_mini_batch
 from coati_rl.data.prompt_source import DatasetPrompts
-from coati_rl.data.settings import coordinator_settings
-from coati_rl.data.single_turn import single_turns
-from coati_rl.data.work import TrainWork
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.runtime.remote import RemoteCoordinator
 from coati_rl.types import Completion, Lease, Prompt, RolloutGroup, SamplingParams, Score
+from coati_rl.work import TrainWork
+from producer.environments.single_turn import single_turns
 
 TIMEOUT_S = 60.0
 HANDED_OUT = "next_work sends"
@@ -88,7 +88,7 @@ def make_coordinator(arguments: argparse.Namespace, directory: Path) -> RemoteCo
     handle = actor.remote(
         coordinator_settings(build_config(sizes)),
         DatasetPrompts(prompts, num_episodes=1, seed=0),
-        EvaluationBoard({}, directory / "eval"),
+        EvaluationRounds({}, directory / "eval"),
         RolloutRecorder(directory / "rollouts"),
     )
     ray.get(handle.add_producer.remote(0, version=0), timeout=TIMEOUT_S)

@@ -32,10 +32,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.packing import pack
-from coati_rl.data.ragged import Sample
+from coati_rl.samples import Sample
 from consumer.backend import Backend, BackendConfig
-from consumer.policy_model import no_progress_bars
-from consumer.single_process import SingleProcess
+from consumer.models.policy_model import no_progress_bars
+from consumer.parallel.single_process import SingleProcess
 
 # Whole names as the driver gives them: laptop and export variants are other chips, a MIG slice is a part of one.
 PEAK_TFLOPS = {

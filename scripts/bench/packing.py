@@ -18,7 +18,7 @@ import numpy as np
 
 from coati_rl.batch import MicroBatch
 from coati_rl.data.packing import pack
-from coati_rl.data.ragged import Sample
+from coati_rl.samples import Sample
 
 MU, SIGMA, LONGEST, BUDGET = 4.2, 0.8, 512, 1024
 MINI_BATCHES = (512, 64)  # samples; also measured: all in one

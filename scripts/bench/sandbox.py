@@ -3,7 +3,7 @@
     python scripts/bench/sandbox.py [--runs 100] [--rounds 5] [--workers 2] [--json FILE]
 
 The program is `print(input())`. Bare: `python -I -S -c` by subprocess.run, the least that running it can take.
-One-shot: the same within bubblewrap. Sandbox: `rewards.code.sandbox.Sandbox.run`, one warm sandbox; with several
+One-shot: the same within bubblewrap. Sandbox: `coati_rl.sandbox.Sandbox.run`, one warm sandbox; with several
 workers, one for each. Rounds are interleaved, each figure is the median over rounds. CPU time is that of this process
 and of all that it starts, so that runs per CPU second are those of a core, however busy the machine is.
 """
@@ -24,7 +24,7 @@ from statistics import median
 
 import psutil
 
-from rewards.code.sandbox import Limits, Sandbox
+from coati_rl.sandbox import Limits, Sandbox
 
 PROGRAM, INPUT, OUTPUT = "print(input())", b"some words of input\n", b"some words of input\n"
 BARE = [os.path.realpath(sys.executable), "-I", "-S", "-c", PROGRAM]

@@ -31,12 +31,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.packing import pack
-from coati_rl.data.ragged import Sample
-from consumer import packed_attention
+from coati_rl.samples import Sample
 from consumer.backend import Backend, BackendConfig, make_backend
+from consumer.models import packed_attention
+from consumer.models.policy_model import no_progress_bars
 from consumer.objectives.policy_gradient import PolicyGradient
-from consumer.policy_model import no_progress_bars
-from consumer.process_group import MeetingPoint, destroy_process_group, init_process_group
+from consumer.parallel.process_group import MeetingPoint, destroy_process_group, init_process_group
 from consumer.train_step import TrainStep
 
 MU, SIGMA, LONGEST = 4.2, 0.8, 512  # lengths of prompt and response together
@@ -190,14 +190,12 @@ def measure(steps: Mapping[str, Step], rounds: int) -> dict[str, dict[str, list[
     return series
 
 
-def run_rank(
-    rank: int, layout: str, meeting_point: MeetingPoint, directory: Path, arguments: argparse.Namespace
-) -> None:
+def run_rank(rank: int, layout: str, rendezvous: MeetingPoint, directory: Path, arguments: argparse.Namespace) -> None:
     """One process of a layout; the last, which has the LM head in any, writes what it measured to LAYOUT.json."""
     torch.set_num_threads(1)
     num_processes, settings = LAYOUTS[layout]
     device = init_process_group(
-        rank=rank, world_size=num_processes, meeting_point=meeting_point, timeout_s=TIMEOUT_S, seed=0, device="cpu"
+        rank=rank, world_size=num_processes, rendezvous=rendezvous, timeout_s=TIMEOUT_S, seed=0, device="cpu"
     )
     with no_progress_bars():
         samples = list(make_samples(arguments, load(directory)))
@@ -222,8 +220,8 @@ def run_rank(
 def run_layout(layout: str, directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """All processes of a layout; what the last measured."""
     context = multiprocessing.get_context("spawn")
-    meeting_point = MeetingPoint(address="127.0.0.1", file=directory / f"{layout}.store")
-    common = (layout, meeting_point, directory, arguments)
+    rendezvous = MeetingPoint(address="127.0.0.1", file=directory / f"{layout}.store")
+    common = (layout, rendezvous, directory, arguments)
     processes = [
         context.Process(target=run_rank, args=(rank, *common), daemon=True) for rank in range(LAYOUTS[layout][0])
     ]

@@ -24,7 +24,7 @@ from coati_rl.observability.phases import PHASES
 from coati_rl.transport.group import Group
 from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from consumer.actor import TrainerActor
-from consumer.process_group import MeetingPoint
+from consumer.parallel.process_group import MeetingPoint
 from producer.actor import ProducerActor
 from producer.engines.engine_thread import ThreadedEngine
 
@@ -155,8 +155,8 @@ class FaultyTrainer(TrainerActor):
         super().__init__(rank, *args, **options)
         Signals(f"trainer-{rank}")
 
-    def start(self, meeting_point: MeetingPoint) -> float:
-        seconds = super().start(meeting_point)
+    def start(self, rendezvous: MeetingPoint) -> float:
+        seconds = super().start(rendezvous)
         self._backend.export_weights = Exports(self._backend, _faults("exports"))
         return seconds
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from coati_rl.data.checkpoint_dir import read_state
+from coati_rl.checkpoint.directory import read_state
 from tests.integration.runs.conftest import ROOT, Run, ended_runs
 
 pytestmark = pytest.mark.full

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from coati_rl.batch import MicroBatch
 from coati_rl.data.packing import pack
-from consumer import packed_attention, policy_model
 from consumer.backend import Backend
+from consumer.models import packed_attention, policy_model
 from tests.gpu.devices import on_cpu_and_gpu
 from tests.unit.consumer.test_packed_attention import LENGTHS, MODELS, alone
 

@@ -8,8 +8,8 @@ import pytest
 from coati_rl.algorithms.advantage import STD_EPS
 from coati_rl.algorithms.aggregation import token_weight
 from coati_rl.algorithms.over_length import over_length_penalty
-from coati_rl.algorithms.registry import build_loss, load_estimator
 from coati_rl.algorithms.token_advantages import VARIANCE_EPS
+from coati_rl.build import build_loss, load_estimator
 from coati_rl.config import Config
 from coati_rl.config.presets import PRESETS
 

@@ -9,7 +9,7 @@ import torch
 
 from coati_rl.algorithms.advantage import group_advantages, leave_one_out
 from coati_rl.algorithms.loss import PolicyLoss
-from coati_rl.algorithms.registry import build_loss, load_estimator, load_terms
+from coati_rl.build import build_loss, load_estimator, load_terms
 from coati_rl.config import Config
 from coati_rl.config.cli import parse
 from coati_rl.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Rules about the tree itself: file lengths, docstrings' company, the file map, the pins."""
+"""Rules about the tree itself: file lengths, packages and their imports, the pins."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FILE_MAP = ROOT / "docs" / "file_map.md"
+PACKAGES = ("coati_rl", "producer", "consumer", "rewards")
 MAX_LINES = 300
 SOURCE_SUFFIXES = {".py", ".sh"}
 SCRIPTS_WITHOUT_SUFFIX = {"scripts/check", ".ci/run"}
@@ -51,19 +51,11 @@ def test_a_python_file_has_at_most_300_lines() -> None:
     assert not long, "split by idea:\n" + "\n".join(long)
 
 
-def test_the_file_map_names_every_source_file_by_its_path() -> None:
-    listed = FILE_MAP.read_text(encoding="utf-8")
-    missing = [path for path in SOURCES if not re.search(rf"(?<![\w/.-]){re.escape(path)}(?![\w/-])", listed)]
-    assert not missing, "not in docs/file_map.md:\n" + "\n".join(missing)
-
-
-def test_the_file_map_names_no_file_that_is_gone() -> None:
-    listed = FILE_MAP.read_text(encoding="utf-8")
-    named = re.findall(
-        r"(?<![\w/.-])((?:coati_rl|producer|consumer|rewards|scripts|tests)/[\w./-]+\.(?:py|sh))\b", listed
-    )
-    gone = sorted({path for path in named if path not in FILES})
-    assert not gone, "docs/file_map.md names files that do not exist:\n" + "\n".join(gone)
+@pytest.mark.parametrize("root", PACKAGES)
+def test_every_package_says_in_its_first_line_what_belongs_there(root: str) -> None:
+    packages = [path for path in SOURCES if path.startswith(f"{root}/") and Path(path).name == "__init__.py"]
+    docs = {path: ast.get_docstring(ast.parse((ROOT / path).read_text(encoding="utf-8"))) for path in packages}
+    assert packages and all(docs.values()), docs
 
 
 def test_no_package_below_tests_shadows_a_real_one() -> None:
@@ -93,13 +85,25 @@ def test_the_lock_holds_no_torch_and_nothing_that_does_not_fit_it() -> None:
     assert {"torch", "torchvision", "torchaudio", "torchcodec"}.isdisjoint(pins("cpu.txt"))
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
-    """Imports for type checkers count, too."""
-    graph = grimp.build_graph("coati_rl", "producer", "consumer", "rewards")
-    left = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
-    while free := {module for module, imported in left.items() if not imported & left.keys()}:
-        left = {module: imported for module, imported in left.items() if module not in free}
-    assert not left, "in circles, or leading to one"
+def first_not_in_order(imports: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return what is left when everything has been removed that imports only what was removed before."""
+    left = dict(imports)
+    while free := {name for name, imported in left.items() if not imported & left.keys()}:
+        left = {name: imported for name, imported in left.items() if name not in free}
+    return left
+
+
+def test_no_module_and_no_package_imports_itself_by_way_of_others() -> None:
+    """Imports for type checkers count, too. Packages are what is right below one of the four, folders and files."""
+    graph = grimp.build_graph(*PACKAGES)
+    imports = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+    assert not first_not_in_order(imports), "in circles, or leading to one"
+
+    between: dict[str, set[str]] = {}
+    for module, imported in imports.items():
+        package = ".".join(module.split(".")[:2])
+        between.setdefault(package, set()).update({".".join(name.split(".")[:2]) for name in imported} - {package})
+    assert not first_not_in_order(between), "packages in circles, or leading to one"
 
 
 def test_a_class_has_at_most_20_public_methods() -> None:

@@ -8,9 +8,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from coati_rl.algorithms import loss
-from consumer import gradient_reduction, models
-from consumer.hybrid_parallelism import HybridModel
-from consumer.parameters import ParameterInfo
+from consumer import role_models as models
+from consumer.parallel import gradient_reduction
+from consumer.parallel.hybrid import HybridModel
+from consumer.parallel.parameters import ParameterInfo
 
 
 def wrong_denominator() -> None:

@@ -14,9 +14,9 @@ from coati_rl.batch import MicroBatch
 from coati_rl.data.packing import blank_micro_batch
 from coati_rl.ops.fused_loss import fused_token_loss
 from coati_rl.ops.logprob import token_logprobs
-from consumer import gradient_reduction
 from consumer.backend import Backend
-from consumer.parameters import ParameterInfo
+from consumer.parallel import gradient_reduction
+from consumer.parallel.parameters import ParameterInfo
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, NUM_STEPS, VOCAB_SIZE, reference_of
 from tests.integration.consumer.gradient_matrix import Run, Trial
 from tests.integration.consumer.losses import LOSSES, Cut, LossCase

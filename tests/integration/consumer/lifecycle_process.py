@@ -14,15 +14,15 @@ from torch import Tensor
 
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch
-from coati_rl.data.checkpoint_dir import read_state
+from coati_rl.checkpoint.directory import read_state
 from coati_rl.errors import RunError
 from coati_rl.protocols import Role
 from consumer import checkpoint
 from consumer.backend import Backend
+from consumer.models.weight_history import WeightHistory
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.train_step import TrainStep
-from consumer.weight_history import WeightHistory
-from consumer.weight_sync import make_manifest
+from consumer.weight_sync.trainer_part import make_manifest
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, UNEVEN
 from tests.integration.consumer.samples import cut, make_samples, to_mini_batch
 from tests.integration.consumer.trainer import make_trainer, whole_tensors

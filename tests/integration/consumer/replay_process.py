@@ -15,13 +15,13 @@ from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.data.batcher import BatchSettings, StepBatcher
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.packing import build_mini_batch
-from coati_rl.data.single_turn import single_turns
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score
 from consumer.backend import Backend
+from consumer.logprob_mismatch import MismatchMeter
+from consumer.models.weight_history import WeightHistory
 from consumer.objectives.policy_gradient import PolicyGradient
-from consumer.sampling_gap import SamplingGap
 from consumer.train_step import TrainStep
-from consumer.weight_history import WeightHistory
+from producer.environments.single_turn import single_turns
 from tests.integration.consumer.conftest import LAYOUTS, reference_of
 from tests.integration.consumer.trainer import make_trainer
 
@@ -138,7 +138,7 @@ def take_steps(model_dir: Path, steps: list[list[RolloutGroup]], layout: str, re
     )
     # On every copy, unlike in a run, so that the metrics are alike in all layouts.
     history = WeightHistory(backend.live_weights(), max_versions=len(steps))
-    gap = SamplingGap(backend, history, num_tokens=MAX_NEW_TOKENS * 1000, sync_period=1)
+    gap = MismatchMeter(backend, history, num_tokens=MAX_NEW_TOKENS * 1000, sync_period=1)
     train_step = TrainStep(backend, replay.objective, learning_rate=LEARNING_RATE, sampling_gap=gap)
     estimator, metrics = ADVANTAGE_ESTIMATORS[replay.advantage_estimator], []
     for step, groups in enumerate(steps):

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from coati_rl.data.checkpoint_dir import STATE_FILE
+from coati_rl.checkpoint.directory import STATE_FILE
 from coati_rl.data.conversations import make_conversations
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from consumer.jobs.sft import run_sft

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from coati_rl.data.checkpoint_dir import read_state
+from coati_rl.checkpoint.directory import read_state
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, UNEVEN, save_model
 from tests.integration.consumer.lifecycle_cases import CASES, MODELS, RESUMES, is_fast
 from tests.integration.consumer.lifecycle_process import WIRE, Case, Resume, run_tasks

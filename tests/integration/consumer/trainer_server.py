@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-from consumer.process_group import MeetingPoint, destroy_process_group, init_process_group
+from consumer.parallel.process_group import MeetingPoint, destroy_process_group, init_process_group
 
 ROOT = Path(__file__).resolve().parents[3]
 IMPORTED = ("gradient_process", "lifecycle_process", "replay_process", "fault_process", "sft_process")
@@ -32,7 +32,7 @@ class Job(NamedTuple):
     target: Callable[..., None]  # of a module, so that it can be pickled
     arguments: tuple[object, ...]
     world_size: int
-    meeting_point: MeetingPoint
+    rendezvous: MeetingPoint
     output_dir: Path
 
     def output_of(self, rank: int) -> Path:
@@ -59,8 +59,8 @@ class TrainerServers:
         if not self._servers:
             self._servers = [_start() for _ in range(2)]
         self._num_launched += 1
-        meeting_point = MeetingPoint(address="127.0.0.1", file=self._output_dir / f"store-{self._num_launched}")
-        job = Job(target, arguments, world_size, meeting_point, self._output_dir)
+        rendezvous = MeetingPoint(address="127.0.0.1", file=self._output_dir / f"store-{self._num_launched}")
+        job = Job(target, arguments, world_size, rendezvous, self._output_dir)
         for index, (_, connection) in enumerate(self._servers):
             connection.send((job, range(world_size)[index::2]))
         exit_codes: dict[int, int] = {}
@@ -113,7 +113,7 @@ def _fork(job: Job, rank: int) -> int:
         init_process_group(
             rank=rank,
             world_size=job.world_size,
-            meeting_point=job.meeting_point,
+            rendezvous=job.rendezvous,
             timeout_s=TIMEOUT_S,
             seed=0,
             device="cpu",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rewards.code.sandbox import Limits
+from coati_rl.sandbox import Limits
 
 _ENDLESS = frozenset({"cpu", "wall"})
 

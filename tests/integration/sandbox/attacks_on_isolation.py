@@ -112,7 +112,7 @@ for folder in [sysconfig.get_path("purelib"), os.path.dirname(json.__file__), *s
             print("wrote", folder, name)
         except OSError:
             pass
-for path in ("/sandbox/warden.py", "/sandbox/program.py", json.__file__, sys.executable, "/bin/sh"):
+for path in ("/sandbox/supervisor.py", "/sandbox/program.py", json.__file__, sys.executable, "/bin/sh"):
     for change in (
         lambda: open(path, "r+"), lambda: os.chmod(path, 0o777), lambda: os.unlink(path), lambda: os.utime(path),
         lambda: os.rename(path, path + "x"), lambda: os.truncate(path, 0), lambda: os.symlink(path, "/x"),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rewards.code.sandbox import Limits, Sandbox
+from coati_rl.sandbox import Limits, Sandbox
 
 PROJECT = Path(__file__).parents[3]
 LIMITS = Limits(cpu_s=1)

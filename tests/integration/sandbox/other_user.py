@@ -8,7 +8,7 @@ import json
 import os
 import sys
 
-from rewards.code.sandbox import Limits, Sandbox
+from coati_rl.sandbox import Limits, Sandbox
 from tests.integration.sandbox import (
     attacks_on_isolation,
     attacks_on_memory,

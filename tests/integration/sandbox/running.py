@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import psutil
 
-from rewards.code.sandbox import Limits, Outcome, Sandbox
+from coati_rl.sandbox import Limits, Outcome, Sandbox
 from tests.integration.sandbox.attack import Attack
 
 _MAX_ATTEMPTS = 5

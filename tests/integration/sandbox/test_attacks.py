@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rewards.code.sandbox import Limits, Sandbox
+from coati_rl.sandbox import Limits, Sandbox
 from tests.integration.sandbox import (
     attacks_on_files,
     attacks_on_isolation,
@@ -89,7 +89,7 @@ def test_an_attack_is_held_and_leaves_nothing(
     assert attack.prints is None or after.outcome.output.decode() == attack.prints, said[-2000:]
     assert target.secret.encode() not in said
     assert max(map(len, (after.outcome.output, after.outcome.error_output))) <= attack.limits.output_bytes
-    assert after.processes == before["processes"]  # bubblewrap and the warden, the same as ever
+    assert after.processes == before["processes"]  # bubblewrap and the supervisor, the same as ever
     assert target.sleeper.poll() is None
     assert after.next_output == b"next\n"
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rewards.code.sandbox import Limits, Outcome, Sandbox
+from coati_rl.sandbox import Limits, Outcome, Sandbox
 from tests.integration.sandbox.ordinary_programs import FUNCTIONS, PROGRAMS
 from tests.integration.sandbox.running import end_of, once_decided
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from coati_rl.errors import ConfigError
-from rewards.code.sandbox import Limits, Outcome, Sandbox, SandboxError, check_sandbox
+from coati_rl.sandbox import Limits, Outcome, Sandbox, SandboxError, check_sandbox
 from tests.integration.sandbox.conftest import PROJECT
 from tests.integration.sandbox.running import end_of, own_processes
 
@@ -43,7 +43,7 @@ def test_closing_leaves_nothing_also_in_the_middle_of_a_program(sandbox: Sandbox
     assert own_processes() == others
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["bubblewrap", "warden"])
+@pytest.mark.parametrize("which", [0, 1], ids=["bubblewrap", "supervisor"])
 def test_a_sandbox_whose_processes_were_killed_says_so_once_and_starts_again(which: int) -> None:
     others = own_processes()
     with Sandbox() as sandbox:
@@ -59,7 +59,7 @@ def test_a_sandbox_whose_processes_were_killed_says_so_once_and_starts_again(whi
 
 PARENT = """
 import os, sys
-from rewards.code.sandbox import Limits, Sandbox
+from coati_rl.sandbox import Limits, Sandbox
 import psutil
 sandbox = Sandbox(is_isolated=sys.argv[1] == "isolated")
 sandbox.run("", limits=Limits())

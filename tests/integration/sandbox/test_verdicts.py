@@ -29,7 +29,7 @@ class Judge:
     """A reward whose sandbox is up."""
 
     reward: CodeReward
-    processes: tuple[int, ...]  # of the sandbox: bubblewrap, the warden
+    processes: tuple[int, ...]  # of the sandbox: bubblewrap, the supervisor
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import torch
 
 from coati_rl.algorithms.advantage import group_advantages
 from coati_rl.algorithms.loss import PolicyLoss
-from coati_rl.algorithms.registry import build_loss, load_estimator
+from coati_rl.build import build_loss, load_estimator
 from coati_rl.config import Config
 from coati_rl.config.presets import PRESETS
 from tests.unit.algorithms.batches import LEAVES, evaluate, lay_out, random_samples

@@ -12,10 +12,10 @@ import torch
 from coati_rl.algorithms.advantage import group_advantages
 from coati_rl.algorithms.aggregation import loss_scale, token_weight
 from coati_rl.algorithms.over_length import over_length_penalty
-from coati_rl.algorithms.registry import build_loss, load_estimator
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.algorithms.token_advantages import advantage_sums, subtract_kl_to_go, whiten
 from coati_rl.batch import MicroBatch
+from coati_rl.build import build_loss, load_estimator
 from coati_rl.config import Config
 from coati_rl.config.presets import PRESETS
 from tests.unit.algorithms import paper_objectives as papers

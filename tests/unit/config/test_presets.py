@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coati_rl.algorithms.registry import build_loss, load_estimator
+from coati_rl.build import build_loss, load_estimator
 from coati_rl.config import Config
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.cli import build_config, parse

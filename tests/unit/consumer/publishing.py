@@ -11,12 +11,12 @@ import numpy as np
 import torch
 import xxhash
 
-from coati_rl.data.work import CommitReport, SyncReport, SyncWork
 from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.transport.wire import WeightSender
 from coati_rl.types import CommitResult
-from consumer.weight_publisher import StageSender, WeightPublisher
+from coati_rl.work import CommitReport, SyncReport, SyncWork
+from consumer.weight_sync.publisher import StageSender, WeightPublisher
 from producer.engines.staging import StagingArea
 
 Named = Sequence[tuple[str, torch.Tensor]]

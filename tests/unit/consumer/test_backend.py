@@ -13,7 +13,7 @@ from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.errors import ConfigError, EngineError
 from consumer.backend import Backend, BackendConfig
-from consumer.single_process import SingleProcess
+from consumer.parallel.single_process import SingleProcess
 from tests.unit.consumer.conftest import make_micro_batch
 
 SAMPLES = [([1, 2, 3, 4, 5], 2), ([6, 7, 8, 9], 1), ([3, 1, 4, 1, 5, 9], 3)]

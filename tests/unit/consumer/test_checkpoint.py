@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from coati_rl.data.checkpoint_dir import MANIFEST_FILE, read_state
+from coati_rl.checkpoint.directory import MANIFEST_FILE, read_state
 from coati_rl.errors import ConfigError, RunError
 from consumer import checkpoint
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
-from consumer.layout import Layout
-from consumer.parameters import describe_parameters
+from consumer.parallel.layout import Layout
+from consumer.parallel.parameters import describe_parameters
 from tests.unit.consumer.conftest import make_model
 
 INDEX = "model.safetensors.index.json"

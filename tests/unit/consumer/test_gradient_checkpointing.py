@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MiniBatch
 from consumer.backend import Backend, BackendConfig
-from consumer.single_process import SingleProcess
+from consumer.parallel.single_process import SingleProcess
 from tests.unit.consumer.conftest import make_micro_batch
 
 # OPT's decoder layer drops out by itself, not in a module of its own.

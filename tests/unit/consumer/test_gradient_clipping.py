@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from coati_rl.errors import EngineError
-from consumer.gradient_clipping import scale_and_clip, sum_of_squares
+from consumer.optim.gradient_clipping import scale_and_clip, sum_of_squares
 
 
 def make_gradients(*values: float) -> list[Tensor]:

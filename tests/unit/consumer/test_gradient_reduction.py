@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from consumer.gradient_reduction import GradientReducer, accumulate_in_float32
-from consumer.layout import Layout
-from consumer.parameters import LocalParameters, describe_parameters
-from consumer.reduction import reduce_sums
+from consumer.parallel.gradient_reduction import GradientReducer, accumulate_in_float32
+from consumer.parallel.layout import Layout
+from consumer.parallel.parameters import LocalParameters, describe_parameters
+from consumer.parallel.reduction import reduce_sums
 from tests.unit.consumer.conftest import make_model
 
 SUMS = {"copies": 2.0, "tensor ranks": 3.0, "tied": 5.0}  # what a sum over a group makes of this rank's gradient

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from coati_rl.errors import EngineError
-from consumer.process_group import interface_towards
+from consumer.parallel.process_group import interface_towards
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "localhost"])

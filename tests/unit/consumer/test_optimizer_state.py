@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from consumer.optimizer_state import pack_state, unpack_state
+from consumer.optim.optimizer_state import pack_state, unpack_state
 
 
 def make(value: float = 1.0) -> tuple[dict[str, Tensor], torch.optim.AdamW]:

@@ -18,7 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from consumer.packed_attention import MODEL_TYPES, NAME, row_lengths, segment_mask
+from consumer.models.packed_attention import MODEL_TYPES, NAME, row_lengths, segment_mask
 
 SIZES = {
     "vocab_size": 40,

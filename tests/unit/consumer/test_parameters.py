@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from coati_rl.errors import ConfigError
-from consumer.layout import Layout
-from consumer.parameters import LocalParameters, ParameterInfo, describe_parameters, padded_rows
+from consumer.parallel.layout import Layout
+from consumer.parallel.parameters import LocalParameters, ParameterInfo, describe_parameters, padded_rows
 from tests.unit.consumer.conftest import make_model
 
 GROUP = cast("Any", object())  # stands where a process group would; cutting out needs none

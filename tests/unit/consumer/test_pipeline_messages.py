@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from coati_rl.errors import EngineError
-from consumer import colossal_compat
-from consumer.pipeline_messages import read_message
+from consumer.parallel import colossal_compat
+from consumer.parallel.pipeline_messages import read_message
 
 # torch 2.13 says so of the tree that ColossalAI describes a stage's output by.
 pytestmark = pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")

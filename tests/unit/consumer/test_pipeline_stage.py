@@ -6,9 +6,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coati_rl.errors import ConfigError
-from consumer import packed_attention
-from consumer.pipeline_stage import Stage, check_stages, run_layers, stage_forward, stages_of
-from consumer.policy_model import PolicyInput, attention_arguments, make_input, policy_forward
+from consumer.models import packed_attention
+from consumer.models.policy_model import PolicyInput, attention_arguments, make_input, policy_forward
+from consumer.parallel.pipeline_stage import Stage, check_stages, run_layers, stage_forward, stages_of
 from tests.unit.consumer.conftest import make_micro_batch, make_model
 
 SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}

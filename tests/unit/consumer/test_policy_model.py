@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from coati_rl.errors import ConfigError
-from consumer.policy_model import LOGIT_SETTINGS, load_policy, make_input, policy_forward
+from consumer.models.policy_model import LOGIT_SETTINGS, load_policy, make_input, policy_forward
 from tests.unit.consumer.conftest import make_micro_batch
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from coati_rl.errors import ConfigError, EngineError
-from consumer.process_group import (
+from consumer.parallel.process_group import (
     MeetingPoint,
     all_gather_texts,
     collective,
@@ -48,7 +48,7 @@ def test_only_rank_0_brings_a_listener_where_the_store_has_a_port(point: Meeting
         init_process_group(
             rank=0,
             world_size=1,
-            meeting_point=point,
+            rendezvous=point,
             listener=listener if point.file else None,
             timeout_s=1.0,
             seed=0,
@@ -64,7 +64,7 @@ def test_a_rank_that_does_not_arrive_is_missed_in_time(is_file: bool) -> None:
         point = MeetingPoint(address="127.0.0.1", port=listener.getsockname()[1])
     with pytest.raises(EngineError, match="trainer 0 of 2 could not join"):
         init_process_group(
-            rank=0, world_size=2, meeting_point=point, listener=listener, timeout_s=1.0, seed=0, device="cpu"
+            rank=0, world_size=2, rendezvous=point, listener=listener, timeout_s=1.0, seed=0, device="cpu"
         )
     assert not dist.is_initialized()
 
@@ -72,7 +72,7 @@ def test_a_rank_that_does_not_arrive_is_missed_in_time(is_file: bool) -> None:
 def test_a_private_meeting_point_is_open_to_nobody_else_and_nothing_listens_for_it() -> None:
     before = listening()
     point = private_meeting_point("127.0.0.1")
-    init_process_group(rank=0, world_size=1, meeting_point=point, timeout_s=20.0, seed=0, device="cpu")
+    init_process_group(rank=0, world_size=1, rendezvous=point, timeout_s=20.0, seed=0, device="cpu")
     try:
         assert point.file is not None and point.file.exists()
         assert stat.S_IMODE(point.file.parent.stat().st_mode) == 0o700

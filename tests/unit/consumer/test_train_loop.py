@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from coati_rl.data.ragged import RaggedBatch, RaggedSamples
-from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork, Wait
 from coati_rl.errors import RunError
+from coati_rl.samples import RaggedBatch, RaggedSamples
+from coati_rl.work import FinishWork, SaveWork, SyncWork, TrainWork, Wait
 from consumer.train_loop import TrainLoop
 
 WAIT = Wait(reason="waiting for the first shard")

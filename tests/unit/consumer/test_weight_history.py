@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from consumer.weight_history import WeightHistory
+from consumer.models.weight_history import WeightHistory
 
 
 def model() -> list[torch.nn.Parameter]:

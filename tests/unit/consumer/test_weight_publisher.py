@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from coati_rl.data.work import SyncWork
 from coati_rl.errors import EngineError, PeerLostError, RunError, TransferError
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.transport.wire import WeightSender
-from consumer.weight_publisher import MAX_ATTEMPTS, StageSender
+from coati_rl.work import SyncWork
+from consumer.weight_sync.publisher import MAX_ATTEMPTS, StageSender
 from tests.unit.consumer.publishing import STAGES, Export, Producer, Run, digest_of
 
 

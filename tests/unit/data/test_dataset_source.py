@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
-from coati_rl.data.ragged import Sample
-from coati_rl.data.work import FinishWork, SaveWork, TrainWork
 from coati_rl.errors import ConfigError
+from coati_rl.samples import Sample
+from coati_rl.work import FinishWork, SaveWork, TrainWork
 
 
 def samples_of(number, length=4):

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coati_rl.data.packing import blank_micro_batch, pack, plan_batches
-from coati_rl.data.ragged import Sample
 from coati_rl.errors import RunError
+from coati_rl.samples import Sample
 
 
 def sample_of(length, first_token, number=0):

@@ -1,7 +1,7 @@
 """Test which prompt has which number, and which comes next."""
 
-from coati_rl.data.position import DrawOrder
-from coati_rl.data.prompt_queue import PromptQueue
+from coati_rl.coordinator.prompt_queue import PromptQueue
+from coati_rl.data.draw_order import DrawOrder
 from coati_rl.data.prompt_source import DatasetPrompts, probe_tokens
 from coati_rl.types import Prompt
 

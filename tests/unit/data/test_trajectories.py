@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from coati_rl.data.episodes import context_tokens, episode_tokens, final_trajectories, is_truncated
-from coati_rl.data.single_turn import single_turns
 from coati_rl.types import Completion, Prompt, SharedPrefix, Turn
+from producer.environments.single_turn import single_turns
 from tests.unit.data.trajectories import masked
 
 

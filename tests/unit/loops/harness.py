@@ -16,16 +16,17 @@ import consumer.actor
 import producer.actor
 from coati_rl.config.cli import build_config
 from coati_rl.config.rules import check
-from coati_rl.data.prepare import Prepared, prepare
-from coati_rl.data.work import Wait, Work
 from coati_rl.errors import RunError
-from coati_rl.runtime import crew
-from coati_rl.runtime.process import Place
+from coati_rl.runtime import actor_group as actors
+from coati_rl.runtime.prepare import Prepared, prepare
+from coati_rl.runtime.process import ActorContext
 from coati_rl.runtime.run_dir import RunPaths, make_run_dir
 from coati_rl.types import Lease, RolloutGroup, Score
+from coati_rl.work import Wait, Work
 from consumer.backend import Backend
-from consumer.process_group import MeetingPoint
-from consumer.single_process import SingleProcess
+from consumer.parallel.layout_rules import check_layout
+from consumer.parallel.process_group import MeetingPoint
+from consumer.parallel.single_process import SingleProcess
 from producer.engines import create_engine
 from rewards import default_system_prompt, get_reward
 from rewards.registry import needs_ground_truth
@@ -88,7 +89,9 @@ class ThreadedRun:
         check(config)
         system_prompt = default_system_prompt(config.reward_type)
         needs_truth = needs_ground_truth(config.reward_type)
-        prepared = prepare(config, system_prompt=system_prompt, needs_truth=needs_truth, is_dry_run=False)
+        prepared = prepare(
+            config, system_prompt=system_prompt, needs_truth=needs_truth, check_layout=check_layout, is_dry_run=False
+        )
         self.trace = Trace(prepared=prepared, paths=make_run_dir(config, prepared.resume))
         self._config = prepared.config
         self._score = score or get_reward(config.reward_type)
@@ -104,14 +107,14 @@ class ThreadedRun:
 
     def run(self) -> Trace:
         with pytest.MonkeyPatch.context() as patch:
-            for module in (crew, consumer.actor, producer.actor):
-                patch.setattr(module, "enter_actor", lambda place: None)
+            for module in (actors, consumer.actor, producer.actor):
+                patch.setattr(module, "enter_actor", lambda context: None)
             patch.setattr(producer.actor, "create_engine", self._create_engine)
             patch.setattr("consumer.backend.make_backend", lambda config, **options: self._make_backend(config))
             patch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
             patch.setattr(consumer.actor, "RemoteProducer", self._connect)
-            self._coordinator = _recording(crew.CoordinatorActor, self.trace, hold_trainer=self._hold_trainer)(
-                self.trace.prepared, self.trace.paths, self._place("coordinator")
+            self._coordinator = _recording(actors.CoordinatorActor, self.trace, hold_trainer=self._hold_trainer)(
+                self.trace.prepared, self.trace.paths, self._context("coordinator")
             )
             try:
                 for _ in range(self._config.num_inferencer):
@@ -164,7 +167,7 @@ class ThreadedRun:
             trainer = consumer.actor.TrainerActor(
                 0,
                 self._config,
-                self._place("trainer-0"),
+                self._context("trainer-0"),
                 run_dir=self.trace.paths.run_dir,
                 checkpoint_dir=self.trace.paths.checkpoints,
                 resume_dir=resume.directory if resume else None,
@@ -178,7 +181,7 @@ class ThreadedRun:
     def _add_producer(self):
         producer_id = len(self._producers)
         actor = producer.actor.ProducerActor(
-            producer_id, self._config, self._place(f"producer-{producer_id}"), lambda: InlineReward(self._score)
+            producer_id, self._config, self._context(f"producer-{producer_id}"), lambda: InlineReward(self._score)
         )
         self._producers[producer_id] = actor
         actor.start()
@@ -217,10 +220,10 @@ class ThreadedRun:
         actor = self._producers[int(name.removeprefix("producer-"))]
         return _LocalProducer(actor)
 
-    def _place(self, name):
+    def _context(self, name):
         plan = self.trace.prepared.plan
         dtype = "bfloat16" if plan.precision == "bf16" else "float32"
-        return Place(name=name, log_dir=self.trace.paths.logs, device="cpu", dtype=dtype, slot=0, num_slots=1)
+        return ActorContext(name=name, log_dir=self.trace.paths.logs, device="cpu", dtype=dtype, slot=0, num_slots=1)
 
 
 class _LocalProducer:

@@ -12,7 +12,7 @@ import pytest
 
 from coati_rl.config import Config
 from coati_rl.data.packing import build_mini_batch
-from coati_rl.data.work import SyncWork, TrainWork
+from coati_rl.work import SyncWork, TrainWork
 from tests.unit.loops import (
     test_algorithms,
     test_flags_of_ray,

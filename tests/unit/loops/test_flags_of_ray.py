@@ -13,8 +13,8 @@ import pytest
 import consumer.actor
 from coati_rl.errors import ConfigError
 from coati_rl.runtime import cluster
-from coati_rl.runtime.process import Place
-from consumer.process_group import MeetingPoint
+from coati_rl.runtime.process import ActorContext
+from consumer.parallel.process_group import MeetingPoint
 
 
 def test_ray_dir__is_where_ray_puts_its_sockets_and_logs_below_a_directory_that_nobody_else_enters(
@@ -73,14 +73,14 @@ def meeting_point_of(monkeypatch, tmp_path):
     """Where the trainers of a configuration meet, as rank 0 says; nothing listens there any more."""
 
     def make(config):
-        monkeypatch.setattr(consumer.actor, "enter_actor", lambda place: None)
+        monkeypatch.setattr(consumer.actor, "enter_actor", lambda context: None)
         monkeypatch.setattr(consumer.actor, "own_address", lambda config: "127.0.0.1")
-        place = Place(name="trainer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
-        trainer = consumer.actor.TrainerActor(0, config, place, run_dir=tmp_path, checkpoint_dir=tmp_path)
-        meeting_point = trainer.open_meeting_point()
+        context = ActorContext(name="trainer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
+        trainer = consumer.actor.TrainerActor(0, config, context, run_dir=tmp_path, checkpoint_dir=tmp_path)
+        rendezvous = trainer.open_rendezvous()
         if trainer._listener is not None:
             trainer._listener.close()
-        return meeting_point
+        return rendezvous
 
     return make
 
@@ -96,7 +96,7 @@ def test_master_port__is_not_needed_on_one_machine_where_the_trainers_meet_in_a_
     monkeypatch, meeting_point_of, config_with, tmp_path
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    meeting_point = meeting_point_of(config_with())
-    assert meeting_point.port == 0
-    assert meeting_point.file.is_relative_to(tmp_path)
-    assert stat.S_IMODE(meeting_point.file.parent.stat().st_mode) == 0o700
+    rendezvous = meeting_point_of(config_with())
+    assert rendezvous.port == 0
+    assert rendezvous.file.is_relative_to(tmp_path)
+    assert stat.S_IMODE(rendezvous.file.parent.stat().st_mode) == 0o700

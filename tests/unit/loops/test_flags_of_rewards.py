@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-import rewards.code.sandbox
+import coati_rl.sandbox
 import rewards.remote.client
 from coati_rl.config.cli import build_config
 from coati_rl.config.rules import check
@@ -35,7 +35,7 @@ def factory_of(small_run):
 def num_sandbox_checks(monkeypatch):
     """One more for each time that the sandbox is tried."""
     checks = []
-    monkeypatch.setattr(rewards.code.sandbox, "check_sandbox", lambda: checks.append(1))
+    monkeypatch.setattr(coati_rl.sandbox, "check_sandbox", lambda: checks.append(1))
     return lambda: len(checks)
 
 

@@ -17,20 +17,21 @@ import consumer.actor
 import producer.actor
 from coati_rl.config.cli import build_config
 from coati_rl.config.plan import resolve_precision
-from coati_rl.data.prepare import prepare
-from coati_rl.data.settings import coordinator_settings
+from coati_rl.coordinator.settings import coordinator_settings
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.observability.phases import Phase
 from coati_rl.observability.sinks import open_sinks
-from coati_rl.runtime import cluster, crew, launch
+from coati_rl.runtime import actor_group, cluster, launch
 from coati_rl.runtime.ending import read_note
-from coati_rl.runtime.hangs import Patience
+from coati_rl.runtime.hangs import HangTimeouts
 from coati_rl.runtime.interrupts import ending_signals
-from coati_rl.runtime.process import Place
+from coati_rl.runtime.prepare import prepare
+from coati_rl.runtime.process import ActorContext
 from coati_rl.runtime.run_dir import make_run_dir
 from coati_rl.transport.wire import WeightSender
-from consumer.process_group import MeetingPoint
-from consumer.weight_publisher import WeightPublisher
+from consumer.parallel.layout_rules import check_layout
+from consumer.parallel.process_group import MeetingPoint
+from consumer.weight_sync.publisher import WeightPublisher
 from producer.actor import ProducerActor
 
 FOUR_TRAINERS = {"num_trainers": 4, "train_batch_size": 1, "train_minibatch_size": 1, "train_microbatch_size": 2}
@@ -42,11 +43,11 @@ def backend_of(monkeypatch, tmp_path):
 
     def make(config):
         seen = []
-        monkeypatch.setattr(consumer.actor, "enter_actor", lambda place: None)
+        monkeypatch.setattr(consumer.actor, "enter_actor", lambda context: None)
         monkeypatch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
         monkeypatch.setattr("consumer.backend.make_backend", lambda settings, **options: seen.append(settings))
-        place = Place(name="trainer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
-        trainer = consumer.actor.TrainerActor(0, config, place, run_dir=tmp_path, checkpoint_dir=tmp_path)
+        context = ActorContext(name="trainer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
+        trainer = consumer.actor.TrainerActor(0, config, context, run_dir=tmp_path, checkpoint_dir=tmp_path)
         trainer.start(MeetingPoint(address="127.0.0.1"))
         return seen[0]
 
@@ -55,7 +56,9 @@ def backend_of(monkeypatch, tmp_path):
 
 @pytest.fixture
 def prepare_with(config_with):
-    return lambda **changes: prepare(config_with(**changes), system_prompt="", needs_truth=False, is_dry_run=False)
+    return lambda **changes: prepare(
+        config_with(**changes), system_prompt="", needs_truth=False, check_layout=check_layout, is_dry_run=False
+    )
 
 
 def test_master_address__joins_a_cluster_instead_of_starting_one(ray_calls, start_ray, config_with):
@@ -88,22 +91,22 @@ def test_master_address__that_cannot_be_joined_is_refused(monkeypatch, config_wi
 
 @pytest.mark.parametrize("port", [0, 31000])
 def test_master_port__is_where_the_trainers_meet(monkeypatch, config_with, port):
-    calls, meeting_point = [], MeetingPoint(address="127.0.0.1", port=31000)
+    calls, rendezvous = [], MeetingPoint(address="127.0.0.1", port=31000)
 
     def remote(name):
-        return SimpleNamespace(remote=lambda *args: calls.append((name, *args)) or meeting_point)
+        return SimpleNamespace(remote=lambda *args: calls.append((name, *args)) or rendezvous)
 
-    handle = SimpleNamespace(open_meeting_point=remote("open"), start=remote("start"), run=remote("run"))
-    members = crew.Crew.__new__(crew.Crew)
+    handle = SimpleNamespace(open_rendezvous=remote("open"), start=remote("start"), run=remote("run"))
+    members = actor_group.ActorGroup.__new__(actor_group.ActorGroup)
     vars(members).update(
         _config=config_with(num_trainers=1, master_port=port), _namespace="run", coordinator=None, trainers={}
     )
-    monkeypatch.setattr(crew.Crew, "add_producer", lambda self: calls.append("producer"))
-    monkeypatch.setattr(crew.Crew, "_make_trainer", lambda self, rank: handle)
-    monkeypatch.setattr(crew, "wait_for", lambda reference, **_: calls.append("wait") or reference)
+    monkeypatch.setattr(actor_group.ActorGroup, "add_producer", lambda self: calls.append("producer"))
+    monkeypatch.setattr(actor_group.ActorGroup, "_make_trainer", lambda self, rank: handle)
+    monkeypatch.setattr(actor_group, "wait_for", lambda reference, **_: calls.append("wait") or reference)
     members.start()
     wait = ["wait"] if port else []  # a port that is taken is found before engines are loaded
-    begin = [("open",), *wait, "producer", "wait", ("start", meeting_point)]
+    begin = [("open",), *wait, "producer", "wait", ("start", rendezvous)]
     assert calls[: len(begin)] == begin
 
 
@@ -132,10 +135,10 @@ def test_num_trainers__shares_an_optimizer_step_among_more_of_them(prepare_with)
 
 def test_gpu_memory_utilization__is_the_engines_share(monkeypatch, config_with, tmp_path):
     seen = {}
-    monkeypatch.setattr(producer.actor, "enter_actor", lambda place: None)
+    monkeypatch.setattr(producer.actor, "enter_actor", lambda context: None)
     monkeypatch.setattr(producer.actor, "create_engine", lambda backend, **settings: seen.update(settings))
-    place = Place(name="producer-0", log_dir=tmp_path, device="cuda", dtype="bfloat16", slot=0, num_slots=1)
-    ProducerActor(0, config_with(gpu_memory_utilization=0.5), place, make_reward=lambda: None).start()
+    context = ActorContext(name="producer-0", log_dir=tmp_path, device="cuda", dtype="bfloat16", slot=0, num_slots=1)
+    ProducerActor(0, config_with(gpu_memory_utilization=0.5), context, make_reward=lambda: None).start()
     assert seen["gpu_memory_utilization"] == 0.5
 
 
@@ -145,10 +148,10 @@ def test_producer_tensor_parallel_size__widens_engine_devices_and_weight_group(
 ):
     config = config_with(backend="vllm", producer_tensor_parallel_size=width)
     seen = {}
-    monkeypatch.setattr(producer.actor, "enter_actor", lambda place: None)
+    monkeypatch.setattr(producer.actor, "enter_actor", lambda context: None)
     monkeypatch.setattr(producer.actor, "create_engine", lambda backend, **settings: seen.update(settings))
-    place = Place(name="producer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
-    ProducerActor(0, config, place, make_reward=lambda: None).start()
+    context = ActorContext(name="producer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
+    ProducerActor(0, config, context, make_reward=lambda: None).start()
     assert seen["tensor_parallel_size"] == width
     assert config.num_devices == width + 1
     # The group of a weight sync: the trainer and every rank of every engine.
@@ -230,7 +233,9 @@ def launch_interrupted(monkeypatch, prepare_with, tmp_path):
                 raise RunError("trainer-0 died")
 
         monkeypatch.setattr(launch, "ray_cluster", lambda config, **_: nullcontext("127.0.0.1"))
-        monkeypatch.setattr(launch, "Crew", lambda *_, **__: SimpleNamespace(start=lambda: None, end=lambda: None))
+        monkeypatch.setattr(
+            launch, "ActorGroup", lambda *_, **__: SimpleNamespace(start=lambda: None, end=lambda: None)
+        )
         monkeypatch.setattr(launch, "Supervisor", Interrupted)
         with pytest.raises(KeyboardInterrupt) as interrupt:
             launch.launch(prepare_with(**fields), object, object, lambda: None, scratch=tmp_path)
@@ -264,12 +269,12 @@ def test_stall_timeout_s__is_the_supervisors_patience(monkeypatch, prepare_with,
     class Ended(Exception):
         pass
 
-    def supervisor(crew, on_event, **options):
+    def supervisor(actor_group, on_event, **options):
         seen.update(options)
         raise Ended
 
     monkeypatch.setattr(launch, "ray_cluster", lambda config, **_: nullcontext("127.0.0.1"))
-    monkeypatch.setattr(launch, "Crew", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "ActorGroup", lambda *_, **__: None)
     monkeypatch.setattr(launch, "Supervisor", supervisor)
     with pytest.raises(Ended):
         launch.launch(prepare_with(stall_timeout_s=seconds), object, object, lambda: None, scratch=tmp_path)
@@ -285,11 +290,11 @@ def test_max_failure_rate__decides_how_many_failures_end_the_run(run_in_threads,
 
 @pytest.mark.parametrize("seconds", [30.0, 5.0])
 def test_heartbeat_timeout_s__is_how_long_an_actor_may_be_silent(config_with, seconds):
-    assert Patience.of(config_with(heartbeat_timeout_s=seconds)).heartbeat_s == seconds
+    assert HangTimeouts.of(config_with(heartbeat_timeout_s=seconds)).heartbeat_s == seconds
 
 
 @pytest.mark.parametrize("seconds", [60.0, 5.0])
 def test_phase_timeout_s__is_the_least_that_a_phase_may_take(config_with, seconds):
-    patience = Patience.of(config_with(phase_timeout_s=seconds, sync_timeout_s=50.0))
+    patience = HangTimeouts.of(config_with(phase_timeout_s=seconds, sync_timeout_s=50.0))
     phases = [Phase(name=n, path=n, item=1, seconds=0.0, median_s=0.1) for n in ("train", "sync")]
     assert [patience.limit_s(phase) for phase in phases] == [seconds, seconds + 50.0]

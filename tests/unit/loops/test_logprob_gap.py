@@ -5,8 +5,8 @@ The part of a test's name before two underscores is the field (see test_flags.py
 
 import pytest
 
-from coati_rl.data.work import SyncWork, TrainWork
 from coati_rl.errors import RunError
+from coati_rl.work import SyncWork, TrainWork
 
 REAL = {"backend": "transformers"}
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 import xxhash
 
-from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork
 from coati_rl.errors import RunError
 from coati_rl.types import Score
+from coati_rl.work import FinishWork, SaveWork, SyncWork, TrainWork
 from tests.metric_names import ROLLOUT_RUN
 
 ALL_PROMPTS = [f"train-{i}.0" for i in range(8)]

@@ -11,9 +11,9 @@ from rich.console import Console
 
 import rl_example
 from coati_rl.config.cli import build_config
-from coati_rl.data.work import FinishWork, SaveWork, SyncWork, TrainWork
 from coati_rl.observability.progress import ProgressDisplay
 from coati_rl.runtime.launch import _say_what_is_resumed
+from coati_rl.work import FinishWork, SaveWork, SyncWork, TrainWork
 
 EVERY_STEP = {"save_interval": 1, "inference_batch_size": 2}  # a sync and a checkpoint after each
 ALL_PROMPTS = [f"train-{i}.0" for i in range(8)]

@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
-from coati_rl.data.position import read_data_state
-from coati_rl.data.work import SaveWork, SyncWork
+from coati_rl.checkpoint.position import read_data_state
+from coati_rl.work import SaveWork, SyncWork
 from tests.unit.loops.harness import parity_reward
 
 # The gap of tokens that earlier weights sampled is known as long as these are.

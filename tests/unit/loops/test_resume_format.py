@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coati_rl.data.checkpoint_format import FORMAT_VERSION
+from coati_rl.checkpoint.format import FORMAT_VERSION
 from tests.unit.loops.test_resume_ahead import DIFFERS, K1, slow_reward
 
 DATA = Path(__file__).parents[2] / "data"

@@ -1,6 +1,6 @@
 """Test which share of their time members were idle."""
 
-from coati_rl.observability.idle import IdleShare, ProducerIdleShare
+from coati_rl.observability.idle import IdleFraction, ProducerIdleFraction
 
 
 class Clock:
@@ -14,7 +14,7 @@ class Clock:
 
 def test_a_member_is_what_was_last_noted():
     clock = Clock()
-    share = IdleShare(clock)
+    share = IdleFraction(clock)
     share.note(0, is_idle=True)
     clock.now = 103.0
     share.note(0, is_idle=False)
@@ -24,7 +24,7 @@ def test_a_member_is_what_was_last_noted():
 
 def test_each_share_is_of_the_time_since_the_last_one():
     clock = Clock()
-    share = IdleShare(clock)
+    share = IdleFraction(clock)
     share.note(0, is_idle=True)
     clock.now = 103.0
     assert share.take() == 1.0
@@ -38,7 +38,7 @@ def test_each_share_is_of_the_time_since_the_last_one():
 
 def test_members_count_for_the_time_that_they_were_there():
     clock = Clock()
-    share = IdleShare(clock)
+    share = IdleFraction(clock)
     share.note(0, is_idle=False)
     share.note(1, is_idle=True)
     clock.now = 102.0
@@ -51,7 +51,7 @@ def test_members_count_for_the_time_that_they_were_there():
 
 def test_what_is_noted_again_changes_nothing():
     clock = Clock()
-    share = IdleShare(clock)
+    share = IdleFraction(clock)
     for clock.now in (100.0, 101.0, 102.0):
         share.note(0, is_idle=True)
     share.remove(1)  # was never there
@@ -62,7 +62,7 @@ def test_what_is_noted_again_changes_nothing():
 
 
 def test_without_members_or_time_there_is_no_share():
-    share = IdleShare(Clock())
+    share = IdleFraction(Clock())
     assert share.take() is None
     share.note(0, is_idle=True)
     assert share.take() is None
@@ -70,7 +70,7 @@ def test_without_members_or_time_there_is_no_share():
 
 def test_a_producer_is_idle_without_prompts():
     clock = Clock()
-    share = ProducerIdleShare(clock)
+    share = ProducerIdleFraction(clock)
     share.join(0)
     clock.now = 102.0  # 2 s idle
     share.change(0, 2)
@@ -84,7 +84,7 @@ def test_a_producer_is_idle_without_prompts():
 
 def test_a_producer_that_has_left_is_not_counted_again():
     clock = Clock()
-    share = ProducerIdleShare(clock)
+    share = ProducerIdleFraction(clock)
     share.join(0)
     share.join(1)
     share.change(1, 4)

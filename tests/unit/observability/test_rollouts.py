@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coati_rl.data.single_turn import single_turns
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score
+from producer.environments.single_turn import single_turns
 from tests.unit.data.trajectories import FORKED
 
 PROMPT = Prompt(uid="train-3.0", token_ids=(1,), ground_truth="4", text="2+2?")

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coati_rl.data.work import LeaseReply
 from coati_rl.errors import EngineError
 from coati_rl.types import Completion, GenerationResult, Lease, Prompt, SamplingParams, Score
+from coati_rl.work import LeaseReply
 from producer.generation import LeaseGenerator
 from producer.rollout_loop import IDLE_WAIT_S, RolloutLoop
 

@@ -6,10 +6,10 @@ import time
 import pytest
 
 from coati_rl.reward_spec import RewardSpec
+from coati_rl.sandbox import Limits, Outcome, SandboxError
 from coati_rl.types import Problem, Score
 from rewards.code import code_reward
 from rewards.code.code_reward import CodeReward
-from rewards.code.sandbox import Limits, Outcome, SandboxError
 
 TESTS = '{"inputs": ["1"], "outputs": ["1"]}'
 
@@ -74,7 +74,7 @@ RIGHT = [outcome(b"1"), outcome(b"2")]
         ([outcome(b"1", end="signal", code=11), outcome(b"2")], "wrong", 0.5, "test 1: killed by signal 11"),
         ([outcome(b"1", end="memory", code=9)], "wrong", 0.0, "test 1: more than 1024 MiB of memory"),
         ([outcome(b"1"), outcome(b"2", wall_s=1e3)], "wrong", 0.5, "test 2: all tests up to here took more than"),
-        ([SandboxError("no warden"), *RIGHT], "ok", 1.0, "2 of 2 tests passed"),
+        ([SandboxError("no supervisor"), *RIGHT], "ok", 1.0, "2 of 2 tests passed"),
     ],
     ids=["right", "wrong output", "exit code", "signal", "memory", "too slow", "sandbox failed once"],
 )
@@ -91,7 +91,7 @@ def test_a_program_is_right_if_every_run_ends_well_with_the_expected_output(
 @pytest.mark.parametrize(
     ("script", "detail"),
     [
-        ([SandboxError("no warden")] * 2, "no warden"),
+        ([SandboxError("no supervisor")] * 2, "no supervisor"),
         ([outcome(b"1"), outcome(b"", end="starved", wall_s=30.0, waited_s=29.0)], "test 2: no end after 30 s"),
     ],
     ids=["sandbox failed twice", "starved"],

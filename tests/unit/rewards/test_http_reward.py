@@ -7,7 +7,7 @@ import pytest
 
 from coati_rl.errors import ConfigError
 from coati_rl.types import Problem, Score
-from rewards.remote.http_reward import HttpReward
+from rewards.http_model.http_reward import HttpReward
 from tests.unit.rewards.http_server import Script, ScriptedServer, free_port_url, reset
 
 PROBLEM = Problem(ground_truth="72", prompt="Q: 70 + 2? A: ")

@@ -10,9 +10,9 @@ from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem
 from rewards import SYSTEM_PROMPTS, default_system_prompt, get_reward, make_reward
+from rewards.http_model.http_reward import HttpReward
 from rewards.own_function import OwnFunctionReward
 from rewards.registry import needs_ground_truth
-from rewards.remote.http_reward import HttpReward
 from rewards.reward import ResponseReward, only_computes
 from rewards.weighted import WeightedReward
 

@@ -3,9 +3,9 @@
 import pytest
 
 from coati_rl.observability.phases import Phase
-from coati_rl.runtime.hangs import Patience, doing, judge_producer, judge_trainers
+from coati_rl.runtime.hangs import HangTimeouts, doing, judge_producer, judge_trainers
 
-PATIENCE = Patience(heartbeat_s=30.0, phase_s=60.0, floors={"sync": 120.0})
+PATIENCE = HangTimeouts(heartbeat_s=30.0, phase_s=60.0, floors={"sync": 120.0})
 
 
 def phase(name, seconds, *, median_s=1.0, path=None, item=None, **more):

@@ -11,11 +11,11 @@ from ray.exceptions import RayActorError
 from coati_rl.observability.phases import Phase
 from coati_rl.observability.running_clock import RunningClock
 from coati_rl.runtime import heartbeats as heartbeats_module
-from coati_rl.runtime.hangs import Patience
+from coati_rl.runtime.hangs import HangTimeouts
 from coati_rl.runtime.heartbeats import Beat, Heartbeats, end_process
 
 NODE = "ab" * 28
-PATIENCE = Patience(heartbeat_s=30.0, phase_s=60.0)
+PATIENCE = HangTimeouts(heartbeat_s=30.0, phase_s=60.0)
 
 
 class Actors:

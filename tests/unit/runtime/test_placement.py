@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coati_rl.config import Config
-from coati_rl.runtime.placement import Need, Node, Request, explain, find_places
+from coati_rl.runtime.placement import Need, Node, Request, assign_nodes, explain
 
 GPU = Need(cpus=1, gpus=1)
 
@@ -28,7 +28,7 @@ def request(trainers=1, producers=1, *, group=1, width=1):
 
 
 def placed(rooms, wanted):
-    places = find_places(rooms, wanted)
+    places = assign_nodes(rooms, wanted)
     return places and ("".join(places.trainers), "".join(places.producers))
 
 
@@ -62,12 +62,12 @@ def test_a_cluster_is_filled(gpus, wanted, trainers, producers):
     ],
 )
 def test_no_room_is_no_places(gpus, wanted):
-    assert find_places(nodes(*gpus), wanted) is None
+    assert assign_nodes(nodes(*gpus), wanted) is None
 
 
 def test_cpus_count_as_well():
     assert placed(nodes(8, 8, cpus=2), request(2, 2)) == ("aa", "bb")
-    assert find_places(nodes(8, cpus=2), request(2, 1)) is None
+    assert assign_nodes(nodes(8, cpus=2), request(2, 1)) is None
 
 
 def test_the_refusal_says_what_is_missing_and_what_each_node_has():
@@ -112,7 +112,7 @@ def test_what_a_run_asks_for(device, trainer, producer):
 )
 def test_places_fit_and_are_found_whenever_there_are_any(gpus, group, num_groups, producers, width):
     wanted = request(group * num_groups, producers, group=group, width=width)
-    places = find_places(nodes(*gpus), wanted)
+    places = assign_nodes(nodes(*gpus), wanted)
     has_room = sum(count // width for count in gpus) >= producers
     assert (places is not None) == (has_room and sum(gpus) >= group * num_groups + producers * width)
     if places is not None:

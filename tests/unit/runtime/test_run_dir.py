@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from coati_rl.checkpoint.position import Position
+from coati_rl.checkpoint.resume import ResumePoint
 from coati_rl.config.cli import parse
-from coati_rl.data.position import Position
-from coati_rl.data.resume import ResumePoint
 from coati_rl.errors import ConfigError
 from coati_rl.runtime.run_dir import checkpoint_bytes, held, make_run_dir
 

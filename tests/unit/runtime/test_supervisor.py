@@ -4,19 +4,19 @@ import time
 
 import pytest
 
-from coati_rl.data.run_status import RunStatus
+from coati_rl.coordinator.run_status import RunStatus
 from coati_rl.errors import CollectiveError, PeerLostError, RunError
 from coati_rl.runtime import supervisor
-from coati_rl.runtime.crew import Member
+from coati_rl.runtime.actor_group import Member
 from coati_rl.runtime.supervisor import Supervisor
-from tests.unit.runtime.fake_crew import FakeCrew
+from tests.unit.runtime.fake_actor_group import FakeActorGroup
 
 
 @pytest.fixture
 def watch(monkeypatch):
-    """(crew, what the trainer's end gives) -> the events that the driver saw."""
+    """(actors, what the trainer's end gives) -> the events that the driver saw."""
 
-    def run(crew, wait_for=lambda *_, **__: 2, done_after=2):
+    def run(actors, wait_for=lambda *_, **__: 2, done_after=2):
         looks = iter(range(100))
         monkeypatch.setattr(
             supervisor.ray,
@@ -25,7 +25,7 @@ def watch(monkeypatch):
         )
         monkeypatch.setattr(supervisor, "wait_for", wait_for)
         seen = []
-        Supervisor(crew, seen.append, num_producers=1, stall_timeout_s=60.0).run()
+        Supervisor(actors, seen.append, num_producers=1, stall_timeout_s=60.0).run()
         return seen
 
     return run
@@ -34,10 +34,10 @@ def watch(monkeypatch):
 def test_a_record_that_comes_while_the_trainers_end_is_not_lost(watch):
     # The trainer ends after the second look at the events; the last record and the end come after that look.
     steps = [[{"event": "step", "step": 1}], [], [{"event": "step", "step": 2}, {"event": "finished"}]]
-    assert watch(FakeCrew(*steps)) == [event for look in steps for event in look]
+    assert watch(FakeActorGroup(*steps)) == [event for look in steps for event in look]
 
 
-class StoppedCrew(FakeCrew):
+class StoppedActorGroup(FakeActorGroup):
     """The trainer ends some looks after it was told to, before the driver's last one."""
 
     is_stopped = False
@@ -51,13 +51,13 @@ class StoppedCrew(FakeCrew):
 
 @pytest.fixture
 def interrupted(monkeypatch):
-    """(crew, deadline in seconds) -> the events that the driver saw of a run that is interrupted and saved."""
+    """(actors, deadline in seconds) -> the events that the driver saw of a run that is interrupted and saved."""
 
-    def run(crew, deadline_s):
-        monkeypatch.setattr(supervisor.ray, "wait", crew.wait)
+    def run(actors, deadline_s):
+        monkeypatch.setattr(supervisor.ray, "wait", actors.wait)
         monkeypatch.setattr(supervisor, "wait_for", lambda *_, **__: 2)
         seen = []
-        watched = Supervisor(crew, seen.append, num_producers=1, stall_timeout_s=60.0)
+        watched = Supervisor(actors, seen.append, num_producers=1, stall_timeout_s=60.0)
         watched.run(lambda: 1.0 if seen else None)
         watched.save(deadline=time.monotonic() + deadline_s)
         return seen
@@ -67,12 +67,12 @@ def interrupted(monkeypatch):
 
 def test_an_interrupted_run_is_saved_and_no_event_is_lost(interrupted):
     steps = [[{"event": "step", "step": 1}], [], [{"event": "step", "step": 2}], [{"event": "checkpoint", "step": 2}]]
-    assert interrupted(StoppedCrew(*steps), 60.0) == [event for look in steps for event in look]
+    assert interrupted(StoppedActorGroup(*steps), 60.0) == [event for look in steps for event in look]
 
 
 def test_a_checkpoint_that_takes_too_long_is_given_up(interrupted):
     with pytest.raises(RunError, match="the checkpoint was not written in time; raise --interrupt-grace-s"):
-        interrupted(StoppedCrew([{"event": "step", "step": 1}], *[[]] * 9), -1.0)
+        interrupted(StoppedActorGroup([{"event": "step", "step": 1}], *[[]] * 9), -1.0)
 
 
 def test_a_trainer_that_fails_is_the_cause(watch):
@@ -80,50 +80,50 @@ def test_a_trainer_that_fails_is_the_cause(watch):
         raise RunError("out of memory")
 
     with pytest.raises(RunError, match="out of memory"):
-        watch(FakeCrew(), wait_for=fail)
+        watch(FakeActorGroup(), wait_for=fail)
 
 
 def test_a_dead_raylet_is_the_cause_of_whatever_died_with_it(watch):
     def fail(*_, **__):
         raise PeerLostError("trainer-0 died: connection reset")
 
-    crew = FakeCrew()
-    crew.raylets_lost = ["10.0.0.7"]
+    actors = FakeActorGroup()
+    actors.raylets_lost = ["10.0.0.7"]
     expected = "Ray's raylet at 10.0.0.7 is dead, and the actors there with it: trainer-0 died: connection reset"
     with pytest.raises(RunError, match=expected):
-        watch(crew, wait_for=fail)
+        watch(actors, wait_for=fail)
 
 
 def test_of_trainers_that_fail_together_the_one_that_lost_no_peer_is_the_cause(watch):
     # Its end takes the others' collectives down.
     causes = {"trainer-0": PeerLostError("a collective was broken off"), "trainer-1": RunError("out of memory")}
-    crew = FakeCrew()
-    crew.trainers = {rank: Member(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
+    actors = FakeActorGroup()
+    actors.trainers = {rank: Member(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
 
     def fail(reference, **_):
         raise causes[reference]
 
     with pytest.raises(RunError, match="out of memory"):
-        watch(crew, wait_for=fail)
+        watch(actors, wait_for=fail)
 
 
 def test_a_trainer_that_died_is_the_cause_and_not_the_one_whose_collective_broke(watch):
     causes = {"trainer-0": CollectiveError("could not sum gradients"), "trainer-1": PeerLostError("trainer-1 died")}
-    crew = FakeCrew()
-    crew.trainers = {rank: Member(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
+    actors = FakeActorGroup()
+    actors.trainers = {rank: Member(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
 
     def fail(reference, **_):
         raise causes[reference]
 
     with pytest.raises(PeerLostError, match="trainer-1 died"):
-        watch(crew, wait_for=fail)
+        watch(actors, wait_for=fail)
 
 
 def test_a_failed_trainer_is_told_when_the_others_had_time_to_fail_too(monkeypatch):
     # Ray reports the end of trainer-1, which was killed, a moment after that of trainer-0, which noticed it.
     causes = {"trainer-0": CollectiveError("could not sum gradients"), "trainer-1": PeerLostError("trainer-1 died")}
-    crew = FakeCrew()
-    crew.trainers = {rank: Member(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
+    actors = FakeActorGroup()
+    actors.trainers = {rank: Member(name=name, handle=None, task=name) for rank, name in enumerate(causes)}
 
     def wait(references, *, timeout, **_):
         return (references, []) if timeout else (references[:1], references[1:])
@@ -134,10 +134,10 @@ def test_a_failed_trainer_is_told_when_the_others_had_time_to_fail_too(monkeypat
     monkeypatch.setattr(supervisor.ray, "wait", wait)
     monkeypatch.setattr(supervisor, "wait_for", fail)
     with pytest.raises(PeerLostError, match="trainer-1 died"):
-        Supervisor(crew, lambda event: None, num_producers=1, stall_timeout_s=60.0).run()
+        Supervisor(actors, lambda event: None, num_producers=1, stall_timeout_s=60.0).run()
 
 
-class ProducerCrew(FakeCrew):
+class ProducerActorGroup(FakeActorGroup):
     """One producer at a time, that is dead when the driver looks, or works if its number is not among `dead`.
 
     The trainer ends when there are no looks left.
@@ -184,13 +184,13 @@ class ProducerCrew(FakeCrew):
 
 @pytest.fixture
 def supervise(monkeypatch):
-    """A crew of one producer, watched until the trainer ends."""
+    """A actors of one producer, watched until the trainer ends."""
 
-    def run(crew):
-        monkeypatch.setattr(supervisor.ray, "wait", crew.wait)
-        monkeypatch.setattr(supervisor, "wait_for", crew.wait_for)
-        Supervisor(crew, lambda event: None, num_producers=1, stall_timeout_s=60.0).run()
-        return crew
+    def run(actors):
+        monkeypatch.setattr(supervisor.ray, "wait", actors.wait)
+        monkeypatch.setattr(supervisor, "wait_for", actors.wait_for)
+        Supervisor(actors, lambda event: None, num_producers=1, stall_timeout_s=60.0).run()
+        return actors
 
     return run
 
@@ -201,61 +201,61 @@ LOST = [{"event": "producer_lost", "producer": 0, "cause": "no answer"}]
 
 @pytest.mark.parametrize("when", ["dead", "dead_at_start"])
 def test_a_producer_that_dies_is_dropped_with_its_cause_and_replaced_once(supervise, when):
-    crew = supervise(ProducerCrew(*[NOTHING] * 6, **{when: {0}}))
-    assert crew.dropped == [(0, "out of memory")]
-    assert list(crew.producers) == [1]
-    assert crew.num_made == 2
+    actors = supervise(ProducerActorGroup(*[NOTHING] * 6, **{when: {0}}))
+    assert actors.dropped == [(0, "out of memory")]
+    assert list(actors.producers) == [1]
+    assert actors.num_made == 2
 
 
 def test_a_producer_that_a_weight_sync_found_dead_is_replaced(supervise):
-    crew = supervise(ProducerCrew(NOTHING, LOST, *[NOTHING] * 3))
-    assert crew.dropped == [(0, "no answer")]
-    assert list(crew.producers) == [1]
+    actors = supervise(ProducerActorGroup(NOTHING, LOST, *[NOTHING] * 3))
+    assert actors.dropped == [(0, "no answer")]
+    assert list(actors.producers) == [1]
 
 
 def test_producers_that_die_one_after_another_end_the_run(supervise):
     assert supervisor.MAX_REPLACEMENTS == 3
     with pytest.raises(RunError, match="producer-3: out of memory; 3 replacements failed before it"):
-        supervise(ProducerCrew(*[NOTHING] * 12, dead=range(9)))
+        supervise(ProducerActorGroup(*[NOTHING] * 12, dead=range(9)))
 
 
 def test_an_optimizer_step_in_between_allows_as_many_replacements_again(supervise):
     # Three producers die before the step, as many as may; three after it, and the seventh lives.
-    crew = supervise(ProducerCrew(*[NOTHING] * 3, STEP, *[NOTHING] * 8, dead=range(6)))
-    assert [number for number, _ in crew.dropped] == [0, 1, 2, 3, 4, 5]
-    assert list(crew.producers) == [6]
+    actors = supervise(ProducerActorGroup(*[NOTHING] * 3, STEP, *[NOTHING] * 8, dead=range(6)))
+    assert [number for number, _ in actors.dropped] == [0, 1, 2, 3, 4, 5]
+    assert list(actors.producers) == [6]
 
 
 def test_a_producer_that_does_not_load_in_time_is_replaced(supervise, monkeypatch):
-    crew = ProducerCrew(*[NOTHING] * 4)
-    crew._is_done = lambda reference: not crew.looks if reference == "task" else reference == ("start", 1)
+    actors = ProducerActorGroup(*[NOTHING] * 4)
+    actors._is_done = lambda reference: not actors.looks if reference == "task" else reference == ("start", 1)
     clock = iter(range(0, 1_000_000, int(supervisor.START_TIMEOUT_S) // 2))
     monkeypatch.setattr(supervisor.time, "monotonic", lambda: next(clock))
-    supervise(crew)
-    assert crew.dropped == [(0, "not ready after 600 s")]
+    supervise(actors)
+    assert actors.dropped == [(0, "not ready after 600 s")]
 
 
 def test_a_run_without_progress_is_ended(supervise):
     with pytest.raises(
         RunError, match=r"sync was finished for 60 s: waiting for rollouts \(trainer-0: wait for work\)"
     ):
-        supervise(ProducerCrew(NOTHING, NOTHING, idle_s=61.0))
+        supervise(ProducerActorGroup(NOTHING, NOTHING, idle_s=61.0))
 
 
 @pytest.mark.parametrize("when", ["running", "starting"])
 def test_a_producer_that_hangs_is_replaced_with_its_cause(supervise, when):
-    crew = ProducerCrew(*[NOTHING] * 5)
+    actors = ProducerActorGroup(*[NOTHING] * 5)
     if when == "starting":
-        crew._is_done = lambda reference: not crew.looks if reference == "task" else reference == ("start", 1)
-    crew.heartbeats.hung = {"producer-0": "no sign of life for 31 s"}
-    supervise(crew)
-    assert crew.dropped == [(0, "no sign of life for 31 s")]
-    assert list(crew.producers) == [1]
-    assert crew.heartbeats.names == ["trainer-0", "producer-1"]
+        actors._is_done = lambda reference: not actors.looks if reference == "task" else reference == ("start", 1)
+    actors.heartbeats.hung = {"producer-0": "no sign of life for 31 s"}
+    supervise(actors)
+    assert actors.dropped == [(0, "no sign of life for 31 s")]
+    assert list(actors.producers) == [1]
+    assert actors.heartbeats.names == ["trainer-0", "producer-1"]
 
 
 def test_a_trainer_that_hangs_ends_the_run_by_name(supervise):
-    crew = ProducerCrew(*[NOTHING] * 5)
-    crew.heartbeats.trainer = "trainer-0 hangs: no sign of life for 31 s"
+    actors = ProducerActorGroup(*[NOTHING] * 5)
+    actors.heartbeats.trainer = "trainer-0 hangs: no sign of life for 31 s"
     with pytest.raises(RunError, match="trainer-0 hangs: no sign of life for 31 s"):
-        supervise(crew)
+        supervise(actors)

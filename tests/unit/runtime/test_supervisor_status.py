@@ -5,24 +5,24 @@ import pytest
 from coati_rl.errors import RunError
 from coati_rl.runtime import supervisor
 from coati_rl.runtime.supervisor import Supervisor
-from tests.unit.runtime.fake_crew import FakeCrew
+from tests.unit.runtime.fake_actor_group import FakeActorGroup
 
 
 @pytest.fixture
 def watch(monkeypatch):
-    """(crew) -> the events and the texts that the driver saw; the trainer ends after four looks."""
+    """(actors) -> the events and the texts that the driver saw; the trainer ends after four looks."""
 
-    def run(crew):
+    def run(actors):
         looks, events, texts = iter(range(100)), [], []
         monkeypatch.setattr(supervisor.ray, "wait", lambda refs, **_: (refs, []) if next(looks) >= 3 else ([], refs))
         monkeypatch.setattr(supervisor, "wait_for", lambda *_, **__: 2)
-        Supervisor(crew, events.append, num_producers=1, stall_timeout_s=60.0, on_status=texts.append).run()
+        Supervisor(actors, events.append, num_producers=1, stall_timeout_s=60.0, on_status=texts.append).run()
         return events, texts
 
     return run
 
 
-class SlowDisk(FakeCrew):
+class SlowDisk(FakeActorGroup):
     """Tells of the last evaluation when its files are written."""
 
     def flush(self, *, timeout_s):
@@ -35,30 +35,30 @@ def test_a_run_is_over_when_its_records_are_written(watch):
 
 
 def test_what_the_disk_refuses_at_the_end_is_the_cause(watch):
-    crew = FakeCrew()
+    actors = FakeActorGroup()
 
     def flush(*, timeout_s):
         raise RunError("runs/a/rollouts cannot be written: No space left on device")
 
-    crew.flush = flush
+    actors.flush = flush
     with pytest.raises(RunError, match="rollouts cannot be written"):
-        watch(crew)
+        watch(actors)
 
 
 def test_what_the_run_waits_for_is_passed_on_with_every_look(watch):
-    _, texts = watch(FakeCrew())
+    _, texts = watch(FakeActorGroup())
     assert len(texts) >= 2 and set(texts) == {"waiting for rollouts"}
 
 
 @pytest.mark.parametrize("problem", [None, "the coordinator died", "runs/a/rollouts cannot be written"])
 def test_a_run_that_failed_keeps_the_records_that_can_be_kept(problem):
-    crew, asked = FakeCrew(), []
+    actors, asked = FakeActorGroup(), []
 
     def flush(*, timeout_s):
         asked.append(timeout_s)
         if problem:
             raise RunError(problem)
 
-    crew.flush = flush
-    Supervisor(crew, lambda event: None, num_producers=1, stall_timeout_s=60.0).keep_records()
+    actors.flush = flush
+    Supervisor(actors, lambda event: None, num_producers=1, stall_timeout_s=60.0).keep_records()
     assert asked == [supervisor.KEEP_S]

@@ -1,0 +1,130 @@
+"""Write rollout groups that are not trained yet to bytes, and read them back: what a checkpoint keeps of rollouts.
+
+An .npz archive without pickles: `token_ids` int32[N] and `logprobs` float32[M] of all groups one after another, as
+`PackedGroup` has them, and `description`, uint8[D]: JSON in UTF-8 with everything else.
+"""
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from coati_rl.checkpoint.format import FORMAT_VERSION, VERSION_KEY, migrate_rollouts
+from coati_rl.data.packed_group import PackedGroup
+from coati_rl.types import Prompt, RolloutGroup
+
+_ARRAYS = {"token_ids": np.int32, "logprobs": np.float32}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedGroup:
+    """A group that waits to be trained."""
+
+    group: RolloutGroup
+    sync_index: int  # of its lease
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptRollouts:
+    """Describe what came in before a checkpoint and is not trained; sync 0 is the checkpoint's, those before are
+    negative.
+    """
+
+    finished: tuple[FinishedGroup, ...] = ()  # to be trained, the oldest lease first
+    dropped: tuple[RolloutGroup, ...] = ()  # since the last step, for its record
+    samples_failed: int = 0  # of finished groups, since the last step
+    sync_index_of: Mapping[int, int] = field(default_factory=dict)  # policy version -> the sync that brought it
+
+    def to_bytes(self) -> bytes:
+        """The archive, in the newest format."""
+        groups = [*(finished.group for finished in self.finished), *self.dropped]
+        packed = [PackedGroup.pack(group) for group in groups]
+        description = {
+            VERSION_KEY: FORMAT_VERSION,
+            "lease_syncs": [finished.sync_index for finished in self.finished],
+            "samples_failed": self.samples_failed,
+            "sync_index_of": sorted(self.sync_index_of.items()),
+            "groups": [_describe(*pair) for pair in zip(groups, packed, strict=True)],
+        }
+        arrays = {
+            name: np.concatenate([np.empty(0, dtype), *(getattr(each, name) for each in packed)]).astype(dtype)
+            for name, dtype in _ARRAYS.items()
+        }
+        buffer = io.BytesIO()
+        text = np.frombuffer(json.dumps(description).encode(), dtype=np.uint8)
+        np.savez(buffer, description=text, **arrays)
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, prompt_of: Callable[[str], Prompt]) -> "KeptRollouts":
+        """The inverse of `to_bytes`, for all formats; `prompt_of` finds a prompt by its uid.
+
+        Raises: ValueError if this is no such archive.
+        """
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+                content: dict[str, Any] = dict(archive)
+            content["description"] = json.loads(content["description"].tobytes())
+            content = migrate_rollouts(content)
+            description = content["description"]
+            arrays = {name: content[name].astype(dtype, casting="no") for name, dtype in _ARRAYS.items()}
+            groups = _read_groups(description["groups"], prompt_of, **arrays)
+            lease_syncs = description["lease_syncs"]
+            return cls(
+                finished=tuple(FinishedGroup(group=g, sync_index=s) for g, s in zip(groups, lease_syncs, strict=False)),
+                dropped=tuple(groups[len(lease_syncs) :]),
+                samples_failed=description["samples_failed"],
+                sync_index_of=dict(description["sync_index_of"]),
+            )
+        except (OSError, EOFError, zipfile.BadZipFile, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(f"the rollouts cannot be read: {error!r}") from error
+
+
+def _describe(group: RolloutGroup, packed: PackedGroup) -> dict[str, Any]:
+    """All of a group but its arrays and its prompt's content."""
+    return {
+        "uid": group.prompt.uid,
+        "producer_id": group.producer_id,
+        "temperature": group.temperature,
+        "loss_mask": packed.loss_mask,
+        "policy_versions": packed.policy_versions,
+        "temperatures": packed.temperature,
+        "trajectories": packed.trajectories,
+        "scores": packed.scores,
+    }
+
+
+def _read_groups(
+    described: Sequence[dict[str, Any]],
+    prompt_of: Callable[[str], Prompt],
+    *,
+    token_ids: np.ndarray,
+    logprobs: np.ndarray,
+) -> list[RolloutGroup]:
+    groups = []
+    for number, group in enumerate(described):
+        num_tokens = sum(trajectory["num_tokens"] for trajectory in group["trajectories"])
+        num_loss_tokens = sum(length for is_in_loss, length in group["loss_mask"] if is_in_loss)
+        packed = PackedGroup(
+            lease_id=number - len(described),  # below those of the run that goes on, in the same order
+            producer_id=group["producer_id"],
+            token_ids=token_ids[:num_tokens],
+            logprobs=logprobs[:num_loss_tokens],
+            loss_mask=group["loss_mask"],
+            policy_versions=group["policy_versions"],
+            temperature=group["temperatures"],
+            trajectories=group["trajectories"],
+            scores=group["scores"],
+        )
+        token_ids, logprobs = token_ids[num_tokens:], logprobs[num_loss_tokens:]
+        try:
+            groups.append(packed.unpack(prompt_of(group["uid"]), temperature=group["temperature"]))
+        except ValueError as error:
+            raise ValueError(f"the rollouts cannot be read: {group['uid']}: {error}") from error
+    if len(token_ids) or len(logprobs):
+        raise ValueError("the rollouts cannot be read: arrays and groups differ in length")
+    return groups

@@ -1,0 +1,203 @@
+"""-cp -> the point from which a run goes on, or the reason why it cannot. Everything that would make a resumed run mean
+something else than the user thinks is refused here, before anything starts.
+
+Fixed by the checkpoint: the prompts, their order, the model's shape. All else may change, and what decides the
+experiment, the prompts' ground truths among it, is told and recorded when it does.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from coati_rl.checkpoint.directory import ROLLOUTS_FILE, find_checkpoint, read_state
+from coati_rl.checkpoint.kept_rollouts import KeptRollouts
+from coati_rl.checkpoint.position import Position, read_data_state
+from coati_rl.config import Config
+from coati_rl.data.draw_order import DrawOrder, fingerprint, ground_truth_digest
+from coati_rl.data.prompt_source import drawn_prompt
+from coati_rl.errors import ConfigError
+from coati_rl.types import Prompt
+
+_SHAPE = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "tie_word_embeddings",
+)
+# How a run is carried out, watched and stored. tbs, T and ibs, P count through prompts per step and sync period.
+_EXECUTION = frozenset(
+    (
+        *("project", "run_dir", "checkpoint_path", "save_dir", "eval_save_dir", "rollout_save_dir", "rollout_detail"),
+        *("keep_checkpoints", "save_interval", "eval_interval", "eval_dataset", "enable_profiling", "wandb"),
+        *("max_failure_rate", "max_empty_batches", "save_on_interrupt", "interrupt_grace_s"),
+        *("inflight_update", "weight_transport", "probe_interval", "logprob_gap_tokens"),
+        *("max_logprob_gap", "on_logprob_gap"),
+        *("sync_timeout_s", "stall_timeout_s", "heartbeat_timeout_s", "phase_timeout_s"),
+        *("device", "ray_dir", "master_address", "master_port"),
+        *("num_trainers", "num_inferencer", "tensor_parallel_size", "pipeline_parallel_size", "zero_stage"),
+        "plugin",
+        *("producer_tensor_parallel_size", "inference_batch_size", "inference_microbatch_size", "train_batch_size"),
+        *("train_minibatch_size", "train_microbatch_size", "max_tokens_per_microbatch", "one_sample_per_row"),
+        *(
+            "gradient_checkpointing",
+            "gpu_memory_utilization",
+            "reward_workers",
+            "code_verifier_api_url",
+            "run_model_code_without_sandbox",
+        ),
+    )
+)
+_DERIVED = ("prompts_per_step", "sync_period")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumePoint:
+    """A checkpoint that fits the configuration."""
+
+    directory: Path  # the checkpoint
+    position: Position
+    num_steps: int  # optimizer steps when the run will be over, those before the checkpoint included
+    changes: tuple[str, ...]  # settings and ground truths that differ from the checkpoint's run, one line each
+    kept: KeptRollouts = field(default_factory=KeptRollouts)  # what the run goes on with
+
+    def line(self) -> str:
+        """For people."""
+        return f"resumes from step {self.position.step} of {self.directory}"
+
+    def record(self) -> dict[str, Any]:
+        """Return what the run directory keeps of the resumption, as JSON."""
+        return {"step": self.position.step, "checkpoint": str(self.directory), "changes": list(self.changes)}
+
+
+def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_prompts: int) -> ResumePoint | None:
+    """Return what -cp means for this run; None without it.
+
+    Args:
+        config: with the model as a directory.
+        prompts: the usable prompts of the dataset; None if they are unknown (a dry run without the model's tokenizer).
+        num_prompts: their number.
+    Raises: ConfigError.
+    """
+    if config.checkpoint_path is None:
+        return None
+    directory = find_checkpoint(Path(config.checkpoint_path))
+    state = read_state(directory)
+    try:
+        position, order = read_data_state(state.get("data", {}))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"--checkpoint-path {directory} is no checkpoint to resume from: {error}; "
+            "start from its weights with --model"
+        ) from error
+    _check_draw_order(config, prompts, order, directory)
+    if prompts is not None:
+        _check_shape(config, directory)
+    changes, kept = [*_changes(config, directory), *_changed_truths(config, prompts, order)], KeptRollouts()
+    if changes and position.kept:
+        # They may have other lengths, rewards or sizes than this run's, and may not fit its slots.
+        changes.append(f"{len(position.kept)} prompts with finished rollouts are therefore sampled again")
+        position = replace(position, waiting=(*position.waiting, *position.kept), kept=())
+    elif prompts is not None and not changes:
+        kept = _read_kept(directory, position, prompts)
+    return ResumePoint(
+        directory=directory,
+        position=position,
+        num_steps=_num_steps(config, position, num_prompts, directory),
+        changes=tuple(changes),
+        kept=kept,
+    )
+
+
+def _read_kept(directory: Path, position: Position, prompts: Sequence[Prompt]) -> KeptRollouts:
+    by_uid, kept = {prompt.uid: prompt for prompt in prompts}, KeptRollouts()
+    path = directory / ROLLOUTS_FILE
+    try:
+        if path.is_file():
+            kept = KeptRollouts.from_bytes(path.read_bytes(), partial(drawn_prompt, by_uid))
+        if tuple(finished.group.prompt.uid for finished in kept.finished) != position.kept:
+            raise ValueError("they are not those that the state names")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--checkpoint-path {directory}: {ROLLOUTS_FILE} cannot be used: {error}") from error
+    return kept
+
+
+def _check_draw_order(config: Config, prompts: Sequence[Prompt] | None, order: DrawOrder, directory: Path) -> None:
+    if config.seed != order.seed:
+        raise ConfigError(
+            f"--seed {config.seed}: the run of --checkpoint-path {directory} draws its prompts in the order of "
+            f"seed {order.seed}; use --seed {order.seed}"
+        )
+    if prompts is not None and (len(prompts), fingerprint(prompts)) != (order.num_prompts, order.fingerprint):
+        numbers = f"{len(prompts)} prompts here, {order.num_prompts} there"
+        raise ConfigError(
+            f"--dataset {config.dataset}: not the prompts of --checkpoint-path {directory} ({numbers}), so that its "
+            "place in the data means nothing; use that run's --dataset, --system-prompt, --reward-type and "
+            "--max-prompt-tokens, or start from the weights alone with --model"
+        )
+
+
+def _check_shape(config: Config, directory: Path) -> None:
+    here, there = _shape(Path(config.model)), _shape(directory)
+    differences = [f"{name} {there[name]} instead of {here[name]}" for name in _SHAPE if here[name] != there[name]]
+    if differences:
+        raise ConfigError(
+            f"--checkpoint-path {directory}: its model is another one than --model {config.model}: "
+            f"{', '.join(differences)}; give the --model that the run was started with"
+        )
+
+
+def _shape(directory: Path) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    try:
+        model = AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"--checkpoint-path {directory}: config.json cannot be read: {error}") from error
+    return {name: getattr(model, name, None) for name in _SHAPE}
+
+
+def _num_steps(config: Config, position: Position, num_prompts: int, directory: Path) -> int:
+    if config.max_steps is not None and position.step >= config.max_steps:
+        raise ConfigError(
+            f"--max-steps {config.max_steps}: nothing is left to do, --checkpoint-path {directory} is at step "
+            f"{position.step} already; --max-steps counts all steps of the run, so raise it"
+        )
+    left = len(position.waiting) + len(position.kept) + max(0, num_prompts * config.num_episodes - position.num_drawn)
+    if left < config.prompts_per_step:
+        raise ConfigError(
+            f"--num-episodes {config.num_episodes}: nothing is left to do, --checkpoint-path {directory} leaves {left} "
+            f"prompts, and an optimizer step takes {config.prompts_per_step}; raise --num-episodes"
+        )
+    steps = position.step + left // config.prompts_per_step
+    return steps if config.max_steps is None else min(steps, config.max_steps)
+
+
+def _changes(config: Config, directory: Path) -> list[str]:
+    path = directory.parent.parent / "config.yaml"
+    try:
+        before = Config(**yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, yaml.YAMLError, TypeError) as error:
+        cause = " ".join(str(error).split())
+        return [f"settings are not compared with the checkpoint's run: {path} cannot be read: {cause}"]
+    names = [*(name for name in Config.model_fields if name not in _EXECUTION), *_DERIVED]
+    pairs = [(name, getattr(before, name), getattr(config, name)) for name in names]
+    return [f"{name} was {old!r} and is {new!r} now" for name, old, new in pairs if old != new]
+
+
+def _changed_truths(config: Config, prompts: Sequence[Prompt] | None, order: DrawOrder) -> Iterator[str]:
+    """Tell of answers that were corrected, or are read from another column."""
+    if prompts is None:
+        return
+    if not order.ground_truths:
+        yield "ground truths are not compared with the checkpoint's run: its version did not write their digest"
+    elif order.ground_truths != ground_truth_digest(prompts):
+        yield f"ground truths of --dataset {config.dataset} differ from those of the checkpoint's run"

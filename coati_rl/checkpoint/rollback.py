@@ -1,0 +1,72 @@
+"""A run that goes on from step N in its own directory: what it had written after step N belongs to a future that will
+not be. It moves to <run-dir>/discarded/after-step-<N>, laid out as it was; nothing is deleted.
+
+Each file is rewritten beside and renamed, after its discarded lines are written: a kill in between loses nothing.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from coati_rl.checkpoint.directory import checkpoints_in, step_of
+from coati_rl.observability.records import step_of_record
+
+_EVALUATION = re.compile(r".*-step-(\d+)\.jsonl")
+
+
+def set_aside_records(step: int, aside: Path, *, run_dir: Path, rollouts: Path, evaluation: Path) -> None:
+    """Leave metrics, syncs, rollouts and evaluations as they were after a step."""
+    for name in ("metrics.jsonl", "syncs.jsonl"):
+        _split(run_dir / name, step, aside)
+    for path in sorted(rollouts.glob("*.jsonl")):
+        _split(path, step, aside / "rollouts")
+    for path in sorted(evaluation.glob("*.jsonl")):
+        match = _EVALUATION.fullmatch(path.name)
+        if match is None:
+            _split(path, step, aside / "eval")
+        elif int(match[1]) > step:
+            _move(path, aside / "eval")
+
+
+def set_aside_checkpoints(step: int, aside: Path, *, checkpoints: Path) -> None:
+    """Leave the checkpoints up to a step: a later one would pass for the newest, and outlive those still to come."""
+    for checkpoint in checkpoints_in(checkpoints):
+        if step_of(checkpoint) > step:
+            _move(checkpoint, aside / "checkpoints")
+
+
+def free_name(path: Path) -> Path:
+    """The path, or name-2, name-3, ... where that exists."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return free
+
+
+def _split(path: Path, step: int, aside: Path) -> None:
+    """Keep the records up to a step; the others, and a line that a kill cut off, go aside."""
+    if not path.is_file() or all(_is_kept(line, step) for line in _lines(path)):
+        return
+    aside.mkdir(parents=True, exist_ok=True)
+    rewritten = path.with_name(f".{path.name}.partial")
+    with rewritten.open("w", encoding="utf-8") as kept, (aside / path.name).open("w", encoding="utf-8") as discarded:
+        for line in _lines(path):
+            (kept if _is_kept(line, step) else discarded).write(line)
+    rewritten.replace(path)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        yield from file
+
+
+def _is_kept(line: str, step: int) -> bool:
+    number = step_of_record(line)
+    return number is not None and number <= step
+
+
+def _move(path: Path, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    shutil.move(path, directory / path.name)

@@ -1,0 +1,193 @@
+"""Own the data of a run: prompts, leases, slots, finished groups, the trainers' list of work.
+
+Consumes: finished groups from producers, reports from trainers. Waits for: groups (trainers wait), free slots and
+current weights (producers wait). Is unblocked by: `put`, reports of syncs, membership changes. Produces: leases, work
+items, events for the driver. A plain class; runtime/ makes an actor of it. Every wait has a timeout and a reason.
+
+The lock and all waiting are here; what happens under the lock is decided by `PromptLeasing` for producers, `Scheduler`
+and `TrainingReports` for trainers. Batches are packed and files are written without it.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from coati_rl.coordinator.evaluation import EvaluationRounds
+from coati_rl.coordinator.membership import UNPROVEN
+from coati_rl.coordinator.prompt_leasing import PromptLeasing
+from coati_rl.coordinator.run_state import RunStart, RunState
+from coati_rl.coordinator.run_status import RunStatus, run_status
+from coati_rl.coordinator.scheduler import Assembly, Scheduler
+from coati_rl.coordinator.settings import CoordinatorSettings
+from coati_rl.coordinator.training_reports import TrainingReports
+from coati_rl.data.packed_group import PackedGroup
+from coati_rl.data.prompt_source import PromptSource
+from coati_rl.errors import RunError
+from coati_rl.observability.rollouts import RolloutRecorder
+from coati_rl.work import CommitReport, LeaseReply, SyncReport, Wait, Work, WorkList
+
+_MAX_UNWRITTEN = 2  # records that wait for the disk before trainers do
+_FOR_THE_DISK_S = 20.0  # that a trainer's report waits at most; a call to the coordinator may take 30 s
+
+
+class Coordinator:
+    """Answer producers, trainers and the driver; all methods may be called from any thread."""
+
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        source: PromptSource,
+        board: EvaluationRounds,
+        recorder: RolloutRecorder,
+        start: RunStart | None = None,
+    ) -> None:
+        """Begin a run, or go on from a checkpoint.
+
+        Args:
+            settings: sizes, periods and limits.
+            source: of training prompts.
+            board: of evaluations.
+            recorder: of rollouts.
+            start: None: at the beginning, with syncs that are not proved.
+        """
+        self._state = RunState(settings, source, board, start or RunStart())
+        self._changed = self._state.changed
+        self._leasing = PromptLeasing(self._state)
+        self._reports = TrainingReports(self._state, self._leasing, recorder)
+        with self._changed:
+            self._scheduler = Scheduler(self._state)
+        self._work = WorkList(num_ranks=settings.num_trainers, ranks_per_dp_group=settings.ranks_per_dp_group)
+        self._is_assembling = False  # one trainer's call makes the next item, the others wait
+        self._wait: Wait | None = None  # of the next item, if a trainer has asked for it
+
+    # --- producers -------------------------------------------------------------------------------------------------
+
+    def add_producer(self, producer_id: int, *, version: int = UNPROVEN) -> None:
+        """Let a producer join with these weights; it gets prompts once its weights are current."""
+        with self._changed:
+            self._leasing.add(producer_id, version)
+
+    def remove_producer(self, producer_id: int, cause: str) -> None:
+        """Note that a producer is gone: its prompts are issued again."""
+        with self._changed:
+            self._leasing.remove(producer_id, cause)
+
+    def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float, is_drained: bool = False) -> LeaseReply:
+        """See ProducerCoordinator; waits at most `timeout_s` for the first prompt."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._state.is_finished or not self._leasing.refusal(producer_id, is_drained=is_drained),
+                timeout_s,
+            )
+            return self._leasing.lease(producer_id, max_prompts=max_prompts, is_drained=is_drained)
+
+    def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
+        """Take finished groups. Returns: how many were accepted (those under a void lease are not)."""
+        with self._changed:
+            return self._leasing.put(producer_id, groups)
+
+    def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
+        """Give up a prompt that could not be rolled out: recorded, counted, its slot freed."""
+        with self._changed:
+            self._leasing.fail(producer_id, lease_id, cause)
+
+    # --- trainers --------------------------------------------------------------------------------------------------
+
+    def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | Wait:
+        """See WorkSource.
+
+        Raises: RunError when the run cannot go on.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._changed:
+                found = self._find(index, rank, deadline)
+            if not isinstance(found, Assembly):
+                return found
+            self._assemble(index, found)
+
+    def report_step(self, step: int, metrics: dict[str, Any]) -> None:
+        """See StepReports; waits for the disk if that is behind by more than some steps."""
+        with self._changed:
+            self._reports.step(step, metrics)
+        self._state.writer.wait_for_room(max_unfinished=_MAX_UNWRITTEN, timeout_s=_FOR_THE_DISK_S)
+
+    def report_saved(self, step: int, path: str) -> None:
+        """See StepReports; a checkpoint is told of when the rollouts that it knows of are written."""
+        self._state.writer.flush(timeout_s=_FOR_THE_DISK_S)
+        with self._changed:
+            self._reports.saved(step, path)
+
+    def report_probe(self, policy_version: int, logprobs: np.ndarray) -> None:
+        """See SyncReports."""
+        with self._changed:
+            self._reports.probe(policy_version, logprobs)
+
+    def report_sync(self, report: SyncReport) -> None:
+        """See SyncReports."""
+        with self._changed:
+            self._reports.sync(report)
+
+    def report_commit(self, report: CommitReport) -> None:
+        """See SyncReports."""
+        with self._changed:
+            self._reports.commit(report)
+
+    # --- driver ----------------------------------------------------------------------------------------------------
+
+    def events(self, after: int, *, timeout_s: float) -> list[dict[str, Any]]:
+        """Return the events from number `after` on, and forget those before; wait at most so long for the first."""
+        log = self._state.events
+        with self._changed:
+            log.forget(after)
+            self._changed.wait_for(lambda: bool(log.kept()), timeout_s)
+            return log.kept()
+
+    def status(self) -> RunStatus:
+        """Say what the run is doing and what it waits for."""
+        with self._changed:
+            return run_status(self._state, self._leasing, self._wait)
+
+    def stop(self) -> None:
+        """Write a checkpoint of the weights as they are, drop the step under way, and let the trainers end."""
+        with self._changed:
+            self._state.flow.is_stopped = True
+            self._state.progressed()
+
+    def flush(self, *, timeout_s: float) -> None:
+        """Wait until rollouts and evaluations are written. Raises: RunError if they could not be, or not in time."""
+        self._state.writer.flush(timeout_s=timeout_s)
+
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _find(self, index: int, rank: int, deadline: float) -> Work | Wait | Assembly:
+        """An item, or what the caller has to assemble, or the reason when the time is over; under the lock."""
+        while (work := self._work.ask(index, rank)) is None:
+            if problem := self._state.problem:
+                raise RunError(problem)
+            if not self._is_assembling:
+                decided = self._scheduler.decide(index)
+                if isinstance(decided, Assembly):
+                    self._is_assembling, self._wait = True, None
+                    return decided
+                self._wait = decided
+            if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                return self._wait or Wait(reason=f"item {index} is being put together")
+        return work
+
+    def _assemble(self, index: int, assembly: Assembly) -> None:
+        """Make an item without the lock, while producers go on handing in, and let all ranks have it."""
+        try:
+            items = assembly.make()
+        except BaseException as error:
+            with self._changed:
+                self._is_assembling = False
+                self._state.fail(str(error) or type(error).__name__)
+            raise
+        with self._changed:
+            assembly.then()
+            self._work.add(index, items)
+            self._is_assembling = False
+            self._state.progressed()

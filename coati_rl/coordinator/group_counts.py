@@ -1,0 +1,171 @@
+"""Count what came in since the last optimizer step: which groups get a place in a step and which are dropped, their
+numbers, and whether so much of it failed, or had no effect, that the run must stop.
+"""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from coati_rl.checkpoint.kept_rollouts import KeptRollouts
+from coati_rl.checkpoint.position import Position
+from coati_rl.coordinator.settings import CoordinatorSettings
+from coati_rl.data.group_rules import NoEffect, is_valid, reason_without_effect
+from coati_rl.types import MAX_REWARD, RolloutGroup, Score
+
+logger = logging.getLogger(__name__)
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_REMEDIES = (
+    "use other data or another model, more samples a prompt (-g) or a higher temperature (-temp), a wider "
+    "--filter-range, longer responses (-mnt), or allow for more with --max-empty-batches"
+)
+
+
+class GroupCounts:
+    """Judge and count each group as it comes in; under the coordinator's lock."""
+
+    def __init__(self, settings: CoordinatorSettings, start: Position, kept: KeptRollouts) -> None:
+        self._settings = settings
+        self._without_effect: Counter[NoEffect] = Counter()  # groups in a row, over steps; a resumed run counts anew
+        self._reset()
+        self._dropped += kept.dropped
+        self._num_dropped = start.groups_filtered
+        self._failed_in_dropped = start.samples_failed
+        self._samples_failed = start.samples_failed + kept.samples_failed
+
+    def _reset(self) -> None:
+        self._dropped: list[RolloutGroup] = []
+        self._num_dropped = 0  # these groups, prompts that failed, and groups dropped before the run was resumed
+        self._samples_failed = 0  # or undecidable
+        self._failed_in_dropped = 0  # of these, the ones of dropped groups
+        self._causes: Counter[str] = Counter()  # of the failures, since the last step, by kind
+        self._examples: dict[str, str] = {}  # the first of each kind
+
+    def add(self, group: RolloutGroup) -> bool:
+        """Count a scored group. Returns: True if it takes a place in a step, False if it is dropped."""
+        reason = reason_without_effect(group, self._settings.batch.rules)
+        is_dropped = reason == "undecidable" or (reason is not None and self._settings.dynamic_batching)
+        if is_dropped:
+            self._dropped.append(group)
+        self._count(reason, num_failed=self._note_failures(group), is_dropped=is_dropped)
+        return not is_dropped
+
+    def add_failed(self, num_samples: int, cause: str) -> None:
+        """Count a prompt that could not be rolled out."""
+        self._note_cause(cause, num_samples)
+        self._count("undecidable", num_failed=num_samples, is_dropped=True)
+
+    def dropped(self) -> dict[str, int]:
+        """Return how many groups were dropped since the last step, and how many of their samples failed."""
+        return {"groups_filtered": self._num_dropped, "samples_failed": self._failed_in_dropped}
+
+    @property
+    def dropped_groups(self) -> Sequence[RolloutGroup]:
+        """Return those of them that were scored in this run, or kept by the checkpoint that it goes on from."""
+        return self._dropped
+
+    @property
+    def failed_in_kept(self) -> int:
+        """Samples that failed since the last step in groups that were not dropped."""
+        return self._samples_failed - self._failed_in_dropped
+
+    def problem(self) -> str | None:
+        """Say why the run must stop; None while it may go on."""
+        allowed = self._max_failed_samples
+        if self._samples_failed > allowed:
+            return (
+                f"{self._samples_failed} samples of one step failed or could not be scored, "
+                f"{allowed} are allowed (--max-failure-rate){self._main_cause()}; the log names each"
+            )
+        limit = self._settings.max_empty_groups
+        if self._without_effect.total() < limit:
+            return None
+        num_steps = limit // self._settings.batch.prompts_per_step
+        return (
+            f"{limit} groups in a row, {num_steps} optimizer step(s)' worth, had no sample to train: "
+            f"{_named(self._without_effect)}{self._main_cause()}; {_REMEDIES}"
+        )
+
+    def nothing_trained(self, num_left: int) -> str:
+        """Say why a run is over before its first step; `num_left`: groups that could have been trained."""
+        rules = self._settings.batch.rules
+        reasons = Counter(reason for group in self._dropped if (reason := reason_without_effect(group, rules)))
+        reasons["undecidable"] += self._num_dropped - len(self._dropped)
+        return (
+            f"the data ended before one optimizer step was full: {self._num_dropped} groups had no sample to train "
+            f"({_named(reasons)}{self._main_cause()}), and the other {num_left} are fewer than tbs * dp = "
+            f"{self._settings.batch.prompts_per_step}; {_REMEDIES}"
+        )
+
+    def take(self, groups: Sequence[RolloutGroup]) -> tuple[dict[str, int], Sequence[RolloutGroup]]:
+        """Note that these groups make a step; counting starts anew.
+
+        Returns: (counts by their names in metrics.jsonl, the groups dropped since the last step).
+        """
+        rules = self._settings.batch.rules
+        num_empty = sum(reason_without_effect(group, rules) is not None for group in groups)
+        counts = {
+            "groups_total": len(groups) + self._num_dropped,
+            "groups_filtered": num_empty + self._num_dropped,
+            "samples_failed": self._samples_failed,
+        }
+        dropped = self._dropped
+        self._reset()
+        return counts, dropped
+
+    def _note_failures(self, group: RolloutGroup) -> int:
+        """Log why samples of the group could not be scored. Returns: their number."""
+        failed = [index for index, valid in enumerate(is_valid(group)) if not valid]
+        for index in failed:
+            cause = _cause(group.scores[index])
+            self._note_cause(cause, 1)
+            logger.warning("sample %d of prompt %s could not be scored: %s", index, group.prompt.uid, cause)
+        return len(failed)
+
+    def _note_cause(self, cause: str, num_samples: int) -> None:
+        """Causes that differ in numbers only are one, told by its first example."""
+        kind = _NUMBER.sub("#", cause)
+        self._examples.setdefault(kind, cause)
+        self._causes[kind] += num_samples
+
+    def _main_cause(self) -> str:
+        """The most common cause of failures, for the end of a clause; empty if nothing failed."""
+        if not self._causes:
+            return ""
+        ((kind, count),) = self._causes.most_common(1)
+        return f"; {count} samples failed because: {self._examples[kind]}"
+
+    def _count(self, reason: NoEffect | None, *, num_failed: int, is_dropped: bool) -> None:
+        self._samples_failed += num_failed
+        if is_dropped:
+            self._num_dropped += 1
+            self._failed_in_dropped += num_failed
+        if self._without_effect.total() >= self._settings.max_empty_groups:
+            return  # a reason to stop, whatever comes in until the trainers hear of it
+        if reason is None:
+            self._without_effect.clear()
+        else:
+            self._without_effect[reason] += 1
+
+    @property
+    def _max_failed_samples(self) -> int:
+        """The step's share, which grows with the scored samples that were dropped on its way: they may fail as well."""
+        group_size = self._settings.sampling_plans["train"].group_size
+        due = self._settings.batch.prompts_per_step * group_size
+        extra = max(0, self._num_dropped * group_size - self._failed_in_dropped)
+        return self._settings.max_failed_samples * (due + extra) // due
+
+
+def _cause(score: Score) -> str:
+    """Why a sample is not valid."""
+    if score.verdict == "invalid":
+        return score.detail or "no reason is given"
+    if abs(score.reward) <= MAX_REWARD:
+        return "an empty response"
+    return f"a reward of {score.reward:g} cannot be trained on (at most {MAX_REWARD:g} in size can)"
+
+
+def _named(reasons: Counter[NoEffect]) -> str:
+    names = {"undecidable": "failed or undecidable", "out of range": "out of range otherwise"}
+    return ", ".join(f"{count} {names.get(reason, reason)}" for reason, count in reasons.most_common() if count)

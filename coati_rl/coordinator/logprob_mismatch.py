@@ -1,0 +1,154 @@
+"""Judge whether the engine's policy is the trainer's, from log-probabilities of both; a diagnosis comes out when they
+are apart.
+
+A probe, some tokens of the training data, is scored by the trainers with the weights of a sync and by each engine that
+has committed them; the sampled tokens of a step are a second look, through temperature and sampling. In float32 both
+agree to rounding; in bfloat16 rounding is what is measured at the start, so that twice as much is a change.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from coati_rl.config.sync import OnLogprobGap
+
+Precision = Literal["fp32", "bf16"]
+
+FLOAT32_LIMIT = 1e-4  # nats; vLLM against transformers: 6e-5 at most
+_GROWTH_LIMIT = 2.0  # times the gap at the start, in bfloat16
+_NUM_REMEMBERED = 4  # versions whose expectations are kept, to recognise an engine that has stayed behind
+_BFLOAT16_SIZE = (1e-3, 0.3)  # nats: what rounding to bfloat16 looks like, mean over tokens
+_BFLOAT16_FLOOR = 1e-3  # nats: twice less than this is not too much, whatever was measured at the start
+_MIN_SAMPLED_TOKENS = 256  # of a step in bfloat16, for a mean that is not noise
+_STALE_SHARE = 0.1  # of the gap, below which an older version explains it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogprobMismatch:
+    """|engine - trainer| in nats over a probe's tokens."""
+
+    mean: float
+    max: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MismatchSettings:
+    """Describe what is too much, and what happens then."""
+
+    precision: Precision = "fp32"
+    limit: float | None = None  # nats; None: 1e-4 in fp32, twice the gap at the start in bf16
+    judges_sampled: bool = True  # False where the sampled tokens' gap is known to be large, or corrected for
+    temperature: float = 1.0  # of sampling: below 1 it magnifies the gap of sampled tokens
+    on_gap: OnLogprobGap = "stop"
+
+
+class LogprobMismatchMonitor:
+    """Keeps what is expected, and judges what was measured."""
+
+    def __init__(self, settings: MismatchSettings) -> None:
+        self._precision = settings.precision
+        self._limit = settings.limit
+        self._judges_sampled = settings.judges_sampled
+        self._magnification = 1 / min(1.0, settings.temperature)
+        self._stops = settings.on_gap == "stop"
+        self.problem: str | None = None  # for which the run has to stop
+        self.is_corrected = False  # the loss is to correct for the gap
+        self._expected: deque[tuple[int, np.ndarray]] = deque(maxlen=_NUM_REMEMBERED)
+        self._start: dict[str, float] = {}  # what was measured first, by kind
+        self._start_version: int | None = None
+        self._last_probe: LogprobMismatch | None = None
+
+    def expect(self, version: int, logprobs: np.ndarray) -> None:
+        """The trainers' float32[T - 1] of the probe under `version`."""
+        if self._start_version is None:
+            self._start_version = version
+        if not self._expected or self._expected[-1][0] != version:
+            self._expected.append((version, logprobs))
+
+    def measure(self, version: int, logprobs: np.ndarray) -> LogprobMismatch | None:
+        """An engine's float32[T - 1] against what is expected; None if the engine gives none, or none is expected."""
+        expected = dict(self._expected).get(version)
+        if expected is None or len(logprobs) == 0:
+            return None
+        if logprobs.shape != expected.shape:
+            return LogprobMismatch(mean=math.inf, max=math.inf)
+        apart = np.abs(logprobs.astype(np.float64) - expected)
+        gap = LogprobMismatch(mean=float(apart.mean()), max=float(apart.max()))
+        # What is larger than rounding is no measure of it.
+        if version == self._start_version and gap.mean <= _BFLOAT16_SIZE[1]:
+            self._start["probe"] = max(self._start.get("probe", 0.0), gap.mean)
+        self._last_probe = gap
+        return gap
+
+    def probe_problem(self, version: int, logprobs: np.ndarray, gap: LogprobMismatch) -> str | None:
+        """Why an engine's answers to the probe are not those of these weights; None if they are."""
+        size = gap.max if self._precision == "fp32" and self._limit is None else gap.mean
+        limit = self._limit_of("probe")
+        if size <= limit:  # never true of a NaN
+            return None
+        return (
+            f"the engine's log-probabilities of the probe under version {version} are {gap.mean:.2g} nats (mean) and "
+            f"{gap.max:.2g} (largest) from the trainer's, past {limit:.2g}: {self._diagnosis(version, logprobs, gap)}"
+        )
+
+    def sampled_problem(self, step: int, metrics: Mapping[str, Any]) -> str | None:
+        """Why the log-probabilities of a step's sampled tokens cannot be trusted; None if they can, or are too few.
+
+        Args:
+            step: from 1.
+            metrics: the trainers', of which the gap counts, and over how many tokens it is a mean.
+        """
+        gap, num_tokens = metrics.get("logprob_gap_mean"), metrics.get("logprob_gap_tokens", 0)
+        if gap is None or self._last_probe is None or not self._judges_sampled:
+            return None
+        if self._precision == "bf16" and num_tokens < _MIN_SAMPLED_TOKENS:
+            return None
+        self._start.setdefault("sampled", gap)
+        limit = self._limit_of("sampled")
+        if gap <= limit:
+            return None
+        return (
+            f"in step {step} engine and trainer are {gap:.2g} nats apart (mean over tokens, with the weights that "
+            f"sampled each), past {limit:.2g}, while the probe agrees to {self._last_probe.mean:.2g}: the weights are "
+            "right and both sides see the same token ids; the engine samples at another temperature, or from a changed "
+            "distribution (top-k, top-p, penalties of its generation config)"
+        )
+
+    def judge(self, problem: str | None) -> str | None:
+        """Act on a problem, the first one only. Returns: a message for people, if the run goes on."""
+        if problem is None or self.problem is not None or self.is_corrected:
+            return None
+        if self._stops:
+            self.problem = problem
+            return None
+        self.is_corrected = True
+        return f"{problem}; the loss corrects for it from the next rollout step on"
+
+    def _limit_of(self, kind: str) -> float:
+        if self._limit is not None:
+            return self._limit
+        if self._precision == "fp32":
+            return FLOAT32_LIMIT * (self._magnification if kind == "sampled" else 1.0)
+        start = self._start.get(kind)
+        return _BFLOAT16_SIZE[1] if start is None else max(_GROWTH_LIMIT * start, _BFLOAT16_FLOOR)
+
+    def _diagnosis(self, version: int, logprobs: np.ndarray, gap: LogprobMismatch) -> str:
+        if not math.isfinite(gap.mean):
+            return f"it answers with {len(logprobs)} numbers, or with numbers that are not finite"
+        for older, expected in self._expected:
+            distance = float(np.abs(logprobs.astype(np.float64) - expected).mean())
+            if older != version and distance < _STALE_SHARE * gap.mean:
+                return (
+                    f"they are those of version {older} ({distance:.2g} nats): stale weights, or a stale prefix cache"
+                )
+        low, high = _BFLOAT16_SIZE
+        if self._precision == "fp32" and low <= gap.mean <= high:
+            return "of the size of bfloat16's rounding: check that trainer and engine compute in float32"
+        return (
+            "no older version explains them, and both sides see the same token ids, so it is not the chat template: "
+            "engine and trainer compute different models (dtype, rope scaling, a layer that was not loaded)"
+        )

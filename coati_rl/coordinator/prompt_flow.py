@@ -1,0 +1,198 @@
+"""Track every training prompt: in the source, leased, finished, in the step that is being filled, or settled (that is
+trained, or dropped). In: draws and finished groups. Out: the groups of the next mini-batch.
+
+A slot is taken when a prompt is leased. A trained group's slot is freed when all producers hold the weights of its
+rollout step; a dropped group's at once, and another prompt is drawn in its place.
+
+Staleness is bounded by construction: a prompt leased after sync s is trained before sync s + n_behind + 1. Slots alone
+do not see to that, as short responses may overtake a long one; so a mini-batch is chosen only if there is room left, in
+this rollout step and those to come, for every older prompt that is still out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coati_rl.build import load_estimator
+from coati_rl.checkpoint.kept_rollouts import FinishedGroup
+from coati_rl.checkpoint.position import Position
+from coati_rl.coordinator.leases import LeaseTable
+from coati_rl.coordinator.prompt_queue import PromptQueue
+from coati_rl.coordinator.settings import CoordinatorSettings
+from coati_rl.data.batcher import StepBatcher
+from coati_rl.text import count
+from coati_rl.types import Prompt, RolloutGroup
+from coati_rl.work import Wait
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChosenGroups:
+    """Name the groups of the next mini-batch, and what makes it of them."""
+
+    step: int  # optimizer step, from 0
+    batcher: StepBatcher  # of the step; belongs to whoever has the chosen groups
+    groups: Sequence[RolloutGroup]
+    of_step: Sequence[RolloutGroup]  # all of the step's so far
+    is_last: bool  # the step has no further ones
+
+
+class PromptFlow:
+    """Keep account of training prompts; under the coordinator's lock."""
+
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        queue: PromptQueue,
+        leases: LeaseTable,
+        start: Position,
+        kept: Sequence[FinishedGroup] = (),
+    ) -> None:
+        """`kept`: groups that the checkpoint of `start` holds."""
+        self._settings = settings
+        self._queue = queue
+        self._leases = leases
+        self._estimator = load_estimator(settings.batch.advantage_estimator)
+        self._finished: list[FinishedGroup] = [*kept]
+        self._batcher: StepBatcher | None = None  # of the step that is being filled
+        self._in_step: list[FinishedGroup] = []  # its groups
+        # A resumed run has groups to train before its producers are there, but the slots that are free then are for the
+        # checkpoint's weights, which go with the first optimizer step.
+        self._awaits_leases = bool(kept)
+        # Groups that hold a slot until the next sync. Producers of a resumed run may not run further ahead of it.
+        self._num_trained_unsynced = start.step % settings.sync_period * settings.batch.prompts_per_step
+        self.step = start.step  # optimizer steps handed out
+        self.is_stopped = False  # by the user, before the run is over
+
+    @property
+    def is_between_steps(self) -> bool:
+        """True when no prompt is in a step that is being filled."""
+        return self._batcher is None
+
+    @property
+    def num_finished(self) -> int:
+        """Groups that wait to be trained."""
+        return len(self._finished)
+
+    def refusal(self) -> str | None:
+        """Say why no new prompt may be drawn; None if one has a slot and will be needed."""
+        if self.is_stopped:
+            return "the run was interrupted"
+        if not self._queue.has_more:
+            return f"no prompts are left: all {self._queue.length} were drawn"
+        leased, settings = self._leases.num_open("train"), self._settings
+        ahead = leased + len(self._finished)
+        if ahead + self._num_trained_unsynced >= settings.num_slots:
+            return (
+                f"no free slots: all {settings.num_slots} are taken ({count(leased, 'prompt')} being sampled, "
+                f"{count(len(self._finished), 'group')} finished, {self._num_trained_unsynced} trained since the last "
+                "weight sync)"
+            )
+        if settings.max_steps is None:
+            return None
+        needed = (settings.max_steps - self.step) * settings.batch.prompts_per_step
+        if needed > ahead + len(self._in_step):
+            return None
+        return f"no further prompt is needed: there are enough for all {settings.max_steps} steps"
+
+    def draw(self) -> Prompt | None:
+        """Take the next prompt, if one may be drawn."""
+        return self._queue.draw() if self.refusal() is None else None
+
+    def add(self, group: RolloutGroup, *, sync_index: int) -> None:
+        """Take in a group to be trained, leased after this sync."""
+        self._finished.append(FinishedGroup(group=group, sync_index=sync_index))
+
+    def is_over(self) -> bool:
+        """True when no further optimizer step can be filled, or none is wanted."""
+        if self.is_stopped:
+            return True
+        if self._settings.max_steps is not None and self.step >= self._settings.max_steps:
+            return True
+        if self._queue.has_more or self._leases.num_open("train"):
+            return False
+        return len(self._finished) + len(self._in_step) < self._settings.batch.prompts_per_step
+
+    def give_up_step(self) -> None:
+        """Take a step that will never be full apart."""
+        self._finished.extend(self._in_step)
+        self._batcher, self._in_step = None, []
+
+    def choose_groups(self, sync_index: int) -> ChosenGroups | Wait:
+        """Take the groups of the next mini-batch; wait while they are too few, or another prompt has to come first.
+
+        Args:
+            sync_index: of the trainers' weights.
+        """
+        size, step = self._settings.batch.prompts_per_mini_batch, self.step
+        self._awaits_leases = self._awaits_leases and self.refusal() is None
+        if self._awaits_leases:
+            return Wait(reason="waiting for producers to lease prompts for the slots that the checkpoint left free")
+        if len(self._finished) < size:
+            return self._wait_for_rollouts()
+        if not self._leaves_room(size, sync_index):
+            bound = f"before the weights change again (--n-behind {self._settings.n_behind})"
+            return Wait(reason=f"waiting for an older prompt, to be trained {bound}: {self._sampling()}")
+        if self._batcher is None:
+            self._batcher = self._begin_step()
+        batcher, chosen = self._batcher, [*self.finished[:size]]
+        self._in_step += chosen
+        del self._finished[:size]
+        self._num_trained_unsynced += size
+        of_step = [finished.group for finished in self._in_step]
+        if is_last := len(of_step) >= self._settings.batch.prompts_per_step:
+            self._batcher, self._in_step = None, []
+            self.step += 1
+        groups = [finished.group for finished in chosen]
+        return ChosenGroups(step=step, batcher=batcher, groups=groups, of_step=of_step, is_last=is_last)
+
+    def free_slots(self) -> None:
+        """Note that all producers hold the weights of this step."""
+        self._num_trained_unsynced = 0
+
+    @property
+    def finished(self) -> Sequence[FinishedGroup]:
+        """Return what waits to be trained, the oldest lease first."""
+        self._finished.sort(key=lambda finished: finished.group.lease_id)
+        return self._finished
+
+    def num_leased_before(self, sync_index: int) -> int:
+        """Return how many prompts are out that were leased before this sync."""
+        return sum(at < sync_index for at in self._leases.sync_indices("train"))
+
+    def position(self) -> Position:
+        """Return where the data stands, between two steps."""
+        waiting = [*(prompt.uid for prompt in self._queue.waiting), *self._leases.uids("train")]
+        kept = [finished.group.prompt.uid for finished in self.finished]
+        return Position(step=self.step, num_drawn=self._queue.num_drawn, waiting=tuple(waiting), kept=tuple(kept))
+
+    def _leaves_room(self, size: int, sync_index: int) -> bool:
+        """True if all prompts that are out can still be trained in time once the first `size` finished ones are."""
+        settings = self._settings
+        room = settings.prompts_per_rollout - self._num_trained_unsynced - size
+        leased_at = [finished.sync_index for finished in self.finished[size:]] + self._leases.sync_indices("train")
+        for syncs_left in range(settings.n_behind):  # before the prompts that were leased then would be too old
+            num_due = sum(sync_index - at >= settings.n_behind - syncs_left for at in leased_at)
+            if num_due > room + syncs_left * settings.prompts_per_rollout:
+                return False
+        return True
+
+    def _begin_step(self) -> StepBatcher:
+        num_out = len(self._queue.waiting) + self._leases.num_open("train") + len(self._finished)
+        num_settled = self._queue.num_drawn - num_out
+        progress = self._settings.learning_rate_progress(
+            step=self.step, num_settled=num_settled, num_prompts=self._queue.length
+        )
+        return StepBatcher(
+            self._settings.batch, step=self.step, learning_rate_progress=progress, estimator=self._estimator
+        )
+
+    def _wait_for_rollouts(self) -> Wait:
+        num_there = len(self._finished) + len(self._in_step)
+        groups = f"{num_there} of {self._settings.batch.prompts_per_step} groups of step {self.step + 1} are finished"
+        return Wait(reason=f"waiting for rollouts: {groups}, {self._sampling()}")
+
+    def _sampling(self) -> str:
+        num_lost, holders = self._leases.num_lost("train"), self._leases.holders("train")
+        num_held = self._leases.num_open("train") - num_lost
+        text = f"{count(num_held, 'prompt')} {'is' if num_held == 1 else 'are'} being sampled"
+        text += f" by {count(len(holders), 'producer')}" if holders else ""
+        return text + (f", {count(num_lost, 'prompt')} of a lost producer will be sampled again" if num_lost else "")

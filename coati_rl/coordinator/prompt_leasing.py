@@ -1,0 +1,120 @@
+"""Lease prompts to producers and take their groups back: the producers' side of the coordinator.
+
+Consumes: finished groups. Produces: leases, or the reason why there is none. What waits is the caller, in the
+coordinator; here nothing does.
+"""
+
+from collections.abc import Sequence
+
+from coati_rl.coordinator.run_state import RunState
+from coati_rl.data.packed_group import PackedGroup
+from coati_rl.types import Lease, Prompt
+from coati_rl.work import LeaseReply
+
+
+class PromptLeasing:
+    """Speak for the producers; under the coordinator's lock."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+
+    def add(self, producer_id: int, version: int) -> None:
+        """Let a producer join with these weights; it gets prompts once its weights are current."""
+        self._state.members.add(producer_id, version)
+        self._state.leases.producer_idle.join(producer_id)
+        self._state.event("producer_joined", producer=producer_id)
+
+    def remove(self, producer_id: int, cause: str) -> None:
+        """Note that a producer is gone: its prompts are issued again."""
+        if self._state.members.remove(producer_id):
+            lost = self._state.leases.revoke(producer_id)
+            self._state.event("producer_lost", producer=producer_id, cause=cause, prompts_reissued=lost)
+            self._state.record_sync()
+
+    def refusal(self, producer_id: int, *, is_drained: bool) -> str | None:
+        """Say why a producer gets no prompt; None if it does.
+
+        Args:
+            producer_id: who asks.
+            is_drained: nothing is generating there.
+        """
+        state, members = self._state, self._state.members
+        if state.is_finished:
+            return "the run is over"
+        held, published = members.version(producer_id), members.published_version
+        if held < published:
+            return f"it has not received version {published} yet"
+        if not members.is_current(producer_id, is_drained=is_drained):
+            return f"it has to commit version {held} first"
+        if state.problem:
+            # Trainers may be busy for long: what is dropped until they hear of it must not grow.
+            return "the run is about to end"
+        if state.leases.has_lost or state.board.has_pending:
+            return None
+        return state.flow.refusal()
+
+    def lease(self, producer_id: int, *, max_prompts: int, is_drained: bool) -> LeaseReply:
+        """Lease as many prompts as there are now."""
+        state, leases = self._state, list[Lease]()
+        while len(leases) < max_prompts and self.refusal(producer_id, is_drained=is_drained) is None:
+            lease = state.leases.issue(producer_id, self._draw, sync_index=state.members.sync_index)
+            if lease is None:
+                break
+            leases.append(lease)
+            state.changed.notify_all()  # a resumed run trains when its slots are taken
+        return LeaseReply(
+            leases=tuple(leases),
+            policy_version=state.members.version(producer_id),
+            is_finished=state.is_finished,
+            reason="" if leases else self.refusal(producer_id, is_drained=is_drained) or "",
+        )
+
+    def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
+        """Take finished groups. Returns: how many were accepted (those under a void lease are not)."""
+        state, num_accepted = self._state, 0
+        for packed in groups:
+            if (settled := state.leases.settle(packed.lease_id, producer_id)) is None:
+                continue
+            try:
+                group = packed.unpack(settled.lease.prompt, temperature=settled.lease.sampling.temperature)
+            except ValueError as error:
+                self._give_up(settled.lease, f"what producer {producer_id} sent does not belong together: {error}")
+                continue
+            num_accepted += 1
+            if group.prompt.purpose == "eval":
+                state.board.add(group)
+            elif state.stats.counts.add(group):
+                state.flow.add(group, sync_index=settled.sync_index)
+        self._write_evaluation_if_done()
+        state.progressed()
+        return num_accepted
+
+    def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
+        """Give up a prompt that could not be rolled out: recorded, counted, its slot freed."""
+        if (settled := self._state.leases.settle(lease_id, producer_id)) is not None:
+            self._give_up(settled.lease, cause)
+
+    def _give_up(self, lease: Lease, cause: str) -> None:
+        """Record and count a prompt that has no group, after its lease is settled."""
+        state = self._state
+        state.event("rollout_failed", uid=lease.prompt.uid, cause=cause)
+        if lease.prompt.purpose == "eval":
+            state.board.add_failure(lease.prompt)
+            self._write_evaluation_if_done()
+        else:
+            state.stats.counts.add_failed(lease.group_size, cause)
+
+    def _draw(self) -> Prompt | None:
+        return self._state.board.draw() or self._state.flow.draw()
+
+    def _write_evaluation_if_done(self) -> None:
+        if self._state.board.take_if_done():
+            self._state.writer.submit(self._write_evaluation)
+
+    def _write_evaluation(self) -> None:
+        """Write the files of a round, then end it; in the writer's thread."""
+        summaries = self._state.board.write()
+        with self._state.changed:
+            self._state.board.close()
+            for summary in summaries:
+                self._state.event("evaluation", **summary)

@@ -1,0 +1,128 @@
+"""Decide the trainers' next item of work, or say what it waits for: the trainers' side of the coordinator.
+
+In: the state of the run. Out: an assembly, which makes the item without the lock, or Wait with its reason. A decision
+is made once for all ranks, and changes the state as if the item were made already.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from coati_rl.coordinator.prompt_flow import ChosenGroups
+from coati_rl.coordinator.run_state import RunState
+from coati_rl.coordinator.step_stats import StepDraft, StepSummary
+from coati_rl.errors import RunError
+from coati_rl.work import FinishWork, TrainWork, Wait, Work
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assembly:
+    """Make an item that is decided, in two parts."""
+
+    make: Callable[[], Sequence[Work]]  # a share for each dp rank; needs no lock, takes time
+    then: Callable[[], None] = lambda: None  # under the lock, before a trainer has the item
+
+
+class Scheduler:
+    """Decide one item after another; under the coordinator's lock."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._dp = state.settings.batch.dp
+        self._is_corrected = False  # the loss of the present rollout step corrects for the engine-trainer gap
+        self._evaluate_if_due(is_over=False)
+
+    def decide(self, index: int) -> Assembly | Wait:
+        """Decide item `index`. Raises: RunError if the run ends without an optimizer step."""
+        state = self._state
+        if (wait := state.syncs.transfer) is not None:
+            return wait
+        if state.is_finished:
+            return Wait(reason="the run is over")
+        if is_over := state.flow.is_over():
+            state.flow.give_up_step()
+        if state.flow.is_stopped:
+            return Assembly(make=state.saves.take()) if state.saves.has_unsaved_step else self._finish()
+        return self._sync(index, is_over=is_over) or self._at_boundary(is_over=is_over) or self._train_or_end(is_over)
+
+    def _sync(self, index: int, *, is_over: bool) -> Assembly | Wait | None:
+        """Send weights to who has to have them; None if everyone has them, and the sync that was due is complete."""
+        state, members, step = self._state, self._state.members, self._state.flow.step
+        is_due = state.flow.is_between_steps and members.is_sync_due(step, state.settings.sync_period, is_over=is_over)
+        if is_due and state.board.is_running and members.has_current:
+            return state.board.wait  # its answers belong to the weights that serve now, as long as anyone serves them
+        stale = members.stale(step if is_due else members.published_version)
+        if stale and not members.is_committing:
+            sync = state.syncs.order(index, step, stale)
+            return Assembly(make=lambda: [sync] * self._dp)
+        if is_due and stale:  # what is staged must not be overwritten
+            return Wait(reason=f"waiting for {members.committing}, before version {step} is sent")
+        if is_due and not members.ids:
+            return Wait(reason=f"{members.missing}, for the weight sync to version {step}")
+        if is_due:
+            members.complete_sync(step)
+            self._is_corrected = state.gate.is_corrected  # not in between, where the old policy would be another
+            state.flow.free_slots()
+            state.changed.notify_all()
+        return None
+
+    def _at_boundary(self, *, is_over: bool) -> Assembly | Wait | None:
+        """Do what is due between two optimizer steps; None if nothing is."""
+        state = self._state
+        if not state.flow.is_between_steps:
+            return None
+        self._evaluate_if_due(is_over=is_over)
+        if not state.saves.is_due(is_over=is_over):
+            return None
+        if (wait := state.saves.wait) is not None:
+            return wait
+        if not state.writer.is_idle:  # a checkpoint never knows of more than the files beside it
+            return Wait(reason=f"waiting for rollouts to be written, before the checkpoint of step {state.flow.step}")
+        return Assembly(make=state.saves.take())
+
+    def _train_or_end(self, is_over: bool) -> Assembly | Wait:
+        state, members = self._state, self._state.members
+        if is_over and state.board.is_running:
+            return state.board.wait
+        if is_over and members.is_committing:
+            return Wait(reason=f"waiting for {members.committing}, the last one")
+        if is_over:
+            return self._finish()
+        chosen = state.flow.choose_groups(members.sync_index)
+        if isinstance(chosen, Wait):
+            return Wait(reason=f"{members.missing}; {chosen.reason}") if members.missing else chosen
+        if not chosen.is_last:
+            return self._mini_batch(chosen)
+        return self._mini_batch(chosen, state.stats.draft(chosen.step, chosen.of_step, sync_s=state.syncs.seconds))
+
+    def _mini_batch(self, chosen: ChosenGroups, draft: StepDraft | None = None) -> Assembly:
+        """Make the mini-batch of these groups, and with the last one of a step the step's statistics."""
+        stats, staleness, is_corrected = self._state.stats, self._state.members.staleness, self._is_corrected
+        summaries: list[StepSummary] = []
+
+        def make() -> list[Work]:
+            batches = chosen.batcher.add(chosen.groups)
+            if draft is not None:  # no sync completes meanwhile: the next item is not decided yet
+                summaries.append(draft.summarise(chosen.batcher.close(), staleness=staleness))
+            return [TrainWork(batch=batch, is_corrected=is_corrected) for batch in batches]
+
+        def then() -> None:
+            for summary in summaries:
+                stats.open(summary)
+
+        return Assembly(make=make, then=then)
+
+    def _finish(self) -> Assembly:
+        state = self._state
+        if state.flow.step == 0 and not state.flow.is_stopped:
+            raise RunError(state.stats.counts.nothing_trained(state.flow.num_finished))
+        state.is_finished = True
+        state.announce_the_end()
+        work = FinishWork(step=state.flow.step)
+        return Assembly(make=lambda: [work] * self._dp)
+
+    def _evaluate_if_due(self, *, is_over: bool) -> None:
+        state, step = self._state, self._state.flow.step
+        is_due = state.board.is_due(step, state.settings.eval_interval, is_over=is_over)
+        if is_due and state.members.published_version == step:
+            state.board.start(step)
+            state.changed.notify_all()

@@ -1,0 +1,224 @@
+"""The actors of a run: seated, made, started together, replaced, ended.
+
+One coordinator, T trainers, P producers; a producer that dies is followed by one with a new number, on its reservation.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+
+from coati_rl.config import Config
+from coati_rl.coordinator.coordinator import Coordinator
+from coati_rl.coordinator.evaluation import EvaluationRounds
+from coati_rl.coordinator.run_state import RunStart
+from coati_rl.coordinator.settings import coordinator_settings
+from coati_rl.data.prompt_source import DatasetPrompts, probe_tokens
+from coati_rl.observability.rollouts import RolloutRecorder
+from coati_rl.protocols import GroupScorer
+from coati_rl.runtime.cluster import actor_options, own_namespace
+from coati_rl.runtime.hangs import HangTimeouts
+from coati_rl.runtime.heartbeats import Heartbeats
+from coati_rl.runtime.placement_manager import PlacementManager, Reservation
+from coati_rl.runtime.prepare import Prepared
+from coati_rl.runtime.process import ActorContext, device_environment, enter_actor
+from coati_rl.runtime.ray_environment import actor_environment
+from coati_rl.runtime.remote import RemoteCoordinator, wait_for
+from coati_rl.runtime.run_dir import RunPaths
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 600.0  # for an actor to load its engine; a large checkpoint on a shared disk takes minutes
+
+
+class CoordinatorActor(Coordinator):
+    """The coordinator in a process of its own, on the driver's node."""
+
+    def __init__(self, prepared: Prepared, paths: RunPaths, context: ActorContext) -> None:
+        enter_actor(context)
+        config = prepared.config
+        tasks = {task: prompts.prompts for task, prompts in prepared.evaluation.items()}
+        settings = coordinator_settings(config, precision="bf16" if prepared.plan.precision == "bf16" else "fp32")
+        super().__init__(
+            settings,
+            DatasetPrompts(prepared.train.prompts, num_episodes=config.num_episodes, seed=config.seed),
+            EvaluationRounds(tasks, paths.evaluation),
+            RolloutRecorder(paths.rollouts, config.rollout_detail),
+            RunStart(
+                position=prepared.resume.position if prepared.resume else None,
+                kept=prepared.resume.kept if prepared.resume else None,
+                probe=probe_tokens(prepared.train.prompts, settings.max_probe_tokens),
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """An actor, and the call that lasts as long as its work."""
+
+    name: str
+    handle: Any
+    task: Any  # reference: of `start` while it loads, of `run` afterwards
+    reservation: Reservation | None = None
+
+
+class ActorGroup:
+    """Makes and holds the actors."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        paths: RunPaths,
+        *,
+        producer_cls: type,
+        consumer_cls: type,
+        make_reward: Callable[[], GroupScorer],
+    ) -> None:
+        self._config: Config = prepared.config
+        self._prepared = prepared
+        self._paths = paths
+        self._producer_cls = producer_cls
+        self._consumer_cls = consumer_cls
+        self._make_reward = make_reward
+        self._num_producers = 0  # ever made
+        self._namespace = own_namespace()
+        self._placement = PlacementManager(self._config, prepared.plan.device)
+        self.coordinator_handle = self._make_coordinator()
+        self.coordinator = RemoteCoordinator(self.coordinator_handle)
+        self.trainers: dict[int, Member] = {}
+        self.starting: dict[int, Member] = {}  # producers that load their engine
+        self.producers: dict[int, Member] = {}
+        self.heartbeats = Heartbeats(HangTimeouts.of(self._config))
+
+    def start(self) -> None:
+        """Make all actors and wait for the trainers; producers are ready when they are ready."""
+        handles = [self._make_trainer(rank) for rank in range(self._config.num_trainers)]
+        rendezvous = handles[0].open_rendezvous.remote()
+        if self._config.master_port:  # it may be taken, which is found before engines are loaded
+            wait_for(rendezvous, who="trainer-0", timeout_s=START_TIMEOUT_S)
+        for _ in range(self._config.num_inferencer):
+            self.add_producer()
+        where = wait_for(rendezvous, who="trainer-0", timeout_s=START_TIMEOUT_S)
+        starts = [handle.start.remote(where) for handle in handles]
+        for rank, reference in enumerate(starts):
+            wait_for(reference, who=f"trainer-{rank}", timeout_s=START_TIMEOUT_S)
+        self.trainers = {
+            rank: Member(
+                name=f"trainer-{rank}", handle=handle, task=handle.run.remote(self.coordinator, self._namespace)
+            )
+            for rank, handle in enumerate(handles)
+        }
+
+    def add_producer(self) -> int:
+        """Begin to start a producer under a new number."""
+        producer_id = self._num_producers
+        self._num_producers += 1
+        reservation = self._placement.take()
+        context = self._context(f"producer-{producer_id}", reservation)
+        options = self._options(context.name, reservation, self._producer_cls)
+        handle: Any = (
+            ray.remote(self._producer_cls)
+            .options(**options)
+            .remote(producer_id, self._config, context, self._make_reward)
+        )
+        self.starting[producer_id] = Member(
+            name=context.name, handle=handle, task=handle.start.remote(), reservation=reservation
+        )
+        return producer_id
+
+    def admit_producer(self, producer_id: int) -> None:
+        """A producer's engine is loaded: let it work."""
+        member = self.starting.pop(producer_id)
+        self.coordinator.add_producer(producer_id)
+        task = member.handle.run.remote(self.coordinator)
+        self.producers[producer_id] = replace(member, task=task)
+
+    def drop_producer(self, producer_id: int, cause: str) -> None:
+        """End a producer, dead, hung or alive, and have its prompts issued again."""
+        member = self.producers.pop(producer_id, None) or self.starting.pop(producer_id, None)
+        if member is not None:
+            self.heartbeats.end(member.name)
+            ray.kill(member.handle)
+            if member.reservation is not None:
+                self._placement.give_back(member.reservation)
+            self.coordinator.remove_producer(producer_id, cause)
+
+    def dead_raylets(self) -> list[str]:
+        """See PlacementManager."""
+        return self._placement.dead_raylets()
+
+    def members(self) -> list[Member]:
+        """All but the coordinator."""
+        return [*self.trainers.values(), *self.producers.values(), *self.starting.values()]
+
+    def end(self) -> None:
+        """Kill every actor."""
+        for handle in [member.handle for member in self.members()] + [self.coordinator_handle]:
+            ray.kill(handle)
+        self.heartbeats.end_silent()
+
+    def _make_coordinator(self) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        waiting = 2 * (self._config.num_inferencer + self._config.num_trainers) + 8  # long polls that block a thread
+        options = {"num_cpus": 0, "max_concurrency": waiting, "scheduling_strategy": here, "max_restarts": 0}
+        if self._config.master_address:  # in a Ray of our own it inherits them, and a process is there already
+            options["runtime_env"] = {"env_vars": actor_environment()}
+        context = self._context("coordinator", None)
+        actor = ray.remote(CoordinatorActor).options(name="coordinator", namespace=self._namespace, **options)
+        return actor.remote(self._prepared, self._paths, context)
+
+    def _make_trainer(self, rank: int) -> Any:
+        reservation = self._placement.trainers[rank]
+        context = self._context(f"trainer-{rank}", reservation)
+        options = self._options(context.name, reservation, self._consumer_cls)
+        resume = self._prepared.resume
+        return (
+            ray.remote(self._consumer_cls)
+            .options(**options)
+            .remote(
+                rank,
+                self._config,
+                context,
+                run_dir=self._paths.run_dir,
+                checkpoint_dir=self._paths.checkpoints,
+                resume_dir=resume.directory if resume else None,
+            )
+        )
+
+    def _options(self, name: str, reservation: Reservation, actor_cls: Any) -> dict[str, Any]:
+        plan = self._prepared.plan
+        environment = {
+            **device_environment(plan.device, plan.precision),
+            **actor_cls.environment(self._config, plan.device),
+        }
+        return {
+            **actor_options(name=name, num_threads=reservation.num_threads, environment=environment),
+            "namespace": self._namespace,
+            "num_cpus": reservation.need.cpus,
+            "num_gpus": reservation.need.gpus,
+            "scheduling_strategy": reservation.strategy,
+        }
+
+    def _context(self, name: str, reservation: Reservation | None) -> ActorContext:
+        if reservation is not None:
+            logger.info(
+                "%s: %s at %s, slot %d of %d",
+                name,
+                reservation.need,
+                reservation.address,
+                reservation.slot,
+                reservation.num_slots,
+            )
+        plan = self._prepared.plan
+        return ActorContext(
+            name=name,
+            log_dir=self._paths.logs,
+            device=plan.device,
+            dtype="bfloat16" if plan.precision == "bf16" else "float32",
+            slot=reservation.slot if reservation else 0,
+            num_slots=reservation.num_slots if reservation else 1,
+        )

@@ -1,0 +1,202 @@
+"""Reserve resources for the actors of a run in Ray placement groups.
+
+Each trainer and producer gets a reservation, with its fraction of the node's cores. A producer's reservation is reused
+by its replacement; if the node is lost, resources on another node are reserved. Each wait has a deadline.
+"""
+
+import logging
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from coati_rl.config import Config
+from coati_rl.errors import ConfigError, RunError
+from coati_rl.runtime.placement import Need, Node, NodeAssignment, Request, assign_nodes, explain
+from coati_rl.types import Device
+
+logger = logging.getLogger(__name__)
+
+PLACEMENT_TIMEOUT_S = 60.0  # for others' actors to leave
+REPLACEMENT_TIMEOUT_S = 20.0  # the same for a producer whose node was lost, while the run waits
+RESERVATION_TIMEOUT_S = 20.0  # for Ray to reserve what is free
+_ANSWER_S = 3.0  # for a living raylet to accept a connection
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reservation:
+    """One actor's reserved place."""
+
+    need: Need
+    node_id: str
+    address: str  # of the node
+    group: Any  # Ray's placement group
+    bundle: int  # in the group
+    slot: int  # number of this actor among ours of its node
+    num_slots: int  # actors of ours on its node
+    num_threads: int  # its share of the node's cores
+
+    @property
+    def strategy(self) -> Any:
+        """For Ray's `scheduling_strategy`."""
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundle)
+
+
+class PlacementManager:
+    """All reservations of a run."""
+
+    def __init__(self, config: Config, device: Device) -> None:
+        """Reserve a reservation for everyone.
+
+        Raises: ConfigError if the cluster is too small; RunError if others occupy it until the deadline.
+        """
+        self._request = Request.of(config, device)
+        places = _wait_for_nodes(self._request, timeout_s=PLACEMENT_TIMEOUT_S)
+        self._num_slots = Counter([*places.producers, *places.trainers])
+        self._next_slot: Counter[str] = Counter()
+        self._raylets: dict[str, tuple[str, int]] = {}  # node -> address and port, of nodes with a reservation
+        self._free = [self._reserve_producer(node_id) for node_id in places.producers]
+        needs = [self._request.trainer] * len(places.trainers)
+        self.trainers = self._reserve(needs, places.trainers)  # by rank
+
+    def take(self) -> Reservation:
+        """A producer's reservation: one that its last owner left, or another when its node is lost.
+
+        Raises: RunError if that was the last room.
+        """
+        reservation = self._free.pop(0)
+        if _answers(reservation.node_id):
+            return reservation
+        logger.info("the node at %s is lost", reservation.address)
+        self._raylets.pop(reservation.node_id, None)  # the run goes on without it
+        remove_placement_group(reservation.group)
+        one = replace(self._request, num_trainers=0, num_producers=1)
+        try:
+            places = _wait_for_nodes(one, timeout_s=REPLACEMENT_TIMEOUT_S)
+        except (ConfigError, RunError) as error:
+            raise RunError(f"the node at {reservation.address} is lost, and a producer with it: {error}") from error
+        self._num_slots.update(places.producers)
+        return self._reserve_producer(places.producers[0])
+
+    def give_back(self, reservation: Reservation) -> None:
+        """The producer on it has gone; its successor takes it."""
+        self._free.append(reservation)
+
+    def dead_raylets(self) -> list[str]:
+        """Addresses of nodes with a reservation on which Ray's daemon is dead; all actors there die with it."""
+        return sorted(address for address, port in self._raylets.values() if not _accepts(address, port))
+
+    def _reserve_producer(self, node_id: str) -> Reservation:
+        return self._reserve([self._request.producer], [node_id])[0]
+
+    def _reserve(self, needs: Sequence[Need], node_ids: Sequence[str]) -> list[Reservation]:
+        """One placement group, each bundle on its node."""
+        group: Any = placement_group(
+            [{"CPU": need.cpus, **({"GPU": need.gpus} if need.gpus else {})} for need in needs],
+            strategy="PACK",
+            bundle_label_selector=[{"ray.io/node-id": node_id} for node_id in node_ids],
+        )
+        known = {node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"]) for node in _ray_nodes()}
+        self._raylets.update((node_id, known[node_id]) for node_id in node_ids if node_id in known)
+        addresses = {node_id: address for node_id, (address, _) in known.items()}
+        if not group.wait(RESERVATION_TIMEOUT_S):
+            where = ", ".join(sorted({addresses.get(node_id, "a lost node") for node_id in node_ids}))
+            raise RunError(
+                f"Ray did not reserve {len(needs)} x {needs[0]} on {where} within {RESERVATION_TIMEOUT_S:g} s"
+            )
+        reservations = []
+        for bundle, (need, node_id) in enumerate(zip(needs, node_ids, strict=True)):
+            slot, num_slots = self._next_slot[node_id], self._num_slots[node_id]
+            self._next_slot[node_id] += 1
+            reservations.append(
+                Reservation(
+                    need=need,
+                    node_id=node_id,
+                    address=addresses[node_id],
+                    group=group,
+                    bundle=bundle,
+                    slot=slot,
+                    num_slots=num_slots,
+                    num_threads=max(1, _num_cores(node_id) // num_slots),
+                )
+            )
+        return reservations
+
+
+def _wait_for_nodes(request: Request, *, timeout_s: float) -> NodeAssignment:
+    """NodeAssignment in what is free now, or soon.
+
+    Raises: ConfigError at once if the cluster is too small; RunError if others occupy it until the deadline.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        free, totals = cluster_nodes()
+        places = assign_nodes(free, request)
+        if places is not None:
+            return places
+        if assign_nodes(totals, request) is None:
+            raise ConfigError(
+                f"the Ray cluster is too small: {explain(totals, totals, request)}; lower -i, -ptp or -t, or add nodes"
+            )
+        if time.monotonic() > deadline:
+            raise RunError(f"the Ray cluster stayed occupied for {timeout_s:g} s: {explain(free, totals, request)}")
+        time.sleep(_POLL_S)
+
+
+def cluster_nodes() -> tuple[list[Node], list[Node]]:
+    """The nodes that live, the driver's first: with what is free, and with all they have."""
+    from ray._private.state import available_resources_per_node  # Ray has no public word for it (2.60)
+
+    here = ray.get_runtime_context().get_node_id()
+    alive = [node for node in _ray_nodes() if node["Alive"]]
+    alive.sort(key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"], node["NodeID"]))
+    available = available_resources_per_node()  # type: ignore[no-untyped-call]
+    free = [_node(node, available.get(node["NodeID"], {})) for node in alive if _is_up(node)]
+    ids = {node.node_id for node in free}
+    return free, [_node(node, node["Resources"]) for node in alive if node["NodeID"] in ids]
+
+
+def _ray_nodes() -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return nodes
+
+
+def _node(node: dict[str, Any], resources: dict[str, float]) -> Node:
+    return Node(
+        node_id=node["NodeID"],
+        address=node["NodeManagerAddress"],
+        cpus=resources.get("CPU", 0.0),
+        gpus=resources.get("GPU", 0.0),
+    )
+
+
+def _answers(node_id: str) -> bool:
+    return any(node["NodeID"] == node_id and node["Alive"] and _is_up(node) for node in _ray_nodes())
+
+
+def _is_up(node: dict[str, Any]) -> bool:
+    return _accepts(node["NodeManagerAddress"], node["NodeManagerPort"])
+
+
+def _accepts(address: str, port: int) -> bool:
+    """True if the raylet there accepts a connection. Ray believes in a dead one until health checks failed."""
+    try:
+        socket.create_connection((address, port), timeout=_ANSWER_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _num_cores(node_id: str) -> int:
+    """This process's on the driver's own node; on another what Ray counts there, which may have been set by hand."""
+    if node_id == ray.get_runtime_context().get_node_id():
+        return len(os.sched_getaffinity(0))
+    return next(int(node["Resources"].get("CPU", 1)) for node in _ray_nodes() if node["NodeID"] == node_id)

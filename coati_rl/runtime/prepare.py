@@ -1,0 +1,284 @@
+"""From a checked config to what a run starts with: a model directory, tokenised prompts, a device, a plan.
+
+Everything a user can get wrong about files is found here, before Ray starts.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from coati_rl.build import build_loss, load_estimator
+from coati_rl.checkpoint.resume import ResumePoint, open_resume_point
+from coati_rl.config import Config
+from coati_rl.config.algorithm_rules import algorithm_warnings
+from coati_rl.config.gpu_rules import check_staging, with_device_defaults
+from coati_rl.config.plan import Plan, make_plan, resolve_precision
+from coati_rl.config.reward_rules import reward_warnings
+from coati_rl.config.rules import nearest_flags
+from coati_rl.data.dataset import PromptSet, load_rows, make_prompts
+from coati_rl.data.ground_truth import required_truth
+from coati_rl.errors import ConfigError
+from coati_rl.transport.choice import choose_backend
+from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
+from coati_rl.types import Device
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """The inputs of a run."""
+
+    config: Config  # with the model as a directory
+    plan: Plan
+    train: PromptSet
+    evaluation: dict[str, PromptSet]
+    warnings: tuple[str, ...]
+    resume: ResumePoint | None = None  # -cp: where the run goes on
+
+
+def prepare(
+    config: Config,
+    *,
+    system_prompt: str,
+    needs_truth: bool,
+    check_layout: Callable[[Config, Any], None],
+    is_dry_run: bool,
+) -> Prepared:
+    """Resolve device and model, read, validate and tokenise the datasets, and plan.
+
+    Args:
+        config: checked by `rules.check`.
+        system_prompt: of the reward type; the config's own goes first.
+        needs_truth: a function of the user's in the reward type takes a ground truth.
+        check_layout: of the trainers; raises ConfigError if the model (its transformers config) cannot be cut as asked.
+        is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
+    Raises: ConfigError.
+    """
+    load_estimator(config.advantage_estimator)  # a user's own functions are tried before anything starts
+    build_loss(config)
+    device, warnings = resolve_device(config, is_dry_run=is_dry_run)
+    config = with_device_defaults(config, device)
+    backend = choose_backend(config.weight_transport, device=device, is_one_node=not config.master_address)
+    truth: dict[str, Any] = {
+        "truth": required_truth(config.reward_type, needs_truth=needs_truth),
+        "answer_key": config.answer_key,
+    }
+    rows = load_rows(config.dataset, flag="--dataset", **truth)
+    eval_paths = config.eval_dataset or {}
+    eval_rows = {task: load_rows(path, flag="--eval-dataset", **truth) for task, path in eval_paths.items()}
+    warnings += [*_evaluation_warnings(config), *reward_warnings(config), *algorithm_warnings(config)]
+    warnings += _sharding_warnings(config, device)
+    directory = resolve_model(config.model, is_dry_run=is_dry_run)
+    if directory is None:
+        unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.num_trainers else "")
+        warnings.append(f"model {config.model} is not on this machine: {unchecked} are not checked")
+        train, evaluation = PromptSet(prompts=(), num_refused=0), dict[str, PromptSet]()
+        num_prompts = len(rows)
+    else:
+        config = config.model_copy(update={"model": str(directory)})
+        hf_config = read_model_config(directory)
+        _check_length(config, hf_config)
+        check_layout(config, hf_config)
+        warnings += _check_gpu_memory(config, directory, backend)
+        tokenizer = load_tokenizer(directory)
+        system = system_prompt if config.system_prompt is None else config.system_prompt
+        options: dict[str, Any] = {
+            "max_prompt_tokens": config.max_prompt_tokens,
+            "system_prompt": system,
+            **truth,
+        }
+        train = make_prompts(rows, tokenizer, **options)
+        evaluation = {t: make_prompts(r, tokenizer, task=t, purpose="eval", **options) for t, r in eval_rows.items()}
+        num_prompts = len(train.prompts)
+        _check_prompts(config, train, evaluation)
+    plan = make_plan(config, num_prompts=num_prompts, device=device)
+    _check_step(config, plan, num_prompts)
+    resume = open_resume_point(config, None if directory is None else train.prompts, num_prompts=num_prompts)
+    if resume is not None:
+        plan = replace(plan, num_steps=resume.num_steps)
+    return Prepared(
+        config=config, plan=plan, train=train, evaluation=evaluation, warnings=tuple(warnings), resume=resume
+    )
+
+
+def _evaluation_warnings(config: Config) -> Iterator[str]:
+    """Raises: ConfigError if there is nothing to evaluate on."""
+    if config.eval_interval > 0 and not config.eval_dataset:
+        raise ConfigError(f"--eval-interval {config.eval_interval}: needs --eval-dataset, or -1 to switch it off")
+    if config.eval_dataset and config.eval_interval < 0:
+        yield "--eval-dataset is not evaluated: --eval-interval is -1 (off)"
+
+
+def _check_step(config: Config, plan: Plan, num_prompts: int) -> None:
+    if plan.num_steps == 0:
+        raise ConfigError(
+            f"--dataset {config.dataset}: {num_prompts} usable prompts x {config.num_episodes} episode(s) do not fill "
+            f"one optimizer step of tbs * dp = {config.prompts_per_step} prompts; "
+            f"nearest: {_smaller_step(config, num_prompts)}"
+        )
+
+
+def _sharding_warnings(config: Config, device: Device) -> Iterator[str]:
+    if config.zero_stage > 0 and config.precision is None and device == "cpu":
+        yield f"-zero {config.zero_stage} sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights"
+    if config.zero_stage > 0 and config.dp == 1:
+        yield f"-zero {config.zero_stage}: does nothing here, as there is one data-parallel copy to share with"
+    if config.plugin == "fsdp2" and config.num_trainers == 1:
+        yield "--plugin fsdp2: shares nothing out here, as there is one trainer"
+
+
+def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[str]]:
+    """Return where the run computes, and warnings. Raises: ConfigError when this machine has too few GPUs."""
+    import torch
+
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.device == "cpu" or (config.device == "auto" and not available and not config.master_address):
+        return "cpu", []
+    if config.master_address or available >= config.num_devices:
+        return "cuda", []  # a cluster's GPUs are counted when it is joined
+    message = (
+        f"GPUs = P * ptp + T: {config.num_inferencer} * {config.producer_tensor_parallel_size} + {config.num_trainers} "
+        f"= {config.num_devices} are needed, this machine has {available}"
+    )
+    if is_dry_run:
+        return "cuda", [message]
+    raise ConfigError(f"{message}; {_fewer(config, available)}")
+
+
+def _gpu_bytes() -> int | None:
+    """Memory of this machine's smallest GPU; None without one."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return min((torch.cuda.get_device_properties(index).total_memory for index in range(count)), default=None)
+
+
+def _update_bytes(config: Config, directory: Path) -> int:
+    """All weights of a model in the precision of the weight wire."""
+    from safetensors import safe_open
+
+    num_weights = 0
+    for file in directory.glob("model*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            names = tensors.keys()
+            num_weights += sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
+    return num_weights * (4 if resolve_precision(config, "cuda") == "fp32" else 2)
+
+
+def _fewer(config: Config, available: int) -> str:
+    if available < 2:
+        return "use --device cpu, or --master_address of a Ray cluster"
+    split = config.num_trainers // config.dp  # tp * pp
+    layout = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1} if split >= available else {}
+    split = 1 if layout else split
+    width = config.producer_tensor_parallel_size if config.producer_tensor_parallel_size <= available - split else 1
+    engines = min(config.num_inferencer, (available - split) // width)
+    trainers = min(config.num_trainers, available - engines * width) // split * split
+    sizes = {"num_inferencer": engines, "num_trainers": trainers, "producer_tensor_parallel_size": width, **layout}
+    flags = f"-i {engines} -t {trainers}" + (" -ptp 1" if width != config.producer_tensor_parallel_size else "")
+    flags += " -tp 1 -pp 1" if layout else ""
+    return f"nearest: {_with_others(flags, config, sizes)}; or --master_address of a Ray cluster"
+
+
+def _smaller_step(config: Config, num_prompts: int) -> str:
+    """The flags with which so many prompts fill an optimizer step."""
+    more_episodes = f"-e {-(-config.prompts_per_step // num_prompts)}"
+    limit = num_prompts * config.num_episodes // config.dp
+    if limit < 1:
+        return more_episodes
+    per_rollout = config.prompts_per_rollout // config.dp
+    size = next(size for size in range(min(limit, per_rollout), 0, -1) if per_rollout % size == 0)
+    return f"{more_episodes} or {_with_others(f'-tbs {size}', config, {'train_batch_size': size})}"
+
+
+def _with_others(flags: str, config: Config, sizes: dict[str, int]) -> str:
+    """`flags`, and what else has to change with these sizes for the rules to hold."""
+    return " ".join([flags, *nearest_flags(config.model_copy(update=sizes))[:1]])
+
+
+def resolve_model(model: str, *, is_dry_run: bool) -> Path | None:
+    """The model's directory; a hub id is taken from the local cache or fetched. None: only in a dry run."""
+    directory = Path(model).expanduser()
+    if directory.is_dir():
+        if not (directory / "config.json").is_file():
+            raise ConfigError(f"--model {model}: the directory has no config.json; give a model in Hugging Face format")
+        return directory.absolute()
+    if directory.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1 or directory.parent.is_dir():
+        raise ConfigError(f"--model {model}: no such directory; give a model directory or a hub id (owner/name)")
+    if is_dry_run:
+        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"--model {model}: neither a directory nor to be had from the hub ({type(error).__name__})"
+        ) from error
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The model's tokenizer, which must have a chat template."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--model {directory}: the tokenizer cannot be loaded: {error}") from error
+    if not tokenizer.chat_template:
+        raise ConfigError(f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model")
+    return tokenizer
+
+
+def read_model_config(directory: Path) -> Any:
+    """The transformers config of the model's text part."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"--model {directory}: config.json cannot be read: {error}") from error
+
+
+def _check_gpu_memory(config: Config, directory: Path, backend: CollectiveBackend) -> list[str]:
+    """Returns: warnings. Raises: ConfigError where staged weights do not fit beside the live ones."""
+    if backend not in CUDA_BACKENDS:
+        return []
+    return check_staging(config, update_bytes=_update_bytes(config, directory), gpu_bytes=_gpu_bytes())
+
+
+def _check_length(config: Config, model: Any) -> None:
+    limit = getattr(model, "max_position_embeddings", None)
+    rope = getattr(model, "rope_parameters", None) or {}
+    is_extended = rope.get("rope_type", "default") != "default"  # how far is the engine's business
+    if isinstance(limit, int) and config.max_model_len > limit and not is_extended:
+        raise ConfigError(
+            f"{_length(config)} the {limit} positions of --model {config.model}; nearest: {_shorter(config, limit)}"
+        )
+
+
+def _length(config: Config) -> str:
+    if config.max_episode_tokens is not None:
+        return f"--max-episode-tokens {config.max_episode_tokens} exceeds"
+    return f"-mpt {config.max_prompt_tokens} + -mnt {config.max_new_tokens} = {config.max_model_len} tokens exceed"
+
+
+def _shorter(config: Config, limit: int) -> str:
+    if config.max_episode_tokens is not None:
+        return f"--max-episode-tokens {limit}{f' -mpt {limit // 2}' if limit <= config.max_prompt_tokens else ''}"
+    if config.max_prompt_tokens < limit:
+        return f"-mnt {limit - config.max_prompt_tokens}"
+    return f"-mpt {limit // 2} -mnt {min(config.max_new_tokens, limit - limit // 2)}"
+
+
+def _check_prompts(config: Config, train: PromptSet, evaluation: dict[str, PromptSet]) -> None:
+    for name, prompt_set in {"--dataset": train, **{f"--eval-dataset {t}": s for t, s in evaluation.items()}}.items():
+        if not prompt_set.prompts:
+            raise ConfigError(
+                f"{name}: all {prompt_set.num_refused} prompts exceed --max-prompt-tokens {config.max_prompt_tokens}"
+            )

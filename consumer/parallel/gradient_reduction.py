@@ -1,0 +1,138 @@
+"""Gradients of one rank -> the plain sum over all ranks, in float32, once per optimizer step.
+
+Autograd accumulates in float32 whatever the weights' precision, micro-batch after micro-batch. Then three sums, which
+commute: over data-parallel copies; over tensor ranks, for parameters whose gradient is a share there; over the first
+and last stage, for tied embeddings. Nothing is ever averaged, so nothing has to be undone.
+
+With ZeRO each copy keeps the slice it will step on: stage 1 cuts at the end of the step, stage 2 while the backward
+runs, so that no rank ever holds a whole gradient (and every rank must run equally many backwards).
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from consumer.parallel.layout import Layout
+from consumer.parallel.parameters import LocalParameters, padded_rows
+
+AnyTensor = TypeVar("AnyTensor", bound=Tensor)
+
+BUCKET_ELEMENTS = 2**24  # of one collective: 64 MiB
+
+
+def accumulate_in_float32(model: nn.Module) -> None:
+    """Let every parameter's gradient be float32: hundreds of micro-batches would drown each other in 8 bits."""
+    for parameter in model.parameters():
+        parameter.grad_dtype = torch.float32
+
+
+class GradientReducer:
+    """Owns the gradients between backward and step."""
+
+    def __init__(
+        self, parameters: LocalParameters, layout: Layout, *, tied_group: dist.ProcessGroup | None = None
+    ) -> None:
+        """`tied_group`: of the two stages that hold a tied embedding, on their ranks alone."""
+        self._parameters = parameters
+        self._layout = layout
+        self._tied_group = tied_group
+        self._names = {id(parameter): name for name, parameter in parameters.by_name.items()}
+        self._slices: dict[str, Tensor] = {}  # ZeRO: summed over copies
+        self._pending: list[nn.Parameter] = []  # ZeRO 2: whole gradients that wait for a full bucket
+        if layout.is_partitioned and layout.zero_stage == 2:
+            for parameter in parameters.by_name.values():
+                parameter.register_post_accumulate_grad_hook(self._take)
+
+    def after_backward(self) -> None:
+        """To be called after each micro-batch's backward."""
+        self._cut(self._pending)
+        self._pending = []
+
+    def reduce(self) -> dict[str, Tensor]:
+        """Sum over all ranks; collective.
+
+        Returns: parameter name to float32 gradient, of the shape that this rank's optimizer steps on.
+        """
+        layout = self._layout
+        if layout.is_partitioned:
+            if layout.zero_stage == 1:
+                self._cut(_with_gradient(self._parameters.by_name.values()))
+            gradients = {name: self._slice(name) for name in self._parameters.by_name}
+        else:
+            held = _with_gradient(self._parameters.by_name.values())
+            gradients = {self._names[id(p)]: p.grad for p in held if p.grad is not None}
+            if layout.dp_group is not None:
+                _sum_in_place(list(gradients.values()), layout.dp_group)
+        if layout.tp_group is not None:
+            partial = [gradients[name] for name, info in self._parameters.infos.items() if info.is_partial]
+            _sum_in_place(partial, layout.tp_group)
+        if self._tied_group is not None:
+            tied = [gradients[name] for name, info in self._parameters.infos.items() if info.tied_name]
+            _sum_in_place(tied, self._tied_group)
+        return gradients
+
+    def forget(self) -> None:
+        """After the step: the next one starts from nothing."""
+        self._slices.clear()
+        for parameter in self._parameters.by_name.values():
+            parameter.grad = None
+
+    def _take(self, parameter: Tensor) -> None:
+        self._pending.append(parameter)  # type: ignore[arg-type]
+        if sum(p.numel() for p in self._pending) >= BUCKET_ELEMENTS:
+            self.after_backward()
+
+    def _cut(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Add the gradients of all copies into this copy's slices, and drop the whole ones."""
+        for bucket in _buckets(parameters):
+            rows = [padded_rows(p.grad, self._layout.dp_size) for p in bucket if p.grad is not None]
+            joined = torch.cat(rows, dim=1)  # float32[dp, n]; row r is what copy r keeps
+            mine = joined.new_empty(joined.shape[1])
+            dist.reduce_scatter_tensor(mine, joined.flatten(), group=self._layout.dp_group)
+            for parameter, piece in zip(bucket, mine.split([row.shape[1] for row in rows]), strict=True):
+                self._slice(self._names[id(parameter)]).add_(piece)
+                parameter.grad = None
+
+    def _slice(self, name: str) -> Tensor:
+        if name not in self._slices:
+            parameter = self._parameters.by_name[name]
+            length = -(-parameter.numel() // self._layout.dp_size)
+            self._slices[name] = torch.zeros(length, dtype=torch.float32, device=parameter.device)
+        return self._slices[name]
+
+
+def _with_gradient(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """All of them; a rank without samples has gradients of zero."""
+    held = list(parameters)
+    for parameter in held:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
+    return held
+
+
+def _sum_in_place(gradients: list[Tensor], group: dist.ProcessGroup) -> None:
+    for bucket in _buckets(gradients):
+        if len(bucket) == 1:
+            dist.all_reduce(bucket[0], group=group)
+            continue
+        joined = torch.cat([gradient.flatten() for gradient in bucket])
+        dist.all_reduce(joined, group=group)
+        pieces = joined.split([gradient.numel() for gradient in bucket])
+        torch._foreach_copy_([gradient.view(-1) for gradient in bucket], list(pieces))
+
+
+def _buckets(tensors: Iterable[AnyTensor]) -> Iterator[list[AnyTensor]]:
+    """Neighbours together, up to BUCKET_ELEMENTS; a larger tensor on its own."""
+    bucket: list[AnyTensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and size + tensor.numel() > BUCKET_ELEMENTS:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.numel()
+    if bucket:
+        yield bucket

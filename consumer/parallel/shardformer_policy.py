@@ -1,0 +1,102 @@
+"""The ShardFormer policy of every decoder: what ColossalAI changes in a Hugging Face model.
+
+ColossalAI's own policies rewrite forwards of transformers 4.51. This one is derived from the plans that transformers
+ships with each model: which linear layers are cut by columns or rows over tensor ranks, and that a base model is
+embedding, layers and norm. Whatever a plan asks for and is not handled here is refused by name, never left out.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from consumer.models.policy_model import policy_forward
+from consumer.parallel.colossal_compat import (
+    Linear1D_Col,
+    Linear1D_Row,
+    ModulePolicyDescription,
+    Policy,
+    SubModuleReplacementDescription,
+    VocabParallelEmbedding1D,
+    VocabParallelLMHead1D,
+)
+from consumer.parallel.layout_rules import check_pipeline_plan, tensor_parallel_plan
+from consumer.parallel.pipeline_stage import stage_forward, stages_of
+
+LINEAR = {"colwise": Linear1D_Col, "rowwise": Linear1D_Row}
+# `replicated_with_grad_allreduce` changes no module; the gradient reducer sums such parameters over tensor ranks.
+NO_PADDING = {"make_vocab_size_divisible_by": 1}  # exported and saved weights keep their shape
+
+
+class PlanPolicy(Policy):
+    """One policy object serves one model."""
+
+    def config_sanity_check(self) -> None:
+        """Called by ColossalAI before anything else. Raises: ConfigError."""
+        if self.shard_config.enable_tensor_parallelism:
+            tensor_parallel_plan(self.model.config)
+        if self.pipeline_stage_manager is not None:
+            check_pipeline_plan(self.model.config)
+
+    def preprocess(self) -> PreTrainedModel:
+        """The model before replacements."""
+        return self.model
+
+    def postprocess(self) -> PreTrainedModel:
+        """The model after replacements."""
+        return self.model
+
+    def module_policy(self) -> dict[type, ModulePolicyDescription]:
+        """Return what to replace, by class of module."""
+        model, base = self.model, self.model.base_model
+        whole = ModulePolicyDescription(method_replacement={"forward": self._forward()})
+        policy = {type(model): whole}
+        if self.shard_config.enable_tensor_parallelism:
+            plan = tensor_parallel_plan(model.config)
+            linear = [
+                SubModuleReplacementDescription(suffix=pattern.removeprefix("layers.*."), target_module=LINEAR[style])
+                for pattern, style in plan.items()
+                if style in LINEAR
+            ]
+            policy |= {
+                layer: ModulePolicyDescription(sub_module_replacement=linear)
+                for layer in {type(layer) for layer in base.layers}
+            }
+            embedding = _vocabulary("embed_tokens", VocabParallelEmbedding1D)
+            policy[type(base)] = ModulePolicyDescription(sub_module_replacement=[embedding])
+            whole.sub_module_replacement = [_vocabulary("lm_head", VocabParallelLMHead1D)]
+        return policy
+
+    def get_held_layers(self) -> list[nn.Module]:
+        """The modules of this pipeline stage."""
+        manager, base = self.pipeline_stage_manager, self.model.base_model
+        stage = stages_of(manager.distribute_layers(len(base.layers)))[manager.stage]
+        held = [base.rotary_emb, *base.layers[stage.first : stage.last]]
+        if stage.is_first:
+            held.append(base.embed_tokens)
+        if stage.is_last:
+            held += [base.norm, self.model.get_output_embeddings()]
+        return held
+
+    def get_shared_params(self) -> list[dict[int, Tensor]]:
+        """None that ColossalAI should know of: the gradient reducer sums tied embeddings once a step.
+
+        ColossalAI would sum the accumulated gradient after every pipeline call, counting the earlier calls twice.
+        """
+        return []
+
+    def _forward(self) -> partial[Any]:
+        group: dist.ProcessGroup | None = None
+        if self.shard_config.enable_tensor_parallelism:
+            group = self.shard_config.tensor_parallel_process_group
+        manager = self.pipeline_stage_manager
+        if manager is None:
+            return partial(policy_forward, tp_group=group)
+        stage = stages_of(manager.distribute_layers(len(self.model.base_model.layers)))[manager.stage]
+        return partial(stage_forward, stage=stage, tp_group=group)
+
+
+def _vocabulary(suffix: str, module: type) -> SubModuleReplacementDescription:
+    return SubModuleReplacementDescription(suffix=suffix, target_module=module, kwargs=NO_PADDING)

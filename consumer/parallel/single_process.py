@@ -1,0 +1,109 @@
+"""Train in one process, in plain torch: nothing is sharded and there is nobody to agree with."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from consumer.models.policy_model import PolicyInput, policy_forward
+from consumer.parallel.gradient_reduction import GradientReducer, accumulate_in_float32
+from consumer.parallel.layout import Layout
+from consumer.parallel.parallelism import accumulate_each, score_each
+from consumer.parallel.parameters import LocalParameters, ParameterInfo
+
+
+class SingleProcess:
+    """Implement `Parallelism` with one rank; no process group is needed."""
+
+    def __init__(self, *, device: torch.device) -> None:
+        self.layout = Layout()
+        self.device = device
+
+    def layers_per_stage(self, model: PreTrainedModel) -> list[int]:
+        """All in one."""
+        return [model.config.num_hidden_layers]
+
+    def shard(
+        self, model: PreTrainedModel, infos: Sequence[ParameterInfo], optimizer: torch.optim.Optimizer | None
+    ) -> "WholeModel":
+        """Move the model to the device."""
+        model.to(self.device)
+        return WholeModel(model, infos, optimizer)
+
+    def num_micro_batches(self, wanted: int) -> int:
+        """As many as there are."""
+        return wanted
+
+    def sum_over_ranks(self, value: float) -> float:
+        """The number itself."""
+        return value
+
+    def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
+        """The sums as numbers."""
+        return {name: float(value) for name, value in sums.items()}
+
+    def broadcast_text(self, text: str | None) -> str:
+        """The text itself."""
+        return text or ""
+
+    def agree(self, action: Callable[[], None] | None) -> None:
+        """Do it."""
+        if action is not None:
+            action()
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+class WholeModel:
+    """Implement `ShardedModel` with one part. In bfloat16 the optimizer steps on float32 copies of the weights."""
+
+    def __init__(
+        self, module: PreTrainedModel, infos: Sequence[ParameterInfo], optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        """`module`: on its device. `optimizer`: see `Parallelism.shard`."""
+        self._module = module
+        module.forward = policy_forward.__get__(module)
+        self._optimizer: Any = optimizer
+        self.parameters = LocalParameters(module, infos, Layout())
+        self._reducer = GradientReducer(self.parameters, Layout())
+        self._float32_masters: dict[int, Tensor] = {}  # id of a bfloat16 parameter to what is stepped on in its place
+        if optimizer is not None:
+            accumulate_in_float32(module)
+        if optimizer is not None and module.dtype != torch.float32:
+            for group in optimizer.param_groups:
+                self._float32_masters |= {id(p): p.detach().float() for p in group["params"]}
+                group["params"] = [self._float32_masters[id(p)] for p in group["params"]]
+
+    def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
+        """See `ShardedModel`."""
+        return score_each(self._module, inputs)
+
+    def accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
+        """See `ShardedModel`."""
+        return accumulate_each(self._module, inputs, self._reducer.after_backward)
+
+    def reduce_gradients(self) -> dict[str, Tensor]:
+        """See `ShardedModel`."""
+        return self._reducer.reduce()
+
+    def forget_gradients(self) -> None:
+        """See `ShardedModel`."""
+        self._reducer.forget()
+
+    def masters(self) -> dict[str, Tensor]:
+        """See `ShardedModel`."""
+        return {name: self._float32_masters.get(id(p), p) for name, p in self.parameters.by_name.items()}
+
+    def step(self, gradients: Mapping[str, Tensor]) -> None:
+        """See `ShardedModel`."""
+        masters = self.masters()
+        for name, gradient in gradients.items():
+            masters[name].grad = gradient
+        self._optimizer.step()
+        with torch.no_grad():
+            for name, parameter in self.parameters.by_name.items():
+                if masters[name] is not parameter:
+                    parameter.copy_(masters[name])

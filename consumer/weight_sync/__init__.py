@@ -1,0 +1,1 @@
+"""Send the policy's weights to the producers, in two phases, from every rank that holds a part of them."""

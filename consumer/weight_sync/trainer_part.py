@@ -1,0 +1,110 @@
+"""A trainer rank's part in a weight sync, by its place: rank 0 directs, the head of each other stage sends its stage's
+weights, the ranks with the other shards take part in gathering them, further data-parallel copies do nothing.
+
+All ranks score the sync's probe first, with the weights that are sent: what the engines have to agree with.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from coati_rl.config import Config
+from coati_rl.data.packing import probe_micro_batch
+from coati_rl.protocols import SyncReports, TrainBackend, WeightReceiver
+from coati_rl.transport.choice import choose_backend
+from coati_rl.transport.manifest import WeightManifest
+from coati_rl.transport.wire import WeightSender
+from coati_rl.work import SyncWork
+from consumer.train_loop import Publish
+from consumer.weight_sync.publisher import StageSender, WeightPublisher, Weights
+
+Send = Callable[[SyncWork, Weights], None]
+
+
+@contextmanager
+def publishing(
+    backend: TrainBackend,
+    config: Config,
+    connect: Callable[[int], WeightReceiver],
+    reports: SyncReports,
+    *,
+    host: str,
+    directory: Path,
+) -> Iterator[Publish]:
+    """Take this rank's part in a sync; the group of the transfers is left at the end.
+
+    Args:
+        backend: of the weights.
+        config: the run's.
+        connect: producer id to its remote end.
+        reports: the coordinator.
+        host: this process's address, as producers and other trainers reach it.
+        directory: for weights that travel as files.
+    """
+    device = backend.device
+    wire = choose_backend(
+        config.weight_transport,
+        device="cuda" if device.type == "cuda" else "cpu",
+        is_one_node=not config.master_address,
+        update_bytes=make_manifest(backend, 0).total_bytes,
+    )
+    with closing(WeightSender(backend=wire, host=host, device=device, directory=directory)) as sender:
+        send = _make_send(backend, config, connect, reports, sender)
+
+        def publish(work: SyncWork) -> None:
+            _score_probe(backend, work, reports)
+            # Collective: with sharded weights other ranks take part in the export, one of each stage sends.
+            send(work, backend.export_weights())
+
+        yield publish
+
+
+def _make_send(
+    backend: TrainBackend,
+    config: Config,
+    connect: Callable[[int], WeightReceiver],
+    reports: SyncReports,
+    sender: WeightSender,
+) -> Send:
+    number = backend.layout.sender
+    if number is None:
+        return lambda work, weights: _exhaust(weights)
+    if number > 0:
+        stage_sender = StageSender(sender, lambda: backend.broadcast_text(None), rank=number)
+        return lambda work, weights: stage_sender.take_part(weights)
+    return WeightPublisher(
+        sender,
+        connect,
+        lambda version: make_manifest(backend, version),
+        reports,
+        ranks_per_producer=config.producer_tensor_parallel_size,
+        timeout_s=config.sync_timeout_s,
+        # A producer that hangs is replaced before the run counts as stalled.
+        commit_timeout_s=config.sync_timeout_s if config.inflight_update else 0.9 * config.stall_timeout_s,
+        num_senders=backend.layout.num_senders,
+        announce=lambda text: _announce(backend, text),
+    ).publish
+
+
+def _score_probe(backend: TrainBackend, work: SyncWork, reports: SyncReports) -> None:
+    """The trainers' log-probabilities of the probe, reported by the rank that has them."""
+    if not work.probe:
+        return
+    scores = backend.score([probe_micro_batch(work.probe)])
+    if backend.layout.is_reporter:
+        reports.report_probe(work.policy_version, scores[0][0].float().cpu().numpy())
+
+
+def make_manifest(backend: TrainBackend, version: int) -> WeightManifest:
+    """Return what all stages together send, in Hugging Face order."""
+    return WeightManifest(policy_version=version, entries=backend.weight_entries())
+
+
+def _exhaust(weights: Weights) -> None:
+    deque(weights, maxlen=0)
+
+
+def _announce(backend: TrainBackend, text: str) -> None:
+    """Rank 0: a text to the heads of the other stages."""
+    backend.broadcast_text(text)

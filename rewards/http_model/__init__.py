@@ -1,0 +1,1 @@
+"""Ask reward models that others serve over HTTP."""

@@ -1,0 +1,189 @@
+"""Make one HTTP call, repeated until it succeeds or its deadline passes.
+
+Asynchronous, because nothing else ends on time whatever the other side does: a timeout of a blocking socket starts anew
+with every byte that trickles in. No redirect is followed (it would carry the token elsewhere) and no compressed reply
+is unpacked.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from time import time
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx2
+import tenacity
+from tenacity import wait
+
+from coati_rl.errors import ConfigError
+from coati_rl.reward_url import redacted
+from coati_rl.text import shorten
+
+RETRY_STATUSES = frozenset({429, 502, 503})  # no 504: what took too long is not asked for again
+MAX_REPLY_BYTES = 64 << 20
+_CONNECT_TIMEOUT_S = 10.0  # a machine that is gone does not answer at all
+_THIS_MACHINE = ("all://localhost", "all://127.0.0.0/8", "all://[::1]")
+
+T = TypeVar("T")
+
+
+class CallError(Exception):
+    """The call failed for good; the message says why, on one line."""
+
+
+class CallRefusedError(CallError):
+    """The other side gave an answer that another attempt would not change."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status  # of HTTP; 0 if there was none
+
+
+class _AttemptFailedError(Exception):
+    """One attempt failed, the next may not."""
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s  # what the other side asked for
+
+
+# 0.2 s, doubled with each attempt up to 10 s; a random half of it, so that many clients do not come back at once. And
+# never before the time that the other side asks for.
+_PAUSE = (
+    wait.wait_exponential(multiplier=0.1, max=5.0)
+    + wait.wait_random_exponential(multiplier=0.1, max=5.0)
+    + wait.wait_exception(lambda error: getattr(error, "retry_after_s", 0.0))
+)
+_SSL_CONTEXT = httpx2.create_ssl_context()  # made once: it reads the machine's certificates
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end in an event loop of its own.
+
+    asyncio.run waits for threads without a limit at its end; a name server that does not answer holds such a thread.
+    """
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        loop.close()
+
+
+def new_client() -> httpx2.AsyncClient:
+    """A client for `call`. It uses the proxy that the environment names, for other machines than this one.
+
+    Raises: CallRefusedError for a proxy that cannot be used.
+    """
+    try:
+        return httpx2.AsyncClient(
+            verify=_SSL_CONTEXT,
+            mounts=dict.fromkeys(_THIS_MACHINE),
+            timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+            headers={"Accept-Encoding": "identity"},
+        )
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:
+        raise CallRefusedError(f"the proxy in the environment: {shorten(error, 200)}") from error
+
+
+async def call(
+    client: httpx2.AsyncClient,
+    method: str,
+    url: str,
+    *,
+    deadline: float,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> bytes:
+    """The body of the first reply with status 200.
+
+    Connection errors and the statuses 429, 502 and 503 are tried again, after a pause that grows.
+
+    Args:
+        deadline: when the whole call has to be over, in seconds of time.monotonic.
+    Raises: CallRefusedError for any other status and for a reply above 64 MiB; CallError past the deadline,
+            with the last attempt's failure.
+    """
+    clock = asyncio.get_running_loop().time
+    started, reason = clock(), "no reply"
+    attempts = tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception_type(_AttemptFailedError),
+        wait=_PAUSE,
+        stop=tenacity.stop_before_delay(deadline - started),
+    )
+    with suppress(tenacity.RetryError, TimeoutError):
+        async with asyncio.timeout_at(deadline):
+            async for attempt in attempts:
+                with attempt:
+                    return await _attempt(client, method, url, body, headers)
+                reason = str(attempt.retry_state.outcome and attempt.retry_state.outcome.exception())
+    raise CallError(f"{reason} (gave up after {clock() - started:.1f} s)")
+
+
+def check_url(url: str, *, flag: str, allows_query: bool = False) -> str:
+    """The URL of a server, as it was given.
+
+    Raises: ConfigError when it is no http:// or https:// URL with a host.
+    """
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port that is no number, or of half an IPv6 address
+        is_valid = False
+    if not is_valid or any(character <= " " for character in url):
+        raise ConfigError(f"{flag} {redacted(url)!r} is no address; write http://HOST:PORT")
+    if parts.fragment or (parts.query and not allows_query):
+        raise ConfigError(
+            f"{flag} {redacted(url)!r}: write the address without what follows the {'#' if parts.fragment else '?'}"
+        )
+    return url
+
+
+async def _attempt(
+    client: httpx2.AsyncClient, method: str, url: str, body: bytes | None, headers: Mapping[str, str] | None
+) -> bytes:
+    try:
+        async with client.stream(method, url, content=body, headers=headers) as reply:
+            content = bytearray()
+            async for piece in reply.aiter_raw():
+                content += piece
+                if len(content) > MAX_REPLY_BYTES:
+                    raise CallRefusedError(f"a reply of more than {MAX_REPLY_BYTES >> 20} MiB", reply.status_code)
+    except httpx2.TransportError as error:
+        cause = _cause(error)
+        reason = shorten(str(cause) or type(cause).__name__, 200)
+        if isinstance(cause, ssl.SSLError):
+            raise CallRefusedError(reason) from error
+        raise _AttemptFailedError(reason) from error
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise CallRefusedError(f"{type(error).__name__}: {shorten(error, 200)}") from error
+    if reply.status_code == HTTPStatus.OK:
+        return bytes(content)
+    reason = f"status {reply.status_code}: {shorten(content.decode(errors='replace'), 200)}"
+    if reply.status_code in RETRY_STATUSES:
+        raise _AttemptFailedError(reason, _retry_after_s(reply.headers.get("Retry-After", "")))
+    if reply.is_redirect:
+        reason = f"status {reply.status_code}: a redirect to {reply.headers['Location']}, which is not followed"
+    raise CallRefusedError(reason, reply.status_code)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return what the system said, where the client only says that "all connection attempts failed"."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return error
+
+
+def _retry_after_s(header: str) -> float:
+    """Seconds to wait; the header holds a number or a date, 0 if it holds neither."""
+    try:
+        is_number = header.strip().isdigit()
+        return max(float(header) if is_number else parsedate_to_datetime(header).timestamp() - time(), 0.0)
+    except (ValueError, OverflowError):
+        return 0.0

@@ -1,0 +1,151 @@
+"""Test what tensor and pipeline parallelism ask of a model: one refusal a rule, as the user sees it."""
+
+import pytest
+from transformers import (
+    CONFIG_MAPPING,
+    Gemma3Config,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Phi3Config,
+    PhiConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from coati_rl.config.cli import parse
+from coati_rl.errors import ConfigError
+from consumer.parallel.layout_rules import TESTED, TP_STYLES, check_layout, check_pipeline_plan, tensor_parallel_plan
+
+SIZES = {
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "vocab_size": 128,
+}
+
+
+def check_flags(flags, model):
+    check_layout(parse(["-m", "models/mine", "-t", "16", *flags.split()])[0], model)
+
+
+def refusal(flags, model):
+    with pytest.raises(ConfigError) as caught:
+        check_flags(flags, model)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
+def test_the_tested_architectures_may_be_split_both_ways(architecture):
+    model = architecture(**SIZES)
+    assert model.model_type in TESTED
+    for flags in ("", "-tp 2", "-tp 4", "-pp 3", "-tp 2 -pp 2"):
+        assert check_flags(flags, model) is None
+    assert set(tensor_parallel_plan(model).values()) <= TP_STYLES
+    assert check_pipeline_plan(model) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "tp", "broken", "remedy"),
+    [
+        ({"num_key_value_heads": 1}, 2, "num_key_value_heads 1", "-tp 1"),
+        ({}, 8, "num_key_value_heads 4", "-tp 1 or 2 or 4"),
+        ({"num_attention_heads": 6}, 4, "num_attention_heads 6", "-tp 1 or 2"),
+        ({"intermediate_size": 98, "vocab_size": 130}, 4, "intermediate_size 98 and vocab_size 130", "-tp 1 or 2"),
+        ({"intermediate_size": 97}, 2, "intermediate_size 97", "-tp 1"),
+        ({"vocab_size": 130}, 4, "vocab_size 130", "-tp 1 or 2"),
+    ],
+)  # fmt: skip
+def test_a_tp_that_does_not_divide_the_model_is_refused_with_those_that_do(change, tp, broken, remedy):
+    model = Qwen3Config(**(SIZES | change))
+    assert refusal(f"-tp {tp}", model) == f"-tp {tp}: must divide {broken}; use {remedy} (--model models/mine)"
+    for size in remedy.removeprefix("-tp ").split(" or "):
+        check_flags(f"-tp {size}", model)
+
+
+def test_a_tied_embedding_changes_nothing():
+    tied, free = (Qwen3Config(**SIZES, tie_word_embeddings=is_tied) for is_tied in (True, False))
+    assert check_flags("-tp 2", tied) is None
+    assert tensor_parallel_plan(tied) == tensor_parallel_plan(free)
+
+
+def test_more_pipeline_stages_than_layers_are_refused():
+    model = Qwen3Config(**SIZES)
+    assert refusal("-pp 4", model) == (
+        "-pp 4: more stages than num_hidden_layers 3; use -pp 3 or less (--model models/mine)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (Phi3Config, "phi3 declares what is not handled (layers.*.self_attn.qkv_proj: colwise_gather_output, "),
+        (MixtralConfig, "layers.*.mlp.experts: moe_tp_experts"),
+        (Qwen3MoeConfig, "layers.*.mlp.experts.gate_up_proj: packed_colwise"),
+        (GPT2Config, "the architecture gpt2 declares no tensor-parallel plan"),
+    ],
+)
+def test_a_plan_with_a_style_that_is_not_handled_is_refused_by_name_with_the_architectures_that_work(model, named):
+    message = refusal("-tp 2", model())
+    assert message.startswith("-tp 2: the architecture ")
+    assert named in message
+    assert "; use -tp 1 or one of llama, mistral, qwen2, qwen3 (tested), " in message
+    with pytest.raises(ConfigError, match="tensor parallelism: the architecture"):
+        tensor_parallel_plan(model())
+    assert check_flags("-tp 1", model()) is None
+
+
+def test_the_architectures_that_work_are_those_whose_plan_is_handled():
+    listed = refusal("-tp 2", GPT2Config()).split("(tested), ")[1].split(" (by what they declare)")[0].split(", ")
+    assert {"olmo", "starcoder2"} <= set(listed)
+    assert not {"phi3", "mixtral", "gpt2", *TESTED} & set(listed)
+    for name in listed:
+        assert set(CONFIG_MAPPING[name].base_model_tp_plan.values()) <= TP_STYLES
+
+
+class _OutsideLayers(PreTrainedConfig):
+    model_type = "outside"
+    base_model_tp_plan = {"head.layers.*.mlp.up_proj": "colwise"}  # noqa: RUF012
+
+
+def test_a_plan_for_modules_outside_the_decoder_layers_is_refused():
+    assert "what is not handled (head.layers.*.mlp.up_proj: colwise)" in refusal("-tp 2", _OutsideLayers())
+
+
+class _OtherParts(PreTrainedConfig):
+    model_type = "other"
+    num_hidden_layers = 2
+    base_model_pp_plan = {"embed_tokens": ([], []), "layers": ([], []), "norm": ([], []), "head_norm": ([], [])}  # noqa: RUF012
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (PhiConfig, "declares other parts (embed_tokens, embed_dropout, layers, final_layernorm)"),
+        (_OtherParts, "the architecture other declares other parts (embed_tokens, layers, norm, head_norm)"),
+        (GPT2Config, "the architecture gpt2 declares no pipeline plan"),
+    ],
+)
+def test_a_model_of_other_parts_makes_no_pipeline(model, named):
+    message = refusal("-pp 2", model())
+    assert named in message
+    assert "; use -pp 1 or one of llama, mistral, qwen2, qwen3 (tested), " in message
+    with pytest.raises(ConfigError, match="pipeline parallelism: the architecture"):
+        check_pipeline_plan(model())
+    assert check_flags("-pp 1", model()) is None
+
+
+def test_the_plan_of_a_composite_model_is_its_text_models():
+    model = Gemma3Config()
+    assert tensor_parallel_plan(model)["layers.*.self_attn.o_proj"] == "rowwise"
+    assert check_pipeline_plan(model) is None
+
+
+def test_both_refusals_are_told_at_once():
+    lines = refusal("-tp 8 -pp 4", Qwen3Config(**SIZES)).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["-tp 8", "-pp 4"]

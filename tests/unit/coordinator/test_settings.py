@@ -1,0 +1,98 @@
+"""From the flags to what the coordinator works with."""
+
+import pytest
+
+from coati_rl.config.cli import parse
+from coati_rl.coordinator.settings import coordinator_settings
+from coati_rl.data.group_rules import GroupRules
+from coati_rl.types import SamplingParams
+
+
+def settings_of(text):
+    return coordinator_settings(parse(text.split())[0])
+
+
+def test_sizes_come_from_the_version_algebra():
+    # P * ibs = 3 * 8 = 24, tbs * dp = 4 * 2 = 8: K = 3; slots (1 + 1) * 24; 10 % of 8 prompts x 5 samples may fail.
+    settings = settings_of("-t 2 -i 3 -ibs 8 -tbs 4 -tMbs 2 -tmbs 3 -g 5 -nb 1 --seed 7 --max-failure-rate 0.1")
+    assert (settings.sync_period, settings.num_slots, settings.num_trainers) == (3, 48, 2)
+    assert (settings.batch.dp, settings.batch.prompts_per_step, settings.batch.prompts_per_mini_batch) == (2, 8, 4)
+    assert settings.batch.train_microbatch_size == 3
+    assert (settings.batch.max_tokens_per_microbatch, settings.batch.one_sample_per_row) == (None, False)
+    assert settings.max_failed_samples == 4
+    assert settings.seed == 7
+
+
+def test_the_layout_of_micro_batches_comes_from_the_flags():
+    settings = settings_of("--max-tokens-per-microbatch 8192 --one-sample-per-row -t 8 -tp 2 -pp 2")
+    assert (settings.batch.max_tokens_per_microbatch, settings.batch.one_sample_per_row) == (8192, True)
+    assert (settings.batch.dp, settings.ranks_per_dp_group) == (2, 4)
+
+
+def test_training_samples_as_the_flags_say_and_evaluation_greedily():
+    settings = settings_of("-temp 0.7 -topk 50 -topp 0.9 -mnt 64 --stop END -g 5")
+    train, evaluation = settings.sampling_plans["train"], settings.sampling_plans["eval"]
+    assert train.group_size == 5
+    assert train.sampling == SamplingParams(temperature=0.7, top_k=50, top_p=0.9, max_new_tokens=64, stop=("END",))
+    assert evaluation.group_size == 1
+    assert evaluation.sampling == SamplingParams(temperature=0.0, max_new_tokens=64, stop=("END",))
+
+
+def test_what_is_trained_of_a_group_comes_from_the_flags():
+    settings = settings_of("-mnt 64 -t 2 -tbs 4 -tMbs 4")
+    assert settings.batch.rules == GroupRules(max_new_tokens=64)
+    assert (settings.batch.advantage_estimator, settings.batch.loss_variation) == ("group_norm", "sample_level")
+    assert (settings.dynamic_batching, settings.max_empty_groups) == (False, 10 * 4 * 2)
+
+
+def test_dapo_is_a_matter_of_settings():
+    settings = settings_of("-a DAPO -mnt 64 --reward-scale 2 --max-empty-batches 3 -t 2 -tbs 4 -tMbs 4")
+    assert settings.batch.rules == GroupRules(
+        max_new_tokens=64,
+        filter_range=(0.0, 1.0),
+        filter_truncated_response=True,
+        over_length_cache=16,  # a quarter of the response
+        reward_scale=2.0,
+    )
+    assert settings.batch.loss_variation == "token_level"
+    assert (settings.dynamic_batching, settings.max_empty_groups) == (True, 3 * 4 * 2)
+
+
+@pytest.mark.parametrize(("episode", "sampled", "in_all"), [(140, 40, 40), (164, 64, 64), (300, 64, 200)])
+def test_the_tokens_of_an_episode_bound_its_responses_and_the_rules_of_length(episode, sampled, in_all):
+    settings = settings_of(f"-a DAPO -mpt 100 -mnt 64 --max-episode-tokens {episode}")
+    assert {plan.sampling.max_new_tokens for plan in settings.sampling_plans.values()} == {sampled}
+    assert (settings.batch.rules.max_new_tokens, settings.batch.rules.over_length_cache) == (in_all, in_all // 4)
+
+
+def test_intervals_that_are_off_are_none():
+    assert (settings_of("-ei -1 -si -1").eval_interval, settings_of("-si -1").save_interval) == (None, None)
+    settings = coordinator_settings(parse(["-ei", "5", "-ed", '{"t": "x"}', "-si", "9"])[0])
+    assert (settings.eval_interval, settings.save_interval) == (5, 9)
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "step", "num_settled", "progress"),
+    [
+        (None, 0, 0, 0.0),
+        (None, 3, 192, 192 / 1000),
+        (None, 3, 400, 400 / 1000),  # 208 of them without effect
+        (6, 3, 192, 3 / 6),  # steps end the run: 6 x 64 = 384 prompts
+        (6, 3, 400, 3 / 6),
+        (6, 3, 900, 900 / 1000),  # the data will end it before
+        (99, 3, 192, 192 / 1000),  # the data end it: 15 steps
+        (None, 15, 1000, 1.0),
+        (6, 6, 384, 1.0),
+    ],
+)
+def test_the_learning_rate_ends_with_the_data_or_with_max_steps(max_steps, step, num_settled, progress):
+    settings = settings_of("-tbs 32 -t 2" + (f" --max-steps {max_steps}" if max_steps else ""))
+    assert settings.learning_rate_progress(step=step, num_settled=num_settled, num_prompts=1000) == progress
+
+
+@pytest.mark.parametrize("max_steps", [1, 3, 7, 15, 16, 99])
+def test_where_nothing_is_dropped_the_clock_is_prompts_over_prompts_due(max_steps):
+    settings = settings_of(f"-tbs 32 -t 2 --max-steps {max_steps}")
+    for step in range(min(max_steps, 15) + 1):
+        progress = settings.learning_rate_progress(step=step, num_settled=64 * step, num_prompts=1000)
+        assert progress == min(1.0, 64 * step / min(1000, 64 * max_steps))

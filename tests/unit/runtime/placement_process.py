@@ -1,0 +1,58 @@
+"""Take reservations in a separate Ray with 4 CPUs and no GPU, and print them as JSON; Ray reads its settings once.
+
+Runs in a process of its own. Its argument is a directory for Ray's sockets.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import psutil
+
+from coati_rl.config import Config
+from coati_rl.errors import CoatiError
+from coati_rl.runtime.ray_environment import prepare_ray_environment
+
+
+def config_of(**sizes: int) -> Config:
+    return Config(model="m", dataset="d", **sizes)
+
+
+def main(scratch: Path) -> None:
+    config = config_of(num_trainers=2, num_inferencer=1, producer_tensor_parallel_size=2)
+    prepare_ray_environment(config)
+    from coati_rl.runtime import placement_manager as reservations
+    from coati_rl.runtime.cluster import ray_cluster
+
+    def refusal(device: str, **sizes: int) -> str:
+        try:
+            reservations.PlacementManager(config_of(**sizes), device)
+        except CoatiError as error:
+            return f"{type(error).__name__}: {error}"
+        return "seated"
+
+    reservations.PLACEMENT_TIMEOUT_S = 0.0
+    with ray_cluster(config, num_cpus=3, num_gpus=0, scratch=scratch):
+        mine = reservations.PlacementManager(config, "cpu")
+        first = mine.take()
+        mine.give_back(first)
+        result = {
+            "slots": [(reservation.slot, reservation.num_slots) for reservation in (first, *mine.trainers)],
+            "cpus": [reservation.need.cpus for reservation in (first, *mine.trainers)],
+            "trainers_share_a_group": mine.trainers[0].group == mine.trainers[1].group != first.group,
+            "successor_has_the_same": mine.take() is first,
+            "occupied": refusal("cpu", num_trainers=1, num_inferencer=1),
+            "too_small": refusal("cpu", num_trainers=3, num_inferencer=2),
+            "no_gpu": refusal("cuda", num_trainers=1, num_inferencer=1),
+            "address": mine.trainers[0].address,
+            "dead_raylets_before": mine.dead_raylets(),
+        }
+        raylet = next(child for child in psutil.Process().children() if child.name() == "raylet")
+        raylet.kill()
+        raylet.wait()
+        result["dead_raylets"] = mine.dead_raylets()
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

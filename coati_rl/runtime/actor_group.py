@@ -167,7 +167,7 @@ class ActorGroup:
             2 * (self._config.parallel.num_inferencer + self._config.parallel.num_trainers) + 8
         )  # long polls that block a thread
         options = {"num_cpus": 0, "max_concurrency": waiting, "scheduling_strategy": here, "max_restarts": 0}
-        if self._config.master_address:  # in a Ray of our own it inherits them, and a process is there already
+        if self._config.cluster.master_address:  # in a Ray of our own it inherits them, and a process is there already
             options["runtime_env"] = {"env_vars": actor_environment()}
         context = self._context("coordinator", None)
         actor = ray.remote(CoordinatorActor).options(name="coordinator", namespace=self._namespace, **options)

@@ -7,7 +7,7 @@ from coati_rl.config import Config
 
 # The largest argument or result, in bytes, that Ray sends in the call itself rather than through its object store.
 _INLINE_LIMIT = "RAY_max_direct_call_object_size"
-_MAX_INLINE_BYTES = 2**20  # Ray's is 100 KiB; from 1 to 2 MB on the object store is faster, see docs/performance.md
+_MAX_INLINE_BYTES = 2**19  # Ray's is 100 KiB; of 600 to 850 KB the object store is as fast, see docs/performance.md
 
 
 def prepare_ray_environment(config: Config) -> None:

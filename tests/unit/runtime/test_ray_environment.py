@@ -40,9 +40,10 @@ def test_a_ray_of_our_own_listens_on_loopback_alone_and_a_cluster_of_several_mac
     assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
 
 
-def test_calls_carry_messages_of_up_to_a_mebibyte_unless_the_user_sets_another_limit():
+def test_calls_carry_messages_of_up_to_512_kib_unless_the_user_sets_another_limit():
+    name = "RAY_max_direct_call_object_size"
     prepare_ray_environment(Config())
-    assert os.environ["RAY_max_direct_call_object_size"] == "1048576"
-    os.environ["RAY_max_direct_call_object_size"] = "5000"
+    assert os.environ[name] == "524288"
+    os.environ[name] = "5000"
     prepare_ray_environment(Config())
-    assert actor_environment() == {"RAY_max_direct_call_object_size": "5000"}
+    assert actor_environment() == {name: "5000"}

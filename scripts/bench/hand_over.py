@@ -22,6 +22,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+
+from coati_rl.runtime.ray_environment import actor_environment
+
+os.environ.update(actor_environment())  # as a run's; before anything imports Ray
+
 import ray
 
 from coati_rl.config.cli import build_config

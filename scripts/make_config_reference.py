@@ -1,0 +1,121 @@
+"""Write docs/configuration.md from the config model: every flag with its short form, type, default, role and help.
+
+    python scripts/make_config_reference.py [--check]
+
+With --check nothing is written; the exit status is 1 if the page differs from the model.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from coati_rl.config import Config
+from coati_rl.config.cli import spelling
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
+INTRODUCTION = """# Configuration
+
+<!-- Written by scripts/make_config_reference.py from the config model; change the model, then run it. -->
+
+`rl_example.py` takes its settings from flags and from a YAML file; a flag wins over the file, the file over the preset of `--algo`, the preset over the defaults below. All settings are checked together before anything
+starts; what is wrong is told in one message with field, value and remedy, and exit code 2.
+
+| | |
+|---|---|
+| `--help` | lists the flags |
+| `--config FILE.yaml` | reads settings by the names below, with underscores; a run's `config.yaml` is such a file |
+| `--dry-run` | prints the plan that the settings come to (devices, steps, samples, algorithm), and exits |
+| `--train-batch-size 8`, `--train_batch_size 8`, `-tbs 8`, `-tbs8` | are the same |
+| `--dynamic-batching`, `--no-dynamic-batching` | switch a setting on and off |
+| `None` | is the value of a setting that is off |
+"""
+ROLES = """
+A setting is part of the *experiment* if it decides what is learned: a resumed run reports that it has changed. Settings of the *execution* (layout, memory, paths, deadlines, logging) may differ.
+"""
+
+
+def sections() -> Iterator[tuple[str, type[BaseModel]]]:
+    """Return name and model of each section of the configuration, in the order of --help."""
+    for name, field in Config.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield name, field.annotation
+    if "tensor_parallel_size" in Config.model_fields:
+        for base in Config.__bases__:
+            yield base.__name__.removesuffix("Config").lower(), base
+
+
+def type_name(annotation: Any) -> str:
+    """Describe a type in the words of someone who writes a flag."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(f"`{choice}`" for choice in arguments)
+    if origin is tuple:
+        return "LOW,HIGH"
+    if origin in (list, dict):
+        return {list: "text, repeated", dict: "JSON object"}[origin]
+    if arguments and (origin is Union or type(annotation).__name__ == "UnionType"):
+        return " or ".join(dict.fromkeys(type_name(a) for a in arguments if a is not type(None)))
+    return {str: "text", bool: "on or off", int: "integer", float: "number"}.get(annotation, str(annotation))
+
+
+def default_text(value: Any) -> str:
+    """Show a default; empty for what is off or derived, which the help says."""
+    if value in (None, [], False):
+        return ""
+    return "on" if value is True else f"`{value}`"
+
+
+def extra(field: FieldInfo, key: str) -> str:
+    """Return what a field says of itself beyond pydantic's own; empty if nothing."""
+    found = field.json_schema_extra
+    return str((found.get(key) if isinstance(found, dict) else None) or "")
+
+
+def section_lines(name: str, model: type[BaseModel]) -> Iterator[str]:
+    """Write a section: its heading and a table with a row for each field."""
+    yield f"\n## {name}\n"
+    yield f"{(model.__doc__ or '').strip().splitlines()[0]}\n"
+    yield "| flag | short | type | default | role | what it sets |"
+    yield "|---|---|---|---|---|---|"
+    for field_name, field in model.model_fields.items():
+        short = f"`{extra(field, 'short')}`" if extra(field, "short") else ""
+        cells = [
+            f"`{spelling(field_name, field)}`",
+            short,
+            type_name(field.annotation),
+            default_text(field.get_default(call_default_factory=False)),
+            extra(field, "role"),
+            field.description or "",
+        ]
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def page() -> str:
+    """Return the whole page."""
+    lines = [INTRODUCTION.rstrip(), ROLES.rstrip()]
+    for name, model in sections():
+        lines += section_lines(name, model)
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--check", action="store_true", help="only compare; exit status 1 if the page is not up to date"
+    )
+    if parser.parse_args().check:
+        is_current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page()
+        print("up to date" if is_current else f"{PAGE.name} is not up to date: run scripts/make_config_reference.py")
+        return int(not is_current)
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,7 +3,7 @@
 The fenced blocks of a page are read in order, in a temporary directory of the page's own from which the repository is
 seen as if it were a clone:
 
-- `console`: a line "$ command" is run by bash ("> " continues it); the lines after it are what stdout and stderr hold
+- `console`: a line "$ command" is run by bash with pipefail ("> " continues it); the lines after it are what stdout and stderr hold
   together. "..." stands for any text within a line, and on a line of its own for any number of lines. A last line "[2]"
   is the exit status, else it must be 0. Environment and working directory are those of the page for every command.
 - any language with title="FILE": the block is written to FILE, for the commands after it.
@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 300.0  # for one command
 NOT_SHOWN = {".git", ".venv", ".cache", "runs", "site"}  # of the repository, in a page's directory
-_FENCE = re.compile(
+FENCE = re.compile(
     r"(?:^ *<!-- not run: (?P<reason>[^>]+?) -->\n)?^(?P<ticks>```+)(?P<info>[^`\n]*)\n(?P<text>.*?)^(?P=ticks) *$",
     re.MULTILINE | re.DOTALL,
 )
@@ -66,7 +66,7 @@ def pages() -> list[Path]:
 def blocks(page: Path) -> Iterator[Block]:
     """Read the fenced blocks of a page, in order."""
     content = page.read_text(encoding="utf-8")
-    for match in _FENCE.finditer(content):
+    for match in FENCE.finditer(content):
         language, _, rest = match["info"].strip().partition(" ")
         title = _TITLE.search(rest)
         yield Block(
@@ -114,7 +114,7 @@ def run(command: Command, folder: Path) -> tuple[str, int]:
     """Run a command in a page's directory and return (what it printed, its exit status)."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen(
-        ["bash", "-c", command.text], cwd=folder, env=environment, text=True, start_new_session=True,
+        ["bash", "-o", "pipefail", "-c", command.text], cwd=folder, env=environment, text=True, start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:

@@ -18,25 +18,7 @@ from coati_rl.config import Config
 from coati_rl.config.cli import spelling
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
-INTRODUCTION = """# Configuration
-
-<!-- Written by scripts/make_config_reference.py from the config model; change the model, then run it. -->
-
-`rl_example.py` takes its settings from flags and from a YAML file; a flag wins over the file, the file over the preset of `--algo`, the preset over the defaults below. All settings are checked together before anything
-starts; what is wrong is told in one message with field, value and remedy, and exit code 2.
-
-| | |
-|---|---|
-| `--help` | lists the flags |
-| `--config FILE.yaml` | reads settings by the names below, with underscores; a run's `config.yaml` is such a file |
-| `--dry-run` | prints the plan that the settings come to (devices, steps, samples, algorithm), and exits |
-| `--train-batch-size 8`, `--train_batch_size 8`, `-tbs 8`, `-tbs8` | are the same |
-| `--dynamic-batching`, `--no-dynamic-batching` | switch a setting on and off |
-| `None` | is the value of a setting that is off |
-"""
-ROLES = """
-A setting is part of the *experiment* if it decides what is learned: a resumed run reports that it has changed. Settings of the *execution* (layout, memory, paths, deadlines, logging) may differ.
-"""
+MARK = "<!-- What follows is written by scripts/make_config_reference.py from the config model. -->\n"
 
 
 def sections() -> Iterator[tuple[str, type[BaseModel]]]:
@@ -96,24 +78,23 @@ def section_lines(name: str, model: type[BaseModel]) -> Iterator[str]:
 
 
 def page() -> str:
-    """Return the whole page."""
-    lines = [INTRODUCTION.rstrip(), ROLES.rstrip()]
-    for name, model in sections():
-        lines += section_lines(name, model)
-    return "\n".join(lines) + "\n"
+    """Return the whole page: what stands before the mark, and the tables."""
+    introduction, mark, _ = PAGE.read_text(encoding="utf-8").partition(MARK)
+    if not mark:
+        raise SystemExit(f"{PAGE} lacks the line {MARK}")
+    return introduction + mark + "\n".join(line for section in sections() for line in section_lines(*section)) + "\n"
 
 
 def main() -> int:
     """Write the page, or compare it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--check", action="store_true", help="only compare; exit status 1 if the page is not up to date"
-    )
-    if parser.parse_args().check:
-        is_current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page()
-        print("up to date" if is_current else f"{PAGE.name} is not up to date: run scripts/make_config_reference.py")
-        return int(not is_current)
-    PAGE.write_text(page(), encoding="utf-8")
+    parser.add_argument("--check", action="store_true", help="only compare; exit status 1 if the page is out of date")
+    wanted = page()
+    if not parser.parse_args().check:
+        PAGE.write_text(wanted, encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != wanted:
+        print(f"docs/{PAGE.name} is out of date: run python scripts/make_config_reference.py")
+        return 1
     return 0
 
 

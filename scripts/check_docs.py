@@ -3,9 +3,9 @@
 The fenced blocks of a page are read in order, in a temporary directory of the page's own from which the repository is
 seen as if it were a clone:
 
-- `console`: a line "$ command" is run by bash with pipefail ("> " continues it); the lines after it are what stdout and stderr hold
-  together. "..." stands for any text within a line, and on a line of its own for any number of lines. A last line "[2]"
-  is the exit status, else it must be 0. Environment and working directory are those of the page for every command.
+- `console`: a line "$ command" is run by bash with pipefail ("> " continues it); the lines after it are what stdout and
+  stderr hold together. "..." stands for any text within a line, and on a line of its own for any number of lines. A last
+  line "[2]" is the exit status, else it must be 0. Every command starts in the page's directory.
 - any language with title="FILE": the block is written to FILE, for the commands after it.
 - `bash`: commands that are not run. The line before the block says why: <!-- not run: REASON -->.
 

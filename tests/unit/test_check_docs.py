@@ -57,7 +57,7 @@ def test_a_console_block_is_commands_with_output_and_exit_status(page: Path) -> 
 
 def test_a_console_block_that_begins_with_output_is_refused(page: Path) -> None:
     page.write_text("```console\n42\n$ echo 42\n```\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="page.md:2: a console block begins with a line"):
+    with pytest.raises(ValueError, match=r"page\.md:2: a console block begins with a line"):
         list(check_docs.commands(next(check_docs.blocks(page))))
 
 

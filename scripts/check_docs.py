@@ -4,7 +4,7 @@ The fenced blocks of a page are read in order, in a temporary directory of the p
 seen as if it were a clone:
 
 - `console`: a line "$ command" is run by bash with pipefail ("> " continues it); the lines after it are what stdout and
-  stderr hold together. "..." stands for any text within a line, and on a line of its own for any number of lines. A last
+  stderr hold together. "..." stands for any text within a line, and on a line of its own for any lines. A last
   line "[2]" is the exit status, else it must be 0. Every command starts in the page's directory.
 - any language with title="FILE": the block is written to FILE, for the commands after it.
 - `bash`: commands that are not run. The line before the block says why: <!-- not run: REASON -->.
@@ -60,7 +60,8 @@ class Command:
 
 def pages() -> list[Path]:
     """Return the README and the pages of docs/, without the decisions, which are history."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    written = sorted((ROOT / "docs").rglob("*.md"))
+    return [ROOT / "README.md", *(page for page in written if page.parent.name != "decisions")]
 
 
 def blocks(page: Path) -> Iterator[Block]:

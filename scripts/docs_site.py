@@ -8,11 +8,13 @@ PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.
 
 
 def on_config(config: Any, **_: Any) -> Any:
-    """List all decisions under their heading of the navigation."""
-    decisions = sorted(path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/decisions/0*.md"))
+    """List all pages of a folder where the navigation names its README."""
+    docs = ROOT / "docs"
     for pages in (part for section in config.nav for part in section.values() if isinstance(part, list)):
-        for entry in (page for page in pages if isinstance(page, dict) and "Decisions" in page):
-            entry["Decisions"] = [entry["Decisions"], *decisions]
+        for entry in (page for page in pages if isinstance(page, dict)):
+            for title, readme in entry.items():
+                others = sorted(path for path in (docs / readme).parent.glob("*.md") if path.name != "README.md")
+                entry[title] = [readme, *(path.relative_to(docs).as_posix() for path in others)]
     return config
 
 

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import check_docs
+import docs_site
 import make_config_reference
 import pytest
 import yaml
@@ -17,7 +18,13 @@ from coati_rl.config.cli import spelling
 ROOT = check_docs.ROOT
 PAGES = check_docs.pages()
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-LINKED = [*PAGES, *DECISIONS, ROOT / "scripts" / "bench" / "README.md", ROOT / "requirements" / "README.md"]
+LINKED = [
+    *PAGES,
+    *DECISIONS,
+    *ROOT.glob("CONTRIBUTING.md"),
+    ROOT / "scripts/bench/README.md",
+    ROOT / "requirements/README.md",
+]
 FOLDERS = ("coati_rl", "producer", "consumer", "rewards", "scripts", "tests", "docs", "requirements", ".ci")
 # Flags of other programs that the pages name, by program.
 OTHERS_FLAGS = {
@@ -168,7 +175,9 @@ def test_the_site_has_every_page_once() -> None:
         parts = entry.values() if isinstance(entry, dict) else entry
         return [leaf for part in parts for leaf in leaves(part)]  # type: ignore[attr-defined]
 
-    written = {path.name for path in (ROOT / "docs").glob("*.md")} | {"index.md", "changelog.md", "decisions/README.md"}
+    docs = ROOT / "docs"
+    written = {path.relative_to(docs).as_posix() for path in [*docs.glob("*.md"), *docs.glob("*/README.md")]}
+    written |= {page for source, page in docs_site.PAGES.items() if (ROOT / source).is_file()}
     assert sorted(leaves(nav)) == sorted(written)
     listed = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
     assert [path.name for path in DECISIONS if path.name != "README.md" and f"({path.name})" not in listed] == []

@@ -11,24 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from coati_rl.config import Config
-from coati_rl.config.cli import spelling
+from coati_rl.config.fields import Section, described, role_of, spelling
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 MARK = "<!-- What follows is written by scripts/make_config_reference.py from the config model. -->\n"
-
-
-def sections() -> Iterator[tuple[str, type[BaseModel]]]:
-    """Return name and model of each section of the configuration, in the order of --help."""
-    for name, field in Config.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield name, field.annotation
-    if "tensor_parallel_size" in Config.model_fields:
-        for base in Config.__bases__:
-            yield base.__name__.removesuffix("Config").lower(), base
 
 
 def type_name(annotation: Any) -> str:
@@ -46,32 +35,38 @@ def type_name(annotation: Any) -> str:
 
 
 def default_text(value: Any) -> str:
-    """Show a default; empty for what is off or derived, which the help says."""
-    if value in (None, [], False):
-        return ""
-    return "on" if value is True else f"`{value}`"
+    """Show a default; empty if it is none, or derived as the help says."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "" if value is None or value == [] else f"`{value}`"
 
 
-def extra(field: FieldInfo, key: str) -> str:
-    """Return what a field says of itself beyond pydantic's own; empty if nothing."""
-    found = field.json_schema_extra
-    return str((found.get(key) if isinstance(found, dict) else None) or "")
+def bounds(field: FieldInfo) -> str:
+    """Describe the range of a number; empty if it has none."""
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    found = [
+        f"{word} {getattr(bound, key):g}"
+        for bound in field.metadata
+        for key, word in words.items()
+        if hasattr(bound, key)
+    ]
+    return ", " + ", ".join(found) if found else ""
 
 
-def section_lines(name: str, model: type[BaseModel]) -> Iterator[str]:
+def section_lines(name: str, section: type[Section]) -> Iterator[str]:
     """Write a section: its heading and a table with a row for each field."""
     yield f"\n## {name}\n"
-    yield f"{(model.__doc__ or '').strip().splitlines()[0]}\n"
+    yield f"{(section.__doc__ or '').strip().splitlines()[0]}\n"
     yield "| flag | short | type | default | role | what it sets |"
     yield "|---|---|---|---|---|---|"
-    for field_name, field in model.model_fields.items():
-        short = f"`{extra(field, 'short')}`" if extra(field, "short") else ""
+    for field_name, field in section.model_fields.items():
+        short = described(field, "short")
         cells = [
             f"`{spelling(field_name, field)}`",
-            short,
-            type_name(field.annotation),
-            default_text(field.get_default(call_default_factory=False)),
-            extra(field, "role"),
+            f"`{short}`" if short else "",
+            type_name(field.annotation) + bounds(field),
+            default_text(field.default),
+            role_of(field),
             field.description or "",
         ]
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -82,7 +77,12 @@ def page() -> str:
     introduction, mark, _ = PAGE.read_text(encoding="utf-8").partition(MARK)
     if not mark:
         raise SystemExit(f"{PAGE} lacks the line {MARK}")
-    return introduction + mark + "\n".join(line for section in sections() for line in section_lines(*section)) + "\n"
+    return (
+        introduction
+        + mark
+        + "\n".join(line for section in Config.sections().items() for line in section_lines(*section))
+        + "\n"
+    )
 
 
 def main() -> int:

@@ -13,7 +13,8 @@ import make_config_reference
 import pytest
 import yaml
 
-from coati_rl.config.cli import spelling
+from coati_rl.config import Config
+from coati_rl.config.fields import described, spelling
 
 ROOT = check_docs.ROOT
 PAGES = check_docs.pages()
@@ -54,9 +55,9 @@ def files() -> frozenset[str]:
 @cache
 def run_flags() -> frozenset[str]:
     """The flags of rl_example.py, with hyphens."""
-    fields = [item for _, model in make_config_reference.sections() for item in model.model_fields.items()]
+    fields = Config.fields().items()
     names = {spelling(name, field) for name, field in fields}
-    names |= {make_config_reference.extra(field, "short") for _, field in fields}
+    names |= {described(field, "short") or "" for _, field in fields}
     names |= {f"--no-{spelling(name, field)[2:]}" for name, field in fields if field.annotation is bool}
     return frozenset(name.replace("_", "-") for name in names if name) | {"--config", "--dry-run", "--help"}
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("coati_rl", "producer", "consumer", "rewards")
 MAX_LINES = 300
 SOURCE_SUFFIXES = {".py", ".sh"}
-SCRIPTS_WITHOUT_SUFFIX = {"scripts/check", ".ci/run"}
+SCRIPTS_WITHOUT_SUFFIX = {"scripts/check", "scripts/check-docs", ".ci/run"}
 NOT_OURS = {"runs", "build"}
 
 

@@ -79,5 +79,10 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     return 0
 
 
+def run(argv: Sequence[str]) -> int:
+    """Run the command line in a child process that leaves nothing behind; returns the exit code."""
+    return run_guarded(functools.partial(main, argv))
+
+
 if __name__ == "__main__":
-    sys.exit(run_guarded(functools.partial(main, sys.argv[1:])))
+    sys.exit(run(sys.argv[1:]))

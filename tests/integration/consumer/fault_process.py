@@ -3,7 +3,10 @@
 import json
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
+
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.errors import EngineError
@@ -17,6 +20,8 @@ HANG_S = 60.0  # unless rank 0 has heard by then
 
 def train_until_a_fault(rank: int, out_file: Path, model_dir: Path, layout: str, fault: str) -> None:
     """Two steps, of which the second cannot be taken together; `fault` is "die" or "hang"."""
+    # The servers' default group waits longer; a trainer's actor makes it with the timeout of all other groups.
+    _set_pg_timeout(timedelta(seconds=TIMEOUT_S), None)
     precision = "bf16" if "zero" in layout else "fp32"
     backend = make_trainer(model_dir, timeout_s=TIMEOUT_S, precision=precision, **LAYOUTS[layout][1])
     place = backend.layout

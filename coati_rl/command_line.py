@@ -1,0 +1,35 @@
+"""Run `coati-rl COMMAND ...`, which `pip install .` puts on the path; only the chosen command is imported."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+# Name -> "module:function" of a function from arguments to exit code, and what --help says of it. The modules are above
+# this package in the order of imports, so they are named here and imported when they run.
+COMMANDS = {
+    "rl": ("rl_example:run", "train a policy with producers, trainers and verifiable rewards (rl_example.py)"),
+    "score": ("rewards.__main__:score", "score responses: JSON lines from stdin to stdout"),
+    "serve": ("rewards.__main__:serve", "serve scores over HTTP to runs on this machine or others"),
+}
+
+
+def usage() -> str:
+    """Return the text of --help."""
+    lines = [f"  {name:<8}{summary}" for name, (_, summary) in COMMANDS.items()]
+    return "\n".join(
+        ["usage: coati-rl COMMAND ...", "", "commands:", *lines, "", "coati-rl COMMAND --help lists a command's flags."]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code; 2 for a command that does not exist."""
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        sys.stdout.write(usage() + "\n")
+        return 0
+    if name not in COMMANDS:
+        sys.stderr.write(f"coati-rl: no command {name!r}; use one of {', '.join(COMMANDS)}\n")
+        return 2
+    module, _, function = COMMANDS[name][0].partition(":")
+    exit_code: int = getattr(import_module(module), function)(rest)
+    return exit_code

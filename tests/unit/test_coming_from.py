@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coati_rl.config.cli import build_parser, parse
+from coati_rl.config.rules import check
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "coming_from"
@@ -81,3 +82,13 @@ def test_every_flag_of_colossal_rl_is_a_flag_here() -> None:
     theirs = {flag for row in rows("colossal_rl") for flag in re.findall(r"`(--?[A-Za-z][\w-]*)`", row[0])}
     assert len(theirs) > 30
     assert theirs - FLAGS == set()
+
+
+def test_the_commands_are_accepted() -> None:
+    blocks = re.findall(r"```bash\n(.*?)```", (FOLDER / "colossal_rl.md").read_text(encoding="utf-8"), re.DOTALL)
+    commands = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
+    assert len(commands) == 2
+    for command in commands:
+        program, script, *arguments = shlex.split(command)
+        assert (program, script) == ("python", "rl_example.py")
+        check(parse(arguments)[0])

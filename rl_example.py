@@ -53,14 +53,14 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     make_scorer = scorer_factory(config)
     prepared = prepare(
         config,
-        system_prompt=default_system_prompt(config.reward_type),
-        needs_truth=needs_ground_truth(config.reward_type),
+        system_prompt=default_system_prompt(config.reward.reward_type),
+        needs_truth=needs_ground_truth(config.reward.reward_type),
         check_layout=check_layout,
         is_dry_run=is_dry_run,
     )
     datasets = {"--dataset": prepared.train.prompts}
     datasets |= {f"--eval-dataset {task}": prompts.prompts for task, prompts in prepared.evaluation.items()}
-    for warning in (*prepared.warnings, *ground_truth_warnings(config, datasets)):
+    for warning in (*prepared.warnings, *ground_truth_warnings(config.reward, datasets)):
         say(f"warning: {warning}")
     if is_dry_run:
         print("\n".join(prepared.plan.lines()))

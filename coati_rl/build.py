@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, Estimator, group_advantages
 from coati_rl.algorithms.loss import PolicyLoss, TermsFn
-from coati_rl.config.config import Config
+from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.errors import ConfigError
 from coati_rl.plugins import is_plugin, load_function
 
@@ -50,26 +50,26 @@ def load_terms(name: str) -> TermsFn:
     return terms
 
 
-def build_loss(config: Config) -> PolicyLoss:
-    """The loss of a checked configuration. Raises: ConfigError for a function of the user's that does not work."""
+def build_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
+    """The loss of checked settings. Raises: ConfigError for a function of the user's that does not work."""
     loss = PolicyLoss(
-        policy_loss=config.policy_loss,
-        ratio_level=config.ratio_level,
-        clip_low=config.clip_eps_low,
-        clip_high=config.clip_eps_high,
-        clip_dual=config.clip_dual,
-        kl_coeff=config.kl_coeff if config.kl_place == "loss" else 0.0,
-        kl_estimator=config.kl_estimator,
-        kl_clamp=config.kl_clamp,
-        entropy_coeff=config.entropy_coeff,
-        correction=config.off_policy_correction,
-        correction_low=config.off_policy_low or 0.0,
-        correction_high=config.off_policy_high or 1.0,
-        skip_threshold=config.skip_threshold,
-        terms_fn=load_terms(config.policy_loss) if is_plugin(config.policy_loss) else None,
+        policy_loss=algorithm.policy_loss,
+        ratio_level=algorithm.ratio_level,
+        clip_low=algorithm.clip_eps_low,
+        clip_high=algorithm.clip_eps_high,
+        clip_dual=algorithm.clip_dual,
+        kl_coeff=algorithm.kl_coeff if algorithm.kl_place == "loss" else 0.0,
+        kl_estimator=algorithm.kl_estimator,
+        kl_clamp=algorithm.kl_clamp,
+        entropy_coeff=algorithm.entropy_coeff,
+        correction=algorithm.off_policy_correction,
+        correction_low=algorithm.off_policy_low or 0.0,
+        correction_high=algorithm.off_policy_high or 1.0,
+        skip_threshold=algorithm.skip_threshold,
+        terms_fn=load_terms(algorithm.policy_loss) if is_plugin(algorithm.policy_loss) else None,
     )
     if loss.terms_fn is not None:
-        _try_out(loss, config.policy_loss)
+        _try_out(loss, algorithm.policy_loss)
     return loss
 
 

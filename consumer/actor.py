@@ -39,7 +39,7 @@ class TrainerActor:
     @staticmethod
     def environment(config: Config, device: Device) -> dict[str, str]:
         """Environment variables that the trainer needs before its process starts."""
-        return {"GLOO_SOCKET_IFNAME": "lo"} if not config.master_address else {}
+        return {"GLOO_SOCKET_IFNAME": "lo"} if not config.cluster.master_address else {}
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class TrainerActor:
 
     def open_rendezvous(self) -> MeetingPoint:
         """Rank 0 only: make the place where the trainers meet; where Ray is ours nothing listens, unless told to."""
-        address, port = own_address(self._config), self._config.master_port
-        if port == 0 and not self._config.master_address:
+        address, port = own_address(self._config), self._config.cluster.master_port
+        if port == 0 and not self._config.cluster.master_address:
             return private_meeting_point(address)
         self._listener = open_listener(address, port)
         return MeetingPoint(address=address, port=int(self._listener.getsockname()[1]))
@@ -78,31 +78,31 @@ class TrainerActor:
         from consumer.backend import BackendConfig, make_backend
 
         # The ranks that hold a sender's other shards wait with it, for producers that are slow to receive.
-        timeout_s = COLLECTIVE_TIMEOUT_S + config.sync_timeout_s
+        timeout_s = COLLECTIVE_TIMEOUT_S + config.sync.sync_timeout_s
         device = init_process_group(
             rank=self._rank,
-            world_size=config.num_trainers,
+            world_size=config.parallel.num_trainers,
             rendezvous=rendezvous,
             listener=self._listener,
             timeout_s=timeout_s,
-            seed=config.seed,
+            seed=config.run.seed,
             device=self._device,
         )
         backend_config = BackendConfig(
-            model_dir=self._resume_dir or Path(config.model),
-            tokenizer_dir=Path(config.model),
-            reference_dir=Path(config.model) if config.kl_coeff > 0 else None,
+            model_dir=self._resume_dir or Path(config.model.model),
+            tokenizer_dir=Path(config.model.model),
+            reference_dir=Path(config.model.model) if config.algorithm.kl_coeff > 0 else None,
             keeps_old_policy="old" in policy_gradient(config.with_gap_correction()).roles,
-            plugin=config.plugin,
-            tp_size=config.tensor_parallel_size,
-            pp_size=config.pipeline_parallel_size,
-            zero_stage=config.zero_stage,
+            plugin=config.parallel.plugin,
+            tp_size=config.parallel.tensor_parallel_size,
+            pp_size=config.parallel.pipeline_parallel_size,
+            zero_stage=config.parallel.zero_stage,
             precision="bf16" if self._context.dtype == "bfloat16" else "fp32",
             wire_dtype=getattr(torch, self._context.dtype),
-            weight_decay=config.weight_decay,
-            max_grad_norm=config.max_grad_norm,
-            gradient_checkpointing=config.gradient_checkpointing,
-            keep_checkpoints=config.keep_checkpoints,
+            weight_decay=config.optimizer.weight_decay,
+            max_grad_norm=config.optimizer.max_grad_norm,
+            gradient_checkpointing=config.parallel.gradient_checkpointing,
+            keep_checkpoints=config.run.keep_checkpoints,
         )
         self._backend = make_backend(backend_config, device=device, timeout_s=timeout_s)
         if self._resume_dir is not None:
@@ -120,8 +120,10 @@ class TrainerActor:
             raise EngineError(f"trainer {self._rank} was not started")
         gap = sampling_gap(backend, config, self._timeline)
         plain, correcting = (
-            TrainStep(backend, policy_gradient(c), self._timeline, learning_rate=c.learning_rate, sampling_gap=gap)
-            for c in (config, config.with_gap_correction())
+            TrainStep(
+                backend, objective, self._timeline, learning_rate=config.optimizer.learning_rate, sampling_gap=gap
+            )
+            for objective in (policy_gradient(config), policy_gradient(config.with_gap_correction()))
         )
         publisher = publishing(
             backend,
@@ -155,7 +157,7 @@ class TrainerActor:
     @contextmanager
     def _profiler(self) -> Iterator[Any]:
         """A torch profiler over the second optimizer step, after the first has warmed everything up."""
-        if not self._config.enable_profiling:
+        if not self._config.run.enable_profiling:
             yield None
             return
         from torch.profiler import profile, schedule

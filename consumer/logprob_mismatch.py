@@ -85,7 +85,7 @@ def sampling_gap(backend: TrainBackend, config: Config, timeline: Timeline = NO_
     num_versions = config.num_kept_versions if backend.layout.is_first_copy else 0
     history = WeightHistory(backend.live_weights(), max_versions=num_versions)
     return MismatchMeter(
-        backend, history, timeline, num_tokens=config.logprob_gap_tokens, sync_period=config.sync_period
+        backend, history, timeline, num_tokens=config.sync.logprob_gap_tokens, sync_period=config.sync_period
     )
 
 

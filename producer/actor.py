@@ -36,7 +36,7 @@ class ProducerActor:
     @staticmethod
     def environment(config: Config, device: Device) -> dict[str, str]:
         """Environment variables that the engine needs before its process starts."""
-        return engine_environment(device, config.producer_tensor_parallel_size)
+        return engine_environment(device, config.parallel.producer_tensor_parallel_size)
 
     def __init__(
         self, producer_id: int, config: Config, context: ActorContext, make_reward: Callable[[], GroupScorer]
@@ -53,15 +53,15 @@ class ProducerActor:
         """Load the engine with the start weights. Returns: seconds it took."""
         begin, config = time.perf_counter(), self._config
         self._engine = create_engine(
-            config.backend,
-            model=config.model,
-            tensor_parallel_size=config.producer_tensor_parallel_size,
+            config.sampling.backend,
+            model=config.model.model,
+            tensor_parallel_size=config.parallel.producer_tensor_parallel_size,
             dtype=self._context.dtype,
             max_model_len=config.max_model_len,
             max_num_seqs=config.sequences_in_flight,
-            seed=config.seed,
+            seed=config.run.seed,
             device=self._context.device,
-            gpu_memory_utilization=config.gpu_memory_utilization,
+            gpu_memory_utilization=config.parallel.gpu_memory_utilization,
             policy_version=UNPROVEN,
             load_timeout_s=START_TIMEOUT_S,
         )
@@ -76,7 +76,7 @@ class ProducerActor:
             self._loaded_engine(),
             self._reward,
             max_sequences=self._config.sequences_in_flight,
-            group_size=self._config.num_generations,
+            group_size=self._config.sampling.num_generations,
             timeline=self._timeline,
         )
         try:
@@ -99,7 +99,7 @@ class ProducerActor:
         """Serve the staged weights, at once or when nothing is generating, and score the probe with them."""
         engine, begin = self._loaded_engine(), time.perf_counter()
         with PHASES.phase("commit weights"), self._timeline.start("commit weights", policy_version=policy_version):
-            engine.commit_weights(policy_version, in_flight=self._config.inflight_update, timeout_s=timeout_s)
+            engine.commit_weights(policy_version, in_flight=self._config.sync.inflight_update, timeout_s=timeout_s)
         self._timeline.instant("policy version", policy_version=policy_version)
         seconds = time.perf_counter() - begin
         logprobs = np.empty(0, dtype=np.float32)

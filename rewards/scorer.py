@@ -26,25 +26,27 @@ def scorer_factory(config: Config) -> Callable[[], GroupScorer]:
     Returns: a picklable factory.
     Raises: ConfigError with the flag and what to do.
     """
-    if config.code_verifier_api_url is not None:
-        return _of_service(config.code_verifier_api_url, config)
-    spec = replace(reward_spec(config), secrets=secrets_of(config.reward_type, os.environ))
+    reward = config.reward
+    if reward.code_verifier_api_url is not None:
+        return _of_service(reward.code_verifier_api_url, config)
+    spec = replace(reward_spec(config.reward), secrets=secrets_of(reward.reward_type, os.environ))
     timeout_s = spec.timeout_s
     if make_reward(spec).is_batch:  # the responses of a group share the time of all, and parts come one after another
-        spec = replace(spec, group_timeout_s=timeout_s * config.num_generations)
-        timeout_s *= config.num_generations * len(parse_reward_type(spec.reward_type))
-    if config.scores_code and spec.is_sandboxed:
+        spec = replace(spec, group_timeout_s=timeout_s * config.sampling.num_generations)
+        timeout_s *= config.sampling.num_generations * len(parse_reward_type(spec.reward_type))
+    if reward.scores_code and spec.is_sandboxed:
         from coati_rl.sandbox import check_sandbox
 
         check_sandbox()
-    return functools.partial(RewardPool, spec, num_workers=config.reward_workers, timeout_s=timeout_s)
+    return functools.partial(RewardPool, spec, num_workers=reward.reward_workers, timeout_s=timeout_s)
 
 
 def _of_service(url: str, config: Config) -> Callable[[], GroupScorer]:
+    reward = config.reward
     from rewards.remote.client import RemoteScorer, check_service, token_from_environment
 
     token = token_from_environment()
-    check_service(url, token=token, reward_type=config.reward_type)
+    check_service(url, token=token, reward_type=reward.reward_type)
     # The service may score the responses of a group one after another.
-    timeout_s = config.response_timeout_s * config.num_generations
-    return functools.partial(RemoteScorer, url, token=token, reward_type=config.reward_type, timeout_s=timeout_s)
+    timeout_s = reward.response_timeout_s * config.sampling.num_generations
+    return functools.partial(RemoteScorer, url, token=token, reward_type=reward.reward_type, timeout_s=timeout_s)

@@ -17,6 +17,7 @@ from coati_rl.checkpoint.directory import ROLLOUTS_FILE, find_checkpoint, read_s
 from coati_rl.checkpoint.kept_rollouts import KeptRollouts
 from coati_rl.checkpoint.position import Position, read_data_state
 from coati_rl.config import Config
+from coati_rl.config.fields import role_of
 from coati_rl.data.draw_order import DrawOrder, fingerprint, ground_truth_digest
 from coati_rl.data.prompt_source import drawn_prompt
 from coati_rl.errors import ConfigError
@@ -33,30 +34,6 @@ _SHAPE = (
     "head_dim",
     "tie_word_embeddings",
 )
-# How a run is carried out, watched and stored. tbs, T and ibs, P count through prompts per step and sync period.
-_EXECUTION = frozenset(
-    (
-        *("project", "run_dir", "checkpoint_path", "save_dir", "eval_save_dir", "rollout_save_dir", "rollout_detail"),
-        *("keep_checkpoints", "save_interval", "eval_interval", "eval_dataset", "enable_profiling", "wandb"),
-        *("max_failure_rate", "max_empty_batches", "save_on_interrupt", "interrupt_grace_s"),
-        *("inflight_update", "weight_transport", "probe_interval", "logprob_gap_tokens"),
-        *("max_logprob_gap", "on_logprob_gap"),
-        *("sync_timeout_s", "stall_timeout_s", "heartbeat_timeout_s", "phase_timeout_s"),
-        *("device", "ray_dir", "master_address", "master_port"),
-        *("num_trainers", "num_inferencer", "tensor_parallel_size", "pipeline_parallel_size", "zero_stage"),
-        "plugin",
-        *("producer_tensor_parallel_size", "inference_batch_size", "inference_microbatch_size", "train_batch_size"),
-        *("train_minibatch_size", "train_microbatch_size", "max_tokens_per_microbatch", "one_sample_per_row"),
-        *(
-            "gradient_checkpointing",
-            "gpu_memory_utilization",
-            "reward_workers",
-            "code_verifier_api_url",
-            "run_model_code_without_sandbox",
-        ),
-    )
-)
-_DERIVED = ("prompts_per_step", "sync_period")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,9 +64,9 @@ def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_p
         num_prompts: their number.
     Raises: ConfigError.
     """
-    if config.checkpoint_path is None:
+    if config.run.checkpoint_path is None:
         return None
-    directory = find_checkpoint(Path(config.checkpoint_path))
+    directory = find_checkpoint(Path(config.run.checkpoint_path))
     state = read_state(directory)
     try:
         position, order = read_data_state(state.get("data", {}))
@@ -131,26 +108,26 @@ def _read_kept(directory: Path, position: Position, prompts: Sequence[Prompt]) -
 
 
 def _check_draw_order(config: Config, prompts: Sequence[Prompt] | None, order: DrawOrder, directory: Path) -> None:
-    if config.seed != order.seed:
+    if config.run.seed != order.seed:
         raise ConfigError(
-            f"--seed {config.seed}: the run of --checkpoint-path {directory} draws its prompts in the order of "
+            f"--seed {config.run.seed}: the run of --checkpoint-path {directory} draws its prompts in the order of "
             f"seed {order.seed}; use --seed {order.seed}"
         )
     if prompts is not None and (len(prompts), fingerprint(prompts)) != (order.num_prompts, order.fingerprint):
         numbers = f"{len(prompts)} prompts here, {order.num_prompts} there"
         raise ConfigError(
-            f"--dataset {config.dataset}: not the prompts of --checkpoint-path {directory} ({numbers}), so that its "
-            "place in the data means nothing; use that run's --dataset, --system-prompt, --reward-type and "
+            f"--dataset {config.data.dataset}: not the prompts of --checkpoint-path {directory} ({numbers}), so that "
+            "its place in the data means nothing; use that run's --dataset, --system-prompt, --reward-type and "
             "--max-prompt-tokens, or start from the weights alone with --model"
         )
 
 
 def _check_shape(config: Config, directory: Path) -> None:
-    here, there = _shape(Path(config.model)), _shape(directory)
+    here, there = _shape(Path(config.model.model)), _shape(directory)
     differences = [f"{name} {there[name]} instead of {here[name]}" for name in _SHAPE if here[name] != there[name]]
     if differences:
         raise ConfigError(
-            f"--checkpoint-path {directory}: its model is another one than --model {config.model}: "
+            f"--checkpoint-path {directory}: its model is another one than --model {config.model.model}: "
             f"{', '.join(differences)}; give the --model that the run was started with"
         )
 
@@ -166,31 +143,34 @@ def _shape(directory: Path) -> dict[str, Any]:
 
 
 def _num_steps(config: Config, position: Position, num_prompts: int, directory: Path) -> int:
-    if config.max_steps is not None and position.step >= config.max_steps:
+    data = config.data
+    if data.max_steps is not None and position.step >= data.max_steps:
         raise ConfigError(
-            f"--max-steps {config.max_steps}: nothing is left to do, --checkpoint-path {directory} is at step "
+            f"--max-steps {data.max_steps}: nothing is left to do, --checkpoint-path {directory} is at step "
             f"{position.step} already; --max-steps counts all steps of the run, so raise it"
         )
-    left = len(position.waiting) + len(position.kept) + max(0, num_prompts * config.num_episodes - position.num_drawn)
+    left = len(position.waiting) + len(position.kept) + max(0, num_prompts * data.num_episodes - position.num_drawn)
     if left < config.prompts_per_step:
         raise ConfigError(
-            f"--num-episodes {config.num_episodes}: nothing is left to do, --checkpoint-path {directory} leaves {left} "
+            f"--num-episodes {data.num_episodes}: nothing is left to do, --checkpoint-path {directory} leaves {left} "
             f"prompts, and an optimizer step takes {config.prompts_per_step}; raise --num-episodes"
         )
     steps = position.step + left // config.prompts_per_step
-    return steps if config.max_steps is None else min(steps, config.max_steps)
+    return steps if data.max_steps is None else min(steps, data.max_steps)
 
 
 def _changes(config: Config, directory: Path) -> list[str]:
     path = directory.parent.parent / "config.yaml"
     try:
-        before = Config(**yaml.safe_load(path.read_text(encoding="utf-8")))
+        before = Config.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, yaml.YAMLError, TypeError) as error:
         cause = " ".join(str(error).split())
         return [f"settings are not compared with the checkpoint's run: {path} cannot be read: {cause}"]
-    names = [*(name for name in Config.model_fields if name not in _EXECUTION), *_DERIVED]
-    pairs = [(name, getattr(before, name), getattr(config, name)) for name in names]
-    return [f"{name} was {old!r} and is {new!r} now" for name, old, new in pairs if old != new]
+    old, new = before.flat(), config.flat()
+    pairs = [(name, old[name], new[name]) for name, field in Config.fields().items() if role_of(field) == "experiment"]
+    # T, P, tbs and ibs may differ where these do not.
+    pairs += [(name, getattr(before, name), getattr(config, name)) for name in ("prompts_per_step", "sync_period")]
+    return [f"{name} was {was!r} and is {now!r} now" for name, was, now in pairs if was != now]
 
 
 def _changed_truths(config: Config, prompts: Sequence[Prompt] | None, order: DrawOrder) -> Iterator[str]:
@@ -200,4 +180,4 @@ def _changed_truths(config: Config, prompts: Sequence[Prompt] | None, order: Dra
     if not order.ground_truths:
         yield "ground truths are not compared with the checkpoint's run: its version did not write their digest"
     elif order.ground_truths != ground_truth_digest(prompts):
-        yield f"ground truths of --dataset {config.dataset} differ from those of the checkpoint's run"
+        yield f"ground truths of --dataset {config.data.dataset} differ from those of the checkpoint's run"

@@ -1,17 +1,19 @@
-"""Set what is optimised: advantage, loss and optimizer. --algo names a preset that sets the parts; flags override.
+"""Set what is optimised: advantage, loss, filters. --algo names a preset that sets the parts; flags override.
 
 The parts are orthogonal: docs/algorithms.md has the formula of each, `coati_rl.config.algorithm_rules` says which
 combinations contradict themselves.
 """
 
+from functools import partial
 from typing import Any, Literal
 
-from pydantic import BaseModel, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS
 from coati_rl.algorithms.aggregation import LossVariation
 from coati_rl.algorithms.choices import POLICY_LOSSES, Correction, KLEstimator, RatioLevel
-from coati_rl.config.fields import flag
+from coati_rl.config.fields import Section, execution, experiment
+from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.presets import PRESETS, fill_in
 from coati_rl.plugins import absolute
 from coati_rl.types import MAX_REWARD
@@ -19,69 +21,84 @@ from coati_rl.types import MAX_REWARD
 KLPlace = Literal["none", "loss", "reward"]
 OldLogprobs = Literal["auto", "engine", "trainer"]
 
+part = partial(experiment, follows=("algo",))  # what makes the algorithm: --algo chooses it
 
-class AlgorithmConfig(BaseModel):
-    """Defaults are those of --algo GRPO."""
 
-    algo: str = flag("GRPO", "Preset of all settings below that it names; or a FILE.yaml of your own.", short="-a")
-    learning_rate: float = flag(1e-6, "Peak of the cosine schedule, which ends at a tenth of it.", short="-lr", gt=0)
+class AlgorithmConfig(Section):
+    """Advantage, loss, KL, filters; the defaults are those of --algo GRPO."""
 
-    advantage_estimator: str = flag(
+    algo: str = experiment(
+        "GRPO", "Preset of all settings below that it names; or a FILE.yaml of your own.", short="-a"
+    )
+
+    advantage_estimator: str = part(
         "group_norm", f"From a group's rewards to advantages: {', '.join(ADVANTAGE_ESTIMATORS)}, or FILE.py:FUNCTION."
     )
-    whiten_advantages: bool = flag(False, "Bring advantages to mean 0 and deviation 1 over all tokens of a step.")
-    policy_loss: str = flag("clip", f"Token term of the loss: {', '.join(POLICY_LOSSES)}, or FILE.py:FUNCTION.")
-    ratio_level: RatioLevel = flag("token", "Importance ratio of each token, or of the whole response (GSPO).")
-    clip_eps_low: float = flag(0.2, "The ratio is clipped at 1 - this; 1: no lower bound.", ge=0, le=1)
-    clip_eps_high: float = flag(0.2, "The ratio is clipped at 1 + this.", ge=0)
-    clip_dual: float | None = flag(None, "Dual clip: at negative advantage no term exceeds this times it.", gt=1)
-    loss_variation: LossVariation = flag(
+    whiten_advantages: bool = part(False, "Bring advantages to mean 0 and deviation 1 over all tokens of a step.")
+    policy_loss: str = part("clip", f"Token term of the loss: {', '.join(POLICY_LOSSES)}, or FILE.py:FUNCTION.")
+    ratio_level: RatioLevel = part("token", "Importance ratio of each token, or of the whole response (GSPO).")
+    clip_eps_low: float = part(0.2, "The ratio is clipped at 1 - this; 1: no lower bound.", ge=0, le=1)
+    clip_eps_high: float = part(0.2, "The ratio is clipped at 1 + this.", ge=0)
+    clip_dual: float | None = part(None, "Dual clip: at negative advantage no term exceeds this times it.", gt=1)
+    loss_variation: LossVariation = part(
         "sample_level", "Weigh each sample alike (GRPO), each token (DAPO), or by a constant length (Dr. GRPO)."
     )
-    entropy_coeff: float = flag(0.0, "Weight of the entropy bonus.", ge=0)
+    entropy_coeff: float = part(0.0, "Weight of the entropy bonus.", ge=0)
 
-    kl_coeff: float = flag(0.01, "Weight of KL to the start model; 0 loads no reference model.", short="-kl", ge=0)
-    kl_place: KLPlace = flag("loss", "Where KL acts: on the loss, or on the reward of each token.")
-    kl_estimator: KLEstimator = flag("k3", "How KL is estimated from the sampled token.")
-    kl_clamp: float | None = flag(
+    kl_coeff: float = part(0.01, "Weight of KL to the start model; 0 loads no reference model.", short="-kl", ge=0)
+    kl_place: KLPlace = experiment(
+        "loss", "Where KL acts: on the loss, or on the reward of each token.", follows=("algo", "kl_coeff")
+    )
+    kl_estimator: KLEstimator = part("k3", "How KL is estimated from the sampled token.")
+    kl_clamp: float | None = part(
         None,
         "Bound of a token's KL estimate, nats, without gradient beyond (10 in verl and OpenRLHF); None: off.",
         gt=0,
     )
 
-    old_logprobs: OldLogprobs = flag(
+    old_logprobs: OldLogprobs = experiment(
         "auto", "Where old_logprobs come from: engine, or trainer (recomputed, where auto finds that they must be)."
     )
-    off_policy_correction: Correction = flag(
+    off_policy_correction: Correction = part(
         "none", "Weight against the difference of trainer and engine: truncated (tis), band (icepop), whole samples."
     )
-    off_policy_low: float | None = flag(None, "Lower bound of pi_old / pi_engine; default: the correction's.", ge=0)
-    off_policy_high: float | None = flag(None, "Upper bound of pi_old / pi_engine; default: the correction's.", gt=0)
-    skip_threshold: float | None = flag(
+    off_policy_low: float | None = experiment(
+        None,
+        "Lower bound of pi_old / pi_engine; default: the correction's.",
+        follows=("algo", "off_policy_correction"),
+        ge=0,
+    )
+    off_policy_high: float | None = experiment(
+        None,
+        "Upper bound of pi_old / pi_engine; default: the correction's.",
+        follows=("algo", "off_policy_correction"),
+        gt=0,
+    )
+    skip_threshold: float | None = part(
         20.0, "A sample with a ratio above this is left out of the loss and counted; None: off.", gt=1, le=1e8
     )
 
-    filter_range: tuple[float, float] | None = flag(
+    filter_range: tuple[float, float] | None = part(
         None, "Groups whose mean score (0 to 1) is not strictly inside are not trained; None: off.", metavar="LOW,HIGH"
     )
-    dynamic_batching: bool = flag(False, "Replace groups that are not trained, so that each step has tbs * dp others.")
-    max_empty_batches: int = flag(10, "Stop when so many steps' worth of groups in a row are not trained.", ge=1)
-    soft_over_length_punishment: bool = flag(False, "Take off reward from responses near the length limit (DAPO).")
-    cache_length: int | None = flag(
+    dynamic_batching: bool = part(False, "Replace groups that are not trained, so that each step has tbs * dp others.")
+    max_empty_batches: int = execution(10, "Stop when so many steps' worth of groups in a row are not trained.", ge=1)
+    soft_over_length_punishment: bool = part(False, "Take off reward from responses near the length limit (DAPO).")
+    cache_length: int | None = part(
         None, "Tokens before the limit where that begins; default: min(1024, mnt / 4).", ge=1
     )
-    reward_scale: float = flag(
+    reward_scale: float = experiment(
         1.0, "Largest reward of a right answer: what the full punishment takes off.", gt=0, le=MAX_REWARD
     )
-    filter_truncated_response: bool = flag(False, "Leave responses that hit the limit out of the loss.")
-
-    weight_decay: float = flag(0.01, "AdamW's weight decay.", ge=0)
-    max_grad_norm: float = flag(1.0, "Gradients are clipped to this global norm.", gt=0)
+    filter_truncated_response: bool = part(False, "Leave responses that hit the limit out of the loss.")
 
     @model_validator(mode="before")
     @classmethod
     def _take_the_preset(cls, values: Any) -> Any:
-        return fill_in(values, AlgorithmConfig.model_fields) if isinstance(values, dict) else values
+        if not isinstance(values, dict):
+            return values
+        filled = fill_in(values, PRESET_FIELDS)
+        return {name: value for name, value in filled.items() if name in values or name in AlgorithmConfig.model_fields}
 
     @field_validator("algo")
     @classmethod
@@ -105,3 +122,6 @@ class AlgorithmConfig(BaseModel):
             return float(low), float(high)
         except (TypeError, ValueError) as error:
             raise ValueError("give two numbers, LOW,HIGH, like 0,1; or None") from error
+
+
+PRESET_FIELDS = (*AlgorithmConfig.model_fields, *OptimizerConfig.model_fields)  # what --algo FILE.yaml may set

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, compares_samples
 from coati_rl.algorithms.choices import POLICY_LOSSES
+from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.config import Config
 from coati_rl.plugins import is_plugin
 
@@ -13,78 +14,86 @@ SEQUENCE_CLIP = 0.01  # sequence ratios are means of logs: beyond this no respon
 
 def algorithm_problems(config: Config) -> Iterator[str]:
     """Why the algorithm cannot be run, each with a remedy."""
-    yield from _names(config)
-    yield from _kl(config)
-    yield from _clipping(config)
+    yield from _names(config.algorithm)
+    yield from _kl(config.algorithm)
+    yield from _clipping(config.algorithm)
     yield from _off_policy(config)
     yield from _filters(config)
 
 
 def algorithm_warnings(config: Config) -> Iterator[str]:
     """Return what can be run, and is hardly meant."""
-    eps = {"--clip-eps-low": config.clip_eps_low, "--clip-eps-high": config.clip_eps_high}
+    algorithm = config.algorithm
+    eps = {"--clip-eps-low": algorithm.clip_eps_low, "--clip-eps-high": algorithm.clip_eps_high}
     wide = [f"{name} {value}" for name, value in eps.items() if value > SEQUENCE_CLIP]
-    if config.ratio_level == "sequence" and config.policy_loss == "clip" and wide:
+    if algorithm.ratio_level == "sequence" and algorithm.policy_loss == "clip" and wide:
         yield (
             f"--ratio-level sequence with {' and '.join(wide)}: ratios of whole responses are geometric means, which "
             f"hardly leave 1 +- {SEQUENCE_CLIP}, so nothing will be clipped; GSPO uses 3e-4 and 4e-4"
         )
     if config.renormalises:
         # The ratio of a renormalised probability to one of a full softmax is biased.
-        overridden = " in spite of --old-logprobs engine" if config.old_logprobs == "engine" else ""
+        overridden = " in spite of --old-logprobs engine" if algorithm.old_logprobs == "engine" else ""
         yield f"--top-k, --top-p: engines renormalise what is left, so the trainer recomputes old_logprobs{overridden}"
-    if config.kl_place == "loss" and config.kl_estimator == "k1":
+    if algorithm.kl_place == "loss" and algorithm.kl_estimator == "k1":
         yield (
             "--kl-estimator k1 in the loss: the expectation of its gradient is 0, so it holds nothing back; "
             "use k2 or k3, or --kl-place reward"
         )
-    if config.dynamic_batching and config.filter_range is None and not config.filter_truncated_response:
+    if algorithm.dynamic_batching and algorithm.filter_range is None and not algorithm.filter_truncated_response:
         yield "--dynamic-batching has nothing to replace: give --filter-range or --filter-truncated-response"
-    if config.reward_scale != 1 and not config.soft_over_length_punishment:
-        yield f"--reward-scale {config.reward_scale:g} scales --soft-over-length-punishment, which is off"
+    if algorithm.reward_scale != 1 and not algorithm.soft_over_length_punishment:
+        yield f"--reward-scale {algorithm.reward_scale:g} scales --soft-over-length-punishment, which is off"
 
 
 def needs_group(config: Config) -> bool:
     """True if a sample is compared with others of its prompt."""
-    return compares_samples(config.advantage_estimator)
+    return compares_samples(config.algorithm.advantage_estimator)
 
 
-def _names(config: Config) -> Iterator[str]:
+def _names(algorithm: AlgorithmConfig) -> Iterator[str]:
     for flag, name, known in (
-        ("--advantage-estimator", config.advantage_estimator, tuple(ADVANTAGE_ESTIMATORS)),
-        ("--policy-loss", config.policy_loss, POLICY_LOSSES),
+        ("--advantage-estimator", algorithm.advantage_estimator, tuple(ADVANTAGE_ESTIMATORS)),
+        ("--policy-loss", algorithm.policy_loss, POLICY_LOSSES),
     ):
         if name not in known and not is_plugin(name):
             yield f"{flag} {name}: unknown; use {', '.join(known)}, or FILE.py:FUNCTION"
 
 
-def _kl(config: Config) -> Iterator[str]:
-    if config.kl_place != "none" and config.kl_coeff == 0:
-        yield f"--kl-place {config.kl_place} with --kl-coeff 0: has no effect; give a -kl above 0, or --kl-place none"
-    if config.kl_place == "none" and config.kl_coeff > 0:
-        yield f"--kl-coeff {config.kl_coeff} with --kl-place none: give --kl-place loss or reward, or -kl 0"
-    if config.kl_place == "none" and config.kl_clamp is not None:
-        yield f"--kl-clamp {config.kl_clamp:g} without KL: has nothing to bound; give a -kl above 0, or leave it out"
-
-
-def _clipping(config: Config) -> Iterator[str]:
-    if config.clip_dual is not None and config.policy_loss != "clip":
-        yield f"--clip-dual {config.clip_dual} with --policy-loss {config.policy_loss}: only clip has it; leave it out"
-    elif config.clip_dual is not None and config.clip_dual <= 1 + config.clip_eps_high:
+def _kl(algorithm: AlgorithmConfig) -> Iterator[str]:
+    if algorithm.kl_place != "none" and algorithm.kl_coeff == 0:
         yield (
-            f"--clip-dual {config.clip_dual} must be above 1 + --clip-eps-high = {1 + config.clip_eps_high}: it bounds "
+            f"--kl-place {algorithm.kl_place} with --kl-coeff 0: has no effect; give a -kl above 0, or --kl-place none"
+        )
+    if algorithm.kl_place == "none" and algorithm.kl_coeff > 0:
+        yield f"--kl-coeff {algorithm.kl_coeff} with --kl-place none: give --kl-place loss or reward, or -kl 0"
+    if algorithm.kl_place == "none" and algorithm.kl_clamp is not None:
+        yield f"--kl-clamp {algorithm.kl_clamp:g} without KL: has nothing to bound; give a -kl above 0, or leave it out"
+
+
+def _clipping(algorithm: AlgorithmConfig) -> Iterator[str]:
+    dual = algorithm.clip_dual
+    if dual is not None and algorithm.policy_loss != "clip":
+        yield f"--clip-dual {dual} with --policy-loss {algorithm.policy_loss}: only clip has it; leave it out"
+    elif dual is not None and dual <= 1 + algorithm.clip_eps_high:
+        yield (
+            f"--clip-dual {dual} must be above 1 + --clip-eps-high = {1 + algorithm.clip_eps_high}: it bounds "
             "what the clip lets through; 3 is usual"
         )
-    if config.ratio_level == "sequence" and is_plugin(config.policy_loss):
-        yield f"--ratio-level sequence with --policy-loss {config.policy_loss}: it forms its own ratio; use token"
+    if algorithm.ratio_level == "sequence" and is_plugin(algorithm.policy_loss):
+        yield f"--ratio-level sequence with --policy-loss {algorithm.policy_loss}: it forms its own ratio; use token"
 
 
 def _off_policy(config: Config) -> Iterator[str]:
-    correction, bounds = config.off_policy_correction, (config.off_policy_low, config.off_policy_high)
+    algorithm, sync = config.algorithm, config.sync
+    correction, bounds = (
+        algorithm.off_policy_correction,
+        (algorithm.off_policy_low, algorithm.off_policy_high),
+    )
     yield from _renormalised(config)
-    if config.on_logprob_gap != "stop" and config.old_logprobs == "engine":
+    if sync.on_logprob_gap != "stop" and algorithm.old_logprobs == "engine":
         yield (
-            f"--on-logprob-gap {config.on_logprob_gap} with --old-logprobs engine: weighs the trainer's old_logprobs "
+            f"--on-logprob-gap {sync.on_logprob_gap} with --old-logprobs engine: weighs the trainer's old_logprobs "
             "against the engine's, and here they are the same; use --old-logprobs trainer or auto"
         )
     if correction == "none":
@@ -94,7 +103,7 @@ def _off_policy(config: Config) -> Iterator[str]:
                 "give --off-policy-correction tis, icepop or sequence_mask, or leave them out"
             )
         return
-    if config.old_logprobs == "engine":
+    if algorithm.old_logprobs == "engine":
         yield (
             f"--off-policy-correction {correction} with --old-logprobs engine: weighs the trainer's old_logprobs "
             "against the engine's, and here they are the same; use --old-logprobs trainer"
@@ -108,19 +117,20 @@ def _off_policy(config: Config) -> Iterator[str]:
 
 def _renormalised(config: Config) -> Iterator[str]:
     """Refuse to compare probabilities over the tokens that sampling leaves with those over all tokens."""
+    sampling = config.sampling
     cut = " and ".join(
         f"{name} {value:g}"
         for name, value, is_cut in (
-            ("--top-k", config.top_k, config.top_k is not None),
-            ("--top-p", config.top_p, config.top_p < 1),
+            ("--top-k", sampling.top_k, sampling.top_k is not None),
+            ("--top-p", sampling.top_p, sampling.top_p < 1),
         )
         if is_cut
     )
     if not cut:
         return
     for flag, value, off in (
-        ("--off-policy-correction", config.off_policy_correction, "none"),
-        ("--on-logprob-gap", config.on_logprob_gap, "stop"),
+        ("--off-policy-correction", config.algorithm.off_policy_correction, "none"),
+        ("--on-logprob-gap", config.sync.on_logprob_gap, "stop"),
     ):
         if value != off:
             yield (
@@ -131,22 +141,23 @@ def _renormalised(config: Config) -> Iterator[str]:
 
 
 def _filters(config: Config) -> Iterator[str]:
-    if config.filter_range is not None:
-        low, high = config.filter_range
+    sampling, algorithm = config.sampling, config.algorithm
+    if algorithm.filter_range is not None:
+        low, high = algorithm.filter_range
         if not 0 <= low < high <= 1:
             yield f"--filter-range {low},{high}: mean scores lie in [0, 1]; give two of them in order, like 0,1"
-        elif config.has_binary_score and not any(
-            low < right / config.num_generations < high for right in range(config.num_generations + 1)
+        elif config.reward.has_binary_score and not any(
+            low < right / sampling.num_generations < high for right in range(sampling.num_generations + 1)
         ):
             yield (
-                f"--filter-range {low},{high} with -g {config.num_generations}: no group has such a mean score, as "
-                f"they are multiples of 1/{config.num_generations}; use a wider range or a larger -g"
+                f"--filter-range {low},{high} with -g {sampling.num_generations}: no group has such a mean score, as "
+                f"they are multiples of 1/{sampling.num_generations}; use a wider range or a larger -g"
             )
-    if config.cache_length is not None and not config.soft_over_length_punishment:
+    if algorithm.cache_length is not None and not algorithm.soft_over_length_punishment:
         yield (
-            f"--cache-length {config.cache_length}: belongs to --soft-over-length-punishment, which is off; "
+            f"--cache-length {algorithm.cache_length}: belongs to --soft-over-length-punishment, which is off; "
             "switch it on or leave this out"
         )
-    elif (config.cache_length or 0) > config.max_response_tokens:
-        limit = "--max-new-tokens" if config.max_episode_tokens is None else "max-episode-tokens - mpt ="
-        yield f"--cache-length {config.cache_length} exceeds {limit} {config.max_response_tokens}; give less"
+    elif (algorithm.cache_length or 0) > config.max_response_tokens:
+        limit = "--max-new-tokens" if sampling.max_episode_tokens is None else "max-episode-tokens - mpt ="
+        yield f"--cache-length {algorithm.cache_length} exceeds {limit} {config.max_response_tokens}; give less"

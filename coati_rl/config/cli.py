@@ -4,19 +4,19 @@ Whatever is wrong ends in one ConfigError that names field, value and remedy.
 """
 
 import argparse
-import difflib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from coati_rl.config.config import Config
+from coati_rl.config.fields import described, spelling
 from coati_rl.config.presets import without_dependents
+from coati_rl.config.yaml_file import did_you_mean, read_yaml
 from coati_rl.errors import ConfigError
 
 
@@ -25,39 +25,58 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message} (--help lists the flags)")
 
 
-def spelling(name: str, field: FieldInfo) -> str:
-    """The long flag of a field."""
-    return str(_extra(field, "spelling") or "--" + name.replace("_", "-"))
+class _Help(argparse.Action):
+    """--help prints all groups of flags, --help GROUP one of them; both exit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, group: Any, __: str | None = None) -> None:
+        if group is not None and group not in Config.sections():
+            raise ConfigError(f"--help {group}: there is no such group of flags; use {', '.join(Config.sections())}")
+        build_parser(group).print_help()
+        parser.exit()
 
 
-def _extra(field: FieldInfo, key: str) -> str | None:
-    extra = field.json_schema_extra
-    value = extra.get(key) if isinstance(extra, dict) else None
-    return None if value is None else str(value)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """All flags of the config model, plus --config and --dry-run."""
+def build_parser(group: str | None = None) -> argparse.ArgumentParser:
+    """All flags of the config model in groups, one for each section; or one group. Plus --config and --dry-run."""
     parser = _Parser(
         prog="rl_example.py",
-        description="Reinforcement learning of a language model: vLLM producers, ColossalAI trainers, rewards.",
+        usage="%(prog)s -m TEXT -d TEXT [--config FILE.yaml] [--dry-run] [flags of the groups below]",
+        description="Reinforcement learning of a language model: vLLM producers, ColossalAI trainers, rewards. "
+        f"--help GROUP shows one group of flags: {', '.join(Config.sections())}.",
         allow_abbrev=False,
+        add_help=False,
     )
-    parser.add_argument("--config", metavar="FILE.yaml", help="Read fields from YAML; flags override them.")
-    parser.add_argument("--dry-run", action="store_true", help="Print the resolved plan and exit.")
-    for name, field in Config.model_fields.items():
-        _add_flag(parser, name, field)
+    fields, sections, section_of = Config.fields(), Config.sections(), Config.section_of()
+    for title, names in _groups(group).items():
+        summaries = dict.fromkeys(sections[section_of[name]].__doc__ or "" for name in names)
+        listed = parser.add_argument_group(title, " ".join(summaries))
+        for name in names:
+            _add_flag(listed, name, fields[name])
+    general = parser.add_argument_group("general")
+    general.add_argument(
+        "-h", "--help", action=_Help, nargs="?", default=argparse.SUPPRESS, metavar="GROUP", help="List flags and exit."
+    )
+    general.add_argument("--config", metavar="FILE.yaml", help="Read fields from YAML; flags override them.")
+    general.add_argument("--dry-run", action="store_true", help="Print the resolved plan and exit.")
     return parser
 
 
-def _add_flag(parser: argparse.ArgumentParser, name: str, field: FieldInfo) -> None:
-    long, short = spelling(name, field), _extra(field, "short")
+def _groups(group: str | None) -> dict[str, list[str]]:
+    """Title -> fields of the groups of --help; the two flags that every run is given come first."""
+    groups = {name: [*section.model_fields] for name, section in Config.sections().items()}
+    if group is not None:
+        return {group: groups[group]}
+    model_and_data = dict.fromkeys(["model", "dataset", *groups.pop("model"), *groups.pop("data")])
+    return {"model and data": [*model_and_data], **groups}
+
+
+def _add_flag(parser: argparse._ArgumentGroup, name: str, field: FieldInfo) -> None:
+    long, short = spelling(name, field), described(field, "short")
     names = [short, long] if short else [long]
     options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
     if field.annotation is bool:
         options["action"] = argparse.BooleanOptionalAction  # --no-... overrides a file's true
     else:
-        options["metavar"] = _extra(field, "metavar") or _metavar(field)
+        options["metavar"] = described(field, "metavar") or _metavar(field)
         if field.annotation == list[str]:
             options["action"] = "append"
     default = "" if field.default is None or field.default is False or field.default == [] else f" [{field.default}]"
@@ -80,7 +99,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     argv = _known_spellings(argv, {name for action in parser._actions for name in action.option_strings})
     given = vars(parser.parse_args(argv))
     path, dry_run = given.pop("config"), given.pop("dry_run")
-    values = without_dependents(read_yaml(Path(path)), given) if path else {}
+    values = without_dependents(read_yaml(Path(path), Config), given, Config.fields()) if path else {}
     values.update(given)
     return build_config({name: _from_text(name, value) for name, value in values.items()}), dry_run
 
@@ -95,41 +114,25 @@ def _known_spellings(argv: Sequence[str], names: set[str]) -> list[str]:
         if re.fullmatch(r"--?[A-Za-z][\w-]*", name):
             found = by_hyphens.get(name.replace("_", "-"))
             if found is None:
-                raise ConfigError(f"unknown flag {name}; {_did_you_mean(name, names, '--help lists the flags')}")
+                raise ConfigError(f"unknown flag {name}; {did_you_mean(name, names, '--help lists the flags')}")
             word = found + equals + value
         known.append(word)
     return known
 
 
-def _did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else otherwise
-
-
 def build_config(values: dict[str, Any]) -> Config:
-    """Validate fields one by one. Raises: ConfigError with every wrong field on a line of its own."""
+    """Validate fields one by one. Raises: ConfigError with every wrong field on a line of its own.
+
+    Args:
+        values: by flat name, by section, or both.
+    """
     try:
+        values = Config.flattened(values)
         return Config(**values)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(problem, values) for problem in error.errors())) from error
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Fields of a YAML file. Raises: ConfigError for a missing file, bad YAML or an unknown key."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except OSError as error:
-        raise ConfigError(f"--config {path}: cannot be read ({error}); give an existing YAML file") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: bytes that are no text, dates that do not exist
-        raise ConfigError(f"--config {path}: not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"--config {path}: holds a {type(values).__name__}; write one 'name: value' a line")
-    for key in values:
-        if key not in Config.model_fields:
-            otherwise = "--help lists the fields (hyphens become underscores)"
-            remedy = _did_you_mean(str(key), Config.model_fields, otherwise)
-            raise ConfigError(f"--config {path}: unknown key {key!r}; {remedy}")
-    return values
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _from_text(name: str, value: Any) -> Any:
@@ -147,13 +150,13 @@ def _from_text(name: str, value: Any) -> Any:
 
 
 def _explain(problem: Any, values: dict[str, Any]) -> str:
-    location = ".".join(str(part) for part in problem["loc"])
-    if not location:
-        return str(problem["msg"]).removeprefix("Value error, ")
-    name = str(problem["loc"][0])
-    if name not in Config.model_fields:
-        return f"unknown field {location!r}; --help lists the fields"
-    part = "".join(f"{key!r}: " for key in problem["loc"][1:])  # the entry of an object or a list
+    """A mistake by the name of its flag; `values` are flat."""
+    message, fields = str(problem["msg"]).removeprefix("Value error, "), Config.fields()
+    name, *parts = [*problem["loc"][1:], ""] if problem["loc"] and problem["loc"][0] in Config.sections() else [""]
+    if problem["type"] == "extra_forbidden":
+        return f"unknown field {'.'.join(str(part) for part in problem['loc'])!r}; --help lists the fields"
+    if name not in fields:
+        return message
+    part = "".join(f"{key!r}: " for key in parts[:-1])  # the entry of an object or a list
     source = "" if name in values else f" (set by --algo {values.get('algo')})"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{spelling(name, Config.model_fields[name])} {part}{problem['input']!r}{source}: {message}"
+    return f"{spelling(name, fields[name])} {part}{problem['input']!r}{source}: {message}"

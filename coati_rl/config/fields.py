@@ -1,20 +1,35 @@
-"""Say on a config field what its flag is. A flag, its default and its help exist once: here, on the field.
+"""Describe a config field as a command-line flag. A flag, its default, its help and its role exist once: on the field.
 
 The long flag is the field's name with hyphens; a few keep the underscore of the reference's command line.
 """
 
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+Role = Literal["experiment", "execution"]
+
+STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class Section(BaseModel):
+    """The settings of one part of a job; also a group of flags in --help."""
+
+    model_config = STRICT
 
 
 def flag(
     default: Any,
     help_text: str,
     *,
+    role: Role,
     short: str | None = None,
     spelling: str | None = None,
     metavar: str | None = None,
+    follows: tuple[str, ...] = (),
+    only_for: str | None = None,
     **bounds: Any,
 ) -> Any:
     """A pydantic field that is also a command-line flag.
@@ -22,10 +37,37 @@ def flag(
     Args:
         default: the value without the flag.
         help_text: one line with the unit and what special values mean.
+        role: experiment decides what is learned, and a resumed run reports that it changed; execution (layout, memory,
+            paths, logging) may differ.
         short: the one-dash form, such as "-tbs".
         spelling: the long form where it is not the field's name with hyphens.
         metavar: what --help shows for the value where its type does not say enough.
+        follows: fields from which this one is derived unless it is given: where a flag changes one of them, the value
+            of --config is derived again.
+        only_for: the built-in reward that reads this field; without that reward it has no effect.
         bounds: pydantic's ge, gt, le, lt.
     """
-    extra: dict[str, Any] = {"short": short, "spelling": spelling, "metavar": metavar}
+    extra: dict[str, Any] = {"role": role, "short": short, "spelling": spelling, "metavar": metavar}
+    extra |= {"follows": list(follows), "only_for": only_for}
     return Field(default, description=help_text, json_schema_extra=extra, **bounds)
+
+
+experiment = partial(flag, role="experiment")
+execution = partial(flag, role="execution")
+
+
+def described(field: FieldInfo, key: str) -> Any:
+    """Return what `flag` was given for a field under `key`; None if nothing was."""
+    extra = field.json_schema_extra
+    return extra.get(key) if isinstance(extra, dict) else None
+
+
+def role_of(field: FieldInfo) -> Role:
+    """Return whether a field decides what is learned (experiment) or how it is carried out (execution)."""
+    role: Role = described(field, "role")
+    return role
+
+
+def spelling(name: str, field: FieldInfo) -> str:
+    """Return the long flag of a field."""
+    return str(described(field, "spelling") or "--" + name.replace("_", "-"))

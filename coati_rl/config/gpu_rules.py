@@ -13,15 +13,15 @@ _CONTEXT_BYTES = _GIB  # CUDA's context and NCCL's buffers, which vLLM's share d
 
 def with_device_defaults(config: Config, device: Device) -> Config:
     """Bound micro-batches on GPUs by tokens, with gradient checkpointing, where the user has set neither bound."""
-    said = config.model_fields_set
+    said = config.parallel.model_fields_set
     if device == "cpu" or {"train_microbatch_size", "max_tokens_per_microbatch"} & said:
         return config
     defaults = {
-        "train_microbatch_size": config.train_minibatch_size * config.num_generations,
+        "train_microbatch_size": config.parallel.train_minibatch_size * config.sampling.num_generations,
         "max_tokens_per_microbatch": max(_TOKEN_BUDGET, config.max_model_len),
         "gradient_checkpointing": True,
     }
-    return config.model_copy(update={name: value for name, value in defaults.items() if name not in said})
+    return config.with_changes(**{name: value for name, value in defaults.items() if name not in said})
 
 
 def check_staging(config: Config, *, update_bytes: int, gpu_bytes: int | None) -> list[str]:
@@ -33,7 +33,7 @@ def check_staging(config: Config, *, update_bytes: int, gpu_bytes: int | None) -
         gpu_bytes: memory of an engine's GPU; None if no such GPU is on this machine.
     Returns: warnings. Raises: ConfigError if the update cannot fit.
     """
-    share = config.gpu_memory_utilization
+    share = config.parallel.gpu_memory_utilization
     need = update_bytes + _CONTEXT_BYTES
     if gpu_bytes is None:
         smallest = math.ceil(need / (1 - share) / _GIB)

@@ -2,18 +2,14 @@
 
 from typing import Literal
 
-from pydantic import BaseModel
-
-from coati_rl.config.fields import flag
+from coati_rl.config.fields import Section, experiment
 
 
-class ModelConfig(BaseModel):
-    """The policy's checkpoint and its numbers."""
+class ModelConfig(Section):
+    """The policy's weights and their precision."""
 
-    model: str = flag("Qwen/Qwen2.5-7B", "Model directory in HF format, or a hub id.", short="-m")
-    checkpoint_path: str | None = flag(None, "Checkpoint directory of this project to resume from.", short="-cp")
-    precision: Literal["fp32", "bf16"] | None = flag(
+    model: str = experiment("Qwen/Qwen2.5-7B", "Model directory in HF format, or a hub id.", short="-m")
+    precision: Literal["fp32", "bf16"] | None = experiment(
         None,
         "Precision of trainer, engine and weight wire; bf16 keeps fp32 masters. Default: bf16 on GPUs and with ZeRO.",
     )
-    device: Literal["auto", "cpu", "cuda"] = flag("auto", "Where engines and trainers run; auto takes GPUs if any.")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.config import Config
 from coati_rl.config.parallel import PluginName
 from coati_rl.plugins import is_plugin
@@ -58,63 +59,68 @@ class Plan:
 
 def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Plan:
     """Derive the plan; `num_prompts` are the usable rows of the dataset, None if unknown."""
-    drawn = None if num_prompts is None else num_prompts * config.num_episodes
+    data, parallel = config.data, config.parallel
+    drawn = None if num_prompts is None else num_prompts * data.num_episodes
     steps = None if drawn is None else drawn // config.prompts_per_step
-    if config.max_steps is not None:
-        steps = config.max_steps if steps is None else min(steps, config.max_steps)
-    per_mini_batch = -(-config.train_minibatch_size * config.num_generations // config.train_microbatch_size)
+    if data.max_steps is not None:
+        steps = data.max_steps if steps is None else min(steps, data.max_steps)
+    per_mini_batch = -(
+        -parallel.train_minibatch_size * config.sampling.num_generations // parallel.train_microbatch_size
+    )
     return Plan(
         num_devices=config.num_devices,
         device=device,
         precision=resolve_precision(config, device),
         dp=config.dp,
-        plugin=config.plugin,
-        tensor_parallel_size=config.tensor_parallel_size,
-        pipeline_parallel_size=config.pipeline_parallel_size,
-        zero_stage=config.zero_stage,
+        plugin=parallel.plugin,
+        tensor_parallel_size=parallel.tensor_parallel_size,
+        pipeline_parallel_size=parallel.pipeline_parallel_size,
+        zero_stage=parallel.zero_stage,
         prompts_per_step=config.prompts_per_step,
-        samples_per_step=config.prompts_per_step * config.num_generations,
-        micro_batches_per_step=per_mini_batch * config.train_batch_size // config.train_minibatch_size,
-        is_token_bound=config.max_tokens_per_microbatch is not None,
+        samples_per_step=config.prompts_per_step * config.sampling.num_generations,
+        micro_batches_per_step=per_mini_batch * parallel.train_batch_size // parallel.train_minibatch_size,
+        is_token_bound=parallel.max_tokens_per_microbatch is not None,
         sync_period=config.sync_period,
         num_slots=config.num_slots,
         num_prompts=drawn,
         num_steps=steps,
-        is_dynamic=config.dynamic_batching,
+        is_dynamic=config.algorithm.dynamic_batching,
         algorithm=_algorithm(config),
     )
 
 
 def _algorithm(config: Config) -> str:
     """The preset and what it comes to after the user's own flags."""
+    algorithm = config.algorithm
     parts = [
-        f"advantage {config.advantage_estimator}{', whitened' if config.whiten_advantages else ''}",
-        config.policy_loss if is_plugin(config.policy_loss) else _clipping(config),
-        config.loss_variation,
+        f"advantage {algorithm.advantage_estimator}{', whitened' if algorithm.whiten_advantages else ''}",
+        algorithm.policy_loss if is_plugin(algorithm.policy_loss) else _clipping(algorithm),
+        algorithm.loss_variation,
         "no KL"
-        if config.kl_place == "none"
-        else f"KL {config.kl_coeff:g} {config.kl_estimator} in the {config.kl_place}",
+        if algorithm.kl_place == "none"
+        else f"KL {algorithm.kl_coeff:g} {algorithm.kl_estimator} in the {algorithm.kl_place}",
         f"old_logprobs of the {'trainer' if config.recomputes_old_logprobs else 'engine'}",
     ]
-    if config.off_policy_correction != "none":
-        parts.append(f"{config.off_policy_correction} {config.off_policy_low:g}/{config.off_policy_high:g}")
-    if config.entropy_coeff:
-        parts.append(f"entropy bonus {config.entropy_coeff:g}")
-    if config.filter_range is not None:
-        low, high = config.filter_range
-        parts.append(f"groups in {low:g}-{high:g}{', others replaced' if config.dynamic_batching else ''}")
-    if config.filter_truncated_response:
+    if algorithm.off_policy_correction != "none":
+        parts.append(f"{algorithm.off_policy_correction} {algorithm.off_policy_low:g}/{algorithm.off_policy_high:g}")
+    if algorithm.entropy_coeff:
+        parts.append(f"entropy bonus {algorithm.entropy_coeff:g}")
+    if algorithm.filter_range is not None:
+        low, high = algorithm.filter_range
+        parts.append(f"groups in {low:g}-{high:g}{', others replaced' if algorithm.dynamic_batching else ''}")
+    if algorithm.filter_truncated_response:
         parts.append("truncated out")
     if config.over_length_cache is not None:
         parts.append(f"punished from {config.max_response_tokens - config.over_length_cache} tokens")
-    return f"{config.algo} ({', '.join(parts)})"
+    return f"{algorithm.algo} ({', '.join(parts)})"
 
 
-def _clipping(config: Config) -> str:
-    dual = "" if config.clip_dual is None else f"/{config.clip_dual:g}"
-    return f"{config.policy_loss} {config.clip_eps_low:g}/{config.clip_eps_high:g}{dual} per {config.ratio_level}"
+def _clipping(algorithm: AlgorithmConfig) -> str:
+    low, high, dual = algorithm.clip_eps_low, algorithm.clip_eps_high, algorithm.clip_dual
+    bounds = f"{low:g}/{high:g}" + ("" if dual is None else f"/{dual:g}")
+    return f"{algorithm.policy_loss} {bounds} per {algorithm.ratio_level}"
 
 
 def resolve_precision(config: Config, device: Device) -> str:
     """fp32 or bf16; bf16 by default on GPUs and under ZeRO, which keeps float32 masters of bfloat16 weights."""
-    return config.precision or ("bf16" if device == "cuda" or config.zero_stage > 0 else "fp32")
+    return config.model.precision or ("bf16" if device == "cuda" or config.parallel.zero_stage > 0 else "fp32")

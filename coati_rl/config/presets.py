@@ -9,18 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic.fields import FieldInfo
 
 from coati_rl.algorithms.choices import CORRECTION_BOUNDS
+from coati_rl.config.fields import described
 from coati_rl.plugins import absolute
-
-# What makes the algorithm, and not the run: the settings that one preset or another chooses, and their like.
-PARTS = (
-    *("advantage_estimator", "whiten_advantages", "policy_loss", "ratio_level", "clip_eps_low", "clip_eps_high"),
-    *("clip_dual", "loss_variation", "entropy_coeff", "kl_coeff", "kl_place", "kl_estimator", "kl_clamp"),
-    *("off_policy_correction", "off_policy_low", "off_policy_high"),
-    *("skip_threshold", "filter_range", "dynamic_batching"),
-    *("soft_over_length_punishment", "cache_length", "filter_truncated_response"),
-)
 
 PRESETS = {path.stem.upper(): path for path in sorted((Path(__file__).parent / "presets").glob("*.yaml"))}
 
@@ -60,20 +53,27 @@ def read_preset(algo: str, known: Collection[str]) -> dict[str, Any]:
     return {name: None if value == "None" else value for name, value in settings.items()}
 
 
-def without_dependents(values: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+def without_dependents(
+    values: Mapping[str, Any], flags: Mapping[str, Any], fields: Mapping[str, FieldInfo]
+) -> dict[str, Any]:
     """A file's values, less those that followed from what a flag changes now.
 
     The file may be a run's config.yaml, which holds every setting: with another --algo its parts are another
     algorithm's, with another KL weight or correction its place or bounds are.
+
+    Args:
+        values: of the file, by flat name.
+        flags: those that were given, by flat name.
+        fields: of the job; each says which fields it follows.
     """
-    dropped: set[str] = set()
-    if "algo" in values and str(flags.get("algo", values["algo"])).upper() != str(values["algo"]).upper():
-        dropped.update(PARTS)
-    if "kl_coeff" in flags:
-        dropped.add("kl_place")
-    if "off_policy_correction" in flags:
-        dropped.update(("off_policy_low", "off_policy_high"))
-    return {name: value for name, value in values.items() if name not in dropped}
+    changed = set(flags)
+    if "algo" in changed and str(flags["algo"]).upper() == str(values.get("algo", flags["algo"])).upper():
+        changed.remove("algo")
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in fields or changed.isdisjoint(described(fields[name], "follows"))
+    }
 
 
 def _is_zero(value: Any) -> bool:

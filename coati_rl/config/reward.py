@@ -1,8 +1,8 @@
 """Choose what scores responses, and its limits. `reward_spec` says what a scoring process gets to know."""
 
-from pydantic import BaseModel, field_validator
+from pydantic import field_validator
 
-from coati_rl.config.fields import flag
+from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import (
     BUILT_IN_REWARDS,
@@ -18,36 +18,41 @@ from coati_rl.reward_spec import (
 )
 
 
-class RewardConfig(BaseModel):
+class RewardConfig(Section):
     """Rewards, the processes that compute them, and the limits of programs that a model wrote."""
 
-    reward_type: str = flag(
+    reward_type: str = experiment(
         "think_answer_tags",
         "Reward: think_answer_tags, boxed, code, FILE.py:FUNCTION of your own, or http://... of a served model; "
         "several with weights: boxed=1,brevity.py:score=0.2.",
         short="-rt",
     )
-    code_verifier_api_url: str | None = flag(
+    code_verifier_api_url: str | None = execution(
         None,
         "Score code at this service (python -m rewards serve) instead of here; its token is in COATI_REWARD_TOKEN.",
         short="-cv",
     )
-    reward_workers: int = flag(1, "Scoring processes of each producer.", ge=1)
-    reward_timeout_s: float | None = flag(
+    reward_workers: int = execution(1, "Scoring processes of each producer.", ge=1)
+    reward_timeout_s: float | None = experiment(
         None,
         f"Time for one response, seconds (CPU time for math; g times as long for a group that is scored in one call); "
         f"past it a sample is invalid. Default: {TIMEOUT_S:g} for math, else {LONG_TIMEOUT_S:g}.",
         gt=0,
     )
-    math_answer: MathAnswer = flag(
+    math_answer: MathAnswer = experiment(
         "number",
         "math: where the ground truth is a number, the answer must be one (fractions, percent, units), or may be any "
         "formula of its value, as 27 + 45 for 72.",
+        only_for="math",
     )
-    test_timeout_s: float = flag(10.0, "code: CPU time that a program may take for one test, seconds.", gt=0)
-    test_memory_mb: int = flag(1024, "code: memory that a program may take, MiB.", ge=32)
-    run_model_code_without_sandbox: bool = flag(
-        False, "code: run what the model writes with your own rights: it can read and change your files, keys, network."
+    test_timeout_s: float = experiment(
+        10.0, "code: CPU time that a program may take for one test, seconds.", only_for="code", gt=0
+    )
+    test_memory_mb: int = experiment(1024, "code: memory that a program may take, MiB.", only_for="code", ge=32)
+    run_model_code_without_sandbox: bool = execution(
+        False,
+        "code: run what the model writes with your own rights: it can read and change your files, keys, network.",
+        only_for="code",
     )
 
     @field_validator("reward_type")

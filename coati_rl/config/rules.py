@@ -41,29 +41,31 @@ def _sizes(config: Config) -> Iterator[str]:
 
 
 def _broken_sizes(config: Config) -> Iterator[str]:
-    if config.num_generations < 2 and needs_group(config):
-        yield f"-g 1: {config.algo} compares the samples of a prompt and learns nothing from one"
-    samples = config.train_minibatch_size * config.num_generations
-    if samples < config.train_microbatch_size:
+    sampling, parallel = config.sampling, config.parallel
+    if sampling.num_generations < 2 and needs_group(config):
+        yield f"-g 1: {config.algorithm.algo} compares the samples of a prompt and learns nothing from one"
+    samples = parallel.train_minibatch_size * sampling.num_generations
+    if samples < parallel.train_microbatch_size:
         yield (
-            f"tMbs * g must be at least tmbs: {config.train_minibatch_size} * {config.num_generations} = {samples} "
-            f"samples do not fill a micro-batch of {config.train_microbatch_size}"
+            f"tMbs * g must be at least tmbs: {parallel.train_minibatch_size} * {sampling.num_generations} = {samples} "
+            f"samples do not fill a micro-batch of {parallel.train_microbatch_size}"
         )
     yield from _divides(config, "inference_batch_size", "inference_microbatch_size")
     yield from _divides(config, "train_batch_size", "train_minibatch_size")
-    split = config.tensor_parallel_size * config.pipeline_parallel_size
-    if config.num_trainers % split:
-        yield f"T % (tp * pp) must be 0: -t {config.num_trainers} is no multiple of {split}"
+    split = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    if parallel.num_trainers % split:
+        yield f"T % (tp * pp) must be 0: -t {parallel.num_trainers} is no multiple of {split}"
     elif config.prompts_per_rollout % config.prompts_per_step:
         yield (
-            f"(P * ibs) % (tbs * dp) must be 0: {config.num_inferencer} * {config.inference_batch_size} = "
-            f"{config.prompts_per_rollout} prompts per rollout step are no multiple of {config.train_batch_size} * "
+            f"(P * ibs) % (tbs * dp) must be 0: {parallel.num_inferencer} * {parallel.inference_batch_size} = "
+            f"{config.prompts_per_rollout} prompts per rollout step are no multiple of {parallel.train_batch_size} * "
             f"{config.dp} = {config.prompts_per_step} per optimizer step"
         )
 
 
 def _divides(config: Config, large: str, small: str) -> Iterator[str]:
-    whole, part = getattr(config, large), getattr(config, small)
+    sizes = config.flat()
+    whole, part = sizes[large], sizes[small]
     large_flag, small_flag = _FLAGS[large], _FLAGS[small]
     if whole % part:
         exceeds = f"{small_flag} {part} exceeds {large_flag} {whole}"
@@ -82,10 +84,12 @@ def nearest_flags(config: Config) -> list[str]:
 
 def _repaired(config: Config, by: str) -> dict[str, int] | None:
     """Sizes that fit, where rollout and optimizer step are brought together by `by`; None if that cannot do it."""
-    sizes = {name: int(getattr(config, name)) for name in _FLAGS}
-    split = config.tensor_parallel_size * config.pipeline_parallel_size
+    parallel = config.parallel
+    flat = config.flat()
+    sizes = {name: int(flat[name]) for name in _FLAGS}
+    split = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
     sizes["num_trainers"] = _nearest_multiple(split, sizes["num_trainers"])
-    dp, producers = sizes["num_trainers"] // split, config.num_inferencer
+    dp, producers = sizes["num_trainers"] // split, parallel.num_inferencer
     if producers * sizes["inference_batch_size"] % (sizes["train_batch_size"] * dp):
         if by == "inference_batch_size":
             step = sizes["train_batch_size"] * dp
@@ -107,7 +111,8 @@ def _repaired(config: Config, by: str) -> dict[str, int] | None:
 
 
 def _changes(config: Config, sizes: dict[str, int]) -> str:
-    return " ".join(f"{_FLAGS[name]} {size}" for name, size in sizes.items() if size != getattr(config, name))
+    given = config.flat()
+    return " ".join(f"{_FLAGS[name]} {size}" for name, size in sizes.items() if size != given[name])
 
 
 def _nearest_multiple(of: int, start: int) -> int:
@@ -123,13 +128,14 @@ def nearest_divisor(whole: int, start: int) -> int:
 
 def _memory(config: Config) -> Iterator[str]:
     """ZeRO and the token budget: what they cannot be combined with."""
-    zero, pp, budget = config.zero_stage, config.pipeline_parallel_size, config.max_tokens_per_microbatch
+    parallel = config.parallel
+    zero, pp, budget = parallel.zero_stage, parallel.pipeline_parallel_size, parallel.max_tokens_per_microbatch
     if zero == 2 and pp > 1:
         yield (
             f"-zero 2 with -pp {pp}: stage 2 hands a gradient out as soon as it is made, and a pipeline makes it in "
             "several backward passes; use -zero 1 or -pp 1"
         )
-    if zero > 0 and config.precision == "fp32":
+    if zero > 0 and config.model.precision == "fp32":
         yield (
             f"-zero {zero} with --precision fp32: ZeRO keeps float32 masters of bfloat16 weights; "
             "use --precision bf16 or -zero 0"
@@ -143,35 +149,37 @@ def _memory(config: Config) -> Iterator[str]:
 
 def _named_length(config: Config) -> str:
     """The tokens of the longest episode, by the flags that set them."""
-    if config.max_episode_tokens is not None:
-        return f"--max-episode-tokens {config.max_episode_tokens}"
-    return f"mpt + mnt = {config.max_prompt_tokens} + {config.max_new_tokens} = {config.max_model_len}"
+    sampling = config.sampling
+    if sampling.max_episode_tokens is not None:
+        return f"--max-episode-tokens {sampling.max_episode_tokens}"
+    return f"mpt + mnt = {config.data.max_prompt_tokens} + {sampling.max_new_tokens} = {config.max_model_len}"
 
 
 def _shorter(config: Config, limit: int) -> str:
     """Episodes within a limit, as the flag to give; empty if the longest prompt leaves no room."""
-    if limit <= config.max_prompt_tokens:
+    if limit <= config.data.max_prompt_tokens:
         return ""
-    if config.max_episode_tokens is not None:
+    if config.sampling.max_episode_tokens is not None:
         return f" or --max-episode-tokens {limit}"
-    return f" or -mnt {limit - config.max_prompt_tokens}"
+    return f" or -mnt {limit - config.data.max_prompt_tokens}"
 
 
 def _lengths(config: Config) -> Iterator[str]:
-    episode, prompt = config.max_episode_tokens, config.max_prompt_tokens
+    episode, prompt = config.sampling.max_episode_tokens, config.data.max_prompt_tokens
     if episode is not None and episode <= prompt:
         yield (
             f"--max-episode-tokens {episode}: leaves no token to be sampled after a prompt of -mpt {prompt}; "
-            f"use --max-episode-tokens {prompt + config.max_new_tokens}, which is mpt + mnt, or a smaller -mpt"
+            f"use --max-episode-tokens {prompt + config.sampling.max_new_tokens}, which is mpt + mnt, or a smaller -mpt"
         )
 
 
 def _plugin(config: Config) -> Iterator[str]:
     """FSDP2 has one axis: all trainers."""
-    given = {"-tp": config.tensor_parallel_size, "-pp": config.pipeline_parallel_size, "-zero": config.zero_stage}
+    parallel = config.parallel
+    given = {"-tp": parallel.tensor_parallel_size, "-pp": parallel.pipeline_parallel_size, "-zero": parallel.zero_stage}
     off = {"-tp": 1, "-pp": 1, "-zero": 0}
     others = [flag for flag, value in given.items() if value != off[flag]]
-    if config.plugin == "fsdp2" and others:
+    if parallel.plugin == "fsdp2" and others:
         yield (
             f"--plugin fsdp2 with {' '.join(f'{flag} {given[flag]}' for flag in others)}: it shards weights, gradients "
             "and optimizer states over all trainers, and cuts nothing else; "
@@ -180,5 +188,6 @@ def _plugin(config: Config) -> Iterator[str]:
 
 
 def _sampling(config: Config) -> Iterator[str]:
-    if config.producer_tensor_parallel_size > 1 and config.backend != "vllm":
-        yield f"-ptp {config.producer_tensor_parallel_size}: only the vllm backend is tensor parallel; use -b vllm"
+    parallel = config.parallel
+    if parallel.producer_tensor_parallel_size > 1 and config.sampling.backend != "vllm":
+        yield f"-ptp {parallel.producer_tensor_parallel_size}: only the vllm backend is tensor parallel; use -b vllm"

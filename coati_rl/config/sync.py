@@ -2,44 +2,45 @@
 
 from typing import Literal
 
-from pydantic import BaseModel
-
-from coati_rl.config.fields import flag
+from coati_rl.config.fields import Section, execution, experiment
 
 OnLogprobGap = Literal["stop", "tis", "icepop", "sequence_mask"]
 TransportChoice = Literal["auto", "nccl", "gloo", "shm", "ipc", "file"]
 
 
-class WeightSyncConfig(BaseModel):
-    """Transport, commit, proof."""
+class SyncConfig(Section):
+    """How new weights reach the producers, and how the gap of engine and trainer is measured."""
 
-    inflight_update: bool = flag(
+    n_behind: int = experiment(
+        0, "Rollout steps that producers may run ahead; bounds staleness in syncs. 0 is lockstep.", short="-nb", ge=0
+    )
+    inflight_update: bool = execution(
         False,
         "Swap new weights in between two engine steps, while responses are being generated; they go on under the new "
         "weights, and each token carries the version that sampled it. Without: when no response is being generated.",
     )
-    weight_transport: TransportChoice = flag(
+    weight_transport: TransportChoice = execution(
         "auto",
         "How weights travel: nccl and ipc (CUDA IPC, one node) between GPUs, shm (shared memory, one node), gloo, or "
         "file (safetensors in the run directory, which all nodes share). auto: nccl on GPUs, shm on one node, or gloo.",
     )
-    sync_timeout_s: float = flag(60.0, "Deadline of a weight transfer, and of an in-flight swap, seconds.", gt=0)
-    probe_interval: int = flag(
+    sync_timeout_s: float = execution(60.0, "Deadline of a weight transfer, and of an in-flight swap, seconds.", gt=0)
+    probe_interval: int = execution(
         1, "Weight syncs between two measurements of the engine-trainer gap; a producer's first is always one.", ge=1
     )
-    logprob_gap_tokens: int = flag(
+    logprob_gap_tokens: int = execution(
         256,
         "Tokens of a step, at least, on which the gap to weights of earlier syncs is measured where these sampled: "
         "with -nb, or several steps per sync. Copies of them stay in host memory; 0: none, logprob_gap_mean is null.",
         ge=0,
     )
-    max_logprob_gap: float | None = flag(
+    max_logprob_gap: float | None = execution(
         None,
         "Engine-trainer gap of log-probabilities, nats, past which --on-logprob-gap acts. Default: 1e-4 in fp32; in "
         "bf16 twice what it was at the start.",
         gt=0,
     )
-    on_logprob_gap: OnLogprobGap = flag(
+    on_logprob_gap: OnLogprobGap = execution(
         "stop",
         "What a gap past the limit does: stop the run with a diagnosis, or from then on correct for it (tis, icepop, "
         "sequence_mask: see --off-policy-correction).",

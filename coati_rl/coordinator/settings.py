@@ -62,57 +62,58 @@ class CoordinatorSettings:
 
 def coordinator_settings(config: Config, *, precision: Precision = "fp32") -> CoordinatorSettings:
     """The coordinator's share of a checked config; `precision` is the plan's."""
-    max_new_tokens = min(config.max_new_tokens, config.max_response_tokens)
+    algorithm, parallel, sync, run = config.algorithm, config.parallel, config.sync, config.run
+    max_new_tokens = min(config.sampling.max_new_tokens, config.max_response_tokens)
     sampling = SamplingParams(
-        temperature=config.temperature,
-        top_p=config.top_p,
-        top_k=config.top_k,
+        temperature=config.sampling.temperature,
+        top_p=config.sampling.top_p,
+        top_k=config.sampling.top_k,
         max_new_tokens=max_new_tokens,
-        stop=tuple(config.stop),
+        stop=tuple(config.sampling.stop),
     )
-    greedy = SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens, stop=tuple(config.stop))
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens, stop=tuple(config.sampling.stop))
     return CoordinatorSettings(
         batch=BatchSettings(
             dp=config.dp,
-            train_batch_size=config.train_batch_size,
-            train_minibatch_size=config.train_minibatch_size,
-            train_microbatch_size=config.train_microbatch_size,
-            loss_variation=config.loss_variation,
-            advantage_estimator=config.advantage_estimator,
+            train_batch_size=parallel.train_batch_size,
+            train_minibatch_size=parallel.train_minibatch_size,
+            train_microbatch_size=parallel.train_microbatch_size,
+            loss_variation=algorithm.loss_variation,
+            advantage_estimator=algorithm.advantage_estimator,
             rules=GroupRules(
                 max_new_tokens=config.max_response_tokens,
-                filter_range=config.filter_range,
-                filter_truncated_response=config.filter_truncated_response,
+                filter_range=algorithm.filter_range,
+                filter_truncated_response=algorithm.filter_truncated_response,
                 over_length_cache=config.over_length_cache,
-                reward_scale=config.reward_scale,
+                reward_scale=algorithm.reward_scale,
             ),
-            max_tokens_per_microbatch=config.max_tokens_per_microbatch,
-            one_sample_per_row=config.one_sample_per_row,
+            max_tokens_per_microbatch=parallel.max_tokens_per_microbatch,
+            one_sample_per_row=parallel.one_sample_per_row,
         ),
         sampling_plans={
-            "train": SamplingPlan(group_size=config.num_generations, sampling=sampling),
+            "train": SamplingPlan(group_size=config.sampling.num_generations, sampling=sampling),
             "eval": SamplingPlan(group_size=1, sampling=greedy),
         },
-        n_behind=config.n_behind,
+        n_behind=sync.n_behind,
         sync_period=config.sync_period,
-        num_trainers=config.num_trainers,
-        ranks_per_dp_group=config.num_trainers // config.dp,
-        max_steps=config.max_steps,
-        eval_interval=config.eval_interval if config.eval_dataset and config.eval_interval > 0 else None,
-        save_interval=config.save_interval if config.save_interval > 0 else None,
-        max_failed_samples=int(config.max_failure_rate * config.prompts_per_step * config.num_generations),
-        dynamic_batching=config.dynamic_batching,
-        max_empty_groups=config.max_empty_batches * config.prompts_per_step,
-        seed=config.seed,
+        num_trainers=parallel.num_trainers,
+        ranks_per_dp_group=parallel.num_trainers // config.dp,
+        max_steps=config.data.max_steps,
+        eval_interval=run.eval_interval if config.data.eval_dataset and run.eval_interval > 0 else None,
+        save_interval=run.save_interval if run.save_interval > 0 else None,
+        max_failed_samples=int(run.max_failure_rate * config.prompts_per_step * config.sampling.num_generations),
+        dynamic_batching=algorithm.dynamic_batching,
+        max_empty_groups=algorithm.max_empty_batches * config.prompts_per_step,
+        seed=run.seed,
         gap=MismatchSettings(
             precision=precision,
-            limit=config.max_logprob_gap,
+            limit=sync.max_logprob_gap,
             # What is corrected for is no reason to stop, and what is renormalised is apart in any case.
             judges_sampled=not config.recomputes_old_logprobs,
-            temperature=config.temperature,
-            on_gap=config.on_logprob_gap,
+            temperature=config.sampling.temperature,
+            on_gap=sync.on_logprob_gap,
         ),
-        probe_interval=config.probe_interval,
-        inflight_update=config.inflight_update,
+        probe_interval=sync.probe_interval,
+        inflight_update=sync.inflight_update,
         max_probe_tokens=min(_PROBE_TOKENS, config.max_model_len - 1),
     )

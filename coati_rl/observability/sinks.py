@@ -98,7 +98,7 @@ class WandbSink:
             raise ConfigError("--wandb: the package wandb is not installed; pip install wandb") from error
         try:
             self._run = wandb.init(
-                project=config.project, name=run_dir.name, dir=str(run_dir), config=config.model_dump(mode="json")
+                project=config.run.project, name=run_dir.name, dir=str(run_dir), config=config.flat("json")
             )
         except wandb.errors.Error as error:
             message = " ".join(str(error).split())
@@ -119,6 +119,6 @@ def open_sinks(config: Config, run_dir: Path, *, first_step: int = 0) -> list[Si
     """The sinks of a run; `first_step` optimizer steps are behind it when it is resumed."""
     tensorboard = TensorBoardSink(run_dir / "tensorboard", first_step=first_step)
     sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl"), tensorboard]
-    if config.wandb:
+    if config.run.wandb:
         sinks.append(WandbSink(config, run_dir))
     return sinks

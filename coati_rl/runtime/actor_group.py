@@ -42,9 +42,9 @@ class CoordinatorActor(Coordinator):
         settings = coordinator_settings(config, precision="bf16" if prepared.plan.precision == "bf16" else "fp32")
         super().__init__(
             settings,
-            DatasetPrompts(prepared.train.prompts, num_episodes=config.num_episodes, seed=config.seed),
+            DatasetPrompts(prepared.train.prompts, num_episodes=config.data.num_episodes, seed=config.run.seed),
             EvaluationRounds(tasks, paths.evaluation),
-            RolloutRecorder(paths.rollouts, config.rollout_detail),
+            RolloutRecorder(paths.rollouts, config.run.rollout_detail),
             RunStart(
                 position=prepared.resume.position if prepared.resume else None,
                 kept=prepared.resume.kept if prepared.resume else None,
@@ -93,11 +93,11 @@ class ActorGroup:
 
     def start(self) -> None:
         """Make all actors and wait for the trainers; producers are ready when they are ready."""
-        handles = [self._make_trainer(rank) for rank in range(self._config.num_trainers)]
+        handles = [self._make_trainer(rank) for rank in range(self._config.parallel.num_trainers)]
         rendezvous = handles[0].open_rendezvous.remote()
-        if self._config.master_port:  # it may be taken, which is found before engines are loaded
+        if self._config.cluster.master_port:  # it may be taken, which is found before engines are loaded
             wait_for(rendezvous, who="trainer-0", timeout_s=START_TIMEOUT_S)
-        for _ in range(self._config.num_inferencer):
+        for _ in range(self._config.parallel.num_inferencer):
             self.add_producer()
         where = wait_for(rendezvous, who="trainer-0", timeout_s=START_TIMEOUT_S)
         starts = [handle.start.remote(where) for handle in handles]
@@ -162,7 +162,9 @@ class ActorGroup:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        waiting = 2 * (self._config.num_inferencer + self._config.num_trainers) + 8  # long polls that block a thread
+        waiting = (
+            2 * (self._config.parallel.num_inferencer + self._config.parallel.num_trainers) + 8
+        )  # long polls that block a thread
         options = {"num_cpus": 0, "max_concurrency": waiting, "scheduling_strategy": here, "max_restarts": 0}
         context = self._context("coordinator", None)
         actor = ray.remote(CoordinatorActor).options(name="coordinator", namespace=self._namespace, **options)

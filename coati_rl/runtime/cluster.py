@@ -36,8 +36,8 @@ def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int, scratch: Path) 
     """
     handlers = {number: signal.getsignal(number) for number in ending_signals()}
     try:
-        if config.master_address:
-            _join(config.master_address)
+        if config.cluster.master_address:
+            _join(config.cluster.master_address)
         else:
             with kept_from_children():
                 ray.init(
@@ -68,8 +68,8 @@ def _session_path(config: Config, scratch: Path) -> Path:
             f"TMPDIR {scratch.parent}: too long for paths of Ray's sockets, of which it may take {most} characters; "
             "set TMPDIR=/tmp"
         )
-    if config.ray_dir is not None:
-        session.symlink_to(_make_private(Path(config.ray_dir).absolute()) / "ray")
+    if config.cluster.ray_dir is not None:
+        session.symlink_to(_make_private(Path(config.cluster.ray_dir).absolute()) / "ray")
         session.readlink().mkdir()
     return session
 
@@ -136,7 +136,7 @@ def own_namespace() -> str:
 
 def own_address(config: Config) -> str:
     """The address at which other actors of the run reach this process's machine; in an actor, its own node's."""
-    if not config.master_address:
+    if not config.cluster.master_address:
         return "127.0.0.1"
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 

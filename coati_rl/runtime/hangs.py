@@ -28,10 +28,11 @@ class HangTimeouts:
     @staticmethod
     def of(config: Config) -> "HangTimeouts":
         """The config's. A phase that waits for calls with deadlines of their own has as much more."""
-        sync_s, loop_s = config.phase_timeout_s + config.sync_timeout_s, config.phase_timeout_s + _CALLS_S
+        cluster = config.cluster
+        sync_s, loop_s = cluster.phase_timeout_s + config.sync.sync_timeout_s, cluster.phase_timeout_s + _CALLS_S
         return HangTimeouts(
-            heartbeat_s=config.heartbeat_timeout_s,
-            phase_s=config.phase_timeout_s,
+            heartbeat_s=cluster.heartbeat_timeout_s,
+            phase_s=cluster.phase_timeout_s,
             floors={"sync": sync_s, "rollout loop": loop_s},
         )
 

@@ -51,13 +51,15 @@ def launch(
     Raises: ConfigError before anything started; RunError with its cause and the logs' path.
     """
     config, plan = prepared.config, prepared.plan
-    if config.master_port and not config.master_address:
-        check_port(config.master_port)
-    paths = make_run_dir(config, prepared.resume, checkpoint_bytes=checkpoint_bytes(Path(config.model), plan.precision))
+    if config.cluster.master_port and not config.cluster.master_address:
+        check_port(config.cluster.master_port)
+    paths = make_run_dir(
+        config, prepared.resume, checkpoint_bytes=checkpoint_bytes(Path(config.model.model), plan.precision)
+    )
     write_note(scratch, _note(prepared, paths))
     first_step = prepared.resume.position.step if prepared.resume else 0
     num_gpus = plan.num_devices if plan.device == "cuda" else 0
-    num_cpus = config.num_inferencer + config.num_trainers
+    num_cpus = config.parallel.num_inferencer + config.parallel.num_trainers
     try:
         with (
             _driver_log(paths.logs / "driver.log") as log,
@@ -77,8 +79,8 @@ def launch(
             supervisor = Supervisor(
                 actors,
                 lambda event: _record(_marked(event, timeline, log), display, sinks, syncs),
-                num_producers=config.num_inferencer,
-                stall_timeout_s=config.stall_timeout_s,
+                num_producers=config.parallel.num_inferencer,
+                stall_timeout_s=config.cluster.stall_timeout_s,
                 on_status=display.show_wait,
             )
             try:
@@ -98,7 +100,7 @@ def _note(prepared: Prepared, paths: RunPaths) -> RunNote:
         run_dir=paths.run_dir,
         checkpoints=paths.checkpoints,
         resumed_from=prepared.resume.directory if prepared.resume else None,
-        grace_s=prepared.config.interrupt_grace_s,
+        grace_s=prepared.config.run.interrupt_grace_s,
     )
 
 
@@ -107,11 +109,11 @@ def _watch(supervisor: Supervisor, config: Config) -> None:
 
     Raises: KeyboardInterrupt, with the reason if the last step is not saved; RunError.
     """
-    save_s = max(config.interrupt_grace_s - _END_S, config.interrupt_grace_s / 2)
+    save_s = max(config.run.interrupt_grace_s - _END_S, config.run.interrupt_grace_s / 2)
     with noted_interrupts() as interrupted_at:
         try:
             supervisor.run(interrupted_at)
-            if (signal_s := interrupted_at()) is not None and config.save_on_interrupt:
+            if (signal_s := interrupted_at()) is not None and config.run.save_on_interrupt:
                 supervisor.save(deadline=signal_s + save_s)
         except RunError as error:
             if interrupted_at() is None:

@@ -59,13 +59,13 @@ class Request:
     @staticmethod
     def of(config: Config, device: Device) -> "Request":
         """Everything that a run starts. A tensor-parallel engine has a process, and so a CPU, for each rank."""
-        width = config.producer_tensor_parallel_size
+        width = config.parallel.producer_tensor_parallel_size
         on_gpu = device == "cuda"
         return Request(
-            num_trainers=config.num_trainers,
-            group_size=config.tensor_parallel_size * config.pipeline_parallel_size,
+            num_trainers=config.parallel.num_trainers,
+            group_size=config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size,
             trainer=Need(cpus=1, gpus=1 if on_gpu else 0),
-            num_producers=config.num_inferencer,
+            num_producers=config.parallel.num_inferencer,
             producer=Need(cpus=1 if on_gpu else width, gpus=width if on_gpu else 0),
         )
 

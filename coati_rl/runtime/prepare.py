@@ -58,36 +58,37 @@ def prepare(
         is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
     Raises: ConfigError.
     """
-    load_estimator(config.advantage_estimator)  # a user's own functions are tried before anything starts
-    build_loss(config)
+    data = config.data
+    load_estimator(config.algorithm.advantage_estimator)  # a user's own functions are tried before anything starts
+    build_loss(config.algorithm)
     device, warnings = resolve_device(config, is_dry_run=is_dry_run)
     config = with_device_defaults(config, device)
-    backend = choose_backend(config.weight_transport, device=device, is_one_node=not config.master_address)
+    backend = choose_backend(config.sync.weight_transport, device=device, is_one_node=not config.cluster.master_address)
     truth: dict[str, Any] = {
-        "truth": required_truth(config.reward_type, needs_truth=needs_truth),
-        "answer_key": config.answer_key,
+        "truth": required_truth(config.reward.reward_type, needs_truth=needs_truth),
+        "answer_key": data.answer_key,
     }
-    rows = load_rows(config.dataset, flag="--dataset", **truth)
-    eval_paths = config.eval_dataset or {}
+    rows = load_rows(data.dataset, flag="--dataset", **truth)
+    eval_paths = data.eval_dataset or {}
     eval_rows = {task: load_rows(path, flag="--eval-dataset", **truth) for task, path in eval_paths.items()}
     warnings += [*_evaluation_warnings(config), *reward_warnings(config), *algorithm_warnings(config)]
     warnings += _sharding_warnings(config, device)
-    directory = resolve_model(config.model, is_dry_run=is_dry_run)
+    directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     if directory is None:
-        unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.num_trainers else "")
-        warnings.append(f"model {config.model} is not on this machine: {unchecked} are not checked")
+        unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.parallel.num_trainers else "")
+        warnings.append(f"model {config.model.model} is not on this machine: {unchecked} are not checked")
         train, evaluation = PromptSet(prompts=(), num_refused=0), dict[str, PromptSet]()
         num_prompts = len(rows)
     else:
-        config = config.model_copy(update={"model": str(directory)})
+        config = config.with_changes(model=str(directory))
         hf_config = read_model_config(directory)
         _check_length(config, hf_config)
         check_layout(config, hf_config)
         warnings += _check_gpu_memory(config, directory, backend)
         tokenizer = load_tokenizer(directory)
-        system = system_prompt if config.system_prompt is None else config.system_prompt
+        system = system_prompt if data.system_prompt is None else data.system_prompt
         options: dict[str, Any] = {
-            "max_prompt_tokens": config.max_prompt_tokens,
+            "max_prompt_tokens": data.max_prompt_tokens,
             "system_prompt": system,
             **truth,
         }
@@ -107,42 +108,45 @@ def prepare(
 
 def _evaluation_warnings(config: Config) -> Iterator[str]:
     """Raises: ConfigError if there is nothing to evaluate on."""
-    if config.eval_interval > 0 and not config.eval_dataset:
-        raise ConfigError(f"--eval-interval {config.eval_interval}: needs --eval-dataset, or -1 to switch it off")
-    if config.eval_dataset and config.eval_interval < 0:
+    run = config.run
+    if run.eval_interval > 0 and not config.data.eval_dataset:
+        raise ConfigError(f"--eval-interval {run.eval_interval}: needs --eval-dataset, or -1 to switch it off")
+    if config.data.eval_dataset and run.eval_interval < 0:
         yield "--eval-dataset is not evaluated: --eval-interval is -1 (off)"
 
 
 def _check_step(config: Config, plan: Plan, num_prompts: int) -> None:
     if plan.num_steps == 0:
         raise ConfigError(
-            f"--dataset {config.dataset}: {num_prompts} usable prompts x {config.num_episodes} episode(s) do not fill "
-            f"one optimizer step of tbs * dp = {config.prompts_per_step} prompts; "
+            f"--dataset {config.data.dataset}: {num_prompts} usable prompts x {config.data.num_episodes} episode(s) do "
+            f"not fill one optimizer step of tbs * dp = {config.prompts_per_step} prompts; "
             f"nearest: {_smaller_step(config, num_prompts)}"
         )
 
 
 def _sharding_warnings(config: Config, device: Device) -> Iterator[str]:
-    if config.zero_stage > 0 and config.precision is None and device == "cpu":
-        yield f"-zero {config.zero_stage} sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights"
-    if config.zero_stage > 0 and config.dp == 1:
-        yield f"-zero {config.zero_stage}: does nothing here, as there is one data-parallel copy to share with"
-    if config.plugin == "fsdp2" and config.num_trainers == 1:
+    parallel = config.parallel
+    if parallel.zero_stage > 0 and config.model.precision is None and device == "cpu":
+        yield f"-zero {parallel.zero_stage} sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights"
+    if parallel.zero_stage > 0 and config.dp == 1:
+        yield f"-zero {parallel.zero_stage}: does nothing here, as there is one data-parallel copy to share with"
+    if parallel.plugin == "fsdp2" and parallel.num_trainers == 1:
         yield "--plugin fsdp2: shares nothing out here, as there is one trainer"
 
 
 def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[str]]:
     """Return where the run computes, and warnings. Raises: ConfigError when this machine has too few GPUs."""
+    parallel, cluster = config.parallel, config.cluster
     import torch
 
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if config.device == "cpu" or (config.device == "auto" and not available and not config.master_address):
+    if cluster.device == "cpu" or (cluster.device == "auto" and not available and not cluster.master_address):
         return "cpu", []
-    if config.master_address or available >= config.num_devices:
+    if cluster.master_address or available >= config.num_devices:
         return "cuda", []  # a cluster's GPUs are counted when it is joined
     message = (
-        f"GPUs = P * ptp + T: {config.num_inferencer} * {config.producer_tensor_parallel_size} + {config.num_trainers} "
-        f"= {config.num_devices} are needed, this machine has {available}"
+        f"GPUs = P * ptp + T: {parallel.num_inferencer} * {parallel.producer_tensor_parallel_size} + "
+        f"{parallel.num_trainers} = {config.num_devices} are needed, this machine has {available}"
     )
     if is_dry_run:
         return "cuda", [message]
@@ -170,16 +174,17 @@ def _update_bytes(config: Config, directory: Path) -> int:
 
 
 def _fewer(config: Config, available: int) -> str:
+    parallel = config.parallel
     if available < 2:
         return "use --device cpu, or --master_address of a Ray cluster"
-    split = config.num_trainers // config.dp  # tp * pp
+    split = parallel.num_trainers // config.dp  # tp * pp
     layout = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1} if split >= available else {}
     split = 1 if layout else split
-    width = config.producer_tensor_parallel_size if config.producer_tensor_parallel_size <= available - split else 1
-    engines = min(config.num_inferencer, (available - split) // width)
-    trainers = min(config.num_trainers, available - engines * width) // split * split
+    width = wanted if (wanted := parallel.producer_tensor_parallel_size) <= available - split else 1
+    engines = min(parallel.num_inferencer, (available - split) // width)
+    trainers = min(parallel.num_trainers, available - engines * width) // split * split
     sizes = {"num_inferencer": engines, "num_trainers": trainers, "producer_tensor_parallel_size": width, **layout}
-    flags = f"-i {engines} -t {trainers}" + (" -ptp 1" if width != config.producer_tensor_parallel_size else "")
+    flags = f"-i {engines} -t {trainers}" + (" -ptp 1" if width != wanted else "")
     flags += " -tp 1 -pp 1" if layout else ""
     return f"nearest: {_with_others(flags, config, sizes)}; or --master_address of a Ray cluster"
 
@@ -187,7 +192,7 @@ def _fewer(config: Config, available: int) -> str:
 def _smaller_step(config: Config, num_prompts: int) -> str:
     """The flags with which so many prompts fill an optimizer step."""
     more_episodes = f"-e {-(-config.prompts_per_step // num_prompts)}"
-    limit = num_prompts * config.num_episodes // config.dp
+    limit = num_prompts * config.data.num_episodes // config.dp
     if limit < 1:
         return more_episodes
     per_rollout = config.prompts_per_rollout // config.dp
@@ -197,7 +202,7 @@ def _smaller_step(config: Config, num_prompts: int) -> str:
 
 def _with_others(flags: str, config: Config, sizes: dict[str, int]) -> str:
     """`flags`, and what else has to change with these sizes for the rules to hold."""
-    return " ".join([flags, *nearest_flags(config.model_copy(update=sizes))[:1]])
+    return " ".join([flags, *nearest_flags(config.with_changes(**sizes))[:1]])
 
 
 def resolve_model(model: str, *, is_dry_run: bool) -> Path | None:
@@ -258,27 +263,33 @@ def _check_length(config: Config, model: Any) -> None:
     is_extended = rope.get("rope_type", "default") != "default"  # how far is the engine's business
     if isinstance(limit, int) and config.max_model_len > limit and not is_extended:
         raise ConfigError(
-            f"{_length(config)} the {limit} positions of --model {config.model}; nearest: {_shorter(config, limit)}"
+            f"{_length(config)} the {limit} positions of --model {config.model.model}; "
+            f"nearest: {_shorter(config, limit)}"
         )
 
 
 def _length(config: Config) -> str:
-    if config.max_episode_tokens is not None:
-        return f"--max-episode-tokens {config.max_episode_tokens} exceeds"
-    return f"-mpt {config.max_prompt_tokens} + -mnt {config.max_new_tokens} = {config.max_model_len} tokens exceed"
+    sampling = config.sampling
+    if sampling.max_episode_tokens is not None:
+        return f"--max-episode-tokens {sampling.max_episode_tokens} exceeds"
+    return (
+        f"-mpt {config.data.max_prompt_tokens} + -mnt {sampling.max_new_tokens} = {config.max_model_len} tokens exceed"
+    )
 
 
 def _shorter(config: Config, limit: int) -> str:
-    if config.max_episode_tokens is not None:
-        return f"--max-episode-tokens {limit}{f' -mpt {limit // 2}' if limit <= config.max_prompt_tokens else ''}"
-    if config.max_prompt_tokens < limit:
-        return f"-mnt {limit - config.max_prompt_tokens}"
-    return f"-mpt {limit // 2} -mnt {min(config.max_new_tokens, limit - limit // 2)}"
+    data = config.data
+    if config.sampling.max_episode_tokens is not None:
+        return f"--max-episode-tokens {limit}{f' -mpt {limit // 2}' if limit <= data.max_prompt_tokens else ''}"
+    if data.max_prompt_tokens < limit:
+        return f"-mnt {limit - data.max_prompt_tokens}"
+    return f"-mpt {limit // 2} -mnt {min(config.sampling.max_new_tokens, limit - limit // 2)}"
 
 
 def _check_prompts(config: Config, train: PromptSet, evaluation: dict[str, PromptSet]) -> None:
     for name, prompt_set in {"--dataset": train, **{f"--eval-dataset {t}": s for t, s in evaluation.items()}}.items():
         if not prompt_set.prompts:
             raise ConfigError(
-                f"{name}: all {prompt_set.num_refused} prompts exceed --max-prompt-tokens {config.max_prompt_tokens}"
+                f"{name}: all {prompt_set.num_refused} prompts exceed "
+                f"--max-prompt-tokens {config.data.max_prompt_tokens}"
             )

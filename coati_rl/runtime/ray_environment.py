@@ -19,7 +19,7 @@ def prepare_ray_environment(config: Config) -> None:
         # A driver's empty GPU list must not reach the actors of a cluster that has GPUs.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
-    if not config.master_address:
+    if not config.cluster.master_address:
         # Ray's name for "clusters of several machines are possible"; without it all of its servers bind to loopback.
         settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         if "RAY_AUTH_TOKEN_PATH" not in os.environ:

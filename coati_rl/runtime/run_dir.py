@@ -43,12 +43,13 @@ class RunPaths:
 
 def probe_outputs(config: Config) -> None:
     """Try to write where the run will, before anything large is imported. Raises: ConfigError if a disk refuses."""
-    if config.checkpoint_path is None:  # else the run may go on in its own directory, wherever that is
+    run = config.run
+    if run.checkpoint_path is None:  # else the run may go on in its own directory, wherever that is
         probe(_wanted(config).parent, asked_by=f"--run-dir {_wanted(config)}")
     outputs = {
-        "--save-dir": config.save_dir,
-        "--eval-save-dir": config.eval_save_dir,
-        "--rollout-save-dir": config.rollout_save_dir,
+        "--save-dir": run.save_dir,
+        "--eval-save-dir": run.eval_save_dir,
+        "--rollout-save-dir": run.rollout_save_dir,
     }
     for flag, path in outputs.items():
         if path is not None:
@@ -76,7 +77,7 @@ def make_run_dir(config: Config, resume: ResumePoint | None = None, *, checkpoin
     Raises: ConfigError if it cannot be created or written or has no room for a checkpoint, if the run that is resumed
         is still going on, or if the directory of checkpoints holds those of another run.
     """
-    wanted = _wanted(config) if config.run_dir else None
+    wanted = _wanted(config) if config.run.run_dir else None
     _check_save_dir(config, resume)
     own = _directory_of_run(resume, wanted)
     checkpoints = _paths(config, own or _wanted(config)).checkpoints
@@ -88,7 +89,7 @@ def make_run_dir(config: Config, resume: ResumePoint | None = None, *, checkpoin
                 _discard_what_follows(resume, paths, is_same_run=own is not None)
                 _note_resumption(resume, paths.run_dir)
             paths.logs.mkdir(exist_ok=True)
-            resolved = config.model_dump(mode="json")
+            resolved = config.flat("json")
             (paths.run_dir / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--run-dir {error.filename or wanted}: cannot be created: {error.strerror}") from error
@@ -112,18 +113,20 @@ def held(run_dir: Path) -> Iterator[None]:
 
 
 def _wanted(config: Config) -> Path:
-    return (Path(config.run_dir) if config.run_dir else Path("runs") / config.project).absolute()
+    run = config.run
+    return (Path(run.run_dir) if run.run_dir else Path("runs") / run.project).absolute()
 
 
 def _check_save_dir(config: Config, resume: ResumePoint | None) -> None:
     """Two runs in one directory would replace, and with --keep-checkpoints delete, each other's checkpoints."""
-    if config.save_dir is None:
+    run = config.run
+    if run.save_dir is None:
         return
-    found = checkpoints_in(Path(config.save_dir))
-    if found and (resume is None or resume.directory.parent.resolve() != Path(config.save_dir).resolve()):
+    found = checkpoints_in(Path(run.save_dir))
+    if found and (resume is None or resume.directory.parent.resolve() != Path(run.save_dir).resolve()):
         raise ConfigError(
-            f"--save-dir {config.save_dir}: holds checkpoints of another run, the newest of which is {found[-1].name}; "
-            f"use an empty directory, or go on from them with -cp {config.save_dir}"
+            f"--save-dir {run.save_dir}: holds checkpoints of another run, the newest of which is {found[-1].name}; "
+            f"use an empty directory, or go on from them with -cp {run.save_dir}"
         )
 
 
@@ -170,10 +173,11 @@ def _note_resumption(resume: ResumePoint, run_dir: Path) -> None:
 
 
 def _paths(config: Config, run_dir: Path) -> RunPaths:
+    run = config.run
     return RunPaths(
         run_dir=run_dir,
-        checkpoints=Path(config.save_dir).absolute() if config.save_dir else run_dir / "checkpoints",
-        evaluation=Path(config.eval_save_dir).absolute() if config.eval_save_dir else run_dir / "eval",
-        rollouts=Path(config.rollout_save_dir).absolute() if config.rollout_save_dir else run_dir / "rollouts",
+        checkpoints=Path(run.save_dir).absolute() if run.save_dir else run_dir / "checkpoints",
+        evaluation=Path(run.eval_save_dir).absolute() if run.eval_save_dir else run_dir / "eval",
+        rollouts=Path(run.rollout_save_dir).absolute() if run.rollout_save_dir else run_dir / "rollouts",
         logs=run_dir / "logs",
     )

@@ -87,12 +87,13 @@ class PolicyGradient(Objective):
 
 def policy_gradient(config: Config) -> PolicyGradient:
     """Return the objective of a checked config. Raises: ConfigError if a user's loss fails."""
+    algorithm = config.algorithm
     return PolicyGradient(
-        loss_fn=build_loss(config),
-        has_reference=config.kl_coeff > 0,
+        loss_fn=build_loss(algorithm),
+        has_reference=algorithm.kl_coeff > 0,
         old_policy_period=config.sync_period if config.recomputes_old_logprobs else None,
-        reward_kl_coeff=config.kl_coeff if config.kl_place == "reward" else 0.0,
-        kl_estimator=config.kl_estimator,
-        kl_clamp=config.kl_clamp,
-        needs_whole_step=config.whiten_advantages,
+        reward_kl_coeff=algorithm.kl_coeff if algorithm.kl_place == "reward" else 0.0,
+        kl_estimator=algorithm.kl_estimator,
+        kl_clamp=algorithm.kl_clamp,
+        needs_whole_step=algorithm.whiten_advantages,
     )

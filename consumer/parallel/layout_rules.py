@@ -23,12 +23,12 @@ _CUT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size",
 
 def check_layout(config: Config, hf_config: Any) -> None:
     """Refuse tp and pp that this model cannot have. Raises: ConfigError with all broken rules, one a line."""
-    tp, pp = config.tensor_parallel_size, config.pipeline_parallel_size
+    tp, pp = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
     problems = {
         f"-tp {tp}": (_tensor_plan_problem(hf_config) or _sizes_problem(tp, hf_config)) if tp > 1 else None,
         f"-pp {pp}": (_pipeline_plan_problem(hf_config) or _depth_problem(pp, hf_config)) if pp > 1 else None,
     }
-    lines = [f"{flag}: {problem} (--model {config.model})" for flag, problem in problems.items() if problem]
+    lines = [f"{flag}: {problem} (--model {config.model.model})" for flag, problem in problems.items() if problem]
     if lines:
         raise ConfigError("\n".join(lines))
 

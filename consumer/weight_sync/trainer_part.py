@@ -44,9 +44,9 @@ def publishing(
     """
     device = backend.device
     wire = choose_backend(
-        config.weight_transport,
+        config.sync.weight_transport,
         device="cuda" if device.type == "cuda" else "cpu",
-        is_one_node=not config.master_address,
+        is_one_node=not config.cluster.master_address,
         update_bytes=make_manifest(backend, 0).total_bytes,
     )
     with closing(WeightSender(backend=wire, host=host, device=device, directory=directory)) as sender:
@@ -78,10 +78,12 @@ def _make_send(
         connect,
         lambda version: make_manifest(backend, version),
         reports,
-        ranks_per_producer=config.producer_tensor_parallel_size,
-        timeout_s=config.sync_timeout_s,
+        ranks_per_producer=config.parallel.producer_tensor_parallel_size,
+        timeout_s=config.sync.sync_timeout_s,
         # A producer that hangs is replaced before the run counts as stalled.
-        commit_timeout_s=config.sync_timeout_s if config.inflight_update else 0.9 * config.stall_timeout_s,
+        commit_timeout_s=config.sync.sync_timeout_s
+        if config.sync.inflight_update
+        else 0.9 * config.cluster.stall_timeout_s,
         num_senders=backend.layout.num_senders,
         announce=lambda text: _announce(backend, text),
     ).publish

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from rewards.__main__ import main
-from rewards.commands import serve_command
 from tests.integration.reward_service_process import (
     REPOSITORY,
     TOKEN,
@@ -101,6 +100,8 @@ def test_a_refusal_is_the_exit_code_of_the_process() -> None:
 
 
 def test_a_token_file_that_others_can_read_is_warned_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from rewards.commands import serve_command  # brings FastAPI, which collecting tests can do without
+
     file = tmp_path / "token"
     file.write_text("from-the-file\n")
     for mode, warning in ((0o600, ""), (0o644, "can be read by others; chmod 600")):
@@ -111,6 +112,8 @@ def test_a_token_file_that_others_can_read_is_warned_about(tmp_path: Path, capsy
 
 
 def test_only_loopback_goes_without_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    from rewards.commands import serve_command  # brings FastAPI, which collecting tests can do without
+
     for host, warning in (
         ("127.0.0.1", ""),
         ("0.0.0.0", "--host 0.0.0.0 is reachable from other machines"),

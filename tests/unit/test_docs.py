@@ -27,7 +27,7 @@ def example(tmp_path: Path) -> Path:
 
 
 def test_the_example_of_a_loss_and_an_advantage_of_ones_own_is_accepted(example: Path) -> None:
-    loss = build_loss(Config(policy_loss=f"{example}:my_terms"))
+    loss = build_loss(Config(policy_loss=f"{example}:my_terms").algorithm)
     assert loss.is_token_separable
     assert load_estimator(f"{example}:my_advantage") is not None
 
@@ -38,11 +38,11 @@ def test_the_table_of_presets_says_what_the_presets_say() -> None:
     assert table.keys() == PRESETS.keys()
     for name, (_, advantage, whitened, _, aggregation, kl, *_) in table.items():
         config = Config(algo=name)
-        assert advantage == config.advantage_estimator
-        assert whitened == ("yes" if config.whiten_advantages else "no")
-        assert aggregation == config.loss_variation
-        has_kl = f"{config.kl_coeff} in the {config.kl_place}, {config.kl_estimator}"
-        assert kl == (has_kl if config.kl_coeff else "none")
+        assert advantage == config.algorithm.advantage_estimator
+        assert whitened == ("yes" if config.algorithm.whiten_advantages else "no")
+        assert aggregation == config.algorithm.loss_variation
+        has_kl = f"{config.algorithm.kl_coeff} in the {config.algorithm.kl_place}, {config.algorithm.kl_estimator}"
+        assert kl == (has_kl if config.algorithm.kl_coeff else "none")
 
 
 def test_the_departures_name_the_numbers_of_the_code() -> None:
@@ -58,5 +58,5 @@ def test_the_departures_name_the_numbers_of_the_code() -> None:
     for sentence, subject in told.items():
         (line,) = [entry for entry in departures.split("\n- ") if sentence.replace("e-0", "e-") in entry]
         assert line.lstrip("- \n").startswith(subject)
-    assert token_weight(3, Config(algo="RLOO").loss_variation, max_length=16) == 1 / 16
-    assert over_length_penalty(16, max_length=16, cache_length=4, scale=Config().reward_scale) == -1
+    assert token_weight(3, Config(algo="RLOO").algorithm.loss_variation, max_length=16) == 1 / 16
+    assert over_length_penalty(16, max_length=16, cache_length=4, scale=Config().algorithm.reward_scale) == -1

@@ -5,16 +5,19 @@ from pathlib import Path
 import pytest
 from mutants.run import ROOT, Mutant, judge, load_mutants
 
-MUTANTS = load_mutants()
+
+@pytest.fixture(scope="module")
+def mutants() -> list[Mutant]:
+    return load_mutants()
 
 
-def test_there_are_at_least_60_mutants_and_no_two_have_one_name() -> None:
-    assert len(MUTANTS) >= 60
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+def test_there_are_at_least_60_mutants_and_no_two_have_one_name(mutants: list[Mutant]) -> None:
+    assert len(mutants) >= 60
+    assert len({mutant.name for mutant in mutants}) == len(mutants)
 
 
-def test_each_mutant_has_one_place_and_makes_other_code_of_it() -> None:
-    for mutant in MUTANTS:
+def test_each_mutant_has_one_place_and_makes_other_code_of_it(mutants: list[Mutant]) -> None:
+    for mutant in mutants:
         text = (ROOT / mutant.file).read_text("utf-8")
         mutated = mutant.apply(text)
         assert mutated != text, mutant.name
@@ -22,8 +25,8 @@ def test_each_mutant_has_one_place_and_makes_other_code_of_it() -> None:
             compile(mutated, mutant.file, "exec")  # an error of syntax would fail any test
 
 
-def test_the_killing_tests_are_there() -> None:
-    for mutant in MUTANTS:
+def test_the_killing_tests_are_there(mutants: list[Mutant]) -> None:
+    for mutant in mutants:
         assert mutant.killed_by, mutant.name
         for node_id in mutant.killed_by:
             file, _, function = node_id.partition("::")

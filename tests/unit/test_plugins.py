@@ -36,7 +36,7 @@ def write(tmp_path):
 
 
 def loss_with(name: str, **settings: object) -> PolicyLoss:
-    return build_loss(Config(policy_loss=name, **settings))
+    return build_loss(Config(policy_loss=name, **settings).algorithm)
 
 
 def refusal_of(load, *args: object, **settings: object) -> str:
@@ -87,9 +87,9 @@ def test_a_relative_path_is_from_here_and_becomes_absolute_in_the_config(write, 
     write(REINFORCE)
     monkeypatch.chdir(tmp_path)
     config = Config(policy_loss="mine.py:terms", advantage_estimator="mine.py:terms")
-    assert config.policy_loss == config.advantage_estimator == f"{tmp_path}/mine.py:terms"
+    assert config.algorithm.policy_loss == config.algorithm.advantage_estimator == f"{tmp_path}/mine.py:terms"
     monkeypatch.chdir("/")
-    assert build_loss(config).terms_fn is not None
+    assert build_loss(config.algorithm).terms_fn is not None
 
 
 LOADERS = [(load_estimator, "--advantage-estimator"), (load_terms, "--policy-loss")]

@@ -10,7 +10,6 @@ from torch import Tensor
 from coati_rl.algorithms import loss
 from consumer import role_models as models
 from consumer.parallel import gradient_reduction
-from consumer.parallel.hybrid import HybridModel
 from consumer.parallel.parameters import ParameterInfo
 
 
@@ -38,6 +37,9 @@ def dropped_q_norm_sum() -> None:
 
 def undivided_pipeline() -> None:
     """The scheduler's division by the number of micro-batches stays."""
+    # It brings ColossalAI: seconds, which collecting tests can do without.
+    from consumer.parallel.hybrid import HybridModel
+
     right = HybridModel._run_pipeline
 
     def divided(model: HybridModel, inputs: Sequence[Any], criterion: Any) -> None:

@@ -101,8 +101,7 @@ def others_of(run: Run) -> list[tuple[int, int]]:
 
 def latin_trial(run: Run, loss: str, number: int, place: int) -> Trial:
     """A loss meets both architectures, tied and untied, in three places in float32, and all ways of cutting in five."""
-    # In bfloat16 without Qwen2's biases of keys: see `samples_near`.
-    models = [model for model in models_of(run) if run.precision == "fp32" or MODELS[model][0] == "qwen3"]
+    models = models_of(run)
     return Trial(models[(number + place) % len(models)], loss, latin_cut(number, place))
 
 

@@ -27,7 +27,7 @@ WITH_EVERYTHING = {
 
 
 def loss_of(algo: str, **changes: object) -> PolicyLoss:
-    return build_loss(Config(algo=algo, **changes))
+    return build_loss(Config(algo=algo, **changes).algorithm)
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -35,10 +35,12 @@ def loss_of(algo: str, **changes: object) -> PolicyLoss:
 def test_a_group_that_is_all_equal_or_of_one_gives_zero_advantages(algo: str, rewards: list[float]) -> None:
     config = Config(algo=algo)
     found = group_advantages(
-        np.array(rewards), np.ones(len(rewards), dtype=bool), estimator=load_estimator(config.advantage_estimator)
+        np.array(rewards),
+        np.ones(len(rewards), dtype=bool),
+        estimator=load_estimator(config.algorithm.advantage_estimator),
     )
     # REINFORCE++ compares with the whole batch, later; see test_whitening.
-    assert found.tolist() == (rewards if config.advantage_estimator == "reward" else [0.0] * len(rewards))
+    assert found.tolist() == (rewards if config.algorithm.advantage_estimator == "reward" else [0.0] * len(rewards))
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)

@@ -63,7 +63,11 @@ def rewards_of(config: Config, group: Group) -> np.ndarray:
     rewards = [response.reward for response in group]
     cache = config.over_length_cache
     if cache is not None:
-        limits = {"max_length": config.max_new_tokens, "cache_length": cache, "scale": config.reward_scale}
+        limits = {
+            "max_length": config.sampling.max_new_tokens,
+            "cache_length": cache,
+            "scale": config.algorithm.reward_scale,
+        }
         rewards = [r + over_length_penalty(len(response), **limits) for r, response in zip(rewards, group, strict=True)]
     return np.array(rewards)
 
@@ -71,11 +75,11 @@ def rewards_of(config: Config, group: Group) -> np.ndarray:
 def make_samples(config: Config, groups: Sequence[Group]) -> list[Sample]:
     samples = []
     for group in groups:
-        estimator = load_estimator(config.advantage_estimator)
+        estimator = load_estimator(config.algorithm.advantage_estimator)
         advantages = group_advantages(rewards_of(config, group), np.ones(len(group), bool), estimator=estimator)
         for response, advantage in zip(group, advantages, strict=True):
             length = len(response)
-            weight = token_weight(length, config.loss_variation, max_length=config.max_new_tokens)
+            weight = token_weight(length, config.algorithm.loss_variation, max_length=config.sampling.max_new_tokens)
             samples.append(
                 Sample(
                     logprobs=response.logprobs,
@@ -93,10 +97,10 @@ def make_samples(config: Config, groups: Sequence[Group]) -> list[Sample]:
 
 def score(config: Config, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
     """What a trainer does to advantages before the loss."""
-    if config.kl_place == "reward":
-        settings = {"kl_coeff": config.kl_coeff, "estimator": config.kl_estimator}
+    if config.algorithm.kl_place == "reward":
+        settings = {"kl_coeff": config.algorithm.kl_coeff, "estimator": config.algorithm.kl_estimator}
         micro_batches = [subtract_kl_to_go(micro_batch, **settings)[0] for micro_batch in micro_batches]
-    if config.whiten_advantages:
+    if config.algorithm.whiten_advantages:
         report = {}
         for micro_batch in micro_batches:  # each on a rank of its own
             report = merge_sums(report, advantage_sums([micro_batch]))
@@ -112,8 +116,8 @@ def loss_and_gradient(
     edges = [0, *cuts, len(samples)]
     batches = [lay_out(samples[a:b], seed=a, dtype=torch.float32) for a, b in itertools.pairwise(edges)]
     micro_batches = score(config, [to_micro_batch(batch) for batch in batches])
-    scale = loss_scale(len(samples), sum(sample.length for sample in samples), config.loss_variation)
-    loss, total, report, found = build_loss(config), 0.0, {}, []
+    scale = loss_scale(len(samples), sum(sample.length for sample in samples), config.algorithm.loss_variation)
+    loss, total, report, found = build_loss(config.algorithm), 0.0, {}, []
     for batch, micro_batch in zip(batches, micro_batches, strict=True):
         arrays = {**batch.arrays, "advantages": torch.tensor(micro_batch.loss_arrays["advantages"])}
         value, sums, gradients = evaluate(loss, arrays)

@@ -62,7 +62,7 @@ def ahead(checkpoint, model_dir, group_of):
     kept = KeptRollouts(finished=(FinishedGroup(group=group, sync_index=-1),), sync_index_of={7: -1})
     (checkpoint / ROLLOUTS_FILE).write_bytes(kept.to_bytes())
     write_manifest(checkpoint)
-    config = parse([*f"-m {model_dir} {SIZES}".split()])[0].model_dump(mode="json")
+    config = parse([*f"-m {model_dir} {SIZES}".split()])[0].flat("json")
     (checkpoint.parents[1] / "config.yaml").write_text(yaml.safe_dump(config))
     return checkpoint
 
@@ -149,7 +149,7 @@ def test_a_checkpoint_of_another_version_is_refused(refusal, checkpoint):
 
 
 def test_settings_that_decide_the_experiment_are_compared_and_the_layout_is_not(resume, checkpoint, model_dir):
-    run_config = parse([*f"-m {model_dir} {SIZES}".split()])[0].model_dump(mode="json")
+    run_config = parse([*f"-m {model_dir} {SIZES}".split()])[0].flat("json")
     (checkpoint.parents[1] / "config.yaml").write_text(yaml.safe_dump(run_config))
     assert resume("-si 7 -tMbs 2").changes == ()
     assert resume("-t 2 -tbs 1").changes == (), "tbs * dp is what it was"
@@ -162,7 +162,7 @@ def test_settings_that_decide_the_experiment_are_compared_and_the_layout_is_not(
 @pytest.fixture
 def open_with(checkpoint, model_dir):
     """Prompts -> what is told of a resumption with them, besides settings."""
-    run_config = parse([*f"-m {model_dir} {SIZES}".split()])[0].model_dump(mode="json")
+    run_config = parse([*f"-m {model_dir} {SIZES}".split()])[0].flat("json")
     (checkpoint.parents[1] / "config.yaml").write_text(yaml.safe_dump(run_config))
     config = parse([*f"-m {model_dir} -cp {checkpoint} {SIZES}".split()])[0]
     return lambda prompts: open_resume_point(config, prompts, num_prompts=10).changes

@@ -66,32 +66,37 @@ def test_the_reference_has_forty_flags():
 
 @pytest.mark.parametrize(("short", "long", "field", "default", "text", "value"), REFERENCE_FLAGS)
 def test_a_flag_of_the_reference_has_its_short_form_long_form_and_default(short, long, field, default, text, value):
-    assert getattr(config_of(), field) == default
+    assert config_of().flat()[field] == default
     for spelling in filter(None, (short, long)):
-        assert getattr(config_of(spelling, text), field) == value
+        assert config_of(spelling, text).flat()[field] == value
 
 
 def test_profiling_is_off_unless_asked_for():
-    assert config_of().enable_profiling is False
-    assert config_of("--enable_profiling").enable_profiling is True
+    assert config_of().run.enable_profiling is False
+    assert config_of("--enable_profiling").run.enable_profiling is True
 
 
 @pytest.mark.parametrize(("long", "field", "text"), [(r[1], r[2], r[4]) for r in REFERENCE_FLAGS])
 def test_hyphens_and_underscores_are_the_same_in_every_long_flag(long, field, text):
     hyphens, underscores = "--" + long[2:].replace("_", "-"), "--" + long[2:].replace("-", "_")
-    assert getattr(config_of(hyphens, text), field) == getattr(config_of(underscores, text), field)
-    assert getattr(config_of(f"{hyphens}={text}"), field) == getattr(config_of(long, text), field)
+    assert config_of(hyphens, text) == config_of(underscores, text) != config_of()
+    assert config_of(f"{hyphens}={text}").flat()[field] == config_of(long, text).flat()[field]
 
 
 def test_every_field_of_the_config_is_a_flag_with_help():
     actions = {action.dest: action for action in build_parser()._actions}
-    for name, field in Config.model_fields.items():
+    for name, field in Config.fields().items():
         assert field.description and actions[name].help.startswith(field.description.replace("%", "%%")), name
 
 
 def test_short_flags_take_their_number_with_or_without_a_space():
-    assert config_of("-t4").num_trainers == config_of("-t", "4").num_trainers == config_of("-t=4").num_trainers == 4
-    assert config_of("-tbs8").train_batch_size == 8
+    assert (
+        config_of("-t4").parallel.num_trainers
+        == config_of("-t", "4").parallel.num_trainers
+        == config_of("-t=4").parallel.num_trainers
+        == 4
+    )
+    assert config_of("-tbs8").parallel.train_batch_size == 8
 
 
 def test_a_dry_run_is_told_apart():
@@ -100,16 +105,21 @@ def test_a_dry_run_is_told_apart():
 
 
 def test_stop_strings_are_given_one_by_one():
-    assert config_of("--stop", "\n\n", "--stop", "Q:").stop == ["\n\n", "Q:"]
+    assert config_of("--stop", "\n\n", "--stop", "Q:").sampling.stop == ["\n\n", "Q:"]
 
 
 def test_the_text_none_is_the_value_none():
     config = config_of("-topk", "None", "-s", "None", "-ed", "None", "--precision", "None")
-    assert (config.top_k, config.system_prompt, config.eval_dataset, config.precision) == (None, None, None, None)
+    assert (config.sampling.top_k, config.data.system_prompt, config.data.eval_dataset, config.model.precision) == (
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 def test_an_empty_system_prompt_is_not_the_default_one():
-    assert config_of("-s", "").system_prompt == ""
+    assert config_of("-s", "").data.system_prompt == ""
 
 
 @pytest.fixture
@@ -125,8 +135,13 @@ def yaml_file(tmp_path):
 def test_a_file_sets_fields_and_flags_override_it(yaml_file):
     path = yaml_file("learning_rate: 1e-4\nnum_trainers: 4\nstop: ['x']\ntop_k: None\nwandb: true\n")
     config = config_of("-t", "8", "--config", path, "--no-wandb")
-    assert (config.learning_rate, config.num_trainers, config.stop, config.wandb) == (1e-4, 8, ["x"], False)
-    assert config.num_inferencer == 2, "what neither names keeps its default"
+    assert (config.optimizer.learning_rate, config.parallel.num_trainers, config.sampling.stop, config.run.wandb) == (
+        1e-4,
+        8,
+        ["x"],
+        False,
+    )
+    assert config.parallel.num_inferencer == 2, "what neither names keeps its default"
 
 
 def test_an_empty_file_changes_nothing(yaml_file):

@@ -15,7 +15,7 @@ def resolved(tmp_path):
 
     def write(flags):
         path = tmp_path / "config.yaml"
-        path.write_text(yaml.safe_dump(parse(flags.split())[0].model_dump(mode="json")))
+        path.write_text(yaml.safe_dump(parse(flags.split())[0].flat("json")))
         return path
 
     return write
@@ -39,30 +39,34 @@ def test_another_algorithm_is_the_presets_and_keeps_what_is_the_runs(resolved):
 
 
 def test_the_same_algorithm_keeps_the_files_parts(resolved):
-    assert read(resolved("-a DAPO --clip-eps-high 0.5"), "-a dapo").clip_eps_high == 0.5
+    assert read(resolved("-a DAPO --clip-eps-high 0.5"), "-a dapo").algorithm.clip_eps_high == 0.5
 
 
 def test_a_file_that_names_no_algorithm_overrides_parts_of_the_flags(tmp_path):
     path = tmp_path / "parts.yaml"
     path.write_text("clip_eps_high: 0.5\n")
     config = read(path, "-a DAPO")
-    assert (config.algo, config.clip_eps_high, config.loss_variation) == ("DAPO", 0.5, "token_level")
+    assert (config.algorithm.algo, config.algorithm.clip_eps_high, config.algorithm.loss_variation) == (
+        "DAPO",
+        0.5,
+        "token_level",
+    )
 
 
 def test_kl_switched_off_or_on_has_no_place_or_the_presets(resolved):
-    assert read(resolved("-a RLOO"), "-kl 0").kl_place == "none"
-    assert read(resolved("-a RLOO -kl 0"), "-kl 0.1").kl_place == "reward"
+    assert read(resolved("-a RLOO"), "-kl 0").algorithm.kl_place == "none"
+    assert read(resolved("-a RLOO -kl 0"), "-kl 0.1").algorithm.kl_place == "reward"
 
 
 def test_another_correction_has_its_own_bounds_and_none_has_none(resolved):
     path = resolved("--off-policy-correction tis --off-policy-high 3")
-    assert read(path).off_policy_high == 3.0
+    assert read(path).algorithm.off_policy_high == 3.0
     icepop = read(path, "--off-policy-correction icepop")
-    assert (icepop.off_policy_low, icepop.off_policy_high) == (0.5, 5.0)
+    assert (icepop.algorithm.off_policy_low, icepop.algorithm.off_policy_high) == (0.5, 5.0)
     none = read(path, "--off-policy-correction none")
-    assert (none.off_policy_low, none.off_policy_high) == (None, None)
+    assert (none.algorithm.off_policy_low, none.algorithm.off_policy_high) == (None, None)
     given = read(resolved(""), "--off-policy-correction tis --off-policy-low None")
-    assert (given.off_policy_low, given.off_policy_high) == (0.0, 2.0)
+    assert (given.algorithm.off_policy_low, given.algorithm.off_policy_high) == (0.0, 2.0)
 
 
 @pytest.mark.parametrize("flag", ["--config", "--algo"])
@@ -87,7 +91,7 @@ def test_a_preset_of_ones_own_is_found_again_from_another_directory(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     config = parse(["--algo", "mine.yaml"])[0]
     monkeypatch.chdir("/")
-    assert Config(**config.model_dump()) == config
+    assert Config(**config.flat()) == config
 
 
 @pytest.mark.parametrize("value", ["0.01", "[0.01,0.99]", "0.1,0.2,0.3", "a,b"])

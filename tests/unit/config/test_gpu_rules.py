@@ -12,7 +12,11 @@ SIZES = {"train_batch_size": 8, "train_minibatch_size": 8, "num_generations": 4,
 
 
 def bounds(config: Config) -> tuple[int, int | None, bool]:
-    return config.train_microbatch_size, config.max_tokens_per_microbatch, config.gradient_checkpointing
+    return (
+        config.parallel.train_microbatch_size,
+        config.parallel.max_tokens_per_microbatch,
+        config.parallel.gradient_checkpointing,
+    )
 
 
 def test_on_gpus_tokens_bound_a_micro_batch_and_activations_are_recomputed() -> None:
@@ -23,7 +27,7 @@ def test_on_gpus_tokens_bound_a_micro_batch_and_activations_are_recomputed() -> 
 
 def test_the_budget_holds_the_longest_sample() -> None:
     config = with_device_defaults(Config(**SIZES, max_prompt_tokens=4096, max_new_tokens=28672), "cuda")
-    assert config.max_tokens_per_microbatch == 32768
+    assert config.parallel.max_tokens_per_microbatch == 32768
     check(config)
 
 
@@ -34,7 +38,9 @@ def test_what_the_user_has_bounded_stays(said: dict[str, int]) -> None:
 
 
 def test_checkpointing_that_was_switched_off_stays_off() -> None:
-    assert not with_device_defaults(Config(**SIZES, gradient_checkpointing=False), "cuda").gradient_checkpointing
+    assert not with_device_defaults(
+        Config(**SIZES, gradient_checkpointing=False), "cuda"
+    ).parallel.gradient_checkpointing
 
 
 def test_a_cpu_has_the_bounds_of_the_flags() -> None:

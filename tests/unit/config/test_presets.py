@@ -61,15 +61,15 @@ def test_there_are_nine_presets_by_their_papers_names():
 def test_a_preset_sets_the_parts_of_its_paper(name):
     config = config_of(f"-a {name}")
     found = (
-        config.advantage_estimator,
-        config.whiten_advantages,
-        config.policy_loss,
-        config.ratio_level,
-        (config.clip_eps_low, config.clip_eps_high),
-        config.loss_variation,
-        config.kl_coeff,
-        config.kl_place,
-        config.kl_estimator if config.kl_coeff else None,
+        config.algorithm.advantage_estimator,
+        config.algorithm.whiten_advantages,
+        config.algorithm.policy_loss,
+        config.algorithm.ratio_level,
+        (config.algorithm.clip_eps_low, config.algorithm.clip_eps_high),
+        config.algorithm.loss_variation,
+        config.algorithm.kl_coeff,
+        config.algorithm.kl_place,
+        config.algorithm.kl_estimator if config.algorithm.kl_coeff else None,
     )
     assert found == PARTS[name]
 
@@ -78,8 +78,10 @@ def test_a_preset_sets_the_parts_of_its_paper(name):
 def test_a_preset_passes_all_rules_and_can_be_built(name):
     config = config_of(f"-a {name}")
     check(config)
-    assert build_loss(config).kl_coeff == (config.kl_coeff if config.kl_place == "loss" else 0)
-    assert load_estimator(config.advantage_estimator).__name__ == config.advantage_estimator
+    assert build_loss(config.algorithm).kl_coeff == (
+        config.algorithm.kl_coeff if config.algorithm.kl_place == "loss" else 0
+    )
+    assert load_estimator(config.algorithm.advantage_estimator).__name__ == config.algorithm.advantage_estimator
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,20 +109,20 @@ def test_a_preset_names_its_paper_and_sets_settings_of_an_algorithm_alone(name):
     ],
 )
 def test_every_part_that_is_chosen_reaches_the_loss(argv, name, value):
-    assert getattr(build_loss(config_of(argv)), name) == value
+    assert getattr(build_loss(config_of(argv).algorithm), name) == value
 
 
 def test_the_defaults_of_the_fields_are_those_of_grpo():
     without = {name: field.default for name, field in AlgorithmConfig.model_fields.items()}
-    assert config_of("").model_dump() == config_of("-a GRPO").model_dump()
-    assert {name: getattr(config_of("-a GRPO"), name) for name in without} == without
+    assert config_of("").flat() == config_of("-a GRPO").flat()
+    assert config_of("-a GRPO").algorithm.model_dump() == without
 
 
 def test_dapo_filters_groups_replaces_them_and_punishes_length():
     config = config_of("-a DAPO -mnt 2048")
-    assert config.filter_range == (0.0, 1.0)
-    assert config.dynamic_batching
-    assert config.filter_truncated_response
+    assert config.algorithm.filter_range == (0.0, 1.0)
+    assert config.algorithm.dynamic_batching
+    assert config.algorithm.filter_truncated_response
     assert config.over_length_cache == 512  # min(1024, 2048 / 4)
     assert config_of("-a DAPO -mnt 8192").over_length_cache == 1024
     assert config_of("-a DAPO -mnt 2").over_length_cache == 1
@@ -130,36 +132,36 @@ def test_dapo_filters_groups_replaces_them_and_punishes_length():
 
 @pytest.mark.parametrize("spelling", ["dapo", "Dapo", "DAPO"])
 def test_a_presets_name_may_be_written_in_any_case(spelling):
-    assert config_of(f"-a {spelling}").algo == "DAPO"
-    assert config_of(f"-a {spelling}").loss_variation == "token_level"
+    assert config_of(f"-a {spelling}").algorithm.algo == "DAPO"
+    assert config_of(f"-a {spelling}").algorithm.loss_variation == "token_level"
 
 
 def test_what_is_given_wins_over_the_preset():
     config = config_of("-a DAPO --clip-eps-high 0.3 --loss-variation sample_level --no-dynamic-batching")
-    assert (config.clip_eps_low, config.clip_eps_high) == (0.2, 0.3)
-    assert config.loss_variation == "sample_level"
-    assert not config.dynamic_batching
-    assert config_of("-a DAPO --filter-range None").filter_range is None
+    assert (config.algorithm.clip_eps_low, config.algorithm.clip_eps_high) == (0.2, 0.3)
+    assert config.algorithm.loss_variation == "sample_level"
+    assert not config.algorithm.dynamic_batching
+    assert config_of("-a DAPO --filter-range None").algorithm.filter_range is None
 
 
 def test_what_a_config_file_gives_wins_over_the_preset_and_a_flag_over_both(tmp_path):
     path = write(tmp_path, "algo: DAPO\nclip_eps_high: 0.3\nclip_eps_low: 0.1\n")
     config = config_of(f"--config {path} --clip-eps-low 0.15")
-    assert (config.algo, config.clip_eps_low, config.clip_eps_high) == ("DAPO", 0.15, 0.3)
-    assert config_of(f"--config {path} -a GSPO").ratio_level == "sequence"
+    assert (config.algorithm.algo, config.algorithm.clip_eps_low, config.algorithm.clip_eps_high) == ("DAPO", 0.15, 0.3)
+    assert config_of(f"--config {path} -a GSPO").algorithm.ratio_level == "sequence"
 
 
 @pytest.mark.parametrize("name", ["GRPO", "RLOO", "REINFORCE_PP_BASELINE"])
 @pytest.mark.parametrize("zero", ["0", "0.0", "0e3"])
 def test_kl_of_no_weight_has_no_place_unless_one_is_given(name, zero):
-    assert config_of(f"-a {name} -kl {zero}").kl_place == "none"
-    assert config_of(f"-a {name} -kl {zero} --kl-place loss").kl_place == "loss"
-    assert build_config({"algo": name, "kl_coeff": 0}).kl_place == "none"
+    assert config_of(f"-a {name} -kl {zero}").algorithm.kl_place == "none"
+    assert config_of(f"-a {name} -kl {zero} --kl-place loss").algorithm.kl_place == "loss"
+    assert build_config({"algo": name, "kl_coeff": 0}).algorithm.kl_place == "none"
 
 
 @pytest.mark.parametrize(("name", "place"), [("DAPO", "loss"), ("GSPO", "loss"), ("RLOO", "reward")])
 def test_kl_of_some_weight_has_the_presets_place(name, place):
-    assert config_of(f"-a {name} -kl 0.05").kl_place == place
+    assert config_of(f"-a {name} -kl 0.05").algorithm.kl_place == place
 
 
 @pytest.mark.parametrize(
@@ -167,44 +169,44 @@ def test_kl_of_some_weight_has_the_presets_place(name, place):
 )
 def test_a_correction_without_bounds_has_its_papers(correction, low, high):
     config = config_of(f"--off-policy-correction {correction}")
-    assert (config.off_policy_low, config.off_policy_high) == (low, high)
+    assert (config.algorithm.off_policy_low, config.algorithm.off_policy_high) == (low, high)
     given = config_of(f"--off-policy-correction {correction} --off-policy-high 7")
-    assert (given.off_policy_low, given.off_policy_high) == (low, 7.0)
-    loss = build_loss(given)
+    assert (given.algorithm.off_policy_low, given.algorithm.off_policy_high) == (low, 7.0)
+    loss = build_loss(given.algorithm)
     assert (loss.correction, loss.correction_low, loss.correction_high) == (correction, low, 7.0)
 
 
 def test_bounds_of_none_as_a_resolved_config_has_them_are_the_corrections_own(tmp_path):
     path = write(tmp_path, "off_policy_low: null\noff_policy_high: null\n")
     config = config_of(f"--config {path} --off-policy-correction tis")
-    assert (config.off_policy_low, config.off_policy_high) == (0.0, 2.0)
+    assert (config.algorithm.off_policy_low, config.algorithm.off_policy_high) == (0.0, 2.0)
 
 
 def test_without_a_correction_there_are_no_bounds():
-    assert (config_of("").off_policy_low, config_of("").off_policy_high) == (None, None)
+    assert (config_of("").algorithm.off_policy_low, config_of("").algorithm.off_policy_high) == (None, None)
 
 
 def test_a_resolved_config_read_again_is_the_same():
     config = config_of("-a DAPO --off-policy-correction icepop -kl 0")
-    assert build_config(config.model_dump(mode="json")) == config
+    assert build_config(config.flat("json")) == config
 
 
 def test_a_file_of_the_users_own_is_a_preset(tmp_path):
     parts = ("advantage_estimator: group_mean", "clip_eps_high: 0.4", "kl_coeff: 0", "off_policy_correction: tis")
     path = write(tmp_path, "\n".join(parts))
     config = config_of(f"-a {path}")
-    assert config.advantage_estimator == "group_mean"
-    assert config.clip_eps_high == 0.4
-    assert config.clip_eps_low == 0.2  # what it leaves out is GRPO's
-    assert config.kl_place == "none"
-    assert config.off_policy_high == 2.0
-    assert config_of(f"-a {path} --clip-eps-high 0.1").clip_eps_high == 0.1
+    assert config.algorithm.advantage_estimator == "group_mean"
+    assert config.algorithm.clip_eps_high == 0.4
+    assert config.algorithm.clip_eps_low == 0.2  # what it leaves out is GRPO's
+    assert config.algorithm.kl_place == "none"
+    assert config.algorithm.off_policy_high == 2.0
+    assert config_of(f"-a {path} --clip-eps-high 0.1").algorithm.clip_eps_high == 0.1
     check(config)
 
 
 def test_an_empty_file_is_grpo(tmp_path):
     config = config_of(f"-a {write(tmp_path, '')}")
-    assert config.model_dump(exclude={"algo"}) == config_of("").model_dump(exclude={"algo"})
+    assert config.flat() == config_of("").flat() | {"algo": config.algorithm.algo}
 
 
 @pytest.mark.parametrize("name", ["SFT", "PPO", "grpo2", "dapo.json"])

@@ -128,20 +128,20 @@ def test_usual_settings_are_not_warned_about(text):
     ],
 )
 def test_a_response_has_5_seconds_with_code_or_a_url_60_or_what_is_given(text, seconds):
-    assert config_of(text).response_timeout_s == seconds
+    assert config_of(text).reward.response_timeout_s == seconds
 
 
 def test_a_scoring_process_gets_to_know_the_reward_and_its_limits():
-    assert reward_spec(config_of("")) == RewardSpec(reward_type="think_answer_tags")
+    assert reward_spec(config_of("").reward) == RewardSpec(reward_type="think_answer_tags")
     flags = "-rt code=2 --reward-timeout-s 30 --test-timeout-s 3 --test-memory-mb 64 --run-model-code-without-sandbox"
-    assert reward_spec(config_of(flags)) == RewardSpec(
+    assert reward_spec(config_of(flags).reward) == RewardSpec(
         reward_type="code=2", timeout_s=30.0, test_timeout_s=3.0, test_memory_mb=64, is_sandboxed=False
     )
 
 
 def test_the_path_of_a_function_is_absolute_in_the_configuration(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert config_of("-rt boxed=1,mine.py:score=0.2").reward_type == f"boxed=1,{tmp_path}/mine.py:score=0.2"
+    assert config_of("-rt boxed=1,mine.py:score=0.2").reward.reward_type == f"boxed=1,{tmp_path}/mine.py:score=0.2"
 
 
 def test_the_home_of_nobody_is_refused():

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from coati_rl.errors import EngineError
-from consumer.parallel import colossal_compat
 from consumer.parallel.pipeline_messages import read_message
 
 # torch 2.13 says so of the tree that ColossalAI describes a stage's output by.
@@ -47,6 +46,8 @@ def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path:
 
 
 def test_colossalai_reads_its_messages_with_it() -> None:
+    from consumer.parallel import colossal_compat
+
     colossal_compat.install()
     from colossalai.pipeline import p2p
 

@@ -1,23 +1,22 @@
 """Test what ColossalAI is told to replace in a model, and which of its modules a pipeline stage holds."""
 
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 from torch import nn
 
 from coati_rl.errors import ConfigError
-from consumer.parallel.colossal_compat import (
-    Linear1D_Col,
-    Linear1D_Row,
-    VocabParallelEmbedding1D,
-    VocabParallelLMHead1D,
-)
-from consumer.parallel.shardformer_policy import PlanPolicy
 from tests.unit.consumer.conftest import make_model
 
+if TYPE_CHECKING:  # it brings ColossalAI: seconds, which collecting tests can do without
+    from consumer.parallel.shardformer_policy import PlanPolicy
 
-def make_policy(model: nn.Module, *, tensor: bool = False, stage: int | None = None) -> PlanPolicy:
+
+def make_policy(model: nn.Module, *, tensor: bool = False, stage: int | None = None) -> "PlanPolicy":
     """`stage`: of two stages, of one layer each; None: there is no pipeline."""
+    from consumer.parallel.shardformer_policy import PlanPolicy
+
     manager = SimpleNamespace(stage=stage, distribute_layers=lambda num_layers: [1, 1])
     policy = PlanPolicy()
     policy.set_model(model)
@@ -33,19 +32,21 @@ def make_policy(model: nn.Module, *, tensor: bool = False, stage: int | None = N
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
 def test_projections_are_cut_by_columns_on_the_way_in_and_by_rows_on_the_way_out(model_type: str) -> None:
+    from consumer.parallel import colossal_compat as colossal
+
     model = make_model(model_type)
     policy = make_policy(model, tensor=True).module_policy()
     layer = policy[type(model.base_model.layers[0])].sub_module_replacement
     columns = {f"self_attn.{name}_proj" for name in "qkv"} | {"mlp.gate_proj", "mlp.up_proj"}
-    assert {each.suffix for each in layer if each.target_module is Linear1D_Col} == columns
-    assert {each.suffix for each in layer if each.target_module is Linear1D_Row} == {
+    assert {each.suffix for each in layer if each.target_module is colossal.Linear1D_Col} == columns
+    assert {each.suffix for each in layer if each.target_module is colossal.Linear1D_Row} == {
         "self_attn.o_proj",
         "mlp.down_proj",
     }
     (embedding,) = policy[type(model.base_model)].sub_module_replacement
     (head,) = policy[type(model)].sub_module_replacement
-    assert (embedding.suffix, embedding.target_module) == ("embed_tokens", VocabParallelEmbedding1D)
-    assert (head.suffix, head.target_module) == ("lm_head", VocabParallelLMHead1D)
+    assert (embedding.suffix, embedding.target_module) == ("embed_tokens", colossal.VocabParallelEmbedding1D)
+    assert (head.suffix, head.target_module) == ("lm_head", colossal.VocabParallelLMHead1D)
     assert embedding.kwargs == head.kwargs == {"make_vocab_size_divisible_by": 1}  # nothing is padded
 
 

@@ -87,14 +87,14 @@ class ThreadedRun:
         """`hold_trainer`: groups to wait for first; `dies_at_request`: of producer 0; `engine`: faults of all."""
         config = build_config(values)
         check(config)
-        system_prompt = default_system_prompt(config.reward_type)
-        needs_truth = needs_ground_truth(config.reward_type)
+        system_prompt = default_system_prompt(config.reward.reward_type)
+        needs_truth = needs_ground_truth(config.reward.reward_type)
         prepared = prepare(
             config, system_prompt=system_prompt, needs_truth=needs_truth, check_layout=check_layout, is_dry_run=False
         )
         self.trace = Trace(prepared=prepared, paths=make_run_dir(config, prepared.resume))
         self._config = prepared.config
-        self._score = score or get_reward(config.reward_type)
+        self._score = score or get_reward(config.reward.reward_type)
         self._hold_trainer = hold_trainer
         self._replace = replace
         self._dies_at_request = dies_at_request
@@ -117,7 +117,7 @@ class ThreadedRun:
                 self.trace.prepared, self.trace.paths, self._context("coordinator")
             )
             try:
-                for _ in range(self._config.num_inferencer):
+                for _ in range(self._config.parallel.num_inferencer):
                     self._add_producer()
                 trainer = self._start(self._train)
                 self._watch(trainer)

@@ -23,7 +23,7 @@ def prompts(*truths: str) -> list[Prompt]:
 def test_rows_that_cannot_be_read_are_counted_and_the_first_is_named() -> None:
     config = build_config({"reward_type": "boxed"})
     rows = prompts("5", UNREADABLE, r"\sqrt{2}", "1/0", UNREADABLE, r"\frac{", "Monday", r"\cos t")
-    (warning,) = ground_truth_warnings(config, {"--dataset": rows, "--eval-dataset math": prompts("5", r"\pi")})
+    (warning,) = ground_truth_warnings(config.reward, {"--dataset": rows, "--eval-dataset math": prompts("5", r"\pi")})
     assert warning == (
         "--dataset: 4 of 8 ground truths cannot be read by the math reward (the first is train-1: a \\otimes b); there "
         "only the same text is right, and all other responses are invalid and masked"
@@ -34,7 +34,7 @@ def test_of_many_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ground_truths, "MAX_TEXTS", 2)
     config = build_config({"reward_type": "think_answer_tags"})
     rows = prompts(UNREADABLE, "Monday", "Tuesday", "Friday")
-    (warning,) = ground_truth_warnings(config, {"--dataset": rows})
+    (warning,) = ground_truth_warnings(config.reward, {"--dataset": rows})
     assert "1 of 4 ground truths cannot be read by the math reward, of 2 of 4 that were looked at" in warning
 
 
@@ -55,7 +55,7 @@ def test_plain_numbers_and_other_rewards_need_no_process(reward_type: str) -> No
         "from rewards.ground_truths import ground_truth_warnings\n"
         f"rows = [Prompt(uid='0', token_ids=(1,), ground_truth={truth!r})]\n"
         f"config = build_config({{'reward_type': {reward_type!r}}})\n"
-        "assert list(ground_truth_warnings(config, {'--dataset': rows})) == []\n"
+        "assert list(ground_truth_warnings(config.reward, {'--dataset': rows})) == []\n"
         "assert 'sympy' not in sys.modules and 'socket' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

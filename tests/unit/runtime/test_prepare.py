@@ -69,7 +69,7 @@ def refusal(prepare_with):
 
 def test_a_run_starts_with_tokenised_prompts_a_plan_and_a_model_directory(prepare_with, num_gpus, model_dir):
     prepared = prepare_with()
-    assert prepared.config.model == str(model_dir)
+    assert prepared.config.model.model == str(model_dir)
     assert len(prepared.train.prompts) == 8
     assert (prepared.plan.device, prepared.plan.num_steps, prepared.warnings) == ("cpu", 4, ())
 
@@ -208,7 +208,7 @@ def test_flags_that_fit_keep_the_trainers_layout_where_they_can(num_gpus, flags,
     config = parse([*argv, *nearest.split()])[0]
     check(config)
     assert resolve_device(config, is_dry_run=False) == ("cuda", [])
-    assert ("-tp 1" in nearest) == (parse(argv)[0].num_trainers // parse(argv)[0].dp >= available)
+    assert ("-tp 1" in nearest) == (parse(argv)[0].parallel.num_trainers // parse(argv)[0].dp >= available)
 
 
 def test_gpus_are_needed_only_to_run_not_to_plan(prepare_with, refusal, num_gpus):

@@ -14,7 +14,8 @@ from tests.unit.transport.senders import OtherSenders, announce
 from tests.unit.transport.test_wire_faults import takes
 
 pytestmark = pytest.mark.parametrize("backend", ["gloo", "shm", "file"])
-STAGES = [big_weights()[:3], big_weights()[3:]]  # of 16 MiB tensors
+WEIGHTS = big_weights()  # of 16 MiB each
+STAGES = [WEIGHTS[:3], WEIGHTS[3:]]
 MANIFEST = announce(STAGES, bucket_bytes=2**20)  # a bucket for each
 
 
@@ -28,7 +29,7 @@ def failures(futures) -> list[str]:
 def test_the_error_of_a_sender_reaches_every_other_member(sender):
     receivers = Receivers(sender.open([1, 1], num_senders=3), [1, 1])
     others = OtherSenders(sender.sender_invitations)
-    stages = [big_weights()[:2], big_weights()[2:4], big_weights()[4:]]
+    stages = [WEIGHTS[:2], WEIGHTS[2:4], WEIGHTS[4:]]
     manifest = announce(stages, bucket_bytes=2**20)
 
     def gather() -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,0 +1,103 @@
+"""Compose a job's configuration from sections, which are addressed by section (`config.sampling.temperature`) and by
+flat field name, as flags, run directories and checkpoints do.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, model_validator
+from pydantic.fields import FieldInfo
+
+from coati_rl.config.fields import STRICT, Section
+
+
+class JobConfig(BaseModel):
+    """A job's sections. A field name occurs in one section only, so that it alone says which field is meant.
+
+    It is made from sections, from flat fields, or from both: `{"sampling": {"temperature": 0.7}, "seed": 1}`.
+    """
+
+    model_config = STRICT
+
+    @classmethod
+    def sections(cls) -> dict[str, type[Section]]:
+        """Return the section classes by name, in the order of --help."""
+        found = {name: field.annotation for name, field in cls.model_fields.items()}
+        return {name: kind for name, kind in found.items() if isinstance(kind, type) and issubclass(kind, Section)}
+
+    @classmethod
+    def fields(cls) -> dict[str, FieldInfo]:
+        """Return all fields by flat name, section by section."""
+        return {name: field for section in cls.sections().values() for name, field in section.model_fields.items()}
+
+    @classmethod
+    def section_of(cls) -> dict[str, str]:
+        """Return the name of each field's section."""
+        return {name: key for key, section in cls.sections().items() for name in section.model_fields}
+
+    @classmethod
+    def is_section(cls, key: str, value: Any) -> bool:
+        """True if a key means a section: `model` is the field too, unless the value holds fields."""
+        return key in cls.model_fields and (isinstance(value, Section | Mapping) or key not in cls.section_of())
+
+    @classmethod
+    def flattened(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values by flat field name. Raises: ValueError for a field given twice or in a wrong section."""
+        flat: dict[str, Any] = {}
+        section_of, places = cls.section_of(), dict[str, str]()
+        for key, value in values.items():
+            in_section = cls.is_section(key, value)
+            for name, inner in _given(key, value).items() if in_section else [(key, value)]:
+                place = f"{key}.{name}" if in_section else key
+                if in_section and section_of.get(name) != key:
+                    home = f"; it belongs to {section_of[name]}" if name in section_of else ""
+                    raise ValueError(f"unknown field {place!r}{home}")
+                if name in places:
+                    raise ValueError(f"{name} is set twice, as {places[name]} and as {place}; keep one of them")
+                flat[name], places[name] = inner, place
+        return flat
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sort_into_sections(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        section_of, nested = cls.section_of(), dict[str, Any]()
+        for name, value in cls._completed(cls.flattened(values)).items():
+            if name in section_of:
+                nested.setdefault(section_of[name], {})[name] = value
+            else:
+                nested[name] = value  # refused as unknown, with all other mistakes
+        return nested
+
+    @classmethod
+    def _completed(cls, flat: dict[str, Any]) -> dict[str, Any]:
+        """Return the flat values with those that follow from them in other sections."""
+        return flat
+
+    def flat(self, mode: Literal["python", "json"] = "python") -> dict[str, Any]:
+        """Return all values by flat field name, the form in which a configuration is stored and compared."""
+        sections = self.model_dump(mode=mode)
+        return {name: value for key in type(self).sections() for name, value in sections[key].items()}
+
+    def with_changes(self, **changes: Any) -> Self:
+        """Return a copy in which these fields, by flat name, have other values, which are not validated.
+
+        Raises: KeyError for a name that is no field.
+        """
+        section_of, nested = type(self).section_of(), dict[str, dict[str, Any]]()
+        for name, value in changes.items():
+            nested.setdefault(section_of[name], {})[name] = value
+        return self.model_copy(
+            update={key: getattr(self, key).model_copy(update=inner) for key, inner in nested.items()}
+        )
+
+
+def _given(key: str, value: Any) -> Mapping[str, Any]:
+    if isinstance(value, Section):
+        return {name: getattr(value, name) for name in value.model_fields_set}
+    if value is None:
+        return {}  # a section without fields in a file
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{key} is a section and holds a {type(value).__name__}; write its fields below it")
+    return value

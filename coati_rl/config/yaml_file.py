@@ -1,0 +1,85 @@
+"""Read the fields of --config FILE.yaml: nested by section, flat, or both."""
+
+import difflib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from coati_rl.config.sections import JobConfig
+from coati_rl.errors import ConfigError
+
+
+def read_yaml(path: Path, job: type[JobConfig]) -> dict[str, Any]:
+    """Fields of a YAML file by flat name. Raises: ConfigError.
+
+    Refused are a missing file, bad YAML, an unknown key, a key in another section than its own, and a field that is
+    given twice.
+    """
+    try:
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        values = {} if node is None else loader.construct_document(node)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: cannot be read ({error}); give an existing YAML file") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: bytes that are no text, dates that do not exist
+        raise ConfigError(f"--config {path}: not YAML: {' '.join(str(error).split())}") from error
+    if values is None or node is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"--config {path}: holds a {type(values).__name__}; write one 'name: value' a line")
+    _refuse_repeated(path, node, job, values)
+    _refuse_unknown(path, job, values)
+    try:
+        return job.flattened(values)
+    except ValueError as error:
+        raise ConfigError(f"--config {path}: {error}") from error
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return a remedy for an unknown name: the nearest known one, or `otherwise`."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else otherwise
+
+
+def _refuse_unknown(path: Path, job: type[JobConfig], values: dict[str, Any]) -> None:
+    section_of, sections = job.section_of(), job.sections()
+    for key, value in values.items():
+        if key not in section_of and key not in sections:
+            remedy = did_you_mean(
+                str(key), [*section_of, *sections], "--help lists the fields (hyphens become underscores)"
+            )
+            raise ConfigError(f"--config {path}: unknown key {key!r}; {remedy}")
+        for name in value if isinstance(value, dict) and job.is_section(key, value) else ():
+            if section_of.get(name) == key:
+                continue
+            remedy = did_you_mean(str(name), sections[key].model_fields, f"--help {key} lists the fields of {key}")
+            if name in section_of:
+                remedy = f"it belongs to {section_of[name]}"
+            raise ConfigError(f"--config {path}: unknown key '{key}.{name}'; {remedy}")
+
+
+def _refuse_repeated(path: Path, node: yaml.Node, job: type[JobConfig], values: dict[str, Any]) -> None:
+    """YAML keeps the last of two equal keys; here they are a mistake, as is a field given flat and in its section."""
+    places: dict[str, tuple[str, int]] = {}
+    for field, key, line in _keys(node, job, values):
+        if field in places:
+            other, first = places[field]
+            raise ConfigError(
+                f"--config {path}: {field} is set twice, as {other} in line {first} and as {key} in line {line}; "
+                "keep one of them"
+            )
+        places[field] = key, line
+
+
+def _keys(node: yaml.Node, job: type[JobConfig], values: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
+    """Field (or section), key as written, and line of every key of the file and of its sections."""
+    for key_node, value_node in node.value:
+        key, line = str(key_node.value), key_node.start_mark.line + 1
+        if isinstance(value_node, yaml.MappingNode) and job.is_section(key, {}):
+            yield f"section {key}", key, line
+            for inner, _ in value_node.value:
+                yield str(inner.value), f"{key}.{inner.value}", inner.start_mark.line + 1
+        else:
+            yield key, key, line

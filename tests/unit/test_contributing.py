@@ -23,7 +23,7 @@ from tests.integration.engines.harness import MAX_MODEL_LEN, Harness
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-KINDS = ["A loss", "An objective", "An engine", "A reward"]
+KINDS = ["A loss", "An objective", "An engine", "An environment", "A reward"]
 TEMPORARY = TemporaryDirectory(prefix="coati-examples-")  # as long as this process: the tests below read their files
 FOLDER = Path(TEMPORARY.name)
 

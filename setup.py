@@ -51,5 +51,6 @@ setup(
             "types-PyYAML",
             "trl",
         ],
+        "docs": ["mkdocs-material>=9.7,<10"],  # mkdocs.yml
     },
 )

@@ -27,6 +27,8 @@ def decode_runs(runs: Sequence[Sequence[Any]], dtype: DTypeLike) -> np.ndarray:
     """Decode the runs of `encode_runs`; a single run gives a read-only array that needs no memory."""
     if len(runs) == 1:
         ((value, length),) = runs
-        return np.broadcast_to(np.array(value, dtype=dtype), length)
+        array = np.ndarray(length, dtype, np.array([value], dtype=dtype), strides=(0,))  # as broadcast_to, but faster
+        array.flags.writeable = False
+        return array
     lengths = np.array([length for _, length in runs], dtype=np.int64)
     return np.repeat(np.array([value for value, _ in runs], dtype=dtype), lengths)

@@ -54,6 +54,18 @@ class EncodedArray:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SplitSamples:
+    """Hold S samples one by one; their arrays share the memory of the joined ones."""
+
+    prefix_ids: Sequence[np.ndarray]  # int32[P] each
+    token_ids: Sequence[np.ndarray]  # int32[T] each
+    loss_masks: Sequence[np.ndarray]  # bool[T] each
+    arrays: Mapping[str, Sequence[np.ndarray]]  # [N] each
+    lengths: Sequence[int]  # P + T of each
+    num_loss_tokens: Sequence[int]  # N of each
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RaggedSamples:
     """Hold S samples, each array concatenated over all of them."""
 
@@ -83,26 +95,26 @@ class RaggedSamples:
             arrays={name: _join_arrays(samples, name) for name in names},
         )
 
-    def split(self) -> list[Sample]:
-        """Return the samples; they share the memory of the joined arrays, and have no uid."""
+    def split(self) -> SplitSamples:
+        """Return the samples one by one, without uids and numbers."""
         prefixes = [self.prefix_ids[part] for part in _parts(self.prefix_lengths)]
-        mask = np.unpackbits(self.mask_bits, count=len(self.token_ids)).view(bool)
+        prefix_ids = [prefixes[prefix] for prefix in self.prefix_of.tolist()]
         own = _parts(self.lengths)
-        counted = _parts([int(np.count_nonzero(mask[part])) for part in own])
+        mask = np.unpackbits(self.mask_bits, count=len(self.token_ids)).view(bool)
+        loss_masks = [mask[part] for part in own]
+        num_loss_tokens = [int(np.count_nonzero(each)) for each in loss_masks]
+        counted = _parts(num_loss_tokens)
         arrays = {
             name: array.expand() if isinstance(array, EncodedArray) else array for name, array in self.arrays.items()
         }
-        return [
-            Sample(
-                uid="",
-                number=index,
-                prefix_ids=prefixes[prefix],
-                token_ids=self.token_ids[own[index]],
-                loss_mask=mask[own[index]],
-                arrays={name: array[counted[index]] for name, array in arrays.items()},
-            )
-            for index, prefix in enumerate(self.prefix_of.tolist())
-        ]
+        return SplitSamples(
+            prefix_ids=prefix_ids,
+            token_ids=[self.token_ids[part] for part in own],
+            loss_masks=loss_masks,
+            arrays={name: [array[part] for part in counted] for name, array in arrays.items()},
+            lengths=[len(each) + num for each, num in zip(prefix_ids, self.lengths.tolist(), strict=True)],
+            num_loss_tokens=num_loss_tokens,
+        )
 
     @property
     def num_bytes(self) -> int:

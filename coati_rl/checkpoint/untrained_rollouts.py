@@ -8,14 +8,14 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from coati_rl.checkpoint.format import FORMAT_VERSION, VERSION_KEY, migrate_rollouts
 from coati_rl.data.packed_group import PackedGroup
-from coati_rl.types import Prompt, RolloutGroup, Score
+from coati_rl.types import Prompt, RolloutGroup
 
 _ARRAYS = {"token_ids": np.int32, "logprobs": np.float32}
 
@@ -92,7 +92,7 @@ def _describe(group: RolloutGroup, packed: PackedGroup) -> dict[str, Any]:
         "policy_versions": packed.policy_versions,
         "temperatures": packed.temperature,
         "trajectories": packed.trajectories,
-        "scores": [asdict(score) for score in group.scores],
+        "scores": packed.scores,
     }
 
 
@@ -116,7 +116,7 @@ def _read_groups(
             policy_versions=group["policy_versions"],
             temperature=group["temperatures"],
             trajectories=group["trajectories"],
-            scores=tuple(Score(**score) for score in group["scores"]),
+            scores=group["scores"],
         )
         token_ids, logprobs = token_ids[num_tokens:], logprobs[num_loss_tokens:]
         try:

@@ -4,13 +4,15 @@ It holds the tokens after the shared prefix of all trajectories, concatenated (N
 in the loss. Arrays that are constant over many tokens are run-length encoded.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from coati_rl.run_lengths import Runs, decode_runs, encode_runs
 from coati_rl.types import Prompt, RolloutGroup, Score, SharedPrefix, TokenReward, Trajectory, Turn
+
+_SCORE_FIELDS = tuple(field.name for field in fields(Score))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +27,7 @@ class PackedGroup:
     policy_versions: Runs  # of M
     temperature: Runs  # of M
     trajectories: tuple[dict[str, Any], ...]  # all but the arrays, as JSON: see `_describe`
-    scores: tuple[Score, ...]  # G
+    scores: tuple[dict[str, Any], ...]  # G, by the names of `Score`, as JSON
 
     @classmethod
     def pack(cls, group: RolloutGroup) -> "PackedGroup":
@@ -42,7 +44,7 @@ class PackedGroup:
             policy_versions=encode_runs(group.policy_versions),
             temperature=encode_runs(np.concatenate([each.temperature for each in trajectories])),
             trajectories=tuple(_describe(each, group) for each in trajectories),
-            scores=group.scores,
+            scores=tuple({name: getattr(score, name) for name in _SCORE_FIELDS} for score in group.scores),
         )
 
     def unpack(self, prompt: Prompt, *, temperature: float) -> RolloutGroup:
@@ -78,7 +80,7 @@ class PackedGroup:
             prompt=prompt,
             temperature=temperature,
             trajectories=tuple(trajectories),
-            scores=self.scores,
+            scores=tuple(Score(**score) for score in self.scores),
         )
 
 

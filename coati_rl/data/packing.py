@@ -6,18 +6,27 @@ R rows, padded to the longest. R rows, L tokens of a row, M loss tokens of a row
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from coati_rl.batch import PADDING, MicroBatch, MiniBatch
 from coati_rl.data.balance import assign_to_bins
 from coati_rl.errors import RunError
-from coati_rl.samples import RaggedBatch, RaggedSamples, Sample
+from coati_rl.samples import RaggedBatch, RaggedSamples, Sample, SplitSamples
 
-# Loss arrays of a micro-batch without samples, from which the names would follow.
-_BLANK_ARRAYS: Mapping[str, type] = {
+# The loss arrays of every micro-batch, and those of one that counts no token, where no sample says which there are.
+_LOSS_ARRAYS: Mapping[str, DTypeLike] = {
+    "token_ids": np.int64,
+    "sources": np.int64,
+    "loss_mask": np.bool_,
+    "sample_index": np.int32,
+}
+_BLANK_ARRAYS: Mapping[str, DTypeLike] = {
+    **_LOSS_ARRAYS,
     "loss_weights": np.float32,
     "advantages": np.float32,
     "rollout_logprobs": np.float32,
@@ -27,7 +36,9 @@ _BLANK_ARRAYS: Mapping[str, type] = {
     "ref_logprobs": np.float32,
 }
 
-_Row = Sequence[tuple[int, Sample]]  # samples with their index in the rank's mini-batch
+_ALIGNMENT = 64  # bytes
+
+_Grid = Sequence[Sequence[int]]  # the samples in each row of a micro-batch, by their index in the rank's mini-batch
 RankSamples = tuple[RaggedSamples, tuple[tuple[int, ...], ...]]  # a rank's samples and the plan of its micro-batches
 
 
@@ -77,16 +88,14 @@ def plan_batches(
 def pack(samples: Sequence[Sample], *, one_sample_per_row: bool = False, **limits: Any) -> list[tuple[MicroBatch, ...]]:
     """Plan and build micro-batches in one process; see `plan_batches`. Returns: each rank's micro-batches."""
     ranks = plan_batches(samples, one_sample_per_row=one_sample_per_row, **limits)
-    return [build_micro_batches(ragged.split(), plan, one_sample_per_row=one_sample_per_row) for ragged, plan in ranks]
+    return [build_micro_batches(ragged, plan, one_sample_per_row=one_sample_per_row) for ragged, plan in ranks]
 
 
 def build_mini_batch(batch: RaggedBatch) -> MiniBatch:
     """Build the micro-batches of a rank's part of a mini-batch."""
     return MiniBatch(
         step=batch.step,
-        micro_batches=build_micro_batches(
-            batch.samples.split(), batch.plan, one_sample_per_row=batch.one_sample_per_row
-        ),
+        micro_batches=build_micro_batches(batch.samples, batch.plan, one_sample_per_row=batch.one_sample_per_row),
         is_last=batch.is_last,
         loss_scale=batch.loss_scale,
         learning_rate_progress=batch.learning_rate_progress,
@@ -94,15 +103,12 @@ def build_mini_batch(batch: RaggedBatch) -> MiniBatch:
 
 
 def build_micro_batches(
-    samples: Sequence[Sample], plan: Sequence[Sequence[int]], *, one_sample_per_row: bool = False
+    samples: RaggedSamples, plan: Sequence[Sequence[int]], *, one_sample_per_row: bool = False
 ) -> tuple[MicroBatch, ...]:
     """Build the micro-batches of a plan; one without samples is blank."""
-    micro_batches = []
-    for bin_ in plan:
-        row = [(index, samples[index]) for index in bin_]
-        rows = [[indexed] for indexed in row] if one_sample_per_row else [row]
-        micro_batches.append(_make_rows(rows) if row else blank_micro_batch())
-    return tuple(micro_batches)
+    grids = [[[index] for index in bin_] if one_sample_per_row else [bin_] for bin_ in plan if bin_]
+    laid_out = iter(_lay_out(samples.split(), grids) if grids else ())
+    return tuple(next(laid_out) if bin_ else blank_micro_batch() for bin_ in plan)
 
 
 def blank_micro_batch() -> MicroBatch:
@@ -117,7 +123,7 @@ def blank_micro_batch() -> MicroBatch:
         token_ids=np.zeros((1, 2), dtype=np.int64),
         position_ids=np.array([[0, 1]], dtype=np.int64),
         segments=np.empty((0, 4), dtype=np.int32),
-        loss_arrays=_new_loss_arrays((1, 1)) | arrays,
+        loss_arrays=arrays,
     )
 
 
@@ -128,7 +134,7 @@ def probe_micro_batch(token_ids: Sequence[int]) -> MicroBatch:
     sample = Sample(
         uid="probe", number=0, prefix_ids=ids[:0], token_ids=ids, loss_mask=mask, arrays={"temperature": 1.0}
     )
-    return _make_rows([[(0, sample)]])
+    return _lay_out(RaggedSamples.of([sample]).split(), [[[0]]])[0]
 
 
 def _num_tokens(samples: Sequence[Sample], *, is_padded: bool) -> int:
@@ -149,58 +155,132 @@ def _check_fit(
         )
 
 
-def _make_rows(rows: Sequence[_Row]) -> MicroBatch:
-    """Concatenate each row's samples, and pad to the longest row."""
-    length = max(sum(len(sample) for _, sample in row) for row in rows)
-    # A loss cannot take a maximum over no tokens.
-    num_loss = max(1, max(sum(sample.num_loss_tokens for _, sample in row) for row in rows))
-    token_ids = np.zeros((len(rows), length), dtype=np.int64)
-    position_ids = np.empty((len(rows), length), dtype=np.int64)
-    counting, no_loss = np.arange(length), np.zeros(length, dtype=bool)
-    segments: list[tuple[int, ...]] = []
-    arrays = _new_loss_arrays((len(rows), num_loss))
-    for name, array in rows[0][0][1].arrays.items():
-        dtype = array.dtype if isinstance(array, np.ndarray) else np.float32
-        arrays[name] = np.full((len(rows), num_loss), PADDING.get(name, 0), dtype=dtype)
-    for number, row in enumerate(rows):
-        lengths = [len(sample) for _, sample in row]
-        starts = [0, *accumulate(lengths)]
-        segments += [(number, *position, -1) for position in zip(starts[:-1], lengths, strict=True)]
-        parts = [part for _, sample in row for part in (sample.prefix_ids, sample.token_ids)]
-        np.concatenate(parts, out=token_ids[number, : starts[-1]])
-        np.concatenate([counting[:each] for each in (*lengths, length - starts[-1])], out=position_ids[number])
-        masks = [part for _, sample in row for part in (no_loss[: len(sample.prefix_ids)], sample.loss_mask)]
-        _write(arrays, number, row, np.flatnonzero(np.concatenate(masks)), token_ids[number])
-    return MicroBatch(
-        token_ids=token_ids,
-        position_ids=position_ids,
-        segments=np.array(segments, dtype=np.int32).reshape(-1, 4),
-        loss_arrays=arrays,
-    )
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of all micro-batches, which an array holds one after another, padding included."""
+
+    shapes: Sequence[tuple[int, int]]  # of each micro-batch: its rows, and the length of each
+
+    @classmethod
+    def of(cls, grids: Sequence[_Grid], sizes: Sequence[int], *, smallest: int = 0) -> "_Rows":
+        """Rows for samples of these sizes, in each micro-batch as long as its longest, or `smallest`."""
+        longest = [max(sum(sizes[index] for index in row) for row in grid) for grid in grids]
+        return cls([(len(grid), max(smallest, length)) for grid, length in zip(grids, longest, strict=True)])
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of each row."""
+        return [length for num_rows, length in self.shapes for _ in range(num_rows)]
+
+    def cut(self, array: np.ndarray) -> list[np.ndarray]:
+        """Each micro-batch's part of an array of all, as [rows, length]."""
+        ends = accumulate(num_rows * length for num_rows, length in self.shapes)
+        pairs = zip(self.shapes, ends, strict=True)
+        return [array[end - shape[0] * shape[1] : end].reshape(shape) for shape, end in pairs]
 
 
-def _new_loss_arrays(shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    """Return the loss arrays of every micro-batch, all padding."""
-    return {
-        "token_ids": np.zeros(shape, dtype=np.int64),
-        "sources": np.zeros(shape, dtype=np.int64),
-        "loss_mask": np.zeros(shape, dtype=bool),
-        "sample_index": np.full(shape, -1, dtype=np.int32),
+def _lay_out(samples: SplitSamples, grids: Sequence[_Grid]) -> list[MicroBatch]:
+    """Lay out micro-batches that have samples: each row's one after another, then padding up to the longest row.
+
+    Each array is written for all micro-batches at once: they are so small that a call for each takes longer.
+    """
+    tokens = _Rows.of(grids, samples.lengths)
+    loss = _Rows.of(grids, samples.num_loss_tokens, smallest=1)  # a loss cannot take a maximum over nothing
+    dtypes = {**_LOSS_ARRAYS, **{name: parts[0].dtype for name, parts in samples.arrays.items()}}
+    num_tokens, num_loss = sum(tokens.lengths), sum(loss.lengths)
+    sizes = [(num_tokens, np.int64), (num_tokens, np.int64), *((num_loss, dtype) for dtype in dtypes.values())]
+    token_ids, position_ids, *allocated = _allocate(sizes)
+    arrays = dict(zip(dtypes, allocated, strict=True))
+    rows = [row for grid in grids for row in grid]
+    is_loss = _write_tokens(samples, rows, tokens.lengths, token_ids=token_ids, position_ids=position_ids)
+    _write_loss(samples, rows, tokens, loss, token_ids, np.flatnonzero(is_loss), arrays)
+    cut = zip(*map(loss.cut, arrays.values()), strict=True)
+    return [
+        MicroBatch(
+            token_ids=ids,
+            position_ids=positions,
+            segments=_segments(grid, samples.lengths),
+            loss_arrays=dict(zip(arrays, loss_arrays, strict=True)),
+        )
+        for grid, ids, positions, loss_arrays in zip(
+            grids, tokens.cut(token_ids), tokens.cut(position_ids), cut, strict=True
+        )
+    ]
+
+
+def _allocate(sizes: Sequence[tuple[int, DTypeLike]]) -> list[np.ndarray]:
+    """Make arrays of so many entries of these dtypes, in one piece of memory.
+
+    Many small ones go back to the system with each batch, and to get fresh pages takes longer than to fill them.
+    """
+    num_bytes = [size * np.dtype(dtype).itemsize for size, dtype in sizes]
+    starts = [0, *accumulate(-(-each // _ALIGNMENT) * _ALIGNMENT for each in num_bytes)]
+    memory = np.empty(starts[-1], dtype=np.uint8)
+    return [np.ndarray(size, dtype, memory, start) for (size, dtype), start in zip(sizes, starts[:-1], strict=True)]
+
+
+def _segments(grid: _Grid, lengths: Sequence[int]) -> np.ndarray:
+    """int32[K, 4], as `MicroBatch` has them: every sample is one."""
+    segments = []
+    for number, row in enumerate(grid):
+        ends = accumulate(lengths[index] for index in row)
+        segments += [(number, end - lengths[index], lengths[index], -1) for index, end in zip(row, ends, strict=True)]
+    return np.array(segments, dtype=np.int32)
+
+
+def _write_tokens(
+    samples: SplitSamples,
+    rows: _Grid,
+    lengths: Sequence[int],
+    *,
+    token_ids: np.ndarray,
+    position_ids: np.ndarray,
+) -> np.ndarray:
+    """Write what a model reads of rows of these lengths. Returns: bool, True on the tokens that the loss reads."""
+    counting, nothing = np.arange(max(lengths)), np.zeros(max(lengths), dtype=bool)
+    ids: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
+    masks: list[np.ndarray] = []
+    for row, length in zip(rows, lengths, strict=True):
+        sample_lengths = [samples.lengths[index] for index in row]
+        for index in row:
+            ids += samples.prefix_ids[index], samples.token_ids[index]
+            masks += nothing[: len(samples.prefix_ids[index])], samples.loss_masks[index]
+        padding = length - sum(sample_lengths)
+        ids.append(nothing[:padding])
+        masks.append(nothing[:padding])
+        positions += [counting[:each] for each in (*sample_lengths, padding)]
+    np.concatenate(ids, out=token_ids)
+    np.concatenate(positions, out=position_ids)
+    return np.concatenate(masks)
+
+
+def _write_loss(
+    samples: SplitSamples,
+    rows: _Grid,
+    tokens: _Rows,
+    loss: _Rows,
+    token_ids: np.ndarray,
+    places: np.ndarray,
+    arrays: Mapping[str, np.ndarray],
+) -> None:
+    """Write the loss arrays of all rows; `places`: int[N], where their loss tokens are in `token_ids`."""
+    counts = samples.num_loss_tokens
+    in_row = [sum(counts[index] for index in row) for row in rows]
+    runs = [run for count, length in zip(in_row, loss.lengths, strict=True) for run in (count, length - count)]
+    loss_mask = arrays["loss_mask"]
+    loss_mask[:] = np.repeat(np.tile([True, False], len(rows)), runs)
+    starts = np.cumsum([0, *tokens.lengths[:-1]])
+    held = [index for row in rows for index in row]
+    values = {
+        "token_ids": [token_ids[places]],
+        "sources": [places - np.repeat(starts + 1, in_row)],
+        "sample_index": [np.repeat(held, [counts[index] for index in held])],
+        **{name: [parts[index] for index in held] for name, parts in samples.arrays.items()},
     }
-
-
-def _write(arrays: dict[str, np.ndarray], number: int, row: _Row, places: np.ndarray, token_ids: np.ndarray) -> None:
-    """Write a row's N loss tokens, at places int[N] of its tokens int[L], into loss arrays [R, M]."""
-    counts = [sample.num_loss_tokens for _, sample in row]
-    where = number, slice(len(places))
-    arrays["token_ids"][where] = token_ids[places]
-    np.subtract(places, 1, out=arrays["sources"][where])
-    arrays["loss_mask"][where] = True
-    arrays["sample_index"][where] = np.repeat([index for index, _ in row], counts)
-    for name in row[0][1].arrays:
-        parts: list[Any] = [sample.arrays[name] for _, sample in row]
-        is_dense = isinstance(parts[0], np.ndarray)
-        if is_dense:
-            np.concatenate(parts, out=arrays[name][where])
+    for name, parts in values.items():
+        if len(places) == len(loss_mask):
+            np.concatenate(parts, out=arrays[name])
         else:
-            arrays[name][where] = np.repeat(parts, counts)
+            arrays[name].fill(PADDING.get(name, 0))
+            arrays[name][loss_mask] = np.concatenate(parts)

@@ -26,6 +26,7 @@ from coati_rl.runtime.heartbeats import Heartbeats
 from coati_rl.runtime.placement_manager import PlacementManager, Reservation
 from coati_rl.runtime.prepare import Prepared
 from coati_rl.runtime.process import ActorContext, device_environment, enter_actor
+from coati_rl.runtime.ray_environment import actor_environment
 from coati_rl.runtime.remote import RemoteCoordinator, wait_for
 from coati_rl.runtime.run_dir import RunPaths
 
@@ -169,6 +170,8 @@ class ActorGroup:
             2 * (self._config.parallel.num_inferencer + self._config.parallel.num_trainers) + 8
         )  # long polls that block a thread
         options = {"num_cpus": 0, "max_concurrency": waiting, "scheduling_strategy": here, "max_restarts": 0}
+        if self._config.cluster.master_address:  # in a Ray of our own it inherits them, and a process is there already
+            options["runtime_env"] = {"env_vars": actor_environment()}
         context = self._context("coordinator", None)
         actor = ray.remote(CoordinatorActor).options(name="coordinator", namespace=self._namespace, **options)
         return actor.remote(self._prepared, self._paths, context)

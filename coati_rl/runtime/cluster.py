@@ -17,6 +17,7 @@ from ray.exceptions import AuthenticationError
 from coati_rl.config import Config
 from coati_rl.errors import ConfigError
 from coati_rl.runtime.interrupts import blocked_in_children, ending_signals
+from coati_rl.runtime.ray_environment import actor_environment
 
 logger = logging.getLogger(__name__)
 
@@ -151,6 +152,10 @@ def actor_options(*, name: str, num_threads: int, environment: dict[str, str]) -
         "max_restarts": 0,  # the supervisor replaces actors: a restarted one would hold the start weights unnoticed
         "max_concurrency": 16,
         "runtime_env": {
-            "env_vars": {"OMP_NUM_THREADS": str(num_threads), "TOKENIZERS_PARALLELISM": "false", **environment}
+            "env_vars": {
+                **{"OMP_NUM_THREADS": str(num_threads), "TOKENIZERS_PARALLELISM": "false"},
+                **actor_environment(),
+                **environment,
+            }
         },
     }

@@ -22,6 +22,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+
+from coati_rl.runtime.ray_environment import actor_environment
+
+os.environ.update(actor_environment())  # as a run's; before anything imports Ray
+
 import ray
 
 from coati_rl.config.cli import build_config
@@ -99,7 +104,7 @@ def timed(function: Callable[[], Any], times: list[float]) -> Any:
 
 
 def bytes_per_token(arguments: argparse.Namespace, rng: np.random.Generator) -> float:
-    """What `put` sends for a sampled token, beside its text."""
+    """Return the bytes that `put` sends for a sampled token, beside its text."""
     prompt = Prompt(uid="train-0", token_ids=tuple(range(100)), ground_truth="0")
     lease = Lease(lease_id=0, prompt=prompt, group_size=arguments.group_size, sampling=SamplingParams())
     group = make_group(lease, num_tokens=arguments.tokens, rng=rng)

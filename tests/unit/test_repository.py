@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("coati_rl", "producer", "consumer", "rewards")
 MAX_LINES = 300
 SOURCE_SUFFIXES = {".py", ".sh"}
-SCRIPTS_WITHOUT_SUFFIX = {"scripts/check", ".ci/run"}
+SCRIPTS_WITHOUT_SUFFIX = {"scripts/check", "scripts/check-docs", ".ci/run"}
 NOT_OURS = {"runs", "build"}
 
 
@@ -116,3 +116,16 @@ def test_a_class_has_at_most_20_public_methods() -> None:
         and (count := sum(isinstance(m, ast.FunctionDef) and not m.name.startswith("_") for m in node.body)) > 20
     }
     assert not crowded, "split by subject"
+
+
+def test_a_docstring_says_what_the_code_does() -> None:
+    """The first word is no question word, and nothing "flows"."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = []
+    for path in SOURCES:
+        if path.endswith(".py") and not path.startswith("tests/"):
+            nodes = ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+            docs = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, documented)]
+            wrong = re.compile(r"\A(What|Where|Who|Which)\b|\bflows\b")
+            found += [f"{path}: {doc.splitlines()[0]}" for doc in docs if wrong.search(doc)]
+    assert not found, "begin with a verb:\n" + "\n".join(found)

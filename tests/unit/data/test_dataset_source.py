@@ -40,7 +40,7 @@ def items_of(source, *, rank=0):
 def rows_of(items):
     """The samples of each optimizer step."""
     works = [item.batch for item in items if isinstance(item, TrainWork)]
-    return [[int(sample.token_ids[0]) for sample in batch.samples.split()] for batch in works]
+    return [[int(token_ids[0]) for token_ids in batch.samples.split().token_ids] for batch in works]
 
 
 def test_every_sample_comes_once_per_epoch_in_another_order_and_what_fills_no_step_is_left_over():

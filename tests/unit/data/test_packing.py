@@ -242,7 +242,9 @@ def test_samples_of_a_unit_stay_together_whatever_the_limits(lengths, options):
     assert len({len(plan) for _, plan in shares}) == 1
     found = []
     for ragged, plan in shares:
-        held = [first_tokens[int(np.append(s.prefix_ids, s.token_ids)[0])] for s in ragged.split()]
+        split = ragged.split()
+        pairs = zip(split.prefix_ids, split.token_ids, strict=True)
+        held = [first_tokens[int(np.append(prefix, own)[0])] for prefix, own in pairs]
         for bin_ in plan:
             numbers = [held[index] for index in bin_]
             assert len(numbers) <= options["max_samples"]

@@ -8,22 +8,24 @@ from coati_rl.samples import RaggedSamples, Sample
 from tests.unit.data.test_packing import LENGTHS, samples_of
 
 
-def equal_samples(first, second):
-    assert first.prefix_ids.tolist() == second.prefix_ids.tolist()
-    assert first.token_ids.tolist() == second.token_ids.tolist()
-    assert first.loss_mask.tolist() == second.loss_mask.tolist()
-    for name, array in first.arrays.items():
-        np.testing.assert_array_equal(np.broadcast_to(array, first.num_loss_tokens), second.arrays[name])
+def assert_split(ragged, samples):
+    """What the samples were comes out."""
+    split = ragged.split()
+    assert [each.tolist() for each in split.prefix_ids] == [sample.prefix_ids.tolist() for sample in samples]
+    assert [each.tolist() for each in split.token_ids] == [sample.token_ids.tolist() for sample in samples]
+    assert [each.tolist() for each in split.loss_masks] == [sample.loss_mask.tolist() for sample in samples]
+    assert list(split.lengths) == [len(sample) for sample in samples]
+    assert list(split.num_loss_tokens) == [sample.num_loss_tokens for sample in samples]
+    for name, arrays in split.arrays.items():
+        for sample, array in zip(samples, arrays, strict=True):
+            np.testing.assert_array_equal(np.broadcast_to(sample.arrays[name], sample.num_loss_tokens), array)
 
 
 @settings(deadline=None)
 @given(LENGTHS)
 def test_ragged_samples_come_out_as_they_went_in(lengths):
     samples = samples_of(lengths)
-    split = RaggedSamples.of(samples).split()
-    assert [len(sample) for sample in split] == lengths
-    for first, second in zip(samples, split, strict=True):
-        equal_samples(first, second)
+    assert_split(RaggedSamples.of(samples), samples)
 
 
 def test_ragged_samples_say_nothing_twice():
@@ -49,8 +51,7 @@ def test_ragged_samples_say_nothing_twice():
     assert ragged.arrays["advantages"].runs == ((1.5, 400),) * 8
     # 4 bytes a token, 4 a log-probability, a bit of mask, and runs
     assert 8.0 < ragged.num_bytes / (8 * 400 + 100) < 8.2
-    for first, second in zip(samples, ragged.split(), strict=True):
-        equal_samples(first, second)
+    assert_split(ragged, samples)
 
 
 def test_a_sample_whose_first_token_nothing_predicts_is_refused():

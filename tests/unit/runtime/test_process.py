@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from coati_rl.runtime.cluster import actor_options
 from coati_rl.runtime.process import assigned_cores, device_environment
+from coati_rl.runtime.ray_environment import actor_environment
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,7 @@ def test_an_actor_gets_its_threads_and_variables_and_is_never_restarted():
     options = actor_options(name="a", num_threads=2, environment={"X": "1"})
     assert options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "2"
     assert options["runtime_env"]["env_vars"]["X"] == "1"
+    assert options["runtime_env"]["env_vars"].items() >= actor_environment().items()
     assert options["max_restarts"] == 0
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from coati_rl.config import Config
-from coati_rl.runtime.ray_environment import prepare_ray_environment
+from coati_rl.runtime.ray_environment import actor_environment, prepare_ray_environment
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +38,12 @@ def test_a_ray_of_our_own_listens_on_loopback_alone_and_a_cluster_of_several_mac
     assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in os.environ
     prepare_ray_environment(Config())
     assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+
+
+def test_calls_carry_messages_of_up_to_512_kib_unless_the_user_sets_another_limit():
+    name = "RAY_max_direct_call_object_size"
+    prepare_ray_environment(Config())
+    assert os.environ[name] == "524288"
+    os.environ[name] = "5000"
+    prepare_ray_environment(Config())
+    assert actor_environment() == {name: "5000"}

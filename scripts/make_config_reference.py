@@ -1,0 +1,102 @@
+"""Write docs/configuration.md from the config model: every flag with its short form, type, default, role and help.
+
+    python scripts/make_config_reference.py [--check]
+
+With --check nothing is written; the exit status is 1 if the page differs from the model.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from coati_rl.config import Config
+from coati_rl.config.fields import Section, described, role_of, spelling
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
+MARK = "<!-- What follows is written by scripts/make_config_reference.py from the config model. -->\n"
+
+
+def type_name(annotation: Any) -> str:
+    """Describe a type in the words of someone who writes a flag."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(f"`{choice}`" for choice in arguments)
+    if origin is tuple:
+        return "LOW,HIGH"
+    if origin in (list, dict):
+        return {list: "text, repeated", dict: "JSON object"}[origin]
+    if arguments and (origin is Union or type(annotation).__name__ == "UnionType"):
+        return " or ".join(dict.fromkeys(type_name(a) for a in arguments if a is not type(None)))
+    return {str: "text", bool: "on or off", int: "integer", float: "number"}.get(annotation, str(annotation))
+
+
+def default_text(value: Any) -> str:
+    """Show a default; empty if it is none, or derived as the help says."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "" if value is None or value == [] else f"`{value}`"
+
+
+def bounds(field: FieldInfo) -> str:
+    """Describe the range of a number; empty if it has none."""
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    found = [
+        f"{word} {getattr(bound, key):g}"
+        for bound in field.metadata
+        for key, word in words.items()
+        if hasattr(bound, key)
+    ]
+    return ", " + ", ".join(found) if found else ""
+
+
+def section_lines(name: str, section: type[Section]) -> Iterator[str]:
+    """Write a section: its heading and a table with a row for each field."""
+    yield f"\n## {name}\n"
+    yield f"{(section.__doc__ or '').strip().splitlines()[0]}\n"
+    yield "| flag | short | type | default | role | what it sets |"
+    yield "|---|---|---|---|---|---|"
+    for field_name, field in section.model_fields.items():
+        short = described(field, "short")
+        cells = [
+            f"`{spelling(field_name, field)}`",
+            f"`{short}`" if short else "",
+            type_name(field.annotation) + bounds(field),
+            default_text(field.default),
+            role_of(field),
+            field.description or "",
+        ]
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def page() -> str:
+    """Return the whole page: what stands before the mark, and the tables."""
+    introduction, mark, _ = PAGE.read_text(encoding="utf-8").partition(MARK)
+    if not mark:
+        raise SystemExit(f"{PAGE} lacks the line {MARK}")
+    return (
+        introduction
+        + mark
+        + "\n".join(line for section in Config.sections().items() for line in section_lines(*section))
+        + "\n"
+    )
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="only compare; exit status 1 if the page is out of date")
+    wanted = page()
+    if not parser.parse_args().check:
+        PAGE.write_text(wanted, encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != wanted:
+        print(f"docs/{PAGE.name} is out of date: run python scripts/make_config_reference.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Check the files that other tools read: CITATION.cff, .pre-commit-config.yaml, and what scripts/check accepts."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def read_yaml(name: str) -> Any:
+    return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+
+
+def hooks() -> dict[str, dict[str, Any]]:
+    return {hook["id"]: hook for repo in read_yaml(".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]}
+
+
+def setup_arguments() -> dict[str, Any]:
+    """The literal arguments of setup()."""
+    tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    (call,) = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "setup"]
+    return {word.arg or "": word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
+
+
+def test_the_citation_has_what_its_format_requires_and_names_the_version_that_is_packaged() -> None:
+    citation, packaged = read_yaml("CITATION.cff"), setup_arguments()
+    assert citation.keys() >= {"cff-version", "message", "title", "authors"}  # required by CFF 1.2.0
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["authors"] == [{"name": "The Coati-RL developers"}]
+    assert (citation["version"], citation["license"]) == (packaged["version"], packaged["license"])
+    assert citation["type"] == "software"
+
+
+def test_the_hooks_of_ruff_have_the_version_of_the_environment() -> None:
+    pinned = re.search(r"^ruff==.*$", (ROOT / "requirements" / "cpu.in").read_text(encoding="utf-8"), re.MULTILINE)
+    assert pinned is not None
+    for name in ("ruff-check", "ruff-format"):
+        assert hooks()[name]["additional_dependencies"] == [pinned[0]]
+
+
+def test_a_commit_runs_the_fast_checks() -> None:
+    assert hooks()["check-fast"]["entry"] == "scripts/check --fast"
+    script = (ROOT / "scripts" / "check").read_text(encoding="utf-8")
+    always, slow = script.partition('if [[ "$*" != --fast ]]; then')[::2]
+    assert "ruff check" in always and "test_repository.py" in always and "importlinter" in always
+    assert "mypy" in slow and "--collect-only" in slow and "mypy" not in always
+
+
+@pytest.mark.parametrize("arguments", [["--quick"], ["--fast", "now"]])
+def test_another_argument_of_the_checks_is_refused_before_an_environment_is_made(arguments: list[str]) -> None:
+    done = subprocess.run([ROOT / "scripts" / "check", *arguments], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"scripts/check {' '.join(arguments)}: use --fast, or no argument\n"

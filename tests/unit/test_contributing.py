@@ -4,15 +4,17 @@ The examples import engines' and trainers' libraries as any test of these parts 
 """
 
 import asyncio
-import importlib.util
 import json
 import os
 import re
+import secrets
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -29,8 +31,7 @@ from tests.integration.engines.harness import MAX_MODEL_LEN, Harness
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 KINDS = ["A loss", "An objective", "An engine", "An environment", "A reward", "A task"]
-TEMPORARY = TemporaryDirectory(prefix="coati-examples-")  # as long as this process: the tests below read their files
-FOLDER = Path(TEMPORARY.name)
+FOLDER = Path(tempfile.gettempdir()) / f"coati-examples-{secrets.token_hex(8)}"  # there while the tests below run
 
 
 def blocks(language: str, text: str = TEXT) -> list[str]:
@@ -41,16 +42,18 @@ def section(title: str) -> str:
     return TEXT.partition(f"\n### {title}\n")[2].partition("\n### ")[0].partition("\n## ")[0]
 
 
-def load(code: str) -> Any:
-    """Write an example's file, whose name is in its first line, and import it under that name."""
-    name = code.splitlines()[0].removeprefix("# ").removesuffix(".py")
-    path = FOLDER / f"{name}.py"
-    path.write_text(code, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("fixtures" if name == "conftest" else name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+def file_of(code: str) -> Path:
+    """The first line of an example is its file's name."""
+    return FOLDER / code.splitlines()[0].removeprefix("# ")
+
+
+def load(code: str) -> ModuleType:
+    """Import an example under its file's name, without the file: pytest collects more tests than it runs."""
+    path = file_of(code)
+    module = ModuleType("example_fixtures" if path.stem == "conftest" else path.stem)
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    exec(compile(code, path, "exec"), vars(module))
     return module
 
 
@@ -65,6 +68,18 @@ def examples() -> Iterator[tuple[str, Any]]:
 
 
 globals().update(examples())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def files() -> Iterator[None]:
+    """The files of all examples."""
+    FOLDER.mkdir(mode=0o700)
+    try:
+        for code in blocks("python"):
+            file_of(code).write_text(code, encoding="utf-8")
+        yield
+    finally:
+        shutil.rmtree(FOLDER)
 
 
 @pytest.mark.parametrize("title", KINDS)

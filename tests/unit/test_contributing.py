@@ -3,6 +3,7 @@
 The examples import engines' and trainers' libraries as any test of these parts does, so they share a process with it.
 """
 
+import asyncio
 import json
 import os
 import re
@@ -18,6 +19,10 @@ from typing import Any
 
 import pytest
 
+from coati_rl.observability.timeline import NO_TIMELINE
+from coati_rl.types import Lease, Prompt, SamplingParams, Trajectory
+from producer.engines.fake_engine import FakeEngine
+from producer.generation import LeaseGenerate
 from tests.integration.engines import test_engine_contract as contract
 from tests.integration.engines.conftest import VOCAB_SIZE, save_checkpoint
 from tests.integration.engines.engine_process import hosted_engine
@@ -25,7 +30,7 @@ from tests.integration.engines.harness import MAX_MODEL_LEN, Harness
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-KINDS = ["A loss", "An objective", "An engine", "An environment", "A reward"]
+KINDS = ["A loss", "An objective", "An engine", "An environment", "A reward", "A task"]
 FOLDER = Path(tempfile.gettempdir()) / f"coati-examples-{secrets.token_hex(8)}"  # there while the tests below run
 
 
@@ -79,16 +84,49 @@ def files() -> Iterator[None]:
 
 @pytest.mark.parametrize("title", KINDS)
 def test_every_kind_of_part_has_an_example(title: str) -> None:
-    assert blocks("python", section(title))
+    assert blocks("python", section(title)) or blocks("bash", section(title))
+
+
+def run_shell(title: str) -> subprocess.CompletedProcess[str]:
+    """The command of a section, in the folder of the examples."""
+    (command,) = blocks("bash", section(title))
+    command = command.replace(".venv/bin/python", sys.executable).replace("rl_example.py", str(ROOT / "rl_example.py"))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(["bash", "-c", command], cwd=FOLDER, env=environment, capture_output=True, text=True)
 
 
 def test_the_reward_gives_the_scores_that_are_shown() -> None:
-    (command,) = blocks("bash", section("A reward"))
-    command = command.replace(".venv/bin/python", sys.executable)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["bash", "-c", command], cwd=FOLDER, env=environment, capture_output=True, text=True)
+    done = run_shell("A reward")
     scores = [json.loads(line) for line in done.stdout.splitlines()]
     assert scores == [json.loads(line) for line in blocks("json", section("A reward"))[0].splitlines()], done.stderr
+
+
+def test_the_run_of_two_tasks_has_a_plan_with_their_prompts() -> None:
+    done = run_shell("A task")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^prompts +2$", done.stdout, re.MULTILINE)
+
+
+def test_the_environment_runs_with_an_engine() -> None:
+    """As a producer runs it: seeds and episodes are the lease's."""
+    prompt = Prompt(uid="row-0", token_ids=(5, 6, 7), ground_truth="72")
+    lease = Lease(lease_id=1, prompt=prompt, group_size=2, sampling=SamplingParams(max_new_tokens=8))
+    engine = FakeEngine(vocab_size=50, eos_token_id=0, max_model_len=64)
+
+    async def roll_out() -> list[Trajectory]:
+        generate = LeaseGenerate(lease, engine, min_policy_version=0, timeline=NO_TIMELINE)
+        try:
+            environment = sys.modules["second_try"].SecondTry(user_says=[9])
+            return await environment.run(prompt, generate, group_size=lease.group_size)
+        finally:
+            generate.close()
+
+    first, second = asyncio.run(roll_out())
+    engine.close()
+    assert [len(first.turns), len(second.turns)] == [2, 2]
+    assert first.token_ids.tolist() != second.token_ids.tolist()
+    assert first.loss_mask.sum() == len(first.logprobs)
+    assert first.token_ids[first.turns[1].start - 1] == 9
 
 
 def test_the_engine_keeps_the_contract_of_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

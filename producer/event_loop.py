@@ -1,7 +1,7 @@
 """Run an event loop that other threads wake through a queue, without giving the interpreter's lock away.
 
 An engine's step may finish several prompts. asyncio's own wake-up is a system call, at which the waiting thread goes on
-after the first of them; the prompt that follows it would be sampled without its company, and the last bits of its
+after the first of them; the prompt that follows it would be sampled in another batch, and the last bits of its
 log-probabilities, and so of the weights, would depend on time. With a queue the engine's thread goes on until it waits.
 """
 

@@ -48,8 +48,8 @@ class GroupRunner:
             engine: that environments ask for samples.
             environment: of all prompts.
             max_sequences: samples in flight, so that max_sequences / G training prompts are.
-            group_size: G. A prompt of fewer samples takes the place of one of G: an evaluation leaves the order and the
-                company in which training prompts are sampled as they are without it, and so the weights.
+            group_size: G. A prompt of fewer samples takes the place of one of G: an evaluation leaves the order in
+                which training prompts are sampled, and the batches, as they are without it, and so the weights.
             timeline: of the producer.
         """
         self._engine = engine
@@ -58,7 +58,7 @@ class GroupRunner:
         self._group_size = group_size
         self._timeline = timeline
         self._loop = QueueEventLoop()
-        self._news = asyncio.Event()  # a group is done, or a wake-up
+        self._changed = asyncio.Event()  # a group is done, or a wake-up
         self._running: dict[asyncio.Task[RolledOut], Lease] = {}
         self._done: deque[asyncio.Task[RolledOut]] = deque()
 
@@ -102,7 +102,7 @@ class GroupRunner:
 
     def wake(self, _: object = None) -> None:
         """End a wait in `take_finished`; a callback for futures of what else the caller waits for."""
-        self._loop.call_from_anywhere(self._news.set)
+        self._loop.call_from_anywhere(self._changed.set)
 
     def close(self) -> None:
         """End all environments, and what the engine generates for them; nobody waits for it any more."""
@@ -117,12 +117,12 @@ class GroupRunner:
     async def _wait(self, timeout_s: float) -> None:
         if not self._done:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), timeout_s)
-        self._news.clear()
+                await asyncio.wait_for(self._changed.wait(), timeout_s)
+        self._changed.clear()
 
     def _note(self, task: "asyncio.Task[RolledOut]") -> None:
         self._done.append(task)
-        self._news.set()
+        self._changed.set()
 
     async def _roll_out(self, lease: Lease, min_policy_version: int) -> RolledOut:
         generate = LeaseGenerate(

@@ -3,7 +3,6 @@
 The examples import engines' and trainers' libraries as any test of these parts does, so they share a process with it.
 """
 
-import asyncio
 import json
 import os
 import re
@@ -20,9 +19,9 @@ from typing import Any
 import pytest
 
 from coati_rl.observability.timeline import NO_TIMELINE
-from coati_rl.types import Lease, Prompt, SamplingParams, Trajectory
+from coati_rl.types import Lease, Prompt, SamplingParams
 from producer.engines.fake_engine import FakeEngine
-from producer.generation import LeaseGenerate
+from producer.group_runner import GroupRunner
 from tests.integration.engines import test_engine_contract as contract
 from tests.integration.engines.conftest import VOCAB_SIZE, save_checkpoint
 from tests.integration.engines.engine_process import hosted_engine
@@ -113,16 +112,14 @@ def test_the_environment_runs_with_an_engine() -> None:
     lease = Lease(lease_id=1, prompt=prompt, group_size=2, sampling=SamplingParams(max_new_tokens=8))
     engine = FakeEngine(vocab_size=50, eos_token_id=0, max_model_len=64)
 
-    async def roll_out() -> list[Trajectory]:
-        generate = LeaseGenerate(lease, engine, min_policy_version=0, timeline=NO_TIMELINE)
-        try:
-            environment = sys.modules["second_try"].SecondTry(user_says=[9])
-            return await environment.run(prompt, generate, group_size=lease.group_size)
-        finally:
-            generate.close()
-
-    first, second = asyncio.run(roll_out())
+    environment = sys.modules["second_try"].SecondTry(user_says=[9])
+    runner = GroupRunner(engine, environment, max_sequences=2, group_size=2, timeline=NO_TIMELINE)
+    runner.submit([lease], min_policy_version=0)
+    (rolled_out,) = runner.take_finished(timeout_s=30.0)
+    runner.close()
     engine.close()
+    assert rolled_out.error is None
+    first, second = rolled_out.trajectories
     assert [len(first.turns), len(second.turns)] == [2, 2]
     assert first.token_ids.tolist() != second.token_ids.tolist()
     assert first.loss_mask.sum() == len(first.logprobs)

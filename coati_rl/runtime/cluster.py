@@ -117,7 +117,7 @@ def check_port(port: int) -> None:
             listener.bind(("127.0.0.1", port))
         except OSError as error:
             raise ConfigError(
-                f"--master_port {port}: the trainers cannot use 127.0.0.1:{port} as rendezvous: {error.strerror}; "
+                f"--master_port {port}: trainer 0 cannot listen at 127.0.0.1:{port}: {error.strerror}; "
                 "use --master_port 0 for a free port"
             ) from error
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.config import Config
-from coati_rl.config.parallel import PluginName
+from coati_rl.config.training import PluginName
 from coati_rl.plugins import is_plugin
 from coati_rl.types import Device
 

@@ -1,4 +1,5 @@
-"""argv -> the configuration of a command. The flags are built from the config model; --config reads the same fields from YAML, flags win.
+"""argv -> the configuration of a command. The flags are built from its model; --config reads the same fields from YAML,
+flags win.
 
 Whatever is wrong ends in one ConfigError that names field, value and remedy.
 """
@@ -51,7 +52,7 @@ class _Help(argparse.Action):
 def build_parser(group: str | None = None, job: type[TrainingConfig] = Config) -> argparse.ArgumentParser:
     """All flags of a job's config in groups, one for each section; or one group. Plus --config and --dry-run."""
     parser = _Parser(
-        prog=job.COMMAND,
+        prog=job.prog(),
         usage="%(prog)s -m TEXT -d TEXT [--config FILE.yaml] [--dry-run] [flags of the groups below]",
         description=f"{job.SUMMARY} --help GROUP shows one group of flags: {', '.join(job.sections())}.",
         allow_abbrev=False,
@@ -139,7 +140,7 @@ def _known_spellings(argv: Sequence[str], names: set[str], job: type[TrainingCon
             found = by_hyphens.get(name.replace("_", "-"))
             if found is None:
                 if others := commands_with(name):
-                    raise ConfigError(f"{name}: is a flag of coati-rl {' | '.join(others)}, and {job.COMMAND} lacks it")
+                    raise ConfigError(f"{name}: is a flag of coati-rl {' | '.join(others)}, and {job.prog()} lacks it")
                 raise ConfigError(f"unknown flag {name}; {did_you_mean(name, names, '--help lists the flags')}")
             word = found + equals + value
         known.append(word)

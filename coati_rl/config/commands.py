@@ -2,10 +2,11 @@
 
 from coati_rl.config.config import Config
 from coati_rl.config.fields import described, spelling
-from coati_rl.config.offline import SftConfig
+from coati_rl.config.offline import OfflineConfig, SftConfig
 from coati_rl.config.training import TrainingConfig
 
-TRAINING: dict[str, type[TrainingConfig]] = {"rl": Config, "sft": SftConfig}
+OFFLINE: dict[str, type[OfflineConfig]] = {job.JOB: job for job in (SftConfig,)}
+TRAINING: dict[str, type[TrainingConfig]] = {"rl": Config, **OFFLINE}
 
 
 def commands_with(flag: str) -> list[str]:

@@ -5,13 +5,13 @@ from typing import Any, ClassVar, Self
 from coati_rl.algorithms.choices import CORRECTION_BOUNDS
 from coati_rl.config.algorithm import PRESET_FIELDS, AlgorithmConfig
 from coati_rl.config.data import DataConfig
+from coati_rl.config.fields import Section
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.parallel import ParallelConfig
 from coati_rl.config.presets import read_preset
 from coati_rl.config.reward import RewardConfig
 from coati_rl.config.run import RunConfig
 from coati_rl.config.sampling import SamplingConfig
-from coati_rl.config.fields import Section
 from coati_rl.config.sync import SyncConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.types import DEFAULT_TASK
@@ -33,10 +33,9 @@ _SECTIONS = (
 class Config(TrainingConfig):
     """A run's settings, each validated alone; `rules.check` validates them together."""
 
-    COMMAND: ClassVar[str] = "rl_example.py"
-    SUMMARY: ClassVar[str] = (
-        "Reinforcement learning of a language model: vLLM producers, ColossalAI trainers, rewards."
-    )
+    COMMAND: ClassVar[str] = "python rl_example.py"
+    PASSES: ClassVar[str] = "--num-episodes"
+    SUMMARY: ClassVar[str] = "Reinforcement learning of a language model: vLLM producers, ColossalAI trainers, rewards."
 
     data: DataConfig = DataConfig()
     sampling: SamplingConfig = SamplingConfig()

@@ -27,7 +27,7 @@ class OfflineDataConfig(Section):
     max_epochs: int = experiment(1, "Passes over the training rows.", short="-e", ge=1)
     max_steps: int | None = experiment(None, "Stop after this many optimizer steps, if the data lasts.", ge=1)
     max_length: int = experiment(
-        2048, "Tokens of a sample; longer ones are cut at the end and counted, and left out if nothing trained is left.",
+        2048, "Tokens of a sample; longer ones are cut at the end, or left out if nothing is left to train; counted.",
         ge=2,
     )  # fmt: skip
 
@@ -59,6 +59,11 @@ class OfflineConfig(TrainingConfig):
         return self.parallel.train_batch_size * self.dp
 
     @property
+    def objective_text(self) -> str:
+        """Return the objective for people, as the plan shows it."""
+        raise NotImplementedError
+
+    @property
     def max_sample_tokens(self) -> int:
         """Tokens of the longest training sample."""
         return self.data.max_length
@@ -87,3 +92,8 @@ class SftConfig(OfflineConfig):
 
     optimizer: SftOptimizerConfig = SftOptimizerConfig()
     run: SftRunConfig = SftRunConfig()
+
+    @property
+    def objective_text(self) -> str:
+        """Return the objective for people, as the plan shows it."""
+        return "cross-entropy of the assistant's tokens"

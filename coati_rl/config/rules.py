@@ -29,7 +29,13 @@ _FLAGS = {
 
 def check(config: Config) -> None:
     """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
-    problems = [*reward_problems(config), *algorithm_problems(config), *_sizes(config), *zero_problems(config), *_budget(config)]
+    problems = [
+        *reward_problems(config),
+        *algorithm_problems(config),
+        *_sizes(config),
+        *zero_problems(config),
+        *_budget(config),
+    ]
     problems += [*service_problems(config), *plugin_problems(config), *_lengths(config), *_sampling(config)]
     problems += [*_of_tasks(config, known=problems), *_unknown_tasks(config)]
     if problems:

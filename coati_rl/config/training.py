@@ -17,7 +17,9 @@ class TrainersConfig(Section):
     """T trainers, how a model is split over them, and the batch sizes."""
 
     num_trainers: int = execution(1, "Trainer processes (T).", short="-t", ge=1)
-    train_batch_size: int = execution(32, "Rows of the dataset per optimizer step per dp group (tbs).", short="-tbs", ge=1)
+    train_batch_size: int = execution(
+        32, "Rows of the dataset per optimizer step per dp group (tbs).", short="-tbs", ge=1
+    )
     train_microbatch_size: int = execution(
         2, "Rows per forward/backward (tmbs); the gradient does not depend on it.", short="-tmbs", ge=1
     )
@@ -59,9 +61,7 @@ class TrainingRunConfig(Section):
     eval_interval: int = execution(
         -1, "Optimizer steps between evaluations; -1: before the first step and after the last one only.", short="-ei"
     )
-    save_interval: int = execution(
-        100, "Optimizer steps between checkpoints; -1 saves at the end only.", short="-si"
-    )
+    save_interval: int = execution(100, "Optimizer steps between checkpoints; -1 saves at the end only.", short="-si")
     keep_checkpoints: int | None = execution(
         None, "Checkpoints kept; older ones are deleted when a new one is complete. Default: all.", ge=1
     )
@@ -95,7 +95,8 @@ class TrainingRunConfig(Section):
 class TrainingConfig(JobConfig):
     """The settings of a training job; without producers unless a subclass has them."""
 
-    COMMAND: ClassVar[str] = ""  # as a user types it
+    COMMAND: ClassVar[str] = ""  # as a user types it, without flags
+    PASSES: ClassVar[str] = "--max-epochs"  # the flag of the number of passes over the data
     SUMMARY: ClassVar[str] = ""  # of --help
 
     model: ModelConfig = ModelConfig()
@@ -103,6 +104,11 @@ class TrainingConfig(JobConfig):
     parallel: TrainersConfig = TrainersConfig()
     cluster: ClusterConfig = ClusterConfig()
     run: TrainingRunConfig = TrainingRunConfig()
+
+    @classmethod
+    def prog(cls) -> str:
+        """Return the program's name in messages."""
+        return cls.COMMAND.removeprefix("python ")
 
     @property
     def dp(self) -> int:

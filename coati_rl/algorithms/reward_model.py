@@ -1,0 +1,29 @@
+"""Compute the losses of reward models: of pairs of responses, and of labelled steps.
+
+N pairs or steps, K label tokens. Losses are sums: the caller divides by the number of pairs or steps of the global
+batch.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def bradley_terry_loss(chosen: Tensor, rejected: Tensor, margin: Tensor, *, center_coefficient: float = 0.0) -> Tensor:
+    """Compute -log sigmoid(r_c - r_r - margin) + coefficient * (r_c + r_r)^2 of each pair.
+
+    The second term keeps rewards centred on zero, which the first leaves open.
+
+    Args:
+        chosen: float32[N], rewards r_c of the preferred responses; carries gradient.
+        rejected: float32[N], rewards r_r of the others; carries gradient.
+        margin: float32[N], by how much the rewards should differ, in units of the reward; 0: no demand.
+        center_coefficient: weight of the second term, not negative.
+    Returns: float32[N].
+    Raises: ValueError if shapes differ or the coefficient is negative.
+    Source: arXiv:2203.02155 eq. 1; the margin is arXiv:2307.09288 eq. 2; the centre penalty is arXiv:2312.09244.
+    """
+    if not chosen.shape == rejected.shape == margin.shape:
+        raise ValueError(f"chosen has {len(chosen)} rewards, rejected {len(rejected)}, and {len(margin)} margins")
+    if center_coefficient < 0:
+        raise ValueError(f"center_coefficient must not be negative: {center_coefficient}")
+    return -F.logsigmoid(chosen - rejected - margin) + center_coefficient * (chosen + rejected).square()

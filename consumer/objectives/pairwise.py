@@ -1,0 +1,78 @@
+"""Optimise a reward model on pairs of responses, of which one is preferred (Bradley-Terry).
+
+The model has a scalar head. Samples 2k and 2k + 1 are the preferred and the other response to a prompt, with one loss
+token each: its source is the token whose value is the reward (see `coati_rl.data.reward_samples`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from coati_rl.algorithms.reward_model import bradley_terry_loss
+from consumer.objectives.objective import Objective, mean_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairwiseLoss:
+    """Compute the loss of complete pairs; the batch has an array `margin`, of which the preferred response's counts.
+
+    Reports, detached float64[] each and summed over pairs: num_pairs; loss_sum; correct_sum (r_c > r_r); margin_sum
+    (r_c - r_r); chosen_sum and rejected_sum (rewards).
+    """
+
+    center_coefficient: float = 0.0
+    is_token_separable: ClassVar[bool] = False
+
+    def is_final(self, sums: Mapping[str, Tensor]) -> bool:
+        """Return True: the loss is never evaluated by tokens."""
+        return True
+
+    def __call__(
+        self, values: Tensor, entropy: Tensor, micro_batch: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return (float32[] summed loss, sums) for float32[R, M] values; see `coati_rl.protocols.LossFn`.
+
+        Raises: ValueError if a sample has several loss tokens, or a pair is not complete.
+        """
+        loss_mask = micro_batch["loss_mask"]
+        index, rewards = micro_batch["sample_index"][loss_mask], values[loss_mask]  # [2N], in reading order
+        chosen, rejected = rewards[::2], rewards[1::2]
+        if len(index) % 2 or bool((index[::2] % 2 != 0).any() or (index[1::2] != index[::2] + 1).any()):
+            raise ValueError(f"loss tokens of samples {index.tolist()} are not pairs 2k, 2k + 1")
+        margin = micro_batch["margin"][loss_mask][::2] if "margin" in micro_batch else chosen.new_zeros(len(chosen))
+        loss = bradley_terry_loss(chosen, rejected, margin, center_coefficient=self.center_coefficient).sum()
+        apart = (chosen - rejected).detach().double()
+        return loss, {
+            "num_pairs": loss_mask.sum().double() / 2,
+            "loss_sum": loss.detach().double(),
+            "correct_sum": (apart > 0).double().sum(),
+            "margin_sum": apart.sum(),
+            "chosen_sum": chosen.detach().double().sum(),
+            "rejected_sum": rejected.detach().double().sum(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairwise(Objective):
+    """Average the Bradley-Terry loss over the pairs of the batch."""
+
+    center_coefficient: float = 0.0  # weight of the penalty on (r_c + r_r)^2; 0: none
+    unit: ClassVar[int] = 2
+
+    @property
+    def loss_fn(self) -> PairwiseLoss:  # type: ignore[override]
+        """Return the loss with these settings."""
+        return PairwiseLoss(center_coefficient=self.center_coefficient)
+
+    def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
+        """Return loss, share of pairs in the right order, and mean rewards over pairs; see docs/metrics.md."""
+        return {
+            "loss": sums["loss_sum"] * loss_scale if loss_scale else None,
+            "pair_accuracy": mean_of(sums, "correct_sum", "num_pairs"),
+            "margin_mean": mean_of(sums, "margin_sum", "num_pairs"),
+            "chosen_reward_mean": mean_of(sums, "chosen_sum", "num_pairs"),
+            "rejected_reward_mean": mean_of(sums, "rejected_sum", "num_pairs"),
+            "pairs": int(sums["num_pairs"]),
+        }

@@ -1,7 +1,7 @@
 """Compute the losses of reward models: of pairs of responses, and of labelled steps.
 
-N pairs or steps, K label tokens. Losses are sums: the caller divides by the number of pairs or steps of the global
-batch.
+N pairs or steps, K label tokens (two: right and wrong). Losses are sums: the caller divides by the number of pairs or
+steps of the global batch.
 """
 
 import torch.nn.functional as F
@@ -27,3 +27,21 @@ def bradley_terry_loss(chosen: Tensor, rejected: Tensor, margin: Tensor, *, cent
     if center_coefficient < 0:
         raise ValueError(f"center_coefficient must not be negative: {center_coefficient}")
     return -F.logsigmoid(chosen - rejected - margin) + center_coefficient * (chosen + rejected).square()
+
+
+def label_loss(logprobs: Tensor, target: Tensor, *, is_restricted: bool) -> Tensor:
+    """Compute the cross-entropy -sum_k target_k * log p_k of each step's label tokens.
+
+    Args:
+        logprobs: float32[N, K], log-probabilities of the label tokens over the vocabulary, nats; carries gradient.
+        target: float32[N, K], target probabilities; each row adds up to 1.
+        is_restricted: normalise p over the K label tokens. It is their softmax, since the normaliser over the
+            vocabulary cancels.
+    Returns: float32[N], nats.
+    Raises: ValueError if shapes differ.
+    Source: arXiv:2305.20050 and arXiv:2312.08935 sec. 3.3; restricted and soft labels as OpenRLHF's PRMLoss.
+    """
+    if logprobs.shape != target.shape:
+        raise ValueError(f"log-probabilities have shape {tuple(logprobs.shape)}, targets {tuple(target.shape)}")
+    chosen = logprobs.log_softmax(dim=-1) if is_restricted else logprobs
+    return -(target * chosen).sum(dim=-1)

@@ -8,8 +8,8 @@ Pairs (`reward_pair`): the reward is read at the last token that is not padding,
 end-of-sequence token is the padding token, a response that ends with it is read at the token before. Samples 2k and
 2k + 1 are the preferred and the other response.
 
-Steps (`process_sample`): after each step stands a placeholder token, at which the model predicts one of K label tokens;
-the token after it is a loss token, whose own id is of no consequence.
+Steps (`process_sample`): after each step stands a placeholder token, at which the model predicts the positive or the
+negative label token; the token after it is the loss token, whatever its id.
 """
 
 from collections.abc import Sequence
@@ -58,28 +58,24 @@ def reward_pair(
 
 
 def process_sample(
-    uid: str,
-    token_ids: Sequence[int] | np.ndarray,
-    labels: Sequence[int | float],
-    *,
-    placeholder_id: int,
-    label_token_ids: Sequence[int],
+    uid: str, token_ids: Sequence[int] | np.ndarray, labels: Sequence[float], *, placeholder_id: int
 ) -> Sample:
-    """Return the sample of a text with a placeholder after each step.
+    """Return the sample of a text with a placeholder after each step, at most one token longer.
 
     Args:
         uid: of the row, for messages.
         token_ids: [T] of prompt, steps and placeholders; a text that was cut has fewer placeholders than labels.
-        labels: of each step: the id of its label token (int), or the probability of the first label token (float).
+        labels: of each step, the probability that it is right: 0 or 1 if it is known.
         placeholder_id: token after each step.
-        label_token_ids: all K label tokens; two for probabilities.
-    Raises: ValueError if there is no placeholder, fewer labels than placeholders, or a label is not one of these.
+    Raises: ValueError if there is no placeholder, fewer labels than placeholders, or a label is not in [0, 1].
     """
     ids = np.asarray(token_ids, dtype=np.int64)
     places = np.flatnonzero(ids == placeholder_id)
     if not len(places) or len(places) > len(labels):
         raise ValueError(f"{uid}: {len(places)} placeholder tokens, {len(labels)} labels; each step needs one of each")
-    targets = [_target(uid, label, label_token_ids) for label in labels[: len(places)]]
+    step_label = np.array(labels[: len(places)], dtype=np.float32)
+    if not ((step_label >= 0) & (step_label <= 1)).all():
+        raise ValueError(f"{uid}: labels {list(labels)} must be in [0, 1]")
     ids = np.append(ids, placeholder_id) if places[-1] == len(ids) - 1 else ids
     loss_mask = np.zeros(len(ids), dtype=bool)
     loss_mask[places + 1] = True
@@ -89,18 +85,11 @@ def process_sample(
         prefix_ids=ids[:0],
         token_ids=ids,
         loss_mask=loss_mask,
-        arrays={
-            "loss_weights": 1.0,
-            "temperature": 1.0,
-            "step_label": np.array([label for label, _ in targets], dtype=np.float32),
-            "step_probability": np.array([probability for _, probability in targets], dtype=np.float32),
-        },
+        arrays={"loss_weights": 1.0, "temperature": 1.0, "step_label": step_label},
     )
 
 
-def join_steps(
-    prompt_ids: Sequence[int], steps: Sequence[Sequence[int]], *, placeholder_id: int
-) -> list[int]:
+def join_steps(prompt_ids: Sequence[int], steps: Sequence[Sequence[int]], *, placeholder_id: int) -> list[int]:
     """Return the token ids of prompt and steps, with a placeholder after each step."""
     return [*prompt_ids, *(token for step in steps for token in (*step, placeholder_id))]
 
@@ -120,17 +109,3 @@ def _reward_sample(
         loss_mask=np.arange(length + 1) == length,
         arrays={"loss_weights": 1.0, "temperature": 1.0, "margin": float(margin)},
     )
-
-
-def _target(uid: str, label: int | float, label_token_ids: Sequence[int]) -> tuple[int, float]:
-    """Return the index of a label token and its target probability; the others share the rest."""
-    if isinstance(label, float):
-        if len(label_token_ids) != 2 or not 0.0 <= label <= 1.0:
-            raise ValueError(
-                f"{uid}: label {label} is a probability, which must be in [0, 1] and needs two label tokens, not "
-                f"{len(label_token_ids)}"
-            )
-        return 0, label
-    if label not in label_token_ids:
-        raise ValueError(f"{uid}: label token {label} is none of {list(label_token_ids)}")
-    return list(label_token_ids).index(label), 1.0

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from coati_rl.data.packing import plan_batches
@@ -19,6 +20,8 @@ from coati_rl.samples import RaggedBatch, Sample
 from coati_rl.work import FinishWork, SaveWork, TrainWork, Work
 
 Report = Callable[[dict[str, Any]], None]
+
+_ARRAYS_OF_ALL = {"loss_weights", "temperature"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,9 +145,11 @@ def _order(seed: int, epoch: int, length: int) -> list[int]:
 
 
 def _fingerprint(samples: Sequence[Sample]) -> str:
-    """Return the xxh3-128 digest of all tokens and masks."""
+    """Return the xxh3-128 digest of all tokens and masks, and of arrays that not all samples have, such as labels."""
     digest = xxhash.xxh3_128()
     for sample in samples:
         for array in (sample.prefix_ids, sample.token_ids, sample.loss_mask):
             digest.update(array.tobytes())
+        for name in sorted(sample.arrays.keys() - _ARRAYS_OF_ALL):
+            digest.update(np.asarray(sample.arrays[name]).tobytes())
     return digest.hexdigest()

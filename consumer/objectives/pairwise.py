@@ -67,12 +67,12 @@ class Pairwise(Objective):
         return PairwiseLoss(center_coefficient=self.center_coefficient)
 
     def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
-        """Return loss, share of pairs in the right order, and mean rewards over pairs; see docs/metrics.md."""
+        """Return means over the step's pairs, under the names of `preference`; see docs/metrics.md."""
         return {
             "loss": sums["loss_sum"] * loss_scale if loss_scale else None,
-            "pair_accuracy": mean_of(sums, "correct_sum", "num_pairs"),
-            "margin_mean": mean_of(sums, "margin_sum", "num_pairs"),
-            "chosen_reward_mean": mean_of(sums, "chosen_sum", "num_pairs"),
-            "rejected_reward_mean": mean_of(sums, "rejected_sum", "num_pairs"),
+            "rewards/chosen": mean_of(sums, "chosen_sum", "num_pairs"),
+            "rewards/rejected": mean_of(sums, "rejected_sum", "num_pairs"),
+            "rewards/accuracies": mean_of(sums, "correct_sum", "num_pairs"),
+            "rewards/margins": mean_of(sums, "margin_sum", "num_pairs"),
             "pairs": int(sums["num_pairs"]),
         }

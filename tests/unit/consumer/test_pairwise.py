@@ -79,10 +79,10 @@ def test_metrics_are_means_over_pairs_and_null_without_any() -> None:
     _, sums, _ = evaluate([REWARDS], [[0, 1, 2, 3]], [MARGIN])
     assert Pairwise().metrics(sums, loss_scale=1 / 2) == {
         "loss": pytest.approx((softplus(-1) + softplus(4)) / 2),
-        "pair_accuracy": 0.5,
-        "margin_mean": -1.0,
-        "chosen_reward_mean": 1.0,
-        "rejected_reward_mean": 2.0,
+        "rewards/chosen": 1.0,
+        "rewards/rejected": 2.0,
+        "rewards/accuracies": 0.5,
+        "rewards/margins": -1.0,
         "pairs": 2,
     }
     empty = Pairwise().metrics(dict.fromkeys(sums, 0.0), loss_scale=0.0)

@@ -2,12 +2,24 @@
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as PlainTokenizer
+from tokenizers import models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from coati_rl.data.forms import Pair, Steps
 from coati_rl.data.packing import pack
-from coati_rl.data.reward_samples import join_steps, padding_token_id, process_sample, reward_pair
+from coati_rl.data.reward_samples import (
+    padding_token_id,
+    prm_samples,
+    process_sample,
+    reward_pair,
+    rm_samples,
+    single_token_id,
+)
 from coati_rl.errors import ConfigError
 
 PAD, MARK = 0, 9
+TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}<e>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
 
 
 class Tokenizer:
@@ -48,8 +60,7 @@ def test_the_padding_token_is_the_tokenizers_own_or_its_end_of_sequence() -> Non
 
 
 def test_each_step_is_read_at_its_placeholder() -> None:
-    token_ids = join_steps([1, 2], [[3], [4, 5]], placeholder_id=MARK)
-    assert token_ids == [1, 2, 3, MARK, 4, 5, MARK]
+    token_ids = [1, 2, 3, MARK, 4, 5, MARK]
     sample = process_sample("row-0", token_ids, [1.0, 0.25], placeholder_id=MARK)
     assert sample.token_ids.tolist() == [*token_ids, MARK]  # one more, as a loss token follows the place it is read at
     assert np.flatnonzero(sample.loss_mask).tolist() == [4, 7]
@@ -75,3 +86,88 @@ def test_a_text_that_was_cut_keeps_the_labels_of_the_steps_that_are_left() -> No
 def test_steps_and_labels_that_do_not_fit_are_refused(token_ids: list[int], labels: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=f"row-4: .*{message}"):
         process_sample("row-4", token_ids, labels, placeholder_id=MARK)
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character."""
+    tokens = ["<p>", "<s>", "<e>", "!", "+", "-", *"abcdefgh"]
+    plain = PlainTokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<p>"))
+    plain.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=plain,
+        eos_token="<e>",
+        pad_token="<p>",
+        unk_token="<p>",
+        additional_special_tokens=["<s>"],
+        chat_template=TEMPLATE,
+    )
+
+
+def turn(role: str, content: str) -> tuple[dict[str, str]]:
+    return ({"role": role, "content": content},)
+
+
+def text_of(sample, tokenizer) -> str:
+    return "".join(tokenizer.convert_ids_to_tokens([*sample.prefix_ids, *sample.token_ids]))
+
+
+def test_pairs_of_messages_and_of_text_are_read_after_their_end_with_their_margin(tokenizer) -> None:
+    talk = Pair(prompt=turn("user", "a"), chosen=turn("assistant", "bc"), rejected=turn("assistant", "d"), margin=2.0)
+    text = Pair(prompt="a", chosen="b", rejected="cd")
+    made = rm_samples([talk, text], tokenizer, max_length=20)
+    assert [text_of(sample, tokenizer) for sample in made.samples] == [
+        "<s>a<e><s>bc<e><p>",
+        "<s>a<e><s>d<e><p>",
+        "ab<e><p>",
+        "acd<e><p>",
+    ]
+    assert [sample.arrays["margin"] for sample in made.samples] == [2.0, 2.0, 0.0, 0.0]
+    assert all(sample.loss_mask.tolist() == [False] * (len(sample.token_ids) - 1) + [True] for sample in made.samples)
+    assert (made.rows, made.num_cut, made.num_left_out) == ((0, 1), 0, 0)
+
+
+def test_long_pairs_are_cut_to_leave_room_for_the_padding_token_and_counted(tokenizer) -> None:
+    pairs = [Pair(prompt="a", chosen="bcdef", rejected="g"), Pair(prompt="abcdefgh", chosen="a", rejected="b")]
+    made = rm_samples(pairs, tokenizer, max_length=5)
+    assert [text_of(sample, tokenizer) for sample in made.samples] == ["abcd<p>", "ag<e><p>"]
+    assert (made.rows, made.num_cut, made.num_left_out) == ((0,), 1, 1)
+
+
+def test_where_padding_ends_a_sequence_the_completion_is_read_before_it(tokenizer) -> None:
+    tokenizer.pad_token = "<e>"
+    (chosen, _) = rm_samples([Pair(prompt="a", chosen="b", rejected="c")], tokenizer, max_length=9).samples
+    assert text_of(chosen, tokenizer) == "ab<e>"
+    assert chosen.loss_mask.tolist() == [False, True]
+
+
+def test_steps_of_a_list_and_of_one_text_get_a_placeholder_each(tokenizer) -> None:
+    listed = Steps(prompt=turn("user", "a"), steps=("bc", "d"), labels=(1.0, 0.0))
+    marked = Steps(prompt="", steps=("ab", "c"), labels=(0.5, 1.0))
+    made = prm_samples([listed, marked], tokenizer, max_length=20, placeholder="!")
+    assert [text_of(sample, tokenizer) for sample in made.samples] == ["<s>a<e><s>bc!d!!", "ab!c!!"]
+    assert [sample.arrays["step_label"].tolist() for sample in made.samples] == [[1.0, 0.0], [0.5, 1.0]]
+
+
+def test_a_solution_that_is_cut_keeps_whole_steps_and_one_without_any_is_left_out(tokenizer) -> None:
+    forms = [
+        Steps(prompt="", steps=("ab", "cdefg"), labels=(0.0, 1.0)),
+        Steps(prompt="", steps=("abcdef",), labels=(1.0,)),
+    ]
+    made = prm_samples(forms, tokenizer, max_length=6, placeholder="!")
+    assert [text_of(sample, tokenizer) for sample in made.samples] == ["ab!cd"]
+    assert made.samples[0].arrays["step_label"].tolist() == [0.0]
+    assert (made.rows, made.num_cut, made.num_left_out) == ((0,), 1, 1)
+
+
+def test_a_placeholder_that_is_no_token_or_not_where_it_should_be_is_refused(tokenizer) -> None:
+    for text in ("ab", "?"):
+        with pytest.raises(ConfigError, match=f"--placeholder-token .*{text[-1]}.* one token"):
+            single_token_id(tokenizer, text, "--placeholder-token")
+    with pytest.raises(ConfigError, match="row 7: '!' is found 3 times among the tokens of 2 steps"):
+        prm_samples(
+            [Steps(prompt="", steps=("a!b", "c"), labels=(1.0, 1.0), where="row 7")],
+            tokenizer,
+            max_length=9,
+            placeholder="!",
+        )

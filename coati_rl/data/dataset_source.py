@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import xxhash
@@ -38,6 +38,7 @@ class DatasetSettings:
     max_tokens_per_microbatch: int | None = None
     one_sample_per_row: bool = False
     unit: int = 1  # samples that stay together in a micro-batch, see `plan_batches`
+    denominator: Literal["tokens", "units"] = "tokens"  # the loss is averaged over its tokens, or over units
     seed: int = 0
 
 
@@ -107,6 +108,7 @@ class DatasetSource:
         first = step * units_per_step
         samples = [sample for number in range(first, first + units_per_step) for sample in self._draw(number)]
         num_tokens = sum(sample.num_loss_tokens for sample in samples)
+        denominator = num_tokens if settings.denominator == "tokens" else units_per_step
         parts = plan_batches(
             samples,
             num_ranks=settings.dp,
@@ -122,7 +124,7 @@ class DatasetSource:
                 plan=plan,
                 one_sample_per_row=settings.one_sample_per_row,
                 is_last=True,
-                loss_scale=1 / num_tokens if num_tokens else 0.0,
+                loss_scale=1 / denominator if num_tokens else 0.0,
                 learning_rate_progress=step / self.num_steps,
             )
             for ragged, plan in parts

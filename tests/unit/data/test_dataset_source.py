@@ -136,3 +136,14 @@ def test_steps_are_reported_from_one():
         {"event": "step", "step": 1, "policy_version": 1, "loss": 0.5},
         {"event": "checkpoint", "step": 1, "path": "runs/a/step-1"},
     ]
+
+
+def test_the_loss_is_averaged_over_its_tokens_or_over_units():
+    def scales(**settings):
+        works = [item for item in items_of(source_of(**settings)) if isinstance(item, TrainWork)]
+        return {work.batch.loss_scale for work in works}
+
+    assert scales() == {1 / 12}, "4 samples of 3 loss tokens"
+    assert scales(denominator="units") == {1 / 4}
+    assert scales(denominator="units", unit=2) == {1 / 2}
+    assert scales(denominator="units", unit=2, dp=2, micro_batch_size=4) == {1 / 2}, "of all ranks"

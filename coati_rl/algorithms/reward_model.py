@@ -14,11 +14,11 @@ def bradley_terry_loss(chosen: Tensor, rejected: Tensor, margin: Tensor, *, cent
     The second term keeps rewards centred on zero, which the first leaves open.
 
     Args:
-        chosen: float32[N], rewards r_c of the preferred responses; carries gradient.
-        rejected: float32[N], rewards r_r of the others; carries gradient.
-        margin: float32[N], by how much the rewards should differ, in units of the reward; 0: no demand.
+        chosen: float[N], rewards r_c of the preferred responses; carries gradient.
+        rejected: float[N], rewards r_r of the others; carries gradient.
+        margin: float[N], by how much the rewards should differ, in units of the reward; 0: no demand.
         center_coefficient: weight of the second term, not negative.
-    Returns: float32[N].
+    Returns: float[N].
     Raises: ValueError if shapes differ or the coefficient is negative.
     Source: arXiv:2203.02155 eq. 1; the margin is arXiv:2307.09288 eq. 2; the centre penalty is arXiv:2312.09244.
     """
@@ -33,11 +33,11 @@ def label_loss(logprobs: Tensor, target: Tensor, *, is_restricted: bool) -> Tens
     """Compute the cross-entropy -sum_k target_k * log p_k of each step's label tokens.
 
     Args:
-        logprobs: float32[N, K], log-probabilities of the label tokens over the vocabulary, nats; carries gradient.
-        target: float32[N, K], target probabilities; each row adds up to 1.
+        logprobs: float[N, K], log-probabilities of the label tokens over the vocabulary, nats; carries gradient.
+        target: float[N, K], target probabilities; each row adds up to 1.
         is_restricted: normalise p over the K label tokens. It is their softmax, since the normaliser over the
             vocabulary cancels.
-    Returns: float32[N], nats.
+    Returns: float[N], nats.
     Raises: ValueError if shapes differ.
     Source: arXiv:2305.20050 and arXiv:2312.08935 sec. 3.3; restricted and soft labels as OpenRLHF's PRMLoss.
     """

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from coati_rl.algorithms.reward_model import bradley_terry_loss
+from coati_rl.algorithms.sequences import unit_sums
 from consumer.objectives.objective import Objective, mean_of
 
 
@@ -34,23 +36,25 @@ class PairwiseLoss:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return (float32[] summed loss, sums) for float32[R, M] values; see `coati_rl.protocols.LossFn`.
 
-        Raises: ValueError if a sample has several loss tokens, or a pair is not complete.
+        Raises: ValueError if a sample of a pair has no loss token, or several.
         """
-        loss_mask = micro_batch["loss_mask"]
-        index, rewards = micro_batch["sample_index"][loss_mask], values[loss_mask]  # [2N], in reading order
-        chosen, rejected = rewards[::2], rewards[1::2]
-        if len(index) % 2 or bool((index[::2] % 2 != 0).any() or (index[1::2] != index[::2] + 1).any()):
-            raise ValueError(f"loss tokens of samples {index.tolist()} are not pairs 2k, 2k + 1")
-        margin = micro_batch["margin"][loss_mask][::2] if "margin" in micro_batch else chosen.new_zeros(len(chosen))
-        loss = bradley_terry_loss(chosen, rejected, margin, center_coefficient=self.center_coefficient).sum()
-        apart = (chosen - rejected).detach().double()
-        return loss, {
-            "num_pairs": loss_mask.sum().double() / 2,
-            "loss_sum": loss.detach().double(),
+        # A blank micro-batch has no margins, and no pairs either.
+        margin = micro_batch.get("margin", torch.zeros_like(values))
+        rewards, margins, counts = unit_sums(
+            micro_batch["loss_mask"], micro_batch["sample_index"], values, margin, torch.ones_like(values)
+        )
+        if bool((counts != 1).any()):
+            raise ValueError(f"pairs need one loss token in each of their two samples, and have {counts.tolist()}")
+        chosen, rejected = rewards.unbind(dim=1)  # float64[N]
+        loss = bradley_terry_loss(chosen, rejected, margins[:, 0], center_coefficient=self.center_coefficient).sum()
+        apart = (chosen - rejected).detach()
+        return loss.to(values.dtype), {
+            "num_pairs": torch.tensor(len(rewards), dtype=torch.float64, device=values.device),
+            "loss_sum": loss.detach(),
             "correct_sum": (apart > 0).double().sum(),
             "margin_sum": apart.sum(),
-            "chosen_sum": chosen.detach().double().sum(),
-            "rejected_sum": rejected.detach().double().sum(),
+            "chosen_sum": chosen.detach().sum(),
+            "rejected_sum": rejected.detach().sum(),
         }
 
 

@@ -70,6 +70,7 @@ def train_reward_model(
             num_epochs=NUM_STEPS * BATCH_SIZE // (2 * NUM_PAIRS),
             save_interval=SAVE_INTERVAL,
             unit=objective.unit,
+            denominator="units",
         ),
         resumed=resumed,
         report=report,

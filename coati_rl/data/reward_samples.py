@@ -86,6 +86,12 @@ def prm_samples(forms: Sequence[Form], tokenizer: Any, *, max_length: int, place
     )
 
 
+def label_token_ids(tokenizer: Any, reward_tokens: Sequence[str]) -> tuple[int, int]:
+    """Return the ids of the tokens for a right and for a wrong step. Raises: ConfigError if one is not a token."""
+    right, wrong = (single_token_id(tokenizer, text, "--reward-tokens") for text in reward_tokens)
+    return right, wrong
+
+
 def single_token_id(tokenizer: Any, text: str, flag: str) -> int:
     """Return the id of a text that is one token. Raises: ConfigError if it is not, naming the flag."""
     token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -1,5 +1,7 @@
 """Test where the samples of reward models are read: at the last token that is no padding, and after each step."""
 
+import re
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer as PlainTokenizer
@@ -9,12 +11,12 @@ from transformers import PreTrainedTokenizerFast
 from coati_rl.data.forms import Pair, Steps
 from coati_rl.data.packing import pack
 from coati_rl.data.reward_samples import (
+    label_token_ids,
     padding_token_id,
     prm_samples,
     process_sample,
     reward_pair,
     rm_samples,
-    single_token_id,
 )
 from coati_rl.errors import ConfigError
 
@@ -161,9 +163,12 @@ def test_a_solution_that_is_cut_keeps_whole_steps_and_one_without_any_is_left_ou
 
 
 def test_a_placeholder_that_is_no_token_or_not_where_it_should_be_is_refused(tokenizer) -> None:
+    assert label_token_ids(tokenizer, ["+", "-"]) == (4, 5)
     for text in ("ab", "?"):
-        with pytest.raises(ConfigError, match=f"--placeholder-token .*{text[-1]}.* one token"):
-            single_token_id(tokenizer, text, "--placeholder-token")
+        with pytest.raises(ConfigError, match=rf"--placeholder-token '{re.escape(text)}' is .* one token"):
+            prm_samples([], tokenizer, max_length=9, placeholder=text)
+        with pytest.raises(ConfigError, match="--reward-tokens"):
+            label_token_ids(tokenizer, ["+", text])
     with pytest.raises(ConfigError, match="row 7: '!' is found 3 times among the tokens of 2 steps"):
         prm_samples(
             [Steps(prompt="", steps=("a!b", "c"), labels=(1.0, 1.0), where="row 7")],

@@ -179,7 +179,7 @@ class TrainBackend(Protocol):
 
 
 class LossFn(Protocol):
-    """Compute a loss from the current log-probabilities."""
+    """Compute a loss from the current log-probabilities, or from the values of a model with a scalar head."""
 
     @property
     def is_token_separable(self) -> bool:
@@ -199,6 +199,8 @@ class LossFn(Protocol):
         self, logprobs: torch.Tensor, entropy: torch.Tensor, micro_batch: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Compute the loss of float32[R, L] log-probabilities and entropies, both with gradient.
+
+        Of a scalar head `logprobs` are its values, 0 where the mask is False, and entropies are 0.
 
         Returns: (float32[] summed loss, sums to report).
         """

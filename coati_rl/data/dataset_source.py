@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import xxhash
 
 from coati_rl.data.packing import plan_batches
@@ -19,6 +20,8 @@ from coati_rl.samples import RaggedBatch, Sample
 from coati_rl.work import FinishWork, SaveWork, TrainWork, Work
 
 Report = Callable[[dict[str, Any]], None]
+
+_ARRAYS_OF_ALL = {"loss_weights", "temperature"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +38,7 @@ class DatasetSettings:
     max_tokens_per_microbatch: int | None = None
     one_sample_per_row: bool = False
     unit: int = 1  # samples that stay together in a micro-batch, see `plan_batches`
+    denominator: Literal["tokens", "units"] = "tokens"  # the loss is averaged over its tokens, or over units
     seed: int = 0
 
 
@@ -150,6 +154,7 @@ def _batches(
 ) -> list[RaggedBatch]:
     """Share samples out to dp ranks and their micro-batches."""
     num_tokens = sum(sample.num_loss_tokens for sample in samples)
+    denominator = num_tokens if settings.denominator == "tokens" else len(samples) // settings.unit
     parts = plan_batches(
         samples,
         num_ranks=settings.dp,
@@ -165,7 +170,7 @@ def _batches(
             plan=plan,
             one_sample_per_row=settings.one_sample_per_row,
             is_last=is_last,
-            loss_scale=1 / num_tokens if num_tokens else 0.0,
+            loss_scale=1 / denominator if num_tokens else 0.0,
             learning_rate_progress=learning_rate_progress,
         )
         for ragged, plan in parts
@@ -180,9 +185,11 @@ def _order(seed: int, epoch: int, length: int) -> list[int]:
 
 
 def _fingerprint(samples: Sequence[Sample]) -> str:
-    """Return the xxh3-128 digest of all tokens and masks."""
+    """Return the xxh3-128 digest of all tokens and masks, and of arrays that not all samples have, such as labels."""
     digest = xxhash.xxh3_128()
     for sample in samples:
         for array in (sample.prefix_ids, sample.token_ids, sample.loss_mask):
             digest.update(array.tobytes())
+        for name in sorted(sample.arrays.keys() - _ARRAYS_OF_ALL):
+            digest.update(np.asarray(sample.arrays[name]).tobytes())
     return digest.hexdigest()

@@ -153,6 +153,9 @@ class TrainBackend(Protocol):
         With a scale of 0, of a step without samples, no weight changes.
         """
 
+    def free(self, model: Role) -> None:
+        """Drop a model that is not scored any more; not collective."""
+
     def weight_entries(self) -> tuple[TensorEntry, ...]:
         """Return the tensors that all senders export, in HF order and transfer dtype, on any rank; not collective."""
 
@@ -262,13 +265,6 @@ class StepReports(Protocol):
 
     def report_saved(self, step: int, path: str) -> None:
         """Report that the checkpoint after `step` optimizer steps is complete; called by rank 0."""
-
-
-class EvaluationReports(Protocol):
-    """Receive the evaluations of trainers; see `coati_rl.coordinator.dataset_coordinator.DatasetCoordinator`."""
-
-    def report_evaluation(self, step: int, name: str, metrics: dict[str, Any]) -> None:
-        """Report the metrics of an evaluation set after `step` optimizer steps; called by one rank."""
 
 
 class TrainerCoordinator(WorkSource, StepReports, SyncReports, Protocol):

@@ -148,6 +148,14 @@ class Backend:
         """
         return self.policy.optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate)
 
+    def free(self, model: Role) -> None:
+        """Drop a model other than the policy; not collective."""
+        if model == "policy":
+            raise ValueError("the policy is trained and cannot be freed")
+        self._models.pop(model, None)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def weight_entries(self) -> tuple[TensorEntry, ...]:
         """Return the entries of all tensors that all senders export, in Hugging Face order; not collective."""
         dtype = dtype_name(self._config.wire_dtype)

@@ -66,6 +66,7 @@ def prepare_offline(
         hf_config = read_model_config(directory)
         config = _within_positions(config, hf_config)
         check_layout(config, hf_config)
+        config = _with_reference(config, hf_config, is_dry_run=is_dry_run)
         needs_template = any(needs_chat_template(rows.forms) for rows in forms.values())
         tokenizer = load_tokenizer(directory, needs_chat_template=needs_template)
         sets = {flag: make_samples(config, rows, tokenizer) for flag, rows in forms.items()}
@@ -129,6 +130,22 @@ def _within_positions(config: OfflineConfig, hf_config: Any) -> OfflineConfig:
             f"use --max-length {limit}"
         )
     return config.with_changes(max_length=limit)
+
+
+def _with_reference(config: OfflineConfig, hf_config: Any, *, is_dry_run: bool) -> OfflineConfig:
+    """Resolve --reference-model. Raises: ConfigError if it has another vocabulary than the model."""
+    if not config.uses_reference or config.reference_model == config.model.model:
+        return config
+    directory = resolve_model(config.reference_model, is_dry_run=is_dry_run, flag="--reference-model")
+    if directory is None:
+        return config
+    vocabulary, own = read_model_config(directory).vocab_size, hf_config.vocab_size
+    if vocabulary != own:
+        raise ConfigError(
+            f"--reference-model {config.reference_model}: its vocabulary has {vocabulary} tokens, that of --model {own}; "
+            "use a model with the same tokenizer"
+        )
+    return config.with_changes(reference_model=str(directory))
 
 
 def _check_not_empty(config: OfflineConfig, sets: dict[str, SampleSet]) -> None:

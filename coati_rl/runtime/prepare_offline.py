@@ -3,7 +3,7 @@
 Mistakes in files are reported here, before Ray starts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,7 +56,7 @@ def prepare_offline(
     paths = {"--dataset": config.data.dataset}
     paths |= {f"--eval-dataset {name}": path for name, path in (config.data.eval_dataset or {}).items()}
     forms = {flag: load_forms(config, path, flag=flag) for flag, path in paths.items()}
-    warnings += sharding_warnings(config, device)
+    warnings += [*sharding_warnings(config, device), *_reference_warnings(config)]
     directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     sets: dict[str, SampleSet] = {}
     if directory is None:
@@ -132,6 +132,15 @@ def _within_positions(config: OfflineConfig, hf_config: Any) -> OfflineConfig:
     return config.with_changes(max_length=limit)
 
 
+def _reference_warnings(config: OfflineConfig) -> Iterator[str]:
+    """Return the flags of the reference model where the loss reads none."""
+    given = {"reference_model": "--reference-model", "precompute_reference": "--precompute-reference"}
+    values = config.flat()
+    for name, flag in given.items():
+        if values.get(name) and not config.uses_reference:
+            yield f"{flag}: has no effect, as {config.objective_text} needs no reference model"
+
+
 def _with_reference(config: OfflineConfig, hf_config: Any, *, is_dry_run: bool) -> OfflineConfig:
     """Resolve --reference-model. Raises: ConfigError if it has another vocabulary than the model."""
     if not config.uses_reference or config.reference_model == config.model.model:
@@ -142,7 +151,8 @@ def _with_reference(config: OfflineConfig, hf_config: Any, *, is_dry_run: bool) 
     vocabulary, own = read_model_config(directory).vocab_size, hf_config.vocab_size
     if vocabulary != own:
         raise ConfigError(
-            f"--reference-model {config.reference_model}: its vocabulary has {vocabulary} tokens, that of --model {own}; "
+            f"--reference-model {config.reference_model}: its vocabulary has {vocabulary} tokens, that of --model "
+            f"{own}; "
             "use a model with the same tokenizer"
         )
     return config.with_changes(reference_model=str(directory))

@@ -153,6 +153,9 @@ class TrainBackend(Protocol):
         With a scale of 0, of a step without samples, no weight changes.
         """
 
+    def free(self, model: Role) -> None:
+        """Drop a model that is not scored any more; not collective."""
+
     def weight_entries(self) -> tuple[TensorEntry, ...]:
         """Return the tensors that all senders export, in HF order and transfer dtype, on any rank; not collective."""
 

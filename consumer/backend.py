@@ -17,7 +17,7 @@ from torch import Tensor
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.checkpoint.directory import load_state
 from coati_rl.config.optimizer import OptimizerConfig
-from coati_rl.config.parallel import PluginName
+from coati_rl.config.training import PluginName
 from coati_rl.data.packing import blank_micro_batch
 from coati_rl.errors import ConfigError
 from coati_rl.protocols import LossFn, Role
@@ -147,6 +147,14 @@ class Backend:
         Raises: EngineError if the norm is not finite; the weights are unchanged then.
         """
         return self.policy.optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate)
+
+    def free(self, model: Role) -> None:
+        """Drop a model other than the policy; not collective."""
+        if model == "policy":
+            raise ValueError("the policy is trained and cannot be freed")
+        self._models.pop(model, None)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def weight_entries(self) -> tuple[TensorEntry, ...]:
         """Return the entries of all tensors that all senders export, in Hugging Face order; not collective."""

@@ -7,6 +7,7 @@ RatioLevel = Literal["token", "sequence"]
 Correction = Literal["none", "tis", "icepop", "sequence_mask"]
 POLICY_LOSSES = ("clip", "cispo")
 PreferenceLoss = Literal["dpo", "ipo", "robust", "simpo", "orpo"]
+WITH_LABEL_SMOOTHING: tuple[PreferenceLoss, ...] = ("dpo", "robust", "simpo")
 WITH_REFERENCE: tuple[PreferenceLoss, ...] = ("dpo", "ipo", "robust")  # the other losses compare with no reference
 
 # Default bounds of pi_old / pi_engine.

@@ -15,6 +15,7 @@ from coati_rl.algorithms.kto import check_weights, kl_estimate, kto_terms
 from coati_rl.algorithms.preference import check_beta
 from coati_rl.algorithms.sequences import unit_sums
 from coati_rl.batch import MicroBatch
+from coati_rl.config.objectives.kto import KtoConfig
 from coati_rl.protocols import LossFn, Role
 from consumer.objectives.objective import Objective, mean_of
 
@@ -142,3 +143,8 @@ class Kto(Objective):
             "examples_undesirable": int(sums["num_rejected"]),
             "loss_tokens": int(sums["num_tokens"]),
         }
+
+
+def kto(config: KtoConfig, *, has_ref_logprobs: bool = False) -> Kto:
+    """Build the objective of a validated config; `has_ref_logprobs`: the samples hold the reference's."""
+    return Kto(example_loss=ExampleLoss(**config.model_dump()), has_ref_logprobs=has_ref_logprobs)

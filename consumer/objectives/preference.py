@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coati_rl.algorithms.choices import WITH_REFERENCE, PreferenceLoss
+from coati_rl.algorithms.choices import WITH_LABEL_SMOOTHING, WITH_REFERENCE, PreferenceLoss
 from coati_rl.algorithms.preference import (
     check_beta,
     check_label_smoothing,
@@ -22,8 +22,11 @@ from coati_rl.algorithms.preference import (
 )
 from coati_rl.algorithms.sequences import unit_sums
 from coati_rl.batch import MicroBatch
+from coati_rl.config.objectives.preference import PreferenceConfig
 from coati_rl.protocols import LossFn, Role
 from consumer.objectives.objective import Objective, Targets, mean_of
+
+_SIMPO_BETA = 2.0  # the paper's lowest; rewards are of means over tokens, and so smaller than DPO's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,7 @@ class PairLoss:
         for name in ("simpo_gamma", "orpo_lambda", "nll_coeff"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} = {getattr(self, name)} must not be negative")
-        if self.label_smoothing and self.loss in ("ipo", "orpo"):
+        if self.label_smoothing and self.loss not in WITH_LABEL_SMOOTHING:
             raise ValueError(f"label_smoothing = {self.label_smoothing}: {self.loss} has none")
         if self.nll_coeff and self.loss == "orpo":
             raise ValueError(f"nll_coeff = {self.nll_coeff}: orpo has this term with the weight 1")
@@ -173,6 +176,13 @@ class Preference(Objective):
             "pairs_equal": int(sums["equal_pairs"]),
             "loss_tokens": int(sums["num_tokens"]),
         }
+
+
+def preference(config: PreferenceConfig, *, has_ref_logprobs: bool = False) -> Preference:
+    """Build the objective of a validated config; `has_ref_logprobs`: the samples hold the reference's."""
+    default = {"beta": _SIMPO_BETA} if config.loss == "simpo" else {}
+    given = {name: value for name, value in config.model_dump().items() if value is not None}
+    return Preference(pair_loss=PairLoss(**{**default, **given}), has_ref_logprobs=has_ref_logprobs)
 
 
 def _num_equal_pairs(micro_batch: MicroBatch) -> int:

@@ -39,7 +39,7 @@ def sigmoid(x: float) -> float:
 
 
 def dpo(chosen: Completion, rejected: Completion, *, beta: float, wrong: float = 0.0) -> Pair:
-    """-(1 - e) log s(beta h) - e log s(-beta h): arXiv:2305.18290 eq. 7, of labels that are wrong with probability e."""
+    """-(1 - e) log s(beta h) - e log s(-beta h): arXiv:2305.18290 eq. 7, of labels wrong with probability e."""
     x = beta * (chosen.log_ratio - rejected.log_ratio)
     value = -(1 - wrong) * math.log(sigmoid(x)) - wrong * math.log(sigmoid(-x))
     slope = beta * (sigmoid(x) - (1 - wrong))

@@ -46,7 +46,12 @@ class CoordinatorActor(Coordinator):
         settings = coordinator_settings(config, precision=precision, tasks=prepared.tasks)
         super().__init__(
             settings,
-            DatasetPrompts(prepared.train.prompts, num_episodes=config.data.num_episodes, seed=config.run.seed),
+            DatasetPrompts(
+                prepared.train.prompts,
+                num_episodes=config.data.num_episodes,
+                seed=config.run.seed,
+                shares=config.data.shares,
+            ),
             EvaluationRounds(tasks, paths.evaluation),
             RolloutRecorder(paths.rollouts, config.run.rollout_detail),
             RunStart(

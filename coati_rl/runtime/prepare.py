@@ -14,10 +14,12 @@ from coati_rl.build import build_loss, load_estimator
 from coati_rl.checkpoint.resume import ResumePoint, open_resume_point
 from coati_rl.config import Config
 from coati_rl.config.algorithm_rules import algorithm_warnings
+from coati_rl.config.data import DatasetFields
 from coati_rl.config.gpu_rules import check_staging, with_device_defaults
 from coati_rl.config.plan import Plan, make_plan, resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.rules import nearest_flags
+from coati_rl.data.chat_template import set_chat_template
 from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
 from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts
@@ -82,7 +84,7 @@ def prepare(
         _check_length(config, hf_config)
         check_layout(config, hf_config)
         warnings += _check_gpu_memory(config, directory, backend)
-        train, evaluation = make_run_prompts(rows, config, load_tokenizer(directory))
+        train, evaluation = make_run_prompts(rows, config, load_tokenizer(directory, config.data))
         num_prompts = len(train.prompts)
         _check_prompts(config, train, evaluation)
     plan = make_plan(config, num_prompts=num_prompts, device=device)
@@ -216,16 +218,24 @@ def resolve_model(model: str, *, is_dry_run: bool) -> Path | None:
         ) from error
 
 
-def load_tokenizer(directory: Path) -> Any:
-    """Load the model's tokenizer, which must have a chat template."""
+def load_tokenizer(directory: Path, data: DatasetFields) -> Any:
+    """Load the model's tokenizer, with the chat template that the data are rendered with.
+
+    Raises: ConfigError if it cannot be loaded, or has no chat template although one is needed.
+    """
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--model {directory}: the tokenizer cannot be loaded: {error}") from error
-    if not tokenizer.chat_template:
-        raise ConfigError(f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model")
+    if data.chat_template is not None:
+        set_chat_template(tokenizer, data.chat_template)
+    elif not tokenizer.chat_template and data.input_template is None:
+        raise ConfigError(
+            f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model, --chat-template "
+            "chatml (or a file), or --input-template"
+        )
     return tokenizer
 
 

@@ -1,5 +1,6 @@
 """Read the rows of a job on a dataset and make its samples."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_data import SftDataConfig
 from coati_rl.config.offline_plan import RowCounts
 from coati_rl.data.files import read_rows
-from coati_rl.data.forms import Form
+from coati_rl.data.forms import Conversation, Form
 from coati_rl.data.mixing import Mixing
 from coati_rl.data.offline_samples import OfflineSamples, kto_samples, pair_samples, sft_samples
 from coati_rl.data.row_formats import Columns, read_forms
@@ -52,6 +53,11 @@ def load_forms(config: OfflineConfig, text: str, *, flag: str) -> FormSet:
         sizes=tuple(len(each.forms) for each in sets),
         num_equal=sum(each.num_equal for each in sets),
     )
+
+
+def needs_chat_template(forms: Sequence[Form]) -> bool:
+    """Return True if a row holds messages, which a chat template renders."""
+    return any(isinstance(form, Conversation) or isinstance(getattr(form, "prompt", None), tuple) for form in forms)
 
 
 def make_samples(config: OfflineConfig, rows: FormSet, tokenizer: Any, *, flag: str) -> SampleSet:

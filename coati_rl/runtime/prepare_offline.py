@@ -14,7 +14,7 @@ from coati_rl.config.offline_rules import with_offline_defaults
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.data.mixing import Mixing
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.offline_rows import SampleSet, load_forms, make_samples
+from coati_rl.runtime.offline_rows import SampleSet, load_forms, make_samples, needs_chat_template
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.resources import (
     find_device,
@@ -68,7 +68,11 @@ def prepare_offline(
         hf_config = read_model_config(directory)
         config = _within_positions(config, hf_config)
         check_layout(config, hf_config)
-        tokenizer = load_tokenizer(directory, config.data)
+        tokenizer = load_tokenizer(
+            directory,
+            chat_template=config.data.chat_template,
+            needs_chat_template=any(needs_chat_template(each.forms) for each in forms.values()),
+        )
         sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
         _check_not_empty(config, sets)
     config = with_offline_defaults(config, device)

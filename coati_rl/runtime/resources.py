@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from coati_rl.config.data import DatasetFields
 from coati_rl.config.training import TrainingConfig
 from coati_rl.data.chat_template import set_chat_template
 from coati_rl.errors import ConfigError
@@ -70,10 +69,14 @@ def resolve_model(model: str, *, is_dry_run: bool) -> Path | None:
         ) from error
 
 
-def load_tokenizer(directory: Path, data: DatasetFields) -> Any:
-    """Load the model's tokenizer, with the chat template that the data are rendered with.
+def load_tokenizer(directory: Path, *, chat_template: str | None = None, needs_chat_template: bool = True) -> Any:
+    """Load the model's tokenizer.
 
-    Raises: ConfigError if it cannot be loaded, or has no chat template although one is needed.
+    Args:
+        directory: of the model.
+        chat_template: of --chat-template, in place of the model's.
+        needs_chat_template: a tokenizer without one is refused.
+    Raises: ConfigError.
     """
     from transformers import AutoTokenizer
 
@@ -81,9 +84,9 @@ def load_tokenizer(directory: Path, data: DatasetFields) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--model {directory}: the tokenizer cannot be loaded: {error}") from error
-    if data.chat_template is not None:
-        set_chat_template(tokenizer, data.chat_template)
-    elif not tokenizer.chat_template and data.input_template is None:
+    if chat_template is not None:
+        set_chat_template(tokenizer, chat_template)
+    elif needs_chat_template and not tokenizer.chat_template:
         raise ConfigError(
             f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model, --chat-template "
             "chatml (or a file), or --input-template"

@@ -13,7 +13,7 @@ import make_config_reference
 import pytest
 import yaml
 
-from coati_rl.config import Config
+from coati_rl.config.commands import TRAINING
 from coati_rl.config.fields import described, spelling
 
 ROOT = check_docs.ROOT
@@ -55,10 +55,11 @@ def files() -> frozenset[str]:
 
 @cache
 def run_flags() -> frozenset[str]:
-    """The flags of rl_example.py, with hyphens."""
-    fields = Config.fields().items()
+    """The flags of the commands that train, with hyphens."""
+    fields = [pair for job in TRAINING.values() for pair in job.fields().items()]
     names = {spelling(name, field) for name, field in fields}
     names |= {described(field, "short") or "" for _, field in fields}
+    names |= {alias for _, field in fields for alias in described(field, "aliases") or ()}
     names |= {f"--no-{spelling(name, field)[2:]}" for name, field in fields if field.annotation is bool}
     return frozenset(name.replace("_", "-") for name in names if name) | {"--config", "--dry-run", "--help"}
 

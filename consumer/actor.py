@@ -96,6 +96,7 @@ class TrainerActor:
         backend_config = BackendConfig(
             model_dir=self._resume_dir or Path(config.model.model),
             tokenizer_dir=Path(config.model.model),
+            chat_template=config.data.chat_template,
             reference_dir=Path(config.model.model) if models.has_reference else None,
             keeps_old_policy=models.keeps_old_policy,
             plugin=config.parallel.plugin,

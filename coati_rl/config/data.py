@@ -13,6 +13,10 @@ from coati_rl.config.tasks import TaskConfig, check_name
 CHATML = "chatml"
 
 
+def _is_template(text: str) -> bool:
+    return "{{" in text or "{%" in text
+
+
 class DatasetFields(Section):
     """Rows, their columns, and how text is rendered."""
 
@@ -31,7 +35,8 @@ class DatasetFields(Section):
     )
     chat_template: str | None = experiment(
         None,
-        "File with a chat template (Jinja) in place of the model's, or chatml; for models that have none.",
+        "Chat template (Jinja) in place of the model's, for models without one: a file, text, or chatml. Checkpoints "
+        "are saved with it.",
         metavar="FILE",
     )
 
@@ -44,13 +49,20 @@ class DatasetFields(Section):
 
     @field_validator("chat_template")
     @classmethod
-    def _is_a_file(cls, template: str | None) -> str | None:
-        if template is None or template == CHATML:
+    def _is_read(cls, template: str | None) -> str | None:
+        """Return the text of a template, or the name of a known one."""
+        if template is None or template == CHATML or _is_template(template):
             return template
         file = Path(template).expanduser()
         if not file.is_file():
-            raise ValueError(f"is neither a file nor {CHATML}")
-        return str(file.absolute())  # a resumed run may start in another directory
+            raise ValueError(f"is neither a file, nor a template with {{{{ or {{%, nor {CHATML}")
+        try:
+            text = file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"cannot be read: {error.strerror or error}") from error
+        if not _is_template(text):
+            raise ValueError("holds no Jinja template: it has neither {{ nor {%")
+        return text
 
 
 class DataConfig(DatasetFields):

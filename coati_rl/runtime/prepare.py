@@ -94,6 +94,8 @@ def prepare(
         tokenizer = load_tokenizer(
             directory, chat_template=data.chat_template, needs_chat_template=data.input_template is None
         )
+        if data.chat_template is not None:
+            config = config.with_changes(chat_template=tokenizer.chat_template)
         train, evaluation = make_run_prompts(rows, config, tokenizer)
         num_prompts = len(train.prompts)
         _check_prompts(config, train, evaluation)

@@ -60,7 +60,7 @@ def test_a_path_that_exists_is_a_path_whatever_it_looks_like(tmp_path, monkeypat
         (["-d", "a=0,b=1"], "--dataset 'a=0,b=1': the share of a is 0; leave it out"),
         (["-d", "a,,b"], "a path is empty; write PATH,PATH or PATH=SHARE"),
         (["--input-template", "Q:"], "--input-template 'Q:': has no {}, in place of which the prompt's"),
-        (["--chat-template", "none.jinja"], "--chat-template 'none.jinja': is neither a file nor chatml"),
+        (["--chat-template", "none.jinja"], "--chat-template 'none.jinja': is neither a file, nor a template"),
         (["--max-samples", "0"], "--max-samples '0': Input should be greater than or equal to 1"),
         (["--input-template", "{}", "--chat-template", "chatml"], "--input-template with --chat-template"),
         (["--input-template", "{}", "-s", "Be brief."], "--input-template with a system prompt: write what it says"),
@@ -76,8 +76,11 @@ def test_other_systems_names_of_columns_are_flags_too():
     assert (data.prompt_key, data.answer_key) == ("question", "answer")
 
 
-def test_a_template_in_a_file_is_kept_by_its_whole_path(tmp_path, monkeypatch):
+def test_a_template_in_a_file_is_read_and_a_run_goes_on_with_its_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "chat.jinja").write_text("{{ messages }}")
-    assert data_of("--chat-template", "chat.jinja").chat_template == str(tmp_path / "chat.jinja")
+    (tmp_path / "notes.txt").write_text("no template")
+    assert data_of("--chat-template", "chat.jinja").chat_template == "{{ messages }}"
+    assert data_of("--chat-template", "{{ messages }}").chat_template == "{{ messages }}"
+    assert "'notes.txt': holds no Jinja template" in refusal("--chat-template", "notes.txt")
     assert build_config({"chat_template": "chatml", "system_prompt": ""}).data.chat_template == "chatml"

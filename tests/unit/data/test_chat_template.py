@@ -1,5 +1,7 @@
 """Test the chat templates that a user gives to models that have none."""
 
+import copy
+
 import pytest
 
 from coati_rl.data.chat_template import set_chat_template
@@ -8,17 +10,7 @@ from coati_rl.errors import ConfigError
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
 
 
-class Vocabulary:
-    """The part of a tokenizer that chooses the end of a turn."""
-
-    def __init__(self, tokens, eos_token):
-        self.get_vocab = lambda: dict.fromkeys(tokens, 0)
-        self.eos_token = eos_token
-
-
 def test_chatml_ends_turns_with_its_own_token_or_with_the_end_of_the_sequence(tokenizer):
-    import copy
-
     given = copy.deepcopy(tokenizer)
     set_chat_template(given, "chatml")
     end = given.eos_token
@@ -26,24 +18,22 @@ def test_chatml_ends_turns_with_its_own_token_or_with_the_end_of_the_sequence(to
         f"<|im_start|>user\nhi{end}\n<|im_start|>assistant\n"
     )
     assert given.apply_chat_template(TALK, tokenize=False).endswith(f"<|im_start|>assistant\nyo{end}\n")
-    chatml = Vocabulary(["<|im_start|>", "<|im_end|>"], "<eos>")
-    set_chat_template(chatml, "chatml")
-    assert "<|im_end|>" in chatml.chat_template and "<eos>" not in chatml.chat_template
+    given.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    set_chat_template(given, "chatml")
+    assert given.apply_chat_template(TALK, tokenize=False).endswith("yo<|im_end|>\n")
+
+
+def test_chatml_needs_a_token_that_ends_turns(tokenizer):
+    given = copy.deepcopy(tokenizer)
+    given.eos_token = None
     with pytest.raises(ConfigError, match="no token that ends a turn"):
-        set_chat_template(Vocabulary([], None), "chatml")
+        set_chat_template(given, "chatml")
 
 
-def test_a_file_is_a_template_or_is_refused(tokenizer, tmp_path):
-    import copy
-
-    given, file = copy.deepcopy(tokenizer), tmp_path / "chat.jinja"
-    file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
-    set_chat_template(given, str(file))
+def test_text_is_a_template_or_is_refused(tokenizer):
+    given = copy.deepcopy(tokenizer)
+    set_chat_template(given, "{% for m in messages %}[{{ m.content }}]{% endfor %}")
     assert given.apply_chat_template(TALK, tokenize=False) == "[hi][yo]"
-    file.write_text("{{ raise_exception('a system message is needed') }}")
-    set_chat_template(given, str(file))  # rows that it refuses are named when they are rendered
-    file.write_text("{% for m in messages %}\n{% endwhile %}")
-    with pytest.raises(ConfigError, match=r"chat.jinja, line 2: is no Jinja template: .*endwhile"):
-        set_chat_template(given, str(file))
-    with pytest.raises(ConfigError, match="cannot be read"):
-        set_chat_template(given, str(tmp_path / "none"))
+    set_chat_template(given, "{{ raise_exception('a system message is needed') }}")  # its rows are named when rendered
+    with pytest.raises(ConfigError, match=r"--chat-template, line 2: is no Jinja template: .*endwhile"):
+        set_chat_template(given, "{% for m in messages %}\n{% endwhile %}")

@@ -146,6 +146,7 @@ def test_a_model_without_a_chat_template_is_refused_unless_it_is_given_one(
     assert "the tokenizer has no chat template" in message and "--chat-template chatml" in message
     rendered = [prepare_with(flag, model=directory).train.prompts[0].rendered for flag in TEMPLATES]
     assert rendered[0].startswith("<|im_start|>") and rendered[1].startswith("Q:x")
+    assert "<|im_start|>" in prepare_with(TEMPLATES[0], model=directory).config.data.chat_template
 
 
 def test_a_dry_run_plans_without_fetching_the_model(prepare_with, num_gpus):

@@ -1,11 +1,9 @@
-"""The configuration of jobs on a dataset, which have no producers: their data, and what each job adds."""
+"""The configuration of jobs on a dataset, which have no producers; the jobs are in `offline_jobs`."""
 
 from typing import ClassVar
 
-from coati_rl.config.fields import execution, experiment
-from coati_rl.config.offline_data import OfflineDataConfig, SftDataConfig
-from coati_rl.config.optimizer import OptimizerConfig
-from coati_rl.config.training import TrainingConfig, TrainingRunConfig
+from coati_rl.config.offline_data import OfflineDataConfig
+from coati_rl.config.training import TrainingConfig
 from coati_rl.types import OfflineJob
 
 
@@ -13,7 +11,7 @@ class OfflineConfig(TrainingConfig):
     """The settings of a job on a dataset."""
 
     JOB: ClassVar[OfflineJob]  # the command's name
-    UNIT: ClassVar[int] = 1  # samples that a row makes, and that are compared in the loss
+    UNIT: ClassVar[int] = 1  # samples that a row makes, which are compared in the loss
 
     data: OfflineDataConfig = OfflineDataConfig()
 
@@ -28,38 +26,21 @@ class OfflineConfig(TrainingConfig):
         raise NotImplementedError
 
     @property
+    def uses_reference(self) -> bool:
+        """True if the loss compares with a reference model."""
+        return False
+
+    @property
+    def reference_model(self) -> str:
+        """Return the model that the loss compares with, if it does."""
+        return self.model.model
+
+    @property
+    def precomputes_reference(self) -> bool:
+        """True if the reference's log-probabilities are computed before the first step and kept."""
+        return False
+
+    @property
     def max_sample_tokens(self) -> int:
         """Tokens of the longest training sample."""
         return self.data.max_length
-
-
-class SftRunConfig(TrainingRunConfig):
-    """Seed, outputs, intervals."""
-
-    project: str = execution("SFT", "Name of the run; the default run directory is runs/<project>.", short="-p")
-
-
-class SftOptimizerConfig(OptimizerConfig):
-    """Learning rate, weight decay, clipping."""
-
-    learning_rate: float = experiment(
-        2e-5, OptimizerConfig.model_fields["learning_rate"].description or "", short="-lr", gt=0
-    )
-
-
-class SftConfig(OfflineConfig):
-    """The settings of supervised fine-tuning."""
-
-    COMMAND: ClassVar[str] = "coati-rl sft"
-    SUMMARY: ClassVar[str] = "Supervised fine-tuning: cross-entropy of the assistant's tokens."
-    JOB: ClassVar[OfflineJob] = "sft"
-
-    data: SftDataConfig = SftDataConfig()
-    optimizer: SftOptimizerConfig = SftOptimizerConfig()
-    run: SftRunConfig = SftRunConfig()
-
-    @property
-    def objective_text(self) -> str:
-        """Return the objective for people, as the plan shows it."""
-        tokens = {"assistant": "the assistant's tokens", "last": "the assistant's last turn", "all": "all tokens"}
-        return f"cross-entropy of {tokens[self.data.loss_on]}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import field_validator
 
@@ -78,10 +78,6 @@ class SftDataConfig(OfflineDataConfig):
 
     output_key: str | None = experiment(
         None, "Column with the completion of the prompt; default: completion.", metavar="COLUMN"
-    )
-    loss_on: Literal["assistant", "last", "all"] = experiment(
-        "assistant",
-        "Tokens in the loss: of all the assistant's turns, of the last one, or all; of text the completion, or all.",
     )
 
 

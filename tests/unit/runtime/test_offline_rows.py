@@ -9,7 +9,7 @@ from coati_rl.config.commands import OFFLINE
 from coati_rl.data.dataset_source import DatasetSource
 from coati_rl.errors import ConfigError
 from coati_rl.runtime.offline_rows import TRAIN_FLAG, load_forms, make_samples, needs_chat_template
-from coati_rl.runtime.prepare_offline import dataset_settings
+from coati_rl.runtime.prepare_offline import dataset_settings, prepare_offline
 from coati_rl.work import TrainWork
 
 PAIR = {"ask": "1+1?", "good": "2", "bad": "3"}
@@ -95,3 +95,25 @@ def test_messages_need_a_chat_template_and_text_does_not(write):
 
     assert needs({"prompt": "1", "completion": "2"}) and not needs({"text": "1"})
     assert not needs({"prompt": "1", "completion": "2"}, "--input-template {}")
+
+
+@pytest.mark.parametrize(
+    ("job", "rows", "flags", "message"),
+    [
+        ("dpo", [{"prompt": "a", "chosen": "", "rejected": "b"}], "", "line 1: its chosen is empty"),
+        ("rm", [{"prompt": "a", "chosen": "b"}], "", "line 1: has prompt, chosen, which is no row of coati-rl rm"),
+        ("dpo", [{"prompt": "a", "chosen": "b", "rejected": "b"}] * 2, "", "of 2 pairs chosen equals rejected"),
+        ("kto", [{"prompt": "a", "completion": "b", "label": "maybe"}], "", "line 1: its label is 'maybe'; write true"),
+        ("sft", [{"messages": [{"role": "user", "content": "a"}]}], "", "line 1: no message has the role assistant"),
+        ("sft", [{"prompt": "robot", "completion": "b"}], "--chat-template {{raise_exception(messages[0].content)}}",
+         "line 1: the model's chat template refuses it: robot"),
+        ("sft", [{"text": "a"}], "--chat-template {%x", "--chat-template, line 1: is no Jinja template"),
+        ("prm", [{"prompt": "a", "completions": ["b"], "labels": ["?"]}], "", "line 1: label 1 is '?'; write true"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_before_anything_starts(write, model_dir, job, rows, flags, message):
+    dataset = write("rows", *rows)
+    argv = ["-m", str(model_dir), "-d", dataset, *flags.split(), "--device", "cpu", "-tbs", "1"]
+    with pytest.raises(ConfigError) as caught:
+        prepare_offline(parse_job(argv, OFFLINE[job])[0], check_layout=lambda *_: None, is_dry_run=False)
+    assert (f"--dataset {dataset}, {message}" if message.startswith("line") else message) in str(caught.value)

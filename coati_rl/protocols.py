@@ -90,7 +90,8 @@ class GenerationEngine(Protocol):
         """Stop threads and child processes."""
 
 
-Role = Literal["policy", "old", "reference"]  # the trained model; the policy before the update; that of the KL penalty
+# The trained model; the policy before the update; that of the KL penalty; that which the policy is distilled from.
+Role = Literal["policy", "old", "reference", "teacher"]
 
 
 class TrainerLayout(Protocol):

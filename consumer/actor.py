@@ -95,6 +95,7 @@ class TrainerActor:
             model_dir=self._resume_dir or Path(config.model.model),
             tokenizer_dir=Path(config.model.model),
             reference_dir=Path(config.model.model) if config.algorithm.kl_coeff > 0 else None,
+            teacher_dir=None if config.distillation.teacher is None else Path(config.distillation.teacher),
             keeps_old_policy="old" in policy_gradient(config.with_gap_correction()).roles,
             plugin=config.parallel.plugin,
             tp_size=config.parallel.tensor_parallel_size,

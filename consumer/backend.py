@@ -36,6 +36,7 @@ class BackendConfig:
     model_dir: Path  # Hugging Face model, or a checkpoint of ours
     tokenizer_dir: Path | None = None  # tokenizer to copy into checkpoints; None: model_dir's
     reference_dir: Path | None = None  # reference model of the KL penalty; None: no reference model
+    teacher_dir: Path | None = None  # teacher of a distillation; None: no teacher
     keeps_old_policy: bool = False  # keep a second copy of the weights, for old_logprobs over several steps
     plugin: PluginName = "hybrid"
     tp_size: int = 1
@@ -91,6 +92,8 @@ class Backend:
         self._models: dict[Role, Model] = {"policy": self.policy}
         if config.reference_dir is not None:
             self._models["reference"] = self._load("reference", config.reference_dir)
+        if config.teacher_dir is not None:
+            self._models["teacher"] = self._load("teacher", config.teacher_dir)
         if config.keeps_old_policy:
             self._models["old"] = self._load("old", config.model_dir)
 

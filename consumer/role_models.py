@@ -1,7 +1,7 @@
 """Own one model of a trainer in its role: load it, train or freeze it, export it, save its part of a checkpoint.
 
-A trainer has several: the policy, which is trained; a reference and the policy before the update ("old"), which are
-frozen. `ShardedModel` knows how a model is sharded; here tensors are whole and have their Hugging Face names.
+A trainer has several: the policy, which is trained; a reference, a teacher and the policy before the update ("old"),
+which are frozen. `ShardedModel` knows how a model is sharded; here tensors are whole and have their Hugging Face names.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ class Model:
         """Load and shard the model.
 
         Args:
-            role: policy, reference or old policy.
+            role: policy, reference, teacher or old policy; a teacher may be of another architecture and size.
             directory: Hugging Face model, or a checkpoint of ours.
             parallelism: shards the model and reduces its gradients.
             precision: bf16 keeps float32 master weights of a trained model.

@@ -8,19 +8,21 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from coati_rl.build import build_loss, load_estimator
 from coati_rl.checkpoint.resume import ResumePoint, open_resume_point
 from coati_rl.config import Config
 from coati_rl.config.algorithm_rules import algorithm_warnings
+from coati_rl.config.distillation_rules import distillation_warnings
 from coati_rl.config.gpu_rules import check_staging, with_device_defaults
 from coati_rl.config.plan import Plan, make_plan, resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.rules import nearest_flags
 from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
+from coati_rl.runtime.models import check_length, load_tokenizer, read_model_config, resolve_model
 from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts
+from coati_rl.runtime.teacher import with_teacher
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
 from coati_rl.types import Device
@@ -50,7 +52,7 @@ def prepare(
     config: Config,
     *,
     rewards: RewardFacts,
-    check_layout: Callable[[Config, Any], None],
+    check_layout: Callable[..., None],
     is_dry_run: bool,
 ) -> Prepared:
     """Resolve device and model, read, validate and tokenise the datasets, and plan.
@@ -58,7 +60,7 @@ def prepare(
     Args:
         config: checked by `rules.check`.
         rewards: what they ask of rows.
-        check_layout: of the trainers; raises ConfigError if the model (its transformers config) cannot be cut as asked.
+        check_layout: of the trainers; raises ConfigError if a model (its transformers config) cannot be cut as asked.
         is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
     Raises: ConfigError.
     """
@@ -69,6 +71,7 @@ def prepare(
     backend = choose_backend(config.sync.weight_transport, device=device, is_one_node=not config.cluster.master_address)
     rows = load_run_rows(config, rewards)
     warnings += [*_evaluation_warnings(config), *reward_warnings(config), *algorithm_warnings(config)]
+    warnings += distillation_warnings(config)
     warnings += _sharding_warnings(config, device)
     directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     if directory is None:
@@ -76,13 +79,18 @@ def prepare(
         warnings.append(f"model {config.model.model} is not on this machine: {unchecked} are not checked")
         train, evaluation = PromptSet(prompts=(), num_refused=0), dict[str, PromptSet]()
         num_prompts = rows.num_train
+        if config.distillation.teacher is not None:
+            warnings.append(f"--teacher {config.distillation.teacher}: is not compared with a model that is not here")
     else:
         config = config.with_changes(model=str(directory))
         hf_config = read_model_config(directory)
-        _check_length(config, hf_config)
+        check_length(config, hf_config, f"--model {directory}")
         check_layout(config, hf_config)
         warnings += _check_gpu_memory(config, directory, backend)
-        train, evaluation = make_run_prompts(rows, config, load_tokenizer(directory))
+        tokenizer = load_tokenizer(directory)
+        config, of_teacher = with_teacher(config, hf_config, tokenizer, check_layout, is_dry_run=is_dry_run)
+        warnings += of_teacher
+        train, evaluation = make_run_prompts(rows, config, tokenizer)
         num_prompts = len(train.prompts)
         _check_prompts(config, train, evaluation)
     plan = make_plan(config, num_prompts=num_prompts, device=device)
@@ -194,85 +202,11 @@ def _with_others(flags: str, config: Config, sizes: dict[str, int]) -> str:
     return " ".join([flags, *nearest_flags(config.with_changes(**sizes))[:1]])
 
 
-def resolve_model(model: str, *, is_dry_run: bool) -> Path | None:
-    """Return the model's directory; a hub id is taken from the local cache or downloaded. None: only in a dry run."""
-    directory = Path(model).expanduser()
-    if directory.is_dir():
-        if not (directory / "config.json").is_file():
-            raise ConfigError(f"--model {model}: the directory has no config.json; give a model in Hugging Face format")
-        return directory.absolute()
-    if directory.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1 or directory.parent.is_dir():
-        raise ConfigError(f"--model {model}: no such directory; give a model directory or a hub id (owner/name)")
-    if is_dry_run:
-        return None
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(model))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise ConfigError(
-            f"--model {model}: neither a directory nor a model that the hub provides ({type(error).__name__})"
-        ) from error
-
-
-def load_tokenizer(directory: Path) -> Any:
-    """Load the model's tokenizer, which must have a chat template."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--model {directory}: the tokenizer cannot be loaded: {error}") from error
-    if not tokenizer.chat_template:
-        raise ConfigError(f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model")
-    return tokenizer
-
-
-def read_model_config(directory: Path) -> Any:
-    """Return the transformers config of the model's text part."""
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"--model {directory}: config.json cannot be read: {error}") from error
-
-
 def _check_gpu_memory(config: Config, directory: Path, backend: CollectiveBackend) -> list[str]:
     """Return warnings. Raises: ConfigError where staged weights do not fit in memory with the live ones."""
     if backend not in CUDA_BACKENDS:
         return []
     return check_staging(config, update_bytes=_update_bytes(config, directory), gpu_bytes=_gpu_bytes())
-
-
-def _check_length(config: Config, model: Any) -> None:
-    limit = getattr(model, "max_position_embeddings", None)
-    rope = getattr(model, "rope_parameters", None) or {}
-    is_extended = rope.get("rope_type", "default") != "default"  # the engine knows its limit
-    if isinstance(limit, int) and config.max_model_len > limit and not is_extended:
-        raise ConfigError(
-            f"{_length(config)} the {limit} positions of --model {config.model.model}; "
-            f"nearest: {_shorter(config, limit)}"
-        )
-
-
-def _length(config: Config) -> str:
-    sampling = config.sampling
-    if sampling.max_episode_tokens is not None:
-        return f"--max-episode-tokens {sampling.max_episode_tokens} exceeds"
-    return (
-        f"-mpt {config.data.max_prompt_tokens} + -mnt {sampling.max_new_tokens} = {config.max_model_len} tokens exceed"
-    )
-
-
-def _shorter(config: Config, limit: int) -> str:
-    data = config.data
-    if config.sampling.max_episode_tokens is not None:
-        return f"--max-episode-tokens {limit}{f' -mpt {limit // 2}' if limit <= data.max_prompt_tokens else ''}"
-    if data.max_prompt_tokens < limit:
-        return f"-mnt {limit - data.max_prompt_tokens}"
-    return f"-mpt {limit // 2} -mnt {min(config.sampling.max_new_tokens, limit - limit // 2)}"
 
 
 def _check_prompts(config: Config, train: PromptSet, evaluation: dict[str, PromptSet]) -> None:

@@ -135,6 +135,12 @@ class TrainBackend(Protocol):
         Returns: a float32[R, M] per micro-batch; nothing on ranks without the LM head, where no loss is computed.
         """
 
+    def score_hidden(self, micro_batches: Sequence[MicroBatch], model: Role) -> list[torch.Tensor]:
+        """Compute one of the models' last hidden states that predict the loss tokens, without gradient.
+
+        Returns: a float32[R, M, G] per micro-batch; nothing on ranks without the LM head.
+        """
+
     def keep_old_policy(self) -> None:
         """Keep the current policy as the "old" one of `score`."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coati_rl.algorithms.distilled_loss import DistilledLoss
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.checkpoint.directory import load_state
 from coati_rl.config.optimizer import OptimizerConfig
@@ -103,11 +104,16 @@ class Backend:
         Returns: float32[R, M] per micro-batch, 0 where the loss mask is False; an empty list without the LM head.
         Raises: ValueError if the backend was built without this model.
         """
-        scored = self._model(model)
-        with collective("score a mini-batch"):
-            count = self._parallelism.num_micro_batches(len(micro_batches))
-            inputs = [make_input(micro_batch, device=self.device) for micro_batch in _padded(micro_batches, count)]
-            return scored.score(inputs)[: len(micro_batches)]
+        return self._score(micro_batches, model)
+
+    def score_hidden(self, micro_batches: Sequence[MicroBatch], model: Role) -> list[Tensor]:
+        """Compute the last hidden states of one of the models that predict the loss tokens, without gradient.
+
+        Returns: float32[R, M, G] per micro-batch, of any value where the loss mask is False; an empty list without the
+            LM head.
+        Raises: ValueError if the backend was built without this model.
+        """
+        return self._score(micro_batches, model, returns_hidden=True)
 
     def keep_old_policy(self) -> None:
         """Copy the current policy's weights to the "old" model; every rank copies its own part.
@@ -127,8 +133,15 @@ class Backend:
         wanted = max(len(mini_batch.micro_batches), int(mini_batch.is_last))
         with collective("sum gradients over trainers"):
             micro_batches = _padded(mini_batch.micro_batches, self._parallelism.num_micro_batches(wanted))
+            teacher_head = self._model("teacher").head_weights() if isinstance(loss_fn, DistilledLoss) else None
             inputs = [
-                make_input(micro_batch, device=self.device, trainer_version=mini_batch.step, loss_fn=loss_fn)
+                make_input(
+                    micro_batch,
+                    device=self.device,
+                    trainer_version=mini_batch.step,
+                    loss_fn=loss_fn,
+                    teacher_head=teacher_head,
+                )
                 for micro_batch in micro_batches
             ]
             sums = self.policy.accumulate(inputs)
@@ -205,6 +218,16 @@ class Backend:
     def close(self) -> None:
         """Destroy the process groups that were made for this backend; the default group stays."""
         self._parallelism.close()
+
+    def _score(self, micro_batches: Sequence[MicroBatch], role: Role, *, returns_hidden: bool = False) -> list[Tensor]:
+        model = self._model(role)
+        with collective("score a mini-batch"):
+            count = self._parallelism.num_micro_batches(len(micro_batches))
+            inputs = [
+                make_input(micro_batch, device=self.device, returns_hidden=returns_hidden)
+                for micro_batch in _padded(micro_batches, count)
+            ]
+            return model.score(inputs)[: len(micro_batches)]
 
     def _load(self, role: Role, directory: Path, optimizer: OptimizerConfig | None = None) -> Model:
         return Model(

@@ -14,7 +14,7 @@ from torch import Tensor
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.protocols import Role
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
-from consumer.models.policy_model import DTYPES, PolicyInput, Precision, load_policy
+from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, load_policy
 from consumer.optim.gradient_clipping import scale_and_clip, sum_of_squares
 from consumer.optim.optimizer_state import pack_state, unpack_state
 from consumer.parallel.parallelism import Parallelism
@@ -72,9 +72,13 @@ class Model:
         self.gradients: dict[str, Tensor] = {}  # summed over all ranks; set from a step's last backward to its update
 
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
-        """Return log-probabilities without gradient, float32[R, M] each; an empty list on ranks without the head."""
+        """Return log-probabilities or hidden states without gradient; an empty list on ranks without the head."""
         with torch.no_grad():
             return self._sharded.score(inputs)
+
+    def head_weights(self) -> HeadWeights | None:
+        """Return the LM head's weights on ranks that compute with it; see `ShardedModel.head_weights`."""
+        return self._sharded.head_weights()
 
     def accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
         """Accumulate the gradient of the summed loss. Returns: the loss's reported sums; empty without the head."""

@@ -93,11 +93,13 @@ class TrainStep:
             self._old_step = step - step % period
 
     def _with_targets(self, micro_batches: tuple[MicroBatch, ...]) -> tuple[MicroBatch, ...]:
-        """Add the log-probabilities that the trainer computes, and the targets that depend on them."""
-        has_head = True
-        for name, model in self._objective.scores.items():
+        """Add the log-probabilities and hidden states that the trainer computes, and the targets based on them."""
+        has_head, objective, backend = True, self._objective, self._backend
+        wanted = [(name, model, backend.score) for name, model in objective.scores.items()]
+        wanted += [(name, model, backend.score_hidden) for name, model in objective.hidden_states.items()]
+        for name, model, compute in wanted:
             with self._timeline.span(f"score {model}"):
-                scores = self._backend.score(micro_batches, model)
+                scores = compute(micro_batches, model)
             has_head = len(scores) == len(micro_batches)
             if has_head:
                 pairs = zip(micro_batches, scores, strict=True)

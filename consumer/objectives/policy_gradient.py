@@ -12,6 +12,7 @@ from torch import Tensor
 
 from coati_rl.algorithms.choices import KLEstimator
 from coati_rl.algorithms.distillation import add_teacher_advantages
+from coati_rl.algorithms.distilled_loss import DistilledLoss
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.algorithms.token_advantages import advantage_sums, subtract_kl_to_go, whiten
 from coati_rl.batch import MicroBatch
@@ -31,7 +32,7 @@ class PolicyGradient(Objective):
     reward_kl_coeff: float = 0.0  # weight of KL in the reward; 0: none
     kl_estimator: KLEstimator = "k3"
     kl_clamp: float | None = None
-    teacher_coeff: float | None = None  # weight of the reverse KL to the teacher; None: no teacher
+    teacher_coeff: float | None = None  # weight of the reverse KL to the teacher in the advantages; None: not there
     distills_only: bool = False  # the rewards' advantages count as 0
     needs_whole_step: bool = False  # advantages are whitened over the step
 
@@ -51,6 +52,11 @@ class PolicyGradient(Objective):
         if self.teacher_coeff is not None:
             scores["teacher_logprobs"] = "teacher"
         return scores
+
+    @property
+    def hidden_states(self) -> Mapping[str, Role]:  # type: ignore[override]
+        """Return the teacher, if the loss compares whole distributions with it."""
+        return {"teacher_hidden": "teacher"} if isinstance(self.loss_fn, DistilledLoss) else {}
 
     def targets(self, micro_batches: tuple[MicroBatch, ...]) -> Targets:
         """Subtract KL to the reference and add the teacher's term, where they are part of the advantages."""
@@ -106,14 +112,18 @@ class PolicyGradient(Objective):
 def policy_gradient(config: Config) -> PolicyGradient:
     """Build the objective of a validated config. Raises: ConfigError if a user's loss function fails its check."""
     algorithm, distillation = config.algorithm, config.distillation
+    loss_fn: LossFn = build_loss(algorithm)
+    has_teacher, is_full = distillation.teacher is not None, distillation.distill_kl == "full"
+    if has_teacher and is_full:
+        loss_fn = DistilledLoss(loss=loss_fn, direction="reverse", kl_coeff=distillation.distill_coeff)
     return PolicyGradient(
-        loss_fn=build_loss(algorithm),
+        loss_fn=loss_fn,
         has_reference=algorithm.kl_coeff > 0,
         old_policy_period=config.sync_period if config.recomputes_old_logprobs else None,
         reward_kl_coeff=algorithm.kl_coeff if algorithm.kl_place == "reward" else 0.0,
         kl_estimator=algorithm.kl_estimator,
         kl_clamp=algorithm.kl_clamp,
-        teacher_coeff=None if distillation.teacher is None else distillation.distill_coeff,
+        teacher_coeff=distillation.distill_coeff if has_teacher and not is_full else None,
         distills_only=distillation.distill_only,
         needs_whole_step=algorithm.whiten_advantages,
     )

@@ -38,7 +38,7 @@ def test_what_has_no_effect_is_refused_with_remedies_that_pass(text, message, re
 
 def test_every_flag_without_a_teacher_is_named_in_one_message():
     with pytest.raises(ConfigError) as caught:
-        check(parse("--distill-only --distill-coeff 2 --distill-kl full".split())[0])
+        check(parse(["--distill-only", "--distill-coeff", "2", "--distill-kl", "full"])[0])
     assert "--distill-coeff 2.0, --distill-only, --distill-kl full without --teacher" in str(caught.value)
 
 
@@ -81,4 +81,4 @@ def test_what_works_against_the_teacher_is_warned_about(text, beginning, remedy)
 def test_one_sample_a_prompt_is_enough_where_no_reward_is_compared():
     check(parse(f"{ALONE} -kl 0 -g 1 -tMbs 8 -tmbs 1".split())[0])
     with pytest.raises(ConfigError, match="-g 1"):
-        check(parse("--teacher big -g 1 -tMbs 8 -tmbs 1".split())[0])
+        check(parse(["--teacher", "big", "-g", "1", "-tMbs", "8", "-tmbs", "1"])[0])

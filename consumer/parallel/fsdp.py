@@ -152,9 +152,8 @@ class FullyShardedModel:
         """Take the sharded module; the optimizer (see `Parallelism.shard`) gets this rank's rows as plain tensors."""
         self.parameters = parameters
         self._module: Any = module
-        names = {
-            id(parameter): name for name, parameter in parameters.dtensors.items()
-        }  # a tied head's: the embedding's
+        # A tied head's weight has the name of the embedding's.
+        names = {id(parameter): name for name, parameter in parameters.dtensors.items()}
         self._head_names = [names.get(id(each)) for each in local_head(module)]
         self._optimizer: Any = optimizer
         if optimizer is not None:

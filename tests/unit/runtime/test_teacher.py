@@ -86,7 +86,7 @@ def test_embeddings_of_other_sizes_do_for_sampled_tokens_if_the_teachers_is_larg
     check_vocabulary_sizes(8, 8, is_full=True, teacher="t")
     check_vocabulary_sizes(8, 10, is_full=False, teacher="t")
     with pytest.raises(
-        ConfigError, match="--distill-kl full with --teacher t: .* has 10, the model 8; use --distill-kl"
+        ConfigError, match=r"--distill-kl full with --teacher t: .* has 10, the model 8; use --distill-kl"
     ):
         check_vocabulary_sizes(8, 10, is_full=True, teacher="t")
     with pytest.raises(ConfigError, match="--teacher t: has logits for 8 tokens, and the model samples from 10"):

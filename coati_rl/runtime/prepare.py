@@ -7,7 +7,9 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from coati_rl.build import build_loss, load_estimator
 from coati_rl.checkpoint.resume import ResumePoint, open_resume_point
@@ -20,9 +22,16 @@ from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.rules import nearest_flags
 from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.models import check_length, load_tokenizer, read_model_config, resolve_model
+from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts
-from coati_rl.runtime.teacher import with_teacher
+from coati_rl.runtime.resources import (
+    find_device,
+    load_tokenizer,
+    read_model_config,
+    resolve_model,
+    sharding_warnings,
+)
+from coati_rl.runtime.teacher import find_teacher
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
 from coati_rl.types import Device
@@ -31,15 +40,14 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    """Hold the inputs of a run."""
+class Prepared(PreparedJob):
+    """Hold the inputs of a run with producers."""
 
-    config: Config  # with the model as a directory
+    config: Config
     plan: Plan
     train: PromptSet
     evaluation: dict[str, PromptSet]
-    warnings: tuple[str, ...]
-    resume: ResumePoint | None = None  # -cp: where the run continues
+    resume: ResumePoint | None = None
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -72,24 +80,30 @@ def prepare(
     rows = load_run_rows(config, rewards)
     warnings += [*_evaluation_warnings(config), *reward_warnings(config), *algorithm_warnings(config)]
     warnings += distillation_warnings(config)
-    warnings += _sharding_warnings(config, device)
+    warnings += sharding_warnings(config, device)
     directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     if directory is None:
         unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.parallel.num_trainers else "")
         warnings.append(f"model {config.model.model} is not on this machine: {unchecked} are not checked")
         train, evaluation = PromptSet(prompts=(), num_refused=0), dict[str, PromptSet]()
         num_prompts = rows.num_train
-        if config.distillation.teacher is not None:
-            warnings.append(f"--teacher {config.distillation.teacher}: is not compared with a model that is not here")
     else:
         config = config.with_changes(model=str(directory))
         hf_config = read_model_config(directory)
-        check_length(config, hf_config, f"--model {directory}")
+        _check_length(config, hf_config)
         check_layout(config, hf_config)
         warnings += _check_gpu_memory(config, directory, backend)
         tokenizer = load_tokenizer(directory)
-        config, of_teacher = with_teacher(config, hf_config, tokenizer, check_layout, is_dry_run=is_dry_run)
-        warnings += of_teacher
+        teacher, of_teacher = find_teacher(
+            config,
+            config.distillation.teacher,
+            tokenizer,
+            hf_config,
+            without_full="use --distill-kl token" if config.distillation.distill_kl == "full" else None,
+            check_layout=check_layout,
+            is_dry_run=is_dry_run,
+        )
+        config, warnings = config.with_changes(teacher=teacher), warnings + of_teacher
         train, evaluation = make_run_prompts(rows, config, tokenizer)
         num_prompts = len(train.prompts)
         _check_prompts(config, train, evaluation)
@@ -121,33 +135,14 @@ def _check_step(config: Config, plan: Plan, num_prompts: int) -> None:
         )
 
 
-def _sharding_warnings(config: Config, device: Device) -> Iterator[str]:
-    parallel = config.parallel
-    if parallel.zero_stage > 0 and config.model.precision is None and device == "cpu":
-        yield f"-zero {parallel.zero_stage} sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights"
-    if parallel.zero_stage > 0 and config.dp == 1:
-        yield f"-zero {parallel.zero_stage}: has no effect, as there is one data-parallel rank"
-    if parallel.plugin == "fsdp2" and parallel.num_trainers == 1:
-        yield "--plugin fsdp2: shards nothing, as there is one trainer"
-
-
 def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[str]]:
     """Return the device, and warnings. Raises: ConfigError when this machine has too few GPUs."""
-    parallel, cluster = config.parallel, config.cluster
-    import torch
-
-    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if cluster.device == "cpu" or (cluster.device == "auto" and not available and not cluster.master_address):
-        return "cpu", []
-    if cluster.master_address or available >= config.num_devices:
-        return "cuda", []  # a cluster's GPUs are counted when it is joined
-    message = (
+    parallel = config.parallel
+    needed = (
         f"GPUs = P * ptp + T: {parallel.num_inferencer} * {parallel.producer_tensor_parallel_size} + "
-        f"{parallel.num_trainers} = {config.num_devices} are needed, this machine has {available}"
+        f"{parallel.num_trainers} = {config.num_devices} are needed"
     )
-    if is_dry_run:
-        return "cuda", [message]
-    raise ConfigError(f"{message}; {_fewer(config, available)}")
+    return find_device(config, needed=needed, fewer=partial(_fewer, config), is_dry_run=is_dry_run)
 
 
 def _gpu_bytes() -> int | None:
@@ -207,6 +202,35 @@ def _check_gpu_memory(config: Config, directory: Path, backend: CollectiveBacken
     if backend not in CUDA_BACKENDS:
         return []
     return check_staging(config, update_bytes=_update_bytes(config, directory), gpu_bytes=_gpu_bytes())
+
+
+def _check_length(config: Config, model: Any) -> None:
+    limit = getattr(model, "max_position_embeddings", None)
+    rope = getattr(model, "rope_parameters", None) or {}
+    is_extended = rope.get("rope_type", "default") != "default"  # the engine knows its limit
+    if isinstance(limit, int) and config.max_model_len > limit and not is_extended:
+        raise ConfigError(
+            f"{_length(config)} the {limit} positions of --model {config.model.model}; "
+            f"nearest: {_shorter(config, limit)}"
+        )
+
+
+def _length(config: Config) -> str:
+    sampling = config.sampling
+    if sampling.max_episode_tokens is not None:
+        return f"--max-episode-tokens {sampling.max_episode_tokens} exceeds"
+    return (
+        f"-mpt {config.data.max_prompt_tokens} + -mnt {sampling.max_new_tokens} = {config.max_model_len} tokens exceed"
+    )
+
+
+def _shorter(config: Config, limit: int) -> str:
+    data = config.data
+    if config.sampling.max_episode_tokens is not None:
+        return f"--max-episode-tokens {limit}{f' -mpt {limit // 2}' if limit <= data.max_prompt_tokens else ''}"
+    if data.max_prompt_tokens < limit:
+        return f"-mnt {limit - data.max_prompt_tokens}"
+    return f"-mpt {limit // 2} -mnt {min(config.sampling.max_new_tokens, limit - limit // 2)}"
 
 
 def _check_prompts(config: Config, train: PromptSet, evaluation: dict[str, PromptSet]) -> None:

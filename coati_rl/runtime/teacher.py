@@ -3,36 +3,44 @@
 from collections.abc import Callable
 from typing import Any
 
-from coati_rl.config import Config
+from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.models import check_length, read_model_config, read_tokenizer, resolve_model
+from coati_rl.runtime.resources import read_model_config, read_tokenizer, resolve_model
 
 
-def with_teacher(
-    config: Config, hf_config: Any, tokenizer: Any, check_layout: Callable[..., None], *, is_dry_run: bool
-) -> tuple[Config, list[str]]:
-    """Return the config with the teacher as a directory, and warnings.
+def find_teacher(
+    config: TrainingConfig,
+    teacher: str | None,
+    tokenizer: Any,
+    hf_config: Any,
+    *,
+    without_full: str | None,
+    check_layout: Callable[..., None],
+    is_dry_run: bool,
+) -> tuple[str | None, list[str]]:
+    """Return the teacher's directory, and warnings; None without a teacher.
 
     Args:
-        config: its model is a directory.
-        hf_config: transformers config of the model.
+        config: of the job; its model is a directory.
+        teacher: as given.
         tokenizer: of the model.
+        hf_config: transformers config of the model.
+        without_full: where whole distributions are compared, the remedy if that cannot be; None: they are not.
         check_layout: as of `prepare`.
         is_dry_run: do not fetch a teacher.
     Raises: ConfigError if this model cannot be distilled from it.
     """
-    teacher = config.distillation.teacher
     if teacher is None:
-        return config, []
+        return None, []
     directory = resolve_model(teacher, is_dry_run=is_dry_run, flag="--teacher")
     if directory is None:
-        return config, [f"--teacher {teacher} is not on this machine: vocabulary and layout are not checked"]
+        return teacher, [f"--teacher {teacher} is not on this machine: vocabulary and layout are not checked"]
     check_vocabulary(tokenizer, read_tokenizer(directory, "--teacher"), model=config.model.model, teacher=teacher)
-    its_config, is_full = read_model_config(directory, "--teacher"), config.distillation.distill_kl == "full"
-    check_vocabulary_sizes(hf_config.vocab_size, its_config.vocab_size, is_full=is_full, teacher=teacher)
-    check_length(config, its_config, f"--teacher {teacher}")
+    its_config = read_model_config(directory, "--teacher")
+    check_vocabulary_sizes(hf_config.vocab_size, its_config.vocab_size, without_full=without_full, teacher=teacher)
+    _check_positions(config, its_config, teacher)
     check_layout(config, its_config, f"--teacher {teacher}")
-    return config.with_changes(teacher=str(directory)), []
+    return str(directory), []
 
 
 def check_vocabulary(tokenizer: Any, teacher_tokenizer: Any, *, model: str, teacher: str) -> None:
@@ -57,7 +65,7 @@ def check_vocabulary(tokenizer: Any, teacher_tokenizer: Any, *, model: str, teac
     )
 
 
-def check_vocabulary_sizes(vocab_size: int, teacher_vocab_size: int, *, is_full: bool, teacher: str) -> None:
+def check_vocabulary_sizes(vocab_size: int, teacher_vocab_size: int, *, without_full: str | None, teacher: str) -> None:
     """Raise a ConfigError unless the teacher has logits for all tokens that the policy has logits for.
 
     Models with one tokenizer may have embeddings of different sizes, filled up to a round number.
@@ -65,7 +73,7 @@ def check_vocabulary_sizes(vocab_size: int, teacher_vocab_size: int, *, is_full:
     Args:
         vocab_size: logits of the policy.
         teacher_vocab_size: logits of the teacher.
-        is_full: whole distributions are compared, which must have equally many logits.
+        without_full: as of `find_teacher`; whole distributions must have equally many logits.
         teacher: by name, for the message.
     """
     if teacher_vocab_size < vocab_size:
@@ -73,10 +81,20 @@ def check_vocabulary_sizes(vocab_size: int, teacher_vocab_size: int, *, is_full:
             f"--teacher {teacher}: has logits for {teacher_vocab_size} tokens, and the model samples from "
             f"{vocab_size}; use a teacher whose vocab_size is at least {vocab_size}"
         )
-    if is_full and teacher_vocab_size != vocab_size:
+    if without_full is not None and teacher_vocab_size != vocab_size:
         raise ConfigError(
-            f"--distill-kl full with --teacher {teacher}: compares distributions over the same logits, and the teacher "
-            f"has {teacher_vocab_size}, the model {vocab_size}; use --distill-kl token"
+            f"--teacher {teacher}: whole distributions are compared, and the teacher has {teacher_vocab_size} logits, "
+            f"the model {vocab_size}; {without_full}, or another teacher"
+        )
+
+
+def _check_positions(config: TrainingConfig, its_config: Any, teacher: str) -> None:
+    limit, length = getattr(its_config, "max_position_embeddings", None), config.max_sample_tokens
+    rope = getattr(its_config, "rope_parameters", None) or {}
+    if isinstance(limit, int) and length > limit and rope.get("rope_type", "default") == "default":
+        raise ConfigError(
+            f"--teacher {teacher}: has {limit} positions, and a sample may have {length} tokens; use shorter samples, "
+            "or a teacher with more positions"
         )
 
 

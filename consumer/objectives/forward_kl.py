@@ -26,6 +26,11 @@ class ForwardKL(CrossEntropy):
         )
 
     def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
-        """Return what cross-entropy reports, and the mean KL to the teacher."""
+        """Return what cross-entropy reports, and the mean KL to the teacher.
+
+        An evaluation computes log-probabilities alone: then loss and KL are None.
+        """
         metrics = super().metrics(sums, loss_scale=loss_scale)
+        if "teacher_kl_sum" not in sums:
+            metrics["loss"] = None
         return {**metrics, "teacher_kl_mean": mean_of(sums, "teacher_kl_sum")}

@@ -1,10 +1,49 @@
-"""Find a run's models, read their tokenizers and configurations, and check their lengths."""
+"""Find the devices and the model of a job, before anything starts."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from coati_rl.config import Config
+from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
+from coati_rl.types import Device
+
+
+def find_device(
+    config: TrainingConfig, *, needed: str, fewer: Callable[[int], str], is_dry_run: bool
+) -> tuple[Device, list[str]]:
+    """Return the device, and warnings.
+
+    Args:
+        config: of the run.
+        needed: how many GPUs it takes, for the message.
+        fewer: the remedy, for a number of available GPUs.
+        is_dry_run: too few are a warning.
+    Raises: ConfigError when this machine has too few GPUs.
+    """
+    import torch
+
+    cluster = config.cluster
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if cluster.device == "cpu" or (cluster.device == "auto" and not available and not cluster.master_address):
+        return "cpu", []
+    if cluster.master_address or available >= config.num_devices:
+        return "cuda", []  # a cluster's GPUs are counted when it is joined
+    message = f"{needed}, this machine has {available}"
+    if is_dry_run:
+        return "cuda", [message]
+    raise ConfigError(f"{message}; {fewer(available)}")
+
+
+def sharding_warnings(config: TrainingConfig, device: Device) -> Iterator[str]:
+    """Return the settings of sharding that have no effect, or set another one."""
+    parallel = config.parallel
+    if parallel.zero_stage > 0 and config.model.precision is None and device == "cpu":
+        yield f"-zero {parallel.zero_stage} sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights"
+    if parallel.zero_stage > 0 and config.dp == 1:
+        yield f"-zero {parallel.zero_stage}: has no effect, as there is one data-parallel rank"
+    if parallel.plugin == "fsdp2" and parallel.num_trainers == 1:
+        yield "--plugin fsdp2: shards nothing, as there is one trainer"
 
 
 def resolve_model(model: str, *, is_dry_run: bool, flag: str = "--model") -> Path | None:
@@ -41,7 +80,7 @@ def load_tokenizer(directory: Path) -> Any:
 
 
 def read_tokenizer(directory: Path, flag: str = "--model") -> Any:
-    """Load a model's tokenizer."""
+    """Load a model's tokenizer. Raises: ConfigError, which names `flag`."""
     from transformers import AutoTokenizer
 
     try:
@@ -58,30 +97,3 @@ def read_model_config(directory: Path, flag: str = "--model") -> Any:
         return AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{flag} {directory}: config.json cannot be read: {error}") from error
-
-
-def check_length(config: Config, model: Any, name: str) -> None:
-    """Raise a ConfigError if a model (its transformers config), named by its flag, has too few positions."""
-    limit = getattr(model, "max_position_embeddings", None)
-    rope = getattr(model, "rope_parameters", None) or {}
-    is_extended = rope.get("rope_type", "default") != "default"  # the engine knows its limit
-    if isinstance(limit, int) and config.max_model_len > limit and not is_extended:
-        raise ConfigError(f"{_length(config)} the {limit} positions of {name}; nearest: {_shorter(config, limit)}")
-
-
-def _length(config: Config) -> str:
-    sampling = config.sampling
-    if sampling.max_episode_tokens is not None:
-        return f"--max-episode-tokens {sampling.max_episode_tokens} exceeds"
-    return (
-        f"-mpt {config.data.max_prompt_tokens} + -mnt {sampling.max_new_tokens} = {config.max_model_len} tokens exceed"
-    )
-
-
-def _shorter(config: Config, limit: int) -> str:
-    data = config.data
-    if config.sampling.max_episode_tokens is not None:
-        return f"--max-episode-tokens {limit}{f' -mpt {limit // 2}' if limit <= data.max_prompt_tokens else ''}"
-    if data.max_prompt_tokens < limit:
-        return f"-mnt {limit - data.max_prompt_tokens}"
-    return f"-mpt {limit // 2} -mnt {min(config.sampling.max_new_tokens, limit - limit // 2)}"

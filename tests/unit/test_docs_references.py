@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from coati_rl.config import Config
+from coati_rl.config.commands import OFFLINE
 from coati_rl.config.fields import described, spelling
 
 ROOT = check_docs.ROOT
@@ -65,7 +66,7 @@ def run_flags() -> frozenset[str]:
 
 @cache
 def all_flags() -> frozenset[str]:
-    """The flags of rl_example.py, of our scripts and commands, and of other programs that are named."""
+    """The flags of rl_example.py, of the jobs on datasets, of our scripts and commands, and of other programs that are named."""
     sources = [
         *(ROOT / "scripts").rglob("*.py"),
         *(ROOT / "scripts").glob("*[!.]*"),
@@ -74,6 +75,7 @@ def all_flags() -> frozenset[str]:
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources if path.is_file())
     own = re.findall(r"[\"'\s](--[a-z][\w-]+)", text)
     others = [flag for flags in OTHERS_FLAGS.values() for flag in flags.split()]
+    own += [spelling(name, field) for job in OFFLINE.values() for name, field in job.fields().items()]
     return run_flags() | {flag.replace("_", "-") for flag in (*own, *others)}
 
 

@@ -2,10 +2,15 @@
 
 import pytest
 
-from coati_rl.config.cli import parse
+from coati_rl.config.cli import parse, parse_job
 from coati_rl.config.distillation_rules import distillation_problems, distillation_warnings
+from coati_rl.config.offline import SftConfig
+from coati_rl.config.offline_rules import check_offline
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
+from consumer.jobs.offline import models, objective_of
+from consumer.objectives.cross_entropy import CrossEntropy
+from consumer.objectives.forward_kl import ForwardKL
 
 ALONE = "--teacher big --distill-only"
 
@@ -82,3 +87,39 @@ def test_one_sample_a_prompt_is_enough_where_no_reward_is_compared():
     check(parse(f"{ALONE} -kl 0 -g 1 -tMbs 8 -tmbs 1".split())[0])
     with pytest.raises(ConfigError, match="-g 1"):
         check(parse(["--teacher", "big", "-g", "1", "-tMbs", "8", "-tmbs", "1"])[0])
+
+
+def sft(text):
+    config, _ = parse_job(text.split(), SftConfig)
+    check_offline(config)
+    return config
+
+
+def test_supervised_fine_tuning_says_what_it_trains_on():
+    assert sft("").objective_text == "cross-entropy of the assistant's tokens"
+    assert sft("--teacher big").objective_text == "1 x forward KL to the teacher of the assistant's tokens"
+    mixed = "0.75 x forward KL to the teacher + 0.25 x cross-entropy of the assistant's tokens"
+    assert sft("--teacher big --distill-weight 0.75").objective_text == mixed
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("--distill-weight 0.5", "--distill-weight 0.5 without --teacher: has no effect"),
+        ("--teacher big --distill-weight 0", "--distill-weight '0': Input should be greater than 0"),
+        ("--teacher big --distill-weight 1.5", "--distill-weight '1.5': Input should be less than or equal to 1"),
+    ],
+)
+def test_a_share_of_the_teacher_in_fine_tuning_is_above_0_and_at_most_1_and_needs_one(text, message):
+    with pytest.raises(ConfigError, match=message):
+        sft(text)
+
+
+@pytest.mark.parametrize(
+    ("flags", "objective", "teacher"),
+    [("", CrossEntropy, None), ("--teacher big", ForwardKL, "big")],
+)
+def test_the_job_builds_the_objective_and_names_the_teacher(flags, objective, teacher):
+    config = sft(flags)
+    assert type(objective_of(config)) is objective
+    assert models(config).teacher == teacher

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from coati_rl.protocols import LossFn
+if TYPE_CHECKING:
+    from coati_rl.protocols import LossFn
 
 Direction = Literal["reverse", "forward"]  # KL(policy || teacher), KL(teacher || policy)
 
@@ -20,7 +21,7 @@ class DistilledLoss:
     `teacher_hidden`, and adds teacher_kl_sum (unweighted, nats) to the sums.
     """
 
-    loss: LossFn
+    loss: "LossFn"
     direction: Direction
     kl_coeff: float
     loss_coeff: float = 1.0  # 0: the loss is only reported

@@ -153,15 +153,17 @@ def _kl_to_teacher(
     head, teacher, arrays = model.get_output_embeddings(), inputs.teacher_head, inputs.loss_arrays
     if teacher is None:
         raise ValueError("a distilled loss needs the teacher's LM head")
-    if "teacher_hidden" not in arrays and arrays["loss_mask"].any():
+    its_hidden = arrays.get("teacher_hidden")
+    if its_hidden is None and arrays["loss_mask"].any():
         raise ValueError("a distilled loss needs teacher_hidden: score the batch with a teacher")
-    nothing = hidden.new_zeros((*arrays["token_ids"].shape, teacher.weight.shape[1]))  # of a blank micro-batch
+    if its_hidden is None:  # of a blank micro-batch
+        its_hidden = hidden.new_zeros((*arrays["token_ids"].shape, teacher.weight.shape[1]))
     kl, sums = vocabulary_kl_loss(
         hidden,
         head.weight,
         head.bias,
         arrays,
-        teacher_hidden=arrays.get("teacher_hidden", nothing),
+        teacher_hidden=its_hidden,
         teacher_weight=teacher.weight,
         teacher_bias=teacher.bias,
         direction=loss_fn.direction,

@@ -66,7 +66,7 @@ def run_flags() -> frozenset[str]:
 
 @cache
 def all_flags() -> frozenset[str]:
-    """The flags of rl_example.py, of the jobs on datasets, of our scripts and commands, and of other programs that are named."""
+    """The flags of rl_example.py, of jobs on datasets, of our scripts and commands, and of other programs named."""
     sources = [
         *(ROOT / "scripts").rglob("*.py"),
         *(ROOT / "scripts").glob("*[!.]*"),

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from coati_rl.algorithms.distilled_loss import Direction
+from coati_rl.ops.distilled_loss import Direction
 from coati_rl.ops.fused_loss import StoredGradients
 from coati_rl.ops.vocab_chunks import HeadGradients, LMHead, choose_tokens, slices
 

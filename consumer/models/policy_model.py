@@ -19,10 +19,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 
-from coati_rl.algorithms.distilled_loss import DistilledLoss
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch
 from coati_rl.errors import ConfigError
+from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.ops.fused_loss import fused_token_loss
 from coati_rl.ops.logprob import token_logprobs
 from coati_rl.ops.vocabulary_kl import vocabulary_kl_loss

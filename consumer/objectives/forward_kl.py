@@ -6,7 +6,7 @@ distillation, arXiv:1606.07947) or any other (arXiv:1503.02531).
 
 from collections.abc import Mapping
 
-from coati_rl.algorithms.distilled_loss import DistilledLoss
+from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.protocols import Role
 from consumer.objectives.cross_entropy import CrossEntropy, TokenCrossEntropy
 from consumer.objectives.objective import mean_of

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from coati_rl.algorithms.choices import KLEstimator
 from coati_rl.algorithms.distillation import add_teacher_advantages
-from coati_rl.algorithms.distilled_loss import DistilledLoss
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.algorithms.token_advantages import advantage_sums, subtract_kl_to_go, whiten
 from coati_rl.batch import MicroBatch
 from coati_rl.build import build_loss
 from coati_rl.config import Config
+from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.protocols import LossFn, Role
 from consumer.objectives.objective import Objective, Targets, mean_of
 

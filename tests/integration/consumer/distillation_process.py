@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coati_rl.algorithms.distilled_loss import DistilledLoss
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch
+from coati_rl.ops.distilled_loss import DistilledLoss
 from consumer.backend import Backend
 from consumer.objectives.forward_kl import ForwardKL
 from consumer.objectives.objective import Objective

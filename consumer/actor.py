@@ -96,9 +96,10 @@ class TrainerActor:
         backend_config = BackendConfig(
             model_dir=self._resume_dir or Path(config.model.model),
             tokenizer_dir=Path(config.model.model),
-            reference_dir=Path(config.model.model) if models.has_reference else None,
-            teacher_dir=None if models.teacher is None else Path(models.teacher),
+            reference_dir=models.reference_dir,
+            teacher_dir=models.teacher_dir,
             keeps_old_policy=models.keeps_old_policy,
+            scalar_head=models.scalar_head,
             plugin=config.parallel.plugin,
             tp_size=config.parallel.tensor_parallel_size,
             pp_size=config.parallel.pipeline_parallel_size,

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from coati_rl.config.gpu_rules import TOKEN_BUDGET
-from coati_rl.config.offline import OfflineConfig, SftConfig
+from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.offline_jobs import SftJobConfig
 from coati_rl.config.trainer_rules import plugin_problems, zero_problems
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device
@@ -61,7 +62,11 @@ def _evaluation(config: OfflineConfig) -> Iterator[str]:
 
 
 def _distillation(config: OfflineConfig) -> Iterator[str]:
-    if isinstance(config, SftConfig) and config.distillation.teacher is None and config.distillation.distill_weight < 1:
+    if (
+        isinstance(config, SftJobConfig)
+        and config.distillation.teacher is None
+        and config.distillation.distill_weight < 1
+    ):
         yield (
             f"--distill-weight {config.distillation.distill_weight:g} without --teacher: has no effect; give --teacher "
             "MODEL, or leave it out"

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coati_rl.checkpoint.dataset_resume import DatasetResume, open_dataset_resume
-from coati_rl.config.offline import OfflineConfig, SftConfig
+from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.offline_jobs import SftJobConfig
 from coati_rl.config.offline_plan import OfflinePlan, make_offline_plan
 from coati_rl.config.offline_rules import with_offline_defaults
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.offline_rows import SampleSet, load_forms, make_samples
+from coati_rl.runtime.offline_rows import SampleSet, load_forms, make_samples, needs_chat_template
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.resources import (
     find_device,
@@ -65,8 +66,9 @@ def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None],
         hf_config = read_model_config(directory)
         config = _within_positions(config, hf_config)
         check_layout(config, hf_config)
-        tokenizer = load_tokenizer(directory)
-        if isinstance(config, SftConfig):
+        needs_template = any(needs_chat_template(rows.forms) for rows in forms.values())
+        tokenizer = load_tokenizer(directory, needs_chat_template=needs_template)
+        if isinstance(config, SftJobConfig):
             teacher, of_teacher = find_teacher(
                 config,
                 config.distillation.teacher,
@@ -77,7 +79,7 @@ def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None],
                 is_dry_run=is_dry_run,
             )
             config, warnings = config.with_changes(teacher=teacher), warnings + of_teacher
-        sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
+        sets = {flag: make_samples(config, rows, tokenizer) for flag, rows in forms.items()}
         _check_not_empty(config, sets)
     config = with_offline_defaults(config, device)
     evaluation = {flag.partition(" ")[2]: each for flag, each in sets.items() if flag != "--dataset"}
@@ -119,6 +121,7 @@ def dataset_settings(config: OfflineConfig) -> DatasetSettings:
         max_tokens_per_microbatch=parallel.max_tokens_per_microbatch,
         one_sample_per_row=parallel.one_sample_per_row,
         unit=config.UNIT,
+        denominator="units" if config.UNIT > 1 else "tokens",
         seed=run.seed,
     )
 
@@ -142,15 +145,15 @@ def _within_positions(config: OfflineConfig, hf_config: Any) -> OfflineConfig:
 def _check_not_empty(config: OfflineConfig, sets: dict[str, SampleSet]) -> None:
     for flag, each in sets.items():
         if not each.samples:
-            raise ConfigError(
-                f"{flag}: of {each.counts.num_rows} rows none has anything to train within --max-length "
-                f"{config.data.max_length}; raise it"
-            )
+            counts = each.counts
+            why = f"{counts.num_left_out} have nothing to train within --max-length {config.data.max_length}"
+            why += f", of {counts.num_equal} pairs chosen equals rejected" if counts.num_equal else ""
+            raise ConfigError(f"{flag}: no row can be trained on: {why}")
 
 
 def _check_step(config: OfflineConfig, plan: OfflinePlan) -> None:
     if plan.num_steps == 0 and plan.rows is not None:
-        usable = plan.rows.num_rows - plan.rows.num_left_out
+        usable = plan.rows.num_rows
         most = usable * config.data.max_epochs // config.dp
         remedy = f"-e {-(-config.rows_per_step // usable)}" + (f" or -tbs {most}" if most else "")
         raise ConfigError(

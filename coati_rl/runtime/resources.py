@@ -71,10 +71,10 @@ def resolve_model(model: str, *, is_dry_run: bool, flag: str = "--model") -> Pat
         ) from error
 
 
-def load_tokenizer(directory: Path) -> Any:
-    """Load the model's tokenizer, which must have a chat template."""
+def load_tokenizer(directory: Path, *, needs_chat_template: bool = True) -> Any:
+    """Load the model's tokenizer. Raises: ConfigError if it cannot be loaded or lacks a chat template."""
     tokenizer = read_tokenizer(directory)
-    if not tokenizer.chat_template:
+    if needs_chat_template and not tokenizer.chat_template:
         raise ConfigError(f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model")
     return tokenizer
 

@@ -4,7 +4,7 @@ import pytest
 
 from coati_rl.config.cli import parse, parse_job
 from coati_rl.config.distillation_rules import distillation_problems, distillation_warnings
-from coati_rl.config.offline import SftConfig
+from coati_rl.config.offline_jobs import SftJobConfig
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
@@ -90,7 +90,7 @@ def test_one_sample_a_prompt_is_enough_where_no_reward_is_compared():
 
 
 def sft(text):
-    config, _ = parse_job(text.split(), SftConfig)
+    config, _ = parse_job(text.split(), SftJobConfig)
     check_offline(config)
     return config
 

@@ -62,12 +62,7 @@ def _evaluation(config: OfflineConfig) -> Iterator[str]:
 
 
 def _distillation(config: OfflineConfig) -> Iterator[str]:
-    if (
-        isinstance(config, SftJobConfig)
-        and config.distillation.teacher is None
-        and config.distillation.distill_weight < 1
-    ):
-        yield (
-            f"--distill-weight {config.distillation.distill_weight:g} without --teacher: has no effect; give --teacher "
-            "MODEL, or leave it out"
-        )
+    if isinstance(config, SftJobConfig) and config.distillation.teacher is None:
+        share = config.distillation.distill_weight
+        if share < 1:
+            yield f"--distill-weight {share:g} without --teacher: has no effect; give --teacher MODEL, or leave it out"

@@ -3,7 +3,7 @@
 Mistakes in files are reported here, before Ray starts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,7 +56,7 @@ def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None],
     paths = {"--dataset": config.data.dataset}
     paths |= {f"--eval-dataset {name}": path for name, path in (config.data.eval_dataset or {}).items()}
     forms = {flag: load_forms(config, path, flag=flag) for flag, path in paths.items()}
-    warnings += sharding_warnings(config, device)
+    warnings += [*sharding_warnings(config, device), *_reference_warnings(config)]
     directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     sets: dict[str, SampleSet] = {}
     if directory is None:
@@ -66,6 +66,7 @@ def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None],
         hf_config = read_model_config(directory)
         config = _within_positions(config, hf_config)
         check_layout(config, hf_config)
+        config = _with_reference(config, hf_config, is_dry_run=is_dry_run)
         needs_template = any(needs_chat_template(rows.forms) for rows in forms.values())
         tokenizer = load_tokenizer(directory, needs_chat_template=needs_template)
         if isinstance(config, SftJobConfig):
@@ -140,6 +141,32 @@ def _within_positions(config: OfflineConfig, hf_config: Any) -> OfflineConfig:
             f"use --max-length {limit}"
         )
     return config.with_changes(max_length=limit)
+
+
+def _reference_warnings(config: OfflineConfig) -> Iterator[str]:
+    """Return the flags of the reference model where the loss reads none."""
+    given = {"reference_model": "--reference-model", "precompute_reference": "--precompute-reference"}
+    values = config.flat()
+    for name, flag in given.items():
+        if values.get(name) and not config.uses_reference:
+            yield f"{flag}: has no effect, as {config.objective_text} needs no reference model"
+
+
+def _with_reference(config: OfflineConfig, hf_config: Any, *, is_dry_run: bool) -> OfflineConfig:
+    """Resolve --reference-model. Raises: ConfigError if it has another vocabulary than the model."""
+    if not config.uses_reference or config.reference_model == config.model.model:
+        return config
+    directory = resolve_model(config.reference_model, is_dry_run=is_dry_run, flag="--reference-model")
+    if directory is None:
+        return config
+    vocabulary, own = read_model_config(directory).vocab_size, hf_config.vocab_size
+    if vocabulary != own:
+        raise ConfigError(
+            f"--reference-model {config.reference_model}: its vocabulary has {vocabulary} tokens, that of --model "
+            f"{own}; "
+            "use a model with the same tokenizer"
+        )
+    return config.with_changes(reference_model=str(directory))
 
 
 def _check_not_empty(config: OfflineConfig, sets: dict[str, SampleSet]) -> None:

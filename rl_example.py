@@ -48,13 +48,15 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     from coati_rl.runtime.prompts import RewardFacts
     from consumer.parallel.layout_rules import check_layout
     from rewards.ground_truths import ground_truth_warnings
-    from rewards.registry import default_system_prompt, needs_ground_truth
+    from rewards.registry import columns_of, default_system_prompt, needs_ground_truth
     from rewards.scorer import scorer_factory
 
     make_scorer = scorer_factory(config)
     prepared = prepare(
         config,
-        rewards=RewardFacts(default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth),
+        rewards=RewardFacts(
+            default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth, columns_of=columns_of
+        ),
         check_layout=check_layout,
         is_dry_run=is_dry_run,
     )
@@ -73,10 +75,25 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> int:
     from consumer.actor import TrainerActor
     from producer.actor import ProducerActor
 
-    paths = launch(prepared, ProducerActor, TrainerActor, make_scorer, scratch=scratch)
+    paths = launch(
+        prepared,
+        ProducerActor,
+        TrainerActor,
+        make_scorer,
+        scratch=scratch,
+        reward_model_cls=_reward_model_cls(prepared.config),
+    )
     with suppress(OSError):  # the terminal may be closed
         print(f"done: {paths.run_dir}{read_note(scratch).how_to_train_on()}", flush=True)
     return 0
+
+
+def _reward_model_cls(config: Config) -> type | None:
+    if not config.reward_models:
+        return None
+    from rewards.model.actor import RewardModelActor
+
+    return RewardModelActor
 
 
 def run(argv: Sequence[str]) -> int:

@@ -80,9 +80,25 @@ class Config(JobConfig):
         return (self.sync.n_behind + 1) * self.prompts_per_rollout
 
     @property
+    def reward_models(self) -> dict[str, tuple[str, ...]]:
+        """Return the names of the actors that hold the copies of each reward model, by its directory."""
+        directories = [*dict.fromkeys(model for each in self.by_task.values() for model in each.reward.models)]
+        copies = max(1, self.reward.reward_devices)
+        return {
+            directory: tuple(f"reward-model-{first + copy}" for copy in range(copies))
+            for first, directory in zip(range(0, copies * len(directories), copies), directories, strict=True)
+        }
+
+    @property
+    def num_reward_gpus(self) -> int:
+        """GPUs of the reward models in GPU mode."""
+        return len(self.reward_models) * self.reward.reward_devices
+
+    @property
     def num_devices(self) -> int:
         """GPUs of a run in GPU mode."""
-        return self.parallel.num_inferencer * self.parallel.producer_tensor_parallel_size + self.parallel.num_trainers
+        engines = self.parallel.num_inferencer * self.parallel.producer_tensor_parallel_size
+        return engines + self.parallel.num_trainers + self.num_reward_gpus
 
     @property
     def recomputes_old_logprobs(self) -> bool:

@@ -38,6 +38,7 @@ def launch(
     make_reward: Callable[[], GroupScorer],
     *,
     scratch: Path,
+    reward_model_cls: type | None = None,
 ) -> RunPaths:
     """Run the training to its end.
 
@@ -47,6 +48,7 @@ def launch(
         consumer_cls: the trainers' actor class.
         make_reward: picklable; starts the reward workers of a producer, in its process.
         scratch: short path for Ray's sockets and logs, removed by the caller.
+        reward_model_cls: the reward models' actor class; needed where the config has one.
     Returns: the paths of the run's files.
     Raises: ConfigError before anything started; RunError with its cause and the logs' path.
     """
@@ -60,6 +62,7 @@ def launch(
     first_step = prepared.resume.position.step if prepared.resume else 0
     num_gpus = plan.num_devices if plan.device == "cuda" else 0
     num_cpus = config.parallel.num_inferencer + config.parallel.num_trainers
+    num_cpus += sum(map(len, config.reward_models.values()))
     try:
         with (
             _driver_log(paths.logs / "driver.log") as log,
@@ -74,7 +77,12 @@ def launch(
             if prepared.resume is not None:
                 _report_resumption(prepared.resume, display)
             actors = ActorGroup(
-                prepared, paths, producer_cls=producer_cls, consumer_cls=consumer_cls, make_reward=make_reward
+                prepared,
+                paths,
+                producer_cls=producer_cls,
+                consumer_cls=consumer_cls,
+                make_reward=make_reward,
+                reward_model_cls=reward_model_cls,
             )
             supervisor = Supervisor(
                 actors,

@@ -133,13 +133,15 @@ def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[st
         return "cpu", []
     if cluster.master_address or available >= config.num_devices:
         return "cuda", []  # a cluster's GPUs are counted when it is joined
+    reward_gpus = config.num_reward_gpus
+    formula, of_models = ("P * ptp + T + R", f" + {reward_gpus}") if reward_gpus else ("P * ptp + T", "")
     message = (
-        f"GPUs = P * ptp + T: {parallel.num_inferencer} * {parallel.producer_tensor_parallel_size} + "
-        f"{parallel.num_trainers} = {config.num_devices} are needed, this machine has {available}"
+        f"GPUs = {formula}: {parallel.num_inferencer} * {parallel.producer_tensor_parallel_size} + "
+        f"{parallel.num_trainers}{of_models} = {config.num_devices} are needed, this machine has {available}"
     )
     if is_dry_run:
         return "cuda", [message]
-    raise ConfigError(f"{message}; {_fewer(config, available)}")
+    raise ConfigError(f"{message}; {_fewer(config, available - reward_gpus)}")
 
 
 def _gpu_bytes() -> int | None:
@@ -165,7 +167,8 @@ def _update_bytes(config: Config, directory: Path) -> int:
 def _fewer(config: Config, available: int) -> str:
     parallel = config.parallel
     if available < 2:
-        return "use --device cpu, or --master_address of a Ray cluster"
+        without = "--reward-devices 0, " if config.num_reward_gpus else ""
+        return f"use {without}--device cpu, or --master_address of a Ray cluster"
     split = parallel.num_trainers // config.dp  # tp * pp
     layout = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1} if split >= available else {}
     split = 1 if layout else split

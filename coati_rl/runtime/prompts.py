@@ -9,6 +9,7 @@ from coati_rl.data.dataset import PromptSet, load_rows, make_prompts
 from coati_rl.data.ground_truth import required_truth
 from coati_rl.data.tasks import RowTasks, Task, TaskRow
 from coati_rl.errors import ConfigError
+from coati_rl.reward_spec import NO_COLUMNS, Columns
 
 _TRAIN = "train"  # the name of training rows whose file has none
 
@@ -37,6 +38,7 @@ class RewardFacts:
 
     default_system_prompt: Callable[[str], str]  # where neither task nor run sets one
     needs_ground_truth: Callable[[str], bool]  # a function of the user's takes a ground truth
+    columns_of: Callable[[str], Columns] = lambda _: NO_COLUMNS  # of a row that functions of the user's read
 
 
 def load_run_rows(config: Config, rewards: RewardFacts) -> RunRows:
@@ -105,4 +107,5 @@ def _task(name: str, settings: Config, rewards: RewardFacts) -> Task:
         truth=required_truth(reward_type, needs_truth=rewards.needs_ground_truth(reward_type)),
         answer_key=settings.data.answer_key,
         system_prompt=rewards.default_system_prompt(reward_type) if own is None else own,
+        columns=rewards.columns_of(reward_type),
     )

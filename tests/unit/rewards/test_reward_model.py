@@ -1,0 +1,71 @@
+"""Test the reward model's numbers: those of transformers for a single conversation, whatever is scored beside it."""
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import rewards.model.reward_model as module
+from rewards.model.judgement import Conversation
+from rewards.model.reward_model import RewardModel
+from tests.unit.rewards.tiny_reward_model import MAX_TOKENS, write_reward_model
+
+QUESTION = ({"role": "user", "content": "1+1?"},)
+RESPONSES = ["2", "It is two.", "", "three, or four?"]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return write_reward_model(tmp_path_factory.mktemp("judge"))
+
+
+@pytest.fixture(scope="module")
+def model(directory):
+    return RewardModel(directory, device="cpu", dtype=torch.float32)
+
+
+def asked(response, messages=QUESTION):
+    return Conversation(messages=messages, response=response)
+
+
+def expected_of(directory, response):
+    """The score of one conversation without padding, by transformers alone."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    reference = AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32)
+    reference.config.pad_token_id = None  # the last token is scored
+    text = f"<user>1+1?</s><assistant>{response}</s>"
+    with torch.no_grad():
+        return reference(torch.tensor([tokenizer(text)["input_ids"]])).logits.item()
+
+
+def test_the_reward_is_the_score_of_the_last_token_whatever_it_is_batched_with(directory, model):
+    judged = model.score([asked(response) for response in RESPONSES])
+    expected = [expected_of(directory, response) for response in RESPONSES]
+    assert [judgement.reward for judgement in judged] == pytest.approx(expected, abs=1e-5)
+    assert len({round(reward, 3) for reward in expected}) == len(RESPONSES)
+
+
+def test_batches_are_bounded_by_their_tokens_with_padding(model, monkeypatch):
+    sizes = []
+    forward = model._forward
+    monkeypatch.setattr(model, "_forward", lambda sequences: sizes.append(len(sequences)) or forward(sequences))
+    together = model.score([asked(response) for response in RESPONSES])
+    monkeypatch.setattr(module, "MAX_BATCH_TOKENS", 40)
+    apart = model.score([asked(response) for response in RESPONSES])
+    assert sizes == [4, 2, 1, 1], "of 8, 9, 18 and 23 tokens: three of 18 are more than 40 tokens, and so are two of 23"
+    assert [each.reward for each in together] == pytest.approx([each.reward for each in apart], abs=1e-5)
+
+
+def test_without_messages_the_texts_are_scored(model):
+    (plain,) = model.score([Conversation(messages=(), prompt="<user>1+1?</s><assistant>", response="2</s>")])
+    (rendered,) = model.score([asked("2")])
+    assert plain.reward == pytest.approx(rendered.reward, abs=1e-5)
+
+
+def test_what_cannot_be_scored_has_a_problem_and_leaves_the_others_alone(model):
+    too_long, refused, good = model.score(
+        [asked("x" * MAX_TOKENS), asked("2", ({"role": "tool", "content": "2"},)), asked("2")]
+    )
+    assert too_long.problem == f"{MAX_TOKENS + 8} tokens, more than the model's {MAX_TOKENS} positions"
+    assert good.problem == ""
+    assert good.reward == pytest.approx(model.score([asked("2")])[0].reward, abs=1e-5)
+    assert refused.problem == "the chat template refuses it: TemplateError: unknown role"

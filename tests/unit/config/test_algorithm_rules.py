@@ -31,7 +31,7 @@ def test_presets_have_neither_problems_nor_warnings(algo):
 REFUSALS = [
     (
         "--advantage-estimator gae",
-        "--advantage-estimator gae: unknown; use group_norm, group_mean, leave_one_out, reward, gdpo, or FILE.py:FUNCTION",
+        "--advantage-estimator gae: unknown; use group_norm, group_mean, leave_one_out, reward, gdpo, or FILE.py:",
         ["--advantage-estimator reward"],
     ),
     (
@@ -274,7 +274,7 @@ def test_dynamic_batching_that_nothing_fills_is_warned_about():
         ),
         (
             "-rt boxed=1,/a.py:f=1 --advantage-estimator gdpo",
-            "--advantage-estimator gdpo without --whiten-advantages: GDPO also brings the advantages of a step to mean 0",
+            "--advantage-estimator gdpo without --whiten-advantages: GDPO also brings the advantages of a ",
         ),
         ("--reward-scale 5", "--reward-scale 5 scales --soft-over-length-punishment, which is off"),
         ("--top-p 0.9 --old-logprobs engine", "--top-k, --top-p: engines renormalise what is left, so the trainer"),

@@ -1,10 +1,16 @@
 """Test the reward model's numbers: those of transformers for a single conversation, whatever is scored beside it."""
 
+import io
+import json
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import rewards.model.reward_model as module
+from rewards.__main__ import main
 from rewards.model.judgement import Conversation
 from rewards.model.reward_model import RewardModel
 from tests.unit.rewards.tiny_reward_model import MAX_TOKENS, write_reward_model
@@ -69,3 +75,16 @@ def test_what_cannot_be_scored_has_a_problem_and_leaves_the_others_alone(model):
     assert good.problem == ""
     assert good.reward == pytest.approx(model.score([asked("2")])[0].reward, abs=1e-5)
     assert refused.problem == "the chat template refuses it: TemplateError: unknown role"
+
+
+def test_the_score_command_scores_with_it_alone_and_in_a_sum(directory, monkeypatch, capsys):
+    line = {"response": r"\boxed{2}", "messages": [{"role": "user", "content": "1+1?"}]}
+    expected = expected_of(directory, line["response"])
+    for reward_type, truth in ((f"model:{directory}", {}), (f"boxed=1,model:{directory}=0.5", {"gt_answer": "2"})):
+        stdin = SimpleNamespace(buffer=io.BytesIO(json.dumps({**line, **truth}).encode()))
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert main(["score", "--type", reward_type]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["reward"] == pytest.approx(1 + 0.5 * expected if truth else expected, abs=1e-5)
+        assert found["detail"] == ("2 equals 2" if truth else f"the reward model: {found['reward']:g}")
+    assert found["breakdown"] == {"boxed": 1.0, directory.name: pytest.approx(expected, abs=1e-5)}

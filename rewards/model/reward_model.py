@@ -1,8 +1,8 @@
 """Compute rewards of conversations with a sequence classification model of one label.
 
 A conversation is rendered by the reward model's own chat template and tokenised by its own tokenizer; its reward is the
-score of its last token. B sequences of a batch, padded to T tokens on the left, so that position -1 is the last token
-of each: a decoder's score does not depend on what it is padded with.
+score at its last token that is not the model's padding token, which is where transformers reads it. B sequences of a
+batch, padded to T tokens on the left.
 """
 
 import logging
@@ -41,6 +41,7 @@ class RewardModel:
         )
         self._model = model.to(device).eval()
         self._device = device
+        self._padding: int | None = self._model.config.pad_token_id
         text_config = self._model.config.get_text_config()
         self._max_tokens = int(getattr(text_config, "max_position_embeddings", 0) or 0) or math.inf
 
@@ -73,12 +74,13 @@ class RewardModel:
 
     @torch.inference_mode()
     def _forward(self, sequences: Sequence[list[int]]) -> list[float]:
-        """Return the score of each sequence's last token, from one forward pass."""
+        """Return the score of each sequence, from one forward pass."""
         length = max(map(len, sequences))
-        # The model's pooling takes the last token that is not the padding token; no sequence may end with it.
-        last_tokens = {tokens[-1] for tokens in sequences}
-        padding = next(token for token in range(len(last_tokens) + 1) if token not in last_tokens)
-        self._model.config.pad_token_id = padding
+        padding = self._padding
+        if padding is None:  # the last token is read, whatever it is; the model takes no batch without a padding token
+            last_tokens = {tokens[-1] for tokens in sequences}
+            padding = next(token for token in range(len(last_tokens) + 1) if token not in last_tokens)
+            self._model.config.pad_token_id = padding
         input_ids = torch.full((len(sequences), length), padding)  # int64[B, T]
         mask = torch.zeros((len(sequences), length), dtype=torch.int64)
         for row, tokens in enumerate(sequences):

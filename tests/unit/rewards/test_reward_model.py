@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -34,20 +35,29 @@ def asked(response, messages=QUESTION):
 
 
 def expected_of(directory, response):
-    """The score of one conversation without padding, by transformers alone."""
+    """The score of one conversation, by transformers alone."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     reference = AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32)
-    reference.config.pad_token_id = None  # the last token is scored
     text = f"<user>1+1?</s><assistant>{response}</s>"
     with torch.no_grad():
         return reference(torch.tensor([tokenizer(text)["input_ids"]])).logits.item()
 
 
-def test_the_reward_is_the_score_of_the_last_token_whatever_it_is_batched_with(directory, model):
+def test_the_reward_is_transformers_whatever_it_is_batched_with(directory, model):
     judged = model.score([asked(response) for response in RESPONSES])
     expected = [expected_of(directory, response) for response in RESPONSES]
     assert [judgement.reward for judgement in judged] == pytest.approx(expected, abs=1e-5)
     assert len({round(reward, 3) for reward in expected}) == len(RESPONSES)
+
+
+def test_without_a_padding_token_the_last_token_is_read(directory, tmp_path):
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "pad_token_id": None}))
+    judged = RewardModel(tmp_path, device="cpu", dtype=torch.float32).score([asked(each) for each in RESPONSES])
+    expected = [expected_of(tmp_path, response) for response in RESPONSES]
+    assert [judgement.reward for judgement in judged] == pytest.approx(expected, abs=1e-5)
+    assert abs(expected[0] - expected_of(directory, RESPONSES[0])) > 1e-3, "which is </s>, and the token before it"
 
 
 def test_batches_are_bounded_by_their_tokens_with_padding(model, monkeypatch):

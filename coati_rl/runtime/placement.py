@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from coati_rl.config import Config
+from coati_rl.config.training import TrainingConfig
 from coati_rl.types import Device
 
 
@@ -60,25 +60,24 @@ class Request:
     reward_model: ActorResources = field(default_factory=lambda: ActorResources(cpus=1, gpus=0))
 
     @staticmethod
-    def of(config: Config, device: Device) -> "Request":
+    def of(config: TrainingConfig, device: Device) -> "Request":
         """Return the actors of a run. A tensor-parallel engine has a process, and so a CPU, for each rank."""
-        width = config.parallel.producer_tensor_parallel_size
+        width = config.producer_width
         on_gpu = device == "cuda"
         return Request(
             num_trainers=config.parallel.num_trainers,
             group_size=config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size,
             trainer=ActorResources(cpus=1, gpus=1 if on_gpu else 0),
-            num_producers=config.parallel.num_inferencer,
+            num_producers=config.num_producers,
             producer=ActorResources(cpus=1 if on_gpu else width, gpus=width if on_gpu else 0),
             num_reward_models=sum(map(len, config.reward_models.values())),
-            reward_model=ActorResources(cpus=1, gpus=1 if on_gpu and config.reward.reward_devices else 0),
+            reward_model=ActorResources(cpus=1, gpus=1 if on_gpu and config.num_reward_gpus else 0),
         )
 
     def __str__(self) -> str:
         parts = [f"{self.num_trainers} trainer(s) of {self.trainer}"] if self.num_trainers else []
-        parts.append(f"{self.num_producers} producer(s) of {self.producer} on one node")
-        if self.num_reward_models:
-            parts.append(f"{self.num_reward_models} reward model(s) of {self.reward_model}")
+        parts += [f"{self.num_producers} producer(s) of {self.producer} on one node"] if self.num_producers else []
+        parts += [f"{self.num_reward_models} reward model(s) of {self.reward_model}"] if self.num_reward_models else []
         return " and ".join(parts)
 
 

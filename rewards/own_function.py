@@ -192,7 +192,7 @@ def _made(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     if not inspect.isclass(function):
         return function
     try:
-        made: Callable[..., Any] = function()
+        made: Any = function()
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"--reward-type {name}: the class cannot be made without arguments: {type(error).__name__}: {error}; give "
@@ -200,7 +200,8 @@ def _made(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         ) from error
     if not callable(made):
         raise ConfigError(f"--reward-type {name}: the class has no __call__; give it one, or name a function")
-    return made
+    called: Callable[..., Any] = made
+    return called
 
 
 def _is_coroutine_function(function: Callable[..., Any]) -> bool:

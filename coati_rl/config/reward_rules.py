@@ -81,6 +81,8 @@ def service_problems(config: Config) -> Iterator[str]:
             "https://HOST:PORT"
         )
     by_task = [each.reward for each in config.by_task.values()]
+    if any(each.reward_combine is not None and each.reward_type == "code" for each in by_task):
+        yield "--code-verifier-api-url with --reward-combine: the service's reward is the only one; leave one out"
     mixed = [each.reward_type for each in by_task if each.scores_code and each.reward_type != "code"]
     if mixed or all(each.reward_type != "code" for each in by_task):
         reward_type = mixed[0] if mixed else reward.reward_type

@@ -104,7 +104,7 @@ def decoupled_advantages(rewards: Rewards, valid: NDArray[np.bool_], *, weights:
     Returns: float64[G], without unit; exactly 0 on invalid samples. A reward that is equal on all valid samples adds
         exactly 0.
     Raises: ValueError if the shapes differ or a valid reward is not finite.
-    Source: arXiv:2601.05242 (GDPO), eq. 4 and 5; verl's adv_estimator=gdpo.
+    Source: arXiv:2601.05242 (GDPO); verl's adv_estimator=gdpo.
     """
     if rewards.shape != (len(valid), len(weights)):
         raise ValueError(f"rewards {rewards.shape} must have shape [G, K] = [{len(valid)}, {len(weights)}]")

@@ -172,7 +172,7 @@ class Supervisor:
         """Raise RunError for a reward model that is dead or hangs: without it every sample would be invalid."""
         for member in self._actors.reward_models:
             if (cause := _failure(member)) is not None:
-                raise RunError(f"{cause}; without it no response can be scored")
+                raise RunError(f"{cause.rstrip('.')}; without it no response can be scored")
             if (problem := self._actors.heartbeats.producer_problem(member.name)) is not None:
                 raise RunError(f"{member.name} hangs: {problem}; the run waits for its scores")
 

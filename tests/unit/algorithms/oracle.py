@@ -55,7 +55,7 @@ def group_norm(rewards: Sequence[float]) -> list[float]:
 
 
 def gdpo(rewards: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
-    """A_i = sum_k w_k (R_ik - mean(R_k)) / (std(R_k) + 1e-6), before the batch's. GDPO, arXiv:2601.05242 eq. 4, 5."""
+    """A_i = sum_k w_k (R_ik - mean(R_k)) / (std(R_k) + 1e-6), before the batch's. GDPO, arXiv:2601.05242."""
     normalised = [group_norm(column) for column in zip(*rewards, strict=True)]
     return [math.fsum(w * a for w, a in zip(weights, row, strict=True)) for row in zip(*normalised, strict=True)]
 

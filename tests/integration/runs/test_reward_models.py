@@ -60,7 +60,7 @@ def test_a_reward_model_scores_in_the_cluster_beside_another_reward(make_tiny, s
     ("how", "message"),
     [(signal.SIGKILL, "reward-model-0 died: "), (signal.SIGSTOP, "reward-model-0 hangs: no sign of")],
 )
-def test_a_reward_model_that_dies_or_hangs_ends_the_run_with_its_name(make_tiny, start_run, flags, judge, how, message):
+def test_a_reward_model_that_dies_or_hangs_ends_the_run(make_tiny, start_run, flags, judge, how, message):
     arguments = (*flags(make_tiny(tied=True)), "-b", "fake", "-e", 1000, "-rt", f"model:{judge}")
     run = start_run(*arguments, "--max-failure-rate", 1, "--heartbeat-timeout-s", 5)
     run.wait_for_step(1)

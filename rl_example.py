@@ -69,7 +69,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
 
 
 def _reward_model_cls(config: Config) -> type | None:
-    if not config.reward_models:
+    if not config.reward_models.names:
         return None
     from rewards.model.actor import RewardModelActor
 

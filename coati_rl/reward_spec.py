@@ -11,7 +11,7 @@ directory is a weight only if it is a number.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -68,6 +68,28 @@ class Columns:
 
 
 NO_COLUMNS = Columns()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardActors:
+    """Name the actors of a run that hold the copies of its reward models."""
+
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of each model's copies, by its directory
+    num_gpus: int = 0  # of all of them, in GPU mode
+
+    @staticmethod
+    def of(directories: Sequence[str], *, num_devices: int) -> "RewardActors":
+        """Return `num_devices` copies of each model, on a GPU each; 0: one copy, on the CPU."""
+        copies, names = max(1, num_devices), dict[str, tuple[str, ...]]()
+        for directory in dict.fromkeys(directories):
+            first = len(names) * copies
+            names[directory] = tuple(f"reward-model-{number}" for number in range(first, first + copies))
+        return RewardActors(names=names, num_gpus=len(names) * num_devices)
+
+    @property
+    def num_actors(self) -> int:
+        """Return the number of copies of all models."""
+        return sum(map(len, self.names.values()))
 
 
 def is_url(name: str) -> bool:

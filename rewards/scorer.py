@@ -28,7 +28,7 @@ def scorer_factory(config: Config, *, in_cluster: bool = True) -> Factory:
     Returns: a picklable factory.
     Raises: ConfigError with the flag and the remedy.
     """
-    actors = config.reward_models if in_cluster else {}
+    actors = config.reward_models.names if in_cluster else {}
     if config.data.tasks is None:
         return _factory(config, actors)
     made: list[tuple[RewardSpec, Factory]] = []  # one for tasks of the same reward

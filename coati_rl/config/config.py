@@ -14,6 +14,7 @@ from coati_rl.config.run import RunConfig
 from coati_rl.config.sampling import SamplingConfig
 from coati_rl.config.sync import SyncConfig
 from coati_rl.config.training import TrainingConfig
+from coati_rl.reward_spec import RewardActors
 from coati_rl.types import DEFAULT_TASK
 
 _SECTIONS = (
@@ -114,19 +115,10 @@ class Config(TrainingConfig):
         return (self.sync.n_behind + 1) * self.prompts_per_rollout
 
     @property
-    def reward_models(self) -> dict[str, tuple[str, ...]]:
-        """Return the names of the actors that hold the copies of each reward model, by its directory."""
-        directories = [*dict.fromkeys(model for each in self.by_task.values() for model in each.reward.models)]
-        copies = max(1, self.reward.reward_devices)
-        return {
-            directory: tuple(f"reward-model-{first + copy}" for copy in range(copies))
-            for first, directory in zip(range(0, copies * len(directories), copies), directories, strict=True)
-        }
-
-    @property
-    def num_reward_gpus(self) -> int:
-        """GPUs of the reward models in GPU mode."""
-        return len(self.reward_models) * self.reward.reward_devices
+    def reward_models(self) -> RewardActors:
+        """The actors of the reward models of all tasks."""
+        directories = [model for each in self.by_task.values() for model in each.reward.models]
+        return RewardActors.of(directories, num_devices=self.reward.reward_devices)
 
     @property
     def recomputes_old_logprobs(self) -> bool:

@@ -55,7 +55,7 @@ def reward_warnings(config: Config) -> Iterator[str]:
             "--run-model-code-without-sandbox: programs that the model writes run with your rights: they can read, "
             "change and delete your files, use your keys and your network; leave it out to run them in the sandbox"
         )
-    if reward.reward_devices != 1 and not config.reward_models:
+    if reward.reward_devices != 1 and not config.reward_models.names:
         yield f"--reward-devices {reward.reward_devices}: only -rt model:DIRECTORY has devices; this has no effect"
     if _given_for("math", reward) and not any(each.scores_math for each in by_task):
         yield f"--math-answer {reward.math_answer}: only {' and '.join(MATH_REWARDS)} compare answers; no effect"

@@ -1,6 +1,5 @@
 """The sections and sizes that every training job has, with producers or without."""
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -10,6 +9,7 @@ from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.config.model import ModelConfig
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.sections import JobConfig
+from coati_rl.reward_spec import RewardActors
 
 PluginName = Literal["hybrid", "fsdp2"]
 
@@ -127,19 +127,14 @@ class TrainingConfig(JobConfig):
         return 1
 
     @property
-    def reward_models(self) -> Mapping[str, tuple[str, ...]]:
-        """Names of the actors that hold the copies of each reward model, by its directory."""
-        return {}
-
-    @property
-    def num_reward_gpus(self) -> int:
-        """GPUs of the reward models in GPU mode."""
-        return 0
+    def reward_models(self) -> RewardActors:
+        """The actors of reward models."""
+        return RewardActors()
 
     @property
     def num_devices(self) -> int:
         """GPUs of a run in GPU mode."""
-        return self.num_producers * self.producer_width + self.parallel.num_trainers + self.num_reward_gpus
+        return self.num_producers * self.producer_width + self.parallel.num_trainers + self.reward_models.num_gpus
 
     @property
     def max_sample_tokens(self) -> int:

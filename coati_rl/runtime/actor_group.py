@@ -169,7 +169,7 @@ class ActorGroup:
         """Create the copies of all reward models, which begin to load."""
         members: list[ManagedActor] = []
         reservations = iter(self._placement.reward_models)
-        for directory, names in self._config.reward_models.items():
+        for directory, names in self._config.reward_models.names.items():
             for name in names:
                 reservation = next(reservations)
                 actor_cls: Any = self._classes.reward_model

@@ -70,8 +70,8 @@ class Request:
             trainer=ActorResources(cpus=1, gpus=1 if on_gpu else 0),
             num_producers=config.num_producers,
             producer=ActorResources(cpus=1 if on_gpu else width, gpus=width if on_gpu else 0),
-            num_reward_models=sum(map(len, config.reward_models.values())),
-            reward_model=ActorResources(cpus=1, gpus=1 if on_gpu and config.num_reward_gpus else 0),
+            num_reward_models=config.reward_models.num_actors,
+            reward_model=ActorResources(cpus=1, gpus=1 if on_gpu and config.reward_models.num_gpus else 0),
         )
 
     def __str__(self) -> str:

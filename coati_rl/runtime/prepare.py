@@ -123,7 +123,7 @@ def _check_step(config: Config, plan: Plan, num_prompts: int) -> None:
 
 def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[str]]:
     """Return the device, and warnings. Raises: ConfigError when this machine has too few GPUs."""
-    parallel, reward_gpus = config.parallel, config.num_reward_gpus
+    parallel, reward_gpus = config.parallel, config.reward_models.num_gpus
     formula, of_models = ("P * ptp + T + R", f" + {reward_gpus}") if reward_gpus else ("P * ptp + T", "")
     needed = (
         f"GPUs = {formula}: {parallel.num_inferencer} * {parallel.producer_tensor_parallel_size} + "
@@ -154,9 +154,9 @@ def _update_bytes(config: Config, directory: Path) -> int:
 
 def _fewer(config: Config, available: int) -> str:
     parallel = config.parallel
-    available -= config.num_reward_gpus
+    available -= config.reward_models.num_gpus
     if available < 2:
-        without = "--reward-devices 0, " if config.num_reward_gpus else ""
+        without = "--reward-devices 0, " if config.reward_models.num_gpus else ""
         return f"use {without}--device cpu, or --master_address of a Ray cluster"
     split = parallel.num_trainers // config.dp  # tp * pp
     layout = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1} if split >= available else {}

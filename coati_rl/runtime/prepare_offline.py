@@ -3,7 +3,7 @@
 Mistakes in files are reported here, before Ray starts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from coati_rl.config.offline_plan import OfflinePlan, make_offline_plan
 from coati_rl.config.offline_rules import with_offline_defaults
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.offline_rows import SampleSet, load_forms, make_samples
+from coati_rl.runtime.offline_rows import SampleSet, load_forms, make_samples, needs_chat_template
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.resources import (
     find_device,
@@ -56,7 +56,7 @@ def prepare_offline(
     paths = {"--dataset": config.data.dataset}
     paths |= {f"--eval-dataset {name}": path for name, path in (config.data.eval_dataset or {}).items()}
     forms = {flag: load_forms(config, path, flag=flag) for flag, path in paths.items()}
-    warnings += sharding_warnings(config, device)
+    warnings += [*sharding_warnings(config, device), *_reference_warnings(config)]
     directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     sets: dict[str, SampleSet] = {}
     if directory is None:
@@ -66,8 +66,10 @@ def prepare_offline(
         hf_config = read_model_config(directory)
         config = _within_positions(config, hf_config)
         check_layout(config, hf_config)
-        tokenizer = load_tokenizer(directory)
-        sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
+        config = _with_reference(config, hf_config, is_dry_run=is_dry_run)
+        needs_template = any(needs_chat_template(rows.forms) for rows in forms.values())
+        tokenizer = load_tokenizer(directory, needs_chat_template=needs_template)
+        sets = {flag: make_samples(config, rows, tokenizer) for flag, rows in forms.items()}
         _check_not_empty(config, sets)
     config = with_offline_defaults(config, device)
     evaluation = {flag.partition(" ")[2]: each for flag, each in sets.items() if flag != "--dataset"}
@@ -109,6 +111,7 @@ def dataset_settings(config: OfflineConfig) -> DatasetSettings:
         max_tokens_per_microbatch=parallel.max_tokens_per_microbatch,
         one_sample_per_row=parallel.one_sample_per_row,
         unit=config.UNIT,
+        denominator="units" if config.UNIT > 1 else "tokens",
         seed=run.seed,
     )
 
@@ -129,18 +132,44 @@ def _within_positions(config: OfflineConfig, hf_config: Any) -> OfflineConfig:
     return config.with_changes(max_length=limit)
 
 
+def _reference_warnings(config: OfflineConfig) -> Iterator[str]:
+    """Return the flags of the reference model where the loss reads none."""
+    given = {"reference_model": "--reference-model", "precompute_reference": "--precompute-reference"}
+    values = config.flat()
+    for name, flag in given.items():
+        if values.get(name) and not config.uses_reference:
+            yield f"{flag}: has no effect, as {config.objective_text} needs no reference model"
+
+
+def _with_reference(config: OfflineConfig, hf_config: Any, *, is_dry_run: bool) -> OfflineConfig:
+    """Resolve --reference-model. Raises: ConfigError if it has another vocabulary than the model."""
+    if not config.uses_reference or config.reference_model == config.model.model:
+        return config
+    directory = resolve_model(config.reference_model, is_dry_run=is_dry_run, flag="--reference-model")
+    if directory is None:
+        return config
+    vocabulary, own = read_model_config(directory).vocab_size, hf_config.vocab_size
+    if vocabulary != own:
+        raise ConfigError(
+            f"--reference-model {config.reference_model}: its vocabulary has {vocabulary} tokens, that of --model "
+            f"{own}; "
+            "use a model with the same tokenizer"
+        )
+    return config.with_changes(reference_model=str(directory))
+
+
 def _check_not_empty(config: OfflineConfig, sets: dict[str, SampleSet]) -> None:
     for flag, each in sets.items():
         if not each.samples:
-            raise ConfigError(
-                f"{flag}: of {each.counts.num_rows} rows none has anything to train within --max-length "
-                f"{config.data.max_length}; raise it"
-            )
+            counts = each.counts
+            why = f"{counts.num_left_out} have nothing to train within --max-length {config.data.max_length}"
+            why += f", of {counts.num_equal} pairs chosen equals rejected" if counts.num_equal else ""
+            raise ConfigError(f"{flag}: no row can be trained on: {why}")
 
 
 def _check_step(config: OfflineConfig, plan: OfflinePlan) -> None:
     if plan.num_steps == 0 and plan.rows is not None:
-        usable = plan.rows.num_rows - plan.rows.num_left_out
+        usable = plan.rows.num_rows
         most = usable * config.data.max_epochs // config.dp
         remedy = f"-e {-(-config.rows_per_step // usable)}" + (f" or -tbs {most}" if most else "")
         raise ConfigError(

@@ -46,15 +46,15 @@ def sharding_warnings(config: TrainingConfig, device: Device) -> Iterator[str]:
         yield "--plugin fsdp2: shards nothing, as there is one trainer"
 
 
-def resolve_model(model: str, *, is_dry_run: bool) -> Path | None:
+def resolve_model(model: str, *, is_dry_run: bool, flag: str = "--model") -> Path | None:
     """Return the model's directory; a hub id is taken from the local cache or downloaded. None: only in a dry run."""
     directory = Path(model).expanduser()
     if directory.is_dir():
         if not (directory / "config.json").is_file():
-            raise ConfigError(f"--model {model}: the directory has no config.json; give a model in Hugging Face format")
+            raise ConfigError(f"{flag} {model}: the directory has no config.json; give a model in Hugging Face format")
         return directory.absolute()
     if directory.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1 or directory.parent.is_dir():
-        raise ConfigError(f"--model {model}: no such directory; give a model directory or a hub id (owner/name)")
+        raise ConfigError(f"{flag} {model}: no such directory; give a model directory or a hub id (owner/name)")
     if is_dry_run:
         return None
     from huggingface_hub import snapshot_download
@@ -64,19 +64,19 @@ def resolve_model(model: str, *, is_dry_run: bool) -> Path | None:
         return Path(snapshot_download(model))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise ConfigError(
-            f"--model {model}: neither a directory nor a model that the hub provides ({type(error).__name__})"
+            f"{flag} {model}: neither a directory nor a model that the hub provides ({type(error).__name__})"
         ) from error
 
 
-def load_tokenizer(directory: Path) -> Any:
-    """Load the model's tokenizer, which must have a chat template."""
+def load_tokenizer(directory: Path, *, needs_chat_template: bool = True) -> Any:
+    """Load the model's tokenizer. Raises: ConfigError if it cannot be loaded or lacks a chat template."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--model {directory}: the tokenizer cannot be loaded: {error}") from error
-    if not tokenizer.chat_template:
+    if needs_chat_template and not tokenizer.chat_template:
         raise ConfigError(f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model")
     return tokenizer
 

@@ -12,6 +12,7 @@ import coati_rl.sandbox
 import rewards.remote.client
 from coati_rl.config.cli import build_config
 from coati_rl.config.rules import check
+from coati_rl.reward_spec import RewardActors
 from coati_rl.runtime.placement import Request
 from coati_rl.types import Problem
 from rewards.registry import make_reward
@@ -107,15 +108,15 @@ def test_reward_combine__makes_one_reward_of_several(factory_of, tmp_path):
 def test_reward_devices__is_the_number_of_copies_of_a_reward_model(small_run, number, actors, gpus):
     changes = {} if number is None else {"reward_devices": number}
     config = build_config({**small_run, "reward_type": "boxed=1,model:/judge=0.5,model:/other=1", **changes})
-    assert [len(names) for names in config.reward_models.values()] == [actors, actors]
-    assert [*config.reward_models] == ["/judge", "/other"]
-    names = [name for copies in config.reward_models.values() for name in copies]
+    assert [len(names) for names in config.reward_models.names.values()] == [actors, actors]
+    assert [*config.reward_models.names] == ["/judge", "/other"]
+    names = [name for copies in config.reward_models.names.values() for name in copies]
     assert names == [f"reward-model-{number}" for number in range(2 * actors)]
     request = Request.of(config, "cuda")
     assert (request.num_reward_models, request.reward_model.gpus) == (2 * actors, 1 if gpus else 0)
     without = build_config(small_run)
     assert config.num_devices - without.num_devices == 2 * gpus
-    assert (Request.of(config, "cpu").reward_model.gpus, without.reward_models) == (0, {})
+    assert (Request.of(config, "cpu").reward_model.gpus, without.reward_models) == (0, RewardActors())
 
 
 @pytest.mark.parametrize("seconds", [10.0, 3.0])

@@ -127,7 +127,7 @@ def test_places_fit_and_are_found_whenever_there_are_any(gpus, group, num_groups
     ("gpus", "num_models", "expected"),
     [
         ((8,), 2, "aa"),
-        ((2, 4, 2), 2, "ac"),  # trainers on b, producers on a and c: the fullest nodes first
+        ((2, 4, 2), 2, "bb"),  # trainers on a, producers on b: the fuller node first
         ((2, 3), 1, "b"),  # no node is left with two, and one has room
     ],
 )

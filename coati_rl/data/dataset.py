@@ -7,11 +7,7 @@ the answer, and what takes its place, is in `coati_rl.data.ground_truth`; which 
 
 import json
 import logging
-<<<<<<< HEAD
-from collections.abc import Iterator, Mapping, Sequence
-=======
-from collections.abc import Sequence
->>>>>>> main
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 

@@ -25,7 +25,7 @@ _CLIP = PolicyLoss(clip_low=0.2, clip_high=0.28)
 OBJECTIVES: dict[str, Objective] = {
     "token": PolicyGradient(loss_fn=_CLIP, teacher_coeff=0.5),
     "token, alone": PolicyGradient(loss_fn=_CLIP, teacher_coeff=0.5, distills_only=True),
-    "full": PolicyGradient(loss_fn=DistilledLoss(loss=_CLIP, direction="reverse", kl_coeff=3.0)),
+    "full": PolicyGradient(loss_fn=DistilledLoss(loss=_CLIP, direction="reverse", kl_coeff=10.0)),
     "forward": ForwardKL(kl_weight=1.0),
     "forward, mixed": ForwardKL(kl_weight=0.75),
 }
@@ -62,7 +62,7 @@ def gradients_of(backend: Backend, model_dir: Path, trial: Trial) -> dict[str, A
     objective, aggregation = OBJECTIVES[trial.loss], aggregation_of(trial.loss)
     samples, sums = samples_near(model_dir, 0), dict[str, Tensor]()
     scale = scale_of(samples, aggregation)
-    mini_batches = mini_batches_of(samples, trial.cut.split)
+    mini_batches = mini_batches_of(samples, trial.cut.split, 1)
     for index, part in enumerate(mini_batches):
         # A rank may have fewer micro-batches than others, or none.
         mine = part[backend.layout.dp_rank :: backend.layout.dp_size]

@@ -18,7 +18,7 @@ from consumer.objectives.objective import Objective
 from consumer.objectives.policy_gradient import PolicyGradient
 from tests.integration.consumer.conftest import LAYOUTS
 from tests.integration.consumer.gradient_matrix import Run, Trial
-from tests.integration.consumer.gradient_process import mini_batches_of, share_of, shards_of
+from tests.integration.consumer.gradient_process import mini_batches_of, shards_of, share_of
 from tests.integration.consumer.samples import samples_near, scale_of, to_mini_batch
 from tests.integration.consumer.trainer import make_trainer
 

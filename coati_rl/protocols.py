@@ -90,7 +90,8 @@ class GenerationEngine(Protocol):
         """Stop threads and child processes."""
 
 
-Role = Literal["policy", "old", "reference"]  # the trained model; the policy before the update; that of the KL penalty
+# The trained model; the policy before the update; that of the KL penalty; that which the policy is distilled from.
+Role = Literal["policy", "old", "reference", "teacher"]
 
 
 class TrainerLayout(Protocol):
@@ -134,6 +135,12 @@ class TrainBackend(Protocol):
         Returns: a float32[R, M] per micro-batch; nothing on ranks without the LM head, where no loss is computed.
         """
 
+    def score_hidden(self, micro_batches: Sequence[MicroBatch], model: Role) -> list[torch.Tensor]:
+        """Compute one of the models' last hidden states that predict the loss tokens, without gradient.
+
+        Returns: a float32[R, M, G] per micro-batch; nothing on ranks without the LM head.
+        """
+
     def keep_old_policy(self) -> None:
         """Keep the current policy as the "old" one of `score`."""
 
@@ -152,6 +159,9 @@ class TrainBackend(Protocol):
 
         With a scale of 0, of a step without samples, no weight changes.
         """
+
+    def free(self, model: Role) -> None:
+        """Drop a model that is not scored any more; not collective."""
 
     def weight_entries(self) -> tuple[TensorEntry, ...]:
         """Return the tensors that all senders export, in HF order and transfer dtype, on any rank; not collective."""
@@ -179,7 +189,7 @@ class TrainBackend(Protocol):
 
 
 class LossFn(Protocol):
-    """Compute a loss from the current log-probabilities."""
+    """Compute a loss from the current log-probabilities, or from the values of a model with a scalar head."""
 
     @property
     def is_token_separable(self) -> bool:
@@ -200,6 +210,7 @@ class LossFn(Protocol):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Compute the loss of float32[R, L] log-probabilities and entropies, both with gradient.
 
+        Of a scalar head `logprobs` are its values, 0 where the mask is False, and entropies are 0.
         Returns: (float32[] summed loss, sums to report).
         """
 

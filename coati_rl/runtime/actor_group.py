@@ -1,60 +1,31 @@
 """Create, start, replace and end the actors of a run.
 
-There are one coordinator, T trainers and P producers. A dead producer's replacement gets a new number and its
-reservation.
+There are one coordinator, T trainers, P producers and the copies of any reward models. A dead producer's replacement
+gets a new number and its reservation.
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import ray
 
-from coati_rl.config import Config
-from coati_rl.coordinator.coordinator import Coordinator
-from coati_rl.coordinator.evaluation import EvaluationRounds
-from coati_rl.coordinator.logprob_mismatch import Precision
-from coati_rl.coordinator.run_state import RunStart
-from coati_rl.coordinator.settings import coordinator_settings
-from coati_rl.data.prompt_source import DatasetPrompts, probe_tokens
-from coati_rl.observability.rollouts import RolloutRecorder
-from coati_rl.protocols import GroupScorer
+from coati_rl.runtime.actor_classes import ActorClasses
 from coati_rl.runtime.cluster import actor_options, own_namespace
 from coati_rl.runtime.hangs import HangTimeouts
 from coati_rl.runtime.heartbeats import Heartbeats
 from coati_rl.runtime.placement_manager import PlacementManager, Reservation
-from coati_rl.runtime.prepare import Prepared
-from coati_rl.runtime.process import ActorContext, device_environment, enter_actor
+from coati_rl.runtime.prepared import PreparedJob
+from coati_rl.runtime.process import ActorContext, device_environment
 from coati_rl.runtime.ray_environment import actor_environment
 from coati_rl.runtime.remote import RemoteCoordinator, wait_for
 from coati_rl.runtime.run_dir import RunPaths
 
 logger = logging.getLogger(__name__)
 
+_REWARD_CALLS = 64  # groups that a reward model is asked for at the same time; further calls wait in Ray
 START_TIMEOUT_S = 600.0  # for an actor to load its engine; a large checkpoint on a shared disk takes minutes
-
-
-class CoordinatorActor(Coordinator):
-    """Run the coordinator in a separate process on the driver's node."""
-
-    def __init__(self, prepared: Prepared, paths: RunPaths, context: ActorContext) -> None:
-        enter_actor(context)
-        config = prepared.config
-        tasks = {task: prompts.prompts for task, prompts in prepared.evaluation.items()}
-        precision: Precision = "bf16" if prepared.plan.precision == "bf16" else "fp32"
-        settings = coordinator_settings(config, precision=precision, tasks=prepared.tasks)
-        super().__init__(
-            settings,
-            DatasetPrompts(prepared.train.prompts, num_episodes=config.data.num_episodes, seed=config.run.seed),
-            EvaluationRounds(tasks, paths.evaluation),
-            RolloutRecorder(paths.rollouts, config.run.rollout_detail),
-            RunStart(
-                position=prepared.resume.position if prepared.resume else None,
-                untrained=prepared.resume.untrained if prepared.resume else None,
-                probe=probe_tokens(prepared.train.prompts, settings.max_probe_tokens),
-            ),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,19 +43,14 @@ class ActorGroup:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedJob,
         paths: RunPaths,
-        *,
-        producer_cls: type,
-        consumer_cls: type,
-        make_reward: Callable[[], GroupScorer],
+        classes: ActorClasses,
     ) -> None:
-        self._config: Config = prepared.config
+        self._config = prepared.config
         self._prepared = prepared
         self._paths = paths
-        self._producer_cls = producer_cls
-        self._consumer_cls = consumer_cls
-        self._make_reward = make_reward
+        self._classes = classes
         self._num_producers = 0  # created so far
         self._namespace = own_namespace()
         self._placement = PlacementManager(self._config, prepared.plan.device)
@@ -93,20 +59,25 @@ class ActorGroup:
         self.trainers: dict[int, ManagedActor] = {}
         self.starting: dict[int, ManagedActor] = {}  # producers that load their engine
         self.producers: dict[int, ManagedActor] = {}
+        self.reward_models: list[ManagedActor] = []
         self.heartbeats = Heartbeats(HangTimeouts.of(self._config))
 
     def start(self) -> None:
-        """Create all actors and wait for the trainers; producers may still load their engines."""
+        """Create all actors and wait for trainers and reward models; producers may still load their engines."""
         handles = [self._make_trainer(rank) for rank in range(self._config.parallel.num_trainers)]
         rendezvous = handles[0].open_rendezvous.remote()
         if self._config.cluster.master_port:  # a port in use is found before engines are loaded
             wait_for(rendezvous, who="trainer-0", timeout_s=START_TIMEOUT_S)
-        for _ in range(self._config.parallel.num_inferencer):
+        self.reward_models = self._make_reward_models()  # before the producers, whose scorers look for them
+        for _ in range(self._config.num_producers):
             self.add_producer()
         where = wait_for(rendezvous, who="trainer-0", timeout_s=START_TIMEOUT_S)
         starts = [handle.start.remote(where) for handle in handles]
         for rank, reference in enumerate(starts):
             wait_for(reference, who=f"trainer-{rank}", timeout_s=START_TIMEOUT_S)
+        for member in self.reward_models:
+            wait_for(member.task, who=member.name, timeout_s=START_TIMEOUT_S)
+        self.reward_models = [replace(each, task=each.handle.run.remote()) for each in self.reward_models]
         self.trainers = {
             rank: ManagedActor(
                 name=f"trainer-{rank}", handle=handle, task=handle.run.remote(self.coordinator, self._namespace)
@@ -120,11 +91,12 @@ class ActorGroup:
         self._num_producers += 1
         reservation = self._placement.acquire()
         context = self._context(f"producer-{producer_id}", reservation)
-        options = self._options(context.name, reservation, self._producer_cls)
+        producer_cls: Any = self._classes.producer
+        options = self._options(context.name, reservation, producer_cls)
         handle: Any = (
-            ray.remote(self._producer_cls)
+            ray.remote(producer_cls)
             .options(**options)
-            .remote(producer_id, self._config, context, self._make_reward)
+            .remote(producer_id, self._config, context, self._classes.make_reward)
         )
         self.starting[producer_id] = ManagedActor(
             name=context.name, handle=handle, task=handle.start.remote(), reservation=reservation
@@ -154,7 +126,7 @@ class ActorGroup:
 
     def members(self) -> list[ManagedActor]:
         """Return all actors but the coordinator."""
-        return [*self.trainers.values(), *self.producers.values(), *self.starting.values()]
+        return [*self.trainers.values(), *self.producers.values(), *self.starting.values(), *self.reward_models]
 
     def end(self) -> None:
         """Kill every actor."""
@@ -166,23 +138,22 @@ class ActorGroup:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        waiting = (
-            2 * (self._config.parallel.num_inferencer + self._config.parallel.num_trainers) + 8
-        )  # long polls that block a thread
+        # Long polls that block a thread.
+        waiting = 2 * (self._config.num_producers + self._config.parallel.num_trainers) + 8
         options = {"num_cpus": 0, "max_concurrency": waiting, "scheduling_strategy": here, "max_restarts": 0}
         if self._config.cluster.master_address:  # in a Ray of our own it inherits them, and a process is there already
             options["runtime_env"] = {"env_vars": actor_environment()}
         context = self._context("coordinator", None)
-        actor = ray.remote(CoordinatorActor).options(name="coordinator", namespace=self._namespace, **options)
+        actor = ray.remote(self._classes.coordinator).options(name="coordinator", namespace=self._namespace, **options)
         return actor.remote(self._prepared, self._paths, context)
 
     def _make_trainer(self, rank: int) -> Any:
         reservation = self._placement.trainers[rank]
         context = self._context(f"trainer-{rank}", reservation)
-        options = self._options(context.name, reservation, self._consumer_cls)
+        options = self._options(context.name, reservation, self._classes.trainer)
         resume = self._prepared.resume
         return (
-            ray.remote(self._consumer_cls)
+            ray.remote(self._classes.trainer)
             .options(**options)
             .remote(
                 rank,
@@ -193,6 +164,25 @@ class ActorGroup:
                 resume_dir=resume.directory if resume else None,
             )
         )
+
+    def _make_reward_models(self) -> list[ManagedActor]:
+        """Create the copies of all reward models, which begin to load."""
+        members: list[ManagedActor] = []
+        reservations = iter(self._placement.reward_models)
+        for directory, names in self._config.reward_models.names.items():
+            for name in names:
+                reservation = next(reservations)
+                actor_cls: Any = self._classes.reward_model
+                context = self._context(name, reservation)
+                if not reservation.need.gpus:
+                    context = replace(context, device="cpu")
+                # Calls that wait for a batch occupy the other threads.
+                actor = ray.remote(concurrency_groups={"heartbeat": 1})(actor_cls)
+                options = {**self._options(name, reservation, actor_cls), "max_concurrency": _REWARD_CALLS}
+                handle: Any = actor.options(**options).remote(Path(directory), context)
+                member = ManagedActor(name=name, handle=handle, task=handle.start.remote(), reservation=reservation)
+                members.append(member)
+        return members
 
     def _options(self, name: str, reservation: Reservation, actor_cls: Any) -> dict[str, Any]:
         plan = self._prepared.plan

@@ -36,7 +36,7 @@ def samples():
                 uid=f"row-{number}",
                 number=0,
                 prefix_ids=np.empty(0, np.int32),
-                token_ids=rng.integers(0, 256, length).astype(np.int32),
+                token_ids=rng.integers(0, 16, length).astype(np.int32),
                 loss_mask=loss_mask,
                 arrays={"loss_weights": 1.0, "temperature": 1.0},
             )

@@ -74,7 +74,7 @@ def test_plain_text_needs_no_chat_template_and_messages_do(prepared, model_dir, 
     [
         ("sft", {"messages": TURNS[:1]}, r"--dataset .*train.jsonl, line 2: .*assistant"),
         ("sft", {"question": "q"}, r"--dataset .*train.jsonl, line 2: "),
-        ("sft", {"messages": [{"role": "judge", "content": "q"}, TURNS[1]]}, r"line 2: .* template refuses it: unknown role"),
+        ("sft", {"messages": [{"role": "judge", "content": "q"}, TURNS[1]]}, r"line 2: .* refuses it: unknown role"),
         ("dpo", {"prompt": "q", "chosen": "", "rejected": "no"}, r"line 2: .*chosen"),
         ("rm", {"prompt": "q", "chosen": "a"}, r"line 2: "),
         ("kto", {"prompt": "q", "completion": "a", "label": "maybe"}, r"line 2: .*label"),

@@ -178,9 +178,9 @@ def _with_tokenizer(directory: Path, scratch: Path) -> Path:
 
     vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2}
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="<unk>")),  # noqa: S106, no password
-        pad_token="<pad>",  # noqa: S106
-        eos_token="<eos>",  # noqa: S106
+        tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="<unk>")),
+        pad_token="<pad>",
+        eos_token="<eos>",
     )
     fast.save_pretrained(scratch / "tokenizer")
     return scratch / "tokenizer"
@@ -190,7 +190,10 @@ def measure(directory: Path, arguments: argparse.Namespace, scratch: Path) -> di
     """Let both train in turns; the first round allocates memory and is not timed."""
     vocabulary = int(AutoModelForCausalLM.from_pretrained(directory).config.vocab_size)
     samples = make_samples(arguments, vocabulary)
-    sides = {"ours": Ours(directory, samples, arguments), "trl": Theirs(directory, samples, arguments, scratch)}
+    sides: dict[str, Ours | Theirs] = {
+        "ours": Ours(directory, samples, arguments),
+        "trl": Theirs(directory, samples, arguments, scratch),
+    }
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for index in range(arguments.rounds + 1):
         for name in [*sides][:: 1 if index % 2 else -1]:

@@ -73,6 +73,10 @@ def open_dataset_resume(config: OfflineConfig, source: DatasetSource | None) -> 
     return DatasetResume(directory=directory, num_steps=num_steps, changes=tuple(changes), data_state=state)
 
 
+def _mixing_text(state: dict[str, Any]) -> str:
+    return str(state.get("mixing") or "each row once an epoch")
+
+
 def _check_rows(config: OfflineConfig, here: dict[str, Any], there: dict[str, Any], where: str) -> None:
     if any(here[name] != there.get(name) for name in ("num_samples", "fingerprint")):
         numbers = f"{here['num_samples'] // config.UNIT} rows here, {there.get('num_samples', 0) // config.UNIT} there"
@@ -80,4 +84,9 @@ def _check_rows(config: OfflineConfig, here: dict[str, Any], there: dict[str, An
             f"--dataset {config.data.dataset}: not the rows of {where} ({numbers}, as they are tokenised), so that its "
             "position in the data is not valid; use that run's --dataset, --max-length and --model, or start from the "
             "weights alone with --model"
+        )
+    if here["mixing"] != there.get("mixing"):
+        raise ConfigError(
+            f"--dataset {config.data.dataset}: mixes its sources differently from {where} ({_mixing_text(here)} here, "
+            f"{_mixing_text(there)} there); use that run's shares"
         )

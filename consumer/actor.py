@@ -24,6 +24,7 @@ from coati_rl.runtime.process import ActorContext, enter_actor
 from coati_rl.runtime.remote import RemoteProducer
 from coati_rl.types import Device
 from consumer.objectives.policy_gradient import policy_gradient
+from consumer.optim.learning_rate import learning_rate
 from consumer.parallel.process_group import StoreLocation, init_process_group, open_listener, private_store_location
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
@@ -121,10 +122,9 @@ class TrainerActor:
         if backend is None:
             raise EngineError(f"trainer {self._rank} was not started")
         meter = make_mismatch_meter(backend, config, self._timeline)
+        rate = learning_rate(config.optimizer)
         plain, correcting = (
-            TrainStep(
-                backend, objective, self._timeline, learning_rate=config.optimizer.learning_rate, mismatch_meter=meter
-            )
+            TrainStep(backend, objective, self._timeline, learning_rate=rate, mismatch_meter=meter)
             for objective in (policy_gradient(config), policy_gradient(config.with_gap_correction()))
         )
         publisher = publishing(

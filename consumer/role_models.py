@@ -65,7 +65,12 @@ class Model:
         else:
             # The learning rate is set by every step.
             self._adamw = torch.optim.AdamW(
-                self.module.parameters(), lr=0.0, weight_decay=optimizer.weight_decay, fused=True
+                self.module.parameters(),
+                lr=0.0,
+                betas=optimizer.adam_betas,
+                eps=optimizer.adam_eps,
+                weight_decay=optimizer.weight_decay,
+                fused=True,
             )
         self._sharded = parallelism.shard(self.module, self.infos, self._adamw)
         self.parameters = self._sharded.parameters

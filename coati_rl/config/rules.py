@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 
 from coati_rl.config.algorithm_rules import algorithm_problems, needs_group
 from coati_rl.config.config import Config
+from coati_rl.config.optimizer_rules import optimizer_problems
 from coati_rl.config.reward_rules import reward_problems, service_problems
 from coati_rl.errors import ConfigError
 from coati_rl.types import DEFAULT_TASK
@@ -28,7 +29,8 @@ _FLAGS = {
 
 def check(config: Config) -> None:
     """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
-    problems = [*reward_problems(config), *algorithm_problems(config), *_sizes(config), *_memory(config)]
+    problems = [*reward_problems(config), *algorithm_problems(config), *optimizer_problems(config.optimizer)]
+    problems += [*_sizes(config), *_memory(config)]
     problems += [*service_problems(config), *_plugin(config), *_lengths(config), *_sampling(config)]
     problems += [*_of_tasks(config, known=problems), *_unknown_tasks(config)]
     if problems:

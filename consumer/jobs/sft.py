@@ -9,12 +9,13 @@ from pathlib import Path
 from coati_rl.data.dataset_source import DatasetSource
 from coati_rl.protocols import TrainBackend
 from consumer.objectives.cross_entropy import CrossEntropy
+from consumer.optim.learning_rate import LearningRate
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
 
 
 def run_sft(
-    rank: int, backend: TrainBackend, source: DatasetSource, *, learning_rate: float, checkpoint_dir: Path
+    rank: int, backend: TrainBackend, source: DatasetSource, *, learning_rate: LearningRate, checkpoint_dir: Path
 ) -> int:
     """Train until the dataset ends.
 
@@ -22,7 +23,7 @@ def run_sft(
         rank: of this trainer.
         backend: holds the model; restored already if the run is resumed.
         source: the same on every rank.
-        learning_rate: peak learning rate.
+        learning_rate: of each optimizer step.
         checkpoint_dir: parent of the `step-N` directories.
     Returns: optimizer steps taken, those before a resume included.
     """

@@ -12,6 +12,7 @@ from coati_rl.checkpoint.directory import STATE_FILE
 from coati_rl.data.conversations import make_conversations
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from consumer.jobs.sft import run_sft
+from consumer.optim.learning_rate import LearningRate
 from tests.integration.consumer.conftest import LAYOUTS
 from tests.integration.consumer.parity import conversations
 from tests.integration.consumer.trainer import make_trainer
@@ -52,5 +53,5 @@ def fine_tune(
         resumed=resumed,
         report=report,
     )
-    assert run_sft(rank, backend, source, learning_rate=1e-2, checkpoint_dir=out_dir) == NUM_STEPS
+    assert run_sft(rank, backend, source, learning_rate=LearningRate(peak=1e-2), checkpoint_dir=out_dir) == NUM_STEPS
     backend.close()

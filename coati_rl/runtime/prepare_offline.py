@@ -13,6 +13,7 @@ from coati_rl.config.offline_plan import OfflinePlan, make_offline_plan
 from coati_rl.config.offline_rules import with_offline_defaults
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.errors import ConfigError
+from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.offline_rows import SampleSet, load_forms, make_samples, needs_chat_template
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.resources import (
@@ -47,6 +48,7 @@ def prepare_offline(
         is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
     Raises: ConfigError.
     """
+    check_own_functions(config)
     device, warnings = find_device(
         config,
         needed=f"-t {config.parallel.num_trainers}: {config.num_devices} GPUs are needed",

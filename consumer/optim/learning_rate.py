@@ -5,12 +5,11 @@ functions of progress. Warm-up in steps is converted with the steps and the prog
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coati_rl.config.optimizer import OptimizerConfig
-
-Schedule = Callable[[float], float]  # share of the time after warm-up, in [0, 1] -> share of the fall that is left
+from coati_rl.own_optimizer import Schedule, load_schedule
 
 
 def cosine(progress: float) -> float:
@@ -36,7 +35,7 @@ class LearningRate:
     """Rise linearly from 0 to the peak during warm-up, then follow the schedule to `min_ratio` times the peak."""
 
     peak: float
-    schedule: Schedule = cosine
+    schedule: Schedule = cosine  # from the progress after warm-up, in [0, 1]
     min_ratio: float = 0.1  # of the peak, at the end of the run
     warmup_ratio: float = 0.0  # of the run
     warmup_steps: int = 0  # optimizer steps; at most one of the two is set
@@ -77,10 +76,11 @@ class LearningRate:
 
 def learning_rate(config: OptimizerConfig) -> LearningRate:
     """Return the learning rate that the settings describe."""
+    built_in = SCHEDULES.get(config.lr_schedule)
     return LearningRate(
         peak=config.learning_rate,
-        schedule=SCHEDULES[config.lr_schedule],
-        min_ratio=config.min_lr_ratio,
+        schedule=load_schedule(config.lr_schedule) if built_in is None else built_in,
+        min_ratio=0.0 if built_in is None else config.min_lr_ratio,
         warmup_ratio=config.warmup_ratio,
         warmup_steps=config.warmup_steps,
     )

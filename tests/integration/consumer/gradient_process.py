@@ -107,7 +107,7 @@ class Restarts:
         with torch.no_grad():
             for tensor, start in zip(self._tensors(), self._start, strict=True):
                 tensor.copy_(start)
-        self._backend.policy._adamw.state.clear()
+        self._backend.policy.torch_optimizer.state.clear()
 
     def _tensors(self) -> list[Tensor]:
         """Weights, and what is stepped on in their place; those may be the same."""

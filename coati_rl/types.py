@@ -14,6 +14,7 @@ FinishReason = Literal["stop", "length", "abort"]
 Verdict = Literal["ok", "wrong", "invalid"]
 Purpose = Literal["train", "eval"]
 Device = Literal["cpu", "cuda"]
+OfflineJob = Literal["sft", "rm", "dpo", "kto", "prm"]  # on a dataset, without producers
 RolloutDetail = Literal["full", "text"]
 
 DEFAULT_TASK = "default"  # of rows that name none: the run's own reward, system prompt and sampling
@@ -45,6 +46,7 @@ class Prompt:
     text: str = ""  # the user's message, for display
     messages: tuple[dict[str, Any], ...] = ()  # the conversation that was rendered, system prompt included
     rendered: str = ""  # the text of the chat template, before tokenising
+    columns: dict[str, Any] = field(default_factory=dict)  # the row, as JSON types, where its reward reads columns
 
     @property
     def problem(self) -> "Problem":
@@ -55,6 +57,7 @@ class Prompt:
             messages=self.messages,
             prompt=self.rendered or self.text,
             task=self.task,
+            columns=self.columns,
         )
 
 
@@ -67,6 +70,7 @@ class Problem:
     messages: tuple[dict[str, Any], ...] = ()  # the conversation before the response, {"role", "content"}
     prompt: str = ""  # the same, rendered by the chat template
     task: str = DEFAULT_TASK  # whose reward scores them
+    columns: dict[str, Any] = field(default_factory=dict)  # of the row, by name; empty if the reward reads none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from coati_rl.config.presets import PRESETS
 from coati_rl.errors import RunError

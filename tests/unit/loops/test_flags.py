@@ -151,6 +151,8 @@ IN_RUNS = {
     "reward_type": Row(
         "think_answer_tags", prompts, base={"system_prompt": None, "max_prompt_tokens": 900}, options={"score": None}
     ),
+    "reward_normalize": Row(True, first_gradient, base={"advantage_estimator": "group_mean"}),
+    "reward_clip": Row((0.25, 0.5), first_gradient, base={"advantage_estimator": "group_mean"}),
     "algo": Row("DR_GRPO", first_gradient),
     "advantage_estimator": Row("leave_one_out", first_gradient),
     "whiten_advantages": Row(True, first_gradient),
@@ -202,6 +204,10 @@ IN_RUNS = {
     "eval_interval": Row(-1, lambda t: [e["step"] for e in t.of("evaluation")], [0, 2, 4], [], MATH),
     "save_interval": Row(2, lambda t: [e["step"] for e in t.of("checkpoint")], [4], [2, 4]),
     "keep_checkpoints": Row(1, kept_checkpoints, ["step-2", "step-4"], ["step-4"], {"save_interval": 2}),
+    "teacher": Row("<model>", first_gradient),
+    "distill_coeff": Row(0.5, first_gradient, base={"teacher": "<model>"}),
+    "distill_only": Row(True, first_gradient, base={"teacher": "<model>"}),
+    "distill_kl": Row("full", first_gradient, base={"teacher": "<model>"}),
     "enable_profiling": Row(True, lambda t: [*map(str, t.paths.run_dir.glob("profile/*.json"))] != [], False, True),
     "inflight_update": Row(True, lambda t: set(t.engines[0].commits_in_flight), {False}, {True}),
     "weight_transport": Row("gloo", lambda t: set(t.engines[0].wires), {"shm"}, {"gloo"}),

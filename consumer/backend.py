@@ -36,6 +36,7 @@ class BackendConfig:
 
     model_dir: Path  # Hugging Face model, or a checkpoint of ours
     tokenizer_dir: Path | None = None  # tokenizer to copy into checkpoints; None: model_dir's
+    chat_template: str | None = None  # written into checkpoints in place of the tokenizer's
     reference_dir: Path | None = None  # reference model of the KL penalty; None: no reference model
     scalar_head: ScalarHead | None = None  # of the trained model, in place of its LM head
     keeps_old_policy: bool = False  # keep a second copy of the weights, for old_logprobs over several steps
@@ -183,6 +184,8 @@ class Backend:
 
         Raises: RunError on every rank if it cannot be written.
         """
+        if self._config.chat_template is not None:
+            files = {**(files or {}), "chat_template.jinja": self._config.chat_template.encode()}
         writer = CheckpointWriter(directory, self.policy.infos, dtype=DTYPES[self._config.precision])
         agree, is_first_rank = self._parallelism.agree, self.layout.sender == 0
         agree(writer.begin if is_first_rank else None)

@@ -90,7 +90,13 @@ def prepare(
         _check_length(config, hf_config)
         check_layout(config, hf_config)
         warnings += _check_gpu_memory(config, directory, backend)
-        train, evaluation = make_run_prompts(rows, config, load_tokenizer(directory))
+        data = config.data
+        tokenizer = load_tokenizer(
+            directory, chat_template=data.chat_template, needs_chat_template=data.input_template is None
+        )
+        if data.chat_template is not None:
+            config = config.with_changes(chat_template=tokenizer.chat_template)
+        train, evaluation = make_run_prompts(rows, config, tokenizer)
         num_prompts = len(train.prompts)
         _check_prompts(config, train, evaluation)
     plan = make_plan(config, num_prompts=num_prompts, device=device)

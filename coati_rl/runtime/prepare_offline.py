@@ -12,8 +12,9 @@ from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_plan import OfflinePlan, make_offline_plan
 from coati_rl.config.offline_rules import with_offline_defaults
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
+from coati_rl.data.mixing import Mixing
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.offline_rows import SampleSet, load_forms, make_samples, needs_chat_template
+from coati_rl.runtime.offline_rows import TRAIN_FLAG, SampleSet, load_forms, make_samples, needs_chat_template
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.resources import (
     find_device,
@@ -32,6 +33,7 @@ class PreparedDataset(PreparedJob):
     config: OfflineConfig
     plan: OfflinePlan
     train: tuple[Sample, ...]
+    mixing: Mixing | None = None  # of the training rows' sources
     evaluation: dict[str, tuple[Sample, ...]]  # by the set's name
     resume: DatasetResume | None = None
 
@@ -53,7 +55,7 @@ def prepare_offline(
         fewer=lambda available: f"use -t {available}" if available else "use --device cpu",
         is_dry_run=is_dry_run,
     )
-    paths = {"--dataset": config.data.dataset}
+    paths = {TRAIN_FLAG: config.data.dataset}
     paths |= {f"--eval-dataset {name}": path for name, path in (config.data.eval_dataset or {}).items()}
     forms = {flag: load_forms(config, path, flag=flag) for flag, path in paths.items()}
     warnings += [*sharding_warnings(config, device), *_reference_warnings(config)]
@@ -68,12 +70,15 @@ def prepare_offline(
         check_layout(config, hf_config)
         config = _with_reference(config, hf_config, is_dry_run=is_dry_run)
         needs_template = any(needs_chat_template(rows.forms) for rows in forms.values())
-        tokenizer = load_tokenizer(directory, needs_chat_template=needs_template)
-        sets = {flag: make_samples(config, rows, tokenizer) for flag, rows in forms.items()}
+        template = config.data.chat_template
+        tokenizer = load_tokenizer(directory, chat_template=template, needs_chat_template=needs_template)
+        if template is not None:
+            config = config.with_changes(chat_template=tokenizer.chat_template)
+        sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
         _check_not_empty(config, sets)
     config = with_offline_defaults(config, device)
-    evaluation = {flag.partition(" ")[2]: each for flag, each in sets.items() if flag != "--dataset"}
-    train = sets.get("--dataset")
+    evaluation = {flag.partition(" ")[2]: each for flag, each in sets.items() if flag != TRAIN_FLAG}
+    train = sets.get(TRAIN_FLAG)
     plan = make_offline_plan(
         config,
         device=device,
@@ -81,23 +86,23 @@ def prepare_offline(
         evaluation={name: each.counts for name, each in evaluation.items()},
     )
     _check_step(config, plan)
-    resume = open_dataset_resume(
-        config, None if train is None else DatasetSource(train.samples, dataset_settings(config))
-    )
+    source = None if train is None else DatasetSource(train.samples, dataset_settings(config, train.mixing))
+    resume = open_dataset_resume(config, source)
     if resume is not None:
         plan = replace(plan, num_steps=resume.num_steps)
     return PreparedDataset(
         config=config,
         plan=plan,
         train=() if train is None else train.samples,
+        mixing=None if train is None else train.mixing,
         evaluation={name: each.samples for name, each in evaluation.items()},
         warnings=tuple(warnings),
         resume=resume,
     )
 
 
-def dataset_settings(config: OfflineConfig) -> DatasetSettings:
-    """Return the sizes of a step, in samples."""
+def dataset_settings(config: OfflineConfig, mixing: Mixing | None) -> DatasetSettings:
+    """Return the sizes of a step, in samples; `mixing` of the training rows' sources."""
     parallel, run = config.parallel, config.run
     rows_at_a_time = min(parallel.train_microbatch_size, parallel.train_batch_size)
     return DatasetSettings(
@@ -113,6 +118,7 @@ def dataset_settings(config: OfflineConfig) -> DatasetSettings:
         unit=config.UNIT,
         denominator="units" if config.UNIT > 1 else "tokens",
         seed=run.seed,
+        mixing=mixing,
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.config.training import TrainingConfig
+from coati_rl.data.chat_template import set_chat_template
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device
 
@@ -68,16 +69,28 @@ def resolve_model(model: str, *, is_dry_run: bool, flag: str = "--model") -> Pat
         ) from error
 
 
-def load_tokenizer(directory: Path, *, needs_chat_template: bool = True) -> Any:
-    """Load the model's tokenizer. Raises: ConfigError if it cannot be loaded or lacks a chat template."""
+def load_tokenizer(directory: Path, *, chat_template: str | None = None, needs_chat_template: bool = True) -> Any:
+    """Load the model's tokenizer.
+
+    Args:
+        directory: of the model.
+        chat_template: of --chat-template, in place of the model's.
+        needs_chat_template: a tokenizer without one is refused.
+    Raises: ConfigError.
+    """
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--model {directory}: the tokenizer cannot be loaded: {error}") from error
-    if needs_chat_template and not tokenizer.chat_template:
-        raise ConfigError(f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model")
+    if chat_template is not None:
+        set_chat_template(tokenizer, chat_template)
+    elif needs_chat_template and not tokenizer.chat_template:
+        raise ConfigError(
+            f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model, --chat-template "
+            "chatml (or a file), or --input-template"
+        )
     return tokenizer
 
 

@@ -39,6 +39,7 @@ OTHERS_FLAGS = {
     "python": "-c -I -S",
     "mypy": "--strict",
 }
+METRICS = {f"rewards/{name}" for name in ("chosen", "rejected", "margins", "accuracies")}  # like a path in rewards/
 NAMES_OF_THE_READER = {"FILE.py", "brevity.py", "own_loss.py"}  # besides the files that a page's blocks are
 
 
@@ -59,6 +60,7 @@ def run_flags(command: str = "rl") -> frozenset[str]:
     fields = TRAINING[command].fields().items()
     names = {spelling(name, field) for name, field in fields}
     names |= {described(field, "short") or "" for _, field in fields}
+    names |= {alias for _, field in fields for alias in described(field, "aliases") or ()}
     names |= {f"--no-{spelling(name, field)[2:]}" for name, field in fields if field.annotation is bool}
     return frozenset(name.replace("_", "-") for name in names if name) | {"--config", "--dry-run", "--help"}
 
@@ -134,7 +136,7 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
         for word in re.findall(r"[\w./*-]+", span):
             name = word.strip("./").removeprefix("./") if not word.startswith(".ci") else word
             is_source = re.search(r"\.(py|sh|md|toml)$", name) and Path(name).name not in own
-            is_path = "/" in name and name.split("/")[0] in FOLDERS
+            is_path = "/" in name and name.split("/")[0] in FOLDERS and name not in METRICS
             if (is_source or is_path) and not is_there(name, page):
                 missing.append(word)
     assert not missing, missing

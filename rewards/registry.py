@@ -10,6 +10,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import (
     BUILT_IN_REWARDS,
     NO_COLUMNS,
+    NO_REWARD,
     Columns,
     RewardSpec,
     is_model,
@@ -132,4 +133,11 @@ def _make_one(name: str, spec: RewardSpec) -> Reward:
         from rewards.code.code_reward import CodeReward  # as above
 
         return CodeReward(spec)
+    if name == NO_REWARD:
+        return ResponseReward(_no_reward)
     return ResponseReward(partial(_FUNCTIONS[name], must_be_number=spec.math_answer == "number"))
+
+
+def _no_reward(response: str, ground_truth: str) -> Score:
+    """Return reward 0 for any response."""
+    return Score(reward=0.0, answer_correct=False, format_valid=True, verdict="wrong", detail="not scored")

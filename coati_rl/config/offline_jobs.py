@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from coati_rl.algorithms.choices import WITH_REFERENCE
 from coati_rl.config.fields import execution, experiment
 from coati_rl.config.objectives.cross_entropy import CrossEntropyConfig
+from coati_rl.config.objectives.distillation import TeacherTextConfig
 from coati_rl.config.objectives.kto import KtoConfig
 from coati_rl.config.objectives.preference import PreferenceConfig
 from coati_rl.config.objectives.process_reward import ProcessRewardConfig
@@ -48,6 +49,7 @@ class SftJobConfig(OfflineConfig):
 
     data: SftDataConfig = SftDataConfig()
     objective: CrossEntropyConfig = CrossEntropyConfig()
+    distillation: TeacherTextConfig = TeacherTextConfig()
     optimizer: SftOptimizerConfig = SftOptimizerConfig()
     run: SftRunConfig = SftRunConfig()
 
@@ -55,7 +57,10 @@ class SftJobConfig(OfflineConfig):
     def objective_text(self) -> str:
         """Return the objective for people, as the plan shows it."""
         tokens = {"assistant": "the assistant's tokens", "last": "the last turn's tokens", "all": "all tokens"}
-        return f"cross-entropy of {tokens[self.objective.loss_on]}"
+        terms, share = "cross-entropy", self.distillation.distill_weight
+        if self.distillation.teacher is not None:
+            terms = f"{share:g} x forward KL to the teacher{f' + {1 - share:g} x cross-entropy' if share < 1 else ''}"
+        return f"{terms} of {tokens[self.objective.loss_on]}"
 
 
 class RewardOptimizerConfig(OptimizerConfig):

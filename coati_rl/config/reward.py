@@ -30,8 +30,7 @@ class RewardConfig(Section):
     reward_type: str = experiment(
         "think_answer_tags",
         "Reward: think_answer_tags, boxed, code, FILE.py:FUNCTION of your own, model:DIRECTORY, or http://... of a "
-        "served model; "
-        "several with weights: boxed=1,brevity.py:score=0.2.",
+        "served model; several with weights: boxed=1,brevity.py:score=0.2. none: no reward, for --distill-only.",
         short="-rt",
     )
     reward_combine: str | None = experiment(

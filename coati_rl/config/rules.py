@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 
 from coati_rl.config.algorithm_rules import algorithm_problems, needs_group
 from coati_rl.config.config import Config
+from coati_rl.config.distillation_rules import distillation_problems
 from coati_rl.config.reward_rules import reward_problems, service_problems
 from coati_rl.config.trainer_rules import plugin_problems, zero_problems
 from coati_rl.errors import ConfigError
@@ -37,7 +38,7 @@ def check(config: Config) -> None:
         *_budget(config),
     ]
     problems += [*service_problems(config), *plugin_problems(config), *_lengths(config), *_sampling(config)]
-    problems += _prompts(config)
+    problems += [*_prompts(config), *distillation_problems(config)]
     problems += [*_of_tasks(config, known=problems), *_unknown_tasks(config)]
     if problems:
         raise ConfigError("\n".join(problems))

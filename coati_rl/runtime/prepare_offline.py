@@ -9,6 +9,7 @@ from typing import Any
 
 from coati_rl.checkpoint.dataset_resume import DatasetResume, open_dataset_resume
 from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.offline_jobs import SftJobConfig
 from coati_rl.config.offline_plan import OfflinePlan, make_offline_plan
 from coati_rl.config.offline_rules import with_offline_defaults
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
@@ -23,6 +24,7 @@ from coati_rl.runtime.resources import (
     resolve_model,
     sharding_warnings,
 )
+from coati_rl.runtime.teacher import find_teacher
 from coati_rl.samples import Sample
 
 
@@ -38,14 +40,12 @@ class PreparedDataset(PreparedJob):
     resume: DatasetResume | None = None
 
 
-def prepare_offline(
-    config: OfflineConfig, *, check_layout: Callable[[OfflineConfig, Any], None], is_dry_run: bool
-) -> PreparedDataset:
+def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None], is_dry_run: bool) -> PreparedDataset:
     """Resolve device and model, read, validate and tokenise the rows, and plan.
 
     Args:
         config: checked by `offline_rules.check_offline`.
-        check_layout: of the trainers; raises ConfigError if the model (its transformers config) cannot be cut as asked.
+        check_layout: of the trainers; raises ConfigError if a model (its transformers config) cannot be cut as asked.
         is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
     Raises: ConfigError.
     """
@@ -74,6 +74,17 @@ def prepare_offline(
         tokenizer = load_tokenizer(directory, chat_template=template, needs_chat_template=needs_template)
         if template is not None:
             config = config.with_changes(chat_template=tokenizer.chat_template)
+        if isinstance(config, SftJobConfig):
+            teacher, of_teacher = find_teacher(
+                config,
+                config.distillation.teacher,
+                tokenizer,
+                hf_config,
+                without_full="leave --teacher out",
+                check_layout=check_layout,
+                is_dry_run=is_dry_run,
+            )
+            config, warnings = config.with_changes(teacher=teacher), warnings + of_teacher
         sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
         _check_not_empty(config, sets)
     config = with_offline_defaults(config, device)

@@ -48,7 +48,10 @@ def sharding_warnings(config: TrainingConfig, device: Device) -> Iterator[str]:
 
 
 def resolve_model(model: str, *, is_dry_run: bool, flag: str = "--model") -> Path | None:
-    """Return the model's directory; a hub id is taken from the local cache or downloaded. None: only in a dry run."""
+    """Return the model's directory; a hub id is taken from the local cache or downloaded. None: only in a dry run.
+
+    Raises: ConfigError, which names `flag`.
+    """
     directory = Path(model).expanduser()
     if directory.is_dir():
         if not (directory / "config.json").is_file():
@@ -78,12 +81,7 @@ def load_tokenizer(directory: Path, *, chat_template: str | None = None, needs_c
         needs_chat_template: a tokenizer without one is refused.
     Raises: ConfigError.
     """
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--model {directory}: the tokenizer cannot be loaded: {error}") from error
+    tokenizer = read_tokenizer(directory)
     if chat_template is not None:
         set_chat_template(tokenizer, chat_template)
     elif needs_chat_template and not tokenizer.chat_template:
@@ -94,11 +92,21 @@ def load_tokenizer(directory: Path, *, chat_template: str | None = None, needs_c
     return tokenizer
 
 
-def read_model_config(directory: Path) -> Any:
+def read_tokenizer(directory: Path, flag: str = "--model") -> Any:
+    """Load a model's tokenizer. Raises: ConfigError, which names `flag`."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{flag} {directory}: the tokenizer cannot be loaded: {error}") from error
+
+
+def read_model_config(directory: Path, flag: str = "--model") -> Any:
     """Return the transformers config of the model's text part."""
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"--model {directory}: config.json cannot be read: {error}") from error
+        raise ConfigError(f"{flag} {directory}: config.json cannot be read: {error}") from error

@@ -51,8 +51,8 @@ def _factory(config: Config) -> Callable[[], GroupScorer]:
     spec = replace(reward_spec(config.reward), secrets=secrets_of(reward.reward_type, os.environ))
     timeout_s = spec.timeout_s
     if make_reward(spec).is_batch:  # the responses of a group share the time of all, and parts come one after another
-        spec = replace(spec, group_timeout_s=timeout_s * config.sampling.num_generations)
-        timeout_s *= config.sampling.num_generations * len(parse_reward_type(spec.reward_type))
+        spec = replace(spec, group_timeout_s=timeout_s * config.largest_group)
+        timeout_s *= config.largest_group * len(parse_reward_type(spec.reward_type))
     if reward.scores_code and spec.is_sandboxed:
         from coati_rl.sandbox import check_sandbox
 
@@ -67,5 +67,5 @@ def _of_service(url: str, config: Config) -> Callable[[], GroupScorer]:
     token = token_from_environment()
     check_service(url, token=token, reward_type=reward.reward_type)
     # The service may score the responses of a group one after another.
-    timeout_s = reward.response_timeout_s * config.sampling.num_generations
+    timeout_s = reward.response_timeout_s * config.largest_group
     return functools.partial(RemoteScorer, url, token=token, reward_type=reward.reward_type, timeout_s=timeout_s)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 
 from coati_rl.config.algorithm_rules import algorithm_problems, needs_group
 from coati_rl.config.config import Config
+from coati_rl.config.evaluation_rules import evaluation_problems
 from coati_rl.config.reward_rules import reward_problems, service_problems
 from coati_rl.errors import ConfigError
 from coati_rl.types import DEFAULT_TASK
@@ -30,6 +31,7 @@ def check(config: Config) -> None:
     """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
     problems = [*reward_problems(config), *algorithm_problems(config), *_sizes(config), *_memory(config)]
     problems += [*service_problems(config), *_plugin(config), *_lengths(config), *_sampling(config)]
+    problems += [*evaluation_problems(config)]
     problems += [*_of_tasks(config, known=problems), *_unknown_tasks(config)]
     if problems:
         raise ConfigError("\n".join(problems))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from coati_rl.types import Score
@@ -23,6 +24,21 @@ def score_fields(score: Score) -> dict[str, Any]:
     if score.filter_score is not None:
         fields["filter_score"] = _number(score.filter_score)
     return fields
+
+
+def evaluation_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the figures of an evaluation set's summary by their names in charts: eval/SET/accuracy, eval/SET/pass@4.
+
+    Those of a task, in a set that has several, are eval/SET/TASK/accuracy, ...
+    """
+    name = f"eval/{summary['task']}"
+    figures = {name: summary} | {f"{name}/{task}": each for task, each in summary.get("by_task", {}).items()}
+    return {
+        f"{where}/{key}": value
+        for where, values in figures.items()
+        for key, value in values.items()
+        if key == "accuracy" or key.startswith(("avg@", "pass@"))
+    }
 
 
 def shown_truth(ground_truth: str) -> str:

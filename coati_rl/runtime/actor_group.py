@@ -47,7 +47,7 @@ class CoordinatorActor(Coordinator):
         super().__init__(
             settings,
             DatasetPrompts(prepared.train.prompts, num_episodes=config.data.num_episodes, seed=config.run.seed),
-            EvaluationRounds(tasks, paths.evaluation),
+            EvaluationRounds(tasks, paths.evaluation, plan=settings.sampling_plans["eval"]),
             RolloutRecorder(paths.rollouts, config.run.rollout_detail),
             RunStart(
                 position=prepared.resume.position if prepared.resume else None,

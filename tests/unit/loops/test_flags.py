@@ -110,7 +110,15 @@ def first_rollout(trace):
 
 
 MATH = {"eval_dataset": {"math": "<math>"}, "eval_interval": 2}
+WARM = {**MATH, "eval_temperature": 0.5}
 SHORT = {"max_prompt_tokens": 20}  # with 16 new tokens a sample has at most 36
+
+
+def evaluated(key):
+    """Return what the sampling of the evaluation's leases has under a key."""
+    return lambda trace: {getattr(lease.sampling, key) for lease in trace.leases if lease.prompt.purpose == "eval"}
+
+
 ALL_DIRECTORIES = ["checkpoints", "eval", "rollouts"]
 
 KEEP_ALL = {"skip_threshold": None}
@@ -141,6 +149,11 @@ IN_RUNS = {
     "max_new_tokens": Row(4, lambda t: max(len(r) for rs in t.responses.values() for r in rs), 16, 4),
     "max_episode_tokens": Row(132, lambda t: max(len(r) for rs in t.responses.values() for r in rs), 16, 4),
     "stop": Row([*"abcdefghijklmnopqrstuvwxyz"], lambda t: sum(step["num_response_tokens"] for step in t.steps)),
+    "eval_samples": Row(
+        3, lambda t: {len(g.scores) for g in t.groups if g.prompt.purpose == "eval"}, {1}, {3}, WARM
+    ),
+    "eval_temperature": Row(0.5, evaluated("temperature"), {0.0}, {0.5}, MATH),
+    "eval_top_p": Row(0.9, evaluated("top_p"), {1.0}, {0.9}, WARM),
     # algorithm
     "learning_rate": Row(2e-3, metric("learning_rate"), 1e-3, 2e-3),
     "kl_coeff": Row(0.0, lambda t: metric("kl_mean")(t) is None, False, True),

@@ -19,7 +19,7 @@ class DataConfig(Section):
     )
     eval_dataset: dict[str, str] | None = execution(
         None,
-        'Evaluation sets as NAME=PATH, repeated, or as a JSON object, {"name": "path"}; greedy unless --eval-temperature is given.',
+        'Evaluation sets as NAME=PATH, repeated, or as a JSON object, {"name": "path"}; see --eval-samples.',
         short="-ed",
         metavar="NAME=PATH",
     )

@@ -1,12 +1,14 @@
-"""Check how evaluations are sampled, before anything starts."""
+"""Check how evaluations are sampled, and by what the best checkpoint is chosen, before anything starts."""
 
 from collections.abc import Iterator
 
+from coati_rl.algorithms.pass_at_k import ks_of
 from coati_rl.config.config import Config
 
 
 def evaluation_problems(config: Config) -> Iterator[str]:
     """Yield why evaluations cannot be sampled as asked, each with a remedy."""
+    yield from _keep_best(config)
     sampling = config.sampling
     if sampling.eval_temperature > 0:
         return
@@ -20,3 +22,29 @@ def evaluation_problems(config: Config) -> Iterator[str]:
             f"--eval-top-p {sampling.eval_top_p:g}: has no effect on greedy answers; "
             "give --eval-temperature 1, or leave --eval-top-p out"
         )
+
+
+def _keep_best(config: Config) -> Iterator[str]:
+    """Check that the metric is one of the evaluations, and that every checkpoint has an evaluation of its weights."""
+    run, metric = config.run, config.run.keep_best
+    if metric is None:
+        return
+    if not config.data.eval_dataset or run.eval_interval < 1:
+        yield f"--keep-best {metric}: there are no evaluations; give -ed NAME=PATH and -ei"
+        return
+    known = [f"eval/{name}/{figure}" for name in config.data.eval_dataset for figure in _figures(config)]
+    if metric not in known:
+        yield f"--keep-best {metric}: is no metric of the evaluations; use one of {', '.join(known)}"
+    if run.save_interval < 1 or run.save_interval % run.eval_interval:
+        nearest = max(1, round(run.save_interval / run.eval_interval)) * run.eval_interval
+        yield (
+            f"--keep-best with -si {run.save_interval} -ei {run.eval_interval}: a checkpoint that is not evaluated "
+            f"cannot be the best; -si must be a multiple of -ei, nearest: -si {nearest}"
+        )
+
+
+def _figures(config: Config) -> list[str]:
+    num_samples = config.sampling.eval_samples
+    if num_samples == 1:
+        return ["accuracy"]
+    return ["accuracy", f"avg@{num_samples}", *(f"pass@{k}" for k in ks_of(num_samples))]

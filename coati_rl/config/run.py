@@ -28,6 +28,12 @@ class RunConfig(Section):
     keep_checkpoints: int | None = execution(
         None, "Checkpoints kept; older ones are deleted when a new one is complete. Default: all.", ge=1
     )
+    keep_best: str | None = execution(
+        None,
+        "Metric of evaluations, such as eval/NAME/accuracy, whose best checkpoint is kept besides those of "
+        "--keep-checkpoints and named checkpoints/best; the smallest of a loss or a perplexity, the largest of others.",
+        metavar="METRIC",
+    )
     save_on_interrupt: bool = execution(
         True, "On Ctrl-C or SIGTERM, write a checkpoint of the weights as they are, within --interrupt-grace-s."
     )

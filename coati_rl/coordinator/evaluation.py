@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.algorithms.pass_at_k import sampled_accuracy
+from coati_rl.checkpoint.best import BestCheckpoint
 from coati_rl.coordinator.leases import SamplingPlan
 from coati_rl.data.episodes import final_trajectories
 from coati_rl.disk import disk_errors
@@ -23,13 +24,28 @@ _GREEDY = SamplingPlan(group_size=1, sampling=SamplingParams(temperature=0.0))
 
 
 class EvaluationRounds:
-    """Keep at most one round at a time; called under the coordinator's lock, except `write`."""
+    """Keep at most one round at a time; called under the coordinator's lock, except `write` and `name_best`."""
 
-    def __init__(self, tasks: Mapping[str, Sequence[Prompt]], directory: Path, *, plan: SamplingPlan = _GREEDY) -> None:
-        """Take the prompts by evaluation set, the directory of the files, and how prompts are sampled."""
+    def __init__(
+        self,
+        tasks: Mapping[str, Sequence[Prompt]],
+        directory: Path,
+        *,
+        plan: SamplingPlan = _GREEDY,
+        best: BestCheckpoint | None = None,
+    ) -> None:
+        """Prepare rounds.
+
+        Args:
+            tasks: the prompts by evaluation set.
+            directory: of the files.
+            plan: how the prompts are sampled.
+            best: names the best checkpoint; None: none is named.
+        """
         self._tasks = tasks
         self._directory = directory
         self._plan = plan
+        self._best = best
         self._pending: deque[Prompt] = deque()
         self._groups: list[RolloutGroup] = []
         self._num_failed: dict[str, int] = {}
@@ -110,6 +126,13 @@ class EvaluationRounds:
             with (self._directory / "summary.jsonl").open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(summary) + "\n" for summary in summaries)
         return summaries
+
+    def name_best(self) -> dict[str, Any] | None:
+        """Name the best checkpoint by the files, after `write` or when a checkpoint is complete; needs no lock.
+
+        Returns: its record if it is another one than before. Raises: RunError if it cannot be written.
+        """
+        return None if self._best is None else self._best.update()
 
     def close(self) -> None:
         """End a round after it was written."""

@@ -102,6 +102,8 @@ class ProgressDisplay:
             self.print_line(f"step {event['step']}: {event['task']} {_accuracy(event)}")
         elif kind == "checkpoint":
             self.print_line(f"step {event['step']}: checkpoint {event['path']}")
+        elif kind == "best":
+            self.print_line(f"step {event['step']}: the best checkpoint, {event['metric']} {event['value']:.3f}")
         elif kind == "producer_lost":
             self.print_line(
                 f"producer {event['producer']} lost: {event['cause']}; {event['prompts_reissued']} prompts reissued"

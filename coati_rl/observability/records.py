@@ -37,7 +37,7 @@ def evaluation_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
         f"{where}/{key}": value
         for where, values in figures.items()
         for key, value in values.items()
-        if key == "accuracy" or key.startswith(("avg@", "pass@"))
+        if isinstance(value, float) and key != "temperature"
     }
 
 

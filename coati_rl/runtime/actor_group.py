@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 
+from coati_rl.checkpoint.best import BestCheckpoint
 from coati_rl.config import Config
 from coati_rl.coordinator.coordinator import Coordinator
 from coati_rl.coordinator.evaluation import EvaluationRounds
@@ -44,10 +45,16 @@ class CoordinatorActor(Coordinator):
         tasks = {task: prompts.prompts for task, prompts in prepared.evaluation.items()}
         precision: Precision = "bf16" if prepared.plan.precision == "bf16" else "fp32"
         settings = coordinator_settings(config, precision=precision, tasks=prepared.tasks)
+        best = None
+        if config.run.keep_best is not None:
+            best = BestCheckpoint(
+                metric=config.run.keep_best, checkpoints=paths.checkpoints, evaluation=paths.evaluation
+            )
+            best.update()  # a resumed run may have set the one aside that was named
         super().__init__(
             settings,
             DatasetPrompts(prepared.train.prompts, num_episodes=config.data.num_episodes, seed=config.run.seed),
-            EvaluationRounds(tasks, paths.evaluation, plan=settings.sampling_plans["eval"]),
+            EvaluationRounds(tasks, paths.evaluation, plan=settings.sampling_plans["eval"], best=best),
             RolloutRecorder(paths.rollouts, config.run.rollout_detail),
             RunStart(
                 position=prepared.resume.position if prepared.resume else None,

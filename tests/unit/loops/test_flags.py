@@ -205,6 +205,10 @@ IN_RUNS = {
     "eval_interval": Row(-1, lambda t: [e["step"] for e in t.of("evaluation")], [0, 2, 4], [], MATH),
     "save_interval": Row(2, lambda t: [e["step"] for e in t.of("checkpoint")], [4], [2, 4]),
     "keep_checkpoints": Row(1, kept_checkpoints, ["step-2", "step-4"], ["step-4"], {"save_interval": 2}),
+    "keep_best": Row(
+        "eval/math/accuracy", kept_checkpoints, ["step-2", "step-4"], ["best", "best.json", "step-2", "step-4"],
+        {**MATH, "save_interval": 2},
+    ),
     "enable_profiling": Row(True, lambda t: [*map(str, t.paths.run_dir.glob("profile/*.json"))] != [], False, True),
     "inflight_update": Row(True, lambda t: set(t.engines[0].commits_in_flight), {False}, {True}),
     "weight_transport": Row("gloo", lambda t: set(t.engines[0].wires), {"shm"}, {"gloo"}),

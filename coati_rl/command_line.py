@@ -8,6 +8,7 @@ from importlib import import_module
 # this package in the order of imports, so they are named here and imported when they run.
 COMMANDS = {
     "rl": ("rl_example:run", "train a policy with producers, trainers and verifiable rewards (rl_example.py)"),
+    "sft": ("consumer.__main__:sft", "fine-tune on a dataset of conversations or texts"),
     "score": ("rewards.__main__:score", "score responses: JSON lines from stdin to stdout"),
     "serve": ("rewards.__main__:serve", "serve scores over HTTP to runs on this machine or others"),
 }

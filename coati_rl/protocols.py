@@ -262,6 +262,13 @@ class StepReports(Protocol):
         """Report that the checkpoint after `step` optimizer steps is complete; called by rank 0."""
 
 
+class EvaluationReports(Protocol):
+    """Receive the evaluations of trainers; see `coati_rl.coordinator.dataset_coordinator.DatasetCoordinator`."""
+
+    def report_evaluation(self, step: int, name: str, metrics: dict[str, Any]) -> None:
+        """Report the metrics of an evaluation set after `step` optimizer steps; called by one rank."""
+
+
 class TrainerCoordinator(WorkSource, StepReports, SyncReports, Protocol):
     """Declare the coordinator's methods for trainers; see `coati_rl.coordinator.coordinator.Coordinator`."""
 

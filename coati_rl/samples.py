@@ -117,6 +117,11 @@ class RaggedSamples:
         )
 
     @property
+    def num_tokens(self) -> int:
+        """Return the tokens of all samples, each with its prefix."""
+        return int(self.prefix_lengths[self.prefix_of].sum() + self.lengths.sum())
+
+    @property
     def num_bytes(self) -> int:
         """Return the bytes of all arrays; 8 for each run."""
         arrays = (self.prefix_ids, self.prefix_lengths, self.prefix_of, self.token_ids, self.lengths, self.mask_bits)

@@ -41,13 +41,24 @@ class SaveWork:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateWork:
+    """Order the loss of a part of an evaluation set, without gradient; the set's metrics are due after its last part.
+
+    Only a job on a dataset orders it: with producers, evaluation prompts are answered by the engines.
+    """
+
+    name: str  # of the set
+    batch: RaggedBatch  # of this dp rank; its step is the number of optimizer steps taken
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FinishWork:
     """Order the end of the run."""
 
     step: int
 
 
-Work = TrainWork | SyncWork | SaveWork | FinishWork
+Work = TrainWork | SyncWork | SaveWork | EvaluateWork | FinishWork
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,21 +15,22 @@ from typing import Any
 import torch
 
 from coati_rl.config import Config
+from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import EngineError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import TrainBackend, TrainerCoordinator
 from coati_rl.runtime.cluster import own_address
 from coati_rl.runtime.heartbeats import Heartbeat, own_heartbeat
 from coati_rl.runtime.process import ActorContext, enter_actor
-from coati_rl.runtime.remote import RemoteProducer
 from coati_rl.types import Device
-from consumer.objectives.policy_gradient import policy_gradient
+from consumer.jobs import offline, rl
+from consumer.jobs.job import Trainer
 from consumer.parallel.process_group import StoreLocation, init_process_group, open_listener, private_store_location
-from consumer.train_loop import TrainLoop
-from consumer.train_step import TrainStep
 
 logger = logging.getLogger(__name__)
 
+_JOBS: dict[type[TrainingConfig], Any] = {Config: rl, OfflineConfig: offline}  # modules, by the configuration's class
 COLLECTIVE_TIMEOUT_S = 600.0  # trainers wait for each other's rollouts and checkpoints in collectives
 
 
@@ -37,14 +38,14 @@ class TrainerActor:
     """Run one trainer rank."""
 
     @staticmethod
-    def environment(config: Config, device: Device) -> dict[str, str]:
+    def environment(config: TrainingConfig, device: Device) -> dict[str, str]:
         """Return the environment variables that must be set before the trainer's process starts."""
         return {"GLOO_SOCKET_IFNAME": "lo"} if not config.cluster.master_address else {}
 
     def __init__(
         self,
         rank: int,
-        config: Config,
+        config: TrainingConfig,
         context: ActorContext,
         *,
         run_dir: Path,
@@ -81,7 +82,7 @@ class TrainerActor:
         from consumer.backend import BackendConfig, make_backend
 
         # In a weight sync the ranks that hold a sender's other shards wait in a gather until the producers received.
-        timeout_s = COLLECTIVE_TIMEOUT_S + config.sync.sync_timeout_s
+        timeout_s = COLLECTIVE_TIMEOUT_S + config.transfer_timeout_s
         device = init_process_group(
             rank=self._rank,
             world_size=config.parallel.num_trainers,
@@ -91,11 +92,12 @@ class TrainerActor:
             seed=config.run.seed,
             device=self._device,
         )
+        models = _job_of(config).models(config)
         backend_config = BackendConfig(
             model_dir=self._resume_dir or Path(config.model.model),
             tokenizer_dir=Path(config.model.model),
-            reference_dir=Path(config.model.model) if config.algorithm.kl_coeff > 0 else None,
-            keeps_old_policy="old" in policy_gradient(config.with_gap_correction()).roles,
+            reference_dir=Path(config.model.model) if models.has_reference else None,
+            keeps_old_policy=models.keeps_old_policy,
             plugin=config.parallel.plugin,
             tp_size=config.parallel.tensor_parallel_size,
             pp_size=config.parallel.pipeline_parallel_size,
@@ -114,41 +116,20 @@ class TrainerActor:
 
     def run(self, coordinator: TrainerCoordinator, namespace: str) -> int:
         """Train until the run is over. Returns: optimizer steps taken."""
-        from consumer.logprob_mismatch import make_mismatch_meter
-        from consumer.weight_sync.rank_role import publishing
-
         config, backend = self._config, self._backend
         if backend is None:
             raise EngineError(f"trainer {self._rank} was not started")
-        meter = make_mismatch_meter(backend, config, self._timeline)
-        plain, correcting = (
-            TrainStep(
-                backend, objective, self._timeline, learning_rate=config.optimizer.learning_rate, mismatch_meter=meter
-            )
-            for objective in (policy_gradient(config), policy_gradient(config.with_gap_correction()))
-        )
-        publisher = publishing(
-            backend,
-            config,
-            lambda producer: RemoteProducer(f"producer-{producer}", namespace),
-            coordinator,
-            host=own_address(config),
-            directory=self._run_dir / "weights",
-        )
-        with closing(self._timeline), self._profiler() as profiler, publisher as publish:
-            loop = TrainLoop(
-                self._rank,
-                coordinator,
-                coordinator,
-                backend,
-                lambda is_corrected: correcting if is_corrected else plain,
-                publish=publish,
-                is_reporter=backend.layout.is_reporter,
+        with closing(self._timeline), self._profiler() as profiler:
+            trainer = Trainer(
+                rank=self._rank,
+                namespace=namespace,
+                run_dir=self._run_dir,
                 checkpoint_dir=self._checkpoint_dir,
-                on_step=profiler.step if profiler else lambda: None,
                 timeline=self._timeline,
+                on_step=profiler.step if profiler else lambda: None,
             )
-            steps = loop.run()
+            with _job_of(config).train_loop(config, trainer, backend, coordinator) as loop:
+                steps: int = loop.run()
         logger.info("trainer %d is done after %d steps", self._rank, steps)
         return steps
 
@@ -171,3 +152,8 @@ class TrainerActor:
             on_trace_ready=lambda p: p.export_chrome_trace(str(path)),
         ) as profiler:
             yield profiler
+
+
+def _job_of(config: TrainingConfig) -> Any:
+    """Return the module of `consumer.jobs` that a configuration is for."""
+    return next(job for kind, job in _JOBS.items() if isinstance(config, kind))

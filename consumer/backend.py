@@ -17,7 +17,7 @@ from torch import Tensor
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.checkpoint.directory import load_state
 from coati_rl.config.optimizer import OptimizerConfig
-from coati_rl.config.parallel import PluginName
+from coati_rl.config.training import PluginName
 from coati_rl.data.packing import blank_micro_batch
 from coati_rl.errors import ConfigError
 from coati_rl.protocols import LossFn, Role

@@ -18,12 +18,13 @@ from coati_rl.errors import RunError
 from coati_rl.observability.idle import IdleFraction
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import StepReports, TrainBackend, WorkSource
-from coati_rl.work import FinishWork, SaveWork, SyncWork, TrainWork, Wait, Work
+from coati_rl.work import EvaluateWork, FinishWork, SaveWork, SyncWork, TrainWork, Wait, Work
 from consumer.train_step import TrainStep
 
 logger = logging.getLogger(__name__)
 
 Publish = Callable[[SyncWork], None]
+Evaluate = Callable[[EvaluateWork], None]
 
 POLL_S = 5.0  # time limit of one request to the source, which then answers with the reason for waiting
 
@@ -31,6 +32,11 @@ POLL_S = 5.0  # time limit of one request to the source, which then answers with
 def _without_producers(work: SyncWork) -> None:
     """Raise, since a source without producers never orders a weight sync."""
     raise RunError(f"a weight sync to version {work.policy_version} is ordered in a run without producers")
+
+
+def _without_evaluation(work: EvaluateWork) -> None:
+    """Raise, since a coordinator with producers never orders trainers to evaluate."""
+    raise RunError(f"trainers are ordered to evaluate {work.name!r} in a run with producers")
 
 
 class TrainLoop:
@@ -47,6 +53,7 @@ class TrainLoop:
         is_reporter: bool,
         checkpoint_dir: Path,
         publish: Publish = _without_producers,
+        evaluate: Evaluate = _without_evaluation,
         on_step: Callable[[], None] = lambda: None,
         timeline: Timeline = NO_TIMELINE,
     ) -> None:
@@ -56,6 +63,7 @@ class TrainLoop:
         self._backend = backend
         self._train_step = train_step  # True: with a correction for the engine-trainer mismatch
         self._publish = publish
+        self._evaluate = evaluate
         self._is_reporter = is_reporter  # True on the one rank that reports optimizer steps
         self._checkpoint_dir = checkpoint_dir
         self._on_step = on_step  # called after every optimizer step (the profiler's clock)
@@ -80,6 +88,8 @@ class TrainLoop:
                         self._train(work)
                     elif isinstance(work, SyncWork):
                         self._publish(work)
+                    elif isinstance(work, EvaluateWork):
+                        self._evaluate(work)
                     elif isinstance(work, SaveWork):
                         self._save(work)
             return work.step
@@ -131,4 +141,6 @@ def _step_of(work: Work | None) -> int | None:
     """Return the optimizer step of an item, counted from 1; for a sync or save, the step it comes after."""
     if isinstance(work, TrainWork):
         return work.batch.step + 1
+    if isinstance(work, EvaluateWork):
+        return work.batch.step
     return work.policy_version if isinstance(work, SyncWork) else getattr(work, "step", None)

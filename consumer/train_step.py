@@ -16,7 +16,7 @@ from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import TrainBackend
 from consumer.logprob_mismatch import MismatchMeter
-from consumer.objectives.objective import Objective
+from consumer.objectives.objective import Objective, Targets
 from consumer.optim.learning_rate import cosine_learning_rate
 
 
@@ -64,7 +64,9 @@ class TrainStep:
         self._keep_old_policy(batch.step)
         if self._mismatch_meter is not None:
             self._add(self._mismatch_meter.measure(batch.micro_batches, step=batch.step))
-        self._waiting.append(dataclasses.replace(batch, micro_batches=self._with_targets(batch.micro_batches)))
+        micro_batches, sums = with_targets(self._objective, self._backend, batch.micro_batches, self._timeline)
+        self._add(sums)
+        self._waiting.append(dataclasses.replace(batch, micro_batches=micro_batches))
         if batch.is_last or not self._objective.needs_whole_step:
             for ready in self._take_ready():
                 with self._timeline.span("forward_backward"):
@@ -92,22 +94,6 @@ class TrainStep:
             self._backend.keep_old_policy()
             self._old_step = step - step % period
 
-    def _with_targets(self, micro_batches: tuple[MicroBatch, ...]) -> tuple[MicroBatch, ...]:
-        """Add the log-probabilities that the trainer computes, and the targets that depend on them."""
-        has_head = True
-        for name, model in self._objective.scores.items():
-            with self._timeline.span(f"score {model}"):
-                scores = self._backend.score(micro_batches, model)
-            has_head = len(scores) == len(micro_batches)
-            if has_head:
-                pairs = zip(micro_batches, scores, strict=True)
-                micro_batches = tuple(m.with_arrays(**{name: score.cpu().numpy()}) for m, score in pairs)
-        if not has_head:
-            return micro_batches  # no loss is computed here
-        micro_batches, sums = self._objective.targets(micro_batches)
-        self._add(sums)
-        return micro_batches
-
     def _take_ready(self) -> list[MiniBatch]:
         """Take the waiting mini-batches, with the loss arrays that depend on the whole step."""
         ready, self._waiting = self._waiting, []
@@ -126,3 +112,22 @@ class TrainStep:
 
     def _add(self, sums: dict[str, Tensor]) -> None:
         self._sums = merge_sums(self._sums, sums)
+
+
+def with_targets(
+    objective: Objective, backend: TrainBackend, micro_batches: tuple[MicroBatch, ...], timeline: Timeline
+) -> Targets:
+    """Add the log-probabilities that the trainer computes, and the targets that depend on them.
+
+    Returns: the micro-batches, and the sums that the targets report; those given on ranks without the LM head.
+    """
+    has_head = True
+    for name, model in objective.scores.items():
+        with timeline.span(f"score {model}"):
+            scores = backend.score(micro_batches, model)
+        has_head = len(scores) == len(micro_batches)
+        if has_head:
+            pairs = zip(micro_batches, scores, strict=True)
+            micro_batches = tuple(m.with_arrays(**{name: score.cpu().numpy()}) for m, score in pairs)
+    # Without the head no loss is computed here.
+    return objective.targets(micro_batches) if has_head else (micro_batches, {})

@@ -14,6 +14,7 @@ from typing import Any
 
 from coati_rl.checkpoint.directory import BEST_LINK, checkpoints_in, step_of
 from coati_rl.disk import disk_errors
+from coati_rl.errors import RunError
 from coati_rl.observability.records import evaluation_metrics, step_of_record
 
 BEST_FILE = "best.json"
@@ -31,7 +32,8 @@ class BestCheckpoint:
     def update(self) -> dict[str, Any] | None:
         """Name the best checkpoint anew, after an evaluation or a checkpoint is complete; the earliest of equal ones.
 
-        Returns: its record, if it is another one than before. Raises: RunError if it cannot be written.
+        Returns: its record, if it is another one than before. Raises: RunError if it cannot be written, or
+            no evaluation has the metric.
         """
         values = self._values()
         candidates = [step for path in checkpoints_in(self.checkpoints) if (step := step_of(path)) in values]
@@ -52,11 +54,16 @@ class BestCheckpoint:
         path = self.evaluation / "summary.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         summaries = [json.loads(line) for line in lines if step_of_record(line) is not None]
+        figures = [(each, evaluation_metrics(each)) for each in summaries]
+        of_set = [named for each, named in figures if self.metric.startswith(f"eval/{each['task']}/")]
+        if of_set and not any(self.metric in named for named in of_set):
+            raise RunError(
+                f"--keep-best {self.metric}: is no metric of the evaluations; use one of {', '.join(of_set[0])}"
+            )
         return {
-            each["step"]: figures[self.metric]
-            for each in summaries
-            if self.metric in (figures := evaluation_metrics(each))
-            and each.get("policy_versions", [each["step"]]) == [each["step"]]
+            each["step"]: named[self.metric]
+            for each, named in figures
+            if self.metric in named and each.get("policy_versions", [each["step"]]) == [each["step"]]
         }
 
     def _named(self) -> dict[str, Any] | None:
@@ -79,3 +86,15 @@ class BestCheckpoint:
     def _remove(self) -> None:
         for name in (BEST_LINK, BEST_FILE):
             (self.checkpoints / name).unlink(missing_ok=True)
+
+
+def best_checkpoint(metric: str | None, checkpoints: Path, evaluation: Path) -> BestCheckpoint | None:
+    """Return what names the best checkpoint of a run that begins or goes on; None without --keep-best.
+
+    The checkpoint that was named may have been set aside when the run was resumed, so one is named anew.
+    """
+    if metric is None:
+        return None
+    best = BestCheckpoint(metric=metric, checkpoints=checkpoints, evaluation=evaluation)
+    best.update()
+    return best

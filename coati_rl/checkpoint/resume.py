@@ -8,51 +8,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from coati_rl.checkpoint.directory import ROLLOUTS_FILE, find_checkpoint, read_state
 from coati_rl.checkpoint.position import Position, read_data_state
+from coati_rl.checkpoint.resumed_run import ResumedRun, changed_settings, check_shape, read_settings
 from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.config import Config
-from coati_rl.config.fields import role_of
 from coati_rl.config.tasks import TaskConfig
 from coati_rl.data.draw_order import DrawOrder, fingerprint, ground_truth_digest
 from coati_rl.data.prompt_source import drawn_prompt
 from coati_rl.errors import ConfigError
 from coati_rl.types import Prompt
 
-_SHAPE = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "tie_word_embeddings",
-)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ResumePoint:
-    """Hold a checkpoint that fits the configuration."""
+class ResumePoint(ResumedRun):
+    """Hold a checkpoint of a run with producers that fits the configuration."""
 
-    directory: Path  # the checkpoint
     position: Position
-    num_steps: int  # optimizer steps of the whole run, including those before the checkpoint
-    changes: tuple[str, ...]  # settings and ground truths that differ from the checkpoint's run, one line each
     untrained: UntrainedRollouts = field(default_factory=UntrainedRollouts)
 
-    def line(self) -> str:
-        """Return one line for the log."""
-        return f"resumes from step {self.position.step} of {self.directory}"
-
-    def record(self) -> dict[str, Any]:
-        """Return the record of the resumption in the run directory, as JSON."""
-        return {"step": self.position.step, "checkpoint": str(self.directory), "changes": list(self.changes)}
+    @property
+    def step(self) -> int:
+        """Return the optimizer steps taken."""
+        return self.position.step
 
 
 def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_prompts: int) -> ResumePoint | None:
@@ -68,6 +47,11 @@ def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_p
         return None
     directory = find_checkpoint(Path(config.run.checkpoint_path))
     state = read_state(directory)
+    if job := state.get("data", {}).get("job"):
+        raise ConfigError(
+            f"--checkpoint-path {directory}: is a checkpoint of coati-rl {job}; start from its weights with "
+            f"--model {directory}"
+        )
     try:
         position, order = read_data_state(state.get("data", {}))
     except (ValueError, TypeError, AttributeError) as error:
@@ -77,7 +61,7 @@ def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_p
         ) from error
     _check_draw_order(config, prompts, order, directory)
     if prompts is not None:
-        _check_shape(config, directory)
+        check_shape(config, directory)
     changes, untrained = [*_changes(config, directory), *_changed_truths(config, prompts, order)], UntrainedRollouts()
     if changes and position.kept:
         # The rollouts may have other lengths, rewards or group sizes than this run's.
@@ -122,26 +106,6 @@ def _check_draw_order(config: Config, prompts: Sequence[Prompt] | None, order: D
         )
 
 
-def _check_shape(config: Config, directory: Path) -> None:
-    here, there = _shape(Path(config.model.model)), _shape(directory)
-    differences = [f"{name} {there[name]} instead of {here[name]}" for name in _SHAPE if here[name] != there[name]]
-    if differences:
-        raise ConfigError(
-            f"--checkpoint-path {directory}: its model differs from --model {config.model.model}: "
-            f"{', '.join(differences)}; use the --model of that run"
-        )
-
-
-def _shape(directory: Path) -> dict[str, Any]:
-    from transformers import AutoConfig
-
-    try:
-        model = AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"--checkpoint-path {directory}: config.json cannot be read: {error}") from error
-    return {name: getattr(model, name, None) for name in _SHAPE}
-
-
 def _num_steps(config: Config, position: Position, num_prompts: int, directory: Path) -> int:
     data = config.data
     if data.max_steps is not None and position.step >= data.max_steps:
@@ -160,18 +124,11 @@ def _num_steps(config: Config, position: Position, num_prompts: int, directory: 
 
 
 def _changes(config: Config, directory: Path) -> list[str]:
-    path = directory.parent.parent / "config.yaml"
-    try:
-        before = Config.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, yaml.YAMLError, TypeError) as error:
-        cause = " ".join(str(error).split())
-        return [f"settings are not compared with the checkpoint's run: {path} cannot be read: {cause}"]
-    old, new = before.flat(), config.flat()
-    names = [name for name, field in Config.fields().items() if role_of(field) == "experiment" and name != "tasks"]
-    pairs = [(name, old[name], new[name]) for name in names]
+    before = read_settings(config, directory)
+    if isinstance(before, str):
+        return [before]
     # T, P, tbs and ibs may differ where these do not.
-    pairs += [(name, getattr(before, name), getattr(config, name)) for name in ("prompts_per_step", "sync_period")]
-    changes = [f"{name} was {was!r} and is {now!r} now" for name, was, now in pairs if was != now]
+    changes = changed_settings(before, config, sizes=("prompts_per_step", "sync_period"), without=("tasks",))
     return [*changes, *_task_changes(before.data.tasks or {}, config.data.tasks or {})]
 
 

@@ -1,4 +1,5 @@
-"""argv -> Config. The flags are built from the config model; --config reads the same fields from YAML, flags win.
+"""argv -> the configuration of a command. The flags are built from its model; --config reads the same fields from YAML,
+flags win.
 
 Whatever is wrong ends in one ConfigError that names field, value and remedy.
 """
@@ -8,18 +9,22 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from coati_rl.config.commands import commands_with
 from coati_rl.config.config import Config
 from coati_rl.config.fields import described, spelling
 from coati_rl.config.named_paths import read_paths
 from coati_rl.config.presets import without_dependents
 from coati_rl.config.tasks import TaskConfig
+from coati_rl.config.training import TrainingConfig
 from coati_rl.config.yaml_file import did_you_mean, read_yaml
 from coati_rl.errors import ConfigError
+
+Job = TypeVar("Job", bound=TrainingConfig)
 
 _PATHS = ("dataset", "eval_dataset")  # repeated for several
 
@@ -32,41 +37,52 @@ class _Parser(argparse.ArgumentParser):
 class _Help(argparse.Action):
     """--help prints all groups of flags, --help GROUP one of them; both exit."""
 
+    def __init__(self, *args: Any, job: type[TrainingConfig], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._job = job
+
     def __call__(self, parser: argparse.ArgumentParser, _: Any, group: Any, __: str | None = None) -> None:
-        if group is not None and group not in Config.sections():
-            raise ConfigError(f"--help {group}: there is no such group of flags; use {', '.join(Config.sections())}")
-        build_parser(group).print_help()
+        groups = self._job.sections()
+        if group is not None and group not in groups:
+            raise ConfigError(f"--help {group}: there is no such group of flags; use {', '.join(groups)}")
+        build_parser(group, self._job).print_help()
         parser.exit()
 
 
-def build_parser(group: str | None = None) -> argparse.ArgumentParser:
-    """All flags of the config model in groups, one for each section; or one group. Plus --config and --dry-run."""
+def build_parser(group: str | None = None, job: type[TrainingConfig] = Config) -> argparse.ArgumentParser:
+    """All flags of a job's config in groups, one for each section; or one group. Plus --config and --dry-run."""
     parser = _Parser(
-        prog="rl_example.py",
+        prog=job.prog(),
         usage="%(prog)s -m TEXT -d TEXT [--config FILE.yaml] [--dry-run] [flags of the groups below]",
-        description="Reinforcement learning of a language model: vLLM producers, ColossalAI trainers, rewards. "
-        f"--help GROUP shows one group of flags: {', '.join(Config.sections())}.",
+        description=f"{job.SUMMARY} --help GROUP shows one group of flags: {', '.join(job.sections())}.",
         allow_abbrev=False,
         add_help=False,
     )
-    fields, sections, section_of = Config.fields(), Config.sections(), Config.section_of()
-    for title, names in _groups(group).items():
+    fields, sections, section_of = job.fields(), job.sections(), job.section_of()
+    for title, names in _groups(group, job).items():
         summaries = dict.fromkeys(sections[section_of[name]].__doc__ or "" for name in names)
         listed = parser.add_argument_group(title, " ".join(summaries))
         for name in names:
             _add_flag(listed, name, fields[name])
     general = parser.add_argument_group("general")
     general.add_argument(
-        "-h", "--help", action=_Help, nargs="?", default=argparse.SUPPRESS, metavar="GROUP", help="List flags and exit."
+        "-h",
+        "--help",
+        action=_Help,
+        job=job,
+        nargs="?",
+        default=argparse.SUPPRESS,
+        metavar="GROUP",
+        help="List flags and exit.",
     )
     general.add_argument("--config", metavar="FILE.yaml", help="Read fields from YAML; flags override them.")
     general.add_argument("--dry-run", action="store_true", help="Print the resolved plan and exit.")
     return parser
 
 
-def _groups(group: str | None) -> dict[str, list[str]]:
+def _groups(group: str | None, job: type[TrainingConfig]) -> dict[str, list[str]]:
     """Title -> fields of the groups of --help; the two flags that every run is given come first."""
-    groups = {name: [*section.model_fields] for name, section in Config.sections().items()}
+    groups = {name: [*section.model_fields] for name, section in job.sections().items()}
     if group is not None:
         return {group: groups[group]}
     model_and_data = dict.fromkeys(["model", "dataset", *groups.pop("model"), *groups.pop("data")])
@@ -98,17 +114,22 @@ def _metavar(field: FieldInfo) -> str:
 
 
 def parse(argv: Sequence[str]) -> tuple[Config, bool]:
-    """Returns: the config, and whether only a plan is wanted (--dry-run). Raises: ConfigError."""
-    parser = build_parser()
-    argv = _known_spellings(argv, {name for action in parser._actions for name in action.option_strings})
+    """Parse the command line of reinforcement learning; see `parse_job`."""
+    return parse_job(argv, Config)
+
+
+def parse_job(argv: Sequence[str], job: type[Job]) -> tuple[Job, bool]:
+    """Returns: the job's config, and whether only a plan is wanted (--dry-run). Raises: ConfigError."""
+    parser = build_parser(job=job)
+    argv = _known_spellings(argv, {name for action in parser._actions for name in action.option_strings}, job)
     given = vars(parser.parse_args(argv))
     path, dry_run = given.pop("config"), given.pop("dry_run")
-    values = without_dependents(read_yaml(Path(path), Config), given, Config.fields()) if path else {}
+    values = without_dependents(read_yaml(Path(path), job), given, job.fields()) if path else {}
     values.update(given)
-    return build_config({name: _from_text(name, value) for name, value in values.items()}), dry_run
+    return build_job({name: _from_text(name, value, job) for name, value in values.items()}, job), dry_run
 
 
-def _known_spellings(argv: Sequence[str], names: set[str]) -> list[str]:
+def _known_spellings(argv: Sequence[str], names: set[str], job: type[TrainingConfig]) -> list[str]:
     """--train_batch_size is --train-batch-size and the other way round. Raises: ConfigError for an unknown flag."""
     by_hyphens = {name.replace("_", "-"): name for name in names}
     known = []
@@ -118,6 +139,8 @@ def _known_spellings(argv: Sequence[str], names: set[str]) -> list[str]:
         if re.fullmatch(r"--?[A-Za-z][\w-]*", name):
             found = by_hyphens.get(name.replace("_", "-"))
             if found is None:
+                if others := commands_with(name):
+                    raise ConfigError(f"{name}: is a flag of coati-rl {' | '.join(others)}, and {job.prog()} lacks it")
                 raise ConfigError(f"unknown flag {name}; {did_you_mean(name, names, '--help lists the flags')}")
             word = found + equals + value
         known.append(word)
@@ -125,26 +148,33 @@ def _known_spellings(argv: Sequence[str], names: set[str]) -> list[str]:
 
 
 def build_config(values: dict[str, Any]) -> Config:
+    """Validate the fields of reinforcement learning; see `build_job`."""
+    return build_job(values, Config)
+
+
+def build_job(values: dict[str, Any], job: type[Job]) -> Job:
     """Validate fields one by one. Raises: ConfigError with every wrong field on a line of its own.
 
     Args:
         values: by flat name, by section, or both.
+        job: whose fields they are.
     """
     try:
-        values = Config.flattened(values)
-        return Config(**values)
+        values = job.flattened(values)
+        return job(**values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(problem, values) for problem in error.errors())) from error
+        raise ConfigError("\n".join(_explain(problem, values, job) for problem in error.errors())) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
-def _from_text(name: str, value: Any) -> Any:
+def _from_text(name: str, value: Any, job: type[TrainingConfig]) -> Any:
     """Return what a shell can only say as text, and YAML may: None, and JSON objects."""
     if name in _PATHS and isinstance(value, str | list) and value:
         texts = [value] if isinstance(value, str) else value
-        flag = spelling(name, Config.fields()[name])
-        return None if texts[-1] == "None" else read_paths(flag, texts, needs_names=name == "eval_dataset")
+        field = job.fields()[name]
+        needs_names = described(field, "metavar") == "NAME=PATH"
+        return None if texts[-1] == "None" else read_paths(spelling(name, field), texts, needs_names=needs_names)
     if value == "None":
         return None
     if name == "tasks" and isinstance(value, str):
@@ -156,10 +186,10 @@ def _from_text(name: str, value: Any) -> Any:
     return value
 
 
-def _explain(problem: Any, values: dict[str, Any]) -> str:
+def _explain(problem: Any, values: dict[str, Any], job: type[TrainingConfig]) -> str:
     """A mistake by the name of its flag; `values` are flat."""
-    message, fields = str(problem["msg"]).removeprefix("Value error, "), Config.fields()
-    name, *parts = [*problem["loc"][1:], ""] if problem["loc"] and problem["loc"][0] in Config.sections() else [""]
+    message, fields = str(problem["msg"]).removeprefix("Value error, "), job.fields()
+    name, *parts = [*problem["loc"][1:], ""] if problem["loc"] and problem["loc"][0] in job.sections() else [""]
     if problem["type"] == "extra_forbidden" and name == "tasks":
         task, setting = parts[:2]
         known = tuple(TaskConfig.model_fields)
@@ -170,5 +200,5 @@ def _explain(problem: Any, values: dict[str, Any]) -> str:
     if name not in fields:
         return message
     part = "".join(f"{key!r}: " for key in parts[:-1])  # the entry of an object or a list
-    source = "" if name in values else f" (set by --algo {values.get('algo')})"
+    source = "" if name in values or "algo" not in fields else f" (set by --algo {values.get('algo')})"
     return f"{spelling(name, fields[name])} {part}{problem['input']!r}{source}: {message}"

@@ -1,36 +1,55 @@
 """The configuration of a reinforcement learning run: its sections, and the numbers that follow from several of them."""
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from coati_rl.algorithms.choices import CORRECTION_BOUNDS
 from coati_rl.config.algorithm import PRESET_FIELDS, AlgorithmConfig
-from coati_rl.config.cluster import ClusterConfig
 from coati_rl.config.data import DataConfig
-from coati_rl.config.model import ModelConfig
+from coati_rl.config.fields import Section
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.parallel import ParallelConfig
 from coati_rl.config.presets import read_preset
 from coati_rl.config.reward import RewardConfig
 from coati_rl.config.run import RunConfig
 from coati_rl.config.sampling import SamplingConfig
-from coati_rl.config.sections import JobConfig
 from coati_rl.config.sync import SyncConfig
+from coati_rl.config.training import TrainingConfig
 from coati_rl.types import DEFAULT_TASK
 
+_SECTIONS = (
+    "model",
+    "data",
+    "sampling",
+    "reward",
+    "algorithm",
+    "optimizer",
+    "parallel",
+    "cluster",
+    "sync",
+    "run",
+)
 
-class Config(JobConfig):
+
+class Config(TrainingConfig):
     """A run's settings, each validated alone; `rules.check` validates them together."""
 
-    model: ModelConfig = ModelConfig()
+    COMMAND: ClassVar[str] = "python rl_example.py"
+    PASSES: ClassVar[str] = "--num-episodes"
+    SUMMARY: ClassVar[str] = "Reinforcement learning of a language model: vLLM producers, ColossalAI trainers, rewards."
+
     data: DataConfig = DataConfig()
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
     parallel: ParallelConfig = ParallelConfig()
-    cluster: ClusterConfig = ClusterConfig()
     sync: SyncConfig = SyncConfig()
     run: RunConfig = RunConfig()
+
+    @classmethod
+    def sections(cls) -> dict[str, type[Section]]:
+        """Return the section classes by name, in the order of --help."""
+        found = super().sections()
+        return {name: found[name] for name in _SECTIONS}
 
     @classmethod
     def _completed(cls, flat: dict[str, Any]) -> dict[str, Any]:
@@ -50,9 +69,24 @@ class Config(JobConfig):
         return {name: self.of_task(name) for name in dict.fromkeys((DEFAULT_TASK, *(self.data.tasks or {}), *named))}
 
     @property
-    def dp(self) -> int:
-        """Data-parallel trainer groups."""
-        return self.parallel.num_trainers // (self.parallel.tensor_parallel_size * self.parallel.pipeline_parallel_size)
+    def num_producers(self) -> int:
+        """Inference engines."""
+        return self.parallel.num_inferencer
+
+    @property
+    def producer_width(self) -> int:
+        """Processes of one inference engine."""
+        return self.parallel.producer_tensor_parallel_size
+
+    @property
+    def transfer_timeout_s(self) -> float:
+        """Deadline of a weight transfer to producers, seconds."""
+        return self.sync.sync_timeout_s
+
+    @property
+    def max_sample_tokens(self) -> int:
+        """Tokens of the longest training sample."""
+        return self.max_model_len
 
     @property
     def prompts_per_step(self) -> int:
@@ -83,11 +117,6 @@ class Config(JobConfig):
     def num_slots(self) -> int:
         """Prompts that may be rolled out ahead of the weights."""
         return (self.sync.n_behind + 1) * self.prompts_per_rollout
-
-    @property
-    def num_devices(self) -> int:
-        """GPUs of a run in GPU mode."""
-        return self.parallel.num_inferencer * self.parallel.producer_tensor_parallel_size + self.parallel.num_trainers
 
     @property
     def recomputes_old_logprobs(self) -> bool:

@@ -86,7 +86,9 @@ class OutputConfig(Section):
 class EngineConfig(Section):
     """The inference engine of this process."""
 
-    device: Literal["auto", "cpu", "cuda"] = execution("auto", "Where the engine runs; auto takes a GPU if there is one.")
+    device: Literal["auto", "cpu", "cuda"] = execution(
+        "auto", "Where the engine runs; auto takes a GPU if there is one."
+    )
     inference_microbatch_size: int = execution(32, "Prompts in flight, of g samples each.", short="-imbs", ge=1)
     producer_tensor_parallel_size: int = _shared(ParallelConfig, "producer_tensor_parallel_size")
     gpu_memory_utilization: float = execution(0.9, "Share of a GPU's memory that vLLM takes.", gt=0, lt=1)

@@ -60,4 +60,6 @@ def _rewards(config: GenerateConfig) -> Iterator[str]:
         if tasks[name].given.get("reward_type") == NO_REWARD:
             yield f"--tasks {name}: reward_type {NO_REWARD}: score all rows, or none"
         else:
-            yield from (f"--tasks {name}: {each}" for each in reward_problems(run.of_task(name)) if each not in problems)
+            yield from (
+                f"--tasks {name}: {each}" for each in reward_problems(run.of_task(name)) if each not in problems
+            )

@@ -6,7 +6,7 @@ from coati_rl.config.config import Config
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device
 
-_TOKEN_BUDGET = 16384  # of a micro-batch: fewer tokens leave matrix products, and the traffic of gradients, inefficient
+TOKEN_BUDGET = 16384  # of a micro-batch: fewer tokens leave matrix products, and the traffic of gradients, inefficient
 _GIB = 2**30
 _CONTEXT_BYTES = _GIB  # CUDA's context and NCCL's buffers, which vLLM's share does not count
 
@@ -18,7 +18,7 @@ def with_device_defaults(config: Config, device: Device) -> Config:
         return config
     defaults = {
         "train_microbatch_size": config.parallel.train_minibatch_size * config.sampling.num_generations,
-        "max_tokens_per_microbatch": max(_TOKEN_BUDGET, config.max_model_len),
+        "max_tokens_per_microbatch": max(TOKEN_BUDGET, config.max_model_len),
         "gradient_checkpointing": True,
     }
     return config.with_changes(**{name: value for name, value in defaults.items() if name not in said})

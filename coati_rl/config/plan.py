@@ -1,17 +1,18 @@
 """Derive from a config the numbers a person checks before starting a long run (--dry-run prints them)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.config import Config
-from coati_rl.config.parallel import PluginName
+from coati_rl.config.training import PluginName, TrainingConfig
 from coati_rl.plugins import is_plugin
 from coati_rl.types import Device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """Derived sizes of a run."""
+class TrainingPlan:
+    """Derived sizes of any training job."""
 
     num_devices: int  # GPUs when device is cuda, else processes
     device: Device
@@ -21,6 +22,42 @@ class Plan:
     tensor_parallel_size: int
     pipeline_parallel_size: int
     zero_stage: int
+    num_steps: int | None
+
+    def lines(self) -> list[str]:
+        """One line a number, for people."""
+        return [
+            f"{'devices':<24}{self.num_devices} ({self.device}, {self.precision})",
+            f"{'data-parallel groups':<24}{self.dp}{self._inside_a_group()}",
+        ]
+
+    def _inside_a_group(self) -> str:
+        parts = {"tp": self.tensor_parallel_size, "pp": self.pipeline_parallel_size}
+        named = [f"{name} {size}" for name, size in parts.items() if size > 1]
+        named += [f"ZeRO stage {self.zero_stage}"] if self.zero_stage else []
+        named += ["FSDP2"] if self.plugin == "fsdp2" else []
+        return f" ({', '.join(named)})" if named else ""
+
+
+def layout_sizes(config: TrainingConfig, device: Device) -> dict[str, Any]:
+    """Return the fields of a plan that say how the model is trained on which devices."""
+    parallel = config.parallel
+    return {
+        "num_devices": config.num_devices,
+        "device": device,
+        "precision": resolve_precision(config, device),
+        "dp": config.dp,
+        "plugin": parallel.plugin,
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "pipeline_parallel_size": parallel.pipeline_parallel_size,
+        "zero_stage": parallel.zero_stage,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan(TrainingPlan):
+    """Derived sizes of a run with producers."""
+
     prompts_per_step: int
     samples_per_step: int
     micro_batches_per_step: int  # per dp rank, if all samples are valid
@@ -28,7 +65,6 @@ class Plan:
     sync_period: int  # optimizer steps between weight syncs (K)
     num_slots: int  # prompts in rollout or waiting, at most
     num_prompts: int | None  # drawn over all episodes; None when the dataset was not read
-    num_steps: int | None
     is_dynamic: bool  # groups may be replaced, so that the prompts fill fewer steps than that
     algorithm: str  # the preset, and the parts that a run's outcome hangs on
 
@@ -37,8 +73,7 @@ class Plan:
         at_least = "at least " if self.is_token_bound else ""
         at_most = "at most " if self.is_dynamic else ""
         return [
-            f"{'devices':<24}{self.num_devices} ({self.device}, {self.precision})",
-            f"{'data-parallel groups':<24}{self.dp}{self._inside_a_group()}",
+            *TrainingPlan.lines(self),
             f"{'prompts per step':<24}{self.prompts_per_step}",
             f"{'samples per step':<24}{self.samples_per_step}",
             f"{'micro-batches per step':<24}{at_least}{self.micro_batches_per_step} per dp rank",
@@ -48,13 +83,6 @@ class Plan:
             f"{'optimizer steps':<24}{'unknown' if self.num_steps is None else f'{at_most}{self.num_steps}'}",
             f"{'algorithm':<24}{self.algorithm}",
         ]
-
-    def _inside_a_group(self) -> str:
-        parts = {"tp": self.tensor_parallel_size, "pp": self.pipeline_parallel_size}
-        named = [f"{name} {size}" for name, size in parts.items() if size > 1]
-        named += [f"ZeRO stage {self.zero_stage}"] if self.zero_stage else []
-        named += ["FSDP2"] if self.plugin == "fsdp2" else []
-        return f" ({', '.join(named)})" if named else ""
 
 
 def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Plan:
@@ -68,14 +96,7 @@ def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Pla
         -parallel.train_minibatch_size * config.sampling.num_generations // parallel.train_microbatch_size
     )
     return Plan(
-        num_devices=config.num_devices,
-        device=device,
-        precision=resolve_precision(config, device),
-        dp=config.dp,
-        plugin=parallel.plugin,
-        tensor_parallel_size=parallel.tensor_parallel_size,
-        pipeline_parallel_size=parallel.pipeline_parallel_size,
-        zero_stage=parallel.zero_stage,
+        **layout_sizes(config, device),
         prompts_per_step=config.prompts_per_step,
         samples_per_step=config.prompts_per_step * config.sampling.num_generations,
         micro_batches_per_step=per_mini_batch * parallel.train_batch_size // parallel.train_minibatch_size,
@@ -121,6 +142,6 @@ def _clipping(algorithm: AlgorithmConfig) -> str:
     return f"{algorithm.policy_loss} {bounds} per {algorithm.ratio_level}"
 
 
-def resolve_precision(config: Config, device: Device) -> str:
+def resolve_precision(config: TrainingConfig, device: Device) -> str:
     """fp32 or bf16; bf16 by default on GPUs and under ZeRO, which keeps float32 masters of bfloat16 weights."""
     return config.model.precision or ("bf16" if device == "cuda" or config.parallel.zero_stage > 0 else "fp32")

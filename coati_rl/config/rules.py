@@ -13,6 +13,7 @@ from coati_rl.config.algorithm_rules import algorithm_problems, needs_group
 from coati_rl.config.config import Config
 from coati_rl.config.evaluation_rules import evaluation_problems
 from coati_rl.config.reward_rules import reward_problems, service_problems
+from coati_rl.config.trainer_rules import plugin_problems, zero_problems
 from coati_rl.errors import ConfigError
 from coati_rl.types import DEFAULT_TASK
 
@@ -29,8 +30,14 @@ _FLAGS = {
 
 def check(config: Config) -> None:
     """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
-    problems = [*reward_problems(config), *algorithm_problems(config), *_sizes(config), *_memory(config)]
-    problems += [*service_problems(config), *_plugin(config), *_lengths(config), *_sampling(config)]
+    problems = [
+        *reward_problems(config),
+        *algorithm_problems(config),
+        *_sizes(config),
+        *zero_problems(config),
+        *_budget(config),
+    ]
+    problems += [*service_problems(config), *plugin_problems(config), *_lengths(config), *_sampling(config)]
     problems += [*evaluation_problems(config)]
     problems += [*_of_tasks(config, known=problems), *_unknown_tasks(config)]
     if problems:
@@ -154,20 +161,9 @@ def nearest_divisor(whole: int, start: int) -> int:
     return min([*small, *(whole // n for n in small)], key=lambda n: (abs(n - start), -n))
 
 
-def _memory(config: Config) -> Iterator[str]:
-    """ZeRO and the token budget: what they cannot be combined with."""
-    parallel = config.parallel
-    zero, pp, budget = parallel.zero_stage, parallel.pipeline_parallel_size, parallel.max_tokens_per_microbatch
-    if zero == 2 and pp > 1:
-        yield (
-            f"-zero 2 with -pp {pp}: stage 2 hands a gradient out as soon as it is made, and a pipeline makes it in "
-            "several backward passes; use -zero 1 or -pp 1"
-        )
-    if zero > 0 and config.model.precision == "fp32":
-        yield (
-            f"-zero {zero} with --precision fp32: ZeRO keeps float32 masters of bfloat16 weights; "
-            "use --precision bf16 or -zero 0"
-        )
+def _budget(config: Config) -> Iterator[str]:
+    """Check that the longest sample fits the token budget."""
+    budget = config.parallel.max_tokens_per_microbatch
     if budget is not None and budget < config.max_model_len:
         yield (
             f"--max-tokens-per-microbatch {budget}: a single sample may have {_named_length(config)} tokens; "
@@ -198,20 +194,6 @@ def _lengths(config: Config) -> Iterator[str]:
         yield (
             f"--max-episode-tokens {episode}: leaves no token to be sampled after a prompt of -mpt {prompt}; "
             f"use --max-episode-tokens {prompt + config.sampling.max_new_tokens}, which is mpt + mnt, or a smaller -mpt"
-        )
-
-
-def _plugin(config: Config) -> Iterator[str]:
-    """FSDP2 has one axis: all trainers."""
-    parallel = config.parallel
-    given = {"-tp": parallel.tensor_parallel_size, "-pp": parallel.pipeline_parallel_size, "-zero": parallel.zero_stage}
-    off = {"-tp": 1, "-pp": 1, "-zero": 0}
-    others = [flag for flag, value in given.items() if value != off[flag]]
-    if parallel.plugin == "fsdp2" and others:
-        yield (
-            f"--plugin fsdp2 with {' '.join(f'{flag} {given[flag]}' for flag in others)}: it shards weights, gradients "
-            "and optimizer states over all trainers, and cuts nothing else; "
-            f"use {' '.join(f'{flag} {off[flag]}' for flag in others)} or --plugin hybrid"
         )
 
 

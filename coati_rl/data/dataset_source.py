@@ -81,8 +81,26 @@ class DatasetSource:
             return FinishWork(step=self.num_steps)
         kind, step = self._items[index]
         if kind == "save":
-            return SaveWork(step=step, data_state={**self._order, "step": step})
-        return TrainWork(batch=self._batches(step)[rank // self._settings.trainers_per_dp_rank])
+            return SaveWork(step=step, data_state=self.data_state(step))
+        return TrainWork(batch=self.batches(step)[rank // self._settings.trainers_per_dp_rank])
+
+    @property
+    def first_step(self) -> int:
+        """Return the number of optimizer steps taken before this run."""
+        return self._first_step
+
+    def statistics(self, step: int) -> dict[str, Any]:
+        """Return the figures of optimizer step `step`, from 0, that the data decides."""
+        batches, settings = self.batches(step), self._settings
+        return {
+            "epoch": (step + 1) * settings.batch_size / len(self._samples),
+            "num_samples": sum(len(batch.samples.lengths) for batch in batches),
+            "num_tokens": sum(batch.samples.num_tokens for batch in batches),
+        }
+
+    def data_state(self, step: int) -> dict[str, Any]:
+        """Return the position after `step` optimizer steps, as JSON."""
+        return {**self._order, "step": step}
 
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:
         """Take the metrics of optimizer step `step`, from 0."""
@@ -98,32 +116,13 @@ class DatasetSource:
         return [("train", step), *([("save", done)] if is_saved else [])]
 
     @lru_cache(maxsize=1)  # noqa: B019, one instance a process, and ranks of one process share a step
-    def _batches(self, step: int) -> list[RaggedBatch]:
+    def batches(self, step: int) -> list[RaggedBatch]:
+        """Return each dp rank's part of optimizer step `step`, from 0."""
         settings = self._settings
         units_per_step = settings.batch_size // settings.unit
         first = step * units_per_step
         samples = [sample for number in range(first, first + units_per_step) for sample in self._draw(number)]
-        num_tokens = sum(sample.num_loss_tokens for sample in samples)
-        parts = plan_batches(
-            samples,
-            num_ranks=settings.dp,
-            max_samples=settings.micro_batch_size,
-            max_tokens=settings.max_tokens_per_microbatch,
-            one_sample_per_row=settings.one_sample_per_row,
-            unit=settings.unit,
-        )
-        return [
-            RaggedBatch(
-                step=step,
-                samples=ragged,
-                plan=plan,
-                one_sample_per_row=settings.one_sample_per_row,
-                is_last=True,
-                loss_scale=1 / num_tokens if num_tokens else 0.0,
-                learning_rate_progress=step / self.num_steps,
-            )
-            for ragged, plan in parts
-        ]
+        return _batches(samples, settings, step=step, is_last=True, learning_rate_progress=step / self.num_steps)
 
     def _draw(self, number: int) -> Sequence[Sample]:
         """Return unit `number`, counted over all epochs."""
@@ -132,6 +131,45 @@ class DatasetSource:
         epoch, place = divmod(number, num_units)
         start = _order(self._settings.seed, epoch, num_units)[place] * unit
         return self._samples[start : start + unit]
+
+
+def evaluation_parts(samples: Sequence[Sample], settings: DatasetSettings) -> list[list[RaggedBatch]]:
+    """Return the batches of an evaluation set: parts of one step's size, each with a batch per dp rank; step is 0."""
+    size = settings.batch_size
+    starts = range(0, len(samples), size)
+    return [_batches(samples[start : start + size], settings, step=0, is_last=start == starts[-1]) for start in starts]
+
+
+def _batches(
+    samples: Sequence[Sample],
+    settings: DatasetSettings,
+    *,
+    step: int,
+    is_last: bool,
+    learning_rate_progress: float = 0.0,
+) -> list[RaggedBatch]:
+    """Share samples out to dp ranks and their micro-batches."""
+    num_tokens = sum(sample.num_loss_tokens for sample in samples)
+    parts = plan_batches(
+        samples,
+        num_ranks=settings.dp,
+        max_samples=settings.micro_batch_size,
+        max_tokens=settings.max_tokens_per_microbatch,
+        one_sample_per_row=settings.one_sample_per_row,
+        unit=settings.unit,
+    )
+    return [
+        RaggedBatch(
+            step=step,
+            samples=ragged,
+            plan=plan,
+            one_sample_per_row=settings.one_sample_per_row,
+            is_last=is_last,
+            loss_scale=1 / num_tokens if num_tokens else 0.0,
+            learning_rate_progress=learning_rate_progress,
+        )
+        for ragged, plan in parts
+    ]
 
 
 @lru_cache(maxsize=2)

@@ -26,7 +26,7 @@ def step_line(record: dict[str, Any], num_steps: int | None) -> str:
 
 
 def tokens_per_s(record: dict[str, Any]) -> float:
-    """Return response tokens, or loss tokens without rollouts, over the step's wall time on the trainers."""
+    """Return response tokens, or all tokens of samples without rollouts, over the step's wall time on the trainers."""
     seconds = sum(record.get(key) or 0 for key in ("rollout_wait_s", "train_s", "sync_s"))
-    num_tokens = record.get("num_response_tokens", record.get("loss_tokens")) or 0
+    num_tokens = record.get("num_response_tokens", record.get("num_tokens")) or 0
     return float(num_tokens / seconds) if seconds else 0.0

@@ -98,6 +98,9 @@ class ProgressDisplay:
         kind = event["event"]
         if kind == "step":
             self._show_step(event)
+        elif kind == "evaluation" and "metrics" in event:
+            numbers = [f"{name} {value:.4g}" for name, value in event["metrics"].items()]
+            self.print_line(f"step {event['step']}: {event['task']} {'  '.join(numbers)}")
         elif kind == "evaluation":
             self.print_line(f"step {event['step']}: {event['task']} {_accuracy(event)}")
         elif kind == "checkpoint":

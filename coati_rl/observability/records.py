@@ -10,6 +10,9 @@ from coati_rl.types import Score
 _MAX_TRUTH_LENGTH = 2000  # characters: the tests of a program may be megabytes, and a line is written for each sample
 
 
+_SETTINGS = ("step", "temperature")  # numbers of an evaluation that are no figures of it
+
+
 def score_fields(score: Score) -> dict[str, Any]:
     """Return a score's fields of a line; breakdown and filter score only if present. NaN becomes null."""
     fields: dict[str, Any] = {
@@ -27,7 +30,7 @@ def score_fields(score: Score) -> dict[str, Any]:
 
 
 def evaluation_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of an evaluation set's summary by their names in charts: eval/SET/accuracy, eval/SET/pass@4.
+    """Return the figures of an evaluation set's summary by their names in charts: eval/SET/accuracy, eval/SET/loss.
 
     Those of a task, in a set that has several, are eval/SET/TASK/accuracy, ...
     """
@@ -37,7 +40,7 @@ def evaluation_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
         f"{where}/{key}": value
         for where, values in figures.items()
         for key, value in values.items()
-        if isinstance(value, float) and key != "temperature"
+        if isinstance(value, int | float) and not key.startswith("num_") and key not in _SETTINGS
     }
 
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from coati_rl.config import Config
+from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import disk_errors
 from coati_rl.errors import ConfigError
 
@@ -91,7 +91,7 @@ class TensorBoardSink:
 class WandbSink:
     """Log to a run in the user's W&B project."""
 
-    def __init__(self, config: Config, run_dir: Path) -> None:
+    def __init__(self, config: TrainingConfig, run_dir: Path) -> None:
         try:
             import wandb
         except ImportError as error:
@@ -115,7 +115,7 @@ class WandbSink:
         self._run.finish()
 
 
-def open_sinks(config: Config, run_dir: Path, *, first_step: int = 0) -> list[Sink]:
+def open_sinks(config: TrainingConfig, run_dir: Path, *, first_step: int = 0) -> list[Sink]:
     """Open the sinks of a run, which was resumed after `first_step` optimizer steps."""
     tensorboard = TensorBoardSink(run_dir / "tensorboard", first_step=first_step)
     sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl"), tensorboard]

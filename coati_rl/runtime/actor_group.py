@@ -5,28 +5,18 @@ reservation.
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 
-from coati_rl.checkpoint.best import BestCheckpoint
-from coati_rl.config import Config
-from coati_rl.coordinator.coordinator import Coordinator
-from coati_rl.coordinator.evaluation import EvaluationRounds
-from coati_rl.coordinator.logprob_mismatch import Precision
-from coati_rl.coordinator.run_state import RunStart
-from coati_rl.coordinator.settings import coordinator_settings
-from coati_rl.data.prompt_source import DatasetPrompts, probe_tokens
-from coati_rl.observability.rollouts import RolloutRecorder
-from coati_rl.protocols import GroupScorer
+from coati_rl.runtime.actor_classes import ActorClasses
 from coati_rl.runtime.cluster import actor_options, own_namespace
 from coati_rl.runtime.hangs import HangTimeouts
 from coati_rl.runtime.heartbeats import Heartbeats
 from coati_rl.runtime.placement_manager import PlacementManager, Reservation
-from coati_rl.runtime.prepare import Prepared
-from coati_rl.runtime.process import ActorContext, device_environment, enter_actor
+from coati_rl.runtime.prepared import PreparedJob
+from coati_rl.runtime.process import ActorContext, device_environment
 from coati_rl.runtime.ray_environment import actor_environment
 from coati_rl.runtime.remote import RemoteCoordinator, wait_for
 from coati_rl.runtime.run_dir import RunPaths
@@ -34,34 +24,6 @@ from coati_rl.runtime.run_dir import RunPaths
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 600.0  # for an actor to load its engine; a large checkpoint on a shared disk takes minutes
-
-
-class CoordinatorActor(Coordinator):
-    """Run the coordinator in a separate process on the driver's node."""
-
-    def __init__(self, prepared: Prepared, paths: RunPaths, context: ActorContext) -> None:
-        enter_actor(context)
-        config = prepared.config
-        tasks = {task: prompts.prompts for task, prompts in prepared.evaluation.items()}
-        precision: Precision = "bf16" if prepared.plan.precision == "bf16" else "fp32"
-        settings = coordinator_settings(config, precision=precision, tasks=prepared.tasks)
-        best = None
-        if config.run.keep_best is not None:
-            best = BestCheckpoint(
-                metric=config.run.keep_best, checkpoints=paths.checkpoints, evaluation=paths.evaluation
-            )
-            best.update()  # a resumed run may have set the one aside that was named
-        super().__init__(
-            settings,
-            DatasetPrompts(prepared.train.prompts, num_episodes=config.data.num_episodes, seed=config.run.seed),
-            EvaluationRounds(tasks, paths.evaluation, plan=settings.sampling_plans["eval"], best=best),
-            RolloutRecorder(paths.rollouts, config.run.rollout_detail),
-            RunStart(
-                position=prepared.resume.position if prepared.resume else None,
-                untrained=prepared.resume.untrained if prepared.resume else None,
-                probe=probe_tokens(prepared.train.prompts, settings.max_probe_tokens),
-            ),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,19 +41,14 @@ class ActorGroup:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedJob,
         paths: RunPaths,
-        *,
-        producer_cls: type,
-        consumer_cls: type,
-        make_reward: Callable[[], GroupScorer],
+        classes: ActorClasses,
     ) -> None:
-        self._config: Config = prepared.config
+        self._config = prepared.config
         self._prepared = prepared
         self._paths = paths
-        self._producer_cls = producer_cls
-        self._consumer_cls = consumer_cls
-        self._make_reward = make_reward
+        self._classes = classes
         self._num_producers = 0  # created so far
         self._namespace = own_namespace()
         self._placement = PlacementManager(self._config, prepared.plan.device)
@@ -108,7 +65,7 @@ class ActorGroup:
         rendezvous = handles[0].open_rendezvous.remote()
         if self._config.cluster.master_port:  # a port in use is found before engines are loaded
             wait_for(rendezvous, who="trainer-0", timeout_s=START_TIMEOUT_S)
-        for _ in range(self._config.parallel.num_inferencer):
+        for _ in range(self._config.num_producers):
             self.add_producer()
         where = wait_for(rendezvous, who="trainer-0", timeout_s=START_TIMEOUT_S)
         starts = [handle.start.remote(where) for handle in handles]
@@ -127,11 +84,12 @@ class ActorGroup:
         self._num_producers += 1
         reservation = self._placement.acquire()
         context = self._context(f"producer-{producer_id}", reservation)
-        options = self._options(context.name, reservation, self._producer_cls)
+        producer_cls: Any = self._classes.producer
+        options = self._options(context.name, reservation, producer_cls)
         handle: Any = (
-            ray.remote(self._producer_cls)
+            ray.remote(producer_cls)
             .options(**options)
-            .remote(producer_id, self._config, context, self._make_reward)
+            .remote(producer_id, self._config, context, self._classes.make_reward)
         )
         self.starting[producer_id] = ManagedActor(
             name=context.name, handle=handle, task=handle.start.remote(), reservation=reservation
@@ -173,23 +131,22 @@ class ActorGroup:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        waiting = (
-            2 * (self._config.parallel.num_inferencer + self._config.parallel.num_trainers) + 8
-        )  # long polls that block a thread
+        # Long polls that block a thread.
+        waiting = 2 * (self._config.num_producers + self._config.parallel.num_trainers) + 8
         options = {"num_cpus": 0, "max_concurrency": waiting, "scheduling_strategy": here, "max_restarts": 0}
         if self._config.cluster.master_address:  # in a Ray of our own it inherits them, and a process is there already
             options["runtime_env"] = {"env_vars": actor_environment()}
         context = self._context("coordinator", None)
-        actor = ray.remote(CoordinatorActor).options(name="coordinator", namespace=self._namespace, **options)
+        actor = ray.remote(self._classes.coordinator).options(name="coordinator", namespace=self._namespace, **options)
         return actor.remote(self._prepared, self._paths, context)
 
     def _make_trainer(self, rank: int) -> Any:
         reservation = self._placement.trainers[rank]
         context = self._context(f"trainer-{rank}", reservation)
-        options = self._options(context.name, reservation, self._consumer_cls)
+        options = self._options(context.name, reservation, self._classes.trainer)
         resume = self._prepared.resume
         return (
-            ray.remote(self._consumer_cls)
+            ray.remote(self._classes.trainer)
             .options(**options)
             .remote(
                 rank,

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import AuthenticationError
 
-from coati_rl.config import Config
+from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
 from coati_rl.runtime.interrupts import blocked_in_children, ending_signals
 from coati_rl.runtime.ray_environment import actor_environment
@@ -26,7 +26,7 @@ _MAX_SESSION_PATH = 43  # characters: Ray's sockets are up to 64 further on, and
 
 
 @contextmanager
-def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int, scratch: Path) -> Iterator[None]:
+def ray_cluster(config: TrainingConfig, *, num_cpus: int, num_gpus: int, scratch: Path) -> Iterator[None]:
     """Provide Ray for a run: join a cluster when --master_address is given, else start one here and end it.
 
     Args:
@@ -60,7 +60,7 @@ def ray_cluster(config: Config, *, num_cpus: int, num_gpus: int, scratch: Path) 
         ray.shutdown()
 
 
-def _session_path(config: Config, scratch: Path) -> Path:
+def _session_path(config: TrainingConfig, scratch: Path) -> Path:
     """Choose the directory of Ray's sessions, below a private one: Ray creates it with mode 0777."""
     session = scratch / "ray"
     if len(str(session)) > _MAX_SESSION_PATH:
@@ -132,7 +132,7 @@ def own_namespace() -> str:
     return str(ray.get_runtime_context().namespace)
 
 
-def own_address(config: Config) -> str:
+def own_address(config: TrainingConfig) -> str:
     """Return the address at which other actors of the run reach this process's node."""
     if not config.cluster.master_address:
         return "127.0.0.1"

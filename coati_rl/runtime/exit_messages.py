@@ -17,6 +17,7 @@ from coati_rl.disk import disk_problem
 from coati_rl.errors import ConfigError
 
 GRACE_S = 15.0  # between the signal that ends a run and SIGKILL, until the run's own --interrupt-grace-s is known
+PROG = "rl_example.py"  # in messages, unless another command is run
 _NOTE = "run.json"
 
 
@@ -28,6 +29,8 @@ class RunNote:
     checkpoints: Path | None = None
     resumed_from: Path | None = None
     grace_s: float = GRACE_S
+    command: str = "python rl_example.py"  # that runs the job, without its flags
+    to_train_on: str = "--num-episodes"  # the flag by which a finished run goes on, besides --max-steps
 
     def how_to_resume(self) -> str:
         """Return the end of a run's last line that says how to resume it; empty if the run had not begun."""
@@ -42,7 +45,7 @@ class RunNote:
         """Return the end of a finished run's last line that says how to train further."""
         newest = self._newest()
         command = f": {self._command(newest)}" if newest else ""
-        return f"; to train on, raise --num-episodes or --max-steps{command}"
+        return f"; to train on, raise {self.to_train_on} or --max-steps{command}"
 
     def _newest(self) -> Path | None:
         return (newest_complete(self.checkpoints) if self.checkpoints else None) or self.resumed_from
@@ -53,7 +56,7 @@ class RunNote:
             source = run_dir  # where the resumed run continues
         elif newest.parent == self.checkpoints:
             source = newest.parent
-        return shlex.join(["python", "rl_example.py", "--config", str(run_dir / "config.yaml"), "-cp", str(source)])
+        return f"{self.command} " + shlex.join(["--config", str(run_dir / "config.yaml"), "-cp", str(source)])
 
 
 def write_note(scratch: Path, note: RunNote) -> None:
@@ -72,14 +75,17 @@ def read_note(scratch: Path) -> RunNote:
         note: dict[str, Any] = json.loads((scratch / _NOTE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return RunNote()
-    paths = {name: Path(value) for name, value in note.items() if isinstance(value, str)}
-    return RunNote(**paths, grace_s=float(note["grace_s"]))
+    names = ("run_dir", "checkpoints", "resumed_from")
+    paths = {name: Path(note[name]) for name in names if note.get(name) is not None}
+    return RunNote(
+        **paths, grace_s=float(note["grace_s"]), command=str(note["command"]), to_train_on=str(note["to_train_on"])
+    )
 
 
-def print_lines(text: str) -> None:
-    """Write lines to stderr; ignore a closed terminal or a full disk."""
+def print_lines(text: str, *, prog: str = PROG) -> None:
+    """Write lines to stderr, after the program's name; ignore a closed terminal or a full disk."""
     with suppress(OSError):
-        sys.stderr.write("".join(f"rl_example.py: {line}\n" for line in text.splitlines()))
+        sys.stderr.write("".join(f"{prog}: {line}\n" for line in text.splitlines()))
         sys.stderr.flush()
 
 

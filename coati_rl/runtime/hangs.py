@@ -7,7 +7,7 @@ for. So trainers hang when all that are at the earliest item of work exceed thei
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coati_rl.config import Config
+from coati_rl.config.training import TrainingConfig
 from coati_rl.observability.phases import Phase
 
 MEDIANS = 10  # limit of a phase, in multiples of its own median
@@ -26,10 +26,10 @@ class HangTimeouts:
     floors: Mapping[str, float] = field(default_factory=dict)  # least limits, of phases with inner deadlines
 
     @staticmethod
-    def of(config: Config) -> "HangTimeouts":
+    def of(config: TrainingConfig) -> "HangTimeouts":
         """Return the config's limits. A phase that waits for calls with their own deadlines gets their time as well."""
         cluster = config.cluster
-        sync_s, loop_s = cluster.phase_timeout_s + config.sync.sync_timeout_s, cluster.phase_timeout_s + _CALLS_S
+        sync_s, loop_s = cluster.phase_timeout_s + config.transfer_timeout_s, cluster.phase_timeout_s + _CALLS_S
         return HangTimeouts(
             heartbeat_s=cluster.heartbeat_timeout_s,
             phase_s=cluster.phase_timeout_s,

@@ -2,13 +2,13 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from coati_rl.checkpoint.resume import ResumePoint
-from coati_rl.config import Config
+from coati_rl.checkpoint.resumed_run import ResumedRun
+from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import disk_errors, disk_problem
 from coati_rl.errors import RunError
 from coati_rl.observability.progress import ProgressDisplay
@@ -16,12 +16,12 @@ from coati_rl.observability.records import evaluation_metrics
 from coati_rl.observability.sinks import JsonlSink, Sink, open_sinks
 from coati_rl.observability.timeline import Timeline
 from coati_rl.observability.trace_file import merged_at_exit
-from coati_rl.protocols import GroupScorer
+from coati_rl.runtime.actor_classes import ActorClasses
 from coati_rl.runtime.actor_group import ActorGroup
 from coati_rl.runtime.cluster import check_port, ray_cluster
 from coati_rl.runtime.exit_messages import RunNote, write_note
 from coati_rl.runtime.interrupts import recorded_interrupts
-from coati_rl.runtime.prepare import Prepared
+from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.process import LOG_FORMAT
 from coati_rl.runtime.run_dir import RunPaths, checkpoint_bytes, locked, make_run_dir
 from coati_rl.runtime.shared_memory import family, unlink_mapped
@@ -32,21 +32,12 @@ logger = logging.getLogger(__name__)
 _END_S = 5.0  # of the grace period: for actors, Ray and files to be closed
 
 
-def launch(
-    prepared: Prepared,
-    producer_cls: type,
-    consumer_cls: type,
-    make_reward: Callable[[], GroupScorer],
-    *,
-    scratch: Path,
-) -> RunPaths:
+def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> RunPaths:
     """Run the training to its end.
 
     Args:
-        prepared: of `coati_rl.runtime.prepare`.
-        producer_cls: the producers' actor class.
-        consumer_cls: the trainers' actor class.
-        make_reward: picklable; starts the reward workers of a producer, in its process.
+        prepared: of `coati_rl.runtime.prepare` or `prepare_offline`.
+        classes: the actors' classes.
         scratch: short path for Ray's sockets and logs, removed by the caller.
     Returns: the paths of the run's files.
     Raises: ConfigError before anything started; RunError with its cause and the logs' path.
@@ -58,9 +49,9 @@ def launch(
         config, prepared.resume, checkpoint_bytes=checkpoint_bytes(Path(config.model.model), plan.precision)
     )
     write_note(scratch, _note(prepared, paths))
-    first_step = prepared.resume.position.step if prepared.resume else 0
+    first_step = prepared.resume.step if prepared.resume else 0
     num_gpus = plan.num_devices if plan.device == "cuda" else 0
-    num_cpus = config.parallel.num_inferencer + config.parallel.num_trainers
+    num_cpus = config.num_producers + config.parallel.num_trainers
     try:
         with (
             _driver_log(paths.logs / "driver.log") as log,
@@ -74,13 +65,11 @@ def launch(
             display.print_line(f"run directory {paths.run_dir}")
             if prepared.resume is not None:
                 _report_resumption(prepared.resume, display)
-            actors = ActorGroup(
-                prepared, paths, producer_cls=producer_cls, consumer_cls=consumer_cls, make_reward=make_reward
-            )
+            actors = ActorGroup(prepared, paths, classes)
             supervisor = Supervisor(
                 actors,
                 lambda event: _record(_with_timeline_event(event, timeline, log), display, sinks, syncs),
-                num_producers=config.parallel.num_inferencer,
+                num_producers=config.num_producers,
                 stall_timeout_s=config.cluster.stall_timeout_s,
                 on_status=display.show_wait,
             )
@@ -96,16 +85,18 @@ def launch(
     return paths
 
 
-def _note(prepared: Prepared, paths: RunPaths) -> RunNote:
+def _note(prepared: PreparedJob, paths: RunPaths) -> RunNote:
     return RunNote(
         run_dir=paths.run_dir,
         checkpoints=paths.checkpoints,
         resumed_from=prepared.resume.directory if prepared.resume else None,
         grace_s=prepared.config.run.interrupt_grace_s,
+        command=prepared.config.COMMAND,
+        to_train_on=prepared.config.PASSES,
     )
 
 
-def _watch(supervisor: Supervisor, config: Config) -> None:
+def _watch(supervisor: Supervisor, config: TrainingConfig) -> None:
     """Watch the run until it ends; after a signal, save a checkpoint within the grace period.
 
     Raises: KeyboardInterrupt after a signal, with the reason if the last step was not saved; RunError.
@@ -160,7 +151,7 @@ def _driver_log(path: Path) -> Iterator[_LogFile]:
 
 
 @contextmanager
-def _records(config: Config, run_dir: Path, *, first_step: int) -> Iterator[tuple[list[Sink], Sink]]:
+def _records(config: TrainingConfig, run_dir: Path, *, first_step: int) -> Iterator[tuple[list[Sink], Sink]]:
     """Open the sinks of step records, and that of weight syncs."""
     with ExitStack() as files:
         sinks = open_sinks(config, run_dir, first_step=first_step)
@@ -170,7 +161,7 @@ def _records(config: Config, run_dir: Path, *, first_step: int) -> Iterator[tupl
         yield sinks, syncs
 
 
-def _report_resumption(resume: ResumePoint, display: ProgressDisplay) -> None:
+def _report_resumption(resume: ResumedRun, display: ProgressDisplay) -> None:
     for line in (resume.line(), *resume.changes):
         display.print_line(line)
         logger.info("%s", line)
@@ -191,7 +182,7 @@ def _record(event: dict[str, Any], display: ProgressDisplay, sinks: list[Sink], 
             sink.write(event["step"], record)
     elif event["event"] == "evaluation":
         for sink in sinks[1:]:  # metrics.jsonl is one object per optimizer step; evaluations have their own file
-            sink.write(event["step"], evaluation_metrics(event))
+            sink.write(event["step"], evaluation_metrics({**event, **event.get("metrics", {})}))
     elif event["event"] == "sync" and event["producers"]:  # else it failed, and is repeated
         fields = ("producers", "seconds", "digest", "commit_s", "probe_gap_mean", "probe_gap_max")
         syncs.write(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coati_rl.config import Config
+from coati_rl.config.training import TrainingConfig
 from coati_rl.types import Device
 
 
@@ -57,21 +57,22 @@ class Request:
     producer: ActorResources
 
     @staticmethod
-    def of(config: Config, device: Device) -> "Request":
+    def of(config: TrainingConfig, device: Device) -> "Request":
         """Return the actors of a run. A tensor-parallel engine has a process, and so a CPU, for each rank."""
-        width = config.parallel.producer_tensor_parallel_size
+        width = config.producer_width
         on_gpu = device == "cuda"
         return Request(
             num_trainers=config.parallel.num_trainers,
             group_size=config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size,
             trainer=ActorResources(cpus=1, gpus=1 if on_gpu else 0),
-            num_producers=config.parallel.num_inferencer,
+            num_producers=config.num_producers,
             producer=ActorResources(cpus=1 if on_gpu else width, gpus=width if on_gpu else 0),
         )
 
     def __str__(self) -> str:
         parts = [f"{self.num_trainers} trainer(s) of {self.trainer}"] if self.num_trainers else []
-        return " and ".join([*parts, f"{self.num_producers} producer(s) of {self.producer} on one node"])
+        parts += [f"{self.num_producers} producer(s) of {self.producer} on one node"] if self.num_producers else []
+        return " and ".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

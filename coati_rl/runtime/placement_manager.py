@@ -17,7 +17,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from coati_rl.config import Config
+from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.runtime.placement import ActorResources, Node, NodeAssignment, Request, assign_nodes, explain
 from coati_rl.types import Device
@@ -53,7 +53,7 @@ class Reservation:
 class PlacementManager:
     """Hold all reservations of a run."""
 
-    def __init__(self, config: Config, device: Device) -> None:
+    def __init__(self, config: TrainingConfig, device: Device) -> None:
         """Reserve resources for all trainers and producers.
 
         Raises: ConfigError if the cluster is too small; RunError if other programs use it until the deadline.
@@ -144,7 +144,8 @@ def _wait_for_nodes(request: Request, *, timeout_s: float) -> NodeAssignment:
             return assignment
         if assign_nodes(totals, request) is None:
             raise ConfigError(
-                f"the Ray cluster is too small: {explain(totals, totals, request)}; lower -i, -ptp or -t, or add nodes"
+                f"the Ray cluster is too small: {explain(totals, totals, request)}; "
+                f"lower {'-i, -ptp or -t' if request.num_producers else '-t'}, or add nodes"
             )
         if time.monotonic() > deadline:
             raise RunError(f"the Ray cluster stayed occupied for {timeout_s:g} s: {explain(free, totals, request)}")

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,15 @@ from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.rules import nearest_flags
 from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
+from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts
+from coati_rl.runtime.resources import (
+    find_device,
+    load_tokenizer,
+    read_model_config,
+    resolve_model,
+    sharding_warnings,
+)
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
 from coati_rl.types import Device
@@ -29,15 +38,14 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    """Hold the inputs of a run."""
+class Prepared(PreparedJob):
+    """Hold the inputs of a run with producers."""
 
-    config: Config  # with the model as a directory
+    config: Config
     plan: Plan
     train: PromptSet
     evaluation: dict[str, PromptSet]
-    warnings: tuple[str, ...]
-    resume: ResumePoint | None = None  # -cp: where the run continues
+    resume: ResumePoint | None = None
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -69,7 +77,7 @@ def prepare(
     backend = choose_backend(config.sync.weight_transport, device=device, is_one_node=not config.cluster.master_address)
     rows = load_run_rows(config, rewards)
     warnings += [*_evaluation_warnings(config), *reward_warnings(config), *algorithm_warnings(config)]
-    warnings += _sharding_warnings(config, device)
+    warnings += sharding_warnings(config, device)
     directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     if directory is None:
         unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.parallel.num_trainers else "")
@@ -113,33 +121,14 @@ def _check_step(config: Config, plan: Plan, num_prompts: int) -> None:
         )
 
 
-def _sharding_warnings(config: Config, device: Device) -> Iterator[str]:
-    parallel = config.parallel
-    if parallel.zero_stage > 0 and config.model.precision is None and device == "cpu":
-        yield f"-zero {parallel.zero_stage} sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights"
-    if parallel.zero_stage > 0 and config.dp == 1:
-        yield f"-zero {parallel.zero_stage}: has no effect, as there is one data-parallel rank"
-    if parallel.plugin == "fsdp2" and parallel.num_trainers == 1:
-        yield "--plugin fsdp2: shards nothing, as there is one trainer"
-
-
 def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[str]]:
     """Return the device, and warnings. Raises: ConfigError when this machine has too few GPUs."""
-    parallel, cluster = config.parallel, config.cluster
-    import torch
-
-    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if cluster.device == "cpu" or (cluster.device == "auto" and not available and not cluster.master_address):
-        return "cpu", []
-    if cluster.master_address or available >= config.num_devices:
-        return "cuda", []  # a cluster's GPUs are counted when it is joined
-    message = (
+    parallel = config.parallel
+    needed = (
         f"GPUs = P * ptp + T: {parallel.num_inferencer} * {parallel.producer_tensor_parallel_size} + "
-        f"{parallel.num_trainers} = {config.num_devices} are needed, this machine has {available}"
+        f"{parallel.num_trainers} = {config.num_devices} are needed"
     )
-    if is_dry_run:
-        return "cuda", [message]
-    raise ConfigError(f"{message}; {_fewer(config, available)}")
+    return find_device(config, needed=needed, fewer=partial(_fewer, config), is_dry_run=is_dry_run)
 
 
 def _gpu_bytes() -> int | None:
@@ -192,51 +181,6 @@ def _smaller_step(config: Config, num_prompts: int) -> str:
 def _with_others(flags: str, config: Config, sizes: dict[str, int]) -> str:
     """Return `flags`, and the other flags that have to change with these sizes for the rules to hold."""
     return " ".join([flags, *nearest_flags(config.with_changes(**sizes))[:1]])
-
-
-def resolve_model(model: str, *, is_dry_run: bool) -> Path | None:
-    """Return the model's directory; a hub id is taken from the local cache or downloaded. None: only in a dry run."""
-    directory = Path(model).expanduser()
-    if directory.is_dir():
-        if not (directory / "config.json").is_file():
-            raise ConfigError(f"--model {model}: the directory has no config.json; give a model in Hugging Face format")
-        return directory.absolute()
-    if directory.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1 or directory.parent.is_dir():
-        raise ConfigError(f"--model {model}: no such directory; give a model directory or a hub id (owner/name)")
-    if is_dry_run:
-        return None
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(model))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise ConfigError(
-            f"--model {model}: neither a directory nor a model that the hub provides ({type(error).__name__})"
-        ) from error
-
-
-def load_tokenizer(directory: Path) -> Any:
-    """Load the model's tokenizer, which must have a chat template."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--model {directory}: the tokenizer cannot be loaded: {error}") from error
-    if not tokenizer.chat_template:
-        raise ConfigError(f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model")
-    return tokenizer
-
-
-def read_model_config(directory: Path) -> Any:
-    """Return the transformers config of the model's text part."""
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"--model {directory}: config.json cannot be read: {error}") from error
 
 
 def _check_gpu_memory(config: Config, directory: Path, backend: CollectiveBackend) -> list[str]:

@@ -3,14 +3,14 @@
 import os
 import secrets
 
-from coati_rl.config import Config
+from coati_rl.config.training import TrainingConfig
 
 # The largest argument or result, in bytes, that Ray sends in the call itself rather than through its object store.
 _INLINE_LIMIT = "RAY_max_direct_call_object_size"
 _MAX_INLINE_BYTES = 2**19  # Ray's is 100 KiB; of 600 to 850 KB the object store is as fast, see docs/performance.md
 
 
-def prepare_ray_environment(config: Config) -> None:
+def prepare_ray_environment(config: TrainingConfig) -> None:
     """Set the variables that the run needs; call before anything imports Ray. Variables set by the user stay.
 
     Token authentication stays on. A Ray started by the run gets a new token, held in memory only, and listens on

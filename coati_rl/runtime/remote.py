@@ -104,6 +104,10 @@ class RemoteCoordinator:
         """See Coordinator."""
         self._call("report_step", step, metrics)
 
+    def report_evaluation(self, step: int, name: str, metrics: dict[str, Any]) -> None:
+        """See EvaluationReports."""
+        self._call("report_evaluation", step, name, metrics)
+
     def report_sync(self, report: SyncReport) -> None:
         """See Coordinator."""
         self._call("report_sync", report)

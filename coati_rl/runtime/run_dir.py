@@ -16,9 +16,9 @@ import yaml
 from safetensors import safe_open
 
 from coati_rl.checkpoint.directory import checkpoints_in, left_over_bytes
-from coati_rl.checkpoint.resume import ResumePoint
+from coati_rl.checkpoint.resumed_run import ResumedRun
 from coati_rl.checkpoint.rollback import free_name, set_aside_checkpoints, set_aside_records
-from coati_rl.config import Config
+from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import check_free_space, probe
 from coati_rl.errors import ConfigError
 
@@ -39,17 +39,12 @@ class RunPaths:
     logs: Path
 
 
-def probe_outputs(config: Config) -> None:
+def probe_outputs(config: TrainingConfig) -> None:
     """Write a test file to each output path, before anything large is imported. Raises: ConfigError if one fails."""
     run = config.run
     if run.checkpoint_path is None:  # else the run may continue in the directory of its checkpoint
         probe(_wanted(config).parent, asked_by=f"--run-dir {_wanted(config)}")
-    outputs = {
-        "--save-dir": run.save_dir,
-        "--eval-save-dir": run.eval_save_dir,
-        "--rollout-save-dir": run.rollout_save_dir,
-    }
-    for flag, path in outputs.items():
+    for flag, path in run.outputs.items():
         if path is not None:
             probe(Path(path), asked_by=f"{flag} {path}")
 
@@ -64,7 +59,7 @@ def checkpoint_bytes(model: Path, precision: str) -> int:
     return num_parameters * (_BYTES_BF16 if precision == "bf16" else _BYTES_FP32)
 
 
-def make_run_dir(config: Config, resume: ResumePoint | None = None, *, checkpoint_bytes: int = 0) -> RunPaths:
+def make_run_dir(config: TrainingConfig, resume: ResumedRun | None = None, *, checkpoint_bytes: int = 0) -> RunPaths:
     """Create the directory; if it exists, runs/name-2, runs/name-3, ... so that two runs are never mixed.
 
     A run that is resumed from <run-dir>/checkpoints continues in <run-dir>, unless --run-dir names another one. Files
@@ -110,12 +105,12 @@ def locked(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def _wanted(config: Config) -> Path:
+def _wanted(config: TrainingConfig) -> Path:
     run = config.run
     return (Path(run.run_dir) if run.run_dir else Path("runs") / run.project).absolute()
 
 
-def _check_save_dir(config: Config, resume: ResumePoint | None) -> None:
+def _check_save_dir(config: TrainingConfig, resume: ResumedRun | None) -> None:
     """Raise ConfigError for another run's directory: each would replace, or delete, the other's checkpoints."""
     run = config.run
     if run.save_dir is None:
@@ -128,7 +123,7 @@ def _check_save_dir(config: Config, resume: ResumePoint | None) -> None:
         )
 
 
-def _directory_of_run(resume: ResumePoint | None, wanted: Path | None) -> Path | None:
+def _directory_of_run(resume: ResumedRun | None, wanted: Path | None) -> Path | None:
     """Return the directory of the checkpoint's run, if the resumed run may continue there."""
     if resume is None or resume.directory.parent.name != "checkpoints":
         return None
@@ -154,8 +149,8 @@ def _make_new(wanted: Path) -> Path:
     raise ConfigError(f"--run-dir {wanted}: ten thousand runs have this name; use another one")
 
 
-def _discard_what_follows(resume: ResumePoint, paths: RunPaths, *, is_same_run: bool) -> None:
-    step, checkpoints = resume.position.step, resume.directory.parent
+def _discard_what_follows(resume: ResumedRun, paths: RunPaths, *, is_same_run: bool) -> None:
+    step, checkpoints = resume.step, resume.directory.parent
     aside = free_name(paths.run_dir / "discarded" / f"after-step-{step}")
     if is_same_run:
         set_aside_records(step, aside, run_dir=paths.run_dir, rollouts=paths.rollouts, evaluation=paths.evaluation)
@@ -164,18 +159,21 @@ def _discard_what_follows(resume: ResumePoint, paths: RunPaths, *, is_same_run: 
         set_aside_checkpoints(step, aside, checkpoints=checkpoints)
 
 
-def _note_resumption(resume: ResumePoint, run_dir: Path) -> None:
+def _note_resumption(resume: ResumedRun, run_dir: Path) -> None:
     record = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **resume.record()}
     with (run_dir / "resumes.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
 
 
-def _paths(config: Config, run_dir: Path) -> RunPaths:
-    run = config.run
+def _paths(config: TrainingConfig, run_dir: Path) -> RunPaths:
+    def output(flag: str, default: str) -> Path:
+        own = config.run.outputs.get(flag)
+        return Path(own).absolute() if own else run_dir / default
+
     return RunPaths(
         run_dir=run_dir,
-        checkpoints=Path(run.save_dir).absolute() if run.save_dir else run_dir / "checkpoints",
-        evaluation=Path(run.eval_save_dir).absolute() if run.eval_save_dir else run_dir / "eval",
-        rollouts=Path(run.rollout_save_dir).absolute() if run.rollout_save_dir else run_dir / "rollouts",
+        checkpoints=output("--save-dir", "checkpoints"),
+        evaluation=output("--eval-save-dir", "eval"),
+        rollouts=output("--rollout-save-dir", "rollouts"),
         logs=run_dir / "logs",
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from coati_rl.runtime.exit_messages import discard_output, print_lines, read_note
+from coati_rl.runtime.exit_messages import PROG, discard_output, print_lines, read_note
 from coati_rl.runtime.interrupts import ending_signals, handle_first, interrupt
 from coati_rl.runtime.shared_memory import family, unlink_mapped
 
@@ -32,11 +32,12 @@ _REPEATED_S = 0.5  # a second signal within this is a duplicate: `timeout` and a
 _FAILED, _INTERRUPTED = 1, 130  # exit codes
 
 
-def run_under_subreaper(main: Callable[[Path], int]) -> int:
+def run_under_subreaper(main: Callable[[Path], int], *, prog: str = PROG) -> int:
     """Run `main` in a child process; must be called before any thread exists.
 
     Args:
         main: takes a scratch directory, short enough for socket paths; it is removed afterwards.
+        prog: the program's name in messages.
     Returns: in the child, what `main` returns; in the parent, the same number, 130 if the driver had to be killed
         after a signal, 1 if something else killed it.
     """
@@ -59,7 +60,7 @@ def run_under_subreaper(main: Callable[[Path], int]) -> int:
             shutil.rmtree(scratch, ignore_errors=True)
     code, problem = _watch(driver, ending, scratch)
     if problem:
-        print_lines(f"{problem}{read_note(scratch).how_to_resume()}")
+        print_lines(f"{problem}{read_note(scratch).how_to_resume()}", prog=prog)
     shutil.rmtree(scratch, ignore_errors=True)
     return code
 

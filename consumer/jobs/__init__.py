@@ -1,1 +1,1 @@
-"""Run training jobs that need no producers: one job per file."""
+"""Run the jobs of a trainer: models, objective, and what happens besides steps; one per file."""

@@ -8,7 +8,7 @@ give wrong gradients, so it is refused by name. All functions take the model's t
 import math
 from typing import Any
 
-from coati_rl.config.config import Config
+from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
 
 # Sharded by output features, sharded by input features, and replicated with the gradient summed over ranks.
@@ -21,7 +21,7 @@ _TIED_EMBEDDING = ("embed_tokens", "embedding_rowwise")  # transformers adds it 
 _CUT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
 
 
-def check_layout(config: Config, hf_config: Any) -> None:
+def check_layout(config: TrainingConfig, hf_config: Any) -> None:
     """Check tp and pp against the model's sizes and plans. Raises: ConfigError with all broken rules, one per line."""
     tp, pp = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
     problems = {

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 import consumer.actor
+import consumer.jobs.rl
 import producer.actor
 from coati_rl.config.cli import build_config
 from coati_rl.config.reward import reward_spec
 from coati_rl.config.rules import check
 from coati_rl.errors import RunError
-from coati_rl.runtime import actor_group as actors
+from coati_rl.runtime import coordinator_actors
 from coati_rl.runtime.prepare import Prepared, prepare
 from coati_rl.runtime.process import ActorContext
 from coati_rl.runtime.prompts import RewardFacts
@@ -106,15 +107,15 @@ class ThreadedRun:
 
     def run(self) -> Trace:
         with pytest.MonkeyPatch.context() as patch:
-            for module in (actors, consumer.actor, producer.actor):
+            for module in (coordinator_actors, consumer.actor, producer.actor):
                 patch.setattr(module, "enter_actor", lambda context: None)
             patch.setattr(producer.actor, "create_engine", self._create_engine)
             patch.setattr("consumer.backend.make_backend", lambda config, **options: self._make_backend(config))
             patch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
-            patch.setattr(consumer.actor, "RemoteProducer", self._connect)
-            self._coordinator = _recording(actors.CoordinatorActor, self.trace, hold_trainer=self._hold_trainer)(
-                self.trace.prepared, self.trace.paths, self._context("coordinator")
-            )
+            patch.setattr(consumer.jobs.rl, "RemoteProducer", self._connect)
+            self._coordinator = _recording(
+                coordinator_actors.CoordinatorActor, self.trace, hold_trainer=self._hold_trainer
+            )(self.trace.prepared, self.trace.paths, self._context("coordinator"))
             try:
                 for _ in range(self._config.parallel.num_inferencer):
                     self._add_producer()

@@ -1,0 +1,71 @@
+"""Derive the numbers of a job on a dataset that a person checks before starting it (--dry-run prints them)."""
+
+from dataclasses import dataclass
+
+from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.plan import TrainingPlan, layout_sizes
+from coati_rl.types import Device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowCounts:
+    """Hold the sizes of a file of rows."""
+
+    num_rows: int  # read
+    num_left_out: int  # rows of which nothing is left to be trained within --max-length
+    num_cut: int  # rows that were cut to --max-length
+    num_tokens: int  # of all samples
+    num_loss_tokens: int
+
+    def line(self) -> str:
+        """Describe the rows in a clause."""
+        parts = [f"{self.num_rows}", f"{self.num_tokens} tokens, {self.num_loss_tokens} of them trained"]
+        parts += [f"{self.num_cut} cut to --max-length"] if self.num_cut else []
+        parts += (
+            [f"{self.num_left_out} left out, as nothing trained is within --max-length"] if self.num_left_out else []
+        )
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfflinePlan(TrainingPlan):
+    """Derived sizes of a job on a dataset."""
+
+    objective: str
+    rows: RowCounts | None  # None: not tokenised, as the model is not on this machine
+    evaluation: dict[str, RowCounts]  # by the set's name
+    rows_per_step: int
+    num_rows_dropped: int  # at the end, which fill no step
+
+    def lines(self) -> list[str]:
+        """One line a number, for people."""
+        dropped = f" ({self.num_rows_dropped} rows at the end fill no step)" if self.num_rows_dropped else ""
+        return [
+            *TrainingPlan.lines(self),
+            f"{'objective':<24}{self.objective}",
+            f"{'rows':<24}{'unknown' if self.rows is None else self.rows.line()}",
+            *(f"{f'rows of {name}':<24}{rows.line()}" for name, rows in self.evaluation.items()),
+            f"{'rows per step':<24}{self.rows_per_step}",
+            f"{'optimizer steps':<24}{'unknown' if self.num_steps is None else self.num_steps}{dropped}",
+        ]
+
+
+def make_offline_plan(
+    config: OfflineConfig, *, device: Device, rows: RowCounts | None, evaluation: dict[str, RowCounts]
+) -> OfflinePlan:
+    """Derive the plan; `rows` are None if they are not tokenised."""
+    steps, dropped = None, 0
+    if rows is not None:
+        drawn = (rows.num_rows - rows.num_left_out) * config.data.max_epochs
+        steps, dropped = divmod(drawn, config.rows_per_step)
+        if config.data.max_steps is not None and config.data.max_steps < steps:
+            steps, dropped = config.data.max_steps, 0
+    return OfflinePlan(
+        **layout_sizes(config, device),
+        num_steps=steps,
+        objective=config.objective_text,
+        rows=rows,
+        evaluation=evaluation,
+        rows_per_step=config.rows_per_step,
+        num_rows_dropped=dropped,
+    )

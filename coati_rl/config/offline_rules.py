@@ -1,0 +1,61 @@
+"""Check and complete the settings of a job on a dataset."""
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from coati_rl.config.evaluation_rules import keep_best_problems
+from coati_rl.config.gpu_rules import TOKEN_BUDGET
+from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.trainer_rules import plugin_problems, zero_problems
+from coati_rl.errors import ConfigError
+from coati_rl.types import Device
+
+Job = TypeVar("Job", bound=OfflineConfig)
+
+
+def check_offline(config: OfflineConfig) -> None:
+    """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
+    problems = [*_sizes(config), *zero_problems(config), *plugin_problems(config), *_budget(config)]
+    problems += [*_evaluation(config), *keep_best_problems(config.run, config.data.eval_dataset or ())]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def with_offline_defaults(config: Job, device: Device) -> Job:
+    """Bound micro-batches on GPUs by tokens, with gradient checkpointing, where the user has set neither bound."""
+    said = config.parallel.model_fields_set
+    if device == "cpu" or {"train_microbatch_size", "max_tokens_per_microbatch"} & said:
+        return config
+    defaults = {
+        "train_microbatch_size": config.parallel.train_batch_size,
+        "max_tokens_per_microbatch": max(TOKEN_BUDGET, config.UNIT * config.max_sample_tokens),
+        "gradient_checkpointing": True,
+    }
+    return config.with_changes(**{name: value for name, value in defaults.items() if name not in said})
+
+
+def _sizes(config: OfflineConfig) -> Iterator[str]:
+    parallel = config.parallel
+    split = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    if parallel.num_trainers % split:
+        nearest = max(1, parallel.num_trainers // split) * split
+        yield f"T % (tp * pp) must be 0: -t {parallel.num_trainers} is no multiple of {split}; use -t {nearest}"
+
+
+def _budget(config: OfflineConfig) -> Iterator[str]:
+    budget, longest = config.parallel.max_tokens_per_microbatch, config.UNIT * config.max_sample_tokens
+    if budget is not None and budget < longest:
+        row = (
+            f"{config.UNIT} samples of --max-length {config.data.max_length} tokens"
+            if config.UNIT > 1
+            else (f"--max-length {config.data.max_length} tokens")
+        )
+        yield (
+            f"--max-tokens-per-microbatch {budget}: a single row may have {row}; use --max-tokens-per-microbatch "
+            f"{longest} or --max-length {budget // config.UNIT}"
+        )
+
+
+def _evaluation(config: OfflineConfig) -> Iterator[str]:
+    if config.run.eval_interval > 0 and not config.data.eval_dataset:
+        yield f"--eval-interval {config.run.eval_interval}: needs --eval-dataset, or -1 to switch it off"

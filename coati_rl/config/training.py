@@ -1,0 +1,147 @@
+"""The sections and sizes that every training job has, with producers or without."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from coati_rl.config.cluster import ClusterConfig
+from coati_rl.config.fields import Section, execution, experiment
+from coati_rl.config.model import ModelConfig
+from coati_rl.config.optimizer import OptimizerConfig
+from coati_rl.config.sections import JobConfig
+
+PluginName = Literal["hybrid", "fsdp2"]
+
+
+class TrainersConfig(Section):
+    """T trainers, how a model is split over them, and the batch sizes."""
+
+    num_trainers: int = execution(1, "Trainer processes (T).", short="-t", ge=1)
+    train_batch_size: int = execution(
+        32, "Rows of the dataset per optimizer step per dp group (tbs).", short="-tbs", ge=1
+    )
+    train_microbatch_size: int = execution(
+        2, "Rows per forward/backward (tmbs); the gradient does not depend on it.", short="-tmbs", ge=1
+    )
+    max_tokens_per_microbatch: int | None = execution(
+        None,
+        "Tokens per forward/backward at most, padding included; default: only -tmbs bounds it, on GPUs without -tmbs "
+        "16384 tokens or a longest sample.",
+        ge=2,
+    )
+    one_sample_per_row: bool = execution(False, "Pad each sample to a row of its own instead of packing rows.")
+    gradient_checkpointing: bool = execution(
+        False, "Recompute activations in the backward pass instead of keeping them; on GPUs the default without -tmbs."
+    )
+    plugin: PluginName = execution(
+        "hybrid",
+        "How the trainers share a model out: hybrid is ColossalAI with -tp, -pp and -zero; fsdp2 shards weights, "
+        "gradients and optimizer states over all of them, as ZeRO stage 3 does.",
+    )
+    tensor_parallel_size: int = execution(1, "Trainer tensor parallelism.", short="-tp", ge=1)
+    pipeline_parallel_size: int = execution(1, "Trainer pipeline parallelism.", short="-pp", ge=1)
+    zero_stage: int = execution(
+        0,
+        "Trainer ZeRO stage: 1 shards optimizer states over dp, 2 gradients too; what stage 3 does is --plugin fsdp2.",
+        short="-zero",
+        ge=0,
+        le=2,
+    )
+
+
+class TrainingRunConfig(Section):
+    """Seed, outputs, intervals."""
+
+    project: str = execution("run", "Name of the run; the default run directory is runs/<project>.", short="-p")
+    run_dir: str | None = execution(
+        None, "Run directory. An existing one is left alone: the new run is numbered, unless -cp goes on in it."
+    )
+    checkpoint_path: str | None = execution(None, "Checkpoint directory of this project to resume from.", short="-cp")
+    seed: int = experiment(0, "Seed of data order, sampling and trainers.", ge=0)
+    eval_interval: int = execution(
+        -1, "Optimizer steps between evaluations; -1: before the first step and after the last one only.", short="-ei"
+    )
+    save_interval: int = execution(100, "Optimizer steps between checkpoints; -1 saves at the end only.", short="-si")
+    keep_checkpoints: int | None = execution(
+        None, "Checkpoints kept; older ones are deleted when a new one is complete. Default: all.", ge=1
+    )
+    keep_best: str | None = execution(
+        None,
+        "Metric of evaluations, such as eval/NAME/accuracy, whose best checkpoint is kept besides those of "
+        "--keep-checkpoints and named checkpoints/best; the smallest of a loss or a perplexity, the largest of others.",
+        metavar="METRIC",
+    )
+    save_on_interrupt: bool = execution(
+        True, "On Ctrl-C or SIGTERM, write a checkpoint of the weights as they are, within --interrupt-grace-s."
+    )
+    interrupt_grace_s: float = execution(
+        15.0, "Seconds from Ctrl-C or SIGTERM until what has not ended is killed; a second one kills at once.", gt=0
+    )
+    save_dir: str | None = execution(None, "Checkpoints; default: <run-dir>/checkpoints.", short="-sd")
+    eval_save_dir: str | None = execution(None, "Evaluation results; default: <run-dir>/eval.", short="-esd")
+    enable_profiling: bool = execution(
+        False, "Write a torch profiler trace of one training step per trainer.", spelling="--enable_profiling"
+    )
+    wandb: bool = execution(False, "Log to Weights & Biases too.")
+
+    @model_validator(mode="after")
+    def _interval_is_positive_or_off(self) -> Self:
+        for name in ("eval_interval", "save_interval"):
+            value = getattr(self, name)
+            if value == 0 or value < -1:
+                raise ValueError(f"--{name.replace('_', '-')} {value}: use a positive number of steps, or -1 for off")
+        return self
+
+    @property
+    def outputs(self) -> dict[str, str | None]:
+        """Return the output directories that were set, by their flags."""
+        return {"--save-dir": self.save_dir, "--eval-save-dir": self.eval_save_dir}
+
+
+class TrainingConfig(JobConfig):
+    """The settings of a training job; without producers unless a subclass has them."""
+
+    COMMAND: ClassVar[str] = ""  # as a user types it, without flags
+    PASSES: ClassVar[str] = "--max-epochs"  # the flag of the number of passes over the data
+    SUMMARY: ClassVar[str] = ""  # of --help
+
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    parallel: TrainersConfig = TrainersConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    run: TrainingRunConfig = TrainingRunConfig()
+
+    @classmethod
+    def prog(cls) -> str:
+        """Return the program's name in messages."""
+        return cls.COMMAND.removeprefix("python ")
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel trainer groups."""
+        return self.parallel.num_trainers // (self.parallel.tensor_parallel_size * self.parallel.pipeline_parallel_size)
+
+    @property
+    def num_producers(self) -> int:
+        """Inference engines."""
+        return 0
+
+    @property
+    def producer_width(self) -> int:
+        """Processes of one inference engine."""
+        return 1
+
+    @property
+    def num_devices(self) -> int:
+        """GPUs of a run in GPU mode."""
+        return self.num_producers * self.producer_width + self.parallel.num_trainers
+
+    @property
+    def max_sample_tokens(self) -> int:
+        """Tokens of the longest training sample."""
+        raise NotImplementedError
+
+    @property
+    def transfer_timeout_s(self) -> float:
+        """Deadline of a weight transfer to producers, seconds; 0 without producers."""
+        return 0.0

@@ -1,0 +1,16 @@
+"""Name the classes of a run's actors; this module does not import Ray."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coati_rl.protocols import GroupScorer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActorClasses:
+    """Hold the classes of a run's actors."""
+
+    coordinator: type  # takes the prepared job, the run's paths and the actor's context
+    trainer: type
+    producer: type | None = None  # None: the run has no producers
+    make_reward: Callable[[], GroupScorer] | None = None  # picklable; starts the reward workers of a producer

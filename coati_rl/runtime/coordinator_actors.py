@@ -1,0 +1,63 @@
+"""Run a coordinator as a Ray actor, in a separate process on the driver's node."""
+
+from coati_rl.checkpoint.best import best_checkpoint
+from coati_rl.coordinator.coordinator import Coordinator
+from coati_rl.coordinator.dataset_coordinator import DatasetCoordinator, DatasetRunSettings
+from coati_rl.coordinator.evaluation import EvaluationRounds
+from coati_rl.coordinator.logprob_mismatch import Precision
+from coati_rl.coordinator.run_state import RunStart
+from coati_rl.coordinator.settings import coordinator_settings
+from coati_rl.data.dataset_source import DatasetSource, evaluation_parts
+from coati_rl.data.prompt_source import DatasetPrompts, probe_tokens
+from coati_rl.observability.rollouts import RolloutRecorder
+from coati_rl.runtime.prepare import Prepared
+from coati_rl.runtime.prepare_offline import PreparedDataset, dataset_settings
+from coati_rl.runtime.process import ActorContext, enter_actor
+from coati_rl.runtime.run_dir import RunPaths
+
+
+class CoordinatorActor(Coordinator):
+    """Coordinate a run with producers."""
+
+    def __init__(self, prepared: Prepared, paths: RunPaths, context: ActorContext) -> None:
+        enter_actor(context)
+        config = prepared.config
+        tasks = {task: prompts.prompts for task, prompts in prepared.evaluation.items()}
+        precision: Precision = "bf16" if prepared.plan.precision == "bf16" else "fp32"
+        settings = coordinator_settings(config, precision=precision, tasks=prepared.tasks)
+        best = best_checkpoint(config.run.keep_best, paths.checkpoints, paths.evaluation)
+        super().__init__(
+            settings,
+            DatasetPrompts(prepared.train.prompts, num_episodes=config.data.num_episodes, seed=config.run.seed),
+            EvaluationRounds(tasks, paths.evaluation, plan=settings.sampling_plans["eval"], best=best),
+            RolloutRecorder(paths.rollouts, config.run.rollout_detail),
+            RunStart(
+                position=prepared.resume.position if prepared.resume else None,
+                untrained=prepared.resume.untrained if prepared.resume else None,
+                probe=probe_tokens(prepared.train.prompts, settings.max_probe_tokens),
+            ),
+        )
+
+
+class DatasetCoordinatorActor(DatasetCoordinator):
+    """Coordinate a job on a dataset."""
+
+    def __init__(self, prepared: PreparedDataset, paths: RunPaths, context: ActorContext) -> None:
+        enter_actor(context)
+        config, resume = prepared.config, prepared.resume
+        sizes, state = dataset_settings(config), resume.data_state if resume else None
+        super().__init__(
+            DatasetRunSettings(
+                job=config.JOB,
+                num_trainers=config.parallel.num_trainers,
+                trainers_per_dp_rank=sizes.trainers_per_dp_rank,
+                save_interval=sizes.save_interval,
+                eval_interval=config.run.eval_interval if config.run.eval_interval > 0 else None,
+                evaluation_dir=paths.evaluation,
+                best=best_checkpoint(config.run.keep_best, paths.checkpoints, paths.evaluation),
+            ),
+            DatasetSource(prepared.train, sizes, resumed=state),
+            {name: evaluation_parts(samples, sizes) for name, samples in prepared.evaluation.items()},
+            last_evaluated=-1 if state is None else int(state["last_evaluated"]),
+            time_s=0.0 if state is None else float(state["time_s"]),
+        )

@@ -1,0 +1,80 @@
+"""Run a training command in the driver: its plan or its launch, its messages, its exit code.
+
+Exit code: 0 success, 1 the run failed, 2 invalid arguments (nothing was started), 130 interrupted.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from coati_rl.errors import CoatiError, ConfigError
+from coati_rl.runtime.actor_classes import ActorClasses
+from coati_rl.runtime.exit_messages import PROG, print_lines, read_note
+from coati_rl.runtime.prepared import PreparedJob
+from coati_rl.runtime.ray_environment import prepare_ray_environment
+
+
+def exit_code_of(body: Callable[[], None], scratch: Path, *, prog: str = PROG) -> int:
+    """Run a command, report its error, and return its exit code.
+
+    Args:
+        body: parses, checks and runs the command.
+        scratch: its temporary directory.
+        prog: the program's name in messages.
+    """
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger().handlers[0].setLevel(logging.WARNING)  # the rest goes to the run's driver.log
+    try:
+        body()
+        return 0
+    except ConfigError as error:
+        print_lines(str(error), prog=prog)
+        return 2
+    except CoatiError as error:
+        resume = read_note(scratch).how_to_resume()
+        print_lines(f"the run failed: {' '.join(str(error).split())}{resume}", prog=prog)
+        return 1
+    except KeyboardInterrupt as interrupt:
+        problem = f"; {interrupt}" if str(interrupt) else ""
+        print_lines(f"interrupted; everything was stopped{problem}{read_note(scratch).how_to_resume()}", prog=prog)
+        return 130
+
+
+def plan_or_launch(
+    prepared: PreparedJob,
+    classes: Callable[[], ActorClasses],
+    *,
+    warnings: Iterable[str],
+    is_dry_run: bool,
+    scratch: Path,
+) -> None:
+    """Print warnings, then the plan of a dry run, or run the job to its end.
+
+    Args:
+        prepared: the job.
+        classes: called for a run only, as it imports Ray and the engines.
+        warnings: for people, one a line.
+        is_dry_run: print the plan and return.
+        scratch: temporary directory for sockets.
+    Raises: CoatiError; KeyboardInterrupt.
+    """
+    for warning in warnings:
+        print_lines(f"warning: {warning}", prog=prepared.config.prog())
+    if is_dry_run:
+        lines = prepared.plan.lines()
+        if prepared.resume is not None:
+            lines += [prepared.resume.line(), *prepared.resume.changes]
+        _print("\n".join(lines))
+        return
+    prepare_ray_environment(prepared.config)
+    # Imported here, so that errors on the command line are reported before Ray, vLLM and ColossalAI are loaded.
+    from coati_rl.runtime.launch import launch
+
+    paths = launch(prepared, classes(), scratch=scratch)
+    with suppress(OSError):  # the terminal may be closed
+        _print(f"done: {paths.run_dir}{read_note(scratch).how_to_train_on()}")
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)  # noqa: T201, the command's output

@@ -1,0 +1,149 @@
+"""Prepare a job on a dataset from a checked config: find the model, make the samples, choose the device, make the plan.
+
+Mistakes in files are reported here, before Ray starts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from coati_rl.checkpoint.dataset_resume import DatasetResume, open_dataset_resume
+from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.offline_plan import OfflinePlan, make_offline_plan
+from coati_rl.config.offline_rules import with_offline_defaults
+from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
+from coati_rl.errors import ConfigError
+from coati_rl.runtime.offline_rows import SampleSet, load_forms, make_samples
+from coati_rl.runtime.prepared import PreparedJob
+from coati_rl.runtime.resources import (
+    find_device,
+    load_tokenizer,
+    read_model_config,
+    resolve_model,
+    sharding_warnings,
+)
+from coati_rl.samples import Sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedDataset(PreparedJob):
+    """Hold the inputs of a job on a dataset."""
+
+    config: OfflineConfig
+    plan: OfflinePlan
+    train: tuple[Sample, ...]
+    evaluation: dict[str, tuple[Sample, ...]]  # by the set's name
+    resume: DatasetResume | None = None
+
+
+def prepare_offline(
+    config: OfflineConfig, *, check_layout: Callable[[OfflineConfig, Any], None], is_dry_run: bool
+) -> PreparedDataset:
+    """Resolve device and model, read, validate and tokenise the rows, and plan.
+
+    Args:
+        config: checked by `offline_rules.check_offline`.
+        check_layout: of the trainers; raises ConfigError if the model (its transformers config) cannot be cut as asked.
+        is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
+    Raises: ConfigError.
+    """
+    device, warnings = find_device(
+        config,
+        needed=f"-t {config.parallel.num_trainers}: {config.num_devices} GPUs are needed",
+        fewer=lambda available: f"use -t {available}" if available else "use --device cpu",
+        is_dry_run=is_dry_run,
+    )
+    paths = {"--dataset": config.data.dataset}
+    paths |= {f"--eval-dataset {name}": path for name, path in (config.data.eval_dataset or {}).items()}
+    forms = {flag: load_forms(config, path, flag=flag) for flag, path in paths.items()}
+    warnings += sharding_warnings(config, device)
+    directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
+    sets: dict[str, SampleSet] = {}
+    if directory is None:
+        warnings.append(f"model {config.model.model} is not on this machine: lengths and the layout are not checked")
+    else:
+        config = config.with_changes(model=str(directory))
+        hf_config = read_model_config(directory)
+        config = _within_positions(config, hf_config)
+        check_layout(config, hf_config)
+        tokenizer = load_tokenizer(directory)
+        sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
+        _check_not_empty(config, sets)
+    config = with_offline_defaults(config, device)
+    evaluation = {flag.partition(" ")[2]: each for flag, each in sets.items() if flag != "--dataset"}
+    train = sets.get("--dataset")
+    plan = make_offline_plan(
+        config,
+        device=device,
+        rows=None if train is None else train.counts,
+        evaluation={name: each.counts for name, each in evaluation.items()},
+    )
+    _check_step(config, plan)
+    resume = open_dataset_resume(
+        config, None if train is None else DatasetSource(train.samples, dataset_settings(config))
+    )
+    if resume is not None:
+        plan = replace(plan, num_steps=resume.num_steps)
+    return PreparedDataset(
+        config=config,
+        plan=plan,
+        train=() if train is None else train.samples,
+        evaluation={name: each.samples for name, each in evaluation.items()},
+        warnings=tuple(warnings),
+        resume=resume,
+    )
+
+
+def dataset_settings(config: OfflineConfig) -> DatasetSettings:
+    """Return the sizes of a step, in samples."""
+    parallel, run = config.parallel, config.run
+    rows_at_a_time = min(parallel.train_microbatch_size, parallel.train_batch_size)
+    return DatasetSettings(
+        dp=config.dp,
+        trainers_per_dp_rank=parallel.num_trainers // config.dp,
+        batch_size=config.rows_per_step * config.UNIT,
+        micro_batch_size=rows_at_a_time * config.UNIT,
+        num_epochs=config.data.max_epochs,
+        max_steps=config.data.max_steps,
+        save_interval=run.save_interval if run.save_interval > 0 else None,
+        max_tokens_per_microbatch=parallel.max_tokens_per_microbatch,
+        one_sample_per_row=parallel.one_sample_per_row,
+        unit=config.UNIT,
+        seed=run.seed,
+    )
+
+
+def _within_positions(config: OfflineConfig, hf_config: Any) -> OfflineConfig:
+    """Lower the default of --max-length to the model's positions. Raises: ConfigError if one that was given exceeds."""
+    limit = getattr(hf_config, "max_position_embeddings", None)
+    rope = getattr(hf_config, "rope_parameters", None) or {}
+    is_extended = rope.get("rope_type", "default") != "default"
+    length = config.data.max_length
+    if not isinstance(limit, int) or length <= limit or is_extended:
+        return config
+    if "max_length" in config.data.model_fields_set:
+        raise ConfigError(
+            f"--max-length {length} exceeds the {limit} positions of --model {config.model.model}; "
+            f"use --max-length {limit}"
+        )
+    return config.with_changes(max_length=limit)
+
+
+def _check_not_empty(config: OfflineConfig, sets: dict[str, SampleSet]) -> None:
+    for flag, each in sets.items():
+        if not each.samples:
+            raise ConfigError(
+                f"{flag}: of {each.counts.num_rows} rows none has anything to train within --max-length "
+                f"{config.data.max_length}; raise it"
+            )
+
+
+def _check_step(config: OfflineConfig, plan: OfflinePlan) -> None:
+    if plan.num_steps == 0 and plan.rows is not None:
+        usable = plan.rows.num_rows - plan.rows.num_left_out
+        most = usable * config.data.max_epochs // config.dp
+        remedy = f"-e {-(-config.rows_per_step // usable)}" + (f" or -tbs {most}" if most else "")
+        raise ConfigError(
+            f"--dataset {config.data.dataset}: {usable} usable rows x {config.data.max_epochs} epoch(s) do not fill "
+            f"one optimizer step of tbs * dp = {config.rows_per_step} rows; nearest: {remedy}"
+        )

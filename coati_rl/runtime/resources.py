@@ -1,0 +1,91 @@
+"""Find the devices and the model of a job, before anything starts."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from coati_rl.config.training import TrainingConfig
+from coati_rl.errors import ConfigError
+from coati_rl.types import Device
+
+
+def find_device(
+    config: TrainingConfig, *, needed: str, fewer: Callable[[int], str], is_dry_run: bool
+) -> tuple[Device, list[str]]:
+    """Return the device, and warnings.
+
+    Args:
+        config: of the run.
+        needed: how many GPUs it takes, for the message.
+        fewer: the remedy, for a number of available GPUs.
+        is_dry_run: too few are a warning.
+    Raises: ConfigError when this machine has too few GPUs.
+    """
+    import torch
+
+    cluster = config.cluster
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if cluster.device == "cpu" or (cluster.device == "auto" and not available and not cluster.master_address):
+        return "cpu", []
+    if cluster.master_address or available >= config.num_devices:
+        return "cuda", []  # a cluster's GPUs are counted when it is joined
+    message = f"{needed}, this machine has {available}"
+    if is_dry_run:
+        return "cuda", [message]
+    raise ConfigError(f"{message}; {fewer(available)}")
+
+
+def sharding_warnings(config: TrainingConfig, device: Device) -> Iterator[str]:
+    """Return the settings of sharding that have no effect, or set another one."""
+    parallel = config.parallel
+    if parallel.zero_stage > 0 and config.model.precision is None and device == "cpu":
+        yield f"-zero {parallel.zero_stage} sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights"
+    if parallel.zero_stage > 0 and config.dp == 1:
+        yield f"-zero {parallel.zero_stage}: has no effect, as there is one data-parallel rank"
+    if parallel.plugin == "fsdp2" and parallel.num_trainers == 1:
+        yield "--plugin fsdp2: shards nothing, as there is one trainer"
+
+
+def resolve_model(model: str, *, is_dry_run: bool) -> Path | None:
+    """Return the model's directory; a hub id is taken from the local cache or downloaded. None: only in a dry run."""
+    directory = Path(model).expanduser()
+    if directory.is_dir():
+        if not (directory / "config.json").is_file():
+            raise ConfigError(f"--model {model}: the directory has no config.json; give a model in Hugging Face format")
+        return directory.absolute()
+    if directory.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1 or directory.parent.is_dir():
+        raise ConfigError(f"--model {model}: no such directory; give a model directory or a hub id (owner/name)")
+    if is_dry_run:
+        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"--model {model}: neither a directory nor a model that the hub provides ({type(error).__name__})"
+        ) from error
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """Load the model's tokenizer, which must have a chat template."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--model {directory}: the tokenizer cannot be loaded: {error}") from error
+    if not tokenizer.chat_template:
+        raise ConfigError(f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model")
+    return tokenizer
+
+
+def read_model_config(directory: Path) -> Any:
+    """Return the transformers config of the model's text part."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"--model {directory}: config.json cannot be read: {error}") from error

@@ -1,0 +1,69 @@
+"""Run `python -m consumer sft ...`: train on a dataset, without producers; `coati-rl sft` is the same.
+
+Exit code: 0 success, 1 the run failed, 2 invalid arguments (nothing was started), 130 interrupted.
+"""
+
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from coati_rl.config.cli import parse_job
+from coati_rl.config.commands import OFFLINE
+from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.offline_rules import check_offline
+from coati_rl.runtime.actor_classes import ActorClasses
+from coati_rl.runtime.driver import exit_code_of, plan_or_launch
+from coati_rl.runtime.run_dir import probe_outputs
+from coati_rl.runtime.subreaper import run_under_subreaper
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command given by name, and return its exit code."""
+    name, *rest = arguments or ["--help"]
+    if name in ("-h", "--help"):
+        print(f"usage: python -m consumer {'|'.join(OFFLINE)} ...  (COMMAND --help lists a command's flags)")
+        return 0
+    if name not in OFFLINE:
+        sys.stderr.write(f"python -m consumer: no command {name!r}; use one of {', '.join(OFFLINE)}\n")
+        return 2
+    return run(OFFLINE[name], rest)
+
+
+def sft(arguments: Sequence[str]) -> int:
+    """Run `sft` with these arguments."""
+    return run(OFFLINE["sft"], arguments)
+
+
+def run(job: type[OfflineConfig], arguments: Sequence[str]) -> int:
+    """Run a job in a child process that leaves nothing behind; returns the exit code."""
+    return run_under_subreaper(functools.partial(_main, job, arguments), prog=job.prog())
+
+
+def _main(job: type[OfflineConfig], arguments: Sequence[str], scratch: Path) -> int:
+    def body() -> None:
+        config, is_dry_run = parse_job(arguments, job)
+        check_offline(config)
+        probe_outputs(config)
+        _run(config, is_dry_run, scratch)
+
+    return exit_code_of(body, scratch, prog=job.prog())
+
+
+def _run(config: OfflineConfig, is_dry_run: bool, scratch: Path) -> None:
+    from coati_rl.runtime.prepare_offline import prepare_offline
+    from consumer.parallel.layout_rules import check_layout
+
+    prepared = prepare_offline(config, check_layout=check_layout, is_dry_run=is_dry_run)
+    plan_or_launch(prepared, _classes, warnings=prepared.warnings, is_dry_run=is_dry_run, scratch=scratch)
+
+
+def _classes() -> ActorClasses:
+    from coati_rl.runtime.coordinator_actors import DatasetCoordinatorActor
+    from consumer.actor import TrainerActor
+
+    return ActorClasses(coordinator=DatasetCoordinatorActor, trainer=TrainerActor)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

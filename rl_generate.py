@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from coati_rl.config.cli import parse_job
 from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.generate_rules import check_generate
 from coati_rl.errors import CoatiError, ConfigError
+from coati_rl.runtime.exit_messages import print_lines
 from coati_rl.runtime.subreaper import run_under_subreaper
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from producer.batch.output import BatchOutput
 
 _LOAD_TIMEOUT_S = 600.0  # of the engine
+_PROG = GenerateConfig.prog()
+_say = functools.partial(print_lines, prog=_PROG)
 
 
 def main(argv: Sequence[str], scratch: Path) -> int:
@@ -125,16 +128,9 @@ def _generate(
             return run_batch(job, output, loaded, scorer, report=_say)
 
 
-def _say(text: str) -> None:
-    """Write lines to stderr; ignore a closed terminal or a full disk."""
-    with suppress(OSError):
-        sys.stderr.write("".join(f"coati-rl generate: {line}\n" for line in text.splitlines()))
-        sys.stderr.flush()
-
-
 def run(argv: Sequence[str]) -> int:
     """Run the command line in a child process that leaves nothing behind; returns the exit code."""
-    return run_under_subreaper(functools.partial(main, argv))
+    return run_under_subreaper(functools.partial(main, argv), prog=_PROG)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from importlib import import_module
 COMMANDS = {
     "rl": ("rl_example:run", "train a policy with producers, trainers and verifiable rewards (rl_example.py)"),
     "sft": ("consumer.__main__:sft", "fine-tune on a dataset of conversations or texts"),
+    "generate": ("rl_generate:run", "sample, score and write responses to the prompts of a dataset (rl_generate.py)"),
     "score": ("rewards.__main__:score", "score responses: JSON lines from stdin to stdout"),
     "serve": ("rewards.__main__:serve", "serve scores over HTTP to runs on this machine or others"),
 }
@@ -16,7 +17,7 @@ COMMANDS = {
 
 def usage() -> str:
     """Return the text of --help."""
-    lines = [f"  {name:<8}{summary}" for name, (_, summary) in COMMANDS.items()]
+    lines = [f"  {name:<10}{summary}" for name, (_, summary) in COMMANDS.items()]
     return "\n".join(
         ["usage: coati-rl COMMAND ...", "", "commands:", *lines, "", "coati-rl COMMAND --help lists a command's flags."]
     )

@@ -1,4 +1,4 @@
-"""Define the configuration of batch inference (`coati-rl generate`): prompts, sampling, scores, the file that is written."""
+"""Define the configuration of batch inference (`coati-rl generate`): prompts, sampling, scores, output."""
 
 from typing import Any, ClassVar, Literal
 
@@ -61,7 +61,7 @@ class OutputConfig(Section):
 
     output: str | None = execution(
         None,
-        "JSON lines are written here, and what is done to FILE.progress: the same command goes on after an interruption.",
+        "JSON lines are written here, and to FILE.progress what is done: an interrupted command goes on if repeated.",
         short="-o",
         metavar="FILE",
     )
@@ -98,7 +98,7 @@ class EngineConfig(Section):
 
 
 class GenerateConfig(JobConfig):
-    """The settings of batch inference, each validated alone; `generate_rules.check_generate` validates them together."""
+    """The settings of batch inference, each validated alone; `check_generate` validates them together."""
 
     COMMAND: ClassVar[str] = "coati-rl generate"
     SUMMARY: ClassVar[str] = "Batch inference: samples of each prompt of a dataset, scored by rewards, as JSON lines."

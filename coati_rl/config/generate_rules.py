@@ -35,7 +35,7 @@ def _output(config: GenerateConfig) -> Iterator[str]:
         yield f"{'--pairs' if output.pairs else '--best-of'}: compares the samples of a prompt; give -g 2 or more"
     template = output.reward_template
     if template is not None and ("{input}" not in template or "{reward}" not in template):
-        yield f"--reward-template {template!r}: must contain {{input}} and {{reward}}, as in '{{input}} <reward>{{reward}}'"
+        yield f"--reward-template {template!r}: must contain {{input}} and {{reward}}, as '{{input}} [{{reward}}]' does"
 
 
 def _sampling(config: GenerateConfig) -> Iterator[str]:

@@ -101,20 +101,13 @@ class TrainingRunConfig(Section):
 class TrainingConfig(JobConfig):
     """The settings of a training job; without producers unless a subclass has them."""
 
-    COMMAND: ClassVar[str] = ""  # as a user types it, without flags
     PASSES: ClassVar[str] = "--max-epochs"  # the flag of the number of passes over the data
-    SUMMARY: ClassVar[str] = ""  # of --help
 
     model: ModelConfig = ModelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     parallel: TrainersConfig = TrainersConfig()
     cluster: ClusterConfig = ClusterConfig()
     run: TrainingRunConfig = TrainingRunConfig()
-
-    @classmethod
-    def prog(cls) -> str:
-        """Return the program's name in messages."""
-        return cls.COMMAND.removeprefix("python ")
 
     @property
     def dp(self) -> int:

@@ -191,6 +191,7 @@ def _check_gpu_memory(config: Config, directory: Path, backend: CollectiveBacken
 
 
 def check_length(config: Config, model: Any) -> None:
+    """Raise ConfigError if the longest episode exceeds the positions of the model, given by its transformers config."""
     limit = getattr(model, "max_position_embeddings", None)
     rope = getattr(model, "rope_parameters", None) or {}
     is_extended = rope.get("rope_type", "default") != "default"  # the engine knows its limit

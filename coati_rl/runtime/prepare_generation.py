@@ -17,8 +17,9 @@ from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.coordinator.leases import LeaseTable, SamplingPlan
 from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.prepare import check_length, load_tokenizer, read_model_config, resolve_model
+from coati_rl.runtime.prepare import check_length
 from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts
+from coati_rl.runtime.resources import load_tokenizer, read_model_config, resolve_model
 from coati_rl.types import Device, Prompt, SamplingParams
 
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}

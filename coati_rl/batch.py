@@ -58,7 +58,11 @@ class MicroBatch:
 
     def with_arrays(self, **arrays: np.ndarray) -> "MicroBatch":
         """Return the micro-batch with these loss arrays [R, M] added or replaced."""
-        return dataclasses.replace(self, loss_arrays={**self.loss_arrays, **arrays})
+        return self.replace_arrays({**self.loss_arrays, **arrays})
+
+    def replace_arrays(self, arrays: Mapping[str, np.ndarray]) -> "MicroBatch":
+        """Return the micro-batch with these loss arrays only; they may have another M."""
+        return dataclasses.replace(self, loss_arrays=arrays)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

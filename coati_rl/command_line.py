@@ -8,7 +8,11 @@ from importlib import import_module
 # this package in the order of imports, so they are named here and imported when they run.
 COMMANDS = {
     "rl": ("rl_example:run", "train a policy with producers, trainers and verifiable rewards (rl_example.py)"),
-    "sft": ("consumer.__main__:sft", "fine-tune on a dataset of conversations or texts"),
+    "sft": ("consumer.__main__:sft", "fine-tune on conversations or text"),
+    "rm": ("consumer.__main__:rm", "train a reward model on pairs of completions"),
+    "dpo": ("consumer.__main__:dpo", "train on preferences: DPO, IPO, SimPO, ORPO and others"),
+    "kto": ("consumer.__main__:kto", "train on completions labelled desirable or undesirable"),
+    "prm": ("consumer.__main__:prm", "train a process reward model on solutions with labelled steps"),
     "generate": ("rl_generate:run", "sample, score and write responses to the prompts of a dataset (rl_generate.py)"),
     "score": ("rewards.__main__:score", "score responses: JSON lines from stdin to stdout"),
     "serve": ("rewards.__main__:serve", "serve scores over HTTP to runs on this machine or others"),

@@ -153,6 +153,9 @@ class TrainBackend(Protocol):
         With a scale of 0, of a step without samples, no weight changes.
         """
 
+    def free(self, model: Role) -> None:
+        """Drop a model that is not scored any more; not collective."""
+
     def weight_entries(self) -> tuple[TensorEntry, ...]:
         """Return the tensors that all senders export, in HF order and transfer dtype, on any rank; not collective."""
 
@@ -179,7 +182,7 @@ class TrainBackend(Protocol):
 
 
 class LossFn(Protocol):
-    """Compute a loss from the current log-probabilities."""
+    """Compute a loss from the current log-probabilities, or from the values of a model with a scalar head."""
 
     @property
     def is_token_separable(self) -> bool:
@@ -199,6 +202,8 @@ class LossFn(Protocol):
         self, logprobs: torch.Tensor, entropy: torch.Tensor, micro_batch: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Compute the loss of float32[R, L] log-probabilities and entropies, both with gradient.
+
+        Of a scalar head `logprobs` are its values, 0 where the mask is False, and entropies are 0.
 
         Returns: (float32[] summed loss, sums to report).
         """
@@ -260,13 +265,6 @@ class StepReports(Protocol):
 
     def report_saved(self, step: int, path: str) -> None:
         """Report that the checkpoint after `step` optimizer steps is complete; called by rank 0."""
-
-
-class EvaluationReports(Protocol):
-    """Receive the evaluations of trainers; see `coati_rl.coordinator.dataset_coordinator.DatasetCoordinator`."""
-
-    def report_evaluation(self, step: int, name: str, metrics: dict[str, Any]) -> None:
-        """Report the metrics of an evaluation set after `step` optimizer steps; called by one rank."""
 
 
 class TrainerCoordinator(WorkSource, StepReports, SyncReports, Protocol):

@@ -52,13 +52,21 @@ class EvaluateWork:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceWork:
+    """Order a reference model's log-probabilities of a batch, or, without one, that the model be freed."""
+
+    part: int  # its number, in the report
+    batch: RaggedBatch | None  # of this dp rank
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FinishWork:
     """Order the end of the run."""
 
     step: int
 
 
-Work = TrainWork | SyncWork | SaveWork | EvaluateWork | FinishWork
+Work = TrainWork | SyncWork | SaveWork | EvaluateWork | ReferenceWork | FinishWork
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Run `python -m consumer sft ...`: train on a dataset, without producers; `coati-rl sft` is the same.
+"""Run `python -m consumer sft|rm|dpo|kto|prm ...`: train on a dataset, without producers; `coati-rl sft` is the same.
 
 Exit code: 0 success, 1 the run failed, 2 invalid arguments (nothing was started), 130 interrupted.
 """
@@ -33,6 +33,26 @@ def main(arguments: Sequence[str]) -> int:
 def sft(arguments: Sequence[str]) -> int:
     """Run `sft` with these arguments."""
     return run(OFFLINE["sft"], arguments)
+
+
+def rm(arguments: Sequence[str]) -> int:
+    """Run `rm` with these arguments."""
+    return run(OFFLINE["rm"], arguments)
+
+
+def dpo(arguments: Sequence[str]) -> int:
+    """Run `dpo` with these arguments."""
+    return run(OFFLINE["dpo"], arguments)
+
+
+def kto(arguments: Sequence[str]) -> int:
+    """Run `kto` with these arguments."""
+    return run(OFFLINE["kto"], arguments)
+
+
+def prm(arguments: Sequence[str]) -> int:
+    """Run `prm` with these arguments."""
+    return run(OFFLINE["prm"], arguments)
 
 
 def run(job: type[OfflineConfig], arguments: Sequence[str]) -> int:

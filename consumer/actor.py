@@ -96,8 +96,9 @@ class TrainerActor:
         backend_config = BackendConfig(
             model_dir=self._resume_dir or Path(config.model.model),
             tokenizer_dir=Path(config.model.model),
-            reference_dir=Path(config.model.model) if models.has_reference else None,
+            reference_dir=models.reference_dir,
             keeps_old_policy=models.keeps_old_policy,
+            scalar_head=models.scalar_head,
             plugin=config.parallel.plugin,
             tp_size=config.parallel.tensor_parallel_size,
             pp_size=config.parallel.pipeline_parallel_size,

@@ -24,6 +24,7 @@ from coati_rl.protocols import LossFn, Role
 from coati_rl.transport.manifest import TensorEntry, dtype_name
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
 from consumer.models.policy_model import DTYPES, Precision, make_input
+from consumer.models.scalar_head import ScalarHead
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.process_group import collective
 from consumer.role_models import Model
@@ -36,6 +37,7 @@ class BackendConfig:
     model_dir: Path  # Hugging Face model, or a checkpoint of ours
     tokenizer_dir: Path | None = None  # tokenizer to copy into checkpoints; None: model_dir's
     reference_dir: Path | None = None  # reference model of the KL penalty; None: no reference model
+    scalar_head: ScalarHead | None = None  # of the trained model, in place of its LM head
     keeps_old_policy: bool = False  # keep a second copy of the weights, for old_logprobs over several steps
     plugin: PluginName = "hybrid"
     tp_size: int = 1
@@ -95,9 +97,10 @@ class Backend:
             self._models["old"] = self._load("old", config.model_dir)
 
     def score(self, micro_batches: Sequence[MicroBatch], model: Role = "policy") -> list[Tensor]:
-        """Compute log-probabilities of one of the models at the sampling temperature, without gradient.
+        """Compute log-probabilities of one of the models at the sampling temperature, or a scalar head's values.
 
-        Returns: float32[R, M] per micro-batch, 0 where the loss mask is False; an empty list without the LM head.
+        Returns: float32[R, M] per micro-batch without gradient, 0 where the loss mask is False; an empty list on ranks
+            without the head.
         Raises: ValueError if the backend was built without this model.
         """
         scored = self._model(model)
@@ -144,6 +147,14 @@ class Backend:
         Raises: EngineError if the norm is not finite; the weights are unchanged then.
         """
         return self.policy.optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate)
+
+    def free(self, model: Role) -> None:
+        """Drop a model other than the policy; not collective."""
+        if model == "policy":
+            raise ValueError("the policy is trained and cannot be freed")
+        self._models.pop(model, None)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def weight_entries(self) -> tuple[TensorEntry, ...]:
         """Return the entries of all tensors that all senders export, in Hugging Face order; not collective."""
@@ -211,6 +222,7 @@ class Backend:
             precision=self._config.precision,
             optimizer=optimizer,
             gradient_checkpointing=self._config.gradient_checkpointing,
+            head=self._config.scalar_head if role == "policy" else None,
         )
 
     def _model(self, role: Role) -> Model:

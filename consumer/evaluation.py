@@ -4,18 +4,33 @@ Consumes: the parts of evaluation sets. Produces: with the last part of a set, i
 metrics are those of a training step with the same samples, such as its loss and perplexity.
 """
 
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.data.packing import build_mini_batch
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
-from coati_rl.protocols import EvaluationReports, TrainBackend
+from coati_rl.protocols import Role, TrainBackend
+from coati_rl.samples import RaggedBatch
 from coati_rl.work import EvaluateWork
 from consumer.objectives.objective import Objective
 from consumer.train_step import with_targets
 
 _NOT_COMPUTED = ("entropy_sum",)  # scores are log-probabilities alone
+
+
+class DatasetReports(Protocol):
+    """Receive what trainers report of a dataset; see `coati_rl.coordinator.dataset_coordinator.DatasetCoordinator`."""
+
+    def report_reference(self, part: int, logprobs: Sequence[np.ndarray], *, rank: int) -> None:
+        """Report the reference's log-probabilities of a part's samples, float32[N] each; by ranks with the LM head."""
+
+    def report_evaluation(self, step: int, name: str, metrics: dict[str, Any]) -> None:
+        """Report the metrics of an evaluation set after `step` optimizer steps; called by one rank."""
 
 
 class Evaluator:
@@ -25,7 +40,7 @@ class Evaluator:
         self,
         backend: TrainBackend,
         objective: Objective,
-        reports: EvaluationReports,
+        reports: DatasetReports,
         timeline: Timeline = NO_TIMELINE,
     ) -> None:
         self._backend = backend
@@ -60,8 +75,29 @@ class Evaluator:
             self._objective, self._backend, build_mini_batch(work.batch).micro_batches, self._timeline
         )
         self._sums = merge_sums(self._sums, sums)
+        if self._objective.needs_whole_step and (
+            totals := self._backend.reduce_sums(self._objective.step_sums(micro_batches))
+        ):
+            micro_batches = tuple(self._objective.with_step_sums(each, totals) for each in micro_batches)
         scores = self._backend.score(micro_batches)  # none on ranks without the LM head
         for micro_batch, logprobs in zip(micro_batches, scores, strict=False):
             arrays = {name: torch.tensor(a, device=logprobs.device) for name, a in micro_batch.loss_arrays.items()}
             _, sums = self._objective.loss_fn(logprobs, torch.zeros_like(logprobs), arrays)
             self._sums = merge_sums(self._sums, {name: value.detach() for name, value in sums.items()})
+
+
+def score_samples(backend: TrainBackend, batch: RaggedBatch, model: Role) -> list[np.ndarray] | None:
+    """Compute a model's log-probabilities of a rank's samples, float32[N] each in their order; collective.
+
+    Returns: None on ranks without the LM head.
+    """
+    micro_batches = build_mini_batch(batch).micro_batches
+    scores = backend.score(micro_batches, model)
+    if len(scores) < len(micro_batches):
+        return None
+    by_sample: dict[int, np.ndarray] = {}
+    for micro_batch, score in zip(micro_batches, scores, strict=True):
+        mask, index = micro_batch.loss_arrays["loss_mask"], micro_batch.loss_arrays["sample_index"]
+        values = score.float().cpu().numpy()
+        by_sample |= {int(number): values[mask & (index == number)] for number in np.unique(index[mask])}
+    return [by_sample.get(number, np.empty(0, np.float32)) for number in range(len(batch.samples.lengths))]

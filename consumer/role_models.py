@@ -5,8 +5,9 @@ frozen. `ShardedModel` knows how a model is sharded; here tensors are whole and 
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,13 +16,11 @@ from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.protocols import Role
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
 from consumer.models.policy_model import DTYPES, PolicyInput, Precision, load_policy
+from consumer.models.scalar_head import ScalarHead, load_scalar
 from consumer.optim.gradient_clipping import scale_and_clip, sum_of_squares
 from consumer.optim.optimizer_state import pack_state, unpack_state
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.parameters import ParameterInfo, describe_parameters
-
-Head = Literal["lm"]
-_LOADERS = {"lm": load_policy}  # by head; called as loader(directory, dtype=, gradient_checkpointing=)
 
 
 class Model:
@@ -36,7 +35,7 @@ class Model:
         precision: Precision,
         optimizer: OptimizerConfig | None = None,
         gradient_checkpointing: bool = False,
-        head: Head = "lm",
+        head: ScalarHead | None = None,
     ) -> None:
         """Load and shard the model.
 
@@ -47,17 +46,17 @@ class Model:
             precision: bf16 keeps float32 master weights of a trained model.
             optimizer: optimizer settings; None: the model is frozen and has no optimizer.
             gradient_checkpointing: recompute activations in the backward pass; not of a frozen model.
-            head: kind of output head.
+            head: scalar head; None: the LM head.
         Raises: ConfigError if the model cannot be read or cannot be sharded this way.
         """
         self.role = role
-        self.head = head
         self._parallelism = parallelism
         self._optimizer = optimizer
         self._keeps_masters = precision == "bf16"
         is_recomputed = optimizer is not None and gradient_checkpointing
         # The Hugging Face module; after sharding, this rank's part of it.
-        self.module = _LOADERS[head](directory, dtype=DTYPES[precision], gradient_checkpointing=is_recomputed)
+        load = load_policy if head is None else partial(load_scalar, head=head)
+        self.module = load(directory, dtype=DTYPES[precision], gradient_checkpointing=is_recomputed)
         self.infos = describe_parameters(self.module, parallelism.layout, parallelism.layers_per_stage(self.module))
         self._adamw: Any = None
         if optimizer is None:
@@ -72,7 +71,7 @@ class Model:
         self.gradients: dict[str, Tensor] = {}  # summed over all ranks; set from a step's last backward to its update
 
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
-        """Return log-probabilities without gradient, float32[R, M] each; an empty list on ranks without the head."""
+        """Return log-probabilities without gradient, or a scalar head's values; see `ShardedModel.score`."""
         with torch.no_grad():
             return self._sharded.score(inputs)
 

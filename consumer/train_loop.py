@@ -18,13 +18,13 @@ from coati_rl.errors import RunError
 from coati_rl.observability.idle import IdleFraction
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import StepReports, TrainBackend, WorkSource
-from coati_rl.work import EvaluateWork, FinishWork, SaveWork, SyncWork, TrainWork, Wait, Work
+from coati_rl.work import EvaluateWork, FinishWork, ReferenceWork, SaveWork, SyncWork, TrainWork, Wait, Work
 from consumer.train_step import TrainStep
 
 logger = logging.getLogger(__name__)
 
 Publish = Callable[[SyncWork], None]
-Evaluate = Callable[[EvaluateWork], None]
+OnDataset = Callable[[EvaluateWork | ReferenceWork], None]
 
 POLL_S = 5.0  # time limit of one request to the source, which then answers with the reason for waiting
 
@@ -34,9 +34,9 @@ def _without_producers(work: SyncWork) -> None:
     raise RunError(f"a weight sync to version {work.policy_version} is ordered in a run without producers")
 
 
-def _without_evaluation(work: EvaluateWork) -> None:
-    """Raise, since a coordinator with producers never orders trainers to evaluate."""
-    raise RunError(f"trainers are ordered to evaluate {work.name!r} in a run with producers")
+def _without_dataset(work: EvaluateWork | ReferenceWork) -> None:
+    """Raise, since a coordinator with producers never orders trainers to score a dataset."""
+    raise RunError(f"trainers are given {type(work).__name__} in a run with producers")
 
 
 class TrainLoop:
@@ -53,7 +53,7 @@ class TrainLoop:
         is_reporter: bool,
         checkpoint_dir: Path,
         publish: Publish = _without_producers,
-        evaluate: Evaluate = _without_evaluation,
+        on_dataset: OnDataset = _without_dataset,
         on_step: Callable[[], None] = lambda: None,
         timeline: Timeline = NO_TIMELINE,
     ) -> None:
@@ -63,7 +63,7 @@ class TrainLoop:
         self._backend = backend
         self._train_step = train_step  # True: with a correction for the engine-trainer mismatch
         self._publish = publish
-        self._evaluate = evaluate
+        self._on_dataset = on_dataset
         self._is_reporter = is_reporter  # True on the one rank that reports optimizer steps
         self._checkpoint_dir = checkpoint_dir
         self._on_step = on_step  # called after every optimizer step (the profiler's clock)
@@ -88,8 +88,8 @@ class TrainLoop:
                         self._train(work)
                     elif isinstance(work, SyncWork):
                         self._publish(work)
-                    elif isinstance(work, EvaluateWork):
-                        self._evaluate(work)
+                    elif isinstance(work, EvaluateWork | ReferenceWork):
+                        self._on_dataset(work)
                     elif isinstance(work, SaveWork):
                         self._save(work)
             return work.step

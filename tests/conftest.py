@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 TIMEOUTS_S = {"tests/unit/": 60, "tests/faults/": 900, "tests/integration/runs/": 900}  # elsewhere pyproject.toml's
-SHARING = ("tests/integration/consumer/", "tests/integration/engines/")
+SHARING = ("tests/integration/consumer/", "tests/integration/engines/", "tests/unit/algorithms/test_peer")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Whole files to a process, and whole folders where files share engines or trainers that take long to start."""
+    """Whole files to a process, and those together that share engines, trainers or imports that take long."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByWhatIsShared(LoadFileScheduling):

@@ -6,6 +6,9 @@ KLEstimator = Literal["k1", "k2", "k3"]
 RatioLevel = Literal["token", "sequence"]
 Correction = Literal["none", "tis", "icepop", "sequence_mask"]
 POLICY_LOSSES = ("clip", "cispo")
+PreferenceLoss = Literal["dpo", "ipo", "robust", "simpo", "orpo"]
+WITH_LABEL_SMOOTHING: tuple[PreferenceLoss, ...] = ("dpo", "robust", "simpo")
+WITH_REFERENCE: tuple[PreferenceLoss, ...] = ("dpo", "ipo", "robust")  # the other losses compare with no reference
 
 # Default bounds of pi_old / pi_engine.
 CORRECTION_BOUNDS: dict[str, dict[str, float]] = {

@@ -3,11 +3,13 @@
 from coati_rl.config.config import Config
 from coati_rl.config.fields import described, spelling
 from coati_rl.config.generate import GenerateConfig
-from coati_rl.config.offline import OfflineConfig, SftConfig
+from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.offline_jobs import DpoJobConfig, KtoJobConfig, PrmJobConfig, RmJobConfig, SftJobConfig
 from coati_rl.config.sections import JobConfig
 from coati_rl.config.training import TrainingConfig
 
-OFFLINE: dict[str, type[OfflineConfig]] = {job.JOB: job for job in (SftConfig,)}
+_JOBS: tuple[type[OfflineConfig], ...] = (SftJobConfig, RmJobConfig, DpoJobConfig, KtoJobConfig, PrmJobConfig)
+OFFLINE = {job.JOB: job for job in _JOBS}
 TRAINING: dict[str, type[TrainingConfig]] = {"rl": Config, **OFFLINE}
 ALL: dict[str, type[JobConfig]] = {**TRAINING, "generate": GenerateConfig}
 

@@ -1,12 +1,11 @@
-"""The configuration of jobs on a dataset, which have no producers: their data, and what each job adds."""
+"""The configuration of jobs on a dataset, which have no producers; the jobs are in `offline_jobs`."""
 
 from typing import Any, ClassVar
 
 from pydantic import field_validator
 
 from coati_rl.config.fields import Section, execution, experiment
-from coati_rl.config.optimizer import OptimizerConfig
-from coati_rl.config.training import TrainingConfig, TrainingRunConfig
+from coati_rl.config.training import TrainingConfig
 
 _EVAL_SET = "eval"  # the name of an evaluation set that is given as a path alone
 
@@ -48,8 +47,8 @@ class OfflineDataConfig(Section):
 class OfflineConfig(TrainingConfig):
     """The settings of a job on a dataset."""
 
-    JOB: ClassVar[str] = ""  # the command's name
-    UNIT: ClassVar[int] = 1  # samples that a row makes, and that are compared in the loss
+    JOB: ClassVar[str]  # the command's name
+    UNIT: ClassVar[int] = 1  # samples that a row makes, which are compared in the loss
 
     data: OfflineDataConfig = OfflineDataConfig()
 
@@ -64,36 +63,21 @@ class OfflineConfig(TrainingConfig):
         raise NotImplementedError
 
     @property
+    def uses_reference(self) -> bool:
+        """True if the loss compares with a reference model."""
+        return False
+
+    @property
+    def reference_model(self) -> str:
+        """Return the model that the loss compares with, if it does."""
+        return self.model.model
+
+    @property
+    def precomputes_reference(self) -> bool:
+        """True if the reference's log-probabilities are computed before the first step and kept."""
+        return False
+
+    @property
     def max_sample_tokens(self) -> int:
         """Tokens of the longest training sample."""
         return self.data.max_length
-
-
-class SftRunConfig(TrainingRunConfig):
-    """Seed, outputs, intervals."""
-
-    project: str = execution("SFT", "Name of the run; the default run directory is runs/<project>.", short="-p")
-
-
-class SftOptimizerConfig(OptimizerConfig):
-    """Learning rate, weight decay, clipping."""
-
-    learning_rate: float = experiment(
-        2e-5, OptimizerConfig.model_fields["learning_rate"].description or "", short="-lr", gt=0
-    )
-
-
-class SftConfig(OfflineConfig):
-    """The settings of supervised fine-tuning."""
-
-    COMMAND: ClassVar[str] = "coati-rl sft"
-    SUMMARY: ClassVar[str] = "Supervised fine-tuning: cross-entropy of the assistant's tokens."
-    JOB: ClassVar[str] = "sft"
-
-    optimizer: SftOptimizerConfig = SftOptimizerConfig()
-    run: SftRunConfig = SftRunConfig()
-
-    @property
-    def objective_text(self) -> str:
-        """Return the objective for people, as the plan shows it."""
-        return "cross-entropy of the assistant's tokens"

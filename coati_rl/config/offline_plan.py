@@ -11,8 +11,9 @@ from coati_rl.types import Device
 class RowCounts:
     """Hold the sizes of a file of rows."""
 
-    num_rows: int  # read
-    num_left_out: int  # rows of which nothing is left to be trained within --max-length
+    num_rows: int  # that are trained on
+    num_equal: int  # pairs left out, as both completions are the same
+    num_left_out: int  # rows left out, of which nothing is left to train within --max-length
     num_cut: int  # rows that were cut to --max-length
     num_tokens: int  # of all samples
     num_loss_tokens: int
@@ -21,9 +22,11 @@ class RowCounts:
         """Describe the rows in a clause."""
         parts = [f"{self.num_rows}", f"{self.num_tokens} tokens, {self.num_loss_tokens} of them trained"]
         parts += [f"{self.num_cut} cut to --max-length"] if self.num_cut else []
-        parts += (
-            [f"{self.num_left_out} left out, as nothing trained is within --max-length"] if self.num_left_out else []
-        )
+        left_out = {
+            "pairs left out, as chosen equals rejected": self.num_equal,
+            "left out, as nothing trained is within --max-length": self.num_left_out,
+        }
+        parts += [f"{count} {why}" for why, count in left_out.items() if count]
         return "; ".join(parts)
 
 
@@ -56,7 +59,7 @@ def make_offline_plan(
     """Derive the plan; `rows` are None if they are not tokenised."""
     steps, dropped = None, 0
     if rows is not None:
-        drawn = (rows.num_rows - rows.num_left_out) * config.data.max_epochs
+        drawn = rows.num_rows * config.data.max_epochs
         steps, dropped = divmod(drawn, config.rows_per_step)
         if config.data.max_steps is not None and config.data.max_steps < steps:
             steps, dropped = config.data.max_steps, 0

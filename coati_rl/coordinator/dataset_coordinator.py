@@ -1,9 +1,9 @@
 """Decide the work of a job on a dataset, and collect its records: the coordinator of a run without producers.
 
-Consumes: a dataset's steps, reports from trainers. Waits for: nothing; trainers ask for the next item. Is unblocked by:
-their calls, and `stop`. Produces: items of work, events for the driver, evaluation records. A plain class; runtime/
-makes an actor of it. Each item is decided once, when the first rank asks for it, so that a stop takes effect at the
-next one and all ranks do the same.
+Consumes: a dataset's steps, reports from trainers. Waits for: the reference's scores, if they are computed first. Is
+unblocked by: reports, and `stop`. Produces: items of work, events for the driver, evaluation records. A plain class;
+runtime/ makes an actor of it. Each item is decided once, when the first rank asks for it, so that a stop takes effect
+at the next one and all ranks do the same.
 """
 
 import json
@@ -15,16 +15,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from coati_rl.checkpoint.best import BestCheckpoint
 from coati_rl.coordinator.event_log import EventLog
+from coati_rl.coordinator.reference_pass import ReferencePass
 from coati_rl.coordinator.run_status import RunStatus
 from coati_rl.coordinator.step_records import StepRecords
-from coati_rl.data.dataset_source import DatasetSource
+from coati_rl.data.dataset_source import DatasetSource, evaluation_parts
 from coati_rl.disk import disk_errors
-from coati_rl.samples import RaggedBatch
-from coati_rl.work import EvaluateWork, FinishWork, SaveWork, TrainWork, Work, WorkList
+from coati_rl.samples import RaggedBatch, Sample
+from coati_rl.work import EvaluateWork, FinishWork, ReferenceWork, SaveWork, TrainWork, Wait, Work, WorkList
 
-Parts = Sequence[Sequence[RaggedBatch]]  # of an evaluation set: each dp rank's batch of every part
+TRAIN = ""  # the name of the source's samples in a reference pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +50,9 @@ class DatasetCoordinator:
         self,
         settings: DatasetRunSettings,
         source: DatasetSource,
-        evaluation: Mapping[str, Parts],
+        evaluation: Mapping[str, Sequence[Sample]],
         *,
+        reference: ReferencePass | None = None,
         last_evaluated: int = -1,
         time_s: float = 0.0,
     ) -> None:
@@ -57,13 +61,15 @@ class DatasetCoordinator:
         Args:
             settings: of the run.
             source: of optimizer steps.
-            evaluation: the parts of each evaluation set, by name.
+            evaluation: the samples of each evaluation set, by name.
+            reference: computes the reference's log-probabilities of all sets first; TRAIN is the source's.
             last_evaluated: optimizer steps at the last evaluation before the resume; -1: there was none.
             time_s: wall time of the run before the resume.
         """
         self._settings = settings
         self._source = source
         self._evaluation = evaluation
+        self._reference = reference
         self._changed = threading.Condition()
         self._events = EventLog()
         self._records = StepRecords(first_step=source.first_step, time_s=time_s)
@@ -78,11 +84,17 @@ class DatasetCoordinator:
 
     # --- trainers --------------------------------------------------------------------------------------------------
 
-    def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work:
-        """See WorkSource; nothing is waited for."""
+    def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | Wait:
+        """See WorkSource; only the last scores of the reference are waited for."""
+        deadline = time.monotonic() + timeout_s
         with self._changed:
             while (work := self._work.ask(index, rank)) is None:
-                self._work.add(self._next, self._decide())
+                decided = self._decide()
+                if isinstance(decided, Wait):
+                    if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                        return decided
+                    continue
+                self._work.add(self._next, decided)
                 self._next += 1
                 self._progressed()
             return work
@@ -93,6 +105,13 @@ class DatasetCoordinator:
             for record in self._records.report(step, metrics):
                 self._event("step", **record)
 
+    def report_reference(self, part: int, logprobs: Sequence[np.ndarray], *, rank: int) -> None:
+        """See `consumer.evaluation.DatasetReports`. Raises: RunError if the file cannot be written."""
+        with self._changed:
+            if self._reference is not None:
+                self._reference.add(part, rank // self._settings.trainers_per_dp_rank, logprobs)
+            self._progressed()
+
     def report_saved(self, step: int, path: str) -> None:
         """See StepReports."""
         with self._changed:
@@ -100,7 +119,7 @@ class DatasetCoordinator:
             self._name_best()
 
     def report_evaluation(self, step: int, name: str, metrics: dict[str, Any]) -> None:
-        """See EvaluationReports; adds a line to <eval dir>/summary.jsonl. Raises: RunError if it cannot be written."""
+        """See `consumer.evaluation.DatasetReports`; adds a line to <eval dir>/summary.jsonl. Raises: RunError if it cannot be written."""
         with self._changed:
             directory = self._settings.evaluation_dir
             with disk_errors(directory):
@@ -135,18 +154,31 @@ class DatasetCoordinator:
 
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _decide(self) -> list[Work]:
+    def _decide(self) -> Sequence[Work] | Wait:
         """Return the next item, for each dp rank."""
         settings, step = self._settings, self._step
+        num_ranks = settings.num_trainers // settings.trainers_per_dp_rank
+        if self._reference is not None and not self._is_stopped:
+            if not self._reference.is_ordered:
+                self._doing = self._reference.progress
+                number, batches = self._reference.next_part()
+                return [ReferenceWork(part=number, batch=batch) for batch in batches]
+            if not self._reference.is_complete:
+                return Wait(reason=self._reference.progress)
+            self._take_reference(self._reference)
+            return [ReferenceWork(part=-1, batch=None)] * num_ranks
         is_over = self._is_stopped or step >= self._source.num_steps
         if not self._is_stopped and not self._parts and self._evaluation_is_due():
             self._evaluated = step
-            self._parts.extend((name, part) for name, parts in self._evaluation.items() for part in parts)
+            self._parts.extend(
+                (name, part)
+                for name, samples in self._evaluation.items()
+                for part in evaluation_parts(samples, self._source.settings)
+            )
         if self._parts:
             name, batches = self._parts.popleft()
             self._doing = f"{name} is being evaluated at step {step}"
             return [EvaluateWork(name=name, batch=replace(batch, step=step)) for batch in batches]
-        num_ranks = settings.num_trainers // settings.trainers_per_dp_rank
         is_multiple = settings.save_interval is not None and step % settings.save_interval == 0
         if step > self._saved and (is_over or is_multiple):
             self._saved = step
@@ -159,6 +191,12 @@ class DatasetCoordinator:
         self._doing = f"step {self._step} is being trained"
         self._records.open(step, self._source.statistics(step))
         return [TrainWork(batch=batch) for batch in self._source.batches(step)]
+
+    def _take_reference(self, reference: ReferencePass) -> None:
+        """Give all samples their scores."""
+        self._source.replace_samples(reference.samples(TRAIN))
+        self._evaluation = {name: reference.samples(name) for name in self._evaluation}
+        self._reference = None
 
     def _evaluation_is_due(self) -> bool:
         """Return True before the first step, after each interval and at the end, with a step since the last one."""

@@ -1,91 +1,158 @@
-"""Turn conversations into samples for supervised training, with the assistant's turns in the loss.
+"""Tokenise conversations and plain text, and find the tokens of the assistant's turns.
 
-A row is rendered whole by the model's chat template and tokenised once. The assistant's characters are found by
-difference: the text that a turn adds to the rendered conversation before it, up to the token that ends the turn. T
-tokens of a conversation.
+A conversation is rendered whole by the chat template and tokenised once, so that no token depends on where a text is
+divided. Its turns are those that the template marks with {% generation %}; without marks, a turn's characters are those
+that it adds to the rendered conversation before it, and its tokens those that start among them, up to the special token
+that ends the turn. A prompt and a completion of plain text are joined and tokenised once too.
+
+T tokens of a sequence.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from coati_rl.data.forms import Message, Messages
 from coati_rl.errors import ConfigError
-from coati_rl.samples import Sample
 
-_NO_PREFIX = np.empty(0, dtype=np.int32)
+_MARKS = re.compile(r"\{%-?\s*generation\b")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConversationSet:
-    """Hold the usable conversations of a file, and the number refused for their length."""
+class EncodedText:
+    """Hold the tokens of a sequence."""
 
-    samples: tuple[Sample, ...]
-    num_refused: int
+    token_ids: np.ndarray  # int32[T]
+    is_completion: np.ndarray  # bool[T], True on tokens of the turns that were asked for, or of the completion
 
 
-def make_conversations(
-    conversations: Sequence[Sequence[dict[str, Any]]], tokenizer: Any, *, max_tokens: int, flag: str = "--dataset"
-) -> ConversationSet:
-    """Render, tokenise and mask conversations; uids are `row-<number>`.
+def encode_conversation(
+    messages: Messages,
+    tokenizer: Any,
+    *,
+    turns: Sequence[int],
+    tools: Sequence[Mapping[str, Any]] = (),
+    where: str = "row",
+) -> EncodedText:
+    """Render and tokenise messages.
 
     Args:
-        conversations: each a list of messages {"role", "content"}, at least one of the assistant.
+        messages: with a turn of the assistant's at each index of `turns`.
         tokenizer: a fast transformers tokenizer with a chat template.
-        max_tokens: longer conversations are left out and counted.
-        flag: the command-line flag that they came from, for messages.
-    Raises: ConfigError if a row has no turn of the assistant, or the template changes earlier text when a turn is
-        added, so that turns cannot be located.
+        turns: indices of the messages whose tokens are marked, ascending.
+        tools: JSON schemas of functions, for the template.
+        where: flag, file and row, for messages.
+    Raises: ConfigError if the chat template fails, or a turn cannot be located.
     """
-    samples = []
-    for number, messages in enumerate(conversations):
-        text, spans = _render(messages, tokenizer, f"{flag}, row {number + 1}")
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        token_ids = np.array(encoded["input_ids"], dtype=np.int32)
-        if len(token_ids) > max_tokens:
-            continue
-        loss_mask = np.zeros(len(token_ids), dtype=bool)
-        starts = np.array([start for start, _ in encoded["offset_mapping"]])
-        for begin, end in spans:
-            turn = np.flatnonzero((starts >= begin) & (starts < end))
-            loss_mask[turn[: _length_of_turn(token_ids[turn], tokenizer)]] = True
-        loss_mask[:1] = False  # no token predicts the first one
-        samples.append(
-            Sample(
-                uid=f"row-{number}",
-                number=0,
-                prefix_ids=_NO_PREFIX,
-                token_ids=token_ids,
-                loss_mask=loss_mask,
-                arrays={"loss_weights": 1.0, "temperature": 1.0},
+    chat = _Chat(tokenizer=tokenizer, tools=tools, where=where)
+    marked = _marked_turns(messages, chat) if _MARKS.search(str(tokenizer.chat_template)) else None
+    if marked is not None:
+        token_ids, by_turn = marked
+        is_completion = np.zeros(len(token_ids), dtype=bool)
+        for index in turns:
+            is_completion[by_turn[index]] = True
+        return EncodedText(token_ids=token_ids, is_completion=is_completion)
+    text, spans = _located(messages, turns, chat)
+    token_ids, starts, _ = _tokens(text, tokenizer)
+    is_completion = np.zeros(len(token_ids), dtype=bool)
+    for begin, end in spans:
+        turn = np.flatnonzero((starts >= begin) & (starts < end))
+        is_completion[turn[: _length_of_turn(token_ids[turn], tokenizer)]] = True
+    return EncodedText(token_ids=token_ids, is_completion=is_completion)
+
+
+def encode_text(prompt: str, completion: str, tokenizer: Any) -> EncodedText:
+    """Tokenise plain text, with beginning-of-sequence if the tokenizer adds it, and end-of-sequence if it has it.
+
+    A token with characters of both is the prompt's, unless the completion has no other.
+    """
+    text = prompt + completion
+    token_ids, starts, ends = _tokens(text, tokenizer)
+    is_completion = starts >= len(prompt)
+    if not is_completion.any():
+        is_completion = ends > len(prompt)
+    before = leading_ids(text, tokenizer)
+    eos = tokenizer.eos_token_id
+    after = [] if eos is None or (len(token_ids) and token_ids[-1] == eos) else [eos]
+    return EncodedText(
+        token_ids=np.concatenate([before, token_ids, after]).astype(np.int32),
+        is_completion=np.concatenate([np.zeros(len(before), bool), is_completion, np.ones(len(after), bool)]),
+    )
+
+
+def leading_ids(text: str, tokenizer: Any) -> list[int]:
+    """Return the beginning-of-sequence token where the tokenizer adds one and the text does not begin with it."""
+    bos = tokenizer.bos_token_id
+    if bos is None or tokenizer("")["input_ids"][:1] != [bos] or text.startswith(tokenizer.bos_token):
+        return []
+    return [bos]
+
+
+def assistant_turns(messages: Messages, first: int = 0) -> list[int]:
+    """Return the indices of the assistant's messages, from message `first` on."""
+    return [index for index, message in enumerate(messages) if index >= first and message["role"] == "assistant"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Chat:
+    """Apply a tokenizer's chat template to the messages of a row."""
+
+    tokenizer: Any
+    tools: Sequence[Mapping[str, Any]]
+    where: str
+
+    def apply(self, messages: Sequence[Message], **options: Any) -> Any:
+        from jinja2 import TemplateError
+
+        try:
+            return self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tools=list(self.tools) or None, **options
             )
-        )
-    return ConversationSet(samples=tuple(samples), num_refused=len(conversations) - len(samples))
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise ConfigError(f"{self.where}: the model's chat template refuses it: {error}") from error
+
+    def rendered(self, messages: Sequence[Message], *, is_asking: bool) -> str:
+        return str(self.apply(messages, add_generation_prompt=is_asking, tokenize=False))
 
 
-def _render(messages: Sequence[dict[str, Any]], tokenizer: Any, where: str) -> tuple[str, list[tuple[int, int]]]:
-    """Return the whole conversation's text, and the character ranges of the assistant's turns."""
+def _marked_turns(messages: Messages, chat: _Chat) -> tuple[np.ndarray, dict[int, np.ndarray]] | None:
+    """Return the tokens, and those of each turn that the template marks; None if a turn has no mark of its own."""
+    made = chat.apply(messages, return_dict=True, return_assistant_tokens_mask=True)
+    mask = np.array(made["assistant_masks"], dtype=bool)
+    marked = np.flatnonzero(mask)
+    runs = np.split(marked, np.flatnonzero(np.diff(marked) > 1) + 1) if len(marked) else []
+    turns = assistant_turns(messages)
+    if len(runs) != len(turns):
+        return None
+    return np.array(made["input_ids"], dtype=np.int32), dict(zip(turns, runs, strict=True))
 
-    def rendered(count: int, *, is_asking: bool) -> str:
-        return str(
-            tokenizer.apply_chat_template(list(messages[:count]), add_generation_prompt=is_asking, tokenize=False)
-        )
 
-    text = rendered(len(messages), is_asking=False)
-    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    if not turns:
-        raise ConfigError(f"{where}: no message has the role assistant; every row needs one")
+def _located(messages: Messages, turns: Sequence[int], chat: _Chat) -> tuple[str, list[tuple[int, int]]]:
+    """Return the whole conversation's text, and the character ranges of turns."""
+    text = chat.rendered(messages, is_asking=False)
     spans = []
     for index in turns:
-        before, after = rendered(index, is_asking=True), rendered(index + 1, is_asking=False)
+        before = chat.rendered(messages[:index], is_asking=True)
+        is_last = index + 1 == len(messages)
+        after = text if is_last else chat.rendered(messages[: index + 1], is_asking=False)
         if not after.startswith(before) or not text.startswith(after):
             raise ConfigError(
-                f"{where}: the model's chat template changes earlier messages when one is added, so that the turns of "
-                "the assistant cannot be located; use a template that only adds text"
+                f"{chat.where}: the model's chat template changes earlier messages when one is added, so that the "
+                "turns of the assistant cannot be located; use a template that only adds text, or one that marks the "
+                "turns with {% generation %}"
             )
         spans.append((len(before), len(after)))
     return text, spans
+
+
+def _tokens(text: str, tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return token ids int32[T], and the characters that each starts at and ends before, int[T]."""
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    offsets = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+    return np.array(encoded["input_ids"], dtype=np.int32), offsets[:, 0], offsets[:, 1]
 
 
 def _length_of_turn(token_ids: np.ndarray, tokenizer: Any) -> int:

@@ -1,4 +1,4 @@
-"""Read prompts from files (JSONL, JSON, CSV, Parquet, Arrow), validate each row, render and tokenise it once.
+"""Read the rows of prompts, validate each, render and tokenise it once.
 
 A row is {"messages": {"role", "content"} or a list of them, "gt_answer": text or number}; which other columns may hold
 the answer, and what takes its place, is in `coati_rl.data.ground_truth`; which task a row belongs to, in
@@ -7,19 +7,17 @@ the answer, and what takes its place, is in `coati_rl.data.ground_truth`; which 
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from coati_rl.data.ground_truth import ANSWER_KEYS, ground_truth
-from coati_rl.data.tasks import ONE_TASK, TASK_COLUMN, RowTasks, Task, TaskRow
+from coati_rl.data.files import read_rows
+from coati_rl.data.ground_truth import ground_truth
+from coati_rl.data.tasks import ONE_TASK, RowTasks, Task, TaskRow
 from coati_rl.errors import ConfigError
 from coati_rl.types import DEFAULT_TASK, Prompt, Purpose
 
 logger = logging.getLogger(__name__)
-
-_LOADERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,71 +28,18 @@ class PromptSet:
     num_refused: int
 
 
-def load_rows(path: str, *, flag: str, tasks: RowTasks = ONE_TASK) -> list[TaskRow]:
-    """Read and validate all rows of a file.
+def load_rows(source: str, *, flag: str, tasks: RowTasks = ONE_TASK, max_rows: int | None = None) -> list[TaskRow]:
+    """Read and validate rows.
 
     Args:
-        path: the file; its suffix names the format.
+        source: a file, a directory or a dataset of the hub, as of `files.read_rows`.
         flag: the command-line flag it came from, for messages.
         tasks: of the rows, which say what every row must have besides messages.
+        max_rows: read no more than the first of them; None: all.
     Raises: ConfigError naming file and row (for JSONL: line) and what is wrong with it.
     """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise ConfigError(f"{flag} {path}: no such file; give a JSONL, JSON, CSV, Parquet or Arrow file")
-    suffix = file.suffix.lower()
-    if suffix not in _LOADERS:
-        raise ConfigError(f"{flag} {path}: unknown format {file.suffix!r}; use one of {', '.join(_LOADERS)}")
-    try:
-        rows = list(_read_jsonl(file, flag) if suffix == ".jsonl" else _read_with_datasets(file, flag, tasks))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{flag} {path}: is not UTF-8 text: {error}") from error
-    except OSError as error:
-        raise ConfigError(f"{flag} {path}: cannot be read: {error.strerror or error}") from error
-    if not rows:
-        raise ConfigError(f"{flag} {path}: holds no rows")
-    unit = "line" if suffix == ".jsonl" else "row"
-    return [_checked_row(row, tasks, f"{flag} {path}, {unit} {number}") for number, row in rows]
-
-
-def _read_jsonl(file: Path, flag: str) -> Iterator[tuple[int, Any]]:
-    # Line by line ourselves: the loader of `datasets` names no line, and a typo in line 7000 must be found.
-    with file.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                try:
-                    yield number, json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise ConfigError(
-                        f"{flag} {file}, line {number}: not JSON: {error.msg}: {line.strip()[:80]}"
-                    ) from error
-
-
-def _read_with_datasets(file: Path, flag: str, tasks: RowTasks) -> Iterator[tuple[int, Any]]:
-    import tempfile
-
-    import datasets
-
-    if not file.stat().st_size:
-        return  # each loader has an error of its own for this
-    loader = _LOADERS[file.suffix.lower()]
-    # As text: a column of numbers would make numbers of prompts, and 4.0 of the answer 4 when one is missing.
-    answers = (task.answer_key for task in tasks.tasks.values() if task.answer_key)
-    texts = {"messages", "test_cases", TASK_COLUMN, *ANSWER_KEYS, *answers}
-    as_text = {"converters": dict.fromkeys(texts, str), "keep_default_na": False}
-    options: dict[str, Any] = as_text if loader == "csv" else {}
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(logging.CRITICAL)  # errors are reported below
-    with tempfile.TemporaryDirectory(prefix="coati-datasets-") as cache:
-        try:
-            table = datasets.load_dataset(loader, data_files=str(file), split="train", cache_dir=cache, **options)
-            rows = table.to_list()
-        except (datasets.exceptions.DatasetGenerationError, ValueError, TypeError, RuntimeError, OSError) as error:
-            cause = " ".join(str(error.__cause__ or error).split())
-            if "corresponds to no data" in cause:
-                return
-            raise ConfigError(f"{flag} {file}: cannot be read as {loader}: {cause[:200]}") from error
-    yield from enumerate(rows, 1)
+    rows = read_rows(source, flag=flag, max_rows=max_rows)
+    return [_checked_row(row, tasks, where) for where, row in rows]
 
 
 def _checked_row(row: Any, tasks: RowTasks, where: str) -> TaskRow:

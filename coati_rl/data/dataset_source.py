@@ -5,12 +5,14 @@ communication, and a resumed run continues by its step.
 """
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import xxhash
 
 from coati_rl.data.packing import plan_batches
@@ -19,6 +21,8 @@ from coati_rl.samples import RaggedBatch, Sample
 from coati_rl.work import FinishWork, SaveWork, TrainWork, Work
 
 Report = Callable[[dict[str, Any]], None]
+
+_ARRAYS_OF_ALL = {"loss_weights", "temperature"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +39,7 @@ class DatasetSettings:
     max_tokens_per_microbatch: int | None = None
     one_sample_per_row: bool = False
     unit: int = 1  # samples that stay together in a micro-batch, see `plan_batches`
+    denominator: Literal["tokens", "units"] = "tokens"  # the loss is averaged over its tokens, or over units
     seed: int = 0
 
 
@@ -66,7 +71,7 @@ class DatasetSource:
                 f"the dataset has {len(samples)} samples, which do not fill one step of {settings.batch_size}; "
                 "lower the batch size, or raise the number of epochs"
             )
-        own = {"seed": settings.seed, "num_samples": len(samples), "fingerprint": _fingerprint(samples)}
+        own = {"seed": settings.seed, "num_samples": len(samples), "fingerprint": fingerprint(samples)}
         self._order = own | {"batch_size": settings.batch_size}
         self._first_step = 0 if resumed is None else int(resumed["step"])
         if resumed is not None and (changed := [name for name in self._order if resumed[name] != self._order[name]]):
@@ -83,6 +88,11 @@ class DatasetSource:
         if kind == "save":
             return SaveWork(step=step, data_state=self.data_state(step))
         return TrainWork(batch=self.batches(step)[rank // self._settings.trainers_per_dp_rank])
+
+    @property
+    def settings(self) -> DatasetSettings:
+        """Return the sizes of a step."""
+        return self._settings
 
     @property
     def first_step(self) -> int:
@@ -115,6 +125,13 @@ class DatasetSource:
         is_saved = done == self.num_steps or (interval is not None and done % interval == 0)
         return [("train", step), *([("save", done)] if is_saved else [])]
 
+    def replace_samples(self, samples: Sequence[Sample]) -> None:
+        """Take the same samples with further arrays, before the first step."""
+        if len(samples) != len(self._samples):
+            raise ValueError(f"{len(samples)} samples cannot take the place of {len(self._samples)}")
+        self._samples = samples
+        self.batches.cache_clear()
+
     @lru_cache(maxsize=1)  # noqa: B019, one instance a process, and ranks of one process share a step
     def batches(self, step: int) -> list[RaggedBatch]:
         """Return each dp rank's part of optimizer step `step`, from 0."""
@@ -140,6 +157,20 @@ def evaluation_parts(samples: Sequence[Sample], settings: DatasetSettings) -> li
     return [_batches(samples[start : start + size], settings, step=0, is_last=start == starts[-1]) for start in starts]
 
 
+def slice_batches(
+    samples: Sequence[Sample], settings: DatasetSettings
+) -> Iterator[tuple[list[RaggedBatch], list[tuple[int, int]]]]:
+    """Yield parts of one step's size, each a batch per dp rank of consecutive samples, with the samples' bounds."""
+    alone = replace(settings, dp=1)
+    for start in range(0, len(samples), settings.batch_size):
+        end = min(start + settings.batch_size, len(samples))
+        units, unit = (end - start) // settings.unit, settings.unit
+        cuts = [start + units * rank // settings.dp * unit for rank in range(settings.dp + 1)]
+        slices = list(pairwise(cuts))
+        parts = [_batches(samples[first:last], alone, step=0, is_last=True)[0] for first, last in slices]
+        yield parts, slices
+
+
 def _batches(
     samples: Sequence[Sample],
     settings: DatasetSettings,
@@ -150,6 +181,7 @@ def _batches(
 ) -> list[RaggedBatch]:
     """Share samples out to dp ranks and their micro-batches."""
     num_tokens = sum(sample.num_loss_tokens for sample in samples)
+    denominator = num_tokens if settings.denominator == "tokens" else len(samples) // settings.unit
     parts = plan_batches(
         samples,
         num_ranks=settings.dp,
@@ -165,7 +197,7 @@ def _batches(
             plan=plan,
             one_sample_per_row=settings.one_sample_per_row,
             is_last=is_last,
-            loss_scale=1 / num_tokens if num_tokens else 0.0,
+            loss_scale=1 / denominator if num_tokens else 0.0,
             learning_rate_progress=learning_rate_progress,
         )
         for ragged, plan in parts
@@ -179,10 +211,12 @@ def _order(seed: int, epoch: int, length: int) -> list[int]:
     return order
 
 
-def _fingerprint(samples: Sequence[Sample]) -> str:
-    """Return the xxh3-128 digest of all tokens and masks."""
+def fingerprint(samples: Sequence[Sample]) -> str:
+    """Return the xxh3-128 digest of all tokens and masks, and of arrays that not all samples have, such as labels."""
     digest = xxhash.xxh3_128()
     for sample in samples:
         for array in (sample.prefix_ids, sample.token_ids, sample.loss_mask):
             digest.update(array.tobytes())
+        for name in sorted(sample.arrays.keys() - _ARRAYS_OF_ALL):
+            digest.update(np.asarray(sample.arrays[name]).tobytes())
     return digest.hexdigest()

@@ -34,6 +34,8 @@ _BLANK_ARRAYS: Mapping[str, DTypeLike] = {
     "policy_version": np.int32,
     "old_logprobs": np.float32,
     "ref_logprobs": np.float32,
+    "label": np.float32,
+    "kl_estimate": np.float32,
 }
 
 _ALIGNMENT = 64  # bytes

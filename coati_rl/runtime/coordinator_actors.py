@@ -1,13 +1,17 @@
 """Run a coordinator as a Ray actor, in a separate process on the driver's node."""
 
+from pathlib import Path
+
 from coati_rl.checkpoint.best import best_checkpoint
 from coati_rl.coordinator.coordinator import Coordinator
-from coati_rl.coordinator.dataset_coordinator import DatasetCoordinator, DatasetRunSettings
+from coati_rl.coordinator.dataset_coordinator import TRAIN, DatasetCoordinator, DatasetRunSettings
 from coati_rl.coordinator.evaluation import EvaluationRounds
 from coati_rl.coordinator.logprob_mismatch import Precision
+from coati_rl.coordinator.reference_pass import FILE as REFERENCE_FILE
+from coati_rl.coordinator.reference_pass import ReferencePass
 from coati_rl.coordinator.run_state import RunStart
 from coati_rl.coordinator.settings import coordinator_settings
-from coati_rl.data.dataset_source import DatasetSource, evaluation_parts
+from coati_rl.data.dataset_source import DatasetSource
 from coati_rl.data.prompt_source import DatasetPrompts, probe_tokens
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.runtime.prepare import Prepared
@@ -46,6 +50,11 @@ class DatasetCoordinatorActor(DatasetCoordinator):
         enter_actor(context)
         config, resume = prepared.config, prepared.resume
         sizes, state = dataset_settings(config), resume.data_state if resume else None
+        reference = None
+        if config.precomputes_reference:
+            sets = {TRAIN: prepared.train, **prepared.evaluation}
+            path, model = paths.run_dir / REFERENCE_FILE, str(Path(config.reference_model).resolve())
+            reference = ReferencePass(sets, sizes, path, model=model)
         super().__init__(
             DatasetRunSettings(
                 job=config.JOB,
@@ -57,7 +66,8 @@ class DatasetCoordinatorActor(DatasetCoordinator):
                 best=best_checkpoint(config.run.keep_best, paths.checkpoints, paths.evaluation),
             ),
             DatasetSource(prepared.train, sizes, resumed=state),
-            {name: evaluation_parts(samples, sizes) for name, samples in prepared.evaluation.items()},
+            prepared.evaluation,
+            reference=reference,
             last_evaluated=-1 if state is None else int(state["last_evaluated"]),
             time_s=0.0 if state is None else float(state["time_s"]),
         )

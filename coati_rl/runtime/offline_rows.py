@@ -1,41 +1,57 @@
-"""Read the rows of a job on a dataset and make its samples."""
+"""Read the rows of a job on a dataset, and make the samples that the job trains on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.offline_jobs import PrmJobConfig, SftJobConfig
 from coati_rl.config.offline_plan import RowCounts
-from coati_rl.data.conversations import make_conversations
-from coati_rl.data.dataset import load_rows, messages_of
-from coati_rl.data.tasks import RowTasks, Task
+from coati_rl.data.files import read_rows
+from coati_rl.data.forms import Conversation, Form, OfflineJob
+from coati_rl.data.offline_samples import OfflineSamples, kto_samples, pair_samples, sft_samples
+from coati_rl.data.reward_samples import prm_samples, rm_samples
+from coati_rl.data.row_formats import FormSet, read_forms
 from coati_rl.samples import Sample
-from coati_rl.types import DEFAULT_TASK
-
-_ROWS = RowTasks(tasks={DEFAULT_TASK: Task(truth=None)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleSet:
-    """Hold the samples of a file, and the sizes of its rows."""
+    """Hold the samples of a set of rows, and the sizes of the rows."""
 
     samples: tuple[Sample, ...]
     counts: RowCounts
 
 
-def load_forms(config: OfflineConfig, path: str, *, flag: str) -> list[Any]:
+def load_forms(config: OfflineConfig, path: str, *, flag: str) -> FormSet:
     """Read and check the rows of a file. Raises: ConfigError naming the row."""
-    return [messages_of(row.fields) for row in load_rows(path, flag=flag, tasks=_ROWS)]
+    return read_forms(read_rows(path, flag=flag), cast(OfflineJob, config.JOB))
 
 
-def make_samples(config: OfflineConfig, forms: Sequence[Any], tokenizer: Any, *, flag: str) -> SampleSet:
+def needs_chat_template(forms: Sequence[Form]) -> bool:
+    """Return True if a row holds messages, which a chat template renders."""
+    return any(isinstance(form, Conversation) or isinstance(getattr(form, "prompt", None), tuple) for form in forms)
+
+
+def make_samples(config: OfflineConfig, rows: FormSet, tokenizer: Any) -> SampleSet:
     """Render and tokenise rows. Raises: ConfigError naming the row."""
-    made = make_conversations(forms, tokenizer, max_tokens=config.data.max_length, flag=flag)
+    made = _samples(config, rows.forms, tokenizer)
     counts = RowCounts(
-        num_rows=len(forms),
-        num_left_out=made.num_refused,
-        num_cut=0,
+        num_rows=len(made.rows),
+        num_equal=rows.num_equal,
+        num_left_out=made.num_left_out,
+        num_cut=made.num_cut,
         num_tokens=sum(len(sample) for sample in made.samples),
         num_loss_tokens=sum(sample.num_loss_tokens for sample in made.samples),
     )
     return SampleSet(samples=made.samples, counts=counts)
+
+
+def _samples(config: OfflineConfig, forms: Sequence[Form], tokenizer: Any) -> OfflineSamples:
+    length = config.data.max_length
+    if isinstance(config, SftJobConfig):
+        return sft_samples(forms, tokenizer, max_length=length, loss_on=config.objective.loss_on)
+    if isinstance(config, PrmJobConfig):
+        return prm_samples(forms, tokenizer, max_length=length, placeholder=config.objective.placeholder_token)
+    make = {"rm": rm_samples, "dpo": pair_samples, "kto": kto_samples}[config.JOB]
+    return make(forms, tokenizer, max_length=length)

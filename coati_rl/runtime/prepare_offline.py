@@ -13,7 +13,7 @@ from coati_rl.config.offline_plan import OfflinePlan, make_offline_plan
 from coati_rl.config.offline_rules import with_offline_defaults
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.offline_rows import SampleSet, load_forms, make_samples
+from coati_rl.runtime.offline_rows import SampleSet, load_forms, make_samples, needs_chat_template
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.resources import (
     find_device,
@@ -66,8 +66,9 @@ def prepare_offline(
         hf_config = read_model_config(directory)
         config = _within_positions(config, hf_config)
         check_layout(config, hf_config)
-        tokenizer = load_tokenizer(directory)
-        sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
+        needs_template = any(needs_chat_template(rows.forms) for rows in forms.values())
+        tokenizer = load_tokenizer(directory, needs_chat_template=needs_template)
+        sets = {flag: make_samples(config, rows, tokenizer) for flag, rows in forms.items()}
         _check_not_empty(config, sets)
     config = with_offline_defaults(config, device)
     evaluation = {flag.partition(" ")[2]: each for flag, each in sets.items() if flag != "--dataset"}
@@ -109,6 +110,7 @@ def dataset_settings(config: OfflineConfig) -> DatasetSettings:
         max_tokens_per_microbatch=parallel.max_tokens_per_microbatch,
         one_sample_per_row=parallel.one_sample_per_row,
         unit=config.UNIT,
+        denominator="units" if config.UNIT > 1 else "tokens",
         seed=run.seed,
     )
 
@@ -132,15 +134,15 @@ def _within_positions(config: OfflineConfig, hf_config: Any) -> OfflineConfig:
 def _check_not_empty(config: OfflineConfig, sets: dict[str, SampleSet]) -> None:
     for flag, each in sets.items():
         if not each.samples:
-            raise ConfigError(
-                f"{flag}: of {each.counts.num_rows} rows none has anything to train within --max-length "
-                f"{config.data.max_length}; raise it"
-            )
+            counts = each.counts
+            why = f"{counts.num_left_out} have nothing to train within --max-length {config.data.max_length}"
+            why += f", of {counts.num_equal} pairs chosen equals rejected" if counts.num_equal else ""
+            raise ConfigError(f"{flag}: no row can be trained on: {why}")
 
 
 def _check_step(config: OfflineConfig, plan: OfflinePlan) -> None:
     if plan.num_steps == 0 and plan.rows is not None:
-        usable = plan.rows.num_rows - plan.rows.num_left_out
+        usable = plan.rows.num_rows
         most = usable * config.data.max_epochs // config.dp
         remedy = f"-e {-(-config.rows_per_step // usable)}" + (f" or -tbs {most}" if most else "")
         raise ConfigError(

@@ -105,8 +105,12 @@ class RemoteCoordinator:
         self._call("report_step", step, metrics)
 
     def report_evaluation(self, step: int, name: str, metrics: dict[str, Any]) -> None:
-        """See EvaluationReports."""
+        """See `consumer.evaluation.DatasetReports`."""
         self._call("report_evaluation", step, name, metrics)
+
+    def report_reference(self, part: int, logprobs: Sequence[np.ndarray], *, rank: int) -> None:
+        """See `consumer.evaluation.DatasetReports`."""
+        self._call("report_reference", part, logprobs, rank=rank)
 
     def report_sync(self, report: SyncReport) -> None:
         """See Coordinator."""

@@ -68,15 +68,15 @@ def resolve_model(model: str, *, is_dry_run: bool) -> Path | None:
         ) from error
 
 
-def load_tokenizer(directory: Path) -> Any:
-    """Load the model's tokenizer, which must have a chat template."""
+def load_tokenizer(directory: Path, *, needs_chat_template: bool = True) -> Any:
+    """Load the model's tokenizer. Raises: ConfigError if it cannot be loaded or lacks a chat template."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--model {directory}: the tokenizer cannot be loaded: {error}") from error
-    if not tokenizer.chat_template:
+    if needs_chat_template and not tokenizer.chat_template:
         raise ConfigError(f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model")
     return tokenizer
 

@@ -3,18 +3,22 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import TrainBackend
+
+if TYPE_CHECKING:
+    from consumer.models.scalar_head import ScalarHead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Models:
     """Name the models that a trainer holds besides the one that it trains."""
 
-    has_reference: bool = False
+    reference_dir: Path | None = None  # None: no reference model
     keeps_old_policy: bool = False
+    scalar_head: "ScalarHead | None" = None  # of the trained model, in place of its LM head
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

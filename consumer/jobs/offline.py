@@ -2,26 +2,55 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.offline_jobs import DpoJobConfig, KtoJobConfig, PrmJobConfig, RmJobConfig
+from coati_rl.data.reward_samples import label_token_ids, padding_token_id
 from coati_rl.protocols import TrainBackend
-from consumer.evaluation import Evaluator
+from coati_rl.runtime.resources import load_tokenizer
+from coati_rl.work import EvaluateWork, ReferenceWork
+from consumer.evaluation import Evaluator, score_samples
 from consumer.jobs.job import Models, Trainer
 from consumer.objectives.cross_entropy import CrossEntropy
+from consumer.objectives.kto import kto
 from consumer.objectives.objective import Objective
+from consumer.objectives.pairwise import Pairwise
+from consumer.objectives.preference import preference
+from consumer.objectives.process_reward import ProcessReward
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
 
 
 def objective_of(config: OfflineConfig) -> Objective:
-    """Build the objective of a validated config."""
+    """Build the objective of a validated config. Raises: ConfigError for a label that is no token of the model."""
+    if isinstance(config, RmJobConfig):
+        return Pairwise(center_coefficient=config.objective.center_rewards_coefficient)
+    if isinstance(config, DpoJobConfig):
+        return preference(config.objective, has_ref_logprobs=config.precomputes_reference)
+    if isinstance(config, KtoJobConfig):
+        return kto(config.objective, has_ref_logprobs=config.precomputes_reference)
+    if isinstance(config, PrmJobConfig):
+        settings = config.objective
+        return ProcessReward(
+            label_token_ids=label_token_ids(_tokenizer(config), settings.reward_tokens),
+            is_restricted=settings.label_softmax == "reward-tokens",
+        )
     return CrossEntropy()
 
 
 def models(config: OfflineConfig) -> Models:
     """Return the models that a trainer holds besides the one that it trains."""
-    return Models(has_reference="reference" in objective_of(config).roles)
+    from consumer.models.scalar_head import ScalarHead  # imports transformers
+
+    head = None
+    if isinstance(config, RmJobConfig):
+        head = ScalarHead(seed=config.run.seed, pad_token_id=padding_token_id(_tokenizer(config)))
+    return Models(
+        reference_dir=Path(config.reference_model) if config.uses_reference else None,
+        scalar_head=head,
+    )
 
 
 @contextmanager
@@ -29,12 +58,28 @@ def train_loop(config: OfflineConfig, trainer: Trainer, backend: TrainBackend, c
     """Provide a trainer's loop; the coordinator is a `DatasetCoordinator`, which orders no weight sync."""
     objective = objective_of(config)
     step = TrainStep(backend, objective, trainer.timeline, learning_rate=config.optimizer.learning_rate)
+    evaluator = Evaluator(backend, objective, coordinator, trainer.timeline)
+
+    def on_dataset(work: EvaluateWork | ReferenceWork) -> None:
+        if isinstance(work, EvaluateWork):
+            evaluator(work)
+        elif work.batch is None:
+            backend.free("reference")
+        else:
+            logprobs = score_samples(backend, work.batch, "reference")
+            if logprobs is not None:
+                coordinator.report_reference(work.part, logprobs, rank=trainer.rank)
+
     yield TrainLoop(
         trainer.rank,
         coordinator,
         coordinator,
         backend,
         lambda is_corrected: step,
-        evaluate=Evaluator(backend, objective, coordinator, trainer.timeline),
+        on_dataset=on_dataset,
         **trainer.loop_options(backend),
     )
+
+
+def _tokenizer(config: OfflineConfig) -> Any:
+    return load_tokenizer(Path(config.model.model), needs_chat_template=False)

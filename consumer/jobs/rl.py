@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from coati_rl.config import Config
@@ -17,7 +18,7 @@ from consumer.train_step import TrainStep
 def models(config: Config) -> Models:
     """Return the models that a trainer holds besides the policy."""
     return Models(
-        has_reference=config.algorithm.kl_coeff > 0,
+        reference_dir=Path(config.model.model) if config.algorithm.kl_coeff > 0 else None,
         keeps_old_policy="old" in policy_gradient(config.with_gap_correction()).roles,
     )
 

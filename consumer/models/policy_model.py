@@ -1,12 +1,10 @@
 """Load a Hugging Face causal language model and run its forward from a micro-batch up to the loss.
 
-The input is a `MicroBatch`; the output is log-probabilities, or the summed loss and its reported sums. LM head and loss
-are computed inside the model's forward, since the last pipeline stage needs them there. R rows, L tokens per row,
-M loss tokens per row, H hidden size.
+The input is a `MicroBatch`; the output is log-probabilities, or the summed loss and its reported sums. With a scalar
+head (`scalar_head`) values take the place of log-probabilities. Head and loss are computed inside the model's forward,
+since the last pipeline stage needs them there. R rows, L tokens per row, M loss tokens per row, H hidden size.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,16 +13,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils import logging as hf_logging
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from coati_rl.batch import MicroBatch
 from coati_rl.errors import ConfigError
 from coati_rl.ops.fused_loss import fused_token_loss
 from coati_rl.ops.logprob import token_logprobs
 from consumer.models import packed_attention
+from consumer.models.loading import prepare, read_config, read_model
 from consumer.models.packed_attention import RowLengths, row_lengths, segment_mask
+from consumer.models.scalar_head import scalar_head, scalar_values
 
 if TYPE_CHECKING:
     from coati_rl.protocols import LossFn
@@ -79,7 +77,7 @@ def make_input(
 def policy_forward(
     model: PreTrainedModel, inputs: PolicyInput, *, tp_group: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute log-probabilities, or the loss if one is given.
+    """Compute log-probabilities (of a scalar head: values), or the loss if one is given.
 
     Args:
         model: its LM head is sharded along the vocabulary if `tp_group` is given.
@@ -109,7 +107,12 @@ def loss_of_hidden(
     model: PreTrainedModel, hidden: Tensor, inputs: PolicyInput, *, tp_group: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute what `policy_forward` returns from the last hidden states [R, L, H], without full logits."""
-    head, arrays, loss_fn = model.get_output_embeddings(), inputs.loss_arrays, inputs.loss_fn
+    arrays, loss_fn = inputs.loss_arrays, inputs.loss_fn
+    value_head = scalar_head(model)
+    if value_head is not None:
+        values = scalar_values(value_head, hidden, arrays["sources"], arrays["loss_mask"])
+        return (values, {}) if loss_fn is None else loss_fn(values, torch.zeros_like(values), arrays)
+    head = model.get_output_embeddings()
     # A loss without this attribute may depend on several tokens at once.
     if loss_fn is not None and getattr(loss_fn, "is_token_separable", False):
         loss, sums = fused_token_loss(hidden, head.weight, head.bias, arrays, loss_fn, group=tp_group)
@@ -131,50 +134,13 @@ def loss_of_hidden(
 
 
 def load_policy(model_dir: Path, *, dtype: torch.dtype, gradient_checkpointing: bool = False) -> PreTrainedModel:
-    """Load a Hugging Face model without running any code from the model directory.
-
-    The model stays in eval mode: with dropout log-probabilities, and thus ratios, would be random.
-    With `gradient_checkpointing` the backward recomputes each decoder layer's activations.
+    """Load a Hugging Face causal language model without running any code from the model directory; see `prepare`.
 
     Raises: ConfigError if it cannot be read, or if its logits are not the plain output of its LM head.
     """
-    try:
-        with no_progress_bars():
-            config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
-            attention = packed_attention.NAME if config.model_type in packed_attention.MODEL_TYPES else "sdpa"
-            model = AutoModelForCausalLM.from_pretrained(
-                model_dir, config=config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
-            )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--model {model_dir} cannot be loaded: {error}") from error
+    model: PreTrainedModel = read_model(AutoModelForCausalLM, model_dir, read_config(model_dir), dtype=dtype)
     altered = [name for name in LOGIT_SETTINGS if getattr(model.config, name, None) not in (None, 1, 1.0)]
     if altered or not isinstance(model.get_output_embeddings(), nn.Linear):
         what = f"changes its logits by {', '.join(altered)}" if altered else "has no plain LM head"
         raise ConfigError(f"--model {model_dir}: {type(model).__name__} {what}, which training does not support")
-    model.eval()
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        for module in model.modules():
-            if isinstance(module, GradientCheckpointingLayer):
-                _checkpoint_in_eval_mode(module)
-    return model
-
-
-def _checkpoint_in_eval_mode(layer: GradientCheckpointingLayer) -> None:
-    """Set training mode only for the layer's checkpointing check; inside the forward it would enable OPT's dropout."""
-    layer.training = True
-    layer.register_forward_pre_hook(lambda layer, _: setattr(layer, "training", False))
-    # always_call: recomputation leaves the forward by an exception as soon as it has the tensors it needs.
-    layer.register_forward_hook(lambda layer, *_: setattr(layer, "training", True), always_call=True)
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Disable transformers' progress bars, which would overwrite the run's own progress display."""
-    were_on = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if were_on:
-            hf_logging.enable_progress_bar()
+    return prepare(model, gradient_checkpointing=gradient_checkpointing)

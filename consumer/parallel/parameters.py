@@ -50,8 +50,9 @@ def describe_parameters(
     base = f"{model.base_model_prefix}."
     styles = _styles(model) if layout.tp_size > 1 else {}
     stage_of_layer = [stage for stage, count in enumerate(layers_per_stage) for _ in range(count)]
-    head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
-    tied = model.get_output_embeddings().weight if layout.num_stages > 1 else None
+    lm_head = model.get_output_embeddings()  # None of a model with a scalar head
+    lm_head_name = next((name for name, module in model.named_modules() if module is lm_head), None)
+    tied = lm_head.weight if lm_head is not None and layout.num_stages > 1 else None
     infos = []
     for name, parameter in model.named_parameters():
         inner = name.removeprefix(base)
@@ -67,7 +68,7 @@ def describe_parameters(
                 name=name,
                 shape=tuple(parameter.shape),
                 stage=stage,
-                tied_name=f"{head}.weight" if parameter is tied and stage == 0 else None,
+                tied_name=f"{lm_head_name}.weight" if parameter is tied and stage == 0 else None,
                 split_dim=split_dim,
                 is_partial=style == "replicated_with_grad_allreduce",
             )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from consumer.models.policy_model import policy_forward
+from consumer.models.scalar_head import scalar_head
 from consumer.parallel.colossal_compat import (
     Linear1D_Col,
     Linear1D_Row,
@@ -66,7 +67,8 @@ class DecoderPolicy(Policy):
             }
             embedding = _vocabulary("embed_tokens", VocabParallelEmbedding1D)
             policy[type(base)] = ModulePolicyDescription(sub_module_replacement=[embedding])
-            whole.sub_module_replacement = [_vocabulary("lm_head", VocabParallelLMHead1D)]
+            if scalar_head(model) is None:
+                whole.sub_module_replacement = [_vocabulary("lm_head", VocabParallelLMHead1D)]
         return policy
 
     def get_held_layers(self) -> list[nn.Module]:
@@ -77,7 +79,7 @@ class DecoderPolicy(Policy):
         if stage.is_first:
             held.append(base.embed_tokens)
         if stage.is_last:
-            held += [base.norm, self.model.get_output_embeddings()]
+            held += [base.norm, scalar_head(self.model) or self.model.get_output_embeddings()]
         return held
 
     def get_shared_params(self) -> list[dict[int, Tensor]]:

@@ -35,7 +35,7 @@ from coati_rl.data.packing import pack
 from coati_rl.samples import Sample
 from consumer.backend import Backend, BackendConfig, make_backend
 from consumer.models import packed_attention
-from consumer.models.policy_model import no_progress_bars
+from consumer.models.loading import no_progress_bars
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
 from consumer.train_step import TrainStep

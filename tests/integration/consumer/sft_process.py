@@ -9,8 +9,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from coati_rl.checkpoint.directory import STATE_FILE
-from coati_rl.data.conversations import make_conversations
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
+from coati_rl.data.forms import Conversation
+from coati_rl.data.offline_samples import sft_samples
 from consumer.jobs.sft import run_sft
 from tests.integration.consumer.conftest import LAYOUTS
 from tests.integration.consumer.parity import conversations
@@ -40,7 +41,9 @@ def fine_tune(
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model_dir)
     source = DatasetSource(
-        make_conversations(conversations()[0], tokenizer, max_tokens=256).samples,
+        sft_samples(
+            [Conversation(messages=tuple(each)) for each in conversations()[0]], tokenizer, max_length=256
+        ).samples,
         DatasetSettings(
             dp=place.dp_size,
             trainers_per_dp_rank=place.num_stages * place.tp_size,

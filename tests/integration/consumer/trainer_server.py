@@ -21,7 +21,15 @@ from typing import NamedTuple
 from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
 
 ROOT = Path(__file__).resolve().parents[3]
-IMPORTED = ("gradient_process", "lifecycle_process", "replay_process", "fault_process", "sft_process")
+IMPORTED = (
+    "gradient_process",
+    "lifecycle_process",
+    "replay_process",
+    "fault_process",
+    "sft_process",
+    "reward_process",
+    "reward_model_process",
+)
 LAUNCH_TIMEOUT_S = 1800
 TIMEOUT_S = 60.0  # of a collective
 

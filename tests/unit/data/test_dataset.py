@@ -144,7 +144,7 @@ def test_a_header_or_an_empty_list_is_no_row_either(text_file):
 
 def test_a_missing_file_and_an_unknown_format_are_refused(tmp_path, text_file):
     assert "no such file; give a JSONL, JSON, CSV, Parquet or Arrow file" in refusal(str(tmp_path / "none.jsonl"))
-    assert "no such file" in refusal(str(tmp_path))
+    assert "the directory holds no .jsonl, .json, .csv, .parquet, .arrow file" in refusal(str(tmp_path))
     assert "unknown format '.txt'; use one of .jsonl, .json, .csv, .parquet, .arrow" in refusal(text_file("a.txt", "x"))
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
+from coati_rl.data.reward_samples import process_sample
 from coati_rl.errors import ConfigError
 from coati_rl.samples import Sample
 from coati_rl.work import FinishWork, SaveWork, TrainWork
@@ -106,6 +107,21 @@ def test_other_data_than_the_checkpoints_is_refused_by_name():
         source_of(resumed=state, seed=5)
 
 
+def test_a_checkpoint_of_other_labels_is_refused():
+    def labelled(*labels):
+        rows = (process_sample(str(n), [1, 9], [label], placeholder_id=9) for n, label in enumerate(labels))
+        return [*rows]
+
+    def source(labels, **kwargs):
+        settings = DatasetSettings(dp=1, trainers_per_dp_rank=1, batch_size=2, micro_batch_size=2)
+        return DatasetSource(labelled(*labels), settings, **kwargs)
+
+    state = items_of(source([0.0, 1.0]))[1].data_state
+    assert items_of(source([0.0, 1.0], resumed=state))
+    with pytest.raises(ConfigError, match="other data: fingerprint changed"):
+        source([1.0, 1.0], resumed=state)
+
+
 def test_a_dataset_that_fills_no_step_is_refused_with_the_way_out():
     with pytest.raises(ConfigError, match="3 samples, which do not fill one step of 4; lower the batch size"):
         source_of(3)
@@ -120,3 +136,14 @@ def test_steps_are_reported_from_one():
         {"event": "step", "step": 1, "policy_version": 1, "loss": 0.5},
         {"event": "checkpoint", "step": 1, "path": "runs/a/step-1"},
     ]
+
+
+def test_the_loss_is_averaged_over_its_tokens_or_over_units():
+    def scales(**settings):
+        works = [item for item in items_of(source_of(**settings)) if isinstance(item, TrainWork)]
+        return {work.batch.loss_scale for work in works}
+
+    assert scales() == {1 / 12}, "4 samples of 3 loss tokens"
+    assert scales(denominator="units") == {1 / 4}
+    assert scales(denominator="units", unit=2) == {1 / 2}
+    assert scales(denominator="units", unit=2, dp=2, micro_batch_size=4) == {1 / 2}, "of all ranks"

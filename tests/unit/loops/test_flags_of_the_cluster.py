@@ -22,6 +22,7 @@ from coati_rl.errors import ConfigError, RunError
 from coati_rl.observability.phases import Phase
 from coati_rl.observability.sinks import open_sinks
 from coati_rl.runtime import actor_group, cluster, launch
+from coati_rl.runtime.actor_classes import ActorClasses
 from coati_rl.runtime.exit_messages import read_note
 from coati_rl.runtime.hangs import HangTimeouts
 from coati_rl.runtime.interrupts import ending_signals
@@ -32,6 +33,7 @@ from consumer.parallel.process_group import StoreLocation
 from consumer.weight_sync.publisher import WeightPublisher
 from producer.actor import ProducerActor
 
+CLASSES = ActorClasses(coordinator=object, trainer=object)
 FOUR_TRAINERS = {"num_trainers": 4, "train_batch_size": 1, "train_minibatch_size": 1, "train_microbatch_size": 2}
 
 
@@ -106,7 +108,7 @@ def test_master_port__that_is_taken_is_found_before_anything_is_made_or_moved(pr
         port = taken.getsockname()[1]
         prepared = prepare_with(master_port=port)
         with pytest.raises(ConfigError, match=f"--master_port {port}: .* already in use; use --master_port 0"):
-            launch.launch(prepared, object, object, lambda: None, scratch=tmp_path)
+            launch.launch(prepared, CLASSES, scratch=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -229,7 +231,7 @@ def launch_interrupted(monkeypatch, prepare_with, tmp_path):
         )
         monkeypatch.setattr(launch, "Supervisor", Interrupted)
         with pytest.raises(KeyboardInterrupt) as interrupt:
-            launch.launch(prepare_with(**fields), object, object, lambda: None, scratch=tmp_path)
+            launch.launch(prepare_with(**fields), CLASSES, scratch=tmp_path)
         reason = "no checkpoint of the last step: trainer-0 died"
         assert str(interrupt.value) == (reason if deadlines else "")
         return deadlines, read_note(tmp_path)
@@ -268,7 +270,7 @@ def test_stall_timeout_s__is_the_supervisors_patience(monkeypatch, prepare_with,
     monkeypatch.setattr(launch, "ActorGroup", lambda *_, **__: None)
     monkeypatch.setattr(launch, "Supervisor", supervisor)
     with pytest.raises(Ended):
-        launch.launch(prepare_with(stall_timeout_s=seconds), object, object, lambda: None, scratch=tmp_path)
+        launch.launch(prepare_with(stall_timeout_s=seconds), CLASSES, scratch=tmp_path)
     assert seen["stall_timeout_s"] == seconds
 
 

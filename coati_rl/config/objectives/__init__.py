@@ -1,0 +1,1 @@
+"""Define the sections that hold the settings of one objective each."""

@@ -1,0 +1,86 @@
+"""Define the five forms into which the rows of offline jobs are read, whatever system they were written for.
+
+A prompt or a completion is either messages, which the model's chat template renders, or plain text, which is tokenised
+as it is. `row_formats` reads rows into forms, `offline_samples` makes samples of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Message = Mapping[str, Any]  # {"role": text, "content": text}; a template may read more: "tool_calls", "name"
+Messages = tuple[Message, ...]
+Content = Messages | str  # messages for the chat template, or plain text
+
+OfflineJob = Literal["sft", "rm", "dpo", "kto", "prm"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """Hold a conversation with at least one turn of the assistant, for supervised fine-tuning."""
+
+    messages: Messages
+    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of functions, for the chat template
+    where: str = ""  # flag, file and row, for messages
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """Hold plain text: a document for continued pretraining, or a completion after its prompt."""
+
+    text: str  # in the loss
+    prompt: str = ""  # before it, not in the loss unless all tokens are
+    where: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """Hold two completions of a prompt, one of which is preferred; all three are messages, or all are plain text."""
+
+    prompt: Content  # may be empty where all three are plain text
+    chosen: Content
+    rejected: Content
+    margin: float = 0.0  # by which the reward of the chosen one should be larger
+    where: str = ""
+
+    def __post_init__(self) -> None:
+        _check_kinds(self.prompt, self.chosen, self.rejected)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Labelled:
+    """Hold a completion of a prompt and whether it is desirable; both are messages, or both are plain text."""
+
+    prompt: Content
+    completion: Content
+    label: bool
+    where: str = ""
+
+    def __post_init__(self) -> None:
+        _check_kinds(self.prompt, self.completion)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    """Hold the S steps of a solution and how right each is.
+
+    Where a row is one text with a mark after each step, the prompt is empty and the first step begins with it.
+    """
+
+    prompt: Content  # messages: the chat template renders them, and asks for the assistant's turn
+    steps: tuple[str, ...]  # S texts, in order
+    labels: tuple[float, ...]  # S numbers from 0 (wrong) to 1 (right)
+    where: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.steps) != len(self.labels):
+            raise ValueError(f"{self.where}: {len(self.steps)} steps have {len(self.labels)} labels")
+
+
+Form = Conversation | Text | Pair | Labelled | Steps
+
+
+def _check_kinds(*contents: Content) -> None:
+    """Refuse messages beside plain text: the two are rendered in different ways."""
+    if len({isinstance(content, str) for content in contents}) > 1:
+        raise ValueError("prompt and completions must all be messages, or all be text")

@@ -1,0 +1,150 @@
+"""Optimise single completions that are labelled desirable or undesirable: KTO.
+
+A unit is an example and the same prompt with another row's completion, which only the KL estimate reads. R rows, M loss
+tokens per row, E examples.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coati_rl.algorithms.kto import check_weights, kl_estimate, kto_terms
+from coati_rl.algorithms.preference import check_beta
+from coati_rl.algorithms.sequences import unit_sums
+from coati_rl.batch import MicroBatch
+from coati_rl.config.objectives.kto import KtoConfig
+from coati_rl.protocols import LossFn, Role
+from consumer.objectives.objective import Objective, mean_of
+
+DESIRABLE, UNDESIRABLE, MISMATCHED = 1.0, 0.0, -1.0  # values of the loss array `label`
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleLoss:
+    """Compute loss = sum over examples of weight * (1 - sigmoid(beta * (log-ratio - kl))), mirrored if undesirable.
+
+    `loss_weights` of tokens are not read.
+
+    Reports, detached float64[] each, summed over examples unless said: loss_sum (as returned); num_chosen and
+    num_rejected, the desirable and the undesirable examples; of each of both chosen_reward_sum and rejected_reward_sum
+    (beta * log-ratio), chosen_logprob_sum and rejected_logprob_sum (nats); num_tokens, entropy_sum (nats, over tokens
+    of examples); kl_max, the KL estimate of the step in nats.
+    """
+
+    beta: float = 0.1
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
+
+    is_token_separable = False
+
+    def __post_init__(self) -> None:
+        check_beta(self.beta)
+        check_weights(self.desirable_weight, self.undesirable_weight)
+
+    def is_final(self, sums: Mapping[str, Tensor]) -> bool:
+        """Return True: it is only evaluated on whole samples."""
+        return True
+
+    def __call__(
+        self, logprobs: Tensor, entropy: Tensor, micro_batch: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the summed loss of one micro-batch; see `coati_rl.protocols.LossFn`.
+
+        Args:
+            logprobs: float32[R, M], nats; carries gradient.
+            entropy: float32[R, M], nats.
+            micro_batch: loss arrays, among them ref_logprobs; label, as above; kl_estimate, nats, the same everywhere.
+        Returns: (float32[] summed loss, the sums to report).
+        """
+        loss_mask = micro_batch["loss_mask"] & (micro_batch["label"] != MISMATCHED)
+        values = (logprobs, micro_batch["ref_logprobs"], micro_batch["label"], torch.ones_like(logprobs))
+        totals = unit_sums(loss_mask, micro_batch["sample_index"], *values)
+        sums, ref_sums, labels, counts = (total[:, 0] for total in totals)  # of the examples
+        is_desirable = labels / counts == DESIRABLE
+        kl = micro_batch["kl_estimate"].amax().double()
+        log_ratios = sums - ref_sums
+        terms = kto_terms(
+            log_ratios,
+            is_desirable,
+            kl,
+            beta=self.beta,
+            desirable_weight=self.desirable_weight,
+            undesirable_weight=self.undesirable_weight,
+        )
+        loss = terms.sum()
+        reported = {"num_tokens": loss_mask.sum().double(), "loss_sum": loss.detach(), "kl_max": kl}
+        reported["entropy_sum"] = torch.where(loss_mask, entropy.detach(), 0.0).double().sum()
+        for name, chosen in (("chosen", is_desirable), ("rejected", ~is_desirable)):
+            reported[f"num_{name}"] = chosen.sum().double()
+            reported[f"{name}_reward_sum"] = self.beta * log_ratios.detach()[chosen].sum()
+            reported[f"{name}_logprob_sum"] = sums.detach()[chosen].sum()
+        return loss.to(logprobs.dtype), reported
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kto(Objective):
+    """Average KTO's loss over the examples of the global batch, whose KL estimate is the step's."""
+
+    example_loss: ExampleLoss
+    has_ref_logprobs: bool = False  # the samples hold them already: no reference model is needed
+
+    unit = 2
+    needs_whole_step = True
+
+    @property
+    def loss_fn(self) -> LossFn:  # type: ignore[override]
+        """Return the loss of examples."""
+        return self.example_loss
+
+    @property
+    def scores(self) -> Mapping[str, Role]:  # type: ignore[override]
+        """Return the models for the KL estimate, and the reference for ref_logprobs unless the samples hold them."""
+        reference: dict[str, Role] = {} if self.has_ref_logprobs else {"ref_logprobs": "reference"}
+        return {"policy_logprobs": "policy", **reference}
+
+    def step_sums(self, micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
+        """Sum the log-ratios of mismatched completions, and count those."""
+        total, count = 0.0, 0
+        for arrays in (micro_batch.loss_arrays for micro_batch in micro_batches):
+            mask = arrays["loss_mask"] & (arrays["label"] == MISMATCHED)
+            log_ratios = arrays["policy_logprobs"][mask].astype(np.float64) - arrays["ref_logprobs"][mask]
+            total += float(log_ratios.sum())
+            count += len(np.unique(arrays["sample_index"][mask]))
+        return {
+            "kl_sum": torch.tensor(total, dtype=torch.float64),
+            "kl_samples": torch.tensor(count, dtype=torch.float64),
+        }
+
+    def with_step_sums(self, micro_batch: MicroBatch, sums: Mapping[str, float]) -> MicroBatch:
+        """Fill in the KL estimate, and leave mismatched completions out of the loss."""
+        kl = kl_estimate(sums["kl_sum"], sums["kl_samples"])
+        arrays = micro_batch.loss_arrays
+        return micro_batch.with_arrays(
+            kl_estimate=np.full(arrays["loss_mask"].shape, kl, dtype=np.float32),
+            loss_mask=arrays["loss_mask"] & (arrays["label"] != MISMATCHED),
+        )
+
+    def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
+        """Return means over the step's desirable ("chosen") and undesirable examples; see docs/metrics.md."""
+        chosen, rejected = (mean_of(sums, f"{name}_reward_sum", f"num_{name}") for name in ("chosen", "rejected"))
+        return {
+            "loss": sums["loss_sum"] * loss_scale if loss_scale else None,
+            "kl": sums["kl_max"],
+            "rewards/chosen": chosen,
+            "rewards/rejected": rejected,
+            "rewards/margins": None if chosen is None or rejected is None else chosen - rejected,
+            "logps/chosen": mean_of(sums, "chosen_logprob_sum", "num_chosen"),
+            "logps/rejected": mean_of(sums, "rejected_logprob_sum", "num_rejected"),
+            "entropy_mean": mean_of(sums, "entropy_sum"),
+            "examples_desirable": int(sums["num_chosen"]),
+            "examples_undesirable": int(sums["num_rejected"]),
+            "loss_tokens": int(sums["num_tokens"]),
+        }
+
+
+def kto(config: KtoConfig, *, has_ref_logprobs: bool = False) -> Kto:
+    """Build the objective of a validated config; `has_ref_logprobs`: the samples hold the reference's."""
+    return Kto(example_loss=ExampleLoss(**config.model_dump()), has_ref_logprobs=has_ref_logprobs)

@@ -1,0 +1,82 @@
+"""Optimise a reward model on pairs of responses, of which one is preferred (Bradley-Terry).
+
+The model has a scalar head. Samples 2k and 2k + 1 are the preferred and the other response to a prompt, with one loss
+token each: its source is the token whose value is the reward (see `coati_rl.data.reward_samples`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from coati_rl.algorithms.reward_model import bradley_terry_loss
+from coati_rl.algorithms.sequences import unit_sums
+from consumer.objectives.objective import Objective, mean_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairwiseLoss:
+    """Compute the loss of complete pairs; the batch has an array `margin`, of which the preferred response's counts.
+
+    Reports, detached float64[] each and summed over pairs: num_pairs; loss_sum; correct_sum (r_c > r_r); margin_sum
+    (r_c - r_r); chosen_sum and rejected_sum (rewards).
+    """
+
+    center_coefficient: float = 0.0
+    is_token_separable: ClassVar[bool] = False
+
+    def is_final(self, sums: Mapping[str, Tensor]) -> bool:
+        """Return True: the loss is never evaluated by tokens."""
+        return True
+
+    def __call__(
+        self, values: Tensor, entropy: Tensor, micro_batch: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return (float32[] summed loss, sums) for float32[R, M] values; see `coati_rl.protocols.LossFn`.
+
+        Raises: ValueError if a sample of a pair has no loss token, or several.
+        """
+        # A blank micro-batch has no margins, and no pairs either.
+        margin = micro_batch.get("margin", torch.zeros_like(values))
+        rewards, margins, counts = unit_sums(
+            micro_batch["loss_mask"], micro_batch["sample_index"], values, margin, torch.ones_like(values)
+        )
+        if bool((counts != 1).any()):
+            raise ValueError(f"pairs need one loss token in each of their two samples, and have {counts.tolist()}")
+        chosen, rejected = rewards.unbind(dim=1)  # float64[N]
+        loss = bradley_terry_loss(chosen, rejected, margins[:, 0], center_coefficient=self.center_coefficient).sum()
+        apart = (chosen - rejected).detach()
+        return loss.to(values.dtype), {
+            "num_pairs": torch.tensor(len(rewards), dtype=torch.float64, device=values.device),
+            "loss_sum": loss.detach(),
+            "correct_sum": (apart > 0).double().sum(),
+            "margin_sum": apart.sum(),
+            "chosen_sum": chosen.detach().sum(),
+            "rejected_sum": rejected.detach().sum(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairwise(Objective):
+    """Average the Bradley-Terry loss over the pairs of the batch."""
+
+    center_coefficient: float = 0.0  # weight of the penalty on (r_c + r_r)^2; 0: none
+    unit: ClassVar[int] = 2
+
+    @property
+    def loss_fn(self) -> PairwiseLoss:  # type: ignore[override]
+        """Return the loss with these settings."""
+        return PairwiseLoss(center_coefficient=self.center_coefficient)
+
+    def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
+        """Return means over the step's pairs, under the names of `preference`; see docs/metrics.md."""
+        return {
+            "loss": sums["loss_sum"] * loss_scale if loss_scale else None,
+            "rewards/chosen": mean_of(sums, "chosen_sum", "num_pairs"),
+            "rewards/rejected": mean_of(sums, "rejected_sum", "num_pairs"),
+            "rewards/accuracies": mean_of(sums, "correct_sum", "num_pairs"),
+            "rewards/margins": mean_of(sums, "margin_sum", "num_pairs"),
+            "pairs": int(sums["num_pairs"]),
+        }

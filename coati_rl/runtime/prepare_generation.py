@@ -42,8 +42,9 @@ class PreparedGeneration:
         """Return what decides the rows, as JSON: a command with other values does not go on in the same file."""
         config, fields = self.config, self.config.fields()
         given = {name: value for name, value in config.flat("json").items() if role_of(fields[name]) == "experiment"}
-        known = {"model": str(self.model), "model_files": _files_digest(self.model)}
-        return given | known | {"prompts": _prompts_digest(self.prompts.prompts), "dtype": self.dtype}
+        del given["dataset"]  # its prompts count
+        known = {"model": str(self.model), "model_files": _files_digest(self.model), "dtype": self.dtype}
+        return given | known | {"prompts": _prompts_digest(self.prompts.prompts)}
 
     @property
     def output(self) -> Path:
@@ -136,11 +137,11 @@ def _files_digest(model: Path) -> str:
     """Return a digest of the names, sizes and times of the model's files: a checkpoint may have been replaced."""
     stats = {path.name: path.stat() for path in sorted(model.iterdir()) if path.is_file()}
     seen = {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
-    return str(xxhash.xxh3_64_hexdigest(json.dumps(seen)))
+    return str(xxhash.xxh3_64_hexdigest(json.dumps(seen).encode()))
 
 
 def _prompts_digest(prompts: tuple[Prompt, ...]) -> str:
     hasher = xxhash.xxh3_64()
     for prompt in prompts:
-        hasher.update(json.dumps([prompt.uid, prompt.token_ids, prompt.ground_truth, prompt.task]))
+        hasher.update(json.dumps([prompt.uid, prompt.token_ids, prompt.ground_truth, prompt.task]).encode())
     return str(hasher.hexdigest())

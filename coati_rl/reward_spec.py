@@ -18,6 +18,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.plugins import absolute, is_plugin
 from coati_rl.reward_url import check_no_credentials, redacted
 
+NO_REWARD = "none"  # a reward type of batch inference alone: responses are not scored
 BUILT_IN_REWARDS = ("think_answer_tags", "boxed", "code")
 TIMEOUT_S = 5.0  # a comparison of answers takes milliseconds; one that takes this long does not end
 LONG_TIMEOUT_S = 60.0  # for programs, other machines, and user functions, which may load a model

@@ -11,8 +11,7 @@ from coati_rl.config.reward import RewardConfig
 from coati_rl.config.sampling import SamplingConfig
 from coati_rl.config.sections import JobConfig
 from coati_rl.config.tasks import TaskConfig
-
-NO_REWARD = "none"  # a reward type: responses are not scored
+from coati_rl.reward_spec import NO_REWARD
 
 
 def _shared(section: type[Section], name: str) -> Any:

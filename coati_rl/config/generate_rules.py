@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from coati_rl.config.generate import NO_REWARD, GenerateConfig
+from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.reward_rules import reward_problems, service_problems
 from coati_rl.errors import ConfigError
+from coati_rl.reward_spec import NO_REWARD
 
 
 def check_generate(config: GenerateConfig) -> None:

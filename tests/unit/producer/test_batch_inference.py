@@ -138,9 +138,7 @@ def test_a_prompt_that_the_engine_refuses_is_counted_and_has_no_rows(run, tmp_pa
 
 
 def test_too_many_failures_end_it_with_the_cause(run):
-    with pytest.raises(
-        RunError, match=r"2 prompts failed, and --max-failure-rate 0.2 allows 1 of 6; the last one: p4"
-    ):
+    with pytest.raises(RunError, match=r"2 prompts failed, and --max-failure-rate 0.2 allows 1 of 6; the last one: p4"):
         run(too_long={1, 4}, max_failure_rate=0.2)
 
 

@@ -78,9 +78,7 @@ def test_nothing_is_written_before_the_file_is_opened(path):
 def test_rows_of_other_settings_are_refused_with_what_differs_and_replaced_if_asked(write, path):
     write(0, 2)
     other = {**SETTINGS, "temperature": 1.0}
-    with pytest.raises(
-        ConfigError, match=r"rows.jsonl: was written with temperature 0.7, not 1.0; give another -o"
-    ):
+    with pytest.raises(ConfigError, match=r"rows.jsonl: was written with temperature 0.7, not 1.0; give another -o"):
         BatchOutput(path, other)
     assert written(path) == [*rows_of(0), *rows_of(1)]
     write(0, 1, other, overwrite=True)

@@ -20,11 +20,12 @@ from coati_rl.reward_url import check_no_credentials, redacted
 
 NO_REWARD = "none"  # a reward type of batch inference alone: responses are not scored
 BUILT_IN_REWARDS = ("think_answer_tags", "boxed", "code")
+NO_REWARD = "none"  # every response has reward 0, and rows need no ground truth; for distillation
 TIMEOUT_S = 5.0  # a comparison of answers takes milliseconds; one that takes this long does not end
 LONG_TIMEOUT_S = 60.0  # for programs, other machines, and user functions, which may load a model
 MathAnswer = Literal["number", "any"]
 MATH_REWARDS = ("think_answer_tags", "boxed")
-_CHOICES = f"{', '.join(BUILT_IN_REWARDS)}, FILE.py:FUNCTION or http(s)://..."
+_CHOICES = f"{', '.join(BUILT_IN_REWARDS)}, FILE.py:FUNCTION or http(s)://..., or {NO_REWARD} alone"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +90,8 @@ def parse_reward_type(text: str) -> tuple[RewardPart, ...]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"{where}: {redacted(twice)} is named twice; name it once, with the sum of the weights")
+    if NO_REWARD in names and len(names) > 1:
+        raise ConfigError(f"{where}: {NO_REWARD} adds nothing to other rewards; leave it out")
     return parts
 
 
@@ -164,7 +167,7 @@ def _short_name(name: str) -> str:
 
 def _is_known(name: str) -> bool:
     is_function = is_plugin(name) and "@" not in name.rpartition(":")[2]  # else an address without http://
-    return name in BUILT_IN_REWARDS or is_function or is_url(name)
+    return name in (*BUILT_IN_REWARDS, NO_REWARD) or is_function or is_url(name)
 
 
 def _as_number(text: str) -> float | None:

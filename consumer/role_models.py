@@ -1,7 +1,7 @@
 """Own one model of a trainer in its role: load it, train or freeze it, export it, save its part of a checkpoint.
 
-A trainer has several: the policy, which is trained; a reference and the policy before the update ("old"), which are
-frozen. `ShardedModel` knows how a model is sharded; here tensors are whole and have their Hugging Face names.
+A trainer has several: the policy, which is trained; a reference, a teacher and the policy before the update ("old"),
+which are frozen. `ShardedModel` knows how a model is sharded; here tensors are whole and have their Hugging Face names.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from torch import Tensor
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.protocols import Role
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
-from consumer.models.policy_model import DTYPES, PolicyInput, Precision, load_policy
+from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, load_policy
 from consumer.models.scalar_head import ScalarHead, load_scalar
 from consumer.optim.gradient_clipping import scale_and_clip, sum_of_squares
 from consumer.optim.optimizer_state import pack_state, unpack_state
@@ -40,7 +40,7 @@ class Model:
         """Load and shard the model.
 
         Args:
-            role: policy, reference or old policy.
+            role: policy, reference, teacher or old policy; a teacher may be of another architecture and size.
             directory: Hugging Face model, or a checkpoint of ours.
             parallelism: shards the model and reduces its gradients.
             precision: bf16 keeps float32 master weights of a trained model.
@@ -71,9 +71,13 @@ class Model:
         self.gradients: dict[str, Tensor] = {}  # summed over all ranks; set from a step's last backward to its update
 
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
-        """Return log-probabilities without gradient, or a scalar head's values; see `ShardedModel.score`."""
+        """Return log-probabilities, a scalar head's values or hidden states without gradient; see `ShardedModel`."""
         with torch.no_grad():
             return self._sharded.score(inputs)
+
+    def head_weights(self) -> HeadWeights | None:
+        """Return the LM head's weights on ranks that compute with it; see `ShardedModel.head_weights`."""
+        return self._sharded.head_weights()
 
     def accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
         """Accumulate the gradient of the summed loss. Returns: the loss's reported sums; empty without the head."""

@@ -115,16 +115,28 @@ class TrainStep:
 
 
 def with_targets(
-    objective: Objective, backend: TrainBackend, micro_batches: tuple[MicroBatch, ...], timeline: Timeline
+    objective: Objective,
+    backend: TrainBackend,
+    micro_batches: tuple[MicroBatch, ...],
+    timeline: Timeline,
+    *,
+    needs_hidden: bool = True,
 ) -> Targets:
     """Add the log-probabilities that the trainer computes, and the targets that depend on them.
 
+    Args:
+        objective: names what is computed.
+        backend: computes it.
+        micro_batches: to be completed.
+        timeline: records the spans of scoring.
+        needs_hidden: add the hidden states too, which gradients depend on.
     Returns: the micro-batches, and the sums that the targets report; those given on ranks without the LM head.
     """
-    has_head = True
-    for name, model in objective.scores.items():
+    has_head, hidden_states = True, objective.hidden_states if needs_hidden else {}
+    for name, model in {**objective.scores, **hidden_states}.items():
+        compute = backend.score_hidden if name in hidden_states else backend.score
         with timeline.span(f"score {model}"):
-            scores = backend.score(micro_batches, model)
+            scores = compute(micro_batches, model)
         has_head = len(scores) == len(micro_batches)
         if has_head:
             pairs = zip(micro_batches, scores, strict=True)

@@ -4,7 +4,15 @@ import os
 from functools import partial
 from typing import Protocol
 
-from coati_rl.reward_spec import BUILT_IN_REWARDS, RewardSpec, is_own, is_url, parse_reward_type, short_names
+from coati_rl.reward_spec import (
+    BUILT_IN_REWARDS,
+    NO_REWARD,
+    RewardSpec,
+    is_own,
+    is_url,
+    parse_reward_type,
+    short_names,
+)
 from coati_rl.reward_url import secrets_of
 from coati_rl.types import Problem, Score
 from rewards.math.boxed import boxed_reward
@@ -103,4 +111,11 @@ def _make_one(name: str, spec: RewardSpec) -> Reward:
         from rewards.code.code_reward import CodeReward  # as above
 
         return CodeReward(spec)
+    if name == NO_REWARD:
+        return ResponseReward(_no_reward)
     return ResponseReward(partial(_FUNCTIONS[name], must_be_number=spec.math_answer == "number"))
+
+
+def _no_reward(response: str, ground_truth: str) -> Score:
+    """Return reward 0 for any response."""
+    return Score(reward=0.0, answer_correct=False, format_valid=True, verdict="wrong", detail="not scored")

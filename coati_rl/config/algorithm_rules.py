@@ -48,7 +48,7 @@ def algorithm_warnings(config: Config) -> Iterator[str]:
 
 def needs_group(config: Config) -> bool:
     """True if a sample is compared with others of its prompt."""
-    return compares_samples(config.algorithm.advantage_estimator)
+    return compares_samples(config.algorithm.advantage_estimator) and not config.distillation.distill_only
 
 
 def _names(algorithm: AlgorithmConfig) -> Iterator[str]:

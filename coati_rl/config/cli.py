@@ -91,7 +91,7 @@ def _groups(group: str | None, job: type[JobConfig]) -> dict[str, list[str]]:
 
 def _add_flag(parser: argparse._ArgumentGroup, name: str, field: FieldInfo) -> None:
     long, short = spelling(name, field), described(field, "short")
-    names = [short, long] if short else [long]
+    names = [*([short] if short else []), long, *(described(field, "aliases") or ())]
     options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
     if field.annotation is bool:
         options["action"] = argparse.BooleanOptionalAction  # --no-... overrides a file's true

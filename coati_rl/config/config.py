@@ -6,6 +6,7 @@ from coati_rl.algorithms.choices import CORRECTION_BOUNDS
 from coati_rl.config.algorithm import PRESET_FIELDS, AlgorithmConfig
 from coati_rl.config.data import DataConfig
 from coati_rl.config.fields import Section
+from coati_rl.config.objectives.distillation import DistillationConfig
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.parallel import ParallelConfig
 from coati_rl.config.presets import read_preset
@@ -22,6 +23,7 @@ _SECTIONS = (
     "sampling",
     "reward",
     "algorithm",
+    "distillation",
     "optimizer",
     "parallel",
     "cluster",
@@ -41,6 +43,7 @@ class Config(TrainingConfig):
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    distillation: DistillationConfig = DistillationConfig()
     parallel: ParallelConfig = ParallelConfig()
     sync: SyncConfig = SyncConfig()
     run: RunConfig = RunConfig()

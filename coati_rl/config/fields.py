@@ -30,6 +30,7 @@ def flag(
     metavar: str | None = None,
     follows: tuple[str, ...] = (),
     only_for: str | None = None,
+    aliases: tuple[str, ...] = (),
     **bounds: Any,
 ) -> Any:
     """A pydantic field that is also a command-line flag.
@@ -45,10 +46,11 @@ def flag(
         follows: fields from which this one is derived unless it is given: where a flag changes one of them, the value
             of --config is derived again.
         only_for: the kind of reward, code or math, that reads this field; without one it has no effect.
+        aliases: further long forms, which other systems use.
         bounds: pydantic's ge, gt, le, lt.
     """
     extra: dict[str, Any] = {"role": role, "short": short, "spelling": spelling, "metavar": metavar}
-    extra |= {"follows": list(follows), "only_for": only_for}
+    extra |= {"follows": list(follows), "only_for": only_for, "aliases": list(aliases)}
     return Field(default, description=help_text, json_schema_extra=extra, **bounds)
 
 

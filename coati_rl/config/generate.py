@@ -3,14 +3,13 @@
 from typing import Any, ClassVar, Literal
 
 from coati_rl.config.config import Config
-from coati_rl.config.data import DataConfig
+from coati_rl.config.data import PromptFields
 from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.config.model import ModelConfig
 from coati_rl.config.parallel import ParallelConfig
 from coati_rl.config.reward import RewardConfig
 from coati_rl.config.sampling import SamplingConfig
 from coati_rl.config.sections import JobConfig
-from coati_rl.config.tasks import TaskConfig
 from coati_rl.reward_spec import NO_REWARD
 
 
@@ -19,19 +18,8 @@ def _shared(section: type[Section], name: str) -> Any:
     return section.model_fields[name]
 
 
-class PromptConfig(Section):
+class GenerateDataConfig(PromptFields):
     """Prompts."""
-
-    dataset: str | dict[str, str] = experiment(
-        "data.jsonl",
-        "Prompts: JSONL, JSON, CSV, Parquet or Arrow. TASK=PATH, repeated, for files of several tasks.",
-        short="-d",
-        metavar="PATH",
-    )
-    tasks: dict[str, TaskConfig] | None = _shared(DataConfig, "tasks")
-    answer_key: str | None = _shared(DataConfig, "answer_key")
-    system_prompt: str | None = _shared(DataConfig, "system_prompt")
-    max_prompt_tokens: int = _shared(DataConfig, "max_prompt_tokens")
 
 
 class GenerateSamplingConfig(Section):
@@ -103,7 +91,7 @@ class GenerateConfig(JobConfig):
     SUMMARY: ClassVar[str] = "Batch inference: samples of each prompt of a dataset, scored by rewards, as JSON lines."
 
     model: ModelConfig = ModelConfig()
-    data: PromptConfig = PromptConfig()
+    data: GenerateDataConfig = GenerateDataConfig()
     sampling: GenerateSamplingConfig = GenerateSamplingConfig()
     reward: GenerateRewardConfig = GenerateRewardConfig()
     output: OutputConfig = OutputConfig()

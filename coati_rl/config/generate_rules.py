@@ -10,7 +10,7 @@ from coati_rl.reward_spec import NO_REWARD
 
 def check_generate(config: GenerateConfig) -> None:
     """Refuse what cannot be carried out. Raises: ConfigError with all problems, one a line."""
-    problems = [*_output(config), *_sampling(config), *_rewards(config)]
+    problems = [*_output(config), *_data(config), *_sampling(config), *_rewards(config)]
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -37,6 +37,14 @@ def _output(config: GenerateConfig) -> Iterator[str]:
     template = output.reward_template
     if template is not None and ("{input}" not in template or "{reward}" not in template):
         yield f"--reward-template {template!r}: must contain {{input}} and {{reward}}, as '{{input}} [{{reward}}]' does"
+
+
+def _data(config: GenerateConfig) -> Iterator[str]:
+    if config.data.shares:
+        yield (
+            f"--dataset {config.data.dataset_text}: shares mix the prompts of a training run, and here each prompt is "
+            "sampled once; leave the shares out"
+        )
 
 
 def _sampling(config: GenerateConfig) -> Iterator[str]:

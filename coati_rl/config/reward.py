@@ -24,7 +24,7 @@ class RewardConfig(Section):
     reward_type: str = experiment(
         "think_answer_tags",
         "Reward: think_answer_tags, boxed, code, FILE.py:FUNCTION of your own, or http://... of a served model; "
-        "several with weights: boxed=1,brevity.py:score=0.2.",
+        "several with weights: boxed=1,brevity.py:score=0.2. none: no reward, for --distill-only.",
         short="-rt",
     )
     code_verifier_api_url: str | None = execution(

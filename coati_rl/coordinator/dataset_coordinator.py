@@ -119,7 +119,10 @@ class DatasetCoordinator:
             self._name_best()
 
     def report_evaluation(self, step: int, name: str, metrics: dict[str, Any]) -> None:
-        """See `consumer.evaluation.DatasetReports`; adds a line to <eval dir>/summary.jsonl. Raises: RunError if it cannot be written."""
+        """See `consumer.evaluation.DatasetReports`; adds a line to <eval dir>/summary.jsonl.
+
+        Raises: RunError if it cannot be written.
+        """
         with self._changed:
             directory = self._settings.evaluation_dir
             with disk_errors(directory):

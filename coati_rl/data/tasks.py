@@ -21,6 +21,7 @@ class Task:
 
     name: str = DEFAULT_TASK
     truth: TruthKey | None = "gt_answer"  # what every row must have besides messages; None: nothing
+    prompt_key: str | None = None  # the column with the prompt; None: messages, else prompt
     answer_key: str | None = None  # as of `ground_truth`
     system_prompt: str = ""  # put first, unless empty or the row brings its own
 

@@ -32,7 +32,12 @@ class CoordinatorActor(Coordinator):
         best = best_checkpoint(config.run.keep_best, paths.checkpoints, paths.evaluation)
         super().__init__(
             settings,
-            DatasetPrompts(prepared.train.prompts, num_episodes=config.data.num_episodes, seed=config.run.seed),
+            DatasetPrompts(
+                prepared.train.prompts,
+                num_episodes=config.data.num_episodes,
+                seed=config.run.seed,
+                shares=config.data.shares,
+            ),
             EvaluationRounds(tasks, paths.evaluation, plan=settings.sampling_plans["eval"], best=best),
             RolloutRecorder(paths.rollouts, config.run.rollout_detail),
             RunStart(
@@ -49,7 +54,7 @@ class DatasetCoordinatorActor(DatasetCoordinator):
     def __init__(self, prepared: PreparedDataset, paths: RunPaths, context: ActorContext) -> None:
         enter_actor(context)
         config, resume = prepared.config, prepared.resume
-        sizes, state = dataset_settings(config), resume.data_state if resume else None
+        sizes, state = dataset_settings(config, prepared.mixing), resume.data_state if resume else None
         reference = None
         if config.precomputes_reference:
             sets = {TRAIN: prepared.train, **prepared.evaluation}

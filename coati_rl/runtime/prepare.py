@@ -15,6 +15,7 @@ from coati_rl.build import build_loss, load_estimator
 from coati_rl.checkpoint.resume import ResumePoint, open_resume_point
 from coati_rl.config import Config
 from coati_rl.config.algorithm_rules import algorithm_warnings
+from coati_rl.config.distillation_rules import distillation_warnings
 from coati_rl.config.gpu_rules import check_staging, with_device_defaults
 from coati_rl.config.plan import Plan, make_plan, resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
@@ -30,6 +31,7 @@ from coati_rl.runtime.resources import (
     resolve_model,
     sharding_warnings,
 )
+from coati_rl.runtime.teacher import find_teacher
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
 from coati_rl.types import Device
@@ -58,7 +60,7 @@ def prepare(
     config: Config,
     *,
     rewards: RewardFacts,
-    check_layout: Callable[[Config, Any], None],
+    check_layout: Callable[..., None],
     is_dry_run: bool,
 ) -> Prepared:
     """Resolve device and model, read, validate and tokenise the datasets, and plan.
@@ -66,7 +68,7 @@ def prepare(
     Args:
         config: checked by `rules.check`.
         rewards: what they ask of rows.
-        check_layout: of the trainers; raises ConfigError if the model (its transformers config) cannot be cut as asked.
+        check_layout: of the trainers; raises ConfigError if a model (its transformers config) cannot be cut as asked.
         is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
     Raises: ConfigError.
     """
@@ -77,6 +79,7 @@ def prepare(
     backend = choose_backend(config.sync.weight_transport, device=device, is_one_node=not config.cluster.master_address)
     rows = load_run_rows(config, rewards)
     warnings += [*_evaluation_warnings(config), *reward_warnings(config), *algorithm_warnings(config)]
+    warnings += distillation_warnings(config)
     warnings += sharding_warnings(config, device)
     directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     if directory is None:
@@ -90,7 +93,23 @@ def prepare(
         check_length(config, hf_config)
         check_layout(config, hf_config)
         warnings += _check_gpu_memory(config, directory, backend)
-        train, evaluation = make_run_prompts(rows, config, load_tokenizer(directory))
+        data = config.data
+        tokenizer = load_tokenizer(
+            directory, chat_template=data.chat_template, needs_chat_template=data.input_template is None
+        )
+        if data.chat_template is not None:
+            config = config.with_changes(chat_template=tokenizer.chat_template)
+        teacher, of_teacher = find_teacher(
+            config,
+            config.distillation.teacher,
+            tokenizer,
+            hf_config,
+            without_full="use --distill-kl token" if config.distillation.distill_kl == "full" else None,
+            check_layout=check_layout,
+            is_dry_run=is_dry_run,
+        )
+        config, warnings = config.with_changes(teacher=teacher), warnings + of_teacher
+        train, evaluation = make_run_prompts(rows, config, tokenizer)
         num_prompts = len(train.prompts)
         _check_prompts(config, train, evaluation)
     plan = make_plan(config, num_prompts=num_prompts, device=device)

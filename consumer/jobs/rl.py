@@ -19,6 +19,7 @@ def models(config: Config) -> Models:
     """Return the models that a trainer holds besides the policy."""
     return Models(
         reference_dir=Path(config.model.model) if config.algorithm.kl_coeff > 0 else None,
+        teacher_dir=None if config.distillation.teacher is None else Path(config.distillation.teacher),
         keeps_old_policy="old" in policy_gradient(config.with_gap_correction()).roles,
     )
 

@@ -21,9 +21,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from consumer.models.policy_model import DTYPES, PolicyInput, Precision, policy_forward
+from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, policy_forward
 from consumer.parallel.layout import Layout
-from consumer.parallel.parallelism import accumulate_each, score_each
+from consumer.parallel.parallelism import accumulate_each, local_head, score_each
 from consumer.parallel.parameters import ParameterInfo
 from consumer.parallel.process_group import agree, collective
 from consumer.parallel.reduction import reduce_sums, sum_over_ranks
@@ -152,6 +152,9 @@ class FullyShardedModel:
         """Take the sharded module; the optimizer (see `Parallelism.shard`) gets this rank's rows as plain tensors."""
         self.parameters = parameters
         self._module: Any = module
+        # A tied head's weight has the name of the embedding's.
+        names = {id(parameter): name for name, parameter in parameters.dtensors.items()}
+        self._head_names = [names.get(id(each)) for each in local_head(module)]
         self._optimizer: Any = optimizer
         if optimizer is not None:
             optimizer.param_groups[0]["params"] = list(parameters.local.values())
@@ -163,6 +166,13 @@ class FullyShardedModel:
         finally:
             # The root stays unsharded after a forward. Kept so, it would not see later changes of the weights.
             self._module.reshard()
+
+    def head_weights(self) -> HeadWeights:
+        """See `ShardedModel`."""
+        weight, bias = (None if name is None else self.parameters.full_weight(name) for name in self._head_names)
+        if weight is None:
+            raise ValueError("the LM head is none of the model's parameters")
+        return HeadWeights(weight, bias)
 
     def accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
         """See `ShardedModel`; every rank needs the same number of inputs."""

@@ -21,11 +21,13 @@ NORM_TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3}
 UPDATE_TOLERANCE = {"fp32": 2e-3, "bf16": 0.2}  # of what two steps made of all masters; see test_gradients.py
 RUNS = [run for run in itertools.product(LAYOUTS, ("fp32", "bf16")) if not ("zero" in run[0] and run[1] == "fp32")]
 FAST = (("dp1", "fp32"),)
+MODELS = (("qwen3", True), ("llama", False))  # architecture and tying, in turns
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_reward_model(tmp_path_factory.mktemp("reward_model"))
+def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("reward_models")
+    return [save_reward_model(root / name, name, tied=tied) for name, tied in MODELS]
 
 
 def joined(ranks: list[dict[Any, Any]], name: str, cut: Any, step: int, what: str, *, is_sliced: bool) -> Any:
@@ -43,9 +45,10 @@ def joined(ranks: list[dict[Any, Any]], name: str, cut: Any, step: int, what: st
     "run", [run if run in FAST else pytest.param(run, marks=pytest.mark.full) for run in RUNS], ids="-".join
 )
 def test_every_cut_gives_the_plain_gradient_update_and_metrics(
-    trainers: TrainerServers, model_dir: Path, tmp_path: Path, run: tuple[str, str]
+    trainers: TrainerServers, model_dirs: list[Path], tmp_path: Path, run: tuple[str, str]
 ) -> None:
     layout, precision = run
+    model_dir = model_dirs[[*LAYOUTS].index(layout) % 2]
     world_size, settings = LAYOUTS[layout]
     trainers.launch_and_check(take_reward_steps, tmp_path, model_dir, [run], world_size=world_size)
     ranks = [torch.load(tmp_path / f"{'-'.join(run)}-rank{rank}.pt") for rank in range(world_size)]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.reward_rules import reward_problems, service_problems
+from coati_rl.config.rules import prompt_problems
 from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import NO_REWARD
 
@@ -45,6 +46,7 @@ def _data(config: GenerateConfig) -> Iterator[str]:
             f"--dataset {config.data.dataset_text}: shares mix the prompts of a training run, and here each prompt is "
             "sampled once; leave the shares out"
         )
+    yield from prompt_problems(config.as_run())
 
 
 def _sampling(config: GenerateConfig) -> Iterator[str]:

@@ -39,7 +39,7 @@ def check(config: Config) -> None:
         *_budget(config),
     ]
     problems += [*service_problems(config), *plugin_problems(config), *_lengths(config), *_sampling(config)]
-    problems += [*_prompts(config), *distillation_problems(config)]
+    problems += [*prompt_problems(config), *distillation_problems(config)]
     problems += [*evaluation_problems(config)]
     problems += [*_of_tasks(config, known=problems), *_unknown_tasks(config)]
     if problems:
@@ -199,8 +199,8 @@ def _lengths(config: Config) -> Iterator[str]:
         )
 
 
-def _prompts(config: Config) -> Iterator[str]:
-    """--input-template is all that a prompt is rendered with."""
+def prompt_problems(config: Config) -> Iterator[str]:
+    """Check that --input-template is all that a prompt is rendered with."""
     data = config.data
     if data.input_template is None:
         return

@@ -97,7 +97,9 @@ def prepare_generation(config: GenerateConfig, *, rewards: RewardFacts) -> Prepa
     if model is None:
         raise AssertionError("a model is None in a dry run only")
     check_length(run, read_model_config(model))
-    prompts, _ = make_run_prompts(rows, run, load_tokenizer(model))
+    data = config.data
+    tokenizer = load_tokenizer(model, chat_template=data.chat_template, needs_chat_template=data.input_template is None)
+    prompts, _ = make_run_prompts(rows, run, tokenizer)
     if not prompts.prompts:
         raise ConfigError(
             f"--dataset: all {prompts.num_refused} prompts exceed --max-prompt-tokens {config.data.max_prompt_tokens}"

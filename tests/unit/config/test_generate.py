@@ -49,6 +49,8 @@ def test_the_file_has_no_default():
         ("-rt boxed --reward-template {input}", "must contain {input} and {reward}, as '{input} [{reward}]' does"),
         ("-rt bocksed", "bocksed"),
         ("-rt boxed,code", "a response has one ground truth"),
+        ("-d a.jsonl=0.3,b.jsonl=0.7", "shares mix the prompts of a training run"),
+        ("--input-template {} -s Hm.", "--input-template with a system prompt"),
         ("-g 0", "--num-generations '0'"),
         ("-lr 1e-4", "-lr: is a flag of coati-rl rl"),
         ("--temprature 1", "did you mean --temperature"),

@@ -61,7 +61,7 @@ def _run(config: GenerateConfig, *, is_dry_run: bool) -> int:
     from rewards.scorer import scorer_factory
 
     run = config.as_run()
-    make_scorer: Callable[[], GroupScorer] = scorer_factory(run) if config.is_scored else Unscored
+    make_scorer: Callable[[], GroupScorer] = scorer_factory(run, in_cluster=False) if config.is_scored else Unscored
     facts = RewardFacts(default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth)
     prepared = prepare_generation(config, rewards=facts)
     warnings = [*prepared.warnings]

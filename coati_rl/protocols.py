@@ -211,7 +211,6 @@ class LossFn(Protocol):
         """Compute the loss of float32[R, L] log-probabilities and entropies, both with gradient.
 
         Of a scalar head `logprobs` are its values, 0 where the mask is False, and entropies are 0.
-
         Returns: (float32[] summed loss, sums to report).
         """
 

@@ -45,6 +45,7 @@ class Prompt:
     text: str = ""  # the user's message, for display
     messages: tuple[dict[str, Any], ...] = ()  # the conversation that was rendered, system prompt included
     rendered: str = ""  # the text of the chat template, before tokenising
+    columns: dict[str, Any] = field(default_factory=dict)  # the row, as JSON types, where its reward reads columns
 
     @property
     def problem(self) -> "Problem":
@@ -55,6 +56,7 @@ class Prompt:
             messages=self.messages,
             prompt=self.rendered or self.text,
             task=self.task,
+            columns=self.columns,
         )
 
 
@@ -67,6 +69,7 @@ class Problem:
     messages: tuple[dict[str, Any], ...] = ()  # the conversation before the response, {"role", "content"}
     prompt: str = ""  # the same, rendered by the chat template
     task: str = DEFAULT_TASK  # whose reward scores them
+    columns: dict[str, Any] = field(default_factory=dict)  # of the row, by name; empty if the reward reads none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

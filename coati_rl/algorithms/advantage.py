@@ -4,7 +4,7 @@ All arithmetic is float64: in float32 seven equal rewards of 0.7 have a standard
 divided by a small eps that becomes an advantage.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,7 @@ def reward(rewards: Rewards) -> Rewards:
     return rewards
 
 
+GDPO = "gdpo"  # `decoupled_advantages`, which needs the rewards one by one
 ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
     estimator.__name__: estimator for estimator in (group_norm, group_mean, leave_one_out, reward)
 }
@@ -56,7 +57,7 @@ _COMPARING = (group_norm, group_mean, leave_one_out)  # samples of a group with 
 
 def compares_samples(name: str) -> bool:
     """Return True if the built-in estimator of this name needs a group: one sample, or equal ones, give 0."""
-    return ADVANTAGE_ESTIMATORS.get(name) in _COMPARING
+    return name == GDPO or ADVANTAGE_ESTIMATORS.get(name) in _COMPARING
 
 
 def group_advantages(rewards: Rewards, valid: NDArray[np.bool_], *, estimator: Estimator) -> Rewards:
@@ -87,4 +88,27 @@ def group_advantages(rewards: Rewards, valid: NDArray[np.bool_], *, estimator: E
             f"{MAX_ADVANTAGE:g}, not {found!r}"
         )
     advantages[valid] = found
+    return advantages
+
+
+def decoupled_advantages(rewards: Rewards, valid: NDArray[np.bool_], *, weights: Sequence[float]) -> Rewards:
+    """Compute A_i = sum over k of w_k * (R_ik - mean(R_k)) / (std(R_k) + eps): each reward is normalised by itself.
+
+    Samples that differ in one reward alone differ in their advantages, however large the others are. The paper brings
+    the advantages of a batch to mean 0 and deviation 1 afterwards, which --whiten-advantages does.
+
+    Args:
+        rewards: float64[G, K], the K rewards of each sample; not read where `valid` is False.
+        valid: bool[G], False where the scorer could not decide.
+        weights: of the K rewards.
+    Returns: float64[G], without unit; exactly 0 on invalid samples. A reward that is equal on all valid samples adds
+        exactly 0.
+    Raises: ValueError if the shapes differ or a valid reward is not finite.
+    Source: arXiv:2601.05242 (GDPO); verl's adv_estimator=gdpo.
+    """
+    if rewards.shape != (len(valid), len(weights)):
+        raise ValueError(f"rewards {rewards.shape} must have shape [G, K] = [{len(valid)}, {len(weights)}]")
+    advantages = np.zeros(len(valid), dtype=np.float64)
+    for column, weight in zip(rewards.T, weights, strict=True):
+        advantages += weight * group_advantages(column, valid, estimator=group_norm)
     return advantages

@@ -15,6 +15,7 @@ from coati_rl.config.run import RunConfig
 from coati_rl.config.sampling import SamplingConfig
 from coati_rl.config.sync import SyncConfig
 from coati_rl.config.training import TrainingConfig
+from coati_rl.reward_spec import RewardActors
 from coati_rl.types import DEFAULT_TASK
 
 _SECTIONS = (
@@ -120,6 +121,12 @@ class Config(TrainingConfig):
     def num_slots(self) -> int:
         """Prompts that may be rolled out ahead of the weights."""
         return (self.sync.n_behind + 1) * self.prompts_per_rollout
+
+    @property
+    def reward_models(self) -> RewardActors:
+        """The actors of the reward models of all tasks."""
+        directories = [model for each in self.by_task.values() for model in each.reward.models]
+        return RewardActors.of(directories, num_devices=self.reward.reward_devices)
 
     @property
     def recomputes_old_logprobs(self) -> bool:

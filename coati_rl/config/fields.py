@@ -54,6 +54,17 @@ def flag(
     return Field(default, description=help_text, json_schema_extra=extra, **bounds)
 
 
+def split_range(value: Any) -> Any:
+    """Return LOW,HIGH as two numbers, before pydantic's own validation. Raises: ValueError for other text."""
+    if value is None:
+        return None
+    try:
+        low, high = value.split(",") if isinstance(value, str) else value
+        return float(low), float(high)
+    except (TypeError, ValueError) as error:
+        raise ValueError("give two numbers, LOW,HIGH, like 0,1; or None") from error
+
+
 experiment = partial(flag, role="experiment")
 execution = partial(flag, role="execution")
 

@@ -9,6 +9,7 @@ from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.config.model import ModelConfig
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.sections import JobConfig
+from coati_rl.reward_spec import RewardActors
 
 PluginName = Literal["hybrid", "fsdp2"]
 
@@ -125,9 +126,14 @@ class TrainingConfig(JobConfig):
         return 1
 
     @property
+    def reward_models(self) -> RewardActors:
+        """The actors of reward models."""
+        return RewardActors()
+
+    @property
     def num_devices(self) -> int:
         """GPUs of a run in GPU mode."""
-        return self.num_producers * self.producer_width + self.parallel.num_trainers
+        return self.num_producers * self.producer_width + self.parallel.num_trainers + self.reward_models.num_gpus
 
     @property
     def max_sample_tokens(self) -> int:

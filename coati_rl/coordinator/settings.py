@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from coati_rl.algorithms.advantage import GDPO
 from coati_rl.config import Config
 from coati_rl.config.sync import SyncConfig
 from coati_rl.coordinator.leases import SamplingPlan
@@ -91,9 +92,12 @@ def coordinator_settings(
                     for name, each in config.by_task.items()
                     if each.max_response_tokens != config.max_response_tokens
                 },
+                decoupled_weights=_decoupled_weights(config),
             ),
             max_tokens_per_microbatch=parallel.max_tokens_per_microbatch,
             one_sample_per_row=parallel.one_sample_per_row,
+            normalizes_rewards=config.reward.reward_normalize,
+            reward_clip=config.reward.reward_clip,
         ),
         sampling_plans={
             "train": _sampling_plan(config, _sampling, group_size=config.sampling.num_generations),
@@ -119,6 +123,14 @@ def coordinator_settings(
         max_probe_tokens=min(_PROBE_TOKENS, config.max_model_len - 1),
         tasks=tuple(tasks) if len(tasks) > 1 else (),
     )
+
+
+def _decoupled_weights(config: Config) -> dict[str, dict[str, float]]:
+    """Return the weights of the rewards that GDPO normalises one by one, by task; none for another estimator."""
+    if config.algorithm.advantage_estimator != GDPO:
+        return {}
+    weights = {name: each.reward.weights for name, each in config.by_task.items()}
+    return {name: each for name, each in weights.items() if len(each) > 1}
 
 
 def _sampling_plan(config: Config, sampling: Callable[[Config], SamplingParams], *, group_size: int) -> SamplingPlan:

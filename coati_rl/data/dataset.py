@@ -8,7 +8,7 @@ the answer, and what takes its place, is in `coati_rl.data.ground_truth`; which 
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -55,6 +55,12 @@ def _checked_row(row: Any, tasks: RowTasks, where: str) -> TaskRow:
     if row.get(key) in (None, "", [], {}):
         raise ConfigError(f"{where}: has no {key}; every row needs {_needed(task)}")
     ground_truth(row, task.truth, where, answer_key=task.answer_key)
+    missing = [name for name in task.columns.required if name not in row]
+    if missing:
+        raise ConfigError(
+            f"{where}: has no column {missing[0]}, which the function of --reward-type takes; add it to the row, or "
+            "give the parameter a default"
+        )
     for message in messages_of(row, where, key=key):
         if not isinstance(message, dict) or not isinstance(message.get("content"), str) or "role" not in message:
             raise ConfigError(f'{where}: a message is not {{"role": ..., "content": text}}')
@@ -89,6 +95,12 @@ def messages_of(row: dict[str, Any], where: str = "row", *, key: str = "messages
     if not isinstance(messages, dict | list):
         raise ConfigError(f"{where}: {key} is {type(messages).__name__}; write an object or a list of objects")
     return [messages] if isinstance(messages, dict) else list(messages)
+
+
+def json_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a row as JSON types: dates and other types that JSON lacks are text."""
+    columns: dict[str, Any] = json.loads(json.dumps(dict(row), default=str))
+    return columns
 
 
 def make_prompts(
@@ -134,6 +146,7 @@ def make_prompts(
             text=messages[-1]["content"],
             messages=tuple(messages),
             rendered=text,
+            columns=json_columns(row.fields) if row.task.columns.are_kept else {},
         )
         for index, (row, messages, text, tokens) in enumerate(zip(rows, conversations, texts, ids, strict=True))
         if len(tokens) <= max_prompt_tokens

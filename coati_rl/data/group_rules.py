@@ -36,6 +36,8 @@ class GroupRules:
     over_length_cache: int | None = None  # tokens before the limit over which the penalty grows; None: no penalty
     reward_scale: float = 1.0  # the full penalty
     length_limits: Mapping[str, LengthLimit] = field(default_factory=dict)  # by task, where it is not the run's
+    # GDPO: weights by task and name of a reward, of tasks with several; of others the one reward is normalised.
+    decoupled_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def length_limit(self, task: str) -> LengthLimit:
         """Return the limit of a task's episodes."""

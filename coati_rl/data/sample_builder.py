@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coati_rl.algorithms.advantage import Estimator, group_advantages
+from coati_rl.algorithms.advantage import Estimator, Rewards, decoupled_advantages, group_advantages
 from coati_rl.algorithms.aggregation import LossVariation, token_weight
+from coati_rl.algorithms.reward_scaling import RewardScaling
 from coati_rl.data.episodes import episode_tokens
 from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
 from coati_rl.errors import RunError
@@ -19,16 +20,27 @@ from coati_rl.types import RolloutGroup, Trajectory
 
 
 def build_samples(
-    group: RolloutGroup, *, rules: GroupRules, loss_variation: LossVariation, estimator: Estimator
+    group: RolloutGroup,
+    *,
+    rules: GroupRules,
+    loss_variation: LossVariation,
+    estimator: Estimator,
+    scaling: RewardScaling | None = None,
 ) -> list[Sample]:
     """Build one Sample per trajectory in the loss, in order.
 
+    Args:
+        group: scored.
+        rules: of the run.
+        loss_variation: weighs the tokens.
+        estimator: of advantages.
+        scaling: of the rewards, before that; None: there is none.
     Raises: RunError if the estimator, which may be a user's, fails.
     """
     in_loss = is_in_loss(group, rules)
     if not in_loss.any():
         return []
-    advantages = _advantages(group, rules, estimator)
+    advantages = _advantages(group, rules, estimator, scaling or RewardScaling())
     weights = token_weights(group, in_loss, loss_variation=loss_variation, max_length=rules.max_new_tokens)
     prompt_ids = np.asarray(group.prompt.token_ids, dtype=np.int32)
     samples = []
@@ -91,10 +103,18 @@ def _num_prompt_tokens(group: RolloutGroup, trajectory: Trajectory) -> int:
     return num_tokens
 
 
-def _advantages(group: RolloutGroup, rules: GroupRules, estimator: Estimator) -> np.ndarray:
-    """Return float64[G], from the rewards plus length penalties."""
+def group_rewards(group: RolloutGroup) -> Rewards:
+    """Return float64[G], the reward of each episode, as it was recorded."""
+    return np.array([score.reward for score in group.scores], dtype=np.float64)
+
+
+def _advantages(group: RolloutGroup, rules: GroupRules, estimator: Estimator, scaling: RewardScaling) -> np.ndarray:
+    """Return float64[G], from the scaled rewards plus length penalties; with GDPO from each reward by itself."""
     valid = is_valid(group)
-    rewards = np.array([score.reward for score in group.scores], dtype=np.float64) + over_length_penalties(group, rules)
+    weights = rules.decoupled_weights.get(group.prompt.task)
+    if weights:
+        return decoupled_advantages(_rewards_by_name(group, valid, [*weights]), valid, weights=[*weights.values()])
+    rewards = scaling(group_rewards(group)) + over_length_penalties(group, rules)
     try:
         return group_advantages(rewards, valid, estimator=estimator)
     except Exception as error:
@@ -102,3 +122,16 @@ def _advantages(group: RolloutGroup, rules: GroupRules, estimator: Estimator) ->
             f"--advantage-estimator fails on prompt {group.prompt.uid} with rewards {rewards[valid].tolist()}: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _rewards_by_name(group: RolloutGroup, valid: np.ndarray, names: Sequence[str]) -> Rewards:
+    """Return float64[G, K] of the rewards with these names, 0 on invalid episodes."""
+    rewards = np.zeros((len(group.scores), len(names)), dtype=np.float64)
+    for episode in np.flatnonzero(valid).tolist():
+        breakdown = group.scores[episode].breakdown
+        if missing := [name for name in names if name not in breakdown]:
+            raise RunError(
+                f"--advantage-estimator gdpo: a response to prompt {group.prompt.uid} has no reward {missing[0]!r}"
+            )
+        rewards[episode] = [breakdown[name] for name in names]
+    return rewards

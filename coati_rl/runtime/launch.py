@@ -51,7 +51,7 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
     write_note(scratch, _note(prepared, paths))
     first_step = prepared.resume.step if prepared.resume else 0
     num_gpus = plan.num_devices if plan.device == "cuda" else 0
-    num_cpus = config.num_producers + config.parallel.num_trainers
+    num_cpus = config.num_producers + config.parallel.num_trainers + config.reward_models.num_actors
     try:
         with (
             _driver_log(paths.logs / "driver.log") as log,

@@ -142,10 +142,11 @@ def _check_step(config: Config, plan: Plan, num_prompts: int) -> None:
 
 def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[str]]:
     """Return the device, and warnings. Raises: ConfigError when this machine has too few GPUs."""
-    parallel = config.parallel
+    parallel, reward_gpus = config.parallel, config.reward_models.num_gpus
+    formula, of_models = ("P * ptp + T + R", f" + {reward_gpus}") if reward_gpus else ("P * ptp + T", "")
     needed = (
-        f"GPUs = P * ptp + T: {parallel.num_inferencer} * {parallel.producer_tensor_parallel_size} + "
-        f"{parallel.num_trainers} = {config.num_devices} are needed"
+        f"GPUs = {formula}: {parallel.num_inferencer} * {parallel.producer_tensor_parallel_size} + "
+        f"{parallel.num_trainers}{of_models} = {config.num_devices} are needed"
     )
     return find_device(config, needed=needed, fewer=partial(_fewer, config), is_dry_run=is_dry_run)
 
@@ -172,8 +173,10 @@ def _update_bytes(config: Config, directory: Path) -> int:
 
 def _fewer(config: Config, available: int) -> str:
     parallel = config.parallel
+    available -= config.reward_models.num_gpus
     if available < 2:
-        return "use --device cpu, or --master_address of a Ray cluster"
+        without = "--reward-devices 0, " if config.reward_models.num_gpus else ""
+        return f"use {without}--device cpu, or --master_address of a Ray cluster"
     split = parallel.num_trainers // config.dp  # tp * pp
     layout = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1} if split >= available else {}
     split = 1 if layout else split

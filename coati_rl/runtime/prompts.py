@@ -10,6 +10,7 @@ from coati_rl.data.dataset import PromptSet, load_rows, make_prompts
 from coati_rl.data.ground_truth import required_truth
 from coati_rl.data.tasks import RowTasks, Task, TaskRow
 from coati_rl.errors import ConfigError
+from coati_rl.reward_spec import NO_COLUMNS, Columns
 
 _TRAIN = "train"  # the name of training rows whose file has none
 
@@ -38,6 +39,7 @@ class RewardFacts:
 
     default_system_prompt: Callable[[str], str]  # where neither task nor run sets one
     needs_ground_truth: Callable[[str], bool]  # a function of the user's takes a ground truth
+    columns_of: Callable[[str], Columns] = lambda _: NO_COLUMNS  # of a row that functions of the user's read
 
 
 def load_run_rows(config: Config, rewards: RewardFacts) -> RunRows:
@@ -113,6 +115,7 @@ def _task(name: str, settings: Config, rewards: RewardFacts) -> Task:
         prompt_key=settings.data.prompt_key,
         answer_key=settings.data.answer_key,
         system_prompt=_system_prompt(settings, rewards),
+        columns=rewards.columns_of(reward_type),
     )
 
 

@@ -178,9 +178,9 @@ def _with_tokenizer(directory: Path, scratch: Path) -> Path:
 
     vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2}
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="<unk>")),  # noqa: S106, no password
-        pad_token="<pad>",  # noqa: S106
-        eos_token="<eos>",  # noqa: S106
+        tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="<unk>")),
+        pad_token="<pad>",
+        eos_token="<eos>",
     )
     fast.save_pretrained(scratch / "tokenizer")
     return scratch / "tokenizer"

@@ -52,6 +52,15 @@ def test_what_is_trained_of_a_group_comes_from_the_flags():
     assert (settings.dynamic_batching, settings.max_empty_groups) == (False, 10 * 4 * 2)
 
 
+def test_gdpo_knows_the_weights_of_each_tasks_rewards():
+    rewards = "-rt boxed=1,/a/mine.py:score=0.2"
+    settings = settings_of(f"{rewards} --advantage-estimator gdpo --reward-clip=-5,5 --reward-normalize")
+    assert settings.batch.rules.decoupled_weights == {"default": {"boxed": 1.0, "mine.score": 0.2}}
+    assert (settings.batch.normalizes_rewards, settings.batch.reward_clip) == (True, (-5.0, 5.0))
+    assert settings_of(rewards).batch.rules.decoupled_weights == {}
+    assert settings_of("-rt boxed --advantage-estimator gdpo").batch.rules.decoupled_weights == {}, "one is group_norm"
+
+
 def test_dapo_is_a_matter_of_settings():
     settings = settings_of("-a DAPO -mnt 64 --reward-scale 2 --max-empty-batches 3 -t 2 -tbs 4 -tMbs 4")
     assert settings.batch.rules == GroupRules(

@@ -160,6 +160,8 @@ IN_RUNS = {
     "reward_type": Row(
         "think_answer_tags", prompts, base={"system_prompt": None, "max_prompt_tokens": 900}, options={"score": None}
     ),
+    "reward_normalize": Row(True, first_gradient, base={"advantage_estimator": "group_mean"}),
+    "reward_clip": Row((0.25, 0.5), first_gradient, base={"advantage_estimator": "group_mean"}),
     "algo": Row("DR_GRPO", first_gradient),
     "advantage_estimator": Row("leave_one_out", first_gradient),
     "whiten_advantages": Row(True, first_gradient),

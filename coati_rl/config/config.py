@@ -108,11 +108,6 @@ class Config(TrainingConfig):
         return self.parallel.inference_microbatch_size * self.sampling.num_generations
 
     @property
-    def largest_group(self) -> int:
-        """Samples of a prompt that are scored together, in training or in an evaluation."""
-        return max(self.sampling.num_generations, self.sampling.eval_samples if self.data.eval_dataset else 1)
-
-    @property
     def sync_period(self) -> int:
         """K: optimizer steps between weight syncs."""
         return self.prompts_per_rollout // self.prompts_per_step

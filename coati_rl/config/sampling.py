@@ -25,3 +25,8 @@ class SamplingConfig(Section):
     )
     eval_temperature: float = execution(0.0, "Sampling temperature of evaluations; 0 is greedy.", ge=0)
     eval_top_p: float = execution(1.0, "As --top-p, of evaluations.", gt=0, le=1)
+
+    @property
+    def largest_group(self) -> int:
+        """Return the samples of a prompt that are scored together, in training or in an evaluation."""
+        return max(self.num_generations, self.eval_samples)

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from coati_rl.data.row_formats import read_forms
 from coati_rl.types import Prompt
 from producer.batch.rows import Selection, group_record, make_rows
 from producer.batch.summary import summarise
@@ -107,3 +108,11 @@ def test_the_figures_are_over_all_prompts_and_a_failed_one_counts_as_wrong_sampl
         "pass@1": pytest.approx(2 / 6),
         "pass@2": pytest.approx(2 / 3),
     }
+
+
+def test_rows_and_pairs_are_read_by_the_jobs_on_datasets(group):
+    (conversation, *_) = read_forms([("row", row) for row in make_rows(group, Selection())], "sft").forms
+    assert conversation.messages == (*MESSAGES, {"role": "assistant", "content": "x"})
+    (pair,) = read_forms([("row", row) for row in make_rows(group, Selection(pairs=True))], "dpo").forms
+    assert (pair.prompt, pair.margin) == (MESSAGES, 0.0)
+    assert (pair.chosen, pair.rejected) == tuple(({"role": "assistant", "content": "x" * n},) for n in (2, 5))

@@ -6,6 +6,8 @@ import shutil
 import pytest
 
 from coati_rl.checkpoint.directory import checkpoints_in
+from coati_rl.errors import RunError
+from tests.unit.loops.offline_run import run_offline, write_rows
 
 EVERY_STEP = {  # a sync, an evaluation and a checkpoint after each of the 4 steps
     "save_interval": 1,
@@ -62,3 +64,39 @@ def test_a_resumed_run_knows_the_best_of_before(run_in_threads, settings, whole,
     best = best_of(trace)
     assert best == best_of(whole)
     assert kept(trace) == sorted({f"step-{best}", "step-4"})
+
+
+def test_a_job_on_a_dataset_keeps_the_checkpoint_of_its_smallest_loss(model_dir, tmp_path):
+    rows = [{"prompt": f"q{n}", "completion": "ab"} for n in range(4)]
+    other = [{"prompt": "q", "completion": "xyz"}]
+    fields = {
+        "model": str(model_dir),
+        "dataset": write_rows(tmp_path / "train.jsonl", rows),
+        "eval_dataset": write_rows(tmp_path / "held.jsonl", other),  # gets worse, as the answers are other ones
+        "device": "cpu",
+        "train_batch_size": 2,
+        "train_microbatch_size": 2,
+        "max_epochs": 2,
+        "eval_interval": 1,
+        "save_interval": 1,
+        "keep_checkpoints": 1,
+        "keep_best": "eval/eval/loss",
+        "learning_rate": 3e-2,
+        "run_dir": str(tmp_path / "run"),
+    }
+    trace = run_offline("sft", fields)
+    losses = {event["step"]: event["metrics"]["loss"] for event in trace.of("evaluation") if event["step"] > 0}
+    best = min(losses, key=lambda step: (losses[step], step))
+    checkpoints = trace.run_dir / "checkpoints"
+    record = json.loads((checkpoints / "best.json").read_text())
+    assert record == {"step": best, "metric": "eval/eval/loss", "value": losses[best]}
+    assert [path.name for path in checkpoints_in(checkpoints)] == sorted({f"step-{best}", "step-4"})
+    assert best < 4, "the test needs a best checkpoint that is not the newest"
+
+
+def test_a_metric_that_the_evaluations_of_a_job_lack_is_told_with_the_first_of_them(model_dir, tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl", [{"text": "ab"}])
+    fields = {"model": str(model_dir), "dataset": rows, "eval_dataset": rows, "device": "cpu", "train_batch_size": 1}
+    fields |= {"eval_interval": 1, "save_interval": 1, "run_dir": str(tmp_path / "run")}
+    with pytest.raises(RunError, match=r"--keep-best eval/eval/accuracy: is no metric of the evaluations; use one"):
+        run_offline("sft", fields | {"keep_best": "eval/eval/accuracy"})

@@ -25,6 +25,7 @@ from coati_rl.runtime.subreaper import run_under_subreaper
 if TYPE_CHECKING:
     from coati_rl.protocols import GroupScorer
     from coati_rl.runtime.prepare_generation import PreparedGeneration
+    from coati_rl.types import Device
     from producer.batch.output import BatchOutput
 
 _LOAD_TIMEOUT_S = 600.0  # of the engine
@@ -52,6 +53,9 @@ def main(argv: Sequence[str], scratch: Path) -> int:
 
 def _run(config: GenerateConfig, *, is_dry_run: bool) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before torch is imported
+    _set_environment(
+        "cuda" if config.engine.device != "cpu" and [*Path("/dev").glob("nvidia[0-9]*")] else "cpu", config
+    )
     from coati_rl.runtime.prepare_generation import prepare_generation
     from coati_rl.runtime.prompts import RewardFacts
     from producer.batch.output import BatchOutput
@@ -86,15 +90,14 @@ def _generate(
     from producer.batch.batch_inference import BatchJob, run_batch
     from producer.batch.rows import Selection
     from producer.batch.summary import summarise
-    from producer.engines import create_engine, engine_environment
+    from producer.engines import create_engine
 
     config, sampling, engine = prepared.config, prepared.config.sampling, prepared.config.engine
     if len(output.records) == len(prepared.prompts.prompts):
         return summarise(output.records, group_size=sampling.num_generations, is_scored=config.is_scored)
     if output.records:
         _say(f"{prepared.output} has {len(output.records)} of {len(prepared.prompts.prompts)} prompts: going on")
-    width, num_threads = engine.producer_tensor_parallel_size, int(os.environ["OMP_NUM_THREADS"])
-    os.environ.update(engine_environment(prepared.device, width, num_threads=num_threads))
+    _set_environment(prepared.device, config)
     chosen = config.output
     job = BatchJob(
         prompts=prepared.prompts.prompts,
@@ -115,7 +118,7 @@ def _generate(
         loaded = create_engine(
             sampling.backend,
             model=str(prepared.model),
-            tensor_parallel_size=width,
+            tensor_parallel_size=engine.producer_tensor_parallel_size,
             dtype=prepared.dtype,
             max_model_len=config.as_run().max_model_len,
             max_num_seqs=config.max_sequences,
@@ -126,6 +129,14 @@ def _generate(
         )
         with closing(loaded):
             return run_batch(job, output, loaded, scorer, report=_say)
+
+
+def _set_environment(device: "Device", config: GenerateConfig) -> None:
+    """Set what engine libraries read when they are imported; OMP_NUM_THREADS stays as it is."""
+    from producer.engines import engine_environment
+
+    environment = engine_environment(device, config.engine.producer_tensor_parallel_size)
+    os.environ.update({name: value for name, value in environment.items() if name != "OMP_NUM_THREADS"})
 
 
 def run(argv: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,9 +53,8 @@ def main(argv: Sequence[str], scratch: Path) -> int:
 
 def _run(config: GenerateConfig, *, is_dry_run: bool) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before torch is imported
-    _set_environment(
-        "cuda" if config.engine.device != "cpu" and [*Path("/dev").glob("nvidia[0-9]*")] else "cpu", config
-    )
+    has_gpu = config.engine.device != "cpu" and any(Path("/dev").glob("nvidia[0-9]*"))
+    _set_environment("cuda" if has_gpu else "cpu", config)  # before transformers is imported
     from coati_rl.runtime.prepare_generation import prepare_generation
     from coati_rl.runtime.prompts import RewardFacts
     from producer.batch.output import BatchOutput
@@ -79,7 +78,8 @@ def _run(config: GenerateConfig, *, is_dry_run: bool) -> int:
         return 0
     with output:
         figures = _generate(prepared, output, make_scorer)
-    print(f"done: {prepared.output}: {json.dumps(figures)}", flush=True)
+    with suppress(OSError):  # the terminal may be closed
+        print(f"done: {prepared.output}: {json.dumps(figures)}", flush=True)
     return 0
 
 

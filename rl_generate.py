@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -67,10 +68,10 @@ def _run(config: GenerateConfig, *, is_dry_run: bool) -> int:
     make_scorer: Callable[[], GroupScorer] = scorer_factory(run, in_cluster=False) if config.is_scored else Unscored
     facts = RewardFacts(default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth)
     prepared = prepare_generation(config, rewards=facts)
-    warnings = [*prepared.warnings]
+    told = [*prepared.warnings]
     if config.is_scored:
-        warnings += ground_truth_warnings(run, {"--dataset": prepared.prompts.prompts})
-    for warning in warnings:
+        told += ground_truth_warnings(run, {"--dataset": prepared.prompts.prompts})
+    for warning in told:
         _say(f"warning: {warning}")
     output = BatchOutput(prepared.output, prepared.settings, overwrite=config.output.overwrite)
     if is_dry_run:
@@ -135,6 +136,7 @@ def _set_environment(device: "Device", config: GenerateConfig) -> None:
     """Set what engine libraries read when they are imported; OMP_NUM_THREADS stays as it is."""
     from producer.engines import engine_environment
 
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.triton_utils\.dispatcher")
     environment = engine_environment(device, config.engine.producer_tensor_parallel_size)
     os.environ.update({name: value for name, value in environment.items() if name != "OMP_NUM_THREADS"})
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from coati_rl.coordinator.leases import LeaseTable
 from coati_rl.data.packed_group import PackedGroup
-from coati_rl.types import Prompt, RolloutGroup
+from coati_rl.types import Lease, Prompt, RolloutGroup
 from coati_rl.work import LeaseReply
 
 _MAX_HELD = 4  # times the prompts that are asked for at first
@@ -45,7 +45,7 @@ class BatchCoordinator:
 
     def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float, is_drained: bool = False) -> LeaseReply:
         """See `ProducerCoordinator`; never waits, as no other producer gives prompts back."""
-        leases = []
+        leases: list[Lease] = []
         while len(leases) < max_prompts and (lease := self._leases.issue(producer_id, self._draw)) is not None:
             leases.append(lease)
         is_finished = self._num_written == len(self._prompts)

@@ -35,7 +35,7 @@ class BatchOutput:
         """
         self._path = path
         self._progress_path = path.with_name(f"{path.name}.progress")
-        self._header = {"format": _FORMAT, "settings": dict(settings)}
+        self._header: dict[str, Any] = {"format": _FORMAT, "settings": dict(settings)}
         self.records: list[dict[str, Any]] = []  # of the finished prompts, in order
         self._progress_size = 0  # bytes of whole lines
         self._files: list[IO[bytes]] = []

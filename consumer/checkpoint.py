@@ -106,8 +106,7 @@ class CheckpointWriter:
             config.save_pretrained(self._partial)
             if model.can_generate():
                 model.generation_config.save_pretrained(self._partial)
-            if len(self.files) > 1:
-                self._write_index()
+            self._write_index()
             for name in TOKENIZER_FILES:
                 if (tokenizer_dir / name).is_file():
                     shutil.copyfile(tokenizer_dir / name, self._partial / name)
@@ -125,6 +124,7 @@ class CheckpointWriter:
         _flush(self._partial / name)
 
     def _write_index(self) -> None:
+        """Write which file holds each weight; vLLM reads all safetensors of a directory that has no index."""
         index = {
             "metadata": {"total_size": sum(prod(info.shape) for info in self._infos) * self._dtype.itemsize},
             "weight_map": {

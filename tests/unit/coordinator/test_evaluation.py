@@ -160,8 +160,7 @@ def test_several_samples_give_avg_and_pass_at_k_and_a_failed_prompt_counts_as_wr
     rounds = sampled(tmp_path, 4, easy=make_prompts(3, name="easy"))
     rounds.start(4)
     first, second, failed = draw_all(rounds)
-    samples = {first: [1.0, 0.0, 0.0, 0.0], second: [1.0, 1.0, 0.0, 1.0]}
-    for prompt, rewards in samples.items():
+    for prompt, rewards in [(first, [1.0, 0.0, 0.0, 0.0]), (second, [1.0, 1.0, 0.0, 1.0])]:
         group = group_of([(reward, 2, "ok" if reward else "invalid") for reward in rewards])
         rounds.add(dataclasses.replace(group, prompt=prompt))
     rounds.add_failure(failed)

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from coati_rl.config.cluster import ClusterConfig
+from coati_rl.config.data import DatasetFields
 from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.config.model import ModelConfig
 from coati_rl.config.optimizer import OptimizerConfig
@@ -105,6 +106,7 @@ class TrainingConfig(JobConfig):
     PASSES: ClassVar[str] = "--max-epochs"  # the flag of the number of passes over the data
 
     model: ModelConfig = ModelConfig()
+    data: DatasetFields = DatasetFields()
     optimizer: OptimizerConfig = OptimizerConfig()
     parallel: TrainersConfig = TrainersConfig()
     cluster: ClusterConfig = ClusterConfig()

@@ -19,8 +19,8 @@ def check_offline(config: OfflineConfig) -> None:
     """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
     problems = [*_sizes(config), *zero_problems(config), *plugin_problems(config), *_budget(config)]
     problems += [*_evaluation(config), *_distillation(config)]
-    problems += [*optimizer_problems(config.optimizer)]
-    problems += [*keep_best_problems(config.run, config.data.eval_dataset or ())]
+    problems += optimizer_problems(config.optimizer)
+    problems += keep_best_problems(config.run, config.data.eval_dataset or ())
     if problems:
         raise ConfigError("\n".join(problems))
 

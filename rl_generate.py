@@ -61,12 +61,14 @@ def _run(config: GenerateConfig, *, is_dry_run: bool) -> int:
     from producer.batch.output import BatchOutput
     from producer.batch.unscored import Unscored
     from rewards.ground_truths import ground_truth_warnings
-    from rewards.registry import default_system_prompt, needs_ground_truth
+    from rewards.registry import columns_of, default_system_prompt, needs_ground_truth
     from rewards.scorer import scorer_factory
 
     run = config.as_run()
     make_scorer: Callable[[], GroupScorer] = scorer_factory(run, in_cluster=False) if config.is_scored else Unscored
-    facts = RewardFacts(default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth)
+    facts = RewardFacts(
+        default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth, columns_of=columns_of
+    )
     prepared = prepare_generation(config, rewards=facts)
     told = [*prepared.warnings]
     if config.is_scored:

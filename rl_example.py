@@ -36,13 +36,15 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
     from coati_rl.runtime.prompts import RewardFacts
     from consumer.parallel.layout_rules import check_layout
     from rewards.ground_truths import ground_truth_warnings
-    from rewards.registry import default_system_prompt, needs_ground_truth
+    from rewards.registry import columns_of, default_system_prompt, needs_ground_truth
     from rewards.scorer import scorer_factory
 
     make_scorer = scorer_factory(config)
     prepared = prepare(
         config,
-        rewards=RewardFacts(default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth),
+        rewards=RewardFacts(
+            default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth, columns_of=columns_of
+        ),
         check_layout=check_layout,
         is_dry_run=is_dry_run,
     )
@@ -56,10 +58,22 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
         from producer.actor import ProducerActor
 
         return ActorClasses(
-            coordinator=CoordinatorActor, trainer=TrainerActor, producer=ProducerActor, make_reward=make_scorer
+            coordinator=CoordinatorActor,
+            trainer=TrainerActor,
+            producer=ProducerActor,
+            reward_model=_reward_model_cls(config),
+            make_reward=make_scorer,
         )
 
     plan_or_launch(prepared, classes, warnings=warnings, is_dry_run=is_dry_run, scratch=scratch)
+
+
+def _reward_model_cls(config: Config) -> type | None:
+    if not config.reward_models.names:
+        return None
+    from rewards.model.actor import RewardModelActor
+
+    return RewardModelActor
 
 
 def run(argv: Sequence[str]) -> int:

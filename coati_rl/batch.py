@@ -37,7 +37,8 @@ class MicroBatch:
     # True on tokens that the loss counts; sample_index: int32, of the sample in the rank's mini-batch, -1 on padding.
     # Of the policy gradient, each float32 but for the last: loss_weights, of each token's term; advantages;
     # rollout_logprobs, nats, of the sampling policy; temperature, which logits are divided by; policy_version, int32,
-    # that sampled the token. Where the trainer scored them: old_logprobs and ref_logprobs, nats.
+    # that sampled the token. Where the trainer scored them: old_logprobs, ref_logprobs and teacher_logprobs, nats;
+    # teacher_hidden, float32[R, M, G], the teacher's hidden states that predict the tokens.
     loss_arrays: Mapping[str, np.ndarray]
     sample_arrays: Mapping[str, np.ndarray] = field(default_factory=dict)  # each [S, ...], by sample_index
 
@@ -48,7 +49,7 @@ class MicroBatch:
             raise ValueError(f"a micro-batch needs the loss arrays {', '.join(missing)}")
         shape = self.loss_arrays["token_ids"].shape
         for name, array in self.loss_arrays.items():
-            if array.shape != shape or shape[:1] != self.token_ids.shape[:1]:
+            if array.shape[:2] != shape or shape[:1] != self.token_ids.shape[:1]:
                 raise ValueError(f"{name} has shape {array.shape}, token_ids of the loss {shape}")
 
     @property

@@ -23,6 +23,17 @@ def absolute(path: str) -> Path:
         raise ValueError(f"{path}: {error}") from error
 
 
+def absolute_plugin(name: str) -> str:
+    """Return FILE.py:FUNCTION with an absolute path; a built-in name is returned unchanged.
+
+    A function is loaded by several processes, whose working directories differ.
+
+    Raises: ValueError for the home of an unknown user.
+    """
+    path, colon, function = name.rpartition(":")
+    return f"{absolute(path)}:{function}" if colon else name
+
+
 def load_function(name: str, *, flag: str) -> Callable[..., Any]:
     """Import the file, once in a process, and return its function.
 

@@ -90,7 +90,8 @@ class GenerationEngine(Protocol):
         """Stop threads and child processes."""
 
 
-Role = Literal["policy", "old", "reference"]  # the trained model; the policy before the update; that of the KL penalty
+# The trained model; the policy before the update; that of the KL penalty; that which the policy is distilled from.
+Role = Literal["policy", "old", "reference", "teacher"]
 
 
 class TrainerLayout(Protocol):
@@ -132,6 +133,12 @@ class TrainBackend(Protocol):
         """Compute log-probabilities at the sampling temperature by one of the models, without gradient.
 
         Returns: a float32[R, M] per micro-batch; nothing on ranks without the LM head, where no loss is computed.
+        """
+
+    def score_hidden(self, micro_batches: Sequence[MicroBatch], model: Role) -> list[torch.Tensor]:
+        """Compute one of the models' last hidden states that predict the loss tokens, without gradient.
+
+        Returns: a float32[R, M, G] per micro-batch; nothing on ranks without the LM head.
         """
 
     def keep_old_policy(self) -> None:
@@ -204,7 +211,6 @@ class LossFn(Protocol):
         """Compute the loss of float32[R, L] log-probabilities and entropies, both with gradient.
 
         Of a scalar head `logprobs` are its values, 0 where the mask is False, and entropies are 0.
-
         Returns: (float32[] summed loss, sums to report).
         """
 

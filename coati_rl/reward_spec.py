@@ -1,16 +1,19 @@
 """Parse the reward type, the text of `-rt`: named rewards with their weights.
 
-A reward is built in, a user's function (FILE.py:FUNCTION), or a served model (http://...). Several are joined by
-commas, each with its weight: `boxed=1,brevity.py:score=0.2`. The first decides whether a response is correct.
+A reward is built in, a user's function (FILE.py:FUNCTION), a reward model that the run loads (model:DIRECTORY), or a
+served one (http://...). Several are joined by commas, each with its weight: `boxed=1,brevity.py:score=0.2`. The first
+decides whether a response is correct.
 
 A comma always separates rewards. The last `=NUMBER` is a weight, except in a URL's query, whose own `name=value` has
-precedence: `http://host/score?k=3` has weight 1, `http://host/score?k=3=0.5` has 0.5.
+precedence: `http://host/score?k=3` has weight 1, `http://host/score?k=3=0.5` has 0.5. What follows the `=` of a
+directory is a weight only if it is a number.
 """
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -18,19 +21,22 @@ from coati_rl.errors import ConfigError
 from coati_rl.plugins import absolute, is_plugin
 from coati_rl.reward_url import check_no_credentials, redacted
 
+NO_REWARD = "none"  # a reward type of batch inference alone: responses are not scored
 BUILT_IN_REWARDS = ("think_answer_tags", "boxed", "code")
+NO_REWARD = "none"  # every response has reward 0, and rows need no ground truth; for distillation
 TIMEOUT_S = 5.0  # a comparison of answers takes milliseconds; one that takes this long does not end
 LONG_TIMEOUT_S = 60.0  # for programs, other machines, and user functions, which may load a model
 MathAnswer = Literal["number", "any"]
 MATH_REWARDS = ("think_answer_tags", "boxed")
-_CHOICES = f"{', '.join(BUILT_IN_REWARDS)}, FILE.py:FUNCTION or http(s)://..."
+_MODEL = "model:"  # before the directory of a reward model
+_CHOICES = f"{', '.join(BUILT_IN_REWARDS)}, FILE.py:FUNCTION, {_MODEL}DIRECTORY or http(s)://..., or {NO_REWARD} alone"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardPart:
     """Name one reward of a run, with its weight."""
 
-    name: str  # built in, FILE.py:FUNCTION or a URL
+    name: str  # built in, FILE.py:FUNCTION, model:DIRECTORY or a URL
     weight: float = 1.0  # in the sum; 0 only reports the value
 
 
@@ -46,12 +52,61 @@ class RewardSpec:
     test_timeout_s: float = 10.0  # CPU seconds that a program may take for one test (code)
     test_memory_mb: int = 1024  # memory that it may take, MiB
     is_sandboxed: bool = True  # False: programs run with the user's rights
+    combine: str | None = None  # FILE.py:FUNCTION that makes one reward of several; None: the weighted sum
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # values of the variables in addresses
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """Name the columns of a row that a reward reads besides messages and ground truth."""
+
+    required: tuple[str, ...] = ()  # that every row must have
+    are_kept: bool = False  # rows keep their columns for it
+
+    def __or__(self, other: "Columns") -> "Columns":
+        """Return the columns that either of two rewards reads."""
+        required = dict.fromkeys((*self.required, *other.required))
+        return Columns(required=tuple(required), are_kept=self.are_kept or other.are_kept)
+
+
+NO_COLUMNS = Columns()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardActors:
+    """Name the actors of a run that hold the copies of its reward models."""
+
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of each model's copies, by its directory
+    num_gpus: int = 0  # of all of them, in GPU mode
+
+    @staticmethod
+    def of(directories: Sequence[str], *, num_devices: int) -> "RewardActors":
+        """Return `num_devices` copies of each model, on a GPU each; 0: one copy, on the CPU."""
+        copies, names = max(1, num_devices), dict[str, tuple[str, ...]]()
+        for directory in dict.fromkeys(directories):
+            first = len(names) * copies
+            names[directory] = tuple(f"reward-model-{number}" for number in range(first, first + copies))
+        return RewardActors(names=names, num_gpus=len(names) * num_devices)
+
+    @property
+    def num_actors(self) -> int:
+        """Return the number of copies of all models."""
+        return sum(map(len, self.names.values()))
 
 
 def is_url(name: str) -> bool:
     """Return True for the address of a served reward model."""
     return name.startswith(("http://", "https://"))
+
+
+def is_model(name: str) -> bool:
+    """Return True for a reward model that is loaded by its directory."""
+    return name.startswith(_MODEL)
+
+
+def model_directory(name: str) -> Path:
+    """Return the directory of a reward model."""
+    return Path(name.removeprefix(_MODEL))
 
 
 def public_reward_type(text: str) -> str:
@@ -74,7 +129,7 @@ def has_host(url: str) -> bool:
 
 def is_own(name: str) -> bool:
     """Return True for a user's function."""
-    return is_plugin(name) and not is_url(name)
+    return is_plugin(name) and not is_url(name) and not is_model(name)
 
 
 def parse_reward_type(text: str) -> tuple[RewardPart, ...]:
@@ -88,6 +143,8 @@ def parse_reward_type(text: str) -> tuple[RewardPart, ...]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"{where}: {redacted(twice)} is named twice; name it once, with the sum of the weights")
+    if NO_REWARD in names and len(names) > 1:
+        raise ConfigError(f"{where}: {NO_REWARD} adds nothing to other rewards; leave it out")
     return parts
 
 
@@ -102,7 +159,8 @@ def absolute_reward_type(text: str) -> str:
 def short_names(parts: tuple[RewardPart, ...]) -> tuple[str, ...]:
     """Return a short name for each reward, for metrics; all are distinct.
 
-    `boxed` is boxed, `rewards/brevity.py:score` is brevity.score, `https://user@rm:8000/v1?k=3` is rm:8000/v1.
+    `boxed` is boxed, `rewards/brevity.py:score` is brevity.score, `model:/runs/judge` is judge,
+    `https://user@rm:8000/v1?k=3` is rm:8000/v1.
     """
     names: list[str] = []
     for part in parts:
@@ -139,7 +197,7 @@ def _split(piece: str) -> tuple[str, str | None]:
         is_in_query = "?" in name and "=" not in parameter
         return (piece, None) if is_in_query else (name, weight_text)
     # A path may hold an equals sign: /runs/lr=3/mine.py:score.
-    is_weight = _as_number(weight_text) is not None or _is_known(name)
+    is_weight = _as_number(weight_text) is not None or (_is_known(name) and not is_model(name))
     return (name, weight_text) if is_weight else (piece, None)
 
 
@@ -148,6 +206,8 @@ def _absolute_piece(piece: str) -> str:
     if is_own(name):
         path, _, function = name.rpartition(":")
         name = f"{absolute(path)}:{function}"
+    elif is_model(name) and name != _MODEL:
+        name = f"{_MODEL}{absolute(name.removeprefix(_MODEL))}"
     return name if weight_text is None else f"{name}={weight_text}"
 
 
@@ -155,6 +215,8 @@ def _short_name(name: str) -> str:
     if is_url(name):
         address = urlsplit(name)
         return f"{address.netloc.rpartition('@')[2]}{address.path.rstrip('/')}"
+    if is_model(name):
+        return model_directory(name).name
     if is_own(name):
         path, _, function = name.rpartition(":")
         return f"{path.rpartition('/')[2].removesuffix('.py')}.{function}"
@@ -162,8 +224,10 @@ def _short_name(name: str) -> str:
 
 
 def _is_known(name: str) -> bool:
+    if is_model(name):
+        return name != _MODEL
     is_function = is_plugin(name) and "@" not in name.rpartition(":")[2]  # else an address without http://
-    return name in BUILT_IN_REWARDS or is_function or is_url(name)
+    return name in (*BUILT_IN_REWARDS, NO_REWARD) or is_function or is_url(name)
 
 
 def _as_number(text: str) -> float | None:

@@ -4,6 +4,7 @@ G episodes per prompt (group size); L tokens of a trajectory, N of them in the l
 Arrays are NumPy, so that they cross Ray without a copy.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ FinishReason = Literal["stop", "length", "abort"]
 Verdict = Literal["ok", "wrong", "invalid"]
 Purpose = Literal["train", "eval"]
 Device = Literal["cpu", "cuda"]
+OfflineJob = Literal["sft", "rm", "dpo", "kto", "prm"]  # on a dataset, without producers
 RolloutDetail = Literal["full", "text"]
 
 DEFAULT_TASK = "default"  # of rows that name none: the run's own reward, system prompt and sampling
@@ -44,6 +46,7 @@ class Prompt:
     text: str = ""  # the user's message, for display
     messages: tuple[dict[str, Any], ...] = ()  # the conversation that was rendered, system prompt included
     rendered: str = ""  # the text of the chat template, before tokenising
+    columns: dict[str, Any] = field(default_factory=dict)  # the row, as JSON types, where its reward reads columns
 
     @property
     def problem(self) -> "Problem":
@@ -54,6 +57,7 @@ class Prompt:
             messages=self.messages,
             prompt=self.rendered or self.text,
             task=self.task,
+            columns=self.columns,
         )
 
 
@@ -66,6 +70,7 @@ class Problem:
     messages: tuple[dict[str, Any], ...] = ()  # the conversation before the response, {"role", "content"}
     prompt: str = ""  # the same, rendered by the chat template
     task: str = DEFAULT_TASK  # whose reward scores them
+    columns: dict[str, Any] = field(default_factory=dict)  # of the row, by name; empty if the reward reads none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,8 +204,9 @@ class RolloutGroup:
     producer_id: int
     prompt: Prompt
     temperature: float  # of the lease; each token's own is in its trajectory
-    trajectories: tuple[Trajectory, ...]  # G or more, by episode; a parent comes before its forks
+    trajectories: Sequence[Trajectory]  # G or more, by episode; a parent comes before its forks
     scores: tuple[Score, ...]  # G, one of each episode
+    cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # what follows from it
 
     def __post_init__(self) -> None:
         episodes = [trajectory.episode for trajectory in self.trajectories]

@@ -96,7 +96,9 @@ class TrainerActor:
         backend_config = BackendConfig(
             model_dir=self._resume_dir or Path(config.model.model),
             tokenizer_dir=Path(config.model.model),
+            chat_template=config.data.chat_template,
             reference_dir=models.reference_dir,
+            teacher_dir=models.teacher_dir,
             keeps_old_policy=models.keeps_old_policy,
             scalar_head=models.scalar_head,
             plugin=config.parallel.plugin,

@@ -20,6 +20,7 @@ from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.training import PluginName
 from coati_rl.data.packing import blank_micro_batch
 from coati_rl.errors import ConfigError
+from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.protocols import LossFn, Role
 from coati_rl.transport.manifest import TensorEntry, dtype_name
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
@@ -36,7 +37,9 @@ class BackendConfig:
 
     model_dir: Path  # Hugging Face model, or a checkpoint of ours
     tokenizer_dir: Path | None = None  # tokenizer to copy into checkpoints; None: model_dir's
+    chat_template: str | None = None  # written into checkpoints in place of the tokenizer's
     reference_dir: Path | None = None  # reference model of the KL penalty; None: no reference model
+    teacher_dir: Path | None = None  # teacher of a distillation; None: no teacher
     scalar_head: ScalarHead | None = None  # of the trained model, in place of its LM head
     keeps_old_policy: bool = False  # keep a second copy of the weights, for old_logprobs over several steps
     plugin: PluginName = "hybrid"
@@ -93,6 +96,8 @@ class Backend:
         self._models: dict[Role, Model] = {"policy": self.policy}
         if config.reference_dir is not None:
             self._models["reference"] = self._load("reference", config.reference_dir)
+        if config.teacher_dir is not None:
+            self._models["teacher"] = self._load("teacher", config.teacher_dir)
         if config.keeps_old_policy:
             self._models["old"] = self._load("old", config.model_dir)
 
@@ -103,11 +108,16 @@ class Backend:
             without the head.
         Raises: ValueError if the backend was built without this model.
         """
-        scored = self._model(model)
-        with collective("score a mini-batch"):
-            count = self._parallelism.num_micro_batches(len(micro_batches))
-            inputs = [make_input(micro_batch, device=self.device) for micro_batch in _padded(micro_batches, count)]
-            return scored.score(inputs)[: len(micro_batches)]
+        return self._score(micro_batches, model)
+
+    def score_hidden(self, micro_batches: Sequence[MicroBatch], model: Role) -> list[Tensor]:
+        """Compute the last hidden states of one of the models that predict the loss tokens, without gradient.
+
+        Returns: float32[R, M, G] per micro-batch, of any value where the loss mask is False; an empty list without the
+            LM head.
+        Raises: ValueError if the backend was built without this model.
+        """
+        return self._score(micro_batches, model, returns_hidden=True)
 
     def keep_old_policy(self) -> None:
         """Copy the current policy's weights to the "old" model; every rank copies its own part.
@@ -127,8 +137,15 @@ class Backend:
         wanted = max(len(mini_batch.micro_batches), int(mini_batch.is_last))
         with collective("sum gradients over trainers"):
             micro_batches = _padded(mini_batch.micro_batches, self._parallelism.num_micro_batches(wanted))
+            teacher_head = self._model("teacher").head_weights() if isinstance(loss_fn, DistilledLoss) else None
             inputs = [
-                make_input(micro_batch, device=self.device, trainer_version=mini_batch.step, loss_fn=loss_fn)
+                make_input(
+                    micro_batch,
+                    device=self.device,
+                    trainer_version=mini_batch.step,
+                    loss_fn=loss_fn,
+                    teacher_head=teacher_head,
+                )
                 for micro_batch in micro_batches
             ]
             sums = self.policy.accumulate(inputs)
@@ -183,6 +200,8 @@ class Backend:
 
         Raises: RunError on every rank if it cannot be written.
         """
+        if self._config.chat_template is not None:
+            files = {**(files or {}), "chat_template.jinja": self._config.chat_template.encode()}
         writer = CheckpointWriter(directory, self.policy.infos, dtype=DTYPES[self._config.precision])
         agree, is_first_rank = self._parallelism.agree, self.layout.sender == 0
         agree(writer.begin if is_first_rank else None)
@@ -213,6 +232,16 @@ class Backend:
     def close(self) -> None:
         """Destroy the process groups that were made for this backend; the default group stays."""
         self._parallelism.close()
+
+    def _score(self, micro_batches: Sequence[MicroBatch], role: Role, *, returns_hidden: bool = False) -> list[Tensor]:
+        model = self._model(role)
+        with collective("score a mini-batch"):
+            count = self._parallelism.num_micro_batches(len(micro_batches))
+            inputs = [
+                make_input(micro_batch, device=self.device, returns_hidden=returns_hidden)
+                for micro_batch in _padded(micro_batches, count)
+            ]
+            return model.score(inputs)[: len(micro_batches)]
 
     def _load(self, role: Role, directory: Path, optimizer: OptimizerConfig | None = None) -> Model:
         return Model(

@@ -71,8 +71,13 @@ class Evaluator:
 
     @torch.no_grad()
     def _add_sums(self, work: EvaluateWork) -> None:
+        # What depends on hidden states, as a divergence from a teacher, is not evaluated.
         micro_batches, sums = with_targets(
-            self._objective, self._backend, build_mini_batch(work.batch).micro_batches, self._timeline
+            self._objective,
+            self._backend,
+            build_mini_batch(work.batch).micro_batches,
+            self._timeline,
+            needs_hidden=False,
         )
         self._sums = merge_sums(self._sums, sums)
         if self._objective.needs_whole_step and (

@@ -1,28 +1,24 @@
 """Call a user's reward function, FILE.py:FUNCTION, and convert what it returns or raises to scores.
 
-The names of its parameters decide how it is called:
+The names of its parameters decide how it is called, see `rewards.function_forms`. A class is made without arguments,
+and its object is called, as RL4LLM's rewards are.
 
-- `f(messages, answer)`, as in RL2: the conversation with the response as its last message, and the ground truth.
-- `f(queries, prompts, labels)`, as in OpenRLHF: a whole group. Each query is the rendered prompt with a response.
-- `f(response, ground_truth)`: two texts.
-
-The ground truth is `answer`, `labels` or `ground_truth`: a function may omit that parameter, or give it a default for
-rows without a ground truth. All other parameters need defaults. A function may be a coroutine function; if it takes one
-response, it then runs concurrently for all responses of a call, in one event loop for the life of the process. An
-exception becomes an invalid score with the exception and the line of the user's code, and the run continues. The
-function is called in one thread.
+The ground truth may be omitted from the parameters, or have a default for rows without one. A function may be a
+coroutine function; if it takes one response, it then runs concurrently for all responses of a call, in one event loop
+for the life of the process. An exception becomes an invalid score with the exception and the line of the user's code,
+and the run continues. The function is called in one thread.
 
 The file is imported in the driver, in the producers and in the processes that score: load large objects, and those on a
 GPU, at the first call.
 """
 
 import asyncio
+import copy
 import inspect
 import logging
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +26,23 @@ from coati_rl.errors import ConfigError
 from coati_rl.plugins import load_function
 from coati_rl.text import shorten
 from coati_rl.types import Problem, Score
+from rewards.function_forms import form_of
 from rewards.returned_value import as_score, as_scores
 from rewards.reward import invalid_score
 
 logger = logging.getLogger(__name__)
 
-_OF_MESSAGES = ("messages", "answer")  # the last name of each form is the ground truth's
-_OF_A_GROUP = ("queries", "prompts", "labels")
-_OF_TEXTS = ("response", "ground_truth")
-_FORMS = (_OF_MESSAGES, _OF_A_GROUP, _OF_TEXTS)
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _FAILURES = (Exception, SystemExit, asyncio.CancelledError)  # raised by the user's code: recorded as invalid scores
-_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class ChatMessage(dict[str, Any]):
+    """Hold a message whose fields are items and attributes, as those of RL4LLM."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(name) from error
 
 
 class OwnFunctionReward:
@@ -50,17 +51,17 @@ class OwnFunctionReward:
     Args:
         name: FILE.py:FUNCTION, with an absolute path.
         correct_from: reward that makes an answer correct if the function does not say whether it is.
-    Raises: ConfigError if there is no such function, or its parameters have none of the three forms.
+    Raises: ConfigError if there is no such function, or its parameters have none of the forms.
     """
 
     def __init__(self, name: str, *, correct_from: float = 1.0) -> None:
         self._correct_from = correct_from
-        self._function = load_function(name, flag="--reward-type")
+        self._function = _made(load_function(name, flag="--reward-type"), name)
         self._file = str(Path(name.rpartition(":")[0]))
-        self._form, truth = _form_of(self._function, name)
-        self._takes_truth = truth is not None
-        self.needs_truth = truth is not None and truth.default is truth.empty
-        self.is_batch = self._form == _OF_A_GROUP
+        self._form = form_of(self._function, name)
+        self.needs_truth = self._form.needs_truth
+        self.columns = self._form.columns
+        self.is_batch = self._form.is_batch
         self._is_async = _is_coroutine_function(self._function)
         self.is_concurrent = self._is_async and not self.is_batch  # responses of a call run at the same time
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -78,20 +79,15 @@ class OwnFunctionReward:
 
     def _score_one(self, response: str, problem: Problem) -> Score:
         try:
-            value = self._awaited(self._function(**self._arguments(response, problem)))
-            return as_score(value, correct_from=self._correct_from)
+            return self._score_of(self._awaited(self._function(**self._arguments(response, problem))))
         except _FAILURES as error:
             return self._failed(error, problem)
 
     def _score_group(self, responses: Sequence[str], problem: Problem) -> list[Score]:
         num_responses = len(responses)
         try:
-            value = self._function(
-                queries=[problem.prompt + response for response in responses],
-                prompts=[problem.prompt] * num_responses,
-                **self._truth([problem.ground_truth] * num_responses, problem),
-            )
-            return as_scores(self._awaited(value), num_responses, correct_from=self._correct_from)
+            value = self._awaited(self._function(**self._group_arguments(responses, problem)))
+            return as_scores(value, num_responses, correct_from=self._correct_from)
         except _FAILURES as error:
             return [self._failed(error, problem)] * num_responses
 
@@ -109,22 +105,62 @@ class OwnFunctionReward:
     async def _score_async(self, response: str, problem: Problem) -> Score:
         # Caught within the task: SystemExit would end the event loop while the other tasks are running.
         try:
-            value = await self._function(**self._arguments(response, problem))
-            return as_score(value, correct_from=self._correct_from)
+            return self._score_of(await self._function(**self._arguments(response, problem)))
         except _FAILURES as error:
             return self._failed(error, problem)
 
     def _arguments(self, response: str, problem: Problem) -> dict[str, Any]:
         truth = self._truth(problem.ground_truth, problem)
-        if self._form == _OF_TEXTS:
+        if self._form.name == "texts":
             return {"response": response, **truth}
-        conversation = [dict(message) for message in problem.messages]  # copied: the function may change it
-        return {"messages": [*conversation, {"role": "assistant", "content": response}], **truth}
+        if self._form.name == "verl":
+            columns = {"data_source": "", "extra_info": None, **problem.columns}
+            return {"solution_str": response, **truth, **{key: columns[key] for key in self._form.parameters}}
+        # Copied: the function may change them.
+        messages = [dict(message) for message in (*problem.messages, {"role": "assistant", "content": response})]
+        if self._form.name == "rl4llm":
+            of_row = self._rest(problem, {"messages", "ground_truth"})
+            return {"messages": [*map(ChatMessage, messages)], **truth, **of_row}
+        return {"messages": messages, **truth}
+
+    def _group_arguments(self, responses: Sequence[str], problem: Problem) -> dict[str, Any]:
+        num_responses = len(responses)
+        if self._form.name == "group":
+            return {
+                "queries": [problem.prompt + response for response in responses],
+                "prompts": [problem.prompt] * num_responses,
+                **self._truth([problem.ground_truth] * num_responses, problem),
+            }
+        columns = {key: value for key, value in problem.columns.items() if key in self._form.parameters}
+        columns |= self._rest(problem, {"prompt", "completion"})
+        values: dict[str, Any] = {key: [copy.deepcopy(value) for _ in responses] for key, value in columns.items()}
+        text = problem.columns.get("prompt") if problem.columns.get("messages") is None else None
+        if isinstance(text, str) or not problem.messages:  # a prompt of plain text, as TRL's standard format has
+            values |= {"prompts": [problem.prompt if text is None else text] * num_responses}
+            values["completions"] = [*responses]
+        else:
+            values["prompts"] = [[dict(message) for message in problem.messages] for _ in responses]
+            values["completions"] = [[{"role": "assistant", "content": response}] for response in responses]
+        if "prompts" not in self._form.parameters and not self._form.takes_rest:
+            del values["prompts"]
+        return values
+
+    def _rest(self, problem: Problem, others: Collection[str]) -> dict[str, Any]:
+        """Return the columns for a function's **kwargs."""
+        if not self._form.takes_rest:
+            return {}
+        return {key: value for key, value in problem.columns.items() if key not in others}
+
+    def _score_of(self, value: Any) -> Score:
+        if self._form.name == "verl" and isinstance(value, Mapping):  # {"score": ..., "acc": ..., further values}
+            names = {"score": "reward", "acc": "answer_correct"}
+            value = {names.get(key, key): each for key, each in value.items()}
+        return as_score(value, correct_from=self._correct_from)
 
     def _truth(self, value: Any, problem: Problem) -> dict[str, Any]:
         """Return the ground truth as an argument; empty if the function lacks it, or uses its default for this row."""
-        is_given = self.needs_truth or (self._takes_truth and problem.ground_truth)
-        return {self._form[-1]: value} if is_given else {}
+        name = self._form.truth
+        return {name: value} if name is not None and (self.needs_truth or problem.ground_truth) else {}
 
     def _awaited(self, value: Any) -> Any:
         """Return the value, awaited if it is a coroutine."""
@@ -153,30 +189,21 @@ class OwnFunctionReward:
         return f"{Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else ""
 
 
-def _form_of(function: Callable[..., Any], name: str) -> tuple[tuple[str, ...], inspect.Parameter | None]:
-    """Find the form of a function's parameters, and its parameter for the ground truth, None if it has none.
-
-    Raises: ConfigError with the supported forms.
-    """
-    parameters: Mapping[str, inspect.Parameter] = {}
-    with suppress(TypeError, ValueError):  # written in C, without a signature
-        parameters = inspect.signature(function).parameters
-    for form in _FORMS:
-        truth = parameters.get(form[-1])
-        is_given = all(key in parameters and parameters[key].kind in _BY_NAME for key in form[:-1])
-        others = [parameter for key, parameter in parameters.items() if key not in form]
-        if truth is None:  # and not in *args or **kwargs, where its name is unknown
-            is_given = is_given and not any(p.kind in _REST for p in others)
-        else:
-            is_given = is_given and truth.kind in _BY_NAME
-        if is_given and all(p.default is not p.empty or p.kind in _REST for p in others):
-            return form, truth
-    takes = f"takes ({', '.join(map(str, parameters.values()))})" if parameters else "names no parameters"
-    *forms, last = (f"({', '.join(form)})" for form in _FORMS)
-    raise ConfigError(
-        f"--reward-type {name}: {takes}; a reward function takes {', '.join(forms)} or {last}, "
-        "with or without the last parameter; all other parameters need defaults"
-    )
+def _made(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a function, or the object of a class. Raises: ConfigError if it cannot be made."""
+    if not inspect.isclass(function):
+        return function
+    try:
+        made: Any = function()
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"--reward-type {name}: the class cannot be made without arguments: {type(error).__name__}: {error}; give "
+            "its parameters defaults"
+        ) from error
+    if not callable(made):
+        raise ConfigError(f"--reward-type {name}: the class has no __call__; give it one, or name a function")
+    called: Callable[..., Any] = made
+    return called
 
 
 def _is_coroutine_function(function: Callable[..., Any]) -> bool:

@@ -1,17 +1,31 @@
 """Make the rewards that `--reward-type` names, and return their default system prompts."""
 
+import functools
+import operator
 import os
 from functools import partial
 from typing import Protocol
 
-from coati_rl.reward_spec import BUILT_IN_REWARDS, RewardSpec, is_own, is_url, parse_reward_type, short_names
+from coati_rl.errors import ConfigError
+from coati_rl.reward_spec import (
+    BUILT_IN_REWARDS,
+    NO_COLUMNS,
+    NO_REWARD,
+    Columns,
+    RewardSpec,
+    is_model,
+    is_own,
+    is_url,
+    parse_reward_type,
+    short_names,
+)
 from coati_rl.reward_url import secrets_of
 from coati_rl.types import Problem, Score
 from rewards.math.boxed import boxed_reward
 from rewards.math.think_answer_tags import think_answer_tags_reward
 from rewards.own_function import OwnFunctionReward
 from rewards.reward import ResponseReward, Reward, RewardFn
-from rewards.weighted import WeightedPart, WeightedReward
+from rewards.weighted import WeightedPart, WeightedReward, load_combine
 
 
 class _MathRewardFn(Protocol):
@@ -57,13 +71,16 @@ def make_reward(spec: RewardSpec) -> Reward:
     Raises: ConfigError for a reward that cannot be made; the message contains the remedy.
     """
     parts = parse_reward_type(spec.reward_type)
-    if len(parts) == 1 and parts[0].weight == 1:
+    names = short_names(parts)
+    combine = load_combine(spec.combine, names)
+    if len(parts) == 1 and parts[0].weight == 1 and combine is None:
         return _make_one(parts[0].name, spec)
     return WeightedReward(
         [
             WeightedPart(name=short, weight=part.weight, reward=_make_one(part.name, spec))
-            for part, short in zip(parts, short_names(parts), strict=True)
-        ]
+            for part, short in zip(parts, names, strict=True)
+        ],
+        combine,
     )
 
 
@@ -87,6 +104,17 @@ def needs_ground_truth(reward_type: str) -> bool:
     return any(OwnFunctionReward(name).needs_truth for name in names if is_own(name))
 
 
+def columns_of(reward_type: str) -> Columns:
+    """Return the columns of a row that user functions read besides messages and ground truth.
+
+    Raises: ConfigError for an invalid reward type or function.
+    """
+    names = [part.name for part in parse_reward_type(reward_type)]
+    return functools.reduce(
+        operator.or_, (OwnFunctionReward(name).columns for name in names if is_own(name)), NO_COLUMNS
+    )
+
+
 def _make_one(name: str, spec: RewardSpec) -> Reward:
     if is_url(name):
         from rewards.http_model.http_reward import HttpReward  # a client's imports are paid by who uses it
@@ -97,10 +125,19 @@ def _make_one(name: str, spec: RewardSpec) -> Reward:
             timeout_s=_SHARE_OF_A_SERVER * (spec.group_timeout_s or spec.timeout_s),
             correct_from=spec.correct_from,
         )
+    if is_model(name):  # it computes in one process for all, on a device of its own
+        raise ConfigError(f"{name}: a reward model does not score in such a process; use rewards.scoring.open_scorer")
     if is_own(name):
         return OwnFunctionReward(name, correct_from=spec.correct_from)
     if name == "code":
         from rewards.code.code_reward import CodeReward  # as above
 
         return CodeReward(spec)
+    if name == NO_REWARD:
+        return ResponseReward(_no_reward)
     return ResponseReward(partial(_FUNCTIONS[name], must_be_number=spec.math_answer == "number"))
+
+
+def _no_reward(response: str, ground_truth: str) -> Score:
+    """Return reward 0 for any response."""
+    return Score(reward=0.0, answer_correct=False, format_valid=True, verdict="wrong", detail="not scored")

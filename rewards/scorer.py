@@ -2,70 +2,68 @@
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coati_rl.config import Config
 from coati_rl.config.reward import reward_spec
-from coati_rl.protocols import GroupScorer
-from coati_rl.reward_spec import RewardSpec, parse_reward_type
+from coati_rl.reward_spec import RewardSpec
 from coati_rl.reward_url import secrets_of
-from rewards.registry import make_reward
+from rewards.scoring import Factory, has_model, model_factory, pool_factory
 from rewards.task_scorer import TaskScorer
-from rewards.workers.pool import RewardPool
 
 
-def scorer_factory(config: Config) -> Callable[[], GroupScorer]:
+def scorer_factory(config: Config, *, in_cluster: bool = True) -> Factory:
     """Return a factory of worker processes on the producer's node, or of a client with --code-verifier-api-url.
 
     With tasks: of a scorer that has these for each different reward.
 
-    The scorer is checked here: a user's function is imported, a program is run in the sandbox, the service is called.
-    No process remains. The service's token, and the variables that a URL names, are read from this process's
-    environment and stored in the factory; other nodes need not have them.
+    The scorer is checked here: a user's function is imported, a program is run in the sandbox, the service is called, a
+    reward model's directory is read. No process remains. The service's token, and the variables that a URL names, are
+    read from this process's environment and stored in the factory; other nodes need not have them.
 
     Args:
         config: checked by `rules.check`.
+        in_cluster: reward models are actors of the run; else the scorer loads them in its own process.
     Returns: a picklable factory.
     Raises: ConfigError with the flag and the remedy.
     """
+    actors = config.reward_models.names if in_cluster else {}
     if config.data.tasks is None:
-        return _factory(config)
-    made: list[tuple[RewardSpec, Callable[[], GroupScorer]]] = []  # one for tasks of the same reward
+        return _factory(config, actors)
+    made: list[tuple[RewardSpec, Factory]] = []  # one for tasks of the same reward
     factories = {}
     for name, settings in config.by_task.items():
         spec = reward_spec(settings.reward)
         factory = next((factory for known, factory in made if known == spec), None)
         if factory is None:
-            factory = _factory(settings)
+            factory = _factory(settings, actors)
             made.append((spec, factory))
         factories[name] = factory
     return functools.partial(TaskScorer, factories)
 
 
-def _factory(config: Config) -> Callable[[], GroupScorer]:
+def _factory(config: Config, actors: Mapping[str, Sequence[str]]) -> Factory:
     """Return the factory of one task's scorer from its settings."""
     reward = config.reward
     if reward.code_verifier_api_url is not None and reward.reward_type == "code":
         return _of_service(reward.code_verifier_api_url, config)
     spec = replace(reward_spec(config.reward), secrets=secrets_of(reward.reward_type, os.environ))
-    timeout_s = spec.timeout_s
-    if make_reward(spec).is_batch:  # the responses of a group share the time of all, and parts come one after another
-        spec = replace(spec, group_timeout_s=timeout_s * config.sampling.num_generations)
-        timeout_s *= config.sampling.num_generations * len(parse_reward_type(spec.reward_type))
+    sizes = {"num_workers": reward.reward_workers, "group_size": config.sampling.largest_group}
+    factory = model_factory(spec, **sizes, actors=actors) if has_model(spec) else pool_factory(spec, **sizes)
     if reward.scores_code and spec.is_sandboxed:
         from coati_rl.sandbox import check_sandbox
 
         check_sandbox()
-    return functools.partial(RewardPool, spec, num_workers=reward.reward_workers, timeout_s=timeout_s)
+    return factory
 
 
-def _of_service(url: str, config: Config) -> Callable[[], GroupScorer]:
+def _of_service(url: str, config: Config) -> Factory:
     reward = config.reward
     from rewards.remote.client import RemoteScorer, check_service, token_from_environment
 
     token = token_from_environment()
     check_service(url, token=token, reward_type=reward.reward_type)
     # The service may score the responses of a group one after another.
-    timeout_s = reward.response_timeout_s * config.sampling.num_generations
+    timeout_s = reward.response_timeout_s * config.sampling.largest_group
     return functools.partial(RemoteScorer, url, token=token, reward_type=reward.reward_type, timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""Write docs/configuration.md from the config model: every flag with its short form, type, default, role and help.
+"""Write docs/configuration.md from the config models: every flag with its short form, type, default, role and help.
 
     python scripts/make_config_reference.py [--check]
 
@@ -7,30 +7,32 @@ With --check nothing is written; the exit status is 1 if the page differs from t
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from coati_rl.config import Config
-from coati_rl.config.fields import Section, described, role_of, spelling
+from coati_rl.config.commands import OFFLINE
+from coati_rl.config.fields import Section, described, role_of, shown, spelling
+from coati_rl.config.offline import OfflineConfig
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 MARK = "<!-- What follows is written by scripts/make_config_reference.py from the config model. -->\n"
 
 
-def type_name(annotation: Any) -> str:
-    """Describe a type in the words of someone who writes a flag."""
+def type_name(annotation: Any, metavar: str) -> str:
+    """Describe a type in the words of someone who writes a flag; a tuple's parts have the names of `metavar`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in arguments)
     if origin is tuple:
-        return "LOW,HIGH"
+        return metavar
     if origin in (list, dict):
         return {list: "text, repeated", dict: "JSON object"}[origin]
     if arguments and (origin is Union or type(annotation).__name__ == "UnionType"):
-        return " or ".join(dict.fromkeys(type_name(a) for a in arguments if a is not type(None)))
+        return " or ".join(dict.fromkeys(type_name(a, metavar) for a in arguments if a is not type(None)))
     return {str: "text", bool: "on or off", int: "integer", float: "number"}.get(annotation, str(annotation))
 
 
@@ -38,7 +40,7 @@ def default_text(value: Any) -> str:
     """Show a default; empty if it is none, or derived as the help says."""
     if isinstance(value, bool):
         return "on" if value else "off"
-    return "" if value is None or value == [] else f"`{value}`"
+    return "" if value is None or value == [] else f"`{shown(value)}`"
 
 
 def bounds(field: FieldInfo) -> str:
@@ -57,19 +59,49 @@ def section_lines(name: str, section: type[Section]) -> Iterator[str]:
     """Write a section: its heading and a table with a row for each field."""
     yield f"\n## {name}\n"
     yield f"{(section.__doc__ or '').strip().splitlines()[0]}\n"
+    yield from table_lines(section.model_fields)
+
+
+def table_lines(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
+    """Write a table with a row for each field."""
     yield "| flag | short | type | default | role | what it sets |"
     yield "|---|---|---|---|---|---|"
-    for field_name, field in section.model_fields.items():
+    for field_name, field in fields.items():
         short = described(field, "short")
         cells = [
             f"`{spelling(field_name, field)}`",
             f"`{short}`" if short else "",
-            type_name(field.annotation) + bounds(field),
+            type_name(field.annotation, str(described(field, "metavar"))) + bounds(field),
             default_text(field.default),
             role_of(field),
             field.description or "",
         ]
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def offline_lines() -> Iterator[str]:
+    """Write the flags of jobs on a dataset: those that all of them have, then each job's own."""
+    rl, common = Config.fields(), OfflineConfig.fields()
+    new = differing(common, rl)
+    same = [f"`{spelling(name, field)}`" for name, field in common.items() if name not in new]
+    yield "\n## Jobs on a dataset\n"
+    yield f"Flags of {', '.join(f'`{job.COMMAND}`' for job in OFFLINE.values())}; see [jobs on a dataset](jobs.md).\n"
+    yield from table_lines(new)
+    yield f"\nAs above: {', '.join(same)}."
+    for job in OFFLINE.values():
+        yield f"\n### {job.COMMAND}\n"
+        yield f"{job.SUMMARY}\n"
+        yield from table_lines(differing(job.fields(), common))
+
+
+def differing(fields: Mapping[str, FieldInfo], others: Mapping[str, FieldInfo]) -> dict[str, FieldInfo]:
+    """Return the fields that the others lack or have with another help or default."""
+    return {name: field for name, field in fields.items() if name not in others or not is_same(field, others[name])}
+
+
+def is_same(one: FieldInfo, other: FieldInfo) -> bool:
+    """Return True if two fields have the same help and default."""
+    return (one.description, one.default, one.annotation) == (other.description, other.default, other.annotation)
 
 
 def page() -> str:
@@ -80,7 +112,12 @@ def page() -> str:
     return (
         introduction
         + mark
-        + "\n".join(line for section in Config.sections().items() for line in section_lines(*section))
+        + "\n".join(
+            [
+                *(line for section in Config.sections().items() for line in section_lines(*section)),
+                *offline_lines(),
+            ]
+        )
         + "\n"
     )
 

@@ -4,7 +4,8 @@ All arithmetic is float64: in float32 seven equal rewards of 0.7 have a standard
 divided by a small eps that becomes an advantage.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,9 @@ def group_norm(rewards: Rewards) -> Rewards:
 
     Source: arXiv:2402.03300 sec. 4.1.2.
     """
-    return group_mean(rewards) / (float(rewards.std(ddof=1)) + STD_EPS)
+    centred = group_mean(rewards)
+    variance = (centred * centred).sum() / (len(rewards) - 1)
+    return centred / (float(np.sqrt(variance)) + STD_EPS)
 
 
 def group_mean(rewards: Rewards) -> Rewards:
@@ -48,6 +51,7 @@ def reward(rewards: Rewards) -> Rewards:
     return rewards
 
 
+GDPO = "gdpo"  # `decoupled_advantages`, which needs the rewards one by one
 ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
     estimator.__name__: estimator for estimator in (group_norm, group_mean, leave_one_out, reward)
 }
@@ -56,7 +60,7 @@ _COMPARING = (group_norm, group_mean, leave_one_out)  # samples of a group with 
 
 def compares_samples(name: str) -> bool:
     """Return True if the built-in estimator of this name needs a group: one sample, or equal ones, give 0."""
-    return ADVANTAGE_ESTIMATORS.get(name) in _COMPARING
+    return name == GDPO or ADVANTAGE_ESTIMATORS.get(name) in _COMPARING
 
 
 def group_advantages(rewards: Rewards, valid: NDArray[np.bool_], *, estimator: Estimator) -> Rewards:
@@ -76,15 +80,40 @@ def group_advantages(rewards: Rewards, valid: NDArray[np.bool_], *, estimator: E
     valid = valid.astype(bool)
     advantages = np.zeros(rewards.shape, dtype=np.float64)
     counted = rewards[valid].astype(np.float64)
-    if not np.isfinite(counted).all():
-        raise ValueError(f"rewards of valid samples must be finite: {counted.tolist()}")
-    if counted.size == 0 or (estimator in _COMPARING and counted.max() == counted.min()):
+    values = counted.tolist()  # as there are few, faster than arrays
+    if not all(map(math.isfinite, values)):
+        raise ValueError(f"rewards of valid samples must be finite: {values}")
+    if not values or (estimator in _COMPARING and max(values) == min(values)):
         return advantages
-    found = np.asarray(estimator(counted.copy()), dtype=np.float64)
-    if found.shape != counted.shape or not (np.abs(found) <= MAX_ADVANTAGE).all():  # False for NaN, too
+    found = np.asarray(estimator(counted), dtype=np.float64)
+    is_vector = found.shape == counted.shape
+    if not is_vector or not all(abs(value) <= MAX_ADVANTAGE for value in found.tolist()):  # False for NaN, too
         raise ValueError(
             f"advantages must be one finite number per valid sample ({counted.size}), of absolute value at most "
             f"{MAX_ADVANTAGE:g}, not {found!r}"
         )
     advantages[valid] = found
+    return advantages
+
+
+def decoupled_advantages(rewards: Rewards, valid: NDArray[np.bool_], *, weights: Sequence[float]) -> Rewards:
+    """Compute A_i = sum over k of w_k * (R_ik - mean(R_k)) / (std(R_k) + eps): each reward is normalised by itself.
+
+    Samples that differ in one reward alone differ in their advantages, however large the others are. The paper brings
+    the advantages of a batch to mean 0 and deviation 1 afterwards, which --whiten-advantages does.
+
+    Args:
+        rewards: float64[G, K], the K rewards of each sample; not read where `valid` is False.
+        valid: bool[G], False where the scorer could not decide.
+        weights: of the K rewards.
+    Returns: float64[G], without unit; exactly 0 on invalid samples. A reward that is equal on all valid samples adds
+        exactly 0.
+    Raises: ValueError if the shapes differ or a valid reward is not finite.
+    Source: arXiv:2601.05242 (GDPO); verl's adv_estimator=gdpo.
+    """
+    if rewards.shape != (len(valid), len(weights)):
+        raise ValueError(f"rewards {rewards.shape} must have shape [G, K] = [{len(valid)}, {len(weights)}]")
+    advantages = np.zeros(len(valid), dtype=np.float64)
+    for column, weight in zip(rewards.T, weights, strict=True):
+        advantages += weight * group_advantages(column, valid, estimator=group_norm)
     return advantages

@@ -97,7 +97,10 @@ def _check_draw_order(config: Config, prompts: Sequence[Prompt] | None, order: D
             f"--seed {config.run.seed}: the run of --checkpoint-path {directory} draws its prompts in the order of "
             f"seed {order.seed}; use --seed {order.seed}"
         )
-    if prompts is not None and (len(prompts), fingerprint(prompts)) != (order.num_prompts, order.fingerprint):
+    if prompts is not None and (len(prompts), fingerprint(prompts, config.data.shares)) != (
+        order.num_prompts,
+        order.fingerprint,
+    ):
         numbers = f"{len(prompts)} prompts here, {order.num_prompts} there"
         raise ConfigError(
             f"--dataset {config.data.dataset_text}: not the prompts of --checkpoint-path {directory} ({numbers}), so "

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
 
-from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS
+from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GDPO
 from coati_rl.algorithms.aggregation import LossVariation
 from coati_rl.algorithms.choices import POLICY_LOSSES, Correction, KLEstimator, RatioLevel
-from coati_rl.config.fields import Section, execution, experiment
+from coati_rl.config.fields import Section, execution, experiment, split_range
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.presets import PRESETS, fill_in
-from coati_rl.plugins import absolute
+from coati_rl.plugins import absolute, absolute_plugin
 from coati_rl.types import MAX_REWARD
 
 KLPlace = Literal["none", "loss", "reward"]
@@ -32,7 +32,9 @@ class AlgorithmConfig(Section):
     )
 
     advantage_estimator: str = part(
-        "group_norm", f"From a group's rewards to advantages: {', '.join(ADVANTAGE_ESTIMATORS)}, or FILE.py:FUNCTION."
+        "group_norm",
+        f"From a group's rewards to advantages: {', '.join(ADVANTAGE_ESTIMATORS)}, {GDPO} (each reward of -rt by "
+        "itself), or FILE.py:FUNCTION.",
     )
     whiten_advantages: bool = part(False, "Bring advantages to mean 0 and deviation 1 over all tokens of a step.")
     policy_loss: str = part("clip", f"Token term of the loss: {', '.join(POLICY_LOSSES)}, or FILE.py:FUNCTION.")
@@ -108,20 +110,12 @@ class AlgorithmConfig(Section):
     @field_validator("advantage_estimator", "policy_loss")
     @classmethod
     def _path_is_absolute(cls, name: str) -> str:
-        """A function is loaded by several processes, whose working directories differ."""
-        path, colon, function = name.rpartition(":")
-        return f"{absolute(path)}:{function}" if colon else name
+        return absolute_plugin(name)
 
     @field_validator("filter_range", mode="before")
     @classmethod
     def _split_range(cls, value: Any) -> Any:
-        if value is None:
-            return None
-        try:
-            low, high = value.split(",") if isinstance(value, str) else value
-            return float(low), float(high)
-        except (TypeError, ValueError) as error:
-            raise ValueError("give two numbers, LOW,HIGH, like 0,1; or None") from error
+        return split_range(value)
 
 
 PRESET_FIELDS = (*AlgorithmConfig.model_fields, *OptimizerConfig.model_fields)  # what --algo FILE.yaml may set

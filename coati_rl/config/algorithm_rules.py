@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, compares_samples
+from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GDPO, compares_samples
 from coati_rl.algorithms.choices import POLICY_LOSSES
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.config import Config
@@ -19,6 +19,7 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _clipping(config.algorithm)
     yield from _off_policy(config)
     yield from _filters(config)
+    yield from _decoupled(config)
 
 
 def algorithm_warnings(config: Config) -> Iterator[str]:
@@ -42,22 +43,49 @@ def algorithm_warnings(config: Config) -> Iterator[str]:
         )
     if algorithm.dynamic_batching and algorithm.filter_range is None and not algorithm.filter_truncated_response:
         yield "--dynamic-batching has nothing to replace: give --filter-range or --filter-truncated-response"
+    if algorithm.advantage_estimator == GDPO:
+        if all(len(each.reward.weights) < 2 for each in config.by_task.values()):
+            yield f"--advantage-estimator {GDPO}: with one reward it is group_norm; name several in -rt"
+        elif not algorithm.whiten_advantages:
+            yield (
+                f"--advantage-estimator {GDPO} without --whiten-advantages: GDPO also brings the advantages of a step "
+                "to mean 0 and deviation 1"
+            )
     if algorithm.reward_scale != 1 and not algorithm.soft_over_length_punishment:
         yield f"--reward-scale {algorithm.reward_scale:g} scales --soft-over-length-punishment, which is off"
 
 
 def needs_group(config: Config) -> bool:
     """True if a sample is compared with others of its prompt."""
-    return compares_samples(config.algorithm.advantage_estimator)
+    return compares_samples(config.algorithm.advantage_estimator) and not config.distillation.distill_only
 
 
 def _names(algorithm: AlgorithmConfig) -> Iterator[str]:
     for flag, name, known in (
-        ("--advantage-estimator", algorithm.advantage_estimator, tuple(ADVANTAGE_ESTIMATORS)),
+        ("--advantage-estimator", algorithm.advantage_estimator, (*ADVANTAGE_ESTIMATORS, GDPO)),
         ("--policy-loss", algorithm.policy_loss, POLICY_LOSSES),
     ):
         if name not in known and not is_plugin(name):
             yield f"{flag} {name}: unknown; use {', '.join(known)}, or FILE.py:FUNCTION"
+
+
+def _decoupled(config: Config) -> Iterator[str]:
+    """Refuse what changes a response's one reward, where each of several is normalised by itself."""
+    algorithm, reward = config.algorithm, config.reward
+    if algorithm.advantage_estimator != GDPO:
+        return
+    given = {
+        "--reward-combine": reward.reward_combine is not None,
+        "--reward-normalize": reward.reward_normalize,
+        "--reward-clip": reward.reward_clip is not None,
+        "--soft-over-length-punishment": algorithm.soft_over_length_punishment,
+    }
+    others = [flag for flag, is_given in given.items() if is_given]
+    if others:
+        yield (
+            f"--advantage-estimator {GDPO} with {' and '.join(others)}: it normalises each reward of -rt by itself, "
+            f"and this changes their sum; leave {'it' if len(others) == 1 else 'them'} out, or use group_norm"
+        )
 
 
 def _kl(algorithm: AlgorithmConfig) -> Iterator[str]:

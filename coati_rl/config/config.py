@@ -6,6 +6,7 @@ from coati_rl.algorithms.choices import CORRECTION_BOUNDS
 from coati_rl.config.algorithm import PRESET_FIELDS, AlgorithmConfig
 from coati_rl.config.data import DataConfig
 from coati_rl.config.fields import Section
+from coati_rl.config.objectives.distillation import DistillationConfig
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.parallel import ParallelConfig
 from coati_rl.config.presets import read_preset
@@ -14,6 +15,7 @@ from coati_rl.config.run import RunConfig
 from coati_rl.config.sampling import SamplingConfig
 from coati_rl.config.sync import SyncConfig
 from coati_rl.config.training import TrainingConfig
+from coati_rl.reward_spec import RewardActors
 from coati_rl.types import DEFAULT_TASK
 
 _SECTIONS = (
@@ -22,6 +24,7 @@ _SECTIONS = (
     "sampling",
     "reward",
     "algorithm",
+    "distillation",
     "optimizer",
     "parallel",
     "cluster",
@@ -41,6 +44,7 @@ class Config(TrainingConfig):
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    distillation: DistillationConfig = DistillationConfig()
     parallel: ParallelConfig = ParallelConfig()
     sync: SyncConfig = SyncConfig()
     run: RunConfig = RunConfig()
@@ -112,6 +116,12 @@ class Config(TrainingConfig):
     def num_slots(self) -> int:
         """Prompts that may be rolled out ahead of the weights."""
         return (self.sync.n_behind + 1) * self.prompts_per_rollout
+
+    @property
+    def reward_models(self) -> RewardActors:
+        """The actors of the reward models of all tasks."""
+        directories = [model for each in self.by_task.values() for model in each.reward.models]
+        return RewardActors.of(directories, num_devices=self.reward.reward_devices)
 
     @property
     def recomputes_old_logprobs(self) -> bool:

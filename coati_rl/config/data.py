@@ -1,36 +1,90 @@
-"""Set the prompts: their files, tasks and system prompt, and how many are drawn."""
+"""Set the rows that are read and how text is rendered; for prompts also their tasks, and how many are drawn."""
 
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from pydantic import field_validator
 
 from coati_rl.config.fields import Section, execution, experiment
+from coati_rl.config.named_paths import DataSource, check_no_shares, read_sources, shares_of
 from coati_rl.config.tasks import TaskConfig, check_name
 
+CHATML = "chatml"
 
-class DataConfig(Section):
-    """Training and evaluation prompts."""
+
+def _is_template(text: str) -> bool:
+    return "{{" in text or "{%" in text
+
+
+class DatasetFields(Section):
+    """Rows, their columns, and how text is rendered."""
+
+    max_samples: int | None = experiment(
+        None, "Read at most this many rows of each training file or dataset, the first ones.", ge=1
+    )
+    prompt_key: str | None = experiment(
+        None,
+        "Column with the prompt, messages or text (--input-key is the same); default: messages, else prompt.",
+        metavar="COLUMN",
+        aliases=("--input-key",),
+    )
+    input_template: str | None = experiment(
+        None,
+        "Write the prompt's text in place of {} in this text, in place of a chat template; '{}' leaves it as it is.",
+    )
+    chat_template: str | None = experiment(
+        None,
+        "Chat template (Jinja) in place of the model's, for models without one: a file, text, or chatml. Checkpoints "
+        "are saved with it.",
+        metavar="FILE",
+    )
+
+    @field_validator("input_template")
+    @classmethod
+    def _has_a_place_for_text(cls, template: str | None) -> str | None:
+        if template is not None and "{}" not in template:
+            raise ValueError("has no {}, in place of which the prompt's text is written")
+        return template
+
+    @field_validator("chat_template")
+    @classmethod
+    def _is_read(cls, template: str | None) -> str | None:
+        """Return the text of a template, or the name of a known one."""
+        if template is None or template == CHATML or _is_template(template):
+            return template
+        file = Path(template).expanduser()
+        if not file.is_file():
+            raise ValueError(f"is neither a file, nor a template with {{{{ or {{%, nor {CHATML}")
+        try:
+            text = file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"cannot be read: {error.strerror or error}") from error
+        if not _is_template(text):
+            raise ValueError("holds no Jinja template: it has neither {{ nor {%")
+        return text
+
+
+class PromptFields(DatasetFields):
+    """Prompts, their tasks and their system prompt."""
 
     dataset: str | dict[str, str] = experiment(
         "data.jsonl",
-        "Training prompts: JSONL, JSON, CSV, Parquet or Arrow. TASK=PATH, repeated, for files of several tasks.",
+        "Prompts: a JSONL, JSON, CSV, Parquet or Arrow file, a directory of them, or owner/name[:split] of "
+        "the Hugging Face hub. PATH,PATH for several, PATH=SHARE,PATH=SHARE to mix them. TASK=PATH, repeated, "
+        "for several tasks.",
         short="-d",
         metavar="PATH",
-    )
-    eval_dataset: dict[str, str] | None = execution(
-        None,
-        'Evaluation sets as NAME=PATH, repeated, or as a JSON object, {"name": "path"}; scored greedily.',
-        short="-ed",
-        metavar="NAME=PATH",
     )
     tasks: dict[str, TaskConfig] | None = experiment(
         None, "What tasks set for their own rows (docs/tasks.md), by name; in YAML, or as a JSON object."
     )
     answer_key: str | None = experiment(
-        None, "Column with the answer; default: gt_answer, else answer, ground_truth or label.", metavar="COLUMN"
+        None,
+        "Column with the answer (--label-key is the same); default: gt_answer, else answer, ground_truth or label.",
+        metavar="COLUMN",
+        aliases=("--label-key",),
     )
-    num_episodes: int = experiment(1, "Passes over the training prompts.", short="-e", ge=1)
-    max_steps: int | None = experiment(None, "Stop after this many optimizer steps, if the data lasts.", ge=1)
     system_prompt: str | None = experiment(None, "System message; default: the reward type's. '' for none.", short="-s")
     max_prompt_tokens: int = experiment(
         512, "Longer prompts are refused and counted, never cut (tokens, chat template included).", short="-mpt", ge=1
@@ -44,6 +98,8 @@ class DataConfig(Section):
                 check_name(task)
         elif not isinstance(value, str):
             raise ValueError("is neither a path nor paths by the name of their task")
+        texts = [value] if isinstance(value, str) else value.values()
+        shares_of([source for text in texts for source in read_sources(text)])  # ValueError if they are wrong
         return value
 
     @field_validator("tasks")
@@ -54,15 +110,40 @@ class DataConfig(Section):
         return tasks or None
 
     @property
+    def sources(self) -> dict[str, tuple[DataSource, ...]]:
+        """Return where the prompts come from, by the task of their flag; "" where it names none."""
+        by_task = {"": self.dataset} if isinstance(self.dataset, str) else self.dataset
+        return {task: read_sources(text) for task, text in by_task.items()}
+
+    @property
+    def shares(self) -> tuple[Fraction, ...]:
+        """Return the shares by which the sources are mixed, in their order; none if every prompt is drawn once."""
+        return shares_of([source for sources in self.sources.values() for source in sources])
+
+    @property
     def dataset_text(self) -> str:
-        """Return the training data for messages."""
+        """Return the prompts' files for messages."""
         files = self.dataset
         return files if isinstance(files, str) else " ".join(f"{task}={path}" for task, path in files.items())
+
+
+class DataConfig(PromptFields):
+    """Training and evaluation prompts."""
+
+    eval_dataset: dict[str, str] | None = execution(
+        None,
+        'Evaluation sets as NAME=PATH, repeated, or as a JSON object, {"name": "path"}; see --eval-samples.',
+        short="-ed",
+        metavar="NAME=PATH",
+    )
+    num_episodes: int = experiment(1, "Passes over the training prompts.", short="-e", ge=1)
+    max_steps: int | None = experiment(None, "Stop after this many optimizer steps, if the data lasts.", ge=1)
 
     @field_validator("eval_dataset")
     @classmethod
     def _tasks_are_file_names(cls, tasks: dict[str, str] | None) -> dict[str, str] | None:
-        for task in tasks or {}:
+        for task, text in (tasks or {}).items():
+            check_no_shares(text)
             if not task or "/" in task or task.startswith("."):
                 raise ValueError(f"the task {task!r} names the result files: use letters and digits")
         return tasks

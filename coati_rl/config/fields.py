@@ -30,6 +30,7 @@ def flag(
     metavar: str | None = None,
     follows: tuple[str, ...] = (),
     only_for: str | None = None,
+    aliases: tuple[str, ...] = (),
     **bounds: Any,
 ) -> Any:
     """A pydantic field that is also a command-line flag.
@@ -45,11 +46,23 @@ def flag(
         follows: fields from which this one is derived unless it is given: where a flag changes one of them, the value
             of --config is derived again.
         only_for: the kind of reward, code or math, that reads this field; without one it has no effect.
+        aliases: further long forms, which other systems use.
         bounds: pydantic's ge, gt, le, lt.
     """
     extra: dict[str, Any] = {"role": role, "short": short, "spelling": spelling, "metavar": metavar}
-    extra |= {"follows": list(follows), "only_for": only_for}
+    extra |= {"follows": list(follows), "only_for": only_for, "aliases": list(aliases)}
     return Field(default, description=help_text, json_schema_extra=extra, **bounds)
+
+
+def split_range(value: Any) -> Any:
+    """Return LOW,HIGH as two numbers, before pydantic's own validation. Raises: ValueError for other text."""
+    if value is None:
+        return None
+    try:
+        low, high = value.split(",") if isinstance(value, str) else value
+        return float(low), float(high)
+    except (TypeError, ValueError) as error:
+        raise ValueError("give two numbers, LOW,HIGH, like 0,1; or None") from error
 
 
 experiment = partial(flag, role="experiment")
@@ -60,6 +73,11 @@ def described(field: FieldInfo, key: str) -> Any:
     """Return what `flag` was given for a field under `key`; None if nothing was."""
     extra = field.json_schema_extra
     return extra.get(key) if isinstance(extra, dict) else None
+
+
+def shown(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def role_of(field: FieldInfo) -> Role:

@@ -1,21 +1,71 @@
-"""Read the paths of -d and -ed, which may have names: PATH, NAME=PATH for each of several, or a JSON object."""
+"""Read the paths of -d and -ed, which may have names, NAME=PATH, and the sources that a path may list, with shares."""
 
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from coati_rl.errors import ConfigError
 
 _NAMED = re.compile(r"([A-Za-z0-9][\w.+-]*)=(.+)", re.DOTALL)
+_WITH_SHARE = re.compile(r"(.+)=(\d+(?:\.\d*)?|\.\d+)", re.DOTALL)
+_SHARE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(,.*)?", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSource:
+    """Name one of the files, directories or datasets that rows are drawn from."""
+
+    path: str
+    share: Fraction | None = None  # of the draws, in relation to the others' shares; None: as many as it has rows
+
+
+def read_sources(text: str) -> tuple[DataSource, ...]:
+    """Return the sources of a text: PATH, or PATH,PATH, or PATH=SHARE,PATH=SHARE. An existing path is one source.
+
+    Raises: ValueError for an empty path or a share of 0.
+    """
+    if Path(text).expanduser().exists():
+        return (DataSource(path=text),)
+    sources = []
+    for part in text.split(","):
+        match = None if Path(part).expanduser().exists() else _WITH_SHARE.fullmatch(part)
+        path, share = (match[1], Fraction(match[2])) if match else (part, None)
+        if not path.strip():
+            raise ValueError("a path is empty; write PATH,PATH or PATH=SHARE,PATH=SHARE")
+        if share == 0:
+            raise ValueError(f"the share of {path} is 0; leave it out, or give it a share above 0")
+        sources.append(DataSource(path=path, share=share))
+    return tuple(sources)
+
+
+def shares_of(sources: Sequence[DataSource]) -> tuple[Fraction, ...]:
+    """Return the shares of sources, whose sum is 1; none if none has one. Raises: ValueError if only some have one."""
+    given = {source.path: source.share for source in sources}
+    without = [path for path, share in given.items() if share is None]
+    if len(without) == len(given):
+        return ()
+    if without:
+        raise ValueError(f"{without[0]} has no share, and others have; give each a share, PATH=SHARE, or none")
+    shares = [source.share for source in sources if source.share is not None]
+    return tuple(share / sum(shares) for share in shares)
+
+
+def check_no_shares(text: str) -> None:
+    """Raise ValueError for sources of an evaluation set, which is read whole, that have shares."""
+    for source in read_sources(text):
+        if source.share is not None:
+            raise ValueError(f"an evaluation set is read whole: leave out the share of {source.path}")
 
 
 def read_paths(flag: str, texts: Sequence[str], *, needs_names: bool) -> Any:
     """Return what the values of a flag, in order, come to: one path, or paths by name (of JSON, whatever it holds).
 
-    An existing file whose own path has the form NAME=PATH is a path. A later plain path takes the place of an earlier
-    one, as with any other flag.
+    An existing file whose own path has the form NAME=PATH is a path, and NAME=NUMBER is a path with a share. A later
+    plain path takes the place of an earlier one, as with any other flag.
 
     Args:
         flag: for messages.
@@ -32,7 +82,7 @@ def read_paths(flag: str, texts: Sequence[str], *, needs_names: bool) -> Any:
     named: dict[str, str] = {}
     for text in texts:
         match = None if Path(text).expanduser().exists() else _NAMED.fullmatch(text)
-        if match is None:
+        if match is None or (not needs_names and _SHARE.fullmatch(match[2])):
             continue
         if match[1] in named:
             raise ConfigError(f"{flag} {text}: {match[1]} is named twice; give one file for each name")

@@ -5,14 +5,17 @@ from typing import Any, ClassVar
 from coati_rl.algorithms.choices import WITH_REFERENCE
 from coati_rl.config.fields import execution, experiment
 from coati_rl.config.objectives.cross_entropy import CrossEntropyConfig
+from coati_rl.config.objectives.distillation import TeacherTextConfig
 from coati_rl.config.objectives.kto import KtoConfig
 from coati_rl.config.objectives.preference import PreferenceConfig
 from coati_rl.config.objectives.process_reward import ProcessRewardConfig
 from coati_rl.config.objectives.reference import ReferenceConfig
 from coati_rl.config.objectives.reward_model import RewardModelConfig
 from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.offline_data import LabelledDataConfig, PairDataConfig, SftDataConfig, StepsDataConfig
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.training import TrainingRunConfig
+from coati_rl.types import OfflineJob
 
 _RATE = OptimizerConfig.model_fields["learning_rate"].description or ""
 
@@ -42,9 +45,11 @@ class SftJobConfig(OfflineConfig):
 
     COMMAND: ClassVar[str] = "coati-rl sft"
     SUMMARY: ClassVar[str] = "Supervised fine-tuning on conversations or text."
-    JOB: ClassVar[str] = "sft"
+    JOB: ClassVar[OfflineJob] = "sft"
 
+    data: SftDataConfig = SftDataConfig()
     objective: CrossEntropyConfig = CrossEntropyConfig()
+    distillation: TeacherTextConfig = TeacherTextConfig()
     optimizer: SftOptimizerConfig = SftOptimizerConfig()
     run: SftRunConfig = SftRunConfig()
 
@@ -52,7 +57,10 @@ class SftJobConfig(OfflineConfig):
     def objective_text(self) -> str:
         """Return the objective for people, as the plan shows it."""
         tokens = {"assistant": "the assistant's tokens", "last": "the last turn's tokens", "all": "all tokens"}
-        return f"cross-entropy of {tokens[self.objective.loss_on]}"
+        terms, share = "cross-entropy", self.distillation.distill_weight
+        if self.distillation.teacher is not None:
+            terms = f"{share:g} x forward KL to the teacher{f' + {1 - share:g} x cross-entropy' if share < 1 else ''}"
+        return f"{terms} of {tokens[self.objective.loss_on]}"
 
 
 class RewardOptimizerConfig(OptimizerConfig):
@@ -72,9 +80,10 @@ class RmJobConfig(OfflineConfig):
 
     COMMAND: ClassVar[str] = "coati-rl rm"
     SUMMARY: ClassVar[str] = "Train a reward model on pairs of a chosen and a rejected completion (Bradley-Terry)."
-    JOB: ClassVar[str] = "rm"
+    JOB: ClassVar[OfflineJob] = "rm"
     UNIT: ClassVar[int] = 2
 
+    data: PairDataConfig = PairDataConfig()
     objective: RewardModelConfig = RewardModelConfig()
     optimizer: RewardOptimizerConfig = RewardOptimizerConfig()
     run: RmRunConfig = RmRunConfig()
@@ -97,8 +106,9 @@ class PrmJobConfig(OfflineConfig):
 
     COMMAND: ClassVar[str] = "coati-rl prm"
     SUMMARY: ClassVar[str] = "Train a process reward model on solutions whose steps are labelled."
-    JOB: ClassVar[str] = "prm"
+    JOB: ClassVar[OfflineJob] = "prm"
 
+    data: StepsDataConfig = StepsDataConfig()
     objective: ProcessRewardConfig = ProcessRewardConfig()
     optimizer: RewardOptimizerConfig = RewardOptimizerConfig()
     run: PrmRunConfig = PrmRunConfig()
@@ -139,8 +149,9 @@ class DpoJobConfig(_WithReference):
 
     COMMAND: ClassVar[str] = "coati-rl dpo"
     SUMMARY: ClassVar[str] = "Train on pairs of a chosen and a rejected completion: DPO, IPO, SimPO, ORPO and others."
-    JOB: ClassVar[str] = "dpo"
+    JOB: ClassVar[OfflineJob] = "dpo"
 
+    data: PairDataConfig = PairDataConfig()
     objective: PreferenceConfig = PreferenceConfig()
     run: DpoRunConfig = DpoRunConfig()
 
@@ -166,8 +177,9 @@ class KtoJobConfig(_WithReference):
 
     COMMAND: ClassVar[str] = "coati-rl kto"
     SUMMARY: ClassVar[str] = "Train on completions that are labelled desirable or undesirable (KTO)."
-    JOB: ClassVar[str] = "kto"
+    JOB: ClassVar[OfflineJob] = "kto"
 
+    data: LabelledDataConfig = LabelledDataConfig()
     objective: KtoConfig = KtoConfig()
     run: KtoRunConfig = KtoRunConfig()
 

@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 from typing import TypeVar
 
+from coati_rl.config.evaluation_rules import keep_best_problems
 from coati_rl.config.gpu_rules import TOKEN_BUDGET
 from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.offline_jobs import SftJobConfig
+from coati_rl.config.optimizer_rules import optimizer_problems
 from coati_rl.config.trainer_rules import plugin_problems, zero_problems
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device
@@ -15,7 +18,9 @@ Job = TypeVar("Job", bound=OfflineConfig)
 def check_offline(config: OfflineConfig) -> None:
     """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
     problems = [*_sizes(config), *zero_problems(config), *plugin_problems(config), *_budget(config)]
-    problems += [*_evaluation(config)]
+    problems += [*_evaluation(config), *_distillation(config)]
+    problems += optimizer_problems(config.optimizer)
+    problems += keep_best_problems(config.run, config.data.eval_dataset or ())
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -58,3 +63,10 @@ def _budget(config: OfflineConfig) -> Iterator[str]:
 def _evaluation(config: OfflineConfig) -> Iterator[str]:
     if config.run.eval_interval > 0 and not config.data.eval_dataset:
         yield f"--eval-interval {config.run.eval_interval}: needs --eval-dataset, or -1 to switch it off"
+
+
+def _distillation(config: OfflineConfig) -> Iterator[str]:
+    if isinstance(config, SftJobConfig) and config.distillation.teacher is None:
+        share = config.distillation.distill_weight
+        if share < 1:
+            yield f"--distill-weight {share:g} without --teacher: has no effect; give --teacher MODEL, or leave it out"

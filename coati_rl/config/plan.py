@@ -122,6 +122,10 @@ def _algorithm(config: Config) -> str:
         else f"KL {algorithm.kl_coeff:g} {algorithm.kl_estimator} in the {algorithm.kl_place}",
         f"old_logprobs of the {'trainer' if config.recomputes_old_logprobs else 'engine'}",
     ]
+    distillation = config.distillation
+    if distillation.teacher is not None:
+        kl = f"{distillation.distill_coeff:g} x reverse KL to the teacher ({distillation.distill_kl})"
+        parts.append(f"{kl}{', no reward' if distillation.distill_only else ''}")
     if algorithm.off_policy_correction != "none":
         parts.append(f"{algorithm.off_policy_correction} {algorithm.off_policy_low:g}/{algorithm.off_policy_high:g}")
     if algorithm.entropy_coeff:

@@ -1,9 +1,12 @@
 """Choose what scores responses, and its limits. `reward_spec` says what a scoring process gets to know."""
 
+from typing import Any
+
 from pydantic import field_validator
 
-from coati_rl.config.fields import Section, execution, experiment
+from coati_rl.config.fields import Section, execution, experiment, split_range
 from coati_rl.errors import ConfigError
+from coati_rl.plugins import absolute_plugin
 from coati_rl.reward_spec import (
     BUILT_IN_REWARDS,
     LONG_TIMEOUT_S,
@@ -14,7 +17,10 @@ from coati_rl.reward_spec import (
     RewardSpec,
     absolute_reward_type,
     default_timeout_s,
+    is_model,
+    model_directory,
     parse_reward_type,
+    short_names,
 )
 
 
@@ -23,9 +29,25 @@ class RewardConfig(Section):
 
     reward_type: str = experiment(
         "think_answer_tags",
-        "Reward: think_answer_tags, boxed, code, FILE.py:FUNCTION of your own, or http://... of a served model; "
-        "several with weights: boxed=1,brevity.py:score=0.2.",
+        "Reward: think_answer_tags, boxed, code, FILE.py:FUNCTION of your own, model:DIRECTORY, or http://... of a "
+        "served model; several with weights: boxed=1,brevity.py:score=0.2. none: no reward, for --distill-only.",
         short="-rt",
+    )
+    reward_combine: str | None = experiment(
+        None,
+        "FILE.py:FUNCTION that makes one reward of several: called with a dictionary of them by name; default: the "
+        "weighted sum.",
+    )
+    reward_normalize: bool = experiment(
+        False, "Bring the rewards of a mini-batch, of each task, to mean 0 and deviation 1 before advantages."
+    )
+    reward_clip: tuple[float, float] | None = experiment(
+        None,
+        "Clip rewards (normalised ones, if they are) to this range before advantages; None: off.",
+        metavar="LOW,HIGH",
+    )
+    reward_devices: int = execution(
+        1, "GPUs for each reward model of -rt model:DIRECTORY, a copy on each; 0: one copy on the CPU.", ge=0
     )
     code_verifier_api_url: str | None = execution(
         None,
@@ -63,6 +85,27 @@ class RewardConfig(Section):
     def _paths_are_absolute(cls, text: str) -> str:
         return absolute_reward_type(text)
 
+    @field_validator("reward_clip", mode="before")
+    @classmethod
+    def _split_clip(cls, value: Any) -> Any:
+        return split_range(value)
+
+    @field_validator("reward_combine")
+    @classmethod
+    def _combine_is_absolute(cls, name: str | None) -> str | None:
+        return name and absolute_plugin(name)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The directories of the reward models, in order."""
+        return tuple(str(model_directory(part.name)) for part in self._parts() if is_model(part.name))
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weights of the rewards, by the names that they have in a breakdown."""
+        parts = self._parts()
+        return {name: part.weight for name, part in zip(short_names(parts), parts, strict=True)}
+
     @property
     def scores_code(self) -> bool:
         """True if programs of the model are run."""
@@ -97,6 +140,7 @@ def reward_spec(config: RewardConfig) -> RewardSpec:
         reward_type=config.reward_type,
         timeout_s=config.response_timeout_s,
         math_answer=config.math_answer,
+        combine=config.reward_combine,
         correct_from=config.correct_from,
         test_timeout_s=config.test_timeout_s,
         test_memory_mb=config.test_memory_mb,

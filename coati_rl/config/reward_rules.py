@@ -8,6 +8,7 @@ from coati_rl.config.config import Config
 from coati_rl.config.fields import described, spelling
 from coati_rl.config.reward import RewardConfig
 from coati_rl.errors import ConfigError
+from coati_rl.plugins import is_plugin
 from coati_rl.reward_spec import MATH_REWARDS, has_host, is_url, parse_reward_type
 from coati_rl.reward_url import redacted
 
@@ -26,6 +27,11 @@ def reward_problems(config: Config) -> Iterator[str]:
             f"--reward-type {reward.reward_type}: code is scored by a row's test_cases, {answers[0]} by its gt_answer, "
             "and a response has one ground truth; use one of them, or a task for each (--tasks)"
         )
+    if reward.reward_combine is not None and not is_plugin(reward.reward_combine):
+        yield f"--reward-combine {reward.reward_combine}: unknown; write FILE.py:FUNCTION"
+    if reward.reward_clip is not None and not reward.reward_clip[0] < reward.reward_clip[1]:
+        low, high = reward.reward_clip
+        yield f"--reward-clip {low:g},{high:g}: must be two numbers in order, like -10,10"
     is_run_here = reward.scores_code and reward.code_verifier_api_url is None
     if is_run_here and reward.test_timeout_s >= reward.response_timeout_s:
         yield (
@@ -49,6 +55,8 @@ def reward_warnings(config: Config) -> Iterator[str]:
             "--run-model-code-without-sandbox: programs that the model writes run with your rights: they can read, "
             "change and delete your files, use your keys and your network; leave it out to run them in the sandbox"
         )
+    if reward.reward_devices != 1 and not config.reward_models.names:
+        yield f"--reward-devices {reward.reward_devices}: only -rt model:DIRECTORY has devices; this has no effect"
     if _given_for("math", reward) and not any(each.scores_math for each in by_task):
         yield f"--math-answer {reward.math_answer}: only {' and '.join(MATH_REWARDS)} compare answers; no effect"
     if data.answer_key is not None and all(each.scores_code for each in by_task):
@@ -73,6 +81,8 @@ def service_problems(config: Config) -> Iterator[str]:
             "https://HOST:PORT"
         )
     by_task = [each.reward for each in config.by_task.values()]
+    if any(each.reward_combine is not None and each.reward_type == "code" for each in by_task):
+        yield "--code-verifier-api-url with --reward-combine: the service's reward is the only one; leave one out"
     mixed = [each.reward_type for each in by_task if each.scores_code and each.reward_type != "code"]
     if mixed or all(each.reward_type != "code" for each in by_task):
         reward_type = mixed[0] if mixed else reward.reward_type

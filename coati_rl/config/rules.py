@@ -11,6 +11,9 @@ from collections.abc import Collection, Iterator
 
 from coati_rl.config.algorithm_rules import algorithm_problems, needs_group
 from coati_rl.config.config import Config
+from coati_rl.config.distillation_rules import distillation_problems
+from coati_rl.config.evaluation_rules import evaluation_problems
+from coati_rl.config.optimizer_rules import optimizer_problems
 from coati_rl.config.reward_rules import reward_problems, service_problems
 from coati_rl.config.trainer_rules import plugin_problems, zero_problems
 from coati_rl.errors import ConfigError
@@ -32,11 +35,14 @@ def check(config: Config) -> None:
     problems = [
         *reward_problems(config),
         *algorithm_problems(config),
+        *optimizer_problems(config.optimizer),
         *_sizes(config),
         *zero_problems(config),
         *_budget(config),
     ]
     problems += [*service_problems(config), *plugin_problems(config), *_lengths(config), *_sampling(config)]
+    problems += [*prompt_problems(config), *distillation_problems(config)]
+    problems += [*evaluation_problems(config)]
     problems += [*_of_tasks(config, known=problems), *_unknown_tasks(config)]
     if problems:
         raise ConfigError("\n".join(problems))
@@ -193,6 +199,19 @@ def _lengths(config: Config) -> Iterator[str]:
             f"--max-episode-tokens {episode}: leaves no token to be sampled after a prompt of -mpt {prompt}; "
             f"use --max-episode-tokens {prompt + config.sampling.max_new_tokens}, which is mpt + mnt, or a smaller -mpt"
         )
+
+
+def prompt_problems(config: Config) -> Iterator[str]:
+    """Check that --input-template is all that a prompt is rendered with."""
+    data = config.data
+    if data.input_template is None:
+        return
+    if data.chat_template is not None:
+        yield "--input-template with --chat-template: text is written by one of them; leave the other out"
+    own = {f"--tasks {name}: ": task.system_prompt for name, task in (data.tasks or {}).items()}
+    for where, system_prompt in {"": data.system_prompt, **own}.items():
+        if system_prompt:
+            yield f"{where}--input-template with a system prompt: write what it says in the template"
 
 
 def _sampling(config: Config) -> Iterator[str]:

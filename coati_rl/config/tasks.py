@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer
 
+from coati_rl.plugins import absolute_plugin
 from coati_rl.reward_spec import MathAnswer, absolute_reward_type
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
@@ -23,6 +24,7 @@ class TaskConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     reward_type: str = ""
+    reward_combine: str | None = None
     math_answer: MathAnswer = "number"
     correct_from: float = 1.0
     answer_key: str | None = None
@@ -37,6 +39,11 @@ class TaskConfig(BaseModel):
     @classmethod
     def _paths_are_absolute(cls, text: str) -> str:
         return absolute_reward_type(text)
+
+    @field_validator("reward_combine")
+    @classmethod
+    def _combine_is_absolute(cls, name: str | None) -> str | None:
+        return name and absolute_plugin(name)
 
     @property
     def given(self) -> dict[str, Any]:

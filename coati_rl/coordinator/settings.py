@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from coati_rl.algorithms.advantage import GDPO
 from coati_rl.config import Config
 from coati_rl.config.sync import SyncConfig
 from coati_rl.coordinator.leases import SamplingPlan
@@ -91,13 +92,16 @@ def coordinator_settings(
                     for name, each in config.by_task.items()
                     if each.max_response_tokens != config.max_response_tokens
                 },
+                decoupled_weights=_decoupled_weights(config),
             ),
             max_tokens_per_microbatch=parallel.max_tokens_per_microbatch,
             one_sample_per_row=parallel.one_sample_per_row,
+            normalizes_rewards=config.reward.reward_normalize,
+            reward_clip=config.reward.reward_clip,
         ),
         sampling_plans={
             "train": _sampling_plan(config, _sampling, group_size=config.sampling.num_generations),
-            "eval": _sampling_plan(config, _greedy, group_size=1),
+            "eval": _sampling_plan(config, _evaluation, group_size=config.sampling.eval_samples),
         },
         sync=config.sync,
         sync_period=config.sync_period,
@@ -121,6 +125,14 @@ def coordinator_settings(
     )
 
 
+def _decoupled_weights(config: Config) -> dict[str, dict[str, float]]:
+    """Return the weights of the rewards that GDPO normalises one by one, by task; none for another estimator."""
+    if config.algorithm.advantage_estimator != GDPO:
+        return {}
+    weights = {name: each.reward.weights for name, each in config.by_task.items()}
+    return {name: each for name, each in weights.items() if len(each) > 1}
+
+
 def _sampling_plan(config: Config, sampling: Callable[[Config], SamplingParams], *, group_size: int) -> SamplingPlan:
     """Return how prompts of one purpose are sampled; `sampling` reads it from the settings of a task."""
     usual = sampling(config)
@@ -130,9 +142,15 @@ def _sampling_plan(config: Config, sampling: Callable[[Config], SamplingParams],
 
 def _sampling(config: Config) -> SamplingParams:
     sampling = config.sampling
-    return replace(_greedy(config), temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
+    usual = _evaluation(config)
+    return replace(usual, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
 
 
-def _greedy(config: Config) -> SamplingParams:
-    max_new_tokens = min(config.sampling.max_new_tokens, config.max_response_tokens)
-    return SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens, stop=tuple(config.sampling.stop))
+def _evaluation(config: Config) -> SamplingParams:
+    sampling = config.sampling
+    return SamplingParams(
+        temperature=sampling.eval_temperature,
+        top_p=sampling.eval_top_p,
+        max_new_tokens=min(sampling.max_new_tokens, config.max_response_tokens),
+        stop=tuple(sampling.stop),
+    )

@@ -8,11 +8,12 @@ each of their tokens once; without any the scale is 0.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from coati_rl.algorithms.advantage import Estimator
+from coati_rl.algorithms.advantage import Estimator, Rewards
 from coati_rl.algorithms.aggregation import LossVariation, loss_scale
-from coati_rl.data.group_rules import GroupRules
+from coati_rl.algorithms.reward_scaling import RewardScaling, fit_scaling
+from coati_rl.data.group_rules import GroupRules, is_valid
 from coati_rl.data.packing import plan_batches
-from coati_rl.data.sample_builder import build_samples, count_episodes
+from coati_rl.data.sample_builder import build_samples, count_episodes, group_rewards
 from coati_rl.samples import RaggedBatch, Sample
 from coati_rl.types import RolloutGroup
 
@@ -30,6 +31,8 @@ class BatchSettings:
     rules: GroupRules
     max_tokens_per_microbatch: int | None = None  # padding included; None: train_microbatch_size alone bounds
     one_sample_per_row: bool = False  # padded rows instead of packed ones
+    normalizes_rewards: bool = False  # over the valid samples of a task in a mini-batch
+    reward_clip: tuple[float, float] | None = None  # of rewards, after that
 
     @property
     def prompts_per_mini_batch(self) -> int:
@@ -83,8 +86,9 @@ class StepBatcher:
         self.groups.extend(groups)
         # Advantages and weights are computed per group first; then any sample may go to any rank.
         samples = []
+        scalings = self._reward_scalings(groups)
         for group in groups:
-            built = self._build(group)
+            built = self._build(group, scalings[group.prompt.task])
             self._num_episodes += count_episodes(group, built)
             samples += built
         self._advantages |= {(sample.uid, sample.number): _advantage(sample) for sample in samples}
@@ -114,11 +118,23 @@ class StepBatcher:
         """Return the step's content."""
         return ClosedStep(groups=self.groups, advantages=self._advantages)
 
-    def _build(self, group: RolloutGroup) -> list[Sample]:
+    def _build(self, group: RolloutGroup, scaling: RewardScaling) -> list[Sample]:
         settings = self._settings
         return build_samples(
-            group, rules=settings.rules, loss_variation=settings.loss_variation, estimator=self._estimator
+            group,
+            rules=settings.rules,
+            loss_variation=settings.loss_variation,
+            estimator=self._estimator,
+            scaling=scaling,
         )
+
+    def _reward_scalings(self, groups: Sequence[RolloutGroup]) -> dict[str, RewardScaling]:
+        """Return the scaling of each task's rewards in a mini-batch."""
+        rewards: dict[str, list[Rewards]] = {}
+        for group in groups:
+            rewards.setdefault(group.prompt.task, []).append(group_rewards(group)[is_valid(group)])
+        is_normalized, clip = self._settings.normalizes_rewards, self._settings.reward_clip
+        return {task: fit_scaling(each, is_normalized=is_normalized, clip=clip) for task, each in rewards.items()}
 
     def _loss_scale(self) -> float:
         if self._num_episodes == 0:

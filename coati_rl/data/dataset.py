@@ -1,16 +1,19 @@
 """Read the rows of prompts, validate each, render and tokenise it once.
 
-A row is {"messages": {"role", "content"} or a list of them, "gt_answer": text or number}; which other columns may hold
+A row is {"messages": {"role", "content"} or a list of them, "gt_answer": text or number}; `prompt`, or a column that is
+named, may stand in the place of messages, and text in that of the user's message. Which other columns may hold
 the answer, and what takes its place, is in `coati_rl.data.ground_truth`; which task a row belongs to, in
 `coati_rl.data.tasks`.
 """
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from coati_rl.data.conversations import leading_ids
 from coati_rl.data.files import read_rows
 from coati_rl.data.ground_truth import ground_truth
 from coati_rl.data.tasks import ONE_TASK, RowTasks, Task, TaskRow
@@ -48,10 +51,17 @@ def _checked_row(row: Any, tasks: RowTasks, where: str) -> TaskRow:
         raise ConfigError(f"{where}: is {type(row).__name__}; write an object with {needed}")
     task = tasks.of(row, where)
     where += "" if task.name == DEFAULT_TASK else f" (task {task.name})"
-    if row.get("messages") in (None, "", [], {}):
-        raise ConfigError(f"{where}: has no messages; every row needs {_needed(task)}")
+    key = _prompt_key(row, task)
+    if row.get(key) in (None, "", [], {}):
+        raise ConfigError(f"{where}: has no {key}; every row needs {_needed(task)}")
     ground_truth(row, task.truth, where, answer_key=task.answer_key)
-    for message in messages_of(row, where):
+    missing = [name for name in task.columns.required if name not in row]
+    if missing:
+        raise ConfigError(
+            f"{where}: has no column {missing[0]}, which the function of --reward-type takes; add it to the row, or "
+            "give the parameter a default"
+        )
+    for message in messages_of(row, where, key=key):
         if not isinstance(message, dict) or not isinstance(message.get("content"), str) or "role" not in message:
             raise ConfigError(f'{where}: a message is not {{"role": ..., "content": text}}')
     return TaskRow(fields=row, task=task)
@@ -60,12 +70,20 @@ def _checked_row(row: Any, tasks: RowTasks, where: str) -> TaskRow:
 def _needed(task: Task) -> str:
     """Return the columns that a row of the task must have."""
     answer = "test_cases" if task.truth == "test_cases" else task.answer_key or "gt_answer"
-    return f"messages and {answer}" if task.truth else "messages"
+    prompt = "messages" if task.prompt_key is None else f"{task.prompt_key} (--prompt-key)"
+    return f"{prompt} and {answer}" if task.truth else prompt
 
 
-def messages_of(row: dict[str, Any], where: str = "row") -> list[dict[str, str]]:
-    """Return the chat messages of a row: one object, a list, or (from CSV) JSON text or the user's plain text."""
-    messages = row["messages"]
+def _prompt_key(row: dict[str, Any], task: Task) -> str:
+    """Return the column that holds the prompt of a row."""
+    if task.prompt_key is not None:
+        return task.prompt_key
+    return "prompt" if row.get("messages") is None and row.get("prompt") is not None else "messages"
+
+
+def messages_of(row: dict[str, Any], where: str = "row", *, key: str = "messages") -> list[dict[str, str]]:
+    """Return the chat messages of a row's column: one object, a list, JSON text of them, or the user's plain text."""
+    messages = row[key]
     if isinstance(messages, str):
         text = messages
         try:
@@ -75,8 +93,14 @@ def messages_of(row: dict[str, Any], where: str = "row") -> list[dict[str, str]]
         if not messages or not isinstance(messages, dict | list):  # "12" is a prompt too
             messages = {"role": "user", "content": text}
     if not isinstance(messages, dict | list):
-        raise ConfigError(f"{where}: messages is {type(messages).__name__}; write an object or a list of objects")
+        raise ConfigError(f"{where}: {key} is {type(messages).__name__}; write an object or a list of objects")
     return [messages] if isinstance(messages, dict) else list(messages)
+
+
+def json_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a row as JSON types: dates and other types that JSON lacks are text."""
+    columns: dict[str, Any] = json.loads(json.dumps(dict(row), default=str))
+    return columns
 
 
 def make_prompts(
@@ -86,6 +110,7 @@ def make_prompts(
     max_prompt_tokens: int,
     name: str = "train",
     purpose: Purpose = "train",
+    input_template: str | None = None,
 ) -> PromptSet:
     """Render and tokenise rows; uids are `<name>-<row>`.
 
@@ -95,24 +120,21 @@ def make_prompts(
         max_prompt_tokens: longer prompts are left out and counted.
         name: of the rows: "train", the task whose file they are, or an evaluation set's name (it may be "train" too).
         purpose: what the prompts are for.
+        input_template: in place of a chat template, text in which "{}" stands for the user's only message.
     Raises: ConfigError if the chat template refuses a row.
     """
-    from jinja2 import TemplateError
-
     conversations = []
     for row in rows:
-        messages = messages_of(row.fields)
+        messages = messages_of(row.fields, key=_prompt_key(row.fields, row.task))
         if row.task.system_prompt and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": row.task.system_prompt}, *messages]
         conversations.append(messages)
-    texts = []
-    for index, messages in enumerate(conversations):
-        try:
-            texts.append(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-        except TemplateError as error:
-            raise ConfigError(f"{name}, prompt {index + 1}: the model's chat template refuses it: {error}") from error
+    render = _with_chat_template if input_template is None else partial(_with_text, template=input_template)
+    texts = [render(messages, tokenizer, f"{name}, prompt {n}") for n, messages in enumerate(conversations, 1)]
     # The template has written the special tokens already; a second BOS would be a token the model never saw.
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    if input_template is not None:
+        ids = [[*leading_ids(text, tokenizer), *tokens] for text, tokens in zip(texts, ids, strict=True)]
     prompts = tuple(
         Prompt(
             uid=f"{name}-{index}",
@@ -124,6 +146,7 @@ def make_prompts(
             text=messages[-1]["content"],
             messages=tuple(messages),
             rendered=text,
+            columns=json_columns(row.fields) if row.task.columns.are_kept else {},
         )
         for index, (row, messages, text, tokens) in enumerate(zip(rows, conversations, texts, ids, strict=True))
         if len(tokens) <= max_prompt_tokens
@@ -132,3 +155,18 @@ def make_prompts(
     if refused:
         logger.warning("%s: %d of %d prompts exceed %d tokens: refused", name, refused, len(rows), max_prompt_tokens)
     return PromptSet(prompts=prompts, num_refused=refused)
+
+
+def _with_chat_template(messages: Sequence[dict[str, str]], tokenizer: Any, where: str) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    except TemplateError as error:
+        raise ConfigError(f"{where}: the model's chat template refuses it: {error}") from error
+
+
+def _with_text(messages: Sequence[dict[str, str]], _: Any, where: str, *, template: str) -> str:
+    if len(messages) > 1:
+        raise ConfigError(f"{where}: has several messages, and --input-template takes the text of one; leave it out")
+    return template.replace("{}", messages[0]["content"])

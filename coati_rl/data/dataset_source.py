@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import xxhash
 
+from coati_rl.data.mixing import Mixing
 from coati_rl.data.packing import plan_batches
 from coati_rl.errors import ConfigError
 from coati_rl.samples import RaggedBatch, Sample
@@ -41,10 +42,14 @@ class DatasetSettings:
     unit: int = 1  # samples that stay together in a micro-batch, see `plan_batches`
     denominator: Literal["tokens", "units"] = "tokens"  # the loss is averaged over its tokens, or over units
     seed: int = 0
+    mixing: Mixing | None = None  # of several sources; None: every sample once per epoch
 
 
 class DatasetSource:
-    """Train every sample once per epoch, in an order that only the seed decides; an incomplete last step is dropped."""
+    """Train every sample once per epoch, in an order that only the seed decides; an incomplete last step is dropped.
+
+    Where sources are mixed, an epoch has as many samples, drawn by the shares of their sources.
+    """
 
     def __init__(
         self,
@@ -64,6 +69,7 @@ class DatasetSource:
                 f"{len(samples)} samples and steps of {settings.batch_size} must be multiples of {settings.unit}"
             )
         self._samples, self._settings, self._report = samples, settings, report
+        self._mixed = None if settings.mixing is None else settings.mixing.order(settings.seed)
         num_steps = len(samples) * settings.num_epochs // settings.batch_size
         self.num_steps = num_steps if settings.max_steps is None else min(num_steps, settings.max_steps)
         if self.num_steps == 0:
@@ -72,9 +78,10 @@ class DatasetSource:
                 "lower the batch size, or raise the number of epochs"
             )
         own = {"seed": settings.seed, "num_samples": len(samples), "fingerprint": fingerprint(samples)}
-        self._order = own | {"batch_size": settings.batch_size}
+        mixing = None if settings.mixing is None else settings.mixing.as_text
+        self._order = own | {"batch_size": settings.batch_size, "mixing": mixing}
         self._first_step = 0 if resumed is None else int(resumed["step"])
-        if resumed is not None and (changed := [name for name in self._order if resumed[name] != self._order[name]]):
+        if resumed is not None and (changed := [n for n, value in self._order.items() if resumed.get(n) != value]):
             raise ConfigError(
                 f"the checkpoint was trained on other data: {', '.join(changed)} changed; use the same data"
             )
@@ -145,8 +152,11 @@ class DatasetSource:
         """Return unit `number`, counted over all epochs."""
         unit = self._settings.unit
         num_units = len(self._samples) // unit
-        epoch, place = divmod(number, num_units)
-        start = _order(self._settings.seed, epoch, num_units)[place] * unit
+        if self._mixed is not None:
+            start = self._mixed.draw(number)[0] * unit
+        else:
+            epoch, place = divmod(number, num_units)
+            start = _order(self._settings.seed, epoch, num_units)[place] * unit
         return self._samples[start : start + unit]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import xxhash
@@ -27,9 +28,11 @@ def ground_truth_digest(prompts: Sequence[Prompt]) -> str:
     return str(hasher.hexdigest())
 
 
-def fingerprint(prompts: Sequence[Prompt]) -> str:
-    """Return a digest of uids, tasks and token ids, in order; corrected answers do not change it."""
+def fingerprint(prompts: Sequence[Prompt], shares: Sequence[Fraction] = ()) -> str:
+    """Return a digest of uids, tasks and token ids, in order, and of shares; corrected answers do not change it."""
     hasher = xxhash.xxh3_128()
+    if shares:
+        hasher.update(",".join(str(share) for share in shares).encode())
     for prompt in prompts:
         hasher.update(f"{prompt.uid}:{len(prompt.token_ids)}:".encode())
         if prompt.task != DEFAULT_TASK:

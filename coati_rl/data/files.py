@@ -18,7 +18,7 @@ from coati_rl.errors import ConfigError
 LocatedRow = tuple[str, Any]  # flag, file and row, and the row itself
 
 _LOADERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
-_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?(?::([\w.-]+))?")
+_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))??(?::([^:\[]+(?:\[[^\]]*\])?))?")
 _STATE_OF_SAVED = ("dataset_info.json", "state.json", "dataset_dict.json")  # which `Dataset.save_to_disk` writes
 
 
@@ -34,7 +34,9 @@ def read_rows(source: str, *, flag: str, max_rows: int | None = None) -> list[Lo
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        rows = (row for file in _files_of(path, source, flag) for row in _rows_of_file(file, str(file), flag))
+        rows: Iterator[LocatedRow] = (
+            row for file in _files_of(path, source, flag) for row in _rows_of_file(file, str(file), flag)
+        )
     elif not path.exists() and (named := _hub_name(source)):
         rows = _rows_of_hub(source, *named, flag)
     else:
@@ -124,8 +126,7 @@ def _hub_name(source: str) -> tuple[str, str | None, str] | None:
         return None
     if Path(match[1]).parent.is_dir():
         return None  # a file that is missing from a folder
-    subset, split = (match[2], match[3]) if match[3] else (None, match[2])
-    return match[1], subset, split or "train"
+    return match[1], match[2], match[3] or "train"
 
 
 def _rows_of_hub(source: str, name: str, subset: str | None, split: str, flag: str) -> Iterator[LocatedRow]:

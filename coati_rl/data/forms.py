@@ -6,13 +6,11 @@ as it is. `row_formats` reads rows into forms, `offline_samples` makes samples o
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 Message = Mapping[str, Any]  # {"role": text, "content": text}; a template may read more: "tool_calls", "name"
 Messages = tuple[Message, ...]
 Content = Messages | str  # messages for the chat template, or plain text
-
-OfflineJob = Literal["sft", "rm", "dpo", "kto", "prm"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from coati_rl.algorithms.over_length import over_length_penalty
-from coati_rl.data.episodes import episode_tokens, is_truncated
+from coati_rl.data.episodes import cached_on_group, episode_tokens, is_truncated
 from coati_rl.types import MAX_REWARD, RolloutGroup, Score
 
 # Why a group has no effect. "out of range": mean score outside of --filter-range, but neither 0 nor 1.
@@ -36,6 +36,8 @@ class GroupRules:
     over_length_cache: int | None = None  # tokens before the limit over which the penalty grows; None: no penalty
     reward_scale: float = 1.0  # the full penalty
     length_limits: Mapping[str, LengthLimit] = field(default_factory=dict)  # by task, where it is not the run's
+    # GDPO: weights by task and name of a reward, of tasks with several; of others the one reward is normalised.
+    decoupled_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def length_limit(self, task: str) -> LengthLimit:
         """Return the limit of a task's episodes."""
@@ -43,6 +45,8 @@ class GroupRules:
         return self.length_limits.get(task, usual)
 
 
+@cached_on_group
+@cached_on_group
 def is_valid(group: RolloutGroup) -> np.ndarray:
     """Return bool[G], True for episodes with a verdict, |reward| at most MAX_REWARD and at least one loss token."""
     return np.array([_is_scored(score) for score in group.scores]) & (episode_tokens(group) > 0)

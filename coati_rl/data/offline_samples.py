@@ -18,6 +18,7 @@ from coati_rl.samples import Sample
 
 LossOn = Literal["assistant", "last", "all"]
 
+_Unit = tuple[tuple[EncodedText, ...], tuple[dict[str, float], ...]]  # sequences, and arrays of their own
 _NO_PREFIX = np.empty(0, dtype=np.int32)
 
 
@@ -29,6 +30,11 @@ class OfflineSamples:
     rows: tuple[int, ...]  # of each unit, the number of its form
     num_cut: int  # rows of which a sequence was cut
     num_left_out: int  # rows that lost all they would have taught
+
+    def sizes(self, num_forms: Sequence[int]) -> tuple[int, ...]:
+        """Return the number of units of each source, of which the forms stand one after the other."""
+        ends = np.cumsum(num_forms)
+        return tuple(np.diff(np.searchsorted(self.rows, ends), prepend=0).tolist())
 
 
 def sft_samples(
@@ -64,7 +70,7 @@ def pair_samples(forms: Sequence[Form], tokenizer: Any, *, max_length: int) -> O
 
     Raises: ConfigError naming the row that the chat template refuses.
     """
-    units = []
+    units: list[_Unit] = []
     for form in forms:
         assert isinstance(form, Pair)  # noqa: S101, of the job's formats
         completions = (form.chosen, form.rejected)
@@ -80,7 +86,7 @@ def kto_samples(forms: Sequence[Form], tokenizer: Any, *, max_length: int) -> Of
     has another prompt.
     Raises: ConfigError naming the row that the chat template refuses, or if all prompts are the same.
     """
-    units = []
+    units: list[_Unit] = []
     others = _next_with_another_prompt(forms)
     for form, other in zip(forms, others, strict=True):
         assert isinstance(form, Labelled) and isinstance(other, Labelled)  # noqa: S101, of the job's formats
@@ -127,7 +133,7 @@ def _next_with_another_prompt(forms: Sequence[Form]) -> list[Form]:
 
 
 def _samples(
-    units: Sequence[tuple[tuple[EncodedText, ...], tuple[dict[str, float], ...]]],
+    units: Sequence[_Unit],
     max_length: int,
     *,
     shares_prompt: bool,

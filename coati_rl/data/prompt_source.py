@@ -1,15 +1,19 @@
-"""Draw the prompts of a dataset by number, each once per episode, in an order that only the seed decides.
+"""Draw the prompts of a dataset by number, in an order that only the seed decides.
 
-N prompts in the dataset; prompt number i of a run belongs to episode i // N.
+Without shares each prompt is drawn once per episode: of N prompts in the dataset, number i of a run belongs to episode
+i // N. Prompts of several sources with shares are drawn as `mixing` says; an episode has N draws then, too.
 """
 
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import cached_property
+from itertools import groupby
 from typing import Protocol
 
 from coati_rl.data.draw_order import DrawOrder, fingerprint, ground_truth_digest
+from coati_rl.data.mixing import MixedOrder
 from coati_rl.types import Prompt
 
 
@@ -32,12 +36,17 @@ class PromptSource(Protocol):
 
 
 class DatasetPrompts:
-    """Implement PromptSource; a uid is `<prompt uid>.<episode>`, so that each episode samples a prompt anew."""
+    """Implement PromptSource; a uid is `<prompt uid>.<pass>`, so that each pass samples a prompt anew."""
 
-    def __init__(self, prompts: Sequence[Prompt], *, num_episodes: int, seed: int) -> None:
+    def __init__(
+        self, prompts: Sequence[Prompt], *, num_episodes: int, seed: int, shares: Sequence[Fraction] = ()
+    ) -> None:
+        """Take the prompts, source by source; `shares` of the draws that each source has, none without mixing."""
         self._prompts = prompts
         self._num_episodes = num_episodes
         self._seed = seed
+        self._shares = shares
+        self._mixed = MixedOrder(source_sizes(prompts), shares, seed=seed) if shares else None
         self._episode = -1  # of `_shuffled`
         self._shuffled: list[int] = []
 
@@ -47,7 +56,7 @@ class DatasetPrompts:
         return DrawOrder(
             seed=self._seed,
             num_prompts=len(self._prompts),
-            fingerprint=fingerprint(self._prompts),
+            fingerprint=fingerprint(self._prompts, self._shares),
             ground_truths=ground_truth_digest(self._prompts),
         )
 
@@ -58,12 +67,20 @@ class DatasetPrompts:
 
     def draw(self, number: int) -> Prompt:
         """See PromptSource."""
+        if self._mixed is not None:
+            index, passed = self._mixed.draw(number)
+            return replace(self._prompts[index], uid=f"{self._prompts[index].uid}.{passed}")
         episode, place = divmod(number, len(self._prompts))
         if episode != self._episode:
             self._episode, self._shuffled = episode, list(range(len(self._prompts)))
             random.Random(f"{self._seed}/{episode}").shuffle(self._shuffled)
         prompt = self._prompts[self._shuffled[place]]
         return replace(prompt, uid=f"{prompt.uid}.{episode}")
+
+
+def source_sizes(prompts: Sequence[Prompt]) -> list[int]:
+    """Return the number of prompts of each source: of those that stand together with a name, uids `<name>-<row>`."""
+    return [len([*group]) for _, group in groupby(prompts, key=lambda prompt: prompt.uid.rpartition("-")[0])]
 
 
 def drawn_prompt(prompts: Mapping[str, Prompt], uid: str) -> Prompt:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coati_rl.data.forms import Content, Conversation, Form, Labelled, OfflineJob, Pair, Steps, Text
+from coati_rl.data.forms import Content, Conversation, Form, Labelled, Pair, Steps, Text
 from coati_rl.data.row_contents import (
     completions_of,
     content_of,
@@ -21,6 +21,7 @@ from coati_rl.data.row_contents import (
     truth_of_label,
 )
 from coati_rl.errors import ConfigError
+from coati_rl.types import OfflineJob
 
 _PAIRS = (("messages", "chosen", "rejected"), ("prompt", "chosen", "rejected"), ("chosen", "rejected"))
 _LABELLED = (("messages", "completion", "label"), ("prompt", "completion", "label"), ("completion", "label"))

@@ -10,6 +10,7 @@ from typing import Any
 
 from coati_rl.data.ground_truth import TruthKey
 from coati_rl.errors import ConfigError
+from coati_rl.reward_spec import NO_COLUMNS, Columns
 from coati_rl.types import DEFAULT_TASK
 
 TASK_COLUMN = "task"
@@ -21,8 +22,10 @@ class Task:
 
     name: str = DEFAULT_TASK
     truth: TruthKey | None = "gt_answer"  # what every row must have besides messages; None: nothing
+    prompt_key: str | None = None  # the column with the prompt; None: messages, else prompt
     answer_key: str | None = None  # as of `ground_truth`
     system_prompt: str = ""  # put first, unless empty or the row brings its own
+    columns: Columns = NO_COLUMNS  # that its reward reads besides messages and ground truth
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

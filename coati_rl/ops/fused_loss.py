@@ -70,7 +70,7 @@ def fused_token_loss(
         if gradients is None:
             return loss, sums
         stored = gradients.of_inputs(flat_hidden, tokens.sources)
-    return _StoredGradients.apply(*inputs, loss, stored), sums  # type: ignore[no-untyped-call]
+    return StoredGradients.apply(*inputs, loss, stored), sums  # type: ignore[no-untyped-call]
 
 
 def _evaluate(
@@ -121,7 +121,7 @@ def _token_terms(
     return loss.detach(), {name: value.detach() for name, value in sums.items()}, (grad_logprobs, grad_entropy)
 
 
-class _StoredGradients(torch.autograd.Function):
+class StoredGradients(torch.autograd.Function):
     """Attach precomputed gradients of hidden, weight and bias to the loss."""
 
     @staticmethod
@@ -133,12 +133,14 @@ class _StoredGradients(torch.autograd.Function):
         loss: Tensor,
         gradients: tuple[Tensor | None, ...],
     ) -> Tensor:
+        """Return the loss, and keep the gradients."""
         ctx.gradients = gradients
         return loss.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients times the loss's."""
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise RuntimeError("a second backward through fused_token_loss: the first has freed its gradients")

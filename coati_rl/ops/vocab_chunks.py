@@ -169,6 +169,13 @@ class LMHead:
             entropy=log_total - moment / total,  # -sum p log p with log p = shifted - log_total
         )
 
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        """Compute float32[C, V] log softmax over the whole vocabulary, in place. Collective over the group."""
+        peak = logits.amax(dim=-1)
+        logits.sub_(self._reduced(peak, dist.ReduceOp.MAX)[:, None])
+        total = torch.cat([logits[block].exp().sum(dim=-1) for block in row_blocks(logits)])
+        return logits.sub_(self.reduced(total).log()[:, None])
+
     def add_to_targets(self, logits: Tensor, targets: Tensor, values: Tensor) -> Tensor:
         """Add float32[C] `values` in place to float32[C, V] `logits` at the targets. Returns: `logits`."""
         columns, is_held = self._columns(targets)
@@ -181,6 +188,10 @@ class LMHead:
         columns = targets - dist.get_rank(self.group) * self.weight.shape[0]
         is_held = (columns >= 0) & (columns < self.weight.shape[0])
         return columns.where(is_held, 0), is_held
+
+    def reduced(self, values: Tensor) -> Tensor:
+        """Sum values over the group in place; they are already whole without one."""
+        return self._reduced(values, dist.ReduceOp.SUM)
 
     def _reduced(self, values: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
         if self.group is not None:
@@ -226,10 +237,13 @@ class HeadGradients:
             targets: int64[C], token ids.
             token_grads: of these C.
         """
-        weight = self.head.weight
         # With p = softmax: d logprob / dz = one_hot(target) - p, d entropy / dz = -p (log p + entropy).
         grad_logits = _without_targets(exponentials, total, entropy, token_grads)
-        self.head.add_to_targets(grad_logits, targets, token_grads.logprob)
+        self.add_logits(chunk, hidden, self.head.add_to_targets(grad_logits, targets, token_grads.logprob))
+
+    def add_logits(self, chunk: slice, hidden: Tensor, grad_logits: Tensor) -> None:
+        """Add the gradients that follow from float32[C, V] gradients of the logits before division by temperature."""
+        weight = self.head.weight
         if self.bias is not None:
             self.bias += grad_logits.sum(dim=0)
         grad_logits = grad_logits.to(weight.dtype)

@@ -13,4 +13,5 @@ class ActorClasses:
     coordinator: type  # takes the prepared job, the run's paths and the actor's context
     trainer: type
     producer: type | None = None  # None: the run has no producers
+    reward_model: type | None = None  # needed where the config has reward models
     make_reward: Callable[[], GroupScorer] | None = None  # picklable; starts the reward workers of a producer

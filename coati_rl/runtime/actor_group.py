@@ -1,11 +1,12 @@
 """Create, start, replace and end the actors of a run.
 
-There are one coordinator, T trainers and P producers. A dead producer's replacement gets a new number and its
-reservation.
+There are one coordinator, T trainers, P producers and the copies of any reward models. A dead producer's replacement
+gets a new number and its reservation.
 """
 
 import logging
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -23,6 +24,7 @@ from coati_rl.runtime.run_dir import RunPaths
 
 logger = logging.getLogger(__name__)
 
+_REWARD_CALLS = 64  # groups that a reward model is asked for at the same time; further calls wait in Ray
 START_TIMEOUT_S = 600.0  # for an actor to load its engine; a large checkpoint on a shared disk takes minutes
 
 
@@ -57,20 +59,25 @@ class ActorGroup:
         self.trainers: dict[int, ManagedActor] = {}
         self.starting: dict[int, ManagedActor] = {}  # producers that load their engine
         self.producers: dict[int, ManagedActor] = {}
+        self.reward_models: list[ManagedActor] = []
         self.heartbeats = Heartbeats(HangTimeouts.of(self._config))
 
     def start(self) -> None:
-        """Create all actors and wait for the trainers; producers may still load their engines."""
+        """Create all actors and wait for trainers and reward models; producers may still load their engines."""
         handles = [self._make_trainer(rank) for rank in range(self._config.parallel.num_trainers)]
         rendezvous = handles[0].open_rendezvous.remote()
         if self._config.cluster.master_port:  # a port in use is found before engines are loaded
             wait_for(rendezvous, who="trainer-0", timeout_s=START_TIMEOUT_S)
+        self.reward_models = self._make_reward_models()  # before the producers, whose scorers look for them
         for _ in range(self._config.num_producers):
             self.add_producer()
         where = wait_for(rendezvous, who="trainer-0", timeout_s=START_TIMEOUT_S)
         starts = [handle.start.remote(where) for handle in handles]
         for rank, reference in enumerate(starts):
             wait_for(reference, who=f"trainer-{rank}", timeout_s=START_TIMEOUT_S)
+        for member in self.reward_models:
+            wait_for(member.task, who=member.name, timeout_s=START_TIMEOUT_S)
+        self.reward_models = [replace(each, task=each.handle.run.remote()) for each in self.reward_models]
         self.trainers = {
             rank: ManagedActor(
                 name=f"trainer-{rank}", handle=handle, task=handle.run.remote(self.coordinator, self._namespace)
@@ -119,7 +126,7 @@ class ActorGroup:
 
     def members(self) -> list[ManagedActor]:
         """Return all actors but the coordinator."""
-        return [*self.trainers.values(), *self.producers.values(), *self.starting.values()]
+        return [*self.trainers.values(), *self.producers.values(), *self.starting.values(), *self.reward_models]
 
     def end(self) -> None:
         """Kill every actor."""
@@ -157,6 +164,25 @@ class ActorGroup:
                 resume_dir=resume.directory if resume else None,
             )
         )
+
+    def _make_reward_models(self) -> list[ManagedActor]:
+        """Create the copies of all reward models, which begin to load."""
+        members: list[ManagedActor] = []
+        reservations = iter(self._placement.reward_models)
+        for directory, names in self._config.reward_models.names.items():
+            for name in names:
+                reservation = next(reservations)
+                actor_cls: Any = self._classes.reward_model
+                context = self._context(name, reservation)
+                if not reservation.need.gpus:
+                    context = replace(context, device="cpu")
+                # Calls that wait for a batch occupy the other threads.
+                actor = ray.remote(concurrency_groups={"heartbeat": 1})(actor_cls)
+                options = {**self._options(name, reservation, actor_cls), "max_concurrency": _REWARD_CALLS}
+                handle: Any = actor.options(**options).remote(Path(directory), context)
+                member = ManagedActor(name=name, handle=handle, task=handle.start.remote(), reservation=reservation)
+                members.append(member)
+        return members
 
     def _options(self, name: str, reservation: Reservation, actor_cls: Any) -> dict[str, Any]:
         plan = self._prepared.plan

@@ -2,17 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
+from coati_rl.config.named_paths import read_sources
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_jobs import PrmJobConfig, SftJobConfig
 from coati_rl.config.offline_plan import RowCounts
 from coati_rl.data.files import read_rows
-from coati_rl.data.forms import Conversation, Form, OfflineJob
+from coati_rl.data.forms import Conversation, Form
+from coati_rl.data.mixing import Mixing
 from coati_rl.data.offline_samples import OfflineSamples, kto_samples, pair_samples, sft_samples
 from coati_rl.data.reward_samples import prm_samples, rm_samples
-from coati_rl.data.row_formats import FormSet, read_forms
+from coati_rl.data.row_formats import Columns, read_forms
+from coati_rl.errors import ConfigError
 from coati_rl.samples import Sample
+
+TRAIN_FLAG = "--dataset"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,11 +26,31 @@ class SampleSet:
 
     samples: tuple[Sample, ...]
     counts: RowCounts
+    mixing: Mixing | None = None  # of training rows whose sources have shares
 
 
-def load_forms(config: OfflineConfig, path: str, *, flag: str) -> FormSet:
-    """Read and check the rows of a file. Raises: ConfigError naming the row."""
-    return read_forms(read_rows(path, flag=flag), cast(OfflineJob, config.JOB))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceForms:
+    """Hold the forms of all sources of a flag, source by source."""
+
+    forms: tuple[Form, ...]
+    sizes: tuple[int, ...]  # forms of each source
+    num_equal: int  # pairs left out because chosen and rejected are equal
+
+
+def load_forms(config: OfflineConfig, text: str, *, flag: str) -> SourceForms:
+    """Read and check the rows of the sources that a flag lists. Raises: ConfigError naming the row."""
+    data = config.data
+    step_token = config.objective.placeholder_token if isinstance(config, PrmJobConfig) else None
+    columns = Columns(**data.columns, input_template=data.input_template, step_token=step_token)
+    limit = data.max_samples if flag == TRAIN_FLAG else None
+    sources = [read_rows(source.path, flag=flag, max_rows=limit) for source in read_sources(text)]
+    sets = [read_forms(rows, config.JOB, columns) for rows in sources]
+    return SourceForms(
+        forms=tuple(form for each in sets for form in each.forms),
+        sizes=tuple(len(each.forms) for each in sets),
+        num_equal=sum(each.num_equal for each in sets),
+    )
 
 
 def needs_chat_template(forms: Sequence[Form]) -> bool:
@@ -33,8 +58,8 @@ def needs_chat_template(forms: Sequence[Form]) -> bool:
     return any(isinstance(form, Conversation) or isinstance(getattr(form, "prompt", None), tuple) for form in forms)
 
 
-def make_samples(config: OfflineConfig, rows: FormSet, tokenizer: Any) -> SampleSet:
-    """Render and tokenise rows. Raises: ConfigError naming the row."""
+def make_samples(config: OfflineConfig, rows: SourceForms, tokenizer: Any, *, flag: str) -> SampleSet:
+    """Render and tokenise the rows of a flag. Raises: ConfigError naming the row."""
     made = _samples(config, rows.forms, tokenizer)
     counts = RowCounts(
         num_rows=len(made.rows),
@@ -44,7 +69,8 @@ def make_samples(config: OfflineConfig, rows: FormSet, tokenizer: Any) -> Sample
         num_tokens=sum(len(sample) for sample in made.samples),
         num_loss_tokens=sum(sample.num_loss_tokens for sample in made.samples),
     )
-    return SampleSet(samples=made.samples, counts=counts)
+    mixing = _mixing(config, made.sizes(rows.sizes)) if flag == TRAIN_FLAG and made.samples else None
+    return SampleSet(samples=made.samples, counts=counts, mixing=mixing)
 
 
 def _samples(config: OfflineConfig, forms: Sequence[Form], tokenizer: Any) -> OfflineSamples:
@@ -55,3 +81,13 @@ def _samples(config: OfflineConfig, forms: Sequence[Form], tokenizer: Any) -> Of
         return prm_samples(forms, tokenizer, max_length=length, placeholder=config.objective.placeholder_token)
     make = {"rm": rm_samples, "dpo": pair_samples, "kto": kto_samples}[config.JOB]
     return make(forms, tokenizer, max_length=length)
+
+
+def _mixing(config: OfflineConfig, sizes: tuple[int, ...]) -> Mixing | None:
+    shares = config.data.shares
+    if shares and 0 in sizes:
+        raise ConfigError(
+            f"{TRAIN_FLAG} {config.data.sources[sizes.index(0)].path}: none of its rows has anything to train within "
+            f"--max-length {config.data.max_length}, so that it cannot have a share; raise it, or leave the source out"
+        )
+    return Mixing(sizes=sizes, shares=shares) if shares else None

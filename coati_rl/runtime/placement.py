@@ -1,11 +1,12 @@
-"""Assign trainers and producers to nodes from the nodes' free resources; `placement_manager` asks Ray for them.
+"""Assign actors to nodes from the nodes' free resources; `placement_manager` asks Ray for them.
 
 A producer is never split: the ranks of its engine are on one node. The trainers of one tp * pp group are on one node
-where possible, and all trainers of a node have consecutive ranks.
+where possible, and all trainers of a node have consecutive ranks. A reward model goes where room is left, on the node
+with the least of it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coati_rl.config.training import TrainingConfig
@@ -55,6 +56,8 @@ class Request:
     trainer: ActorResources
     num_producers: int
     producer: ActorResources
+    num_reward_models: int = 0  # copies of all reward models
+    reward_model: ActorResources = field(default_factory=lambda: ActorResources(cpus=1, gpus=0))
 
     @staticmethod
     def of(config: TrainingConfig, device: Device) -> "Request":
@@ -67,20 +70,29 @@ class Request:
             trainer=ActorResources(cpus=1, gpus=1 if on_gpu else 0),
             num_producers=config.num_producers,
             producer=ActorResources(cpus=1 if on_gpu else width, gpus=width if on_gpu else 0),
+            num_reward_models=config.reward_models.num_actors,
+            reward_model=ActorResources(cpus=1, gpus=1 if on_gpu and config.reward_models.num_gpus else 0),
         )
 
     def __str__(self) -> str:
         parts = [f"{self.num_trainers} trainer(s) of {self.trainer}"] if self.num_trainers else []
         parts += [f"{self.num_producers} producer(s) of {self.producer} on one node"] if self.num_producers else []
+        parts += [f"{self.num_reward_models} reward model(s) of {self.reward_model}"] if self.num_reward_models else []
         return " and ".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeAssignment:
-    """Hold node ids by trainer rank and by producer."""
+    """Hold node ids by trainer rank, by producer and by reward model."""
 
     trainers: tuple[str, ...]
     producers: tuple[str, ...]
+    reward_models: tuple[str, ...] = ()
+
+    def fills(self, request: Request) -> bool:
+        """Return True if every requested actor has a node."""
+        wanted = (request.num_trainers, request.num_producers, request.num_reward_models)
+        return (len(self.trainers), len(self.producers), len(self.reward_models)) == wanted
 
 
 def assign_nodes(nodes: Sequence[Node], request: Request) -> NodeAssignment | None:
@@ -96,7 +108,7 @@ def assign_nodes(nodes: Sequence[Node], request: Request) -> NodeAssignment | No
     size = request.group_size
     for trainers_first, group_size in ((True, size), (False, size), (False, 1)):
         assignment = _try(nodes, request, trainers_first=trainers_first, group_size=group_size)
-        if len(assignment.trainers) == request.num_trainers and len(assignment.producers) == request.num_producers:
+        if assignment.fills(request):
             return assignment
     return None
 
@@ -107,6 +119,7 @@ def explain(nodes: Sequence[Node], totals: Sequence[Node], request: Request) -> 
     missing = {
         "producer(s)": request.num_producers - len(assignment.producers),
         "trainer(s)": request.num_trainers - len(assignment.trainers),
+        "reward model(s)": request.num_reward_models - len(assignment.reward_models),
     }
     lacking = " and ".join(f"{count} {who}" for who, count in missing.items() if count)
     total_of = {node.node_id: node for node in totals}
@@ -135,7 +148,20 @@ def _try(nodes: Sequence[Node], request: Request, *, trainers_first: bool, group
         nodes_left[nodes_left.index(chosen)] = chosen.without(request.producer)
     if not trainers_first:
         trainers = _place_trainers(nodes_left, request, group_size)
-    return NodeAssignment(trainers=tuple(trainers), producers=tuple(producers))
+    reward_models = _place_reward_models(nodes_left, request)
+    return NodeAssignment(trainers=tuple(trainers), producers=tuple(producers), reward_models=tuple(reward_models))
+
+
+def _place_reward_models(nodes_left: list[Node], request: Request) -> list[str]:
+    reward_models: list[str] = []
+    for _ in range(request.num_reward_models):
+        fitting = [node for node in nodes_left if node.capacity(request.reward_model) > 0]
+        if not fitting:
+            break
+        chosen = min(fitting, key=lambda node: node.capacity(request.reward_model))
+        reward_models.append(chosen.node_id)
+        nodes_left[nodes_left.index(chosen)] = chosen.without(request.reward_model)
+    return reward_models
 
 
 def _place_trainers(nodes_left: list[Node], request: Request, group_size: int) -> list[str]:

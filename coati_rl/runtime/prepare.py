@@ -15,12 +15,14 @@ from coati_rl.build import build_loss, load_estimator
 from coati_rl.checkpoint.resume import ResumePoint, open_resume_point
 from coati_rl.config import Config
 from coati_rl.config.algorithm_rules import algorithm_warnings
+from coati_rl.config.distillation_rules import distillation_warnings
 from coati_rl.config.gpu_rules import check_staging, with_device_defaults
 from coati_rl.config.plan import Plan, make_plan, resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.rules import nearest_flags
 from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
+from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts
 from coati_rl.runtime.resources import (
@@ -30,6 +32,7 @@ from coati_rl.runtime.resources import (
     resolve_model,
     sharding_warnings,
 )
+from coati_rl.runtime.teacher import find_teacher
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
 from coati_rl.types import Device
@@ -58,7 +61,7 @@ def prepare(
     config: Config,
     *,
     rewards: RewardFacts,
-    check_layout: Callable[[Config, Any], None],
+    check_layout: Callable[..., None],
     is_dry_run: bool,
 ) -> Prepared:
     """Resolve device and model, read, validate and tokenise the datasets, and plan.
@@ -66,17 +69,19 @@ def prepare(
     Args:
         config: checked by `rules.check`.
         rewards: what they ask of rows.
-        check_layout: of the trainers; raises ConfigError if the model (its transformers config) cannot be cut as asked.
+        check_layout: of the trainers; raises ConfigError if a model (its transformers config) cannot be cut as asked.
         is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
     Raises: ConfigError.
     """
     load_estimator(config.algorithm.advantage_estimator)  # a user's own functions are tried before anything starts
     build_loss(config.algorithm)
+    check_own_functions(config)
     device, warnings = resolve_device(config, is_dry_run=is_dry_run)
     config = with_device_defaults(config, device)
     backend = choose_backend(config.sync.weight_transport, device=device, is_one_node=not config.cluster.master_address)
     rows = load_run_rows(config, rewards)
     warnings += [*_evaluation_warnings(config), *reward_warnings(config), *algorithm_warnings(config)]
+    warnings += distillation_warnings(config)
     warnings += sharding_warnings(config, device)
     directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     if directory is None:
@@ -87,10 +92,26 @@ def prepare(
     else:
         config = config.with_changes(model=str(directory))
         hf_config = read_model_config(directory)
-        _check_length(config, hf_config)
+        check_length(config, hf_config)
         check_layout(config, hf_config)
         warnings += _check_gpu_memory(config, directory, backend)
-        train, evaluation = make_run_prompts(rows, config, load_tokenizer(directory))
+        data = config.data
+        tokenizer = load_tokenizer(
+            directory, chat_template=data.chat_template, needs_chat_template=data.input_template is None
+        )
+        if data.chat_template is not None:
+            config = config.with_changes(chat_template=tokenizer.chat_template)
+        teacher, of_teacher = find_teacher(
+            config,
+            config.distillation.teacher,
+            tokenizer,
+            hf_config,
+            without_full="use --distill-kl token" if config.distillation.distill_kl == "full" else None,
+            check_layout=check_layout,
+            is_dry_run=is_dry_run,
+        )
+        config, warnings = config.with_changes(teacher=teacher), warnings + of_teacher
+        train, evaluation = make_run_prompts(rows, config, tokenizer)
         num_prompts = len(train.prompts)
         _check_prompts(config, train, evaluation)
     plan = make_plan(config, num_prompts=num_prompts, device=device)
@@ -123,10 +144,11 @@ def _check_step(config: Config, plan: Plan, num_prompts: int) -> None:
 
 def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[str]]:
     """Return the device, and warnings. Raises: ConfigError when this machine has too few GPUs."""
-    parallel = config.parallel
+    parallel, reward_gpus = config.parallel, config.reward_models.num_gpus
+    formula, of_models = ("P * ptp + T + R", f" + {reward_gpus}") if reward_gpus else ("P * ptp + T", "")
     needed = (
-        f"GPUs = P * ptp + T: {parallel.num_inferencer} * {parallel.producer_tensor_parallel_size} + "
-        f"{parallel.num_trainers} = {config.num_devices} are needed"
+        f"GPUs = {formula}: {parallel.num_inferencer} * {parallel.producer_tensor_parallel_size} + "
+        f"{parallel.num_trainers}{of_models} = {config.num_devices} are needed"
     )
     return find_device(config, needed=needed, fewer=partial(_fewer, config), is_dry_run=is_dry_run)
 
@@ -153,8 +175,10 @@ def _update_bytes(config: Config, directory: Path) -> int:
 
 def _fewer(config: Config, available: int) -> str:
     parallel = config.parallel
+    available -= config.reward_models.num_gpus
     if available < 2:
-        return "use --device cpu, or --master_address of a Ray cluster"
+        without = "--reward-devices 0, " if config.reward_models.num_gpus else ""
+        return f"use {without}--device cpu, or --master_address of a Ray cluster"
     split = parallel.num_trainers // config.dp  # tp * pp
     layout = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1} if split >= available else {}
     split = 1 if layout else split
@@ -190,7 +214,8 @@ def _check_gpu_memory(config: Config, directory: Path, backend: CollectiveBacken
     return check_staging(config, update_bytes=_update_bytes(config, directory), gpu_bytes=_gpu_bytes())
 
 
-def _check_length(config: Config, model: Any) -> None:
+def check_length(config: Config, model: Any) -> None:
+    """Raise ConfigError if the longest episode exceeds the positions of the model, given by its transformers config."""
     limit = getattr(model, "max_position_embeddings", None)
     rope = getattr(model, "rope_parameters", None) or {}
     is_extended = rope.get("rope_type", "default") != "default"  # the engine knows its limit

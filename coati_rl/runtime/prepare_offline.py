@@ -3,17 +3,20 @@
 Mistakes in files are reported here, before Ray starts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from coati_rl.checkpoint.dataset_resume import DatasetResume, open_dataset_resume
 from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.offline_jobs import SftJobConfig
 from coati_rl.config.offline_plan import OfflinePlan, make_offline_plan
 from coati_rl.config.offline_rules import with_offline_defaults
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
+from coati_rl.data.mixing import Mixing
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.offline_rows import SampleSet, load_forms, make_samples, needs_chat_template
+from coati_rl.own_optimizer import check_own_functions
+from coati_rl.runtime.offline_rows import TRAIN_FLAG, SampleSet, load_forms, make_samples, needs_chat_template
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.resources import (
     find_device,
@@ -22,6 +25,7 @@ from coati_rl.runtime.resources import (
     resolve_model,
     sharding_warnings,
 )
+from coati_rl.runtime.teacher import find_teacher
 from coati_rl.samples import Sample
 
 
@@ -32,31 +36,31 @@ class PreparedDataset(PreparedJob):
     config: OfflineConfig
     plan: OfflinePlan
     train: tuple[Sample, ...]
+    mixing: Mixing | None = None  # of the training rows' sources
     evaluation: dict[str, tuple[Sample, ...]]  # by the set's name
     resume: DatasetResume | None = None
 
 
-def prepare_offline(
-    config: OfflineConfig, *, check_layout: Callable[[OfflineConfig, Any], None], is_dry_run: bool
-) -> PreparedDataset:
+def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None], is_dry_run: bool) -> PreparedDataset:
     """Resolve device and model, read, validate and tokenise the rows, and plan.
 
     Args:
         config: checked by `offline_rules.check_offline`.
-        check_layout: of the trainers; raises ConfigError if the model (its transformers config) cannot be cut as asked.
+        check_layout: of the trainers; raises ConfigError if a model (its transformers config) cannot be cut as asked.
         is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
     Raises: ConfigError.
     """
+    check_own_functions(config)
     device, warnings = find_device(
         config,
         needed=f"-t {config.parallel.num_trainers}: {config.num_devices} GPUs are needed",
         fewer=lambda available: f"use -t {available}" if available else "use --device cpu",
         is_dry_run=is_dry_run,
     )
-    paths = {"--dataset": config.data.dataset}
+    paths = {TRAIN_FLAG: config.data.dataset}
     paths |= {f"--eval-dataset {name}": path for name, path in (config.data.eval_dataset or {}).items()}
     forms = {flag: load_forms(config, path, flag=flag) for flag, path in paths.items()}
-    warnings += sharding_warnings(config, device)
+    warnings += [*sharding_warnings(config, device), *_reference_warnings(config)]
     directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     sets: dict[str, SampleSet] = {}
     if directory is None:
@@ -66,13 +70,28 @@ def prepare_offline(
         hf_config = read_model_config(directory)
         config = _within_positions(config, hf_config)
         check_layout(config, hf_config)
+        config = _with_reference(config, hf_config, is_dry_run=is_dry_run)
         needs_template = any(needs_chat_template(rows.forms) for rows in forms.values())
-        tokenizer = load_tokenizer(directory, needs_chat_template=needs_template)
-        sets = {flag: make_samples(config, rows, tokenizer) for flag, rows in forms.items()}
+        template = config.data.chat_template
+        tokenizer = load_tokenizer(directory, chat_template=template, needs_chat_template=needs_template)
+        if template is not None:
+            config = config.with_changes(chat_template=tokenizer.chat_template)
+        if isinstance(config, SftJobConfig):
+            teacher, of_teacher = find_teacher(
+                config,
+                config.distillation.teacher,
+                tokenizer,
+                hf_config,
+                without_full="leave --teacher out",
+                check_layout=check_layout,
+                is_dry_run=is_dry_run,
+            )
+            config, warnings = config.with_changes(teacher=teacher), warnings + of_teacher
+        sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
         _check_not_empty(config, sets)
     config = with_offline_defaults(config, device)
-    evaluation = {flag.partition(" ")[2]: each for flag, each in sets.items() if flag != "--dataset"}
-    train = sets.get("--dataset")
+    evaluation = {flag.partition(" ")[2]: each for flag, each in sets.items() if flag != TRAIN_FLAG}
+    train = sets.get(TRAIN_FLAG)
     plan = make_offline_plan(
         config,
         device=device,
@@ -80,23 +99,23 @@ def prepare_offline(
         evaluation={name: each.counts for name, each in evaluation.items()},
     )
     _check_step(config, plan)
-    resume = open_dataset_resume(
-        config, None if train is None else DatasetSource(train.samples, dataset_settings(config))
-    )
+    source = None if train is None else DatasetSource(train.samples, dataset_settings(config, train.mixing))
+    resume = open_dataset_resume(config, source)
     if resume is not None:
         plan = replace(plan, num_steps=resume.num_steps)
     return PreparedDataset(
         config=config,
         plan=plan,
         train=() if train is None else train.samples,
+        mixing=None if train is None else train.mixing,
         evaluation={name: each.samples for name, each in evaluation.items()},
         warnings=tuple(warnings),
         resume=resume,
     )
 
 
-def dataset_settings(config: OfflineConfig) -> DatasetSettings:
-    """Return the sizes of a step, in samples."""
+def dataset_settings(config: OfflineConfig, mixing: Mixing | None) -> DatasetSettings:
+    """Return the sizes of a step, in samples; `mixing` of the training rows' sources."""
     parallel, run = config.parallel, config.run
     rows_at_a_time = min(parallel.train_microbatch_size, parallel.train_batch_size)
     return DatasetSettings(
@@ -112,6 +131,7 @@ def dataset_settings(config: OfflineConfig) -> DatasetSettings:
         unit=config.UNIT,
         denominator="units" if config.UNIT > 1 else "tokens",
         seed=run.seed,
+        mixing=mixing,
     )
 
 
@@ -129,6 +149,31 @@ def _within_positions(config: OfflineConfig, hf_config: Any) -> OfflineConfig:
             f"use --max-length {limit}"
         )
     return config.with_changes(max_length=limit)
+
+
+def _reference_warnings(config: OfflineConfig) -> Iterator[str]:
+    """Return the flags of the reference model where the loss reads none."""
+    given = {"reference_model": "--reference-model", "precompute_reference": "--precompute-reference"}
+    values = config.flat()
+    for name, flag in given.items():
+        if values.get(name) and not config.uses_reference:
+            yield f"{flag}: has no effect, as {config.objective_text} needs no reference model"
+
+
+def _with_reference(config: OfflineConfig, hf_config: Any, *, is_dry_run: bool) -> OfflineConfig:
+    """Resolve --reference-model. Raises: ConfigError if it has another vocabulary than the model."""
+    if not config.uses_reference or config.reference_model == config.model.model:
+        return config
+    directory = resolve_model(config.reference_model, is_dry_run=is_dry_run, flag="--reference-model")
+    if directory is None:
+        return config
+    vocabulary, own = read_model_config(directory).vocab_size, hf_config.vocab_size
+    if vocabulary != own:
+        raise ConfigError(
+            f"--reference-model {config.reference_model}: its vocabulary has {vocabulary} tokens, that of --model "
+            f"{own}; use a model with the same tokenizer"
+        )
+    return config.with_changes(reference_model=str(directory))
 
 
 def _check_not_empty(config: OfflineConfig, sets: dict[str, SampleSet]) -> None:

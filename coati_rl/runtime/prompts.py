@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from coati_rl.config import Config
+from coati_rl.config.named_paths import read_sources
 from coati_rl.data.dataset import PromptSet, load_rows, make_prompts
 from coati_rl.data.ground_truth import required_truth
 from coati_rl.data.tasks import RowTasks, Task, TaskRow
 from coati_rl.errors import ConfigError
+from coati_rl.reward_spec import NO_COLUMNS, Columns
 
 _TRAIN = "train"  # the name of training rows whose file has none
 
@@ -37,6 +40,7 @@ class RewardFacts:
 
     default_system_prompt: Callable[[str], str]  # where neither task nor run sets one
     needs_ground_truth: Callable[[str], bool]  # a function of the user's takes a ground truth
+    columns_of: Callable[[str], Columns] = lambda _: NO_COLUMNS  # of a row that functions of the user's read
 
 
 def load_run_rows(config: Config, rewards: RewardFacts) -> RunRows:
@@ -57,17 +61,19 @@ def load_run_rows(config: Config, rewards: RewardFacts) -> RunRows:
             return RowTasks(tasks=tasks, of_file=None, reads_column=True, needs_name=needs_name)
         return RowTasks(tasks=tasks)
 
-    if isinstance(config.data.dataset, str):
-        by_column = of_file("", needs_name=False)
-        train = {_TRAIN: load_rows(config.data.dataset, flag="--dataset", tasks=by_column)}
-    else:
-        train = {
-            name: load_rows(path, flag="--dataset", tasks=of_file(name, needs_name=True))
-            for name, path in config.data.dataset.items()
-        }
+    train = {}
+    for task, sources in config.data.sources.items():
+        row_tasks = of_file(task, needs_name=bool(task))
+        for number, source in enumerate(sources):
+            name = (task or _TRAIN) + (f":{number}" if number else "")
+            train[name] = load_rows(source.path, flag="--dataset", tasks=row_tasks, max_rows=config.data.max_samples)
     evaluation = {
-        name: load_rows(path, flag="--eval-dataset", tasks=of_file(name, needs_name=True))
-        for name, path in (config.data.eval_dataset or {}).items()
+        name: [
+            row
+            for source in read_sources(text)
+            for row in load_rows(source.path, flag="--eval-dataset", tasks=of_file(name, needs_name=True))
+        ]
+        for name, text in (config.data.eval_dataset or {}).items()
     }
     rows = RunRows(train=train, evaluation=evaluation)
     without_rows = [name for name in config.data.tasks or {} if name not in rows.tasks]
@@ -85,24 +91,41 @@ def make_run_prompts(rows: RunRows, config: Config, tokenizer: Any) -> tuple[Pro
 
     Raises: ConfigError if the chat template refuses a row.
     """
-    limit = config.data.max_prompt_tokens
-    sets = [make_prompts(each, tokenizer, name=name, max_prompt_tokens=limit) for name, each in rows.train.items()]
+    make = partial(
+        make_prompts,
+        tokenizer=tokenizer,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        input_template=config.data.input_template,
+    )
+    sets = [make(each, name=name) for name, each in rows.train.items()]
+    if config.data.shares and (unusable := [n for n, each in enumerate(sets) if not each.prompts]):
+        source = [source for sources in config.data.sources.values() for source in sources][unusable[0]]
+        raise ConfigError(
+            f"--dataset {source.path}: all its prompts exceed --max-prompt-tokens {config.data.max_prompt_tokens}, so "
+            "that it cannot have a share; raise it, or leave the source out"
+        )
     train = PromptSet(
         prompts=tuple(prompt for each in sets for prompt in each.prompts),
         num_refused=sum(each.num_refused for each in sets),
     )
-    evaluation = {
-        name: make_prompts(each, tokenizer, name=name, purpose="eval", max_prompt_tokens=limit)
-        for name, each in rows.evaluation.items()
-    }
+    evaluation = {name: make(each, name=name, purpose="eval") for name, each in rows.evaluation.items()}
     return train, evaluation
 
 
 def _task(name: str, settings: Config, rewards: RewardFacts) -> Task:
-    reward_type, own = settings.reward.reward_type, settings.data.system_prompt
+    reward_type = settings.reward.reward_type
     return Task(
         name=name,
         truth=required_truth(reward_type, needs_truth=rewards.needs_ground_truth(reward_type)),
+        prompt_key=settings.data.prompt_key,
         answer_key=settings.data.answer_key,
-        system_prompt=rewards.default_system_prompt(reward_type) if own is None else own,
+        system_prompt=_system_prompt(settings, rewards),
+        columns=rewards.columns_of(reward_type),
     )
+
+
+def _system_prompt(settings: Config, rewards: RewardFacts) -> str:
+    if settings.data.input_template is not None:
+        return ""  # the text of --input-template holds all that the model is told
+    own = settings.data.system_prompt
+    return rewards.default_system_prompt(settings.reward.reward_type) if own is None else own

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.config.training import TrainingConfig
+from coati_rl.data.chat_template import set_chat_template
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device
 
@@ -46,15 +47,18 @@ def sharding_warnings(config: TrainingConfig, device: Device) -> Iterator[str]:
         yield "--plugin fsdp2: shards nothing, as there is one trainer"
 
 
-def resolve_model(model: str, *, is_dry_run: bool) -> Path | None:
-    """Return the model's directory; a hub id is taken from the local cache or downloaded. None: only in a dry run."""
+def resolve_model(model: str, *, is_dry_run: bool, flag: str = "--model") -> Path | None:
+    """Return the model's directory; a hub id is taken from the local cache or downloaded. None: only in a dry run.
+
+    Raises: ConfigError, which names `flag`.
+    """
     directory = Path(model).expanduser()
     if directory.is_dir():
         if not (directory / "config.json").is_file():
-            raise ConfigError(f"--model {model}: the directory has no config.json; give a model in Hugging Face format")
+            raise ConfigError(f"{flag} {model}: the directory has no config.json; give a model in Hugging Face format")
         return directory.absolute()
     if directory.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1 or directory.parent.is_dir():
-        raise ConfigError(f"--model {model}: no such directory; give a model directory or a hub id (owner/name)")
+        raise ConfigError(f"{flag} {model}: no such directory; give a model directory or a hub id (owner/name)")
     if is_dry_run:
         return None
     from huggingface_hub import snapshot_download
@@ -64,28 +68,45 @@ def resolve_model(model: str, *, is_dry_run: bool) -> Path | None:
         return Path(snapshot_download(model))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise ConfigError(
-            f"--model {model}: neither a directory nor a model that the hub provides ({type(error).__name__})"
+            f"{flag} {model}: neither a directory nor a model that the hub provides ({type(error).__name__})"
         ) from error
 
 
-def load_tokenizer(directory: Path, *, needs_chat_template: bool = True) -> Any:
-    """Load the model's tokenizer. Raises: ConfigError if it cannot be loaded or lacks a chat template."""
-    from transformers import AutoTokenizer
+def load_tokenizer(directory: Path, *, chat_template: str | None = None, needs_chat_template: bool = True) -> Any:
+    """Load the model's tokenizer.
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--model {directory}: the tokenizer cannot be loaded: {error}") from error
-    if needs_chat_template and not tokenizer.chat_template:
-        raise ConfigError(f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model")
+    Args:
+        directory: of the model.
+        chat_template: of --chat-template, in place of the model's.
+        needs_chat_template: a tokenizer without one is refused.
+    Raises: ConfigError.
+    """
+    tokenizer = read_tokenizer(directory)
+    if chat_template is not None:
+        set_chat_template(tokenizer, chat_template)
+    elif needs_chat_template and not tokenizer.chat_template:
+        raise ConfigError(
+            f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model, --chat-template "
+            "chatml (or a file), or --input-template"
+        )
     return tokenizer
 
 
-def read_model_config(directory: Path) -> Any:
+def read_tokenizer(directory: Path, flag: str = "--model") -> Any:
+    """Load a model's tokenizer. Raises: ConfigError, which names `flag`."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{flag} {directory}: the tokenizer cannot be loaded: {error}") from error
+
+
+def read_model_config(directory: Path, flag: str = "--model") -> Any:
     """Return the transformers config of the model's text part."""
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"--model {directory}: config.json cannot be read: {error}") from error
+        raise ConfigError(f"{flag} {directory}: config.json cannot be read: {error}") from error

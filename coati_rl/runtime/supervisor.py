@@ -4,7 +4,7 @@ Consumes: the coordinator's events and status. Waits for: events, and the end of
 the heartbeats of each second. Produces: records for the sinks, replacements of producers that are dead or hang, the
 status line, and one cause if the run cannot continue.
 
-A dead or hung producer is replaced; a dead or hung trainer or coordinator ends the run.
+A dead or hung producer is replaced; a dead or hung trainer, reward model or coordinator ends the run.
 """
 
 import logging
@@ -75,6 +75,7 @@ class Supervisor:
             self._admit_started()
             self._replace_dead()
             self._find_hung()
+            self._check_reward_models()
             status = self._actors.coordinator.status()
             self._on_status(status.text)
             if status.idle_s > self._stall_timeout_s:
@@ -166,6 +167,14 @@ class Supervisor:
         for producer_id, member in [*self._actors.producers.items(), *self._actors.starting.items()]:
             if (problem := heartbeats.producer_problem(member.name)) is not None:
                 self._replace(producer_id, problem)
+
+    def _check_reward_models(self) -> None:
+        """Raise RunError for a reward model that is dead or hangs: without it every sample would be invalid."""
+        for member in self._actors.reward_models:
+            if (cause := _failure(member)) is not None:
+                raise RunError(f"{cause.rstrip('.')}; without it no response can be scored")
+            if (problem := self._actors.heartbeats.producer_problem(member.name)) is not None:
+                raise RunError(f"{member.name} hangs: {problem}; the run waits for its scores")
 
     def _replace(self, producer_id: int, cause: str) -> None:
         logger.info("producer-%d: %s", producer_id, cause)

@@ -17,6 +17,7 @@ class Models:
     """Name the models that a trainer holds besides the one that it trains."""
 
     reference_dir: Path | None = None  # None: no reference model
+    teacher_dir: Path | None = None  # None: no teacher
     keeps_old_policy: bool = False
     scalar_head: "ScalarHead | None" = None  # of the trained model, in place of its LM head
 

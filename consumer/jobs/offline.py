@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.config.offline import OfflineConfig
-from coati_rl.config.offline_jobs import DpoJobConfig, KtoJobConfig, PrmJobConfig, RmJobConfig
+from coati_rl.config.offline_jobs import DpoJobConfig, KtoJobConfig, PrmJobConfig, RmJobConfig, SftJobConfig
 from coati_rl.data.reward_samples import label_token_ids, padding_token_id
 from coati_rl.protocols import TrainBackend
 from coati_rl.runtime.resources import load_tokenizer
@@ -14,17 +14,21 @@ from coati_rl.work import EvaluateWork, ReferenceWork
 from consumer.evaluation import Evaluator, score_samples
 from consumer.jobs.job import Models, Trainer
 from consumer.objectives.cross_entropy import CrossEntropy
+from consumer.objectives.forward_kl import ForwardKL
 from consumer.objectives.kto import kto
 from consumer.objectives.objective import Objective
 from consumer.objectives.pairwise import Pairwise
 from consumer.objectives.preference import preference
 from consumer.objectives.process_reward import ProcessReward
+from consumer.optim.learning_rate import learning_rate
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
 
 
 def objective_of(config: OfflineConfig) -> Objective:
     """Build the objective of a validated config. Raises: ConfigError for a label that is no token of the model."""
+    if isinstance(config, SftJobConfig) and config.distillation.teacher is not None:
+        return ForwardKL(kl_weight=config.distillation.distill_weight)
     if isinstance(config, RmJobConfig):
         return Pairwise(center_coefficient=config.objective.center_rewards_coefficient)
     if isinstance(config, DpoJobConfig):
@@ -47,8 +51,10 @@ def models(config: OfflineConfig) -> Models:
     head = None
     if isinstance(config, RmJobConfig):
         head = ScalarHead(seed=config.run.seed, pad_token_id=padding_token_id(_tokenizer(config)))
+    teacher = config.distillation.teacher if isinstance(config, SftJobConfig) else None
     return Models(
         reference_dir=Path(config.reference_model) if config.uses_reference else None,
+        teacher_dir=None if teacher is None else Path(teacher),
         scalar_head=head,
     )
 
@@ -57,7 +63,7 @@ def models(config: OfflineConfig) -> Models:
 def train_loop(config: OfflineConfig, trainer: Trainer, backend: TrainBackend, coordinator: Any) -> Iterator[TrainLoop]:
     """Provide a trainer's loop; the coordinator is a `DatasetCoordinator`, which orders no weight sync."""
     objective = objective_of(config)
-    step = TrainStep(backend, objective, trainer.timeline, learning_rate=config.optimizer.learning_rate)
+    step = TrainStep(backend, objective, trainer.timeline, learning_rate=learning_rate(config.optimizer))
     evaluator = Evaluator(backend, objective, coordinator, trainer.timeline)
 
     def on_dataset(work: EvaluateWork | ReferenceWork) -> None:

@@ -7,7 +7,7 @@ since the last pipeline stage needs them there. R rows, L tokens per row, M loss
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch
 from coati_rl.errors import ConfigError
+from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.ops.fused_loss import fused_token_loss
 from coati_rl.ops.logprob import token_logprobs
+from coati_rl.ops.vocabulary_kl import vocabulary_kl_loss
 from consumer.models import packed_attention
 from consumer.models.loading import prepare, read_config, read_model
 from consumer.models.packed_attention import RowLengths, row_lengths, segment_mask
@@ -34,6 +37,13 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LOGIT_SETTINGS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
+class HeadWeights(NamedTuple):
+    """Hold an LM head's weights, or this tensor-parallel rank's rows of them."""
+
+    weight: Tensor  # [V, H]
+    bias: Tensor | None  # [V]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyInput:
     """Hold the inputs of one forward. Not a tensor or a known container, so wrappers do not cast or move it."""
@@ -42,14 +52,23 @@ class PolicyInput:
     position_ids: Tensor  # int64[R, L]
     lengths: RowLengths | None = None  # of the segments in each row; None if no row holds more than one
     attention_mask: Tensor | None = None  # bool[R, 1, L, L], tokens that each token sees; only with parents
-    loss_arrays: dict[str, Tensor] = field(default_factory=dict)  # by name, each [R, M]; and trainer_version, int64[]
+    # By name, each [R, M] or [R, M, ...]; and trainer_version, int64[].
+    loss_arrays: dict[str, Tensor] = field(default_factory=dict)
     loss_fn: "LossFn | None" = None  # None: log-probabilities only
+    returns_hidden: bool = False  # hidden states in place of log-probabilities
+    teacher_head: HeadWeights | None = None  # on ranks with an LM head, for a `DistilledLoss`
 
 
 def make_input(
-    micro_batch: MicroBatch, *, device: torch.device, trainer_version: int = -1, loss_fn: "LossFn | None" = None
+    micro_batch: MicroBatch,
+    *,
+    device: torch.device,
+    trainer_version: int = -1,
+    loss_fn: "LossFn | None" = None,
+    returns_hidden: bool = False,
+    teacher_head: HeadWeights | None = None,
 ) -> PolicyInput:
-    """Copy a micro-batch's arrays to the device.
+    """Copy a micro-batch's arrays to the device; the other arguments are those of `PolicyInput`.
 
     Raises: ValueError if the temperature of a loss token is not positive.
     """
@@ -71,19 +90,22 @@ def make_input(
         loss_arrays={name: copied(array) for name, array in arrays.items()}
         | {"trainer_version": torch.tensor(trainer_version, device=device)},
         loss_fn=loss_fn,
+        returns_hidden=returns_hidden,
+        teacher_head=teacher_head,
     )
 
 
 def policy_forward(
     model: PreTrainedModel, inputs: PolicyInput, *, tp_group: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute log-probabilities (of a scalar head: values), or the loss if one is given.
+    """Compute log-probabilities (of a scalar head: values) or hidden states, or the loss if one is given.
 
     Args:
         model: its LM head is sharded along the vocabulary if `tp_group` is given.
         inputs: a micro-batch, on the model's device.
         tp_group: the tensor-parallel ranks; all of them call this with the same inputs.
-    Returns: (float32[] summed loss, reported sums); without a loss (float32[R, M] log-probabilities, {}).
+    Returns: (float32[] summed loss, reported sums); without a loss (float32[R, M] log-probabilities, {}), or
+        (float32[R, M, H] hidden states that predict the loss tokens, {}).
     """
     hidden = model.base_model(
         input_ids=inputs.token_ids, use_cache=False, **attention_arguments(model, inputs)
@@ -107,8 +129,53 @@ def loss_of_hidden(
     model: PreTrainedModel, hidden: Tensor, inputs: PolicyInput, *, tp_group: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute what `policy_forward` returns from the last hidden states [R, L, H], without full logits."""
-    arrays, loss_fn = inputs.loss_arrays, inputs.loss_fn
-    value_head = scalar_head(model)
+    if inputs.returns_hidden:
+        rows = torch.arange(len(hidden), device=hidden.device)[:, None]
+        return hidden[rows, inputs.loss_arrays["sources"]].float(), {}
+    if not isinstance(inputs.loss_fn, DistilledLoss):
+        return _loss_of_tokens(model, hidden, inputs, tp_group)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and inputs.loss_fn.loss_coeff != 0):
+        loss, sums = _loss_of_tokens(model, hidden, inputs, tp_group)
+    kl, kl_sums = _kl_to_teacher(model, hidden, inputs, inputs.loss_fn, tp_group)
+    return loss + kl, merge_sums(sums, kl_sums)
+
+
+def _kl_to_teacher(
+    model: PreTrainedModel,
+    hidden: Tensor,
+    inputs: PolicyInput,
+    loss_fn: DistilledLoss,
+    tp_group: dist.ProcessGroup | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the divergence's term of the loss, float32[], and its sums."""
+    head, teacher, arrays = model.get_output_embeddings(), inputs.teacher_head, inputs.loss_arrays
+    if teacher is None:
+        raise ValueError("a distilled loss needs the teacher's LM head")
+    its_hidden = arrays.get("teacher_hidden")
+    if its_hidden is None and arrays["loss_mask"].any():
+        raise ValueError("a distilled loss needs teacher_hidden: score the batch with a teacher")
+    if its_hidden is None:  # of a blank micro-batch
+        its_hidden = hidden.new_zeros((*arrays["token_ids"].shape, teacher.weight.shape[1]))
+    kl, sums = vocabulary_kl_loss(
+        hidden,
+        head.weight,
+        head.bias,
+        arrays,
+        teacher_hidden=its_hidden,
+        teacher_weight=teacher.weight,
+        teacher_bias=teacher.bias,
+        direction=loss_fn.direction,
+        group=tp_group,
+    )
+    return loss_fn.kl_coeff * kl, {**sums, "loss_sum": loss_fn.kl_coeff * sums["loss_sum"]}
+
+
+def _loss_of_tokens(
+    model: PreTrainedModel, hidden: Tensor, inputs: PolicyInput, tp_group: dist.ProcessGroup | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute the loss from log-probabilities, or these themselves, as `policy_forward` returns them."""
+    arrays = {name: array for name, array in inputs.loss_arrays.items() if name != "teacher_hidden"}
+    loss_fn, value_head = inputs.loss_fn, scalar_head(model)
     if value_head is not None:
         values = scalar_values(value_head, hidden, arrays["sources"], arrays["loss_mask"])
         return (values, {}) if loss_fn is None else loss_fn(values, torch.zeros_like(values), arrays)

@@ -21,13 +21,14 @@ class Objective(ABC):
     loss_fn: LossFn
     unit: int = 1  # samples that packing keeps together in a micro-batch: 2 for preference pairs
     scores: Mapping[str, Role] = {}  # name of a loss array: the model that computes its log-probabilities
+    hidden_states: Mapping[str, Role] = {}  # name of a loss array: the model whose last hidden states it holds
     old_policy_period: int | None = None  # optimizer steps that one "old" policy serves; None: it is not scored
     needs_whole_step: bool = False  # targets depend on sums over all mini-batches of the step
 
     @property
     def roles(self) -> frozenset[Role]:
         """Return the models that the trainer must hold: the policy, and those that score."""
-        return frozenset({"policy", *self.scores.values()})
+        return frozenset({"policy", *self.scores.values(), *self.hidden_states.values()})
 
     def targets(self, micro_batches: tuple[MicroBatch, ...]) -> Targets:
         """Fill the loss arrays that depend on scores; not called on ranks without the LM head."""

@@ -1,20 +1,23 @@
 """Optimise the policy gradient (GRPO, DAPO and related algorithms) with the loss and targets that the config names.
 
-Targets are advantages: KL to the reference is subtracted if it is part of the reward, and they are whitened over the
-step's loss tokens if `whiten_advantages` is set.
+Targets are advantages: KL to the reference is subtracted if it is part of the reward, the teacher's log-probabilities
+are added in a distillation, and they are whitened over the step's loss tokens if `whiten_advantages` is set.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from coati_rl.algorithms.choices import KLEstimator
+from coati_rl.algorithms.distillation import add_teacher_advantages
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.algorithms.token_advantages import advantage_sums, subtract_kl_to_go, whiten
 from coati_rl.batch import MicroBatch
 from coati_rl.build import build_loss
 from coati_rl.config import Config
+from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.protocols import LossFn, Role
 from consumer.objectives.objective import Objective, Targets, mean_of
 
@@ -29,6 +32,8 @@ class PolicyGradient(Objective):
     reward_kl_coeff: float = 0.0  # weight of KL in the reward; 0: none
     kl_estimator: KLEstimator = "k3"
     kl_clamp: float | None = None
+    teacher_coeff: float | None = None  # weight of the reverse KL to the teacher in the advantages; None: not there
+    distills_only: bool = False  # the rewards' advantages count as 0
     needs_whole_step: bool = False  # advantages are whitened over the step
 
     @property
@@ -38,24 +43,42 @@ class PolicyGradient(Objective):
 
     @property
     def scores(self) -> Mapping[str, Role]:  # type: ignore[override]
-        """Return the models that compute old_logprobs and ref_logprobs."""
+        """Return the models that compute old_logprobs, ref_logprobs and teacher_logprobs."""
         scores: dict[str, Role] = {}
         if self.old_policy_period is not None:
             scores["old_logprobs"] = "old" if self.keeps_old_policy else "policy"
-        return scores | ({"ref_logprobs": "reference"} if self.has_reference else {})
+        if self.has_reference:
+            scores["ref_logprobs"] = "reference"
+        if self.teacher_coeff is not None:
+            scores["teacher_logprobs"] = "teacher"
+        return scores
+
+    @property
+    def hidden_states(self) -> Mapping[str, Role]:  # type: ignore[override]
+        """Return the teacher, if the loss compares whole distributions with it."""
+        return {"teacher_hidden": "teacher"} if isinstance(self.loss_fn, DistilledLoss) else {}
 
     def targets(self, micro_batches: tuple[MicroBatch, ...]) -> Targets:
-        """Subtract KL to the reference from the advantages, if it is part of the reward."""
-        if self.reward_kl_coeff == 0:
-            return micro_batches, {}
+        """Subtract KL to the reference and add the teacher's term, where they are part of the advantages."""
         changed, sums = [], dict[str, Tensor]()
         for micro_batch in micro_batches:
-            done, terms = subtract_kl_to_go(
-                micro_batch, kl_coeff=self.reward_kl_coeff, estimator=self.kl_estimator, clamp=self.kl_clamp
-            )
+            done, terms = self._with_advantages(micro_batch)
             changed.append(done)
             sums = merge_sums(sums, terms)
         return tuple(changed), sums
+
+    def _with_advantages(self, micro_batch: MicroBatch) -> tuple[MicroBatch, dict[str, Tensor]]:
+        sums: dict[str, Tensor] = {}
+        if self.distills_only:
+            micro_batch = micro_batch.with_arrays(advantages=np.zeros_like(micro_batch.loss_arrays["advantages"]))
+        if self.reward_kl_coeff > 0:
+            micro_batch, sums = subtract_kl_to_go(
+                micro_batch, kl_coeff=self.reward_kl_coeff, estimator=self.kl_estimator, clamp=self.kl_clamp
+            )
+        if self.teacher_coeff is not None:
+            micro_batch, terms = add_teacher_advantages(micro_batch, coeff=self.teacher_coeff)
+            sums = sums | terms
+        return micro_batch, sums
 
     def step_sums(self, micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
         """Sum advantages over loss tokens."""
@@ -71,6 +94,7 @@ class PolicyGradient(Objective):
         return {
             "loss": sums["loss_sum"] * loss_scale if loss_scale else None,
             "kl_mean": mean_of(sums, "kl_sum"),
+            "teacher_kl_mean": mean_of(sums, "teacher_kl_sum"),
             "entropy_mean": mean_of(sums, "entropy_sum"),
             "clip_fraction": mean_of(sums, "clip_sum"),
             "ratio_max": sums["ratio_max"],
@@ -87,13 +111,19 @@ class PolicyGradient(Objective):
 
 def policy_gradient(config: Config) -> PolicyGradient:
     """Build the objective of a validated config. Raises: ConfigError if a user's loss function fails its check."""
-    algorithm = config.algorithm
+    algorithm, distillation = config.algorithm, config.distillation
+    loss_fn: LossFn = build_loss(algorithm)
+    has_teacher, is_full = distillation.teacher is not None, distillation.distill_kl == "full"
+    if has_teacher and is_full:
+        loss_fn = DistilledLoss(loss=loss_fn, direction="reverse", kl_coeff=distillation.distill_coeff)
     return PolicyGradient(
-        loss_fn=build_loss(algorithm),
+        loss_fn=loss_fn,
         has_reference=algorithm.kl_coeff > 0,
         old_policy_period=config.sync_period if config.recomputes_old_logprobs else None,
         reward_kl_coeff=algorithm.kl_coeff if algorithm.kl_place == "reward" else 0.0,
         kl_estimator=algorithm.kl_estimator,
         kl_clamp=algorithm.kl_clamp,
+        teacher_coeff=distillation.distill_coeff if has_teacher and not is_full else None,
+        distills_only=distillation.distill_only,
         needs_whole_step=algorithm.whiten_advantages,
     )

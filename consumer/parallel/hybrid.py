@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coati_rl.algorithms.sums import merge_sums
-from consumer.models.policy_model import PolicyInput, Precision
+from consumer.models.policy_model import HeadWeights, PolicyInput, Precision
 from consumer.parallel.colossal_compat import Booster, HybridParallelModule, HybridParallelPlugin
 from consumer.parallel.gradient_reduction import GradientReducer, accumulate_in_float32
 from consumer.parallel.layout import Layout
-from consumer.parallel.parallelism import accumulate_each, score_each
+from consumer.parallel.parallelism import accumulate_each, local_head, score_each
 from consumer.parallel.parameters import LocalParameters, ParameterInfo
 from consumer.parallel.pipeline_stage import check_stages
 from consumer.parallel.process_group import agree, collective, timeout_of_new_groups
@@ -202,6 +202,10 @@ class HybridModel:
 
         self._run_pipeline(inputs, keep)
         return scores
+
+    def head_weights(self) -> HeadWeights | None:
+        """See `ShardedModel`."""
+        return local_head(self._wrapped.unwrap()) if self._layout.is_last_stage else None
 
     def accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
         """See `ShardedModel`."""

@@ -21,14 +21,22 @@ _TIED_EMBEDDING = ("embed_tokens", "embedding_rowwise")  # transformers adds it 
 _CUT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
 
 
-def check_layout(config: TrainingConfig, hf_config: Any) -> None:
-    """Check tp and pp against the model's sizes and plans. Raises: ConfigError with all broken rules, one per line."""
+def check_layout(config: TrainingConfig, hf_config: Any, name: str = "") -> None:
+    """Check tp and pp against a model's sizes and plans.
+
+    Args:
+        config: of the run.
+        hf_config: of the model.
+        name: the model by its flag, for messages; empty: the run's own.
+    Raises: ConfigError with all broken rules, one per line.
+    """
+    name = name or f"--model {config.model.model}"
     tp, pp = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
     problems = {
         f"-tp {tp}": (_tensor_plan_problem(hf_config) or _sizes_problem(tp, hf_config)) if tp > 1 else None,
         f"-pp {pp}": (_pipeline_plan_problem(hf_config) or _depth_problem(pp, hf_config)) if pp > 1 else None,
     }
-    lines = [f"{flag}: {problem} (--model {config.model.model})" for flag, problem in problems.items() if problem]
+    lines = [f"{flag}: {problem} ({name})" for flag, problem in problems.items() if problem]
     if lines:
         raise ConfigError("\n".join(lines))
 

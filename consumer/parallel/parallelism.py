@@ -6,14 +6,14 @@ always the unscaled sum over the global batch, in float32.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coati_rl.algorithms.sums import merge_sums
-from consumer.models.policy_model import PolicyInput
+from consumer.models.policy_model import HeadWeights, PolicyInput
 from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import ParameterInfo
 
@@ -53,7 +53,16 @@ class ShardedModel(Protocol):
         """Return this rank's parameters."""
 
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
-        """Return log-probabilities, float32[R, M] each; an empty list without the head. Call it under `no_grad`."""
+        """Return what `policy_forward` does without a loss, for each; an empty list without the head.
+
+        Call it under `no_grad`.
+        """
+
+    def head_weights(self) -> HeadWeights | None:
+        """Return the LM head, or this tensor-parallel rank's rows of it; None without the head.
+
+        Collective where its rows are sharded over data-parallel ranks: they are gathered, and held by the caller.
+        """
 
     def accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
         """Accumulate the gradient of the summed loss. Returns: the loss's reported sums; empty without the head."""
@@ -119,6 +128,12 @@ class Parallelism(Protocol):
 
     def close(self) -> None:
         """Destroy the process groups that this object created."""
+
+
+def local_head(module: Any) -> HeadWeights:
+    """Return a model's LM head as its module holds it."""
+    head = module.get_output_embeddings()
+    return HeadWeights(head.weight, head.bias)
 
 
 def score_each(module: nn.Module, inputs: Sequence[PolicyInput]) -> list[Tensor]:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from consumer.models.policy_model import PolicyInput, policy_forward
+from consumer.models.policy_model import HeadWeights, PolicyInput, policy_forward
 from consumer.parallel.gradient_reduction import GradientReducer, accumulate_in_float32
 from consumer.parallel.layout import Layout
-from consumer.parallel.parallelism import accumulate_each, score_each
+from consumer.parallel.parallelism import accumulate_each, local_head, score_each
 from consumer.parallel.parameters import LocalParameters, ParameterInfo
 
 
@@ -80,6 +80,10 @@ class WholeModel:
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
         """See `ShardedModel`."""
         return score_each(self._module, inputs)
+
+    def head_weights(self) -> HeadWeights:
+        """See `ShardedModel`."""
+        return local_head(self._module)
 
     def accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
         """See `ShardedModel`."""

@@ -6,6 +6,7 @@ import os
 from typing import get_args
 
 from coati_rl.errors import ConfigError
+from coati_rl.plugins import absolute_plugin, is_plugin
 from coati_rl.reward_spec import (
     LONG_TIMEOUT_S,
     TIMEOUT_S,
@@ -16,7 +17,7 @@ from coati_rl.reward_spec import (
     parse_reward_type,
 )
 from coati_rl.reward_url import secrets_of
-from rewards.registry import make_reward
+from rewards.scoring import check_scorer
 
 _LEAST = {"num_workers": 1, "timeout_s": 0, "test_timeout_s": 0, "test_memory_mb": 32}  # 0: must be positive
 
@@ -29,6 +30,10 @@ def add_reward_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout-s",
         type=float,
         help=f"seconds that one response may take (default: {TIMEOUT_S:g} for math, else {LONG_TIMEOUT_S:g})",
+    )
+    parser.add_argument(
+        "--reward-combine",
+        help="FILE.py:FUNCTION that makes one reward of several, as --reward-combine of a run",
     )
     parser.add_argument(
         "--math-answer",
@@ -70,12 +75,16 @@ def reward_spec(options: argparse.Namespace) -> RewardSpec:
         reward_type = absolute_reward_type(options.type)  # scoring processes may have another working directory
     except ValueError as error:
         raise ConfigError(f"--type {error}") from error
+    combine = options.reward_combine
+    if combine is not None and not is_plugin(combine):
+        raise ConfigError(f"--reward-combine {combine}: write FILE.py:FUNCTION")
     parts = parse_reward_type(reward_type)
     spec = RewardSpec(
         reward_type=reward_type,
         secrets=secrets_of(reward_type, os.environ),
         timeout_s=options.timeout_s or default_timeout_s(parts),
         math_answer=options.math_answer,
+        combine=combine and absolute_plugin(combine),
         test_timeout_s=options.test_timeout_s,
         test_memory_mb=options.test_memory_mb,
         is_sandboxed=not options.run_model_code_without_sandbox,
@@ -85,7 +94,7 @@ def reward_spec(options: argparse.Namespace) -> RewardSpec:
             f"--test-timeout-s {spec.test_timeout_s:g} must be below --timeout-s {spec.timeout_s:g}, which all "
             f"tests of a response share; use --timeout-s {6 * spec.test_timeout_s:g}"
         )
-    make_reward(spec)  # raises before input is read or a port is opened
+    check_scorer(spec)  # raises before input is read or a port is opened
     if spec.is_sandboxed and any(part.name == "code" for part in parts):
         from coati_rl.sandbox import check_sandbox
 

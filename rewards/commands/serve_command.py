@@ -13,6 +13,7 @@ import socket
 import stat
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 
@@ -24,7 +25,7 @@ from coati_rl.reward_spec import public_reward_type
 from rewards.commands.command_arguments import add_reward_arguments, reward_spec
 from rewards.remote.service import Limits, ScoringQueue, make_app
 from rewards.remote.wire import MIN_TOKEN_LENGTH, TOKEN_VARIABLE, is_token
-from rewards.workers.pool import RewardPool
+from rewards.scoring import open_scorer
 
 _IDLE_S = 30.0  # close connections without requests; longer than clients reuse them, so that no request is lost
 _GRACE_S = 5  # for requests in flight when the service ends
@@ -74,9 +75,9 @@ def serve_command(options: argparse.Namespace) -> None:
     _end_on_signals()
     with (
         _listen(options.host, options.port) as listener,
-        RewardPool(spec, num_workers=options.num_workers, timeout_s=spec.timeout_s) as pool,
+        closing(open_scorer(spec, num_workers=options.num_workers)) as scorer,
     ):
-        queue = ScoringQueue(pool, spec.reward_type, options.num_workers, limits.max_queued)
+        queue = ScoringQueue(scorer, spec.reward_type, options.num_workers, limits.max_queued)
         if (first := queue.probe()) is not None:
             first.result()  # bounded by the pool's time limit for starting a process
         config = uvicorn.Config(

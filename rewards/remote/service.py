@@ -1,4 +1,4 @@
-"""Serve the scores of one RewardPool as a web application.
+"""Serve the scores of one scorer as a web application.
 
 GET /health needs no token. POST /score takes a `ScoreRequest` and needs "Authorization: Bearer TOKEN", which is read
 before the body. Every reply is JSON; one with a status other than 200 holds an "error". If a client disconnects, its
@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -27,7 +27,9 @@ from coati_rl.errors import RunError
 from coati_rl.reward_spec import public_reward_type
 from coati_rl.types import Problem, Score
 from rewards.remote.wire import HealthReply, ScoreRequest, describe_errors, reply_body
-from rewards.workers.pool import RewardPool
+
+if TYPE_CHECKING:  # it imports torch
+    from coati_rl.protocols import GroupScorer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +46,7 @@ class Limits:
 class ScoringQueue:
     """Submit responses to the pool; count waiting responses, track open requests and the pool's failure."""
 
-    def __init__(self, pool: RewardPool, reward_type: str, num_workers: int, max_queued: int) -> None:
+    def __init__(self, pool: "GroupScorer", reward_type: str, num_workers: int, max_queued: int) -> None:
         self._pool = pool
         self.reward_type = reward_type
         self._num_workers = num_workers
@@ -55,14 +57,14 @@ class ScoringQueue:
         self._requests: set[asyncio.Task[Any]] = set()  # open requests; used by the loop's thread only
 
     def submit(self, responses: Sequence[str], problem: Problem) -> Future[list[Score]] | None:
-        """Queue the responses of one group; None if the queue is full. Raises: see RewardPool.submit."""
+        """Queue the responses of one group; None if the queue is full. Raises: RunError if it is closed."""
         with self._lock:
             # An empty queue accepts a group of any size.
             if self._num_queued and self._num_queued + len(responses) > self._max_queued:
                 return None
             self._num_queued += len(responses)
         try:
-            future = self._pool.submit(responses, problem)
+            future: Future[list[Score]] = self._pool.submit(responses, problem)
         except RunError as error:
             self._forget(len(responses), str(error))
             raise

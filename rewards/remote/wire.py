@@ -28,10 +28,17 @@ class ProblemRecord(BaseModel):
     uid: str = ""
     messages: Annotated[list[dict[str, Any]], FailFast()] = []  # FailFast: report only the first of many invalid items
     prompt: str = ""
+    columns: dict[str, Any] = {}
 
     def to_problem(self) -> Problem:
         """Return the problem in the type that scorers take."""
-        return Problem(ground_truth=self.ground_truth, uid=self.uid, messages=tuple(self.messages), prompt=self.prompt)
+        return Problem(
+            ground_truth=self.ground_truth,
+            uid=self.uid,
+            messages=tuple(self.messages),
+            prompt=self.prompt,
+            columns=self.columns,
+        )
 
 
 class ScoreRequest(BaseModel):
@@ -88,6 +95,8 @@ def request_body(responses: Sequence[str], problem: Problem, reward_type: str | 
     """Return the body of POST /score."""
     record = asdict(problem)
     del record["task"]  # a service has one reward for all tasks
+    if not problem.columns:
+        del record["columns"]  # an earlier service does not know them
     return json.dumps({"responses": list(responses), "problem": record, "reward_type": reward_type}).encode()
 
 

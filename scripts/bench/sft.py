@@ -33,6 +33,7 @@ from coati_rl.samples import Sample
 from coati_rl.work import TrainWork
 from consumer.backend import Backend, BackendConfig
 from consumer.objectives.cross_entropy import CrossEntropy
+from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.single_process import SingleProcess
 from consumer.train_step import TrainStep
 
@@ -95,7 +96,7 @@ class Ours:
     def __init__(self, directory: Path, samples: list[Sample], arguments: argparse.Namespace) -> None:
         config = BackendConfig(model_dir=directory)
         self._backend = Backend(config, SingleProcess(device=torch.device("cpu")))
-        self._step = TrainStep(self._backend, CrossEntropy(), learning_rate=LEARNING_RATE)
+        self._step = TrainStep(self._backend, CrossEntropy(), learning_rate=LearningRate(peak=LEARNING_RATE))
         mean_length = sum(len(sample) for sample in samples) / len(samples)
         self._settings = DatasetSettings(
             dp=1,
@@ -178,9 +179,9 @@ def _with_tokenizer(directory: Path, scratch: Path) -> Path:
 
     vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2}
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="<unk>")),  # noqa: S106, no password
-        pad_token="<pad>",  # noqa: S106
-        eos_token="<eos>",  # noqa: S106
+        tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="<unk>")),
+        pad_token="<pad>",
+        eos_token="<eos>",
     )
     fast.save_pretrained(scratch / "tokenizer")
     return scratch / "tokenizer"
@@ -190,7 +191,10 @@ def measure(directory: Path, arguments: argparse.Namespace, scratch: Path) -> di
     """Let both train in turns; the first round allocates memory and is not timed."""
     vocabulary = int(AutoModelForCausalLM.from_pretrained(directory).config.vocab_size)
     samples = make_samples(arguments, vocabulary)
-    sides = {"ours": Ours(directory, samples, arguments), "trl": Theirs(directory, samples, arguments, scratch)}
+    sides: dict[str, Ours | Theirs] = {
+        "ours": Ours(directory, samples, arguments),
+        "trl": Theirs(directory, samples, arguments, scratch),
+    }
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for index in range(arguments.rounds + 1):
         for name in [*sides][:: 1 if index % 2 else -1]:

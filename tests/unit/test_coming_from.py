@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from coati_rl.config.cli import build_parser, parse
+from coati_rl.config.commands import TRAINING
 from coati_rl.config.rules import check
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "coming_from"
 INDEX = (FOLDER / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.name != "README.md")
-FLAGS = {name for action in build_parser()._actions for name in action.option_strings}
+FLAGS = {
+    name for job in TRAINING.values() for action in build_parser(job=job)._actions for name in action.option_strings
+}
 TOP_LEVEL = {"coati_rl", "producer", "consumer", "rewards", "scripts", "docs", "tests"}
 Row = tuple[str, str, str]  # theirs, ours, note
 

@@ -13,7 +13,7 @@ import make_config_reference
 import pytest
 import yaml
 
-from coati_rl.config import Config
+from coati_rl.config.commands import ALL
 from coati_rl.config.fields import described, spelling
 
 ROOT = check_docs.ROOT
@@ -39,6 +39,7 @@ OTHERS_FLAGS = {
     "python": "-c -I -S",
     "mypy": "--strict",
 }
+METRICS = {f"rewards/{name}" for name in ("chosen", "rejected", "margins", "accuracies")}  # like a path in rewards/
 NAMES_OF_THE_READER = {"FILE.py", "brevity.py", "own_loss.py"}  # besides the files that a page's blocks are
 
 
@@ -54,11 +55,12 @@ def files() -> frozenset[str]:
 
 
 @cache
-def run_flags() -> frozenset[str]:
-    """The flags of rl_example.py, with hyphens."""
-    fields = Config.fields().items()
+def run_flags(command: str = "rl") -> frozenset[str]:
+    """The flags of a command, with hyphens."""
+    fields = ALL[command].fields().items()
     names = {spelling(name, field) for name, field in fields}
     names |= {described(field, "short") or "" for _, field in fields}
+    names |= {alias for _, field in fields for alias in described(field, "aliases") or ()}
     names |= {f"--no-{spelling(name, field)[2:]}" for name, field in fields if field.annotation is bool}
     return frozenset(name.replace("_", "-") for name in names if name) | {"--config", "--dry-run", "--help"}
 
@@ -74,7 +76,8 @@ def all_flags() -> frozenset[str]:
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources if path.is_file())
     own = re.findall(r"[\"'\s](--[a-z][\w-]+)", text)
     others = [flag for flags in OTHERS_FLAGS.values() for flag in flags.split()]
-    return run_flags() | {flag.replace("_", "-") for flag in (*own, *others)}
+    trained = frozenset().union(*(run_flags(command) for command in ALL))
+    return trained | {flag.replace("_", "-") for flag in (*own, *others)}
 
 
 def spans(page: Path) -> list[str]:
@@ -110,11 +113,12 @@ def test_each_block_of_commands_is_executed_or_says_why_not(page: Path) -> None:
 def test_flags_that_a_page_names_exist(page: Path) -> None:
     unknown = []
     for line in command_lines(page):
-        if "rl_example.py" in line or "coati-rl rl" in line:
-            after = line.partition("rl_example.py")[2] or line.partition("coati-rl rl")[2]
+        named_command = re.search(rf"rl_example\.py|coati-rl (?:{'|'.join(ALL)})(?= )", line)
+        if named_command:
+            after, known = line[named_command.end() :], run_flags(named_command[0].partition("coati-rl ")[2] or "rl")
             words = shlex.split(after.partition(" | ")[0], comments=True)
             flags = [re.sub(r"\d+$", "", word.partition("=")[0]) for word in words if re.match(r"--?[A-Za-z]", word)]
-            unknown += [flag for flag in flags if flag.replace("_", "-") not in run_flags() | {"--num-generation"}]
+            unknown += [flag for flag in flags if flag.replace("_", "-") not in known | {"--num-generation"}]
         else:
             unknown += [flag for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", line) if flag not in all_flags()]
     for span in spans(page):
@@ -132,7 +136,7 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
         for word in re.findall(r"[\w./*-]+", span):
             name = word.strip("./").removeprefix("./") if not word.startswith(".ci") else word
             is_source = re.search(r"\.(py|sh|md|toml)$", name) and Path(name).name not in own
-            is_path = "/" in name and name.split("/")[0] in FOLDERS
+            is_path = "/" in name and name.split("/")[0] in FOLDERS and name not in METRICS
             if (is_source or is_path) and not is_there(name, page):
                 missing.append(word)
     assert not missing, missing

@@ -8,7 +8,8 @@ import itertools
 from typing import Any, NamedTuple
 
 from tests.integration.consumer.conftest import LAYOUTS
-from tests.integration.consumer.losses import CUT_SPLITS, LOSSES, Cut
+from tests.integration.consumer.losses import CUT_SPLITS, LOSSES, Cut, LossCase
+from tests.integration.consumer.preference_losses import PREFERENCES, UnitCase
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # architecture, and what `save_model` is told
     "qwen3-tied": ("qwen3", {"tied": True}),
@@ -57,12 +58,37 @@ WHOLE = [
 
 
 WITH_OTHER_MODELS = Run("tp2_pp2", "fp32")
+CASES: dict[str, LossCase | UnitCase] = {**LOSSES, **PREFERENCES}
+# Besides dp1: each where what is special of it could go wrong, and together in every kind of layout.
+WITH_PREFERENCE = {
+    "dpo": Run("tp2_pp2", "fp32"),
+    "cdpo, nll": Run("zero2_dp2", "bf16"),
+    "robust dpo": Run("tp2", "fp32"),
+    "ipo": Run("pp2", "fp32"),
+    "simpo": Run("tp2_pp2", "fp32"),
+    "orpo": Run("fsdp2_dp2", "fp32"),
+    "kto": Run("dp2", "fp32"),
+}
 
 
 def trials_of(run: Run, *, is_all: bool) -> list[Trial]:
     """One model after another."""
-    trials = {*pairwise_trials(run), *(whole_product(run) if is_all else ())}
+    trials = {*pairwise_trials(run), *preference_trials(run), *(whole_product(run) if is_all else ())}
     return sorted(trials, key=lambda trial: [*MODELS, *OTHER_MODELS].index(trial.model))
+
+
+def preference_trials(run: Run) -> list[Trial]:
+    """Of the objectives on units that the fast choice has in this run."""
+    return [trial for trial in all_preference_trials(run) if run in (Run("dp1", "fp32"), WITH_PREFERENCE[trial.loss])]
+
+
+def all_preference_trials(run: Run) -> list[Trial]:
+    """Each objective on units, with its cuts, on one of the models of the run."""
+    models = models_of(run)
+    return [
+        Trial(models[number % len(models)], loss, PREFERENCES[loss].cuts[RUNS.index(run) % len(PREFERENCES[loss].cuts)])
+        for number, loss in enumerate(PREFERENCES)
+    ]
 
 
 def models_of(run: Run) -> list[str]:
@@ -119,4 +145,4 @@ def whole_product(run: Run) -> list[Trial]:
         for model in models
         for loss in (LOSSES if model == models[0] and run.layout not in COMBINED else CLIPPED)
         for cut in LOSSES[loss].cuts
-    ]
+    ] + all_preference_trials(run)

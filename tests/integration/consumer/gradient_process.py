@@ -1,5 +1,6 @@
 """Run a trainer that takes two steps for each case of the gradient matrix, and records its state."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,59 +11,94 @@ import xxhash
 from torch import Tensor
 
 from coati_rl.algorithms.sums import merge_sums
-from coati_rl.batch import MicroBatch
+from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.packing import blank_micro_batch
 from coati_rl.ops.fused_loss import fused_token_loss
 from coati_rl.ops.logprob import token_logprobs
 from consumer.backend import Backend
+from consumer.optim.learning_rate import LearningRate
 from consumer.parallel import gradient_reduction
 from consumer.parallel.parameters import ParameterInfo
+from consumer.train_step import TrainStep
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, NUM_STEPS, VOCAB_SIZE, reference_of
-from tests.integration.consumer.gradient_matrix import Run, Trial
-from tests.integration.consumer.losses import LOSSES, Cut, LossCase
+from tests.integration.consumer.gradient_matrix import CASES, Run, Trial
+from tests.integration.consumer.losses import Cut, LossCase
+from tests.integration.consumer.preference_losses import UnitCase
 from tests.integration.consumer.samples import Sample, cut, samples_near, scale_of, to_mini_batch
 from tests.integration.consumer.trainer import make_trainer
 
 
-def mini_batches_of(samples: Sequence[Sample], split: str) -> list[Sequence[Sample]]:
-    """In an uneven split there are fewer samples in the last one than data-parallel ranks."""
+def mini_batches_of(samples: Sequence[Sample], split: str, unit: int) -> list[Sequence[Sample]]:
+    """In an uneven split there is one unit in the last one: fewer than data-parallel ranks."""
     if split == "uneven":
-        return [samples[:7], samples[7:]]
+        return [samples[:-unit], samples[-unit:]]
     return [samples] if split == "one" else [samples[:2], samples[2:6], samples[6:]]
 
 
-def share_of(samples: Sequence[Sample], backend: Backend, loss: LossCase, how: Cut) -> list[MicroBatch]:
+def share_of(samples: Sequence[Sample], backend: Backend, loss: LossCase | UnitCase, how: Cut) -> list[MicroBatch]:
     """A rank's micro-batches; all ranks have equally many."""
-    layout = backend.layout
-    count = -(-len(samples[:: layout.dp_size]) // how.size)  # of rank 0, which has the most samples
-    mine = samples[layout.dp_rank :: layout.dp_size]
-    micro_batches = cut(mine, per_micro_batch=how.size, packed=how.packed, aggregation=loss.aggregation)
+    layout, unit = backend.layout, loss.unit
+    units = [samples[start : start + unit] for start in range(0, len(samples), unit)]
+    count = -(-len(units[:: layout.dp_size]) // how.size)  # of rank 0, which has the most samples
+    mine = [sample for each in units[layout.dp_rank :: layout.dp_size] for sample in each]
+    micro_batches = cut(mine, per_micro_batch=how.size * unit, packed=how.packed, aggregation=loss.aggregation)
     return [*micro_batches] + [blank_micro_batch()] * (count - len(micro_batches))
 
 
-def steps_of(backend: Backend, model_dir: Path, loss: LossCase, how: Cut) -> Iterator[dict[str, Any]]:
+def steps_of(backend: Backend, model_dir: Path, loss: LossCase | UnitCase, how: Cut) -> Iterator[dict[str, Any]]:
     for step in range(NUM_STEPS):
         samples = samples_near(model_dir, step, recomputes_old=loss.recomputes_old, kind=loss.kind)
-        scale, sums = scale_of(samples, loss.aggregation), dict[str, Tensor]()
-        mini_batches = mini_batches_of(samples, how.split)
-        for index, part in enumerate(mini_batches):
-            micro_batches = share_of(part, backend, loss, how)
-            if loss.has_reference:
-                micro_batches = with_reference(backend, micro_batches)
-            is_last = index == len(mini_batches) - 1
-            batch = to_mini_batch(micro_batches, step=step, is_last=is_last)
-            sums = merge_sums(sums, backend.forward_backward(batch, loss.loss_fn))
-        gradients = {name: gradient * scale for name, gradient in backend.policy.gradients.items()}
-        norm = backend.optimizer_step(loss_scale=scale, learning_rate=LEARNING_RATE)
+        scale = scale_of(samples, loss.aggregation) * loss.unit
+        parts = [share_of(part, backend, loss, how) for part in mini_batches_of(samples, how.split, loss.unit)]
+        batches = [
+            to_mini_batch(part, step=step, is_last=number == len(parts), scale=scale)
+            for number, part in enumerate(parts, 1)
+        ]
+        recorder = StepRecorder(backend)
+        if isinstance(loss, UnitCase):
+            train_step = TrainStep(recorder, loss.objective, learning_rate=LearningRate(peak=LEARNING_RATE))
+            for batch in batches:
+                train_step.run(batch)
+        else:
+            take_step(recorder, loss, batches)
         weights = {name: p.detach() for name, p in backend.policy.parameters.local.items()}
         yield {
-            "gradients": gradients,
+            **recorder.taken,
             "masters": {name: master.detach().clone() for name, master in backend.policy.masters().items()},
-            "norm": norm,
-            "sums": backend.reduce_sums(sums),
             "loss_scale": scale,
             "weights": digests_of(backend, weights) if step == NUM_STEPS - 1 else {},
         }
+
+
+class StepRecorder:
+    """A backend that keeps the gradient and the norm of the step, and the sums that were reduced last."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.taken: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
+        gradients = self._backend.policy.gradients.items()
+        self.taken["gradients"] = {name: gradient * loss_scale for name, gradient in gradients}
+        self.taken["norm"] = self._backend.optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate)
+        return self.taken["norm"]
+
+    def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
+        self.taken["sums"] = self._backend.reduce_sums(sums)
+        return self.taken["sums"]
+
+
+def take_step(backend: Any, loss: LossCase, batches: Sequence[MiniBatch]) -> None:
+    sums: dict[str, Tensor] = {}
+    for batch in batches:
+        if loss.has_reference:
+            batch = dataclasses.replace(batch, micro_batches=with_reference(backend, batch.micro_batches))
+        sums = merge_sums(sums, backend.forward_backward(batch, loss.loss_fn))
+    backend.optimizer_step(loss_scale=batches[-1].loss_scale, learning_rate=LEARNING_RATE)
+    backend.reduce_sums(sums)
 
 
 def digests_of(backend: Backend, weights: dict[str, Tensor]) -> dict[tuple[str, int | None, int | None], str]:
@@ -87,13 +123,13 @@ def shards_of(backend: Backend) -> dict[str, tuple[tuple[int, ...], int | None]]
     return {name: (shape(info), info.split_dim) for name, info in infos.items()}
 
 
-def with_reference(backend: Backend, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
+def with_reference(backend: Backend, micro_batches: Sequence[MicroBatch]) -> tuple[MicroBatch, ...]:
     """A pass without gradient in between, as in training."""
     scores = backend.score(micro_batches, "reference")
     if not scores:
-        return micro_batches
+        return tuple(micro_batches)
     pairs = zip(micro_batches, scores, strict=True)
-    return [micro_batch.with_arrays(ref_logprobs=score.numpy()) for micro_batch, score in pairs]
+    return tuple(micro_batch.with_arrays(ref_logprobs=score.numpy()) for micro_batch, score in pairs)
 
 
 class Restarts:
@@ -107,7 +143,7 @@ class Restarts:
         with torch.no_grad():
             for tensor, start in zip(self._tensors(), self._start, strict=True):
                 tensor.copy_(start)
-        self._backend.policy._adamw.state.clear()
+        self._backend.policy.torch_optimizer.state.clear()
 
     def _tensors(self) -> list[Tensor]:
         """Weights, and what is stepped on in their place; those may be the same."""
@@ -140,7 +176,7 @@ def take_trials(
             restarts = Restarts(backend)
             for trial in of_model:
                 restarts.restart()
-                steps = steps_of(backend, model_root / model, LOSSES[trial.loss], trial.cut)
+                steps = steps_of(backend, model_root / model, CASES[trial.loss], trial.cut)
                 results[model, trial.loss, tuple(trial.cut)] = list(steps)
             backend.close()
         torch.save(results, out_dir / f"{run.layout}-{run.precision}-rank{rank}.pt")

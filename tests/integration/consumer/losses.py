@@ -44,6 +44,7 @@ class Response:
         rollout = torch.tensor(sample.rollout_logprobs)
         old = rollout if sample.old_logprobs is None else torch.tensor(sample.old_logprobs)
         self.advantage = sample.advantage
+        self.label = sample.label
         self.logprobs = chosen_logprobs(log_softmax, sample)
         self.entropy = -(log_softmax.exp() * log_softmax).sum(dim=-1)
         self.old = old
@@ -169,6 +170,7 @@ class LossCase:
     recomputes_old: bool = False
     is_whole: bool = False  # evaluated on whole samples even if it could be token by token
     kind: str = "plain"  # of the samples, see `KINDS`
+    unit: int = 1  # samples that stay together
 
     @property
     def has_reference(self) -> bool:

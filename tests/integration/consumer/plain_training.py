@@ -16,7 +16,9 @@ from transformers import PreTrainedModel
 
 from coati_rl.algorithms.aggregation import LossVariation
 from tests.integration.consumer.conftest import LEARNING_RATE, MAX_GRAD_NORM, NUM_STEPS, WEIGHT_DECAY, reference_of
-from tests.integration.consumer.losses import LOSSES, Formula, Response
+from tests.integration.consumer.gradient_matrix import CASES
+from tests.integration.consumer.losses import Formula, Response
+from tests.integration.consumer.preference_losses import StepFormula
 from tests.integration.consumer.samples import (
     MAX_RESPONSE,
     Sample,
@@ -31,13 +33,21 @@ Steps = list[dict[str, Any]]
 
 def plain_steps(model_dir: Path, loss: str, precision: str = "fp32") -> Steps:
     """Hold the results of two optimizer steps with a loss: loss, gradient, its norm, weights."""
-    case = LOSSES[loss]
-    return plain_training(model_dir, precision, case.formula, case.aggregation, case.recomputes_old, case.kind)
+    case = CASES[loss]
+    return plain_training(
+        model_dir, precision, case.formula, case.aggregation, case.recomputes_old, case.kind, case.unit
+    )
 
 
 @functools.cache
 def plain_training(
-    model_dir: Path, precision: str, formula: Formula, aggregation: LossVariation, recomputes_old: bool, kind: str
+    model_dir: Path,
+    precision: str,
+    formula: Formula | StepFormula,
+    aggregation: LossVariation,
+    recomputes_old: bool,
+    kind: str,
+    unit: int,
 ) -> Steps:
     """In float32; with "bf16" the weights that are computed with are rounded to bfloat16, as those of a trainer are."""
     masters = copy.deepcopy(plain_model(model_dir))
@@ -48,7 +58,7 @@ def plain_training(
         samples = samples_near(model_dir, step, recomputes_old=recomputes_old, kind=kind)
         ref_logprobs = ref_logprobs_of(model_dir, step, kind)
         with key_bias_terms(model) as squares:
-            loss, gradients = plain_gradients(model, samples, ref_logprobs, formula, aggregation)
+            loss, gradients = plain_gradients(model, samples, ref_logprobs, formula, aggregation, unit)
         for name, master in masters.named_parameters():
             master.grad = gradients[name].clone()
         norm = torch.nn.utils.clip_grad_norm_(masters.parameters(), MAX_GRAD_NORM).item()
@@ -89,10 +99,16 @@ def plain_gradients(
     model: PreTrainedModel,
     samples: tuple[Sample, ...],
     ref_logprobs: tuple[Tensor, ...],
-    formula: Formula,
+    formula: Any,
     aggregation: LossVariation,
+    unit: int,
 ) -> tuple[float, dict[str, Tensor]]:
-    """The loss of a step, and its gradient."""
+    """The loss of a step, and its gradient; the formula is of a response, or of all if they are in units."""
+    if unit > 1:
+        pairs = zip(samples, ref_logprobs, strict=True)
+        loss = formula([Response(sample, sample_log_softmax(model, sample), ref) for sample, ref in pairs])
+        loss.backward()
+        return loss.item(), _take_gradients(model)
     num_tokens = sum(sample.num_counted for sample in samples)
     denominators = {"token_level": num_tokens, "constant": len(samples) * MAX_RESPONSE}
     total = 0.0
@@ -101,9 +117,13 @@ def plain_gradients(
         loss = terms.mean() / len(samples) if aggregation == "sample_level" else terms.sum() / denominators[aggregation]
         loss.backward()
         total += loss.item()
+    return total, _take_gradients(model)
+
+
+def _take_gradients(model: PreTrainedModel) -> dict[str, Tensor]:
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    return total, gradients
+    return gradients
 
 
 @functools.cache

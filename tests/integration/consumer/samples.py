@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from coati_rl.algorithms.aggregation import LossVariation, loss_scale, token_weight
 from coati_rl.batch import MicroBatch, MiniBatch
+from consumer.objectives.kto import DESIRABLE, MISMATCHED, UNDESIRABLE
 from tests.integration.consumer.conftest import VOCAB_SIZE
 
 MAX_RESPONSE = 25  # tokens that a response may have, of which "constant" aggregation makes its denominator
@@ -32,6 +33,7 @@ class Sample:
     old_logprobs: np.ndarray | None = None  # the same; None: rollout_logprobs stand in
     num_shared: int = 0  # tokens that are those of the sample before it, all of them prompt here
     loss_mask: np.ndarray | None = None  # bool[T - num_prompt]; None: the loss counts all
+    label: float = 0.0  # of an example of KTO
 
     @property
     def num_response(self) -> int:
@@ -84,10 +86,20 @@ def forked(samples: Sequence[Sample]) -> list[Sample]:
     return forks
 
 
+def labelled(samples: Sequence[Sample]) -> list[Sample]:
+    """Units of a desirable or an undesirable example in turn and a mismatched completion.
+
+    In this order the KL estimates of steps and models are on both sides of 0.
+    """
+    labels = (DESIRABLE, MISMATCHED, UNDESIRABLE, MISMATCHED)
+    return [dataclasses.replace(samples[number ^ 1], label=labels[number % 4]) for number in range(len(samples))]
+
+
 KINDS: dict[str, Callable[[Sequence[Sample]], Sequence[Sample]]] = {
     "plain": lambda samples: samples,
     "holes": with_holes,
     "forked": forked,
+    "labelled": labelled,
 }
 
 
@@ -165,7 +177,8 @@ def to_micro_batch(rows: Sequence[Sequence[Sample]], *, aggregation: LossVariati
     ints = {name: np.zeros((len(rows), num_loss), dtype=np.int64) for name in ("token_ids", "sources")}
     indices = {name: np.full((len(rows), num_loss), -1, dtype=np.int32) for name in ("sample_index", "policy_version")}
     floats = {
-        name: np.zeros((len(rows), num_loss), dtype=np.float32) for name in ("loss_weights", "advantages", *names)
+        name: np.zeros((len(rows), num_loss), dtype=np.float32)
+        for name in ("loss_weights", "advantages", "label", *names)
     }
     temperature, loss_mask = np.ones((len(rows), num_loss), np.float32), np.zeros((len(rows), num_loss), dtype=bool)
     segments: list[tuple[int, int, int, int]] = []
@@ -184,7 +197,7 @@ def to_micro_batch(rows: Sequence[Sequence[Sample]], *, aggregation: LossVariati
             indices["sample_index"][here], indices["policy_version"][here] = next(numbers), 0
             loss_mask[here], temperature[here] = True, sample.temperature
             floats["loss_weights"][here] = token_weight(len(counted), aggregation, max_length=MAX_RESPONSE)
-            floats["advantages"][here] = sample.advantage
+            floats["advantages"][here], floats["label"][here] = sample.advantage, sample.label
             for name in names:
                 floats[name][here] = getattr(sample, name)[counted]
             begin += len(counted)

@@ -12,12 +12,14 @@ from tests.integration.consumer.gradient_matrix import (
     WAYS,
     WHOLE,
     WITH_OTHER_MODELS,
+    WITH_PREFERENCE,
     Run,
     Trial,
     trials_of,
     whole_product,
 )
 from tests.integration.consumer.losses import CUT_SIZES, CUT_SPLITS, LOSSES
+from tests.integration.consumer.preference_losses import PREFERENCES
 
 CUT_AXES: dict[str, tuple[Any, ...]] = {"size": CUT_SIZES, "packed": (True, False), "split": CUT_SPLITS}
 TRIALS = [(run, trial) for run in RUNS for trial in trials_of(run, is_all=False)]
@@ -62,7 +64,17 @@ def test_every_loss_meets_every_value_of_every_axis() -> None:
 def test_every_loss_is_in_the_layouts_that_stand_for_the_others() -> None:
     assert [run.layout for run in WHOLE] == ["dp1", "tp2", "tp2_pp2", "zero2_dp2", "fsdp2_dp2"]
     for run in WHOLE:
-        assert {trial.loss for trial in trials_of(run, is_all=False)} == {*LOSSES}
+        assert {trial.loss for trial in trials_of(run, is_all=False)} >= {*LOSSES}
+
+
+def test_every_objective_on_units_is_in_dp1_and_in_another_layout_and_with_all_in_every_one() -> None:
+    for loss in PREFERENCES:
+        met = {run for run, trial in TRIALS if trial.loss == loss}
+        assert met == {Run("dp1", "fp32"), WITH_PREFERENCE[loss]}
+        assert {run for run in RUNS if loss in {trial.loss for trial in whole_product(run)}} == {*RUNS}
+    cuts = [trial.cut for _, trial in TRIALS if trial.loss in PREFERENCES]
+    for axis, values in CUT_AXES.items():
+        assert {getattr(cut, axis) for cut in cuts} == {*values}, axis
 
 
 def test_every_layout_in_every_precision_has_the_clip_with_every_kind_of_model_and_cut() -> None:
@@ -100,5 +112,5 @@ def test_other_architectures_meet_every_kind_of_cut_in_stages_of_uneven_length()
 def test_all_is_the_whole_product_and_the_fast_choice_about_a_third_of_it() -> None:
     for run in RUNS:
         assert {*trials_of(run, is_all=True)} == {*whole_product(run), *trials_of(run, is_all=False)}
-    assert sum(len(whole_product(run)) for run in RUNS) == 866
+    assert sum(len(whole_product(run)) for run in RUNS) == 866 + len(PREFERENCES) * len(RUNS)
     assert len(TRIALS) <= 290

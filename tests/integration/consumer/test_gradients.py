@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.integration.consumer.conftest import LAYOUTS, MAX_GRAD_NORM, NUM_STEPS, save_with_reference
 from tests.integration.consumer.gradient_faults import FAULTS
-from tests.integration.consumer.gradient_matrix import MODELS, OTHER_MODELS, RUNS, Run, Trial, trials_of
+from tests.integration.consumer.gradient_matrix import CASES, MODELS, OTHER_MODELS, RUNS, Run, Trial, trials_of
 from tests.integration.consumer.gradient_process import take_trials
 from tests.integration.consumer.losses import LOSSES, NUM_SKIPPED
 from tests.integration.consumer.plain_training import plain_gradients, plain_steps, ref_logprobs_of
@@ -122,15 +122,15 @@ def differences(
     return {name: float((left[name] - right[name]).norm() / scales[name]) for name in right}
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", CASES)
 def test_every_part_of_a_loss_acts_on_the_samples(model_root: Path, loss: str) -> None:
     """Without it the gradient is another one, by far more than the tolerance."""
-    case, model_dir = LOSSES[loss], model_root / next(iter(MODELS))
+    case, model_dir = CASES[loss], model_root / next(iter(MODELS))
     for step in range(NUM_STEPS):
         samples = samples_near(model_dir, step, recomputes_old=case.recomputes_old, kind=case.kind)
         ref_logprobs = ref_logprobs_of(model_dir, step, case.kind)
         with_it, without_it = (
-            plain_gradients(plain_model(model_dir), samples, ref_logprobs, formula, aggregation)[1]
+            plain_gradients(plain_model(model_dir), samples, ref_logprobs, formula, aggregation, case.unit)[1]
             for formula, aggregation in ((case.formula, case.aggregation), (case.without, "sample_level"))
         )
         assert min(differences(without_it, with_it).values()) > 4 * TOLERANCE["bf16"]

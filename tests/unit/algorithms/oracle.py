@@ -54,6 +54,12 @@ def group_norm(rewards: Sequence[float]) -> list[float]:
     return [(r - mean(rewards)) / (deviation + 1e-6) for r in rewards]
 
 
+def gdpo(rewards: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
+    """A_i = sum_k w_k (R_ik - mean(R_k)) / (std(R_k) + 1e-6), before the batch's. GDPO, arXiv:2601.05242."""
+    normalised = [group_norm(column) for column in zip(*rewards, strict=True)]
+    return [math.fsum(w * a for w, a in zip(weights, row, strict=True)) for row in zip(*normalised, strict=True)]
+
+
 def group_mean(rewards: Sequence[float]) -> list[float]:
     """A_i = R_i - mean(R). Dr. GRPO, arXiv:2503.20783 sec. 3.2."""
     return [r - mean(rewards) for r in rewards]

@@ -31,8 +31,23 @@ def test_presets_have_neither_problems_nor_warnings(algo):
 REFUSALS = [
     (
         "--advantage-estimator gae",
-        "--advantage-estimator gae: unknown; use group_norm, group_mean, leave_one_out, reward, or FILE.py:FUNCTION",
+        "--advantage-estimator gae: unknown; use group_norm, group_mean, leave_one_out, reward, gdpo, or FILE.py:",
         ["--advantage-estimator reward"],
+    ),
+    (
+        "-rt boxed=1,/a.py:f=1 --advantage-estimator gdpo --whiten-advantages --reward-normalize --reward-clip 0,1",
+        "--advantage-estimator gdpo with --reward-normalize and --reward-clip: it normalises each reward of -rt by ",
+        ["--advantage-estimator group_norm"],
+    ),
+    (
+        "-rt boxed=1,/a.py:f=1 --advantage-estimator gdpo --whiten-advantages --soft-over-length-punishment",
+        "--advantage-estimator gdpo with --soft-over-length-punishment: ",
+        ["--advantage-estimator group_norm"],
+    ),
+    (
+        "-rt boxed=1,/a.py:f=1 --advantage-estimator gdpo --whiten-advantages --reward-combine /a.py:g",
+        "--advantage-estimator gdpo with --reward-combine: ",
+        ["--reward-combine None", "--advantage-estimator group_norm"],
     ),
     (
         "--policy-loss ppo",
@@ -253,6 +268,14 @@ def test_dynamic_batching_that_nothing_fills_is_warned_about():
     ("argv", "message"),
     [
         ("--kl-estimator k1", "--kl-estimator k1 in the loss: the expectation of its gradient is 0"),
+        (
+            "-rt boxed --advantage-estimator gdpo",
+            "--advantage-estimator gdpo: with one reward it is group_norm; name several in -rt",
+        ),
+        (
+            "-rt boxed=1,/a.py:f=1 --advantage-estimator gdpo",
+            "--advantage-estimator gdpo without --whiten-advantages: GDPO also brings the advantages of a ",
+        ),
         ("--reward-scale 5", "--reward-scale 5 scales --soft-over-length-punishment, which is off"),
         ("--top-p 0.9 --old-logprobs engine", "--top-k, --top-p: engines renormalise what is left, so the trainer"),
     ],

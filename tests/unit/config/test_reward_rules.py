@@ -62,6 +62,9 @@ def test_rewards_that_can_be_computed_pass(text):
             "use --reward-timeout-s 360",
         ),
         ("-rt code --reward-timeout-s 5", "--test-timeout-s 10 must be below --reward-timeout-s 5"),
+        ("-rt boxed --reward-combine sum", "--reward-combine sum: unknown; write FILE.py:FUNCTION"),
+        ("-rt code -cv http://host:1 --reward-combine /a.py:f", "--code-verifier-api-url with --reward-combine: the"),
+        ("-rt boxed --reward-clip 1,1", "--reward-clip 1,1: must be two numbers in order, like -10,10"),
     ],
 )
 def test_rewards_that_contradict_themselves_are_refused(text, message):
@@ -96,6 +99,10 @@ def test_a_program_needs_memory_for_its_interpreter():
             "--math-answer any: only think_answer_tags and boxed compare answers; no effect",
         ),
         (f"{SERVICE} --test-timeout-s 3", "--test-timeout-s: with --code-verifier-api-url the service's own settings"),
+        (
+            "-rt boxed --reward-devices 2",
+            "--reward-devices 2: only -rt model:DIRECTORY has devices; this has no effect",
+        ),
         (f"{SERVICE} --reward-workers 4", "--reward-workers 4: with --code-verifier-api-url nothing is scored here"),
         (
             "-rt code --run-model-code-without-sandbox",

@@ -25,6 +25,9 @@ from coati_rl.reward_spec import RewardPart, absolute_reward_type, parse_reward_
         ("https://rm/score?k=3=0.5", [("https://rm/score?k=3", 0.5)]),
         ("https://rm/score?a=x&k=3", [("https://rm/score?a=x&k=3", 1.0)]),
         ("https://rm/score?a=x&k=3=-2,boxed=1", [("https://rm/score?a=x&k=3", -2.0), ("boxed", 1.0)]),
+        ("model:/runs/judge", [("model:/runs/judge", 1.0)]),
+        ("boxed=1,model:/runs/judge@2=0.5", [("boxed", 1.0), ("model:/runs/judge@2", 0.5)]),
+        ("model:/lr=3e-5/judge", [("model:/lr=3e-5/judge", 1.0)]),
     ],
 )
 def test_names_and_weights_are_told_apart(text, parts):
@@ -34,7 +37,10 @@ def test_names_and_weights_are_told_apart(text, parts):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("box", "--reward-type 'box': unknown reward 'box'; use think_answer_tags, boxed, code, FILE.py:FUNCTION or "),
+        (
+            "box",
+            "--reward-type 'box': unknown reward 'box'; use think_answer_tags, boxed, code, FILE.py:FUNCTION, model:",
+        ),
         ("", "--reward-type '': a reward without a name; use"),
         ("boxed,", "--reward-type 'boxed,': a reward without a name; use"),
         ("boxed,box=1", "unknown reward 'box'; use"),
@@ -48,6 +54,7 @@ def test_names_and_weights_are_told_apart(text, parts):
         ("http://", "'http://' names no host; use http://HOST:PORT/PATH"),
         ("https://[::1/score", "names no host"),
         ("notes,old.py:score", "unknown reward 'notes'"),
+        ("model:", "unknown reward 'model:'"),
     ],
 )
 def test_what_is_no_reward_is_refused_with_the_choices(text, message):
@@ -59,9 +66,10 @@ def test_what_is_no_reward_is_refused_with_the_choices(text, message):
 def test_paths_become_absolute_and_nothing_else_changes(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/somebody")
-    text = "boxed=1, a.py:score=0.2,~/b.py:score,/c.py:score=-3,http://rm/s?k=3=2,box=x"
+    text = "boxed=1, a.py:score=0.2,~/b.py:score,/c.py:score=-3,http://rm/s?k=3=2,box=x,model:judge=2"
     assert absolute_reward_type(text) == (
-        f"boxed=1,{tmp_path}/a.py:score=0.2,/home/somebody/b.py:score,/c.py:score=-3,http://rm/s?k=3=2,box=x"
+        f"boxed=1,{tmp_path}/a.py:score=0.2,/home/somebody/b.py:score,/c.py:score=-3,http://rm/s?k=3=2,box=x,"
+        f"model:{tmp_path}/judge=2"
     )
 
 
@@ -75,8 +83,10 @@ def test_short_names_are_short_and_no_two_are_the_same():
     names = (
         *("boxed", "/x/brevity.py:score", "/y/brevity.py:score", "/y/brevity.py:other", "/z/brevity.py:score"),
         *("https://me:secret@rm:8000/v1/?k=3", "http://rm:8000/v1", "http://rm"),
+        *("model:/runs/judge", "model:/other/judge"),
     )
     assert short_names(tuple(RewardPart(name=name) for name in names)) == (
         *("boxed", "brevity.score", "brevity.score-2", "brevity.other", "brevity.score-3"),
         *("rm:8000/v1", "rm:8000/v1-2", "rm"),
+        *("judge", "judge-2"),
     )

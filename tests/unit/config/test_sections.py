@@ -10,7 +10,10 @@ from coati_rl.config.fields import role_of
 from coati_rl.config.sampling import SamplingConfig
 from coati_rl.errors import ConfigError
 
-SECTIONS = ["model", "data", "sampling", "reward", "algorithm", "optimizer", "parallel", "cluster", "sync", "run"]
+SECTIONS = [
+    "model", "data", "sampling", "reward", "algorithm", "distillation", "optimizer", "parallel", "cluster", "sync",
+    "run",
+]  # fmt: skip
 
 
 def test_a_field_is_in_one_section_only_so_that_its_flat_name_is_enough():

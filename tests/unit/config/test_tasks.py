@@ -101,7 +101,7 @@ def test_what_names_no_file_or_task_is_refused(argv, message):
         ({"temprature": 1}, "--tasks 'math': 'temprature': no setting of a task; did you mean temperature?"),
         (
             {"num_generations": 4},
-            "--tasks 'math': 'num_generations': no setting of a task; use reward_type, math_answer",
+            "--tasks 'math': 'num_generations': no setting of a task; use reward_type, reward_combine, math_answer",
         ),
         ({"temperature": 0}, "--tasks 'math': 'temperature': 0: Input should be greater than 0"),
         ({"temperature": None}, "--tasks 'math': 'temperature': None: Input should be a valid number"),

@@ -81,6 +81,7 @@ def test_it_is_a_hugging_face_directory_with_optimizer_state_and_manifest(
         "config.json",
         "generation_config.json",
         "model.safetensors",
+        INDEX,
         "optimizer.safetensors",
         "tokenizer.json",
         "chat_template.jinja",
@@ -94,6 +95,8 @@ def test_it_is_a_hugging_face_directory_with_optimizer_state_and_manifest(
     for name in ("tokenizer.json", "chat_template.jinja"):
         assert (directory / name).read_bytes() == (tokenizer_dir / name).read_bytes()
     assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(directory)), logits_of(model))
+    # Without an index vLLM would take the optimizer's tensors for weights, and not start.
+    assert set(json.loads((directory / INDEX).read_text())["weight_map"].values()) == {"model.safetensors"}
 
 
 def test_the_configuration_speaks_of_what_is_saved_and_not_of_the_trainer(

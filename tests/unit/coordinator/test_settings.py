@@ -38,11 +38,27 @@ def test_training_samples_as_the_flags_say_and_evaluation_greedily():
     assert evaluation.sampling == SamplingParams(temperature=0.0, max_new_tokens=64, stop=("END",))
 
 
+def test_evaluations_are_sampled_as_their_own_flags_say():
+    settings = settings_of("-topk 50 -mnt 64 -g 5 --eval-samples 16 --eval-temperature 0.6 --eval-top-p 0.95")
+    evaluation = settings.sampling_plans["eval"]
+    assert (evaluation.group_size, settings.sampling_plans["train"].group_size) == (16, 5)
+    assert evaluation.sampling == SamplingParams(temperature=0.6, top_p=0.95, max_new_tokens=64)
+
+
 def test_what_is_trained_of_a_group_comes_from_the_flags():
     settings = settings_of("-mnt 64 -t 2 -tbs 4 -tMbs 4")
     assert settings.batch.rules == GroupRules(max_new_tokens=64)
     assert (settings.batch.advantage_estimator, settings.batch.loss_variation) == ("group_norm", "sample_level")
     assert (settings.dynamic_batching, settings.max_empty_groups) == (False, 10 * 4 * 2)
+
+
+def test_gdpo_knows_the_weights_of_each_tasks_rewards():
+    rewards = "-rt boxed=1,/a/mine.py:score=0.2"
+    settings = settings_of(f"{rewards} --advantage-estimator gdpo --reward-clip=-5,5 --reward-normalize")
+    assert settings.batch.rules.decoupled_weights == {"default": {"boxed": 1.0, "mine.score": 0.2}}
+    assert (settings.batch.normalizes_rewards, settings.batch.reward_clip) == (True, (-5.0, 5.0))
+    assert settings_of(rewards).batch.rules.decoupled_weights == {}
+    assert settings_of("-rt boxed --advantage-estimator gdpo").batch.rules.decoupled_weights == {}, "one is group_norm"
 
 
 def test_dapo_is_a_matter_of_settings():

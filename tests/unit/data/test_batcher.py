@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coati_rl.algorithms.advantage import group_norm
+from coati_rl.algorithms.advantage import group_norm, reward
 from coati_rl.data.batcher import BatchSettings, StepBatcher
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.packing import build_mini_batch
@@ -183,3 +183,28 @@ def test_a_forked_episode_counts_once_and_so_does_each_of_its_tokens(forked_grou
     batches = [[build_mini_batch(share)]]
     assert batches[0][0].loss_scale == scale
     assert weighted_sum(batches, lambda row: np.ones_like(row["advantages"])) == pytest.approx(1.0)
+
+
+def test_rewards_are_normalised_over_the_valid_samples_of_a_mini_batch(group_of):
+    groups = [group_of([(1.0, 1), (3.0, 1)], uid="p0"), group_of([(5.0, 1), (7.0, 1), (-9.0, 1, "invalid")], uid="p1")]
+    batcher = StepBatcher(
+        BatchSettings(
+            dp=1,
+            train_batch_size=2,
+            train_minibatch_size=2,
+            train_microbatch_size=2,
+            loss_variation="token_level",
+            advantage_estimator="reward",
+            rules=GroupRules(max_new_tokens=8),
+            normalizes_rewards=True,
+            reward_clip=(-1.0, 1.0),
+        ),
+        step=0,
+        learning_rate_progress=0.0,
+        estimator=reward,
+    )
+    batcher.add(groups)
+    # 1, 3, 5, 7: mean 4, deviation sqrt(20 / 3) = 2.582: -1.162, -0.387, 0.387, 1.162, and clipped
+    expected = {("p0", 0): -1.0, ("p0", 1): -0.3873, ("p1", 0): 0.3873, ("p1", 1): 1.0}
+    assert batcher.close().advantages == pytest.approx(expected, abs=1e-4)
+    assert [score.reward for group in batcher.close().groups for score in group.scores][:2] == [1.0, 3.0], "as recorded"

@@ -1,9 +1,13 @@
 """Test work from a dataset alone: every sample once per epoch, equal on every rank, resumable at any step."""
 
+from dataclasses import replace
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
+from coati_rl.data.mixing import Mixing
 from coati_rl.data.reward_samples import process_sample
 from coati_rl.errors import ConfigError
 from coati_rl.samples import Sample
@@ -136,6 +140,19 @@ def test_steps_are_reported_from_one():
         {"event": "step", "step": 1, "policy_version": 1, "loss": 0.5},
         {"event": "checkpoint", "step": 1, "path": "runs/a/step-1"},
     ]
+
+
+def test_sources_are_mixed_by_units_and_the_position_is_valid_for_the_same_shares_only():
+    mixing = Mixing(sizes=(2, 8), shares=(Fraction(1, 2), Fraction(1, 2)))
+    sizes = {"number": 20, "unit": 2, "batch_size": 8, "num_epochs": 2, "mixing": mixing}
+    items = items_of(source_of(**sizes))
+    rows = rows_of(items)
+    assert [sum(sample < 4 for sample in row) for row in rows] == [4] * 5, "half of each step, though 4 of 20 samples"
+    state = next(item.data_state for item in items if isinstance(item, SaveWork))
+    assert rows_of(items_of(source_of(**sizes, resumed={**state, "step": 3}))) == rows[3:]
+    for other in (None, replace(mixing, shares=(Fraction(1, 4), Fraction(3, 4)))):
+        with pytest.raises(ConfigError, match="other data: mixing changed"):
+            source_of(**{**sizes, "mixing": other}, resumed=state)
 
 
 def test_the_loss_is_averaged_over_its_tokens_or_over_units():

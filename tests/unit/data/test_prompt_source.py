@@ -1,5 +1,9 @@
 """Test which prompt has which number, and which comes next."""
 
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+
 from coati_rl.coordinator.prompt_queue import PromptQueue
 from coati_rl.data.draw_order import DrawOrder
 from coati_rl.data.prompt_source import DatasetPrompts, probe_tokens
@@ -90,6 +94,27 @@ def test_the_draw_order_is_known_by_seed_and_prompts(make_prompts):
     orders = [DatasetPrompts(make_prompts(n), num_episodes=1, seed=seed).order for n, seed in ((3, 0), (3, 0), (4, 0))]
     assert orders[0] == orders[1] != orders[2]
     assert (orders[0].seed, orders[0].num_prompts) == (0, 3)
+
+
+def mixed(make_prompts, seed=0, shares=(Fraction(1, 4), Fraction(3, 4))):
+    prompts = [*make_prompts(2), *(replace(prompt, uid=f"code:1-{i}") for i, prompt in enumerate(make_prompts(3)))]
+    return DatasetPrompts(prompts, num_episodes=4, seed=seed, shares=shares)
+
+
+def test_sources_with_shares_are_mixed_and_passed_over_one_by_one(make_prompts):
+    drawn = uids(mixed(make_prompts))
+    assert len(set(drawn)) == len(drawn) == 20, "of 5 prompts, 4 episodes"
+    assert Counter(uid.partition("-")[0] for uid in drawn) == {"train": 5, "code:1": 15}
+    assert Counter(uid.partition(".")[2] for uid in drawn if uid.startswith("train")) == {"0": 2, "1": 2, "2": 1}
+    assert sorted(uid for uid in drawn if uid.endswith(".4")) == [f"code:1-{i}.4" for i in range(3)]
+
+
+def test_mixed_sources_are_resumed_by_number_and_by_the_same_shares(make_prompts):
+    whole, source = uids(mixed(make_prompts)), mixed(make_prompts)
+    assert [source.draw(number).uid for number in (13, 2, 19)] == [whole[13], whole[2], whole[19]]
+    others = [mixed(make_prompts, shares=(Fraction(1, 2), Fraction(1, 2))), mixed(make_prompts, shares=())]
+    assert len({each.order.fingerprint for each in (source, *others)}) == 3
+    assert mixed(make_prompts, seed=1).order.fingerprint == source.order.fingerprint
 
 
 def test_a_probe_is_the_first_prompts_tokens(make_prompts):

@@ -1,13 +1,15 @@
 """The task of a row: from its file, from its column, and what is said where neither will do."""
 
 import json
+from datetime import date
 
 import pytest
 
-from coati_rl.data.dataset import load_rows, make_prompts
+from coati_rl.data.dataset import json_columns, load_rows, make_prompts
 from coati_rl.data.draw_order import fingerprint
 from coati_rl.data.tasks import RowTasks, Task
 from coati_rl.errors import ConfigError
+from coati_rl.reward_spec import Columns
 
 TASKS = {
     "default": Task(),
@@ -90,3 +92,22 @@ def test_a_row_of_another_task_makes_another_dataset(load, tokenizer):
         for task in ({}, {"task": "math"})
     }
     assert len(digests) == 2
+
+
+def test_a_row_keeps_its_columns_where_its_tasks_reward_reads_them(load, tokenizer):
+    reads = Task(truth=None, columns=Columns(required=("level",), are_kept=True))
+    tasks = RowTasks(tasks={"default": reads})
+    (prompt,) = make_prompts(load({**PLAIN, "level": 3}, tasks=tasks), tokenizer, max_prompt_tokens=100).prompts
+    assert prompt.problem.columns == {**PLAIN, "level": 3}
+    (other,) = make_prompts(load({**PLAIN, "level": 3}), tokenizer, max_prompt_tokens=100).prompts
+    assert other.columns == {}, "nothing is kept in vain"
+
+
+def test_a_row_without_a_column_that_a_function_takes_is_named(refusal):
+    tasks = RowTasks(tasks={"default": Task(truth=None, columns=Columns(required=("level",), are_kept=True))})
+    message = refusal({**PLAIN, "level": 3}, PLAIN, tasks=tasks)
+    assert "line 2: has no column level, which the function of --reward-type takes; add it to the row, or " in message
+
+
+def test_dates_of_a_row_are_text_for_the_reward():
+    assert json_columns({"day": date(2024, 5, 1), "n": 1}) == {"day": "2024-05-01", "n": 1}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from coati_rl.algorithms.advantage import group_mean, group_norm
+from coati_rl.algorithms.reward_scaling import RewardScaling
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.sample_builder import build_samples, count_episodes, token_weights
 from coati_rl.errors import RunError
@@ -151,3 +152,26 @@ def test_turns_of_different_temperatures_keep_theirs(forked_group):
     samples = build(forked_group((replace(first, temperature=temperature), *others)))
     assert samples[0].arrays["temperature"].tolist() == [0.5, 0.5, 1.0, 1.0, 1.0]
     assert [sample.arrays["temperature"] for sample in samples[1:]] == [np.float32(0.7)] * 2
+
+
+def test_gdpo_normalises_each_reward_of_the_tasks_breakdown_by_itself(group_of):
+    group = group_of([(0.5, 1), (1.0, 1), (9.0, 1), (-99.0, 1, "invalid")])
+    parts = [{"boxed": 0.0, "brief": 1.0}, {"boxed": 1.0, "brief": 0.0}, {"boxed": 1.0, "brief": 1.0, "more": 5.0}, {}]
+    scores = tuple(replace(score, breakdown=part) for score, part in zip(group.scores, parts, strict=True))
+    group = replace(group, scores=scores)
+    found = advantages(build(group, decoupled_weights={"default": {"boxed": 1.0, "brief": 0.5}}))
+    # boxed 0, 1, 1 and brief 1, 0, 1: deviation sqrt(1/3), so -2/3, 1/3, 1/3 become -1.1547, 0.57735, 0.57735
+    unit = 3**0.5 / 3
+    assert found == pytest.approx({0: -2 * unit + 0.5 * unit, 1: unit - unit, 2: 1.5 * unit}, abs=1e-5)
+    assert advantages(build(group, decoupled_weights={"other": {"boxed": 1.0}})) == advantages(build(group))
+    with pytest.raises(RunError, match=r"gdpo: a response to prompt .* has no reward 'judge'"):
+        build(group, decoupled_weights={"default": {"boxed": 1.0, "judge": 0.5}})
+
+
+def test_rewards_are_scaled_before_the_length_penalty_is_added(group_of):
+    group = group_of([(4.0, 8), (0.0, 1)])
+    rules = GroupRules(max_new_tokens=8, over_length_cache=4)
+    samples = build_samples(
+        group, rules=rules, loss_variation="token_level", estimator=group_mean, scaling=RewardScaling(clip=(0.0, 1.0))
+    )
+    assert advantages(samples) == {0: 0.0, 1: 0.0}, "1 - 1 and 0"

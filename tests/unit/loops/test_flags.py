@@ -67,6 +67,10 @@ def metric(name):
     return lambda trace: trace.steps[0][name]
 
 
+def rates(trace):
+    return [step["learning_rate"] for step in trace.steps]
+
+
 def num_probed_syncs(trace):
     return sum(bool(work.probe) for work in trace.work if isinstance(work, SyncWork))
 
@@ -110,7 +114,15 @@ def first_rollout(trace):
 
 
 MATH = {"eval_dataset": {"math": "<math>"}, "eval_interval": 2}
+WARM = {**MATH, "eval_temperature": 0.5}
 SHORT = {"max_prompt_tokens": 20}  # with 16 new tokens a sample has at most 36
+
+
+def evaluated(key):
+    """Return what the sampling of the evaluation's leases has under a key."""
+    return lambda trace: {getattr(lease.sampling, key) for lease in trace.leases if lease.prompt.purpose == "eval"}
+
+
 ALL_DIRECTORIES = ["checkpoints", "eval", "rollouts"]
 
 KEEP_ALL = {"skip_threshold": None}
@@ -141,12 +153,19 @@ IN_RUNS = {
     "max_new_tokens": Row(4, lambda t: max(len(r) for rs in t.responses.values() for r in rs), 16, 4),
     "max_episode_tokens": Row(132, lambda t: max(len(r) for rs in t.responses.values() for r in rs), 16, 4),
     "stop": Row([*"abcdefghijklmnopqrstuvwxyz"], lambda t: sum(step["num_response_tokens"] for step in t.steps)),
+    "eval_samples": Row(
+        3, lambda t: {len(g.scores) for g in t.groups if g.prompt.purpose == "eval"}, {1}, {3}, WARM
+    ),
+    "eval_temperature": Row(0.5, evaluated("temperature"), {0.0}, {0.5}, MATH),
+    "eval_top_p": Row(0.9, evaluated("top_p"), {1.0}, {0.9}, WARM),
     # algorithm
     "learning_rate": Row(2e-3, metric("learning_rate"), 1e-3, 2e-3),
     "kl_coeff": Row(0.0, lambda t: metric("kl_mean")(t) is None, False, True),
     "reward_type": Row(
         "think_answer_tags", prompts, base={"system_prompt": None, "max_prompt_tokens": 900}, options={"score": None}
     ),
+    "reward_normalize": Row(True, first_gradient, base={"advantage_estimator": "group_mean"}),
+    "reward_clip": Row((0.25, 0.5), first_gradient, base={"advantage_estimator": "group_mean"}),
     "algo": Row("DR_GRPO", first_gradient),
     "advantage_estimator": Row("leave_one_out", first_gradient),
     "whiten_advantages": Row(True, first_gradient),
@@ -171,6 +190,12 @@ IN_RUNS = {
     "cache_length": Row(8, metric("over_length_penalty_mean"), base=PUNISHED),
     "reward_scale": Row(2.0, metric("over_length_penalty_mean"), base=PUNISHED),
     "filter_truncated_response": Row(True, lambda t: sum(s["samples_in_loss"] for s in t.steps) < 16, False, True),
+    "lr_schedule": Row("linear", rates, ..., [pytest.approx(1e-3 * (1 - 0.9 * done / 4)) for done in range(4)]),
+    "min_lr_ratio": Row(1.0, rates, ..., [1e-3] * 4),
+    "warmup_ratio": Row(0.5, lambda t: rates(t)[:3], ..., [0, 5e-4, 1e-3]),
+    "warmup_steps": Row(2, lambda t: rates(t)[:3], ..., [0, 5e-4, 1e-3]),
+    "adam_betas": Row((0.5, 0.9), weights),
+    "adam_eps": Row(1e-3, weights),
     "weight_decay": Row(0.5, weights),
     "max_grad_norm": Row(1e-4, lambda t: gradient_norm_after_clipping(t) <= 1e-4, False, True),
     # sizes: 8 prompts, P * ibs = 4, tbs = 2, so K = 2
@@ -192,6 +217,14 @@ IN_RUNS = {
     "eval_interval": Row(-1, lambda t: [e["step"] for e in t.of("evaluation")], [0, 2, 4], [], MATH),
     "save_interval": Row(2, lambda t: [e["step"] for e in t.of("checkpoint")], [4], [2, 4]),
     "keep_checkpoints": Row(1, kept_checkpoints, ["step-2", "step-4"], ["step-4"], {"save_interval": 2}),
+    "keep_best": Row(
+        "eval/math/accuracy", kept_checkpoints, ["step-2", "step-4"], ["best", "best.json", "step-2", "step-4"],
+        {**MATH, "save_interval": 2},
+    ),
+    "teacher": Row("<model>", first_gradient),
+    "distill_coeff": Row(0.5, first_gradient, base={"teacher": "<model>"}),
+    "distill_only": Row(True, first_gradient, base={"teacher": "<model>"}),
+    "distill_kl": Row("full", first_gradient, base={"teacher": "<model>"}),
     "enable_profiling": Row(True, lambda t: [*map(str, t.paths.run_dir.glob("profile/*.json"))] != [], False, True),
     "inflight_update": Row(True, lambda t: set(t.engines[0].commits_in_flight), {False}, {True}),
     "weight_transport": Row("gloo", lambda t: set(t.engines[0].wires), {"shm"}, {"gloo"}),

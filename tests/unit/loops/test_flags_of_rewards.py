@@ -12,6 +12,8 @@ import coati_rl.sandbox
 import rewards.remote.client
 from coati_rl.config.cli import build_config
 from coati_rl.config.rules import check
+from coati_rl.reward_spec import RewardActors
+from coati_rl.runtime.placement import Request
 from coati_rl.types import Problem
 from rewards.registry import make_reward
 from rewards.remote.client import RemoteScorer
@@ -87,6 +89,34 @@ def test_math_answer__says_what_may_answer_a_number(factory_of, given, verdict):
     spec = factory_of(reward_type="boxed", math_answer=given).args[0]
     (score,) = make_reward(spec).score([r"\boxed{27 + 45}"], Problem(ground_truth="72"))
     assert score.verdict == verdict
+
+
+def test_reward_combine__makes_one_reward_of_several(factory_of, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def length(response): return len(response)\n"
+        "def combine(rewards): return rewards['boxed'] * 10 - rewards['mine.length']\n"
+    )
+    rewards = f"boxed=1,{tmp_path}/mine.py:length=1"
+    spec = factory_of(reward_type=rewards, reward_combine=f"{tmp_path}/mine.py:combine").args[0]
+    (score,) = make_reward(spec).score([r"\boxed{72}"], Problem(ground_truth="72"))
+    assert (score.reward, score.answer_correct) == (10 - 10, True)
+    (plain,) = make_reward(factory_of(reward_type=rewards).args[0]).score([r"\boxed{72}"], Problem(ground_truth="72"))
+    assert plain.reward == 1 + 10
+
+
+@pytest.mark.parametrize(("number", "actors", "gpus"), [(None, 1, 1), (2, 2, 2), (0, 1, 0)])
+def test_reward_devices__is_the_number_of_copies_of_a_reward_model(small_run, number, actors, gpus):
+    changes = {} if number is None else {"reward_devices": number}
+    config = build_config({**small_run, "reward_type": "boxed=1,model:/judge=0.5,model:/other=1", **changes})
+    assert [len(names) for names in config.reward_models.names.values()] == [actors, actors]
+    assert [*config.reward_models.names] == ["/judge", "/other"]
+    names = [name for copies in config.reward_models.names.values() for name in copies]
+    assert names == [f"reward-model-{number}" for number in range(2 * actors)]
+    request = Request.of(config, "cuda")
+    assert (request.num_reward_models, request.reward_model.gpus) == (2 * actors, 1 if gpus else 0)
+    without = build_config(small_run)
+    assert config.num_devices - without.num_devices == 2 * gpus
+    assert (Request.of(config, "cpu").reward_model.gpus, without.reward_models) == (0, RewardActors())
 
 
 @pytest.mark.parametrize("seconds", [10.0, 3.0])

@@ -99,7 +99,7 @@ def test_a_function_may_have_its_own_score(own) -> None:
         ("def score(queries, labels): return 1", "takes (queries, labels)"),
         ("def score(*args, **kwargs): return 1", "takes (*args, **kwargs)"),
         ("def score(): return 1", "names no parameters"),
-        ("score = dict", "names no parameters"),
+        ("score = min", "names no parameters"),
     ],
 )
 def test_other_parameters_are_refused_with_the_three_forms(own, source: str, cause: str) -> None:

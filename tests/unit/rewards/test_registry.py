@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from coati_rl.data.ground_truth import required_truth
 from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem
@@ -31,6 +32,15 @@ def test_each_built_in_reward_has_a_function_and_a_system_prompt() -> None:
     assert get_reward("boxed")(r"\boxed{5}", "5").reward == 1.0
     assert get_reward("think_answer_tags")(RIGHT, "5").reward == 1.0
     assert set(SYSTEM_PROMPTS) == {"boxed", "think_answer_tags", "code"}
+
+
+def test_no_reward_is_zero_for_every_response_and_asks_for_nothing() -> None:
+    (score,) = make_reward(RewardSpec(reward_type="none")).score([RIGHT], Problem(ground_truth=""))
+    assert (score.reward, score.answer_correct, score.verdict) == (0.0, False, "wrong")
+    assert default_system_prompt("none") == "" and not needs_ground_truth("none")
+    assert required_truth("none") is None
+    with pytest.raises(ConfigError, match="none adds nothing to other rewards; leave it out"):
+        default_system_prompt("boxed=1,none=1")
 
 
 def test_the_default_system_prompts_are_the_references() -> None:

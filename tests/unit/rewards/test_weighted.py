@@ -1,12 +1,14 @@
 """Test several rewards in one: their sum, their parts, and what the first one decides."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import pytest
 
+from coati_rl.errors import ConfigError
 from coati_rl.types import Problem, Score
 from rewards.reward import ResponseReward, Reward, invalid_score, warm_up
-from rewards.weighted import WeightedPart, WeightedReward
+from rewards.weighted import WeightedPart, WeightedReward, load_combine
 
 PROBLEM = Problem(ground_truth="4")
 
@@ -103,3 +105,62 @@ def test_all_parts_are_warmed_up() -> None:
 
     warm_up(weighted(("length", 1.0, Length()), ("noting", 1.0, ResponseReward(noting))))
     assert seen
+
+
+@pytest.fixture
+def combine(tmp_path):
+    """(the source of a function, the names of the rewards) -> the function, loaded as --reward-combine."""
+    numbers = itertools.count()
+
+    def load(source, names=("answer", "length")):
+        file = tmp_path / f"mine{next(numbers)}.py"
+        file.write_text(source, encoding="utf-8")
+        return load_combine(f"{file}:combine", names)
+
+    return load
+
+
+def combined(function, *responses: str) -> list[Score]:
+    parts = [
+        WeightedPart(name="answer", weight=2.0, reward=ResponseReward(scoring)),
+        WeightedPart(name="length", weight=-0.5, reward=Length()),
+    ]
+    return [*WeightedReward(parts, function).score(responses, PROBLEM)]
+
+
+def test_a_function_makes_the_reward_from_the_breakdown_and_the_first_part_decides_the_rest(combine) -> None:
+    function = combine("def combine(r): return r['answer'] * r['length'] + r['length/group']")
+    (score,) = combined(function, "1.5")
+    assert (score.reward, score.answer_correct, score.filter_score) == (1.5 * 3 + 1, True, 1.5)
+    assert score.breakdown == {"answer": 1.5, "length": 3.0, "length/group": 1.0}
+
+
+def test_rl4llms_example_computes_with_numbers_as_with_tensors(combine) -> None:
+    source = "import torch\ndef combine(d): return torch.tensor(0.7) * d['answer'] + 0.3 * d['length']"
+    assert [score.reward for score in combined(combine(source), "1")] == [pytest.approx(1.0)]
+
+
+def test_a_combination_that_fails_on_a_response_is_invalid(combine) -> None:
+    broken = combine("def combine(r): return 1 / (r['answer'] - 0.5)")
+    (score,) = combined(broken, "0.5")
+    assert (score.verdict, score.detail.partition(": ")[0]) == ("invalid", "--reward-combine")
+    assert "ZeroDivisionError" in score.detail
+    nothing = combine("def combine(r): return 1.0 if r['answer'] == 0 else None")
+    assert combined(nothing, "1")[0].detail == "--reward-combine returned None; return a finite number"
+    assert combined(combine("def combine(r): return 2.0"), "?")[0].detail == "answer: no idea", "undecided stays so"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def combine(r): return r['anwser']", "fails on rewards of 0: KeyError: 'anwser'; it is called with a"),
+        ("def combine(a, b): return a", "fails on rewards of 0: TypeError"),
+        ("def combine(r): return 'good'", "returned 'good'; return a finite number"),
+        ("combine = 1", "has no function 'combine'"),
+    ],
+)
+def test_a_combination_that_cannot_work_is_refused_at_the_start(combine, source, message) -> None:
+    with pytest.raises(ConfigError) as caught:
+        combine(source)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("--reward-combine ")

@@ -30,11 +30,11 @@ class FakeActorGroup:
         self.looks, self.happened = list(looks), []
         self.coordinator = self
         self.trainers = {0: ManagedActor(name="trainer-0", handle=None, task="task")}
-        self.starting, self.producers = {}, {}
+        self.starting, self.producers, self.reward_models = {}, {}, []
         self.is_done, self.heartbeats, self.raylets_lost = False, FakeHeartbeats(), []
 
     def members(self):
-        return [*self.trainers.values(), *self.starting.values(), *self.producers.values()]
+        return [*self.trainers.values(), *self.starting.values(), *self.producers.values(), *self.reward_models]
 
     def dead_raylets(self):
         return self.raylets_lost

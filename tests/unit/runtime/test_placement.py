@@ -1,5 +1,6 @@
 """Test who is put on which node: small clusters, as one would fill them by hand."""
 
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -120,3 +121,25 @@ def test_places_fit_and_are_found_whenever_there_are_any(gpus, group, num_groups
             assert places.trainers.count(node) + width * places.producers.count(node) <= count
         blocks = [node for node, _ in groupby(places.trainers)]
         assert len(blocks) == len(set(blocks)), "a node's trainers have consecutive ranks"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "num_models", "expected"),
+    [
+        ((8,), 2, "aa"),
+        ((2, 4, 2), 2, "bb"),  # trainers on a, producers on b: the fuller node first
+        ((2, 3), 1, "b"),  # no node is left with two, and one has room
+    ],
+)
+def test_reward_models_go_where_room_is_left(gpus, num_models, expected):
+    wanted = replace(request(2, 2), num_reward_models=num_models, reward_model=GPU)
+    assignment = assign_nodes(nodes(*gpus), wanted)
+    assert assignment is not None
+    assert sorted(assignment.reward_models) == sorted(expected)
+
+
+def test_a_reward_model_without_a_gpu_is_named():
+    wanted = replace(request(2, 2), num_reward_models=1, reward_model=GPU)
+    assert assign_nodes(nodes(4), wanted) is None
+    message = explain(nodes(4), nodes(4), wanted)
+    assert "and 1 reward model(s) of 1 CPU and 1 GPU; no resources for 1 reward model(s); free:" in message

@@ -130,14 +130,23 @@ def test_a_model_that_is_not_there_is_refused(refusal, tmp_path, num_gpus):
     assert "the directory has no config.json" in refusal(model=tmp_path / "empty")
 
 
-def test_a_model_without_a_chat_template_is_refused(refusal, tmp_path, model_dir, tokenizer, num_gpus):
+TEMPLATES = ("--chat-template chatml", "--input-template Q:{}")
+
+
+def test_a_model_without_a_chat_template_is_refused_unless_it_is_given_one(
+    refusal, prepare_with, tmp_path, model_dir, tokenizer, num_gpus
+):
     plain = copy.deepcopy(tokenizer)
     plain.chat_template = None
     directory = tmp_path / "plain"
     shutil.copytree(model_dir, directory)
     (directory / "chat_template.jinja").unlink(missing_ok=True)
     plain.save_pretrained(directory)
-    assert "the tokenizer has no chat template" in refusal(model=directory)
+    message = refusal(model=directory)
+    assert "the tokenizer has no chat template" in message and "--chat-template chatml" in message
+    rendered = [prepare_with(flag, model=directory).train.prompts[0].rendered for flag in TEMPLATES]
+    assert rendered[0].startswith("<|im_start|>") and rendered[1].startswith("Q:x")
+    assert "<|im_start|>" in prepare_with(TEMPLATES[0], model=directory).config.data.chat_template
 
 
 def test_a_dry_run_plans_without_fetching_the_model(prepare_with, num_gpus):

@@ -6,8 +6,10 @@ import pytest
 
 import rl_example
 from coati_rl.config.cli import build_config
+from coati_rl.data.dataset import make_prompts
+from coati_rl.data.tasks import Task, TaskRow
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.prompts import RewardFacts, load_run_rows
+from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts
 from rewards.registry import default_system_prompt, needs_ground_truth
 
 FACTS = RewardFacts(default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth)
@@ -60,6 +62,47 @@ def test_an_evaluation_set_of_another_name_has_rows_that_name_their_task(files, 
     assert "mixed.jsonl, line 1: names no task, and neither does its file" in refusal(
         dataset=files, tasks=TASKS, eval_dataset={"held out": write("mixed", MATH)}
     )
+
+
+def test_several_sources_have_names_of_their_own_and_a_limit_each(files, write):
+    many = ",".join([files["math"], write("more", MATH, MATH, MATH)])
+    rows = rows_of(dataset=many, reward_type="boxed", max_samples=2)
+    assert {name: len(each) for name, each in rows.train.items()} == {"train": 2, "train:1": 2}
+    rows = rows_of(dataset={"math": many, "code": files["code"]}, tasks=TASKS)
+    assert {name: len(each) for name, each in rows.train.items()} == {"math": 2, "math:1": 3, "code": 1}
+    assert {row.task.name for row in rows.train["math:1"]} == {"math"}
+    rows = rows_of(dataset=files["math"], reward_type="boxed", eval_dataset={"all": many}, max_samples=1)
+    assert (rows.num_train, len(rows.evaluation["all"])) == (1, 5)
+
+
+def test_the_column_of_prompts_is_found_or_named(write, tokenizer):
+    named = write("named", {"question": "1+1?", "messages": "other", "gt_answer": "2"})
+    found = write("found", {"prompt": [{"role": "user", "content": "1+1?"}], "gt_answer": "2"})
+    for settings in ({"dataset": named, "prompt_key": "question"}, {"dataset": found}):
+        config = build_config({**settings, "reward_type": "boxed"})
+        train, _ = make_run_prompts(load_run_rows(config, FACTS), config, tokenizer)
+        assert [prompt.text for prompt in train.prompts] == ["1+1?"]
+    assert "line 1: has no question; every row needs question (--prompt-key) and gt_answer" in refusal(
+        dataset=found, prompt_key="question", reward_type="boxed"
+    )
+
+
+def test_a_template_for_text_takes_the_place_of_the_chat_template_and_the_system_prompt(files, tokenizer):
+    config = build_config({"dataset": files["math"], "reward_type": "boxed", "input_template": "Q: {}\nA: "})
+    train, _ = make_run_prompts(load_run_rows(config, FACTS), config, tokenizer)
+    assert {prompt.rendered for prompt in train.prompts} == {"Q: 1+1?\nA: "}
+    assert tokenizer.decode(train.prompts[0].token_ids, skip_special_tokens=True) == "Q: 1+1?\nA: "
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    rows = [TaskRow(fields={"messages": talk}, task=Task(truth=None))]
+    with pytest.raises(ConfigError, match="train, prompt 1: has several messages, and --input-template takes"):
+        make_prompts(rows, tokenizer, max_prompt_tokens=99, input_template="{}")
+
+
+def test_a_source_of_which_no_prompt_can_be_used_has_no_share(files, write, tokenizer):
+    long = write("long", {**MATH, "messages": "1" * 500})
+    config = build_config({"dataset": f"{files['math']}=1,{long}=1", "reward_type": "boxed", "max_prompt_tokens": 400})
+    with pytest.raises(ConfigError, match=r"long.jsonl: all its prompts exceed --max-prompt-tokens 400, so that it"):
+        make_run_prompts(load_run_rows(config, FACTS), config, tokenizer)
 
 
 def test_a_task_without_rows_is_refused(files):

@@ -259,3 +259,26 @@ def test_a_trainer_that_hangs_ends_the_run_by_name(supervise):
     actors.heartbeats.trainer = "trainer-0 hangs: no sign of life for 31 s"
     with pytest.raises(RunError, match="trainer-0 hangs: no sign of life for 31 s"):
         supervise(actors)
+
+
+def test_a_reward_model_that_hangs_ends_the_run_with_its_name(watch):
+    actors = FakeActorGroup()
+    actors.reward_models = [ManagedActor(name="reward-model-0", handle=None, task="scoring")]
+    actors.heartbeats.hung = {"reward-model-0": "no sign of life for 60 s"}
+    with pytest.raises(RunError, match="reward-model-0 hangs: no sign of life for 60 s; the run waits for its scores"):
+        watch(actors, done_after=100)
+
+
+def test_a_reward_model_that_dies_ends_the_run_with_its_cause(monkeypatch):
+    actors = FakeActorGroup()
+    actors.reward_models = [ManagedActor(name="reward-model-0", handle=None, task="scoring")]
+    # The trainer goes on, and the model's task has ended.
+    monkeypatch.setattr(supervisor.ray, "wait", lambda refs, **_: (refs, []) if refs == ["scoring"] else ([], refs))
+
+    def die(reference, *, who, timeout_s):
+        raise PeerLostError(f"{who} died: out of memory")
+
+    monkeypatch.setattr(supervisor, "wait_for", die)
+    message = "reward-model-0 died: out of memory; without it no response can be scored"
+    with pytest.raises(RunError, match=message):
+        Supervisor(actors, lambda event: None, num_producers=1, stall_timeout_s=60.0).run()

@@ -1,0 +1,36 @@
+"""Set the teacher of a distillation, and how its distribution enters the loss."""
+
+from typing import Literal
+
+from coati_rl.config.fields import Section, experiment
+
+DistillKL = Literal["token", "full"]
+
+
+class DistillationConfig(Section):
+    """On-policy distillation: a frozen teacher scores what the policy samples."""
+
+    teacher: str | None = experiment(
+        None,
+        "Frozen model that the policy is distilled from: directory or hub id, with the policy's vocabulary; None: off.",
+        metavar="MODEL",
+    )
+    distill_coeff: float = experiment(1.0, "Weight of the reverse KL to the teacher, beside advantages.", gt=0)
+    distill_only: bool = experiment(False, "Learn from the teacher alone: rewards are only reported.")
+    distill_kl: DistillKL = experiment(
+        "token", "Reverse KL to the teacher: of the sampled token, as an advantage; or over the full vocabulary."
+    )
+
+
+class TeacherTextConfig(Section):
+    """Distillation on a dataset's text, such as a teacher wrote."""
+
+    teacher: str | None = experiment(
+        None,
+        "Frozen model whose distribution the text's tokens are trained on: directory or hub id, with the model's "
+        "vocabulary; None: off.",
+        metavar="MODEL",
+    )
+    distill_weight: float = experiment(
+        1.0, "Share of the forward KL to the teacher in the loss; the rest is cross-entropy.", gt=0, le=1
+    )

@@ -1,0 +1,36 @@
+"""Optimise the forward KL to a teacher on a dataset's tokens, mixed with their cross-entropy: distillation.
+
+The teacher's whole distribution is the target at each loss token. The text may be the teacher's own (sequence-level
+distillation, arXiv:1606.07947) or any other (arXiv:1503.02531).
+"""
+
+from collections.abc import Mapping
+
+from coati_rl.ops.distilled_loss import DistilledLoss
+from coati_rl.protocols import Role
+from consumer.objectives.cross_entropy import CrossEntropy, TokenCrossEntropy
+from consumer.objectives.objective import mean_of
+
+
+class ForwardKL(CrossEntropy):
+    """Average (1 - kl_weight) * -log p(token) + kl_weight * KL(teacher || policy) over all loss tokens of the batch."""
+
+    hidden_states: Mapping[str, Role] = {"teacher_hidden": "teacher"}
+
+    def __init__(self, *, kl_weight: float = 1.0) -> None:
+        """Mix by `kl_weight`. Raises: ValueError if it is not above 0 and at most 1."""
+        if not 0 < kl_weight <= 1:
+            raise ValueError(f"kl_weight = {kl_weight} must be above 0 and at most 1")
+        self.loss_fn = DistilledLoss(
+            loss=TokenCrossEntropy(), direction="forward", kl_coeff=kl_weight, loss_coeff=1 - kl_weight
+        )
+
+    def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
+        """Return what cross-entropy reports, and the mean KL to the teacher.
+
+        An evaluation computes log-probabilities alone: then loss and KL are None.
+        """
+        metrics = super().metrics(sums, loss_scale=loss_scale)
+        if "teacher_kl_sum" not in sums:
+            metrics["loss"] = None
+        return {**metrics, "teacher_kl_mean": mean_of(sums, "teacher_kl_sum")}

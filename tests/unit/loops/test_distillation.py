@@ -1,0 +1,78 @@
+"""Test on-policy distillation in whole runs: a student comes closer to a teacher of another size."""
+
+from dataclasses import replace
+
+import pytest
+
+from coati_rl.types import Score
+
+LEARNS = {
+    "backend": "transformers",
+    "num_generations": 8,
+    "train_microbatch_size": 16,
+    "num_episodes": 3,
+    "max_new_tokens": 8,
+    "learning_rate": 1e-2,
+    "kl_coeff": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def teacher_dir(tokenizer, tmp_path_factory):
+    """A Llama of two layers and width 32 that prefers the first 32 tokens; the student is a Qwen3 of one, width 64."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    directory = tmp_path_factory.mktemp("models") / "teacher"
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=272,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.model.embed_tokens.weight += 1.0  # what all hidden states have in common,
+        model.lm_head.weight[:32] += 0.08  # and these tokens' logits read: the student's are nearly equal
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return str(directory)
+
+
+def kl_of(trace):
+    """Mean of the first and of the last three steps, nats per token."""
+    values = [step["teacher_kl_mean"] for step in trace.steps]
+    return sum(values[:3]) / 3, sum(values[-3:]) / 3
+
+
+@pytest.mark.parametrize("distill_kl", ["token", "full"])
+def test_a_student_comes_closer_to_its_teacher_without_any_reward(run_in_threads, teacher_dir, tmp_path, distill_kl):
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(f'{{"messages": {{"role": "user", "content": "p{i}"}}}}\n' for i in range(8)))
+    settings = {"dataset": str(questions), "reward_type": "none", "teacher": teacher_dir, "distill_only": True}
+    first, last = kl_of(run_in_threads({**LEARNS, **settings, "distill_kl": distill_kl}, score=None))
+    assert last < 0.75 * first
+
+
+def test_alone_rewards_change_no_gradient_and_without_a_teacher_the_metric_is_null(run_in_threads, teacher_dir):
+    def run(reward=1.0, **settings):
+        score = Score(reward=reward, answer_correct=True, format_valid=True, verdict="ok")
+        varied = iter(range(1000))
+        scores = (lambda *_: replace(score, reward=float(next(varied) % 2))) if reward is None else (lambda *_: score)
+        return run_in_threads({"max_steps": 1, "kl_coeff": 0, **settings}, score=scores)
+
+    alone = {"teacher": teacher_dir, "distill_only": True}
+    equal, varied = run(**alone), run(reward=None, **alone)
+    for name, gradient in equal.gradients[0].items():
+        assert (gradient == varied.gradients[0][name]).all(), name
+    assert any(gradient.any() for gradient in equal.gradients[0].values())
+    plain = run()
+    assert plain.steps[0]["teacher_kl_mean"] is None
+    assert not any(gradient.any() for gradient in plain.gradients[0].values())  # all rewards are equal

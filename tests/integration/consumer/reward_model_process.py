@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,20 @@ from consumer.optim.learning_rate import LearningRate
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
 from tests.integration.consumer.conftest import LAYOUTS
-from tests.integration.consumer.parity import Conversation, conversations
 from tests.integration.consumer.trainer import make_trainer
 
 NUM_STEPS, SAVE_INTERVAL, KILLED_AFTER = 30, 10, 17
-NUM_PAIRS, BATCH_SIZE = 320, 64  # samples are twice the pairs
+NUM_PAIRS, NUM_HELD_OUT, BATCH_SIZE = 320, 128, 64  # samples are twice the pairs
 
 
-def as_pair(row: Conversation) -> Pair:
-    """The right answer before the wrong one."""
-    question, answer = row
-    wrong = {"role": "assistant", "content": {"odd": "even", "even": "odd"}[answer["content"]]}
-    return Pair(prompt=(question,), chosen=(answer,), rejected=(wrong,))
+def pairs() -> tuple[list[Pair], list[Pair]]:
+    """(to train on, held out): of two digits, said three times each, the larger one is preferred."""
+    rng = random.Random(0)
+    rows = []
+    for number in range(NUM_PAIRS + NUM_HELD_OUT):
+        low, high = (({"role": "assistant", "content": str(d) * 3},) for d in sorted(rng.sample(range(10), 2)))
+        rows.append(Pair(prompt=({"role": "user", "content": f"say {number}"},), chosen=high, rejected=low))
+    return rows[:NUM_PAIRS], rows[NUM_PAIRS:]
 
 
 def make_reward_trainer(model_dir: Path, tokenizer_dir: Path, layout: str) -> Backend:
@@ -59,10 +62,9 @@ def train_reward_model(
             os.kill(os.getpid(), signal.SIGKILL)
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model_dir)
-    pairs = [as_pair(row) for row in conversations()[0][:NUM_PAIRS]]
     objective = Pairwise(center_coefficient=0.01)
     source = DatasetSource(
-        rm_samples(pairs, tokenizer, max_length=256).samples,
+        rm_samples(pairs()[0], tokenizer, max_length=256).samples,
         DatasetSettings(
             dp=place.dp_size,
             trainers_per_dp_rank=place.num_stages * place.tp_size,
@@ -76,7 +78,7 @@ def train_reward_model(
         resumed=resumed,
         report=report,
     )
-    train_step = TrainStep(backend, objective, learning_rate=LearningRate(peak=1e-2))
+    train_step = TrainStep(backend, objective, learning_rate=LearningRate(peak=5e-3))
     loop = TrainLoop(
         rank,
         source,

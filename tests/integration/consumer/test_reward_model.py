@@ -11,12 +11,12 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 
 from coati_rl.data.reward_samples import rm_samples
 from tests.integration.consumer.conftest import LAYOUTS, save_model
-from tests.integration.consumer.parity import CHARACTERS, conversations, make_tokenizer
+from tests.integration.consumer.parity import CHARACTERS, make_tokenizer
 from tests.integration.consumer.reward_model_process import (
     KILLED_AFTER,
     NUM_STEPS,
     SAVE_INTERVAL,
-    as_pair,
+    pairs,
     save_again,
     train_reward_model,
 )
@@ -36,7 +36,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def order_accuracy(directory: Path, tokenizer: PreTrainedTokenizerFast) -> float:
     """Share of held-out pairs in the right order, by transformers alone, in a padded batch."""
     model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
-    samples = rm_samples([as_pair(row) for row in conversations()[1]], tokenizer, max_length=256).samples
+    samples = rm_samples(pairs()[1], tokenizer, max_length=256).samples
     ids = [torch.tensor([*sample.prefix_ids, *sample.token_ids[:-1]]) for sample in samples]
     padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=tokenizer.pad_token_id)
     with torch.no_grad():
@@ -72,7 +72,8 @@ def test_it_learns_and_a_killed_run_goes_on_to_the_same_weights(
     records = [json.loads(line) for line in (whole / "records.jsonl").read_text().splitlines()]
     steps = [record for record in records if record["event"] == "step"]
     assert [record["step"] for record in steps] == list(range(1, NUM_STEPS + 1))
-    assert steps[0]["rewards/accuracies"] < 0.7 < 0.95 < steps[-1]["rewards/accuracies"]
+    last = [record["rewards/accuracies"] for record in steps[-5:]]
+    assert steps[0]["rewards/accuracies"] < 0.8 < 0.95 < sum(last) / len(last)
     tokenizer = make_tokenizer(tmp_path)
     assert order_accuracy(whole / f"step-{NUM_STEPS}", tokenizer) > 0.9
 

@@ -106,7 +106,9 @@ class Kto(Objective):
         return {"policy_logprobs": "policy", **reference}
 
     def step_sums(self, micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
-        """Sum the log-ratios of mismatched completions, and count those."""
+        """Sum the log-ratios of mismatched completions, and count those; empty on ranks without the LM head."""
+        if any("policy_logprobs" not in micro_batch.loss_arrays for micro_batch in micro_batches):
+            return {}  # not scored here, and reduced over the ranks with the LM head alone
         total, count = 0.0, 0
         for arrays in (micro_batch.loss_arrays for micro_batch in micro_batches):
             mask = arrays["loss_mask"] & (arrays["label"] == MISMATCHED)

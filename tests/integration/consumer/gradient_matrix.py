@@ -67,7 +67,7 @@ WITH_PREFERENCE = {
     "ipo": Run("pp2", "fp32"),
     "simpo": Run("tp2_pp2", "fp32"),
     "orpo": Run("fsdp2_dp2", "fp32"),
-    "kto": Run("dp2", "fp32"),
+    "kto": Run("pp2_dp2", "fp32"),
 }
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from coati_rl.algorithms.kto import kl_estimate, kto_terms
-from consumer.objectives.kto import ExampleLoss, Kto
+from consumer.objectives.kto import MISMATCHED, ExampleLoss, Kto
 from tests.unit.algorithms import preference_oracle as oracle
-from tests.unit.algorithms.units import evaluate_kto, random_completions
+from tests.unit.algorithms.units import evaluate_kto, micro_batches_of, random_completions, samples_of
 
 LN3 = math.log(3)
 LABELS = [True, False, False, True]
@@ -81,6 +81,12 @@ def test_the_policy_is_scored_for_the_estimate_and_the_reference_unless_the_samp
     assert held.scores == {"policy_logprobs": "policy"}
     assert held.roles == {"policy"}
     assert (KTO.unit, KTO.needs_whole_step) == (2, True)
+
+
+def test_a_rank_without_the_lm_head_sums_nothing_and_one_without_samples_sums_0() -> None:
+    samples = samples_of(random_completions(0), label=[1.0, MISMATCHED] * 4)
+    assert KTO.step_sums(micro_batches_of(samples)) == {}  # not scored
+    assert KTO.step_sums([]) == {"kl_sum": 0.0, "kl_samples": 0.0}
 
 
 def test_metrics_are_means_of_desirable_and_undesirable_examples_and_null_without_any() -> None:

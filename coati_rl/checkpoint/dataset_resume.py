@@ -81,3 +81,9 @@ def _check_rows(config: OfflineConfig, here: dict[str, Any], there: dict[str, An
             "position in the data is not valid; use that run's --dataset, --max-length and --model, or start from the "
             "weights alone with --model"
         )
+    if here["mixing"] != there.get("mixing"):
+        before = "not mixed by shares" if there.get("mixing") is None else f"mixed by shares ({there['mixing']})"
+        raise ConfigError(
+            f"--dataset {config.data.dataset}: the sources of {where} were {before}, so that its position in the data "
+            "is not valid; use that run's shares, or start from the weights alone with --model"
+        )

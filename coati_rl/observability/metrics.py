@@ -26,7 +26,8 @@ def step_line(record: dict[str, Any], num_steps: int | None) -> str:
 
 
 def tokens_per_s(record: dict[str, Any]) -> float:
-    """Return response tokens, or all tokens of samples without rollouts, over the step's wall time on the trainers."""
+    """Return response tokens, or without rollouts the samples' tokens, over the step's wall time on the trainers."""
     seconds = sum(record.get(key) or 0 for key in ("rollout_wait_s", "train_s", "sync_s"))
-    num_tokens = record.get("num_response_tokens", record.get("num_tokens")) or 0
+    counts = (record.get(name) for name in ("num_response_tokens", "num_tokens", "loss_tokens"))
+    num_tokens = next((count for count in counts if count is not None), 0)
     return float(num_tokens / seconds) if seconds else 0.0

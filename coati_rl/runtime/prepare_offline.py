@@ -171,8 +171,7 @@ def _with_reference(config: OfflineConfig, hf_config: Any, *, is_dry_run: bool) 
     if vocabulary != own:
         raise ConfigError(
             f"--reference-model {config.reference_model}: its vocabulary has {vocabulary} tokens, that of --model "
-            f"{own}; "
-            "use a model with the same tokenizer"
+            f"{own}; use a model with the same tokenizer"
         )
     return config.with_changes(reference_model=str(directory))
 

@@ -9,11 +9,14 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from coati_rl.checkpoint.directory import STATE_FILE
+from coati_rl.config.cli import build_job
+from coati_rl.config.offline_jobs import SftJobConfig
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.data.forms import Conversation
 from coati_rl.data.offline_samples import sft_samples
-from consumer.jobs.sft import run_sft
-from consumer.optim.learning_rate import LearningRate
+from coati_rl.observability.timeline import NO_TIMELINE
+from consumer.jobs.job import Trainer
+from consumer.jobs.offline import train_loop
 from tests.integration.consumer.conftest import LAYOUTS
 from tests.integration.consumer.parity import conversations
 from tests.integration.consumer.trainer import make_trainer
@@ -56,5 +59,14 @@ def fine_tune(
         resumed=resumed,
         report=report,
     )
-    assert run_sft(rank, backend, source, learning_rate=LearningRate(peak=1e-2), checkpoint_dir=out_dir) == NUM_STEPS
+    trainer = Trainer(
+        rank=rank,
+        namespace="",
+        run_dir=out_dir,
+        checkpoint_dir=out_dir,
+        timeline=NO_TIMELINE,
+        on_step=lambda: None,
+    )
+    with train_loop(build_job({"learning_rate": 1e-2}, SftJobConfig), trainer, backend, source) as loop:
+        assert loop.run() == NUM_STEPS
     backend.close()

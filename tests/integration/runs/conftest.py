@@ -103,13 +103,15 @@ def _teach_to_guess(model, tokenizer, lessons, rng, *, num_steps) -> None:
 class Run:
     """A run in a process of its own."""
 
+    program = (str(ROOT / "rl_example.py"),)
+
     def __init__(self, arguments: list[str], run_dir: Path) -> None:
         self.run_dir = run_dir
         self.output = run_dir.with_suffix(".out")
         self.places = OwnPlaces(run_dir)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         self.places.forget_ours(environment)
-        command = [sys.executable, str(ROOT / "rl_example.py"), *arguments, "--run-dir", str(run_dir)]
+        command = [sys.executable, *self.program, *arguments, "--run-dir", str(run_dir)]
         with self.output.open("w") as file:
             self.process = subprocess.Popen(
                 self.places.command(command),

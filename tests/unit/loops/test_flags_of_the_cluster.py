@@ -92,7 +92,11 @@ def test_master_port__is_where_the_trainers_meet(monkeypatch, config_with, port)
     handle = SimpleNamespace(open_rendezvous=remote("open"), start=remote("start"), run=remote("run"))
     members = actor_group.ActorGroup.__new__(actor_group.ActorGroup)
     vars(members).update(
-        _config=config_with(num_trainers=1, master_port=port), _namespace="run", coordinator=None, trainers={}
+        _config=config_with(num_trainers=1, master_port=port),
+        _namespace="run",
+        _placement=SimpleNamespace(reward_models=[]),
+        coordinator=None,
+        trainers={},
     )
     monkeypatch.setattr(actor_group.ActorGroup, "add_producer", lambda self: calls.append("producer"))
     monkeypatch.setattr(actor_group.ActorGroup, "_make_trainer", lambda self, rank: handle)

@@ -155,3 +155,14 @@ def test_a_checkpoint_of_another_job_is_refused(values_of):
         ConfigError, match=r"is a checkpoint of coati-rl sft, not of coati-rl dpo; start from its weights"
     ):
         run_offline("dpo", values_of("dpo", checkpoint_path=str(first.run_dir)))
+
+
+def test_other_shares_of_the_sources_are_refused_before_anything_starts(values_of, tmp_path):
+    values = values_of("sft", max_steps=2)
+    other = write_rows(tmp_path / "other.jsonl", [ROWS["sft"](number) for number in range(50, 54)])
+    mixed = f"{values['dataset']}=0.75,{other}=0.25"
+    first = run_offline("sft", values | {"dataset": mixed})
+    fields = {"dataset": f"{values['dataset']}=0.5,{other}=0.5", "checkpoint_path": str(first.run_dir), "max_steps": 4}
+    with pytest.raises(ConfigError, match=r"were mixed by shares .*; use that run's shares"):
+        run_offline("sft", values | fields)
+    assert [record["step"] for record in run_offline("sft", values | fields | {"dataset": mixed}).of("step")] == [3, 4]

@@ -121,8 +121,10 @@ def test_a_long_poll_may_take_its_time_and_a_little_more(ray_get):
 
 def test_the_remote_coordinator_has_every_method_of_the_real_one():
     from coati_rl.coordinator.coordinator import Coordinator
+    from coati_rl.coordinator.dataset_coordinator import DatasetCoordinator
 
-    methods = {name for name, value in vars(Coordinator).items() if callable(value) and not name.startswith("_")}
+    both = {**vars(Coordinator), **vars(DatasetCoordinator)}
+    methods = {name for name, value in both.items() if callable(value) and not name.startswith("_")}
     assert methods == {name for name in vars(RemoteCoordinator) if not name.startswith("_")}
 
 

@@ -1,0 +1,162 @@
+"""Run jobs on a dataset as a user types them: records, checkpoints, exit codes, kills, interrupts, layouts."""
+
+import json
+import re
+import shlex
+import signal
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from tests.integration.runs.conftest import ROOT, Run
+
+NUM_ROWS = 64
+
+
+class JobRun(Run):
+    """A job on a dataset."""
+
+    program = ("-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from coati_rl.command_line import main; "
+                     "sys.exit(main())")  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def run_class():
+    return JobRun
+
+
+@pytest.fixture(scope="session")
+def rows(make_tiny, tmp_path_factory):
+    """(job, number of rows) -> a file of rows: of questions to which 1 is the answer."""
+    questions = [
+        json.loads(line)["messages"] for line in (make_tiny(tied=True) / "train.jsonl").read_text().splitlines()
+    ]
+    questions = [each[0]["content"] if isinstance(each, list) else each["content"] for each in questions]
+
+    def row(job, number):
+        prompt, right, wrong = questions[number], "\\boxed{1}", f"\\boxed{{{2 + number % 2}}}"
+        if job == "sft":
+            turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": right}]
+            return {"messages": turns}
+        if job == "kto":
+            return {"prompt": prompt, "completion": (right, wrong)[number % 2], "label": number % 2 == 0}
+        return {"prompt": prompt, "chosen": right, "rejected": wrong}
+
+    def write(job, first, number):
+        path = tmp_path_factory.mktemp("rows") / f"{job}.jsonl"
+        path.write_text("".join(json.dumps(row(job, first + each)) + "\n" for each in range(number)))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def job_flags(make_tiny, rows):
+    """(job, trainers) -> flags of a job of 8 steps, with a checkpoint and an evaluation every 4."""
+
+    def make(job, *, trainers=1, dp=1, epochs=2):
+        base = {
+            "-m": make_tiny(tied=True),
+            "-d": rows(job, 0, NUM_ROWS),
+            "-ed": rows(job, NUM_ROWS, 16),
+            "-t": trainers,
+            "-tbs": 16 // dp,
+            "-tmbs": 4,
+            "-e": epochs,
+            "-ei": 4,
+            "-si": 4,
+            "-lr": 1e-3,
+            "--device": "cpu",
+        }
+        return [job, *(part for pair in base.items() for part in pair)]
+
+    return make
+
+
+def evaluations(run):
+    return [json.loads(line) for line in (run.run_dir / "eval" / "summary.jsonl").read_text().splitlines()]
+
+
+def tensors(run, step):
+    files = sorted((run.run_dir / "checkpoints" / f"step-{step}").glob("*.safetensors"))
+    return {path.name: path.read_bytes() for path in files}
+
+
+def test_sft_trains_evaluates_saves_and_leaves_nothing(start_run, job_flags):
+    run = start_run(*job_flags("sft", epochs=1), "--max-steps", 3, "-si", 2)
+    assert run.wait() == 0, run.text()
+    assert [record["step"] for record in run.records()] == [1, 2, 3]
+    losses = [each["loss"] for each in evaluations(run)]
+    assert [each["step"] for each in evaluations(run)] == [0, 3] and losses[1] < losses[0]
+    AutoModelForCausalLM.from_pretrained(run.run_dir / "checkpoints" / "step-3")
+    assert (run.run_dir / "timeline.json").is_file() and list((run.run_dir / "tensorboard").iterdir())
+    assert run.text().splitlines()[-1].startswith("done: ")
+    assert "; to train on, raise --max-epochs or --max-steps: coati-rl sft --config " in run.text()
+    assert run.left_over() == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize("job", ["sft", "rm", "dpo", "kto"])
+def test_a_job_that_is_killed_goes_on_to_the_same_bits(start_run, job_flags, job, dp):
+    own = ["--precompute-reference"] if job == "dpo" else []
+    flags = [*job_flags(job, trainers=dp, dp=dp), *own]
+    whole = start_run(*flags, name="whole")
+    killed = start_run(*flags, name="killed")
+    killed.wait_for_step(5)
+    for process in killed.processes("ray::TrainerActor"):
+        process.kill()
+    assert killed.wait() == 1, killed.text()
+    last = killed.text().splitlines()[-1]
+    resume = re.search(rf"; resume from step 4 with: coati-rl ({job} .*)$", last)
+    assert resume, last
+    assert whole.wait() == 0, whole.text()
+    resumed = start_run(*shlex.split(resume[1]), name="killed")
+    assert resumed.wait() == 0, resumed.text()
+    assert tensors(resumed, 8) == tensors(whole, 8) and tensors(whole, 8)
+    assert [record["step"] for record in resumed.records()] == list(range(1, 9))
+    assert evaluations(resumed) == evaluations(whole)
+    assert resumed.left_over() == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_job_is_saved_and_its_last_line_resumes_it(start_run, job_flags, number):
+    run = start_run(*job_flags("sft", epochs=200), "-si", -1, "-ei", -1)
+    run.wait_for_step(3)
+    run.processes()
+    run.process.send_signal(number)
+    assert run.wait(60) == 130, run.text()
+    assert run.left_over() == []
+    match = re.search(r"; resume from step (\d+) with: coati-rl (.*)$", run.text().splitlines()[-1])
+    assert match, run.text()
+    step = int(match[1])
+    assert len(run.records()) == step
+    resumed = start_run(*shlex.split(match[2]), "--max-steps", step + 2)
+    assert resumed.wait() == 0, resumed.text()
+    assert [record["step"] for record in resumed.records()] == list(range(1, step + 3))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("job", ["sft", "rm", "kto"])
+def test_a_job_has_the_same_losses_in_other_layouts_and_goes_on_from_one_in_another(start_run, job_flags, job):
+    one = start_run(*job_flags(job), name="one")
+    assert one.wait() == 0, one.text()
+    split = start_run(*job_flags(job, trainers=4), "-tp", 2, "-pp", 2, "--max-steps", 4, name="split")
+    assert split.wait() == 0, split.text()
+    resumed = start_run(*job_flags(job, trainers=2, dp=2), "-cp", split.run_dir, name="split")
+    assert resumed.wait() == 0, resumed.text()
+    losses = [[record["loss"] for record in run.records()] for run in (one, resumed)]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-4)
+    if job == "rm":
+        model = AutoModelForSequenceClassification.from_pretrained(resumed.run_dir / "checkpoints" / "step-8")
+        assert model.num_labels == 1
+
+
+def test_wrong_rows_are_refused_before_anything_is_loaded(start_run, job_flags, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "q"}]}) + "\n")
+    run = start_run(*job_flags("sft"), "-d", path)
+    assert run.wait() == 2
+    assert run.text().startswith(f"coati-rl sft: --dataset {path}, line 1: ") and "assistant" in run.text()
+    assert not run.run_dir.exists()

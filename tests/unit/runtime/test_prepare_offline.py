@@ -1,0 +1,130 @@
+"""Test the preparation of jobs on a dataset: samples, plan, and the refusal of wrong rows before anything starts."""
+
+import json
+
+import pytest
+import torch
+
+from coati_rl.config.cli import parse_job
+from coati_rl.config.commands import OFFLINE
+from coati_rl.config.offline_rules import check_offline
+from coati_rl.errors import ConfigError
+from coati_rl.runtime.prepare_offline import prepare_offline
+from consumer.parallel.layout_rules import check_layout
+
+TURNS = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "answer"}]  # u:q\na:answer\n: 13 tokens
+PAIR = {"prompt": "q", "chosen": "yes", "rejected": "no"}
+
+
+@pytest.fixture
+def prepared(model_dir, tmp_path, monkeypatch):
+    """(job, rows, flags) -> the job, prepared for the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def run(job, rows, *flags, held_out=None, is_dry_run=False, model=model_dir):
+        argv = ["-m", str(model), "-tbs", "2", *map(str, flags)]
+        for flag, name, each in (("-d", "train.jsonl", rows), ("-ed", "held.jsonl", held_out)):
+            if each is not None:
+                (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in each))
+                argv += [flag, str(tmp_path / name)]
+        config = parse_job(argv, OFFLINE[job])[0]
+        check_offline(config)
+        return prepare_offline(config, check_layout=check_layout, is_dry_run=is_dry_run)
+
+    return run
+
+
+def test_the_plan_counts_rows_tokens_and_steps_and_what_was_cut(prepared):
+    long = [TURNS[0], {"role": "assistant", "content": "x" * 40}]
+    unreachable = [{"role": "user", "content": "x" * 40}, TURNS[1]]
+    rows = [{"messages": each} for each in (TURNS, TURNS, TURNS, long, unreachable)]
+    job = prepared("sft", rows, "--max-length", 20, "-e", 2, held_out=[{"messages": TURNS}])
+    text = "\n".join(job.plan.lines())
+    assert "4; 59 tokens" in text and "1 cut to --max-length" in text
+    assert "1 left out, as nothing trained is within --max-length" in text
+    assert "rows of eval            1; 13 tokens" in text
+    assert job.plan.num_steps == 4 and len(job.train) == 4 and len(job.evaluation["eval"]) == 1
+    assert "optimizer steps         2 (1 rows at the end fill no step)" in "\n".join(
+        prepared("sft", rows[:3] + rows[:2], "--max-length", 20).plan.lines()
+    )
+
+
+def test_equal_completions_are_left_out_and_counted(prepared):
+    job = prepared("dpo", [PAIR, PAIR, PAIR | {"rejected": "yes"}])
+    assert len(job.train) == 4
+    assert "1 pairs left out, as chosen equals rejected" in "\n".join(job.plan.lines())
+
+
+def test_plain_text_needs_no_chat_template_and_messages_do(prepared, model_dir, tokenizer, tmp_path):
+    import shutil
+
+    bare = tmp_path / "bare"
+    shutil.copytree(model_dir, bare)
+    (bare / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((bare / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (bare / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert len(prepared("sft", [{"text": "some text"}] * 2, model=bare).train) == 2
+    with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
+        prepared("sft", [{"messages": TURNS}] * 2, model=bare)
+
+
+@pytest.mark.parametrize(
+    ("job", "row", "message"),
+    [
+        ("sft", {"messages": TURNS[:1]}, r"--dataset .*train.jsonl, line 2: .*assistant"),
+        ("sft", {"question": "q"}, r"--dataset .*train.jsonl, line 2: "),
+        ("sft", {"messages": [{"role": "judge", "content": "q"}, TURNS[1]]}, r"line 2: .* refuses it: unknown role"),
+        ("dpo", {"prompt": "q", "chosen": "", "rejected": "no"}, r"line 2: .*chosen"),
+        ("rm", {"prompt": "q", "chosen": "a"}, r"line 2: "),
+        ("kto", {"prompt": "q", "completion": "a", "label": "maybe"}, r"line 2: .*label"),
+        ("prm", {"prompt": "q", "completions": ["a", "b"], "labels": [True]}, r"line 2: .*label"),
+    ],
+)  # fmt: skip
+def test_a_row_that_cannot_be_trained_on_is_named(prepared, job, row, message):
+    good = {
+        "sft": {"messages": TURNS},
+        "dpo": PAIR,
+        "rm": PAIR,
+        "kto": {"prompt": "q", "completion": "a", "label": True},
+        "prm": {"prompt": "q", "completions": ["a"], "labels": [True]},
+    }[job]
+    with pytest.raises(ConfigError, match=message):
+        prepared(job, [good, row])
+
+
+def test_too_few_rows_for_a_step_are_refused_with_sizes_that_fit(prepared):
+    with pytest.raises(
+        ConfigError, match=r"1 usable rows x 1 epoch\(s\) do not fill one optimizer step of tbs \* dp = 2"
+    ):
+        prepared("sft", [{"messages": TURNS}])
+    with pytest.raises(ConfigError, match="no row can be trained on: 2 have nothing to train within --max-length 4"):
+        prepared("sft", [{"messages": TURNS}] * 2, "--max-length", 4)
+
+
+def test_the_default_length_is_at_most_the_models_positions_and_one_that_is_given_is_refused(prepared):
+    rows = [{"messages": TURNS}] * 2
+    assert prepared("sft", rows).config.data.max_length == 1024
+    with pytest.raises(ConfigError, match="--max-length 1025 exceeds the 1024 positions of --model"):
+        prepared("sft", rows, "--max-length", 1025)
+
+
+def test_a_reference_model_of_another_vocabulary_is_refused(prepared, model_dir, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    config = json.loads((model_dir / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"vocab_size": 999}))
+    with pytest.raises(ConfigError, match=r"--reference-model .*: its vocabulary has 999 tokens, that of --model 272"):
+        prepared("dpo", [PAIR] * 2, "--reference-model", other)
+    with pytest.raises(ConfigError, match=r"--reference-model no/where/at/all: no such directory"):
+        prepared("dpo", [PAIR] * 2, "--reference-model", "no/where/at/all")
+    warnings = prepared("dpo", [PAIR] * 2, "--loss", "orpo", "--reference-model", other).warnings
+    assert warnings == ("--reference-model: has no effect, as orpo of pairs needs no reference model",)
+
+
+def test_a_dry_run_without_the_model_checks_the_rows_alone(prepared):
+    job = prepared("sft", [{"messages": TURNS}], is_dry_run=True, model="owner/name")
+    assert job.plan.num_steps is None and "model owner/name is not on this machine" in job.warnings[0]
+    assert "rows                    unknown" in job.plan.lines()
+    with pytest.raises(ConfigError, match="line 1"):
+        prepared("sft", [{"messages": TURNS[:1]}], is_dry_run=True, model="owner/name")

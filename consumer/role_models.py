@@ -156,7 +156,8 @@ class Model:
             return full if full is None or full.dim() == 0 else self.parameters.state_part(name, full)
 
         found, expected = reader.kinds - {MASTER}, state_kinds(self._settings())
-        if found != expected:
+        has_taken_no_step = not found and MASTER in reader.kinds
+        if found != expected and not has_taken_no_step:
             raise ConfigError(
                 f"{reader.directory} is not a checkpoint to resume from with this --optimizer: it holds "
                 f"{_listed(found)}, and the optimizer keeps {_listed(expected)}; use the one that wrote it, or start "

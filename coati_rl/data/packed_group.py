@@ -54,8 +54,8 @@ class PackedGroup:
     def unpack(self, prompt: Prompt, *, temperature: float) -> RolloutGroup:
         """Restore the group of a lease's prompt, sampled at the lease's temperature.
 
-        The trajectories of a group of single answers are restored when they are first read: training needs the arrays
-        alone (`GroupArrays`), records everything.
+        The trajectories of a group of single answers are restored when one of them is first read, as its record does.
+        Samples and statistics need only `GroupArrays`.
 
         Raises: ValueError if arrays and description do not match.
         """
@@ -109,7 +109,7 @@ class PackedGroup:
                 "policy_versions": arrays.policy_versions[counted],
                 "temperature": arrays.temperature[counted],
             }
-            trajectories.append(_restore(described, len(shared_ids), parts))
+            trajectories.append(_trajectory(described, len(shared_ids), parts))
         return tuple(trajectories)
 
 
@@ -192,7 +192,7 @@ def _describe(trajectory: Trajectory, group: RolloutGroup) -> dict[str, Any]:
     }
 
 
-def _restore(described: dict[str, Any], shared: int, arrays: dict[str, np.ndarray]) -> Trajectory:
+def _trajectory(described: dict[str, Any], shared: int, arrays: dict[str, np.ndarray]) -> Trajectory:
     """Restore what `_describe` returned; `shared` is the number of tokens of the prefix."""
     return Trajectory(
         **arrays,

@@ -20,7 +20,7 @@ def test_a_field_is_in_one_section_only_so_that_its_flat_name_is_enough():
     names = [name for section in Config.sections().values() for name in section.model_fields]
     assert list(Config.sections()) == SECTIONS
     assert len(names) == len(set(names)) == len(Config.fields())
-    assert {name for name in names if name in SECTIONS} == {"model"}, "the only field with the name of a section"
+    assert {name for name in names if name in SECTIONS} == {"model", "optimizer"}, "each in its own"
 
 
 @pytest.mark.parametrize(
@@ -98,3 +98,9 @@ def test_every_field_says_its_role():
     assert set(roles.values()) == {"experiment", "execution"}
     assert {roles[name] for name in ("learning_rate", "temperature", "dataset", "seed", "precision")} == {"experiment"}
     assert {roles[name] for name in ("num_trainers", "run_dir", "zero_stage", "reward_workers")} == {"execution"}
+
+
+def test_an_optimizer_is_a_field_by_a_name_and_a_section_by_its_fields():
+    assert build_config({"optimizer": "/own.py:make"}).optimizer.optimizer == "/own.py:make"
+    nested = build_config({"optimizer": {"optimizer": "/own.py:make", "learning_rate": 1e-4}}).optimizer
+    assert (nested.optimizer, nested.learning_rate) == ("/own.py:make", 1e-4)

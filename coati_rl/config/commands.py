@@ -7,7 +7,7 @@ from coati_rl.config.offline_jobs import DpoJobConfig, KtoJobConfig, PrmJobConfi
 from coati_rl.config.training import TrainingConfig
 
 _JOBS: tuple[type[OfflineConfig], ...] = (SftJobConfig, RmJobConfig, DpoJobConfig, KtoJobConfig, PrmJobConfig)
-OFFLINE = {job.JOB: job for job in _JOBS}
+OFFLINE: dict[str, type[OfflineConfig]] = {job.JOB: job for job in _JOBS}
 TRAINING: dict[str, type[TrainingConfig]] = {"rl": Config, **OFFLINE}
 
 

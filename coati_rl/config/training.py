@@ -5,6 +5,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from coati_rl.config.cluster import ClusterConfig
+from coati_rl.config.data import DatasetFields
 from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.config.model import ModelConfig
 from coati_rl.config.optimizer import OptimizerConfig
@@ -101,6 +102,7 @@ class TrainingConfig(JobConfig):
     SUMMARY: ClassVar[str] = ""  # of --help
 
     model: ModelConfig = ModelConfig()
+    data: DatasetFields = DatasetFields()
     optimizer: OptimizerConfig = OptimizerConfig()
     parallel: TrainersConfig = TrainersConfig()
     cluster: ClusterConfig = ClusterConfig()

@@ -63,7 +63,7 @@ class Pairwise(Objective):
     """Average the Bradley-Terry loss over the pairs of the batch."""
 
     center_coefficient: float = 0.0  # weight of the penalty on (r_c + r_r)^2; 0: none
-    unit: ClassVar[int] = 2
+    unit = 2
 
     @property
     def loss_fn(self) -> PairwiseLoss:  # type: ignore[override]

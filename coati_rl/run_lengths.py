@@ -1,12 +1,19 @@
 """Run-length encode arrays whose values rarely change, as (value, length) pairs, and decode them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 Runs = tuple[tuple[Any, int], ...]  # of plain Python values, so that they can be JSON
+
+
+def slices(lengths: Iterable[int]) -> list[slice]:
+    """Return the slices of consecutive parts with these lengths."""
+    ends = [*accumulate(lengths, initial=0)]
+    return [slice(start, end) for start, end in pairwise(ends)]
 
 
 def count_runs(values: np.ndarray) -> int:

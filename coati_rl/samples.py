@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coati_rl.run_lengths import Runs, count_runs, decode_runs, encode_runs
+from coati_rl.run_lengths import Runs, count_runs, decode_runs, encode_runs, slices
+
+_SINGLE_RUN = (0,)  # strides
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +50,14 @@ class EncodedArray:
     runs: Runs
     dtype: str
 
-    def expand(self) -> np.ndarray:
-        """Return the array."""
-        return decode_runs(self.runs, self.dtype)
+    def split(self, lengths: Sequence[int]) -> Sequence[np.ndarray] | np.ndarray:
+        """Return the parts of these lengths, or, where the values of a part are equal, one value for each."""
+        if len(self.runs) == 1:
+            return np.full(len(lengths), self.runs[0][0], dtype=self.dtype)
+        if [length for _, length in self.runs] == lengths:
+            return np.array([value for value, _ in self.runs], dtype=self.dtype)
+        array = decode_runs(self.runs, self.dtype)
+        return [array[part] for part in slices(lengths)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +67,7 @@ class SplitSamples:
     prefix_ids: Sequence[np.ndarray]  # int32[P] each
     token_ids: Sequence[np.ndarray]  # int32[T] each
     loss_masks: Sequence[np.ndarray]  # bool[T] each
-    arrays: Mapping[str, Sequence[np.ndarray]]  # [N] each
+    arrays: Mapping[str, Sequence[np.ndarray] | np.ndarray]  # [N] each; or [S], where a sample's N values are equal
     lengths: Sequence[int]  # P + T of each
     num_loss_tokens: Sequence[int]  # N of each
 
@@ -80,9 +87,7 @@ class RaggedSamples:
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> "RaggedSamples":
         """Join samples that have the same arrays."""
-        prefixes: dict[int, np.ndarray] = {}
-        for sample in samples:
-            prefixes.setdefault(id(sample.prefix_ids), sample.prefix_ids)
+        prefixes = {id(sample.prefix_ids): sample.prefix_ids for sample in samples}
         number = {key: index for index, key in enumerate(prefixes)}
         names = samples[0].arrays.keys() if samples else ()
         return cls(
@@ -97,22 +102,23 @@ class RaggedSamples:
 
     def split(self) -> SplitSamples:
         """Return the samples one by one, without uids and numbers."""
-        prefixes = [self.prefix_ids[part] for part in _parts(self.prefix_lengths)]
+        prefixes = [self.prefix_ids[part] for part in slices(self.prefix_lengths.tolist())]
         prefix_ids = [prefixes[prefix] for prefix in self.prefix_of.tolist()]
-        own = _parts(self.lengths)
+        own = slices(self.lengths.tolist())
         mask = np.unpackbits(self.mask_bits, count=len(self.token_ids)).view(bool)
         loss_masks = [mask[part] for part in own]
-        num_loss_tokens = [int(np.count_nonzero(each)) for each in loss_masks]
-        counted = _parts(num_loss_tokens)
-        arrays = {
-            name: array.expand() if isinstance(array, EncodedArray) else array for name, array in self.arrays.items()
-        }
+        lengths = self.lengths.tolist()
+        num_loss_tokens = lengths if mask.all() else [int(np.count_nonzero(each)) for each in loss_masks]
+        counted = slices(num_loss_tokens)
         return SplitSamples(
             prefix_ids=prefix_ids,
             token_ids=[self.token_ids[part] for part in own],
             loss_masks=loss_masks,
-            arrays={name: [array[part] for part in counted] for name, array in arrays.items()},
-            lengths=[len(each) + num for each, num in zip(prefix_ids, self.lengths.tolist(), strict=True)],
+            arrays={
+                name: array.split(num_loss_tokens) if isinstance(array, EncodedArray) else [array[p] for p in counted]
+                for name, array in self.arrays.items()
+            },
+            lengths=[len(each) + num for each, num in zip(prefix_ids, lengths, strict=True)],
             num_loss_tokens=num_loss_tokens,
         )
 
@@ -142,24 +148,38 @@ class RaggedBatch:
     learning_rate_progress: float
 
 
-def _parts(lengths: np.ndarray | Sequence[int]) -> list[slice]:
-    """Return the slices of consecutive parts with these lengths."""
-    ends = np.cumsum(lengths).tolist()
-    return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
-
-
 def _join_arrays(samples: Sequence[Sample], name: str) -> np.ndarray | EncodedArray:
     """Concatenate an array of all samples [N], as runs where that is shorter."""
     parts = [sample.arrays[name] for sample in samples]
     if not any(isinstance(part, np.ndarray) for part in parts):
         runs = tuple((float(part), sample.num_loss_tokens) for sample, part in zip(samples, parts, strict=True))
         return EncodedArray(runs=runs, dtype="float32")
+    if (constant := _one_run(parts)) is not None:
+        return constant
     pairs = zip(samples, parts, strict=True)
     full = [p if isinstance(p, np.ndarray) else np.full(s.num_loss_tokens, p, np.float32) for s, p in pairs]
     joined: np.ndarray = np.concatenate(full)
     if 2 * count_runs(joined) >= len(joined):
         return joined
     return EncodedArray(runs=encode_runs(joined), dtype=joined.dtype.str)
+
+
+def _one_run(parts: Sequence[np.ndarray | float]) -> EncodedArray | None:
+    """Encode arrays of one value each, the same, as policy versions mostly are, without reading them.
+
+    Returns: None unless all are arrays that `decode_runs` made of single runs, or parts of such.
+    """
+    length, values = 0, set()
+    for part in parts:
+        if not isinstance(part, np.ndarray) or part.strides != _SINGLE_RUN:
+            return None
+        if num := len(part):
+            length += num
+            values.add((part.item(0), part.dtype))
+    if len(values) != 1 or length <= 2:
+        return None
+    ((value, dtype),) = values
+    return EncodedArray(runs=((value, length),), dtype=dtype.str)
 
 
 def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:

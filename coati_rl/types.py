@@ -4,6 +4,7 @@ G episodes per prompt (group size); L tokens of a trajectory, N of them in the l
 Arrays are NumPy, so that they cross Ray without a copy.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -203,8 +204,9 @@ class RolloutGroup:
     producer_id: int
     prompt: Prompt
     temperature: float  # of the lease; each token's own is in its trajectory
-    trajectories: tuple[Trajectory, ...]  # G or more, by episode; a parent comes before its forks
+    trajectories: Sequence[Trajectory]  # G or more, by episode; a parent comes before its forks
     scores: tuple[Score, ...]  # G, one of each episode
+    cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # what follows from it
 
     def __post_init__(self) -> None:
         episodes = [trajectory.episode for trajectory in self.trajectories]

@@ -142,14 +142,14 @@ class CheckpointReader:
     """Read the tensors of a checkpoint one at a time."""
 
     def __init__(self, directory: Path) -> None:
-        """Open the files. Raises: ConfigError if they cannot be read or hold no optimizer state."""
+        """Open the files. Raises: ConfigError if they cannot be read."""
+        self.directory = directory
         try:
             self._files = [safe_open(path, "pt") for path in sorted(directory.glob("*.safetensors"))]
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{directory} is not a checkpoint to resume from: {error}") from error
         self._where = {key: file for file in self._files for key in file.keys()}  # noqa: SIM118, not a mapping
-        if not any("/" in key for key in self._where):
-            raise ConfigError(f"{directory} is not a checkpoint to resume from: it holds no optimizer state")
+        self.kinds = frozenset(key.partition("/")[0] for key in self._where if "/" in key)  # of optimizer tensors
 
     def get(self, kind: str, name: str) -> Tensor | None:
         """Return a full tensor on the CPU, None if it was not saved; a missing `master` is the saved weight itself.

@@ -4,7 +4,7 @@ A trainer has several: the policy, which is trained; a reference, a teacher and 
 which are frozen. `ShardedModel` knows how a model is sharded; here tensors are whole and have their Hugging Face names.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from coati_rl.config.optimizer import OptimizerConfig
+from coati_rl.errors import ConfigError
 from coati_rl.protocols import Role
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
 from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, load_policy
 from consumer.models.scalar_head import ScalarHead, load_scalar
 from consumer.optim.gradient_clipping import scale_and_clip, sum_of_squares
-from consumer.optim.optimizer_state import pack_state, unpack_state
+from consumer.optim.optimizer import make_optimizer, set_learning_rate, state_kinds
+from consumer.optim.optimizer_state import MASTER, pack_state, unpack_state
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.parameters import ParameterInfo, describe_parameters
 
@@ -58,15 +60,12 @@ class Model:
         load = load_policy if head is None else partial(load_scalar, head=head)
         self.module = load(directory, dtype=DTYPES[precision], gradient_checkpointing=is_recomputed)
         self.infos = describe_parameters(self.module, parallelism.layout, parallelism.layers_per_stage(self.module))
-        self._adamw: Any = None
+        self.torch_optimizer: Any = None
         if optimizer is None:
             self.module.requires_grad_(False)
         else:
-            # The learning rate is set by every step.
-            self._adamw = torch.optim.AdamW(
-                self.module.parameters(), lr=0.0, weight_decay=optimizer.weight_decay, fused=True
-            )
-        self._sharded = parallelism.shard(self.module, self.infos, self._adamw)
+            self.torch_optimizer = make_optimizer(self.module.parameters(), optimizer)
+        self._sharded = parallelism.shard(self.module, self.infos, self.torch_optimizer)
         self.parameters = self._sharded.parameters
         self.gradients: dict[str, Tensor] = {}  # summed over all ranks; set from a step's last backward to its update
 
@@ -97,18 +96,16 @@ class Model:
         Returns: the scaled gradient's norm before clipping, the same on every rank.
         Raises: EngineError if the norm is not finite; the weights are unchanged then.
         """
-        if self._optimizer is None:
-            raise ValueError(f"the {self.role} model is frozen")
+        settings = self._settings()
         counted = [gradient for name, gradient in self.gradients.items() if self.parameters.counts_in_norm(name)]
         norm = scale_and_clip(
             list(self.gradients.values()),
             self._parallelism.sum_over_ranks(sum_of_squares(counted)),
             loss_scale=loss_scale,
-            max_norm=self._optimizer.max_grad_norm,
+            max_norm=settings.max_grad_norm,
         )
         if loss_scale > 0:
-            for group in self._adamw.param_groups:
-                group["lr"] = learning_rate
+            set_learning_rate(self.torch_optimizer, learning_rate)
             self._sharded.step(self.gradients)
         self.gradients = {}
         self._sharded.forget_gradients()
@@ -149,13 +146,23 @@ class Model:
                 pass
 
     def restore(self, reader: CheckpointReader) -> None:
-        """Load the optimizer's state, saved in any layout. Raises: ConfigError if it belongs to another model."""
+        """Load the optimizer's state, saved in any layout.
+
+        Raises: ConfigError if it belongs to another model or optimizer.
+        """
 
         def part(name: str, kind: str) -> Tensor | None:
             full = reader.get(kind, name)
             return full if full is None or full.dim() == 0 else self.parameters.state_part(name, full)
 
-        unpack_state(self._adamw, self.masters(), part)
+        found, expected = reader.kinds - {MASTER}, state_kinds(self._settings())
+        if found != expected:
+            raise ConfigError(
+                f"{reader.directory} is not a checkpoint to resume from with this --optimizer: it holds "
+                f"{_listed(found)}, and the optimizer keeps {_listed(expected)}; use the one that wrote it, or start "
+                "from its weights with --model"
+            )
+        unpack_state(self.torch_optimizer, self.masters(), part, reader.kinds)
 
     def _parts(self, writer: CheckpointWriter) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Tensor]]]:
         """Yield each file of this stage: its number, full weights and full optimizer tensors, on the CPU.
@@ -169,12 +176,21 @@ class Model:
             weights, state = dict[str, Tensor](), dict[str, Tensor]()
             for name in names:
                 self._keep(weights, name, parameters.full_weight(name))
-                packed = pack_state(self._adamw, masters[name], with_master=self._keeps_masters)
+                packed = pack_state(self.torch_optimizer, masters[name], with_master=self._keeps_masters)
                 for kind, part in packed.items():
-                    full = part if kind == "step" else parameters.full_state(name, part)
+                    full = part if part.dim() == 0 else parameters.full_state(name, part)
                     self._keep(state, f"{kind}/{name}", full)
             yield number, weights, state
+
+    def _settings(self) -> OptimizerConfig:
+        if self._optimizer is None:
+            raise ValueError(f"the {self.role} model is frozen")
+        return self._optimizer
 
     def _keep(self, tensors: dict[str, Tensor], key: str, full: Tensor) -> None:
         if self._parallelism.layout.is_stage_head:
             tensors[key] = full.cpu()
+
+
+def _listed(kinds: Collection[str]) -> str:
+    return f"the optimizer state {', '.join(sorted(kinds))}" if kinds else "no optimizer state"

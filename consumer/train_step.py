@@ -17,7 +17,7 @@ from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import TrainBackend
 from consumer.logprob_mismatch import MismatchMeter
 from consumer.objectives.objective import Objective, Targets
-from consumer.optim.learning_rate import cosine_learning_rate
+from consumer.optim.learning_rate import LearningRate
 
 
 class TrainStep:
@@ -29,7 +29,7 @@ class TrainStep:
         objective: Objective,
         timeline: Timeline = NO_TIMELINE,
         *,
-        learning_rate: float,
+        learning_rate: LearningRate,
         mismatch_meter: MismatchMeter | None = None,
     ) -> None:
         """Use a backend that holds the models of the objective's roles.
@@ -38,7 +38,7 @@ class TrainStep:
             backend: holds models, gradients and the optimizer.
             objective: defines scores, targets, loss and metrics.
             timeline: records the spans of scoring and training.
-            learning_rate: peak learning rate.
+            learning_rate: of each optimizer step.
             mismatch_meter: measures tokens that earlier policy versions sampled; None: they are not measured.
         """
         self._backend = backend
@@ -78,7 +78,7 @@ class TrainStep:
         begin = time.perf_counter()
         if self._mismatch_meter is not None:
             self._mismatch_meter.end_step(batch.step)
-        learning_rate = cosine_learning_rate(batch.learning_rate_progress, peak=self._learning_rate)
+        learning_rate = self._learning_rate.at(batch.learning_rate_progress, step=batch.step)
         with self._timeline.span("optimizer step", step=batch.step + 1):
             norm = self._backend.optimizer_step(loss_scale=batch.loss_scale, learning_rate=learning_rate)
         sums = self._backend.reduce_sums(self._sums)

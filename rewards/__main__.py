@@ -1,9 +1,9 @@
 """Run `python -m rewards score|serve`: score JSON lines, or serve scores to runs on other machines.
 
 Usage: `score --type TYPE < in.jsonl > out.jsonl`. An input line is {"response": str} with "gt_answer" (text or a
-number) or "test_cases" ({"inputs": [...], "outputs": [...]}, and "fn_name" for tests that call a function), and
-optionally "messages" and "prompt". An output line is {"reward", "answer_correct", "format_valid", "verdict", "detail"},
-and "breakdown" with several rewards.
+number) or "test_cases" ({"inputs": [...], "outputs": [...]}, and "fn_name" for tests that call a function) if the
+reward needs them, and optionally "messages", "prompt" and columns that a user's function takes. An output line is
+{"reward", "answer_correct", "format_valid", "verdict", "detail"}, and "breakdown" with several rewards.
 
 Exit code 0: all lines were scored, with any verdict, or `serve` was ended by SIGTERM. 2: an argument or a line is
 invalid (one message on stderr, nothing is scored). 1: scoring itself failed. 130: Ctrl-C.

@@ -124,5 +124,5 @@ def _trl_form(parameters: Mapping[str, inspect.Parameter]) -> Form | None:
         name="trl",
         parameters=frozenset(named) - {"completions"},
         takes_rest=takes_rest,
-        columns=Columns(required=tuple(needed), are_kept=takes_rest or len(named) > len(_OF_TRL & named.keys())),
+        columns=Columns(required=tuple(needed), are_kept=True),  # a row's own prompt says if it is text
     )

@@ -134,8 +134,10 @@ class OwnFunctionReward:
         columns = {key: value for key, value in problem.columns.items() if key in self._form.parameters}
         columns |= self._rest(problem, {"prompt", "completion"})
         values: dict[str, Any] = {key: [copy.deepcopy(value) for _ in responses] for key, value in columns.items()}
-        if not problem.messages:  # a prompt of plain text
-            values |= {"prompts": [problem.prompt] * num_responses, "completions": [*responses]}
+        text = problem.columns.get("prompt") if problem.columns.get("messages") is None else None
+        if isinstance(text, str) or not problem.messages:  # a prompt of plain text, as TRL's standard format has
+            values |= {"prompts": [problem.prompt if text is None else text] * num_responses}
+            values["completions"] = [*responses]
         else:
             values["prompts"] = [[dict(message) for message in problem.messages] for _ in responses]
             values["completions"] = [[{"role": "assistant", "content": response}] for response in responses]

@@ -15,24 +15,24 @@ from pydantic.fields import FieldInfo
 
 from coati_rl.config import Config
 from coati_rl.config.commands import OFFLINE
-from coati_rl.config.fields import Section, described, role_of, spelling
+from coati_rl.config.fields import Section, described, role_of, shown, spelling
 from coati_rl.config.offline import OfflineConfig
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 MARK = "<!-- What follows is written by scripts/make_config_reference.py from the config model. -->\n"
 
 
-def type_name(annotation: Any) -> str:
-    """Describe a type in the words of someone who writes a flag."""
+def type_name(annotation: Any, metavar: str) -> str:
+    """Describe a type in the words of someone who writes a flag; a tuple's parts have the names of `metavar`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in arguments)
     if origin is tuple:
-        return "LOW,HIGH"
+        return metavar
     if origin in (list, dict):
         return {list: "text, repeated", dict: "JSON object"}[origin]
     if arguments and (origin is Union or type(annotation).__name__ == "UnionType"):
-        return " or ".join(dict.fromkeys(type_name(a) for a in arguments if a is not type(None)))
+        return " or ".join(dict.fromkeys(type_name(a, metavar) for a in arguments if a is not type(None)))
     return {str: "text", bool: "on or off", int: "integer", float: "number"}.get(annotation, str(annotation))
 
 
@@ -40,7 +40,7 @@ def default_text(value: Any) -> str:
     """Show a default; empty if it is none, or derived as the help says."""
     if isinstance(value, bool):
         return "on" if value else "off"
-    return "" if value is None or value == [] else f"`{value}`"
+    return "" if value is None or value == [] else f"`{shown(value)}`"
 
 
 def bounds(field: FieldInfo) -> str:
@@ -71,7 +71,7 @@ def table_lines(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
         cells = [
             f"`{spelling(field_name, field)}`",
             f"`{short}`" if short else "",
-            type_name(field.annotation) + bounds(field),
+            type_name(field.annotation, str(described(field, "metavar"))) + bounds(field),
             default_text(field.default),
             role_of(field),
             field.description or "",

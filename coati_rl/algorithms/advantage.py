@@ -4,6 +4,7 @@ All arithmetic is float64: in float32 seven equal rewards of 0.7 have a standard
 divided by a small eps that becomes an advantage.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -21,7 +22,9 @@ def group_norm(rewards: Rewards) -> Rewards:
 
     Source: arXiv:2402.03300 sec. 4.1.2.
     """
-    return group_mean(rewards) / (float(rewards.std(ddof=1)) + STD_EPS)
+    centred = group_mean(rewards)
+    variance = (centred * centred).sum() / (len(rewards) - 1)
+    return centred / (float(np.sqrt(variance)) + STD_EPS)
 
 
 def group_mean(rewards: Rewards) -> Rewards:
@@ -77,12 +80,14 @@ def group_advantages(rewards: Rewards, valid: NDArray[np.bool_], *, estimator: E
     valid = valid.astype(bool)
     advantages = np.zeros(rewards.shape, dtype=np.float64)
     counted = rewards[valid].astype(np.float64)
-    if not np.isfinite(counted).all():
-        raise ValueError(f"rewards of valid samples must be finite: {counted.tolist()}")
-    if counted.size == 0 or (estimator in _COMPARING and counted.max() == counted.min()):
+    values = counted.tolist()  # as there are few, faster than arrays
+    if not all(map(math.isfinite, values)):
+        raise ValueError(f"rewards of valid samples must be finite: {values}")
+    if not values or (estimator in _COMPARING and max(values) == min(values)):
         return advantages
-    found = np.asarray(estimator(counted.copy()), dtype=np.float64)
-    if found.shape != counted.shape or not (np.abs(found) <= MAX_ADVANTAGE).all():  # False for NaN, too
+    found = np.asarray(estimator(counted), dtype=np.float64)
+    is_vector = found.shape == counted.shape
+    if not is_vector or not all(abs(value) <= MAX_ADVANTAGE for value in found.tolist()):  # False for NaN, too
         raise ValueError(
             f"advantages must be one finite number per valid sample ({counted.size}), of absolute value at most "
             f"{MAX_ADVANTAGE:g}, not {found!r}"

@@ -11,6 +11,7 @@ stays in the denominator, else the gradient would depend on how the batch was sp
 from typing import Literal, get_args
 
 LossVariation = Literal["sample_level", "token_level", "constant"]
+_MODES = get_args(LossVariation)
 
 
 def token_weight(length: int, mode: LossVariation, *, max_length: int) -> float:
@@ -52,6 +53,5 @@ def loss_scale(num_samples: int, num_tokens: int, mode: LossVariation) -> float:
 
 
 def _check_mode(mode: str) -> None:
-    known = get_args(LossVariation)
-    if mode not in known:
-        raise ValueError(f"loss variation {mode!r} is unknown; use one of {', '.join(known)}")
+    if mode not in _MODES:
+        raise ValueError(f"loss variation {mode!r} is unknown; use one of {', '.join(_MODES)}")

@@ -73,10 +73,6 @@ def open_dataset_resume(config: OfflineConfig, source: DatasetSource | None) -> 
     return DatasetResume(directory=directory, num_steps=num_steps, changes=tuple(changes), data_state=state)
 
 
-def _mixing_text(state: dict[str, Any]) -> str:
-    return str(state.get("mixing") or "each row once an epoch")
-
-
 def _check_rows(config: OfflineConfig, here: dict[str, Any], there: dict[str, Any], where: str) -> None:
     if any(here[name] != there.get(name) for name in ("num_samples", "fingerprint")):
         numbers = f"{here['num_samples'] // config.UNIT} rows here, {there.get('num_samples', 0) // config.UNIT} there"
@@ -86,7 +82,8 @@ def _check_rows(config: OfflineConfig, here: dict[str, Any], there: dict[str, An
             "weights alone with --model"
         )
     if here["mixing"] != there.get("mixing"):
+        before = "not mixed by shares" if there.get("mixing") is None else f"mixed by shares ({there['mixing']})"
         raise ConfigError(
-            f"--dataset {config.data.dataset}: mixes its sources differently from {where} ({_mixing_text(here)} here, "
-            f"{_mixing_text(there)} there); use that run's shares"
+            f"--dataset {config.data.dataset}: the sources of {where} were {before}, so that its position in the data "
+            "is not valid; use that run's shares, or start from the weights alone with --model"
         )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from coati_rl.checkpoint.format import FORMAT_VERSION, VERSION_KEY, migrate_rollouts
-from coati_rl.data.packed_group import PackedGroup
+from coati_rl.data.packed_group import PackedGroup, as_packed
 from coati_rl.types import Prompt, RolloutGroup
 
 _ARRAYS = {"token_ids": np.int32, "logprobs": np.float32}
@@ -40,7 +40,7 @@ class UntrainedRollouts:
     def to_bytes(self) -> bytes:
         """Return the archive in the newest format."""
         groups = [*(finished.group for finished in self.finished), *self.dropped]
-        packed = [PackedGroup.pack(group) for group in groups]
+        packed = [as_packed(group) for group in groups]
         description = {
             VERSION_KEY: FORMAT_VERSION,
             "lease_syncs": [finished.sync_index for finished in self.finished],

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from coati_rl.config.commands import commands_with
 from coati_rl.config.config import Config
-from coati_rl.config.fields import described, spelling
+from coati_rl.config.fields import described, shown, spelling
 from coati_rl.config.named_paths import read_paths
 from coati_rl.config.presets import without_dependents
 from coati_rl.config.tasks import TaskConfig
@@ -99,7 +99,9 @@ def _add_flag(parser: argparse._ArgumentGroup, name: str, field: FieldInfo) -> N
         options["metavar"] = described(field, "metavar") or _metavar(field)
         if field.annotation == list[str] or name in _PATHS:
             options["action"] = "append"
-    default = "" if field.default is None or field.default is False or field.default == [] else f" [{field.default}]"
+    default = (
+        "" if field.default is None or field.default is False or field.default == [] else f" [{shown(field.default)}]"
+    )
     parser.add_argument(*names, help=f"{field.description}{default}".replace("%", "%%"), **options)
 
 

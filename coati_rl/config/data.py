@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import field_validator
 
 from coati_rl.config.fields import Section, execution, experiment
-from coati_rl.config.named_paths import DataSource, read_sources, shares_of
+from coati_rl.config.named_paths import DataSource, check_no_shares, read_sources, shares_of
 from coati_rl.config.tasks import TaskConfig, check_name
 
 CHATML = "chatml"
@@ -137,7 +137,8 @@ class DataConfig(DatasetFields):
     @field_validator("eval_dataset")
     @classmethod
     def _tasks_are_file_names(cls, tasks: dict[str, str] | None) -> dict[str, str] | None:
-        for task in tasks or {}:
+        for task, text in (tasks or {}).items():
+            check_no_shares(text)
             if not task or "/" in task or task.startswith("."):
                 raise ValueError(f"the task {task!r} names the result files: use letters and digits")
         return tasks

@@ -75,6 +75,11 @@ def described(field: FieldInfo, key: str) -> Any:
     return extra.get(key) if isinstance(extra, dict) else None
 
 
+def shown(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def role_of(field: FieldInfo) -> Role:
     """Return whether a field decides what is learned (experiment) or how it is carried out (execution)."""
     role: Role = described(field, "role")

@@ -54,6 +54,13 @@ def shares_of(sources: Sequence[DataSource]) -> tuple[Fraction, ...]:
     return tuple(share / sum(shares) for share in shares)
 
 
+def check_no_shares(text: str) -> None:
+    """Raise ValueError for sources of an evaluation set, which is read whole, that have shares."""
+    for source in read_sources(text):
+        if source.share is not None:
+            raise ValueError(f"an evaluation set is read whole: leave out the share of {source.path}")
+
+
 def read_paths(flag: str, texts: Sequence[str], *, needs_names: bool) -> Any:
     """Return what the values of a flag, in order, come to: one path, or paths by name (of JSON, whatever it holds).
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from coati_rl.config.algorithm_rules import algorithm_problems, needs_group
 from coati_rl.config.config import Config
 from coati_rl.config.distillation_rules import distillation_problems
+from coati_rl.config.optimizer_rules import optimizer_problems
 from coati_rl.config.reward_rules import reward_problems, service_problems
 from coati_rl.config.trainer_rules import plugin_problems, zero_problems
 from coati_rl.errors import ConfigError
@@ -33,6 +34,7 @@ def check(config: Config) -> None:
     problems = [
         *reward_problems(config),
         *algorithm_problems(config),
+        *optimizer_problems(config.optimizer),
         *_sizes(config),
         *zero_problems(config),
         *_budget(config),

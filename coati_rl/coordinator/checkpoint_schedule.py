@@ -17,6 +17,7 @@ from coati_rl.coordinator.prompt_flow import PromptFlow
 from coati_rl.coordinator.prompt_queue import PromptQueue
 from coati_rl.coordinator.settings import CoordinatorSettings
 from coati_rl.coordinator.step_stats import StepStats
+from coati_rl.data.packed_group import as_packed
 from coati_rl.text import count
 from coati_rl.work import SaveWork, Wait, Work
 
@@ -88,5 +89,5 @@ class CheckpointSchedule:
 
     def _sync_index_of(self, finished: Sequence[FinishedGroup]) -> dict[int, int]:
         """Return the policy versions that sampled these groups -> minus the number of syncs since."""
-        versions = {version for each in finished for version in set(each.group.policy_versions.tolist())}
+        versions = {version for each in finished for version, _ in as_packed(each.group).policy_versions}
         return {version: -self._members.staleness(version) for version in versions}

@@ -13,7 +13,7 @@ import numpy as np
 
 from coati_rl.data.episodes import context_tokens, episode_tokens, is_truncated
 from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
-from coati_rl.run_lengths import encode_runs
+from coati_rl.data.packed_group import as_packed
 from coati_rl.types import RolloutGroup
 
 # Reported for each task as well, if there are several; None if no group of the task was received for the step.
@@ -66,7 +66,7 @@ def _of_samples(came_in: Sequence[RolloutGroup], rules: GroupRules) -> dict[str,
     scores = [score for group in came_in for score in group.scores]
     lengths = np.concatenate([episode_tokens(group) for group in came_in])
     is_punished = rules.over_length_cache is not None
-    penalties = np.concatenate([over_length_penalties(group, rules) for group in came_in])
+    penalties = [each for group in came_in for each in over_length_penalties(group, rules)] if is_punished else []
 
     def mean_of(values: Sequence[float] | np.ndarray) -> float | None:
         return float(np.mean(np.array(values, dtype=np.float64)[valid])) + 0.0 if valid.any() else None  # no -0.0
@@ -86,12 +86,12 @@ def _of_samples(came_in: Sequence[RolloutGroup], rules: GroupRules) -> dict[str,
 
 def _breakdown(came_in: Sequence[RolloutGroup]) -> dict[str, float]:
     """Return the mean of each named reward over the valid scores that have it."""
-    pairs = ((score, valid) for group in came_in for score, valid in zip(group.scores, is_valid(group), strict=True))
-    scores = [score for score, is_scored in pairs if is_scored]
     values: dict[str, list[float]] = {}
-    for score in scores:
-        for name, value in score.breakdown.items():
-            values.setdefault(f"reward/{name}", []).append(value)
+    for group in came_in:
+        for score, is_scored in zip(group.scores, is_valid(group).tolist(), strict=True):
+            if score.breakdown and is_scored:
+                for name, value in score.breakdown.items():
+                    values.setdefault(f"reward/{name}", []).append(value)
     return {name: float(np.mean(np.array(values[name], dtype=np.float64))) for name in sorted(values)}
 
 
@@ -99,7 +99,7 @@ def _staleness(groups: Sequence[RolloutGroup], staleness: Callable[[int], int]) 
     """Return mean and maximum staleness over tokens, in weight syncs."""
     counts: Counter[int] = Counter()
     for group in groups:
-        for version, num_tokens in encode_runs(group.policy_versions):
+        for version, num_tokens in as_packed(group).policy_versions:
             counts[version] += num_tokens
     stale = np.array([staleness(version) for version in counts])
     return {

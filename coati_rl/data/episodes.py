@@ -3,35 +3,56 @@
 An episode is counted once, however many forks it has; so is each sampled token, which is in the loss of one fork.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from coati_rl.data.packed_group import as_packed, group_arrays
 from coati_rl.types import RolloutGroup, Trajectory
 
 
+def cached_on_group(function: Callable[[RolloutGroup], np.ndarray]) -> Callable[[RolloutGroup], np.ndarray]:
+    """Call a function of a group once for each group, as the coordinator asks several times; its array is read-only."""
+    name = function.__name__
+
+    @functools.wraps(function)
+    def cached(group: RolloutGroup) -> np.ndarray:
+        found: np.ndarray | None = group.cache.get(name)
+        if found is None:
+            found = group.cache[name] = function(group)
+            found.flags.writeable = False
+        return found
+
+    return cached
+
+
+@cached_on_group
 def episode_tokens(group: RolloutGroup) -> np.ndarray:
     """Return int64[G], the tokens in the loss, over all forks."""
     tokens = [0] * len(group.scores)
-    for trajectory in group.trajectories:
-        tokens[trajectory.episode] += trajectory.num_loss_tokens
+    for described, counted in zip(as_packed(group).trajectories, group_arrays(group).counted, strict=True):
+        tokens[described["episode"]] += counted.stop - counted.start
     return np.array(tokens, dtype=np.int64)
 
 
+@cached_on_group
 def context_tokens(group: RolloutGroup) -> np.ndarray:
     """Return int64[G], the context tokens, prompt included; those that a fork shares with its parent count once."""
     tokens = [0] * len(group.scores)
-    for each in group.trajectories:
-        num_shared = 0 if each.prefix.parent is None else each.prefix.num_tokens
-        tokens[each.episode] += len(each.token_ids) - num_shared - each.num_loss_tokens
+    for described, counted in zip(as_packed(group).trajectories, group_arrays(group).counted, strict=True):
+        shared = described["num_shared"] if described["parent"] is None else 0
+        num_context = len(group.prompt.token_ids) if shared is None else shared
+        tokens[described["episode"]] += num_context + described["num_tokens"] - (counted.stop - counted.start)
     return np.array(tokens, dtype=np.int64)
 
 
+@cached_on_group
 def is_truncated(group: RolloutGroup) -> np.ndarray:
     """Return bool[G], True where the token limit ended a turn."""
     truncated = [False] * len(group.scores)
-    for trajectory in group.trajectories:
-        truncated[trajectory.episode] |= trajectory.is_truncated
+    for described in as_packed(group).trajectories:
+        truncated[described["episode"]] |= any(reason == "length" for *_, reason in described["turns"])
     return np.array(truncated)
 
 

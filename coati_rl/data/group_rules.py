@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from coati_rl.algorithms.over_length import over_length_penalty
-from coati_rl.data.episodes import episode_tokens, is_truncated
+from coati_rl.data.episodes import cached_on_group, episode_tokens, is_truncated
 from coati_rl.types import MAX_REWARD, RolloutGroup, Score
 
 # Why a group has no effect. "out of range": mean score outside of --filter-range, but neither 0 nor 1.
@@ -45,6 +45,8 @@ class GroupRules:
         return self.length_limits.get(task, usual)
 
 
+@cached_on_group
+@cached_on_group
 def is_valid(group: RolloutGroup) -> np.ndarray:
     """Return bool[G], True for episodes with a verdict, |reward| at most MAX_REWARD and at least one loss token."""
     return np.array([_is_scored(score) for score in group.scores]) & (episode_tokens(group) > 0)

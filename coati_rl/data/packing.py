@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 from coati_rl.batch import PADDING, MicroBatch, MiniBatch
 from coati_rl.data.balance import assign_to_bins
 from coati_rl.errors import RunError
+from coati_rl.run_lengths import slices
 from coati_rl.samples import RaggedBatch, RaggedSamples, Sample, SplitSamples
 
 # The loss arrays of every micro-batch, and those of one that counts no token, where no sample says which there are.
@@ -68,7 +69,8 @@ def plan_batches(
     if len(samples) % unit or max_samples < unit:
         raise ValueError(f"{len(samples)} samples, {max_samples} a micro-batch, cannot be kept in units of {unit}")
     units = [range(start, start + unit) for start in range(0, len(samples), unit)]
-    tokens = [_num_tokens([samples[index] for index in each], is_padded=one_sample_per_row) for each in units]
+    lengths = [len(sample) for sample in samples]
+    tokens = [_num_tokens(lengths[each.start : each.stop], is_padded=one_sample_per_row) for each in units]
     _check_fit(samples, units, tokens, max_tokens)
     ranks = assign_to_bins(
         tokens,
@@ -139,9 +141,8 @@ def probe_micro_batch(token_ids: Sequence[int]) -> MicroBatch:
     return _lay_out(RaggedSamples.of([sample]).split(), [[[0]]])[0]
 
 
-def _num_tokens(samples: Sequence[Sample], *, is_padded: bool) -> int:
-    """Count the tokens that a forward computes for a unit; if padded, with a row per sample."""
-    lengths = [len(sample) for sample in samples]
+def _num_tokens(lengths: Sequence[int], *, is_padded: bool) -> int:
+    """Count the tokens that a forward computes for a unit of such samples; if padded, with a row per sample."""
     return len(lengths) * max(lengths) if is_padded else sum(lengths)
 
 
@@ -174,11 +175,13 @@ class _Rows:
         """Of each row."""
         return [length for num_rows, length in self.shapes for _ in range(num_rows)]
 
-    def cut(self, array: np.ndarray) -> list[np.ndarray]:
-        """Each micro-batch's part of an array of all, as [rows, length]."""
-        ends = accumulate(num_rows * length for num_rows, length in self.shapes)
-        pairs = zip(self.shapes, ends, strict=True)
-        return [array[end - shape[0] * shape[1] : end].reshape(shape) for shape, end in pairs]
+    def cut(self, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+        """Each micro-batch's parts of arrays of all, as [rows, length]."""
+        parts = slices(num_rows * length for num_rows, length in self.shapes)
+        if all(num_rows == 1 for num_rows, _ in self.shapes):
+            return [[array[np.newaxis, part] for array in arrays] for part in parts]
+        pairs = [*zip(self.shapes, parts, strict=True)]
+        return [[array[part].reshape(shape) for array in arrays] for shape, part in pairs]
 
 
 def _lay_out(samples: SplitSamples, grids: Sequence[_Grid]) -> list[MicroBatch]:
@@ -196,7 +199,7 @@ def _lay_out(samples: SplitSamples, grids: Sequence[_Grid]) -> list[MicroBatch]:
     rows = [row for grid in grids for row in grid]
     is_loss = _write_tokens(samples, rows, tokens.lengths, token_ids=token_ids, position_ids=position_ids)
     _write_loss(samples, rows, tokens, loss, token_ids, np.flatnonzero(is_loss), arrays)
-    cut = zip(*map(loss.cut, arrays.values()), strict=True)
+    cut = zip(grids, tokens.cut([token_ids, position_ids]), loss.cut(allocated), strict=True)
     return [
         MicroBatch(
             token_ids=ids,
@@ -204,9 +207,7 @@ def _lay_out(samples: SplitSamples, grids: Sequence[_Grid]) -> list[MicroBatch]:
             segments=_segments(grid, samples.lengths),
             loss_arrays=dict(zip(arrays, loss_arrays, strict=True)),
         )
-        for grid, ids, positions, loss_arrays in zip(
-            grids, tokens.cut(token_ids), tokens.cut(position_ids), cut, strict=True
-        )
+        for grid, (ids, positions), loss_arrays in cut
     ]
 
 
@@ -274,15 +275,18 @@ def _write_loss(
     loss_mask[:] = np.repeat(np.tile([True, False], len(rows)), runs)
     starts = np.cumsum([0, *tokens.lengths[:-1]])
     held = [index for row in rows for index in row]
-    values = {
-        "token_ids": [token_ids[places]],
-        "sources": [places - np.repeat(starts + 1, in_row)],
-        "sample_index": [np.repeat(held, [counts[index] for index in held])],
-        **{name: [parts[index] for index in held] for name, parts in samples.arrays.items()},
-    }
-    for name, parts in values.items():
-        if len(places) == len(loss_mask):
-            np.concatenate(parts, out=arrays[name])
+    in_sample = [counts[index] for index in held]
+    is_full = len(places) == len(loss_mask)  # without padding; then written in place
+    out = {name: array if is_full else np.empty(len(places), array.dtype) for name, array in arrays.items()}
+    np.take(token_ids, places, out=out["token_ids"], mode="clip")  # unlike the default, without a copy
+    np.subtract(places, np.repeat(starts + 1, in_row), out=out["sources"])
+    out["sample_index"][:] = np.repeat(held, in_sample)
+    for name, parts in samples.arrays.items():
+        if isinstance(parts, np.ndarray):
+            out[name][:] = np.repeat(parts[held], in_sample)
         else:
-            arrays[name].fill(PADDING.get(name, 0))
-            arrays[name][loss_mask] = np.concatenate(parts)
+            np.concatenate([parts[index] for index in held], out=out[name])
+    for name, array in arrays.items():
+        if not is_full and name != "loss_mask":
+            array.fill(PADDING.get(name, 0))
+            array[loss_mask] = out[name]

@@ -14,7 +14,9 @@ from coati_rl.algorithms.aggregation import LossVariation, token_weight
 from coati_rl.algorithms.reward_scaling import RewardScaling
 from coati_rl.data.episodes import episode_tokens
 from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
+from coati_rl.data.packed_group import as_packed, group_arrays
 from coati_rl.errors import RunError
+from coati_rl.frozen import unchecked
 from coati_rl.samples import Sample
 from coati_rl.types import RolloutGroup, Trajectory
 
@@ -42,12 +44,34 @@ def build_samples(
         return []
     advantages = _advantages(group, rules, estimator, scaling or RewardScaling())
     weights = token_weights(group, in_loss, loss_variation=loss_variation, max_length=rules.max_new_tokens)
-    prompt_ids = np.asarray(group.prompt.token_ids, dtype=np.int32)
-    samples = []
-    for index, each in enumerate(group.trajectories):
-        if in_loss[each.episode] and each.num_loss_tokens:
-            weight, advantage = float(weights[each.episode]), float(advantages[each.episode])
-            samples.append(_sample(group, index, prompt_ids, loss_weight=weight, advantage=advantage))
+    uid, prompt_ids = group.prompt.uid, np.array(group.prompt.token_ids, dtype=np.int32)
+    arrays, samples = group_arrays(group), list[Sample]()
+    for index, described in enumerate(as_packed(group).trajectories):
+        episode, counted = described["episode"], arrays.counted[index]
+        if not in_loss[episode] or counted.start == counted.stop:
+            continue
+        if described["parent"] is None and described["num_shared"] is None:
+            own = arrays.own[index]
+            prefix_ids, token_ids, loss_mask = prompt_ids, arrays.token_ids[own], arrays.loss_mask[own]
+        else:
+            prefix_ids, token_ids, loss_mask = _tokens(group, group.trajectories[index], prompt_ids)
+        sample = unchecked(  # its arrays are parts of a group's, which was checked
+            Sample,
+            uid=uid,
+            number=index,
+            prefix_ids=prefix_ids,  # one object in all samples that begin with the whole prompt
+            token_ids=token_ids,
+            loss_mask=loss_mask,
+            arrays={
+                "loss_weights": float(weights[episode]),
+                "advantages": float(advantages[episode]),
+                "rollout_logprobs": arrays.logprobs[counted],
+                "temperature": _one_if_equal(arrays.temperature[counted]),
+                "policy_version": arrays.policy_versions[counted],
+            },
+            num_loss_tokens=counted.stop - counted.start,
+        )
+        samples.append(sample)
     return samples
 
 
@@ -69,28 +93,22 @@ def token_weights(
 
 def count_episodes(group: RolloutGroup, samples: Sequence[Sample]) -> int:
     """Count the episodes of a group that have a sample: the denominator of a mean over samples."""
-    return len({group.trajectories[sample.number].episode for sample in samples})
+    trajectories = as_packed(group).trajectories
+    return len({trajectories[sample.number]["episode"] for sample in samples})
 
 
-def _sample(group: RolloutGroup, index: int, prompt_ids: np.ndarray, *, loss_weight: float, advantage: float) -> Sample:
-    """Build a trajectory's sample; the prompt's tokens are one object in all samples that begin with it."""
-    trajectory = group.trajectories[index]
+def _tokens(
+    group: RolloutGroup, trajectory: Trajectory, prompt_ids: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return a trajectory's tokens of the prompt, those after them, and their loss mask."""
     start = _num_prompt_tokens(group, trajectory)
-    temperature = trajectory.temperature
-    return Sample(
-        uid=group.prompt.uid,
-        number=index,
-        prefix_ids=prompt_ids if start == len(prompt_ids) else trajectory.token_ids[:start],
-        token_ids=trajectory.token_ids[start:],
-        loss_mask=trajectory.loss_mask[start:],
-        arrays={
-            "loss_weights": loss_weight,
-            "advantages": advantage,
-            "rollout_logprobs": trajectory.logprobs,
-            "temperature": float(temperature[0]) if (temperature == temperature[0]).all() else temperature,
-            "policy_version": trajectory.policy_versions,
-        },
-    )
+    prefix_ids = prompt_ids if start == len(prompt_ids) else prompt_ids[:start]
+    return prefix_ids, trajectory.token_ids[start:], trajectory.loss_mask[start:]
+
+
+def _one_if_equal(values: np.ndarray) -> np.ndarray | float:
+    """Return the value of all entries, of which there is at least one; the array where they differ."""
+    return float(values[0]) if values.strides == (0,) or (values == values[0]).all() else values
 
 
 def _num_prompt_tokens(group: RolloutGroup, trajectory: Trajectory) -> int:

@@ -22,6 +22,7 @@ from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.rules import nearest_flags
 from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
+from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts
 from coati_rl.runtime.resources import (
@@ -74,6 +75,7 @@ def prepare(
     """
     load_estimator(config.algorithm.advantage_estimator)  # a user's own functions are tried before anything starts
     build_loss(config.algorithm)
+    check_own_functions(config)
     device, warnings = resolve_device(config, is_dry_run=is_dry_run)
     config = with_device_defaults(config, device)
     backend = choose_backend(config.sync.weight_transport, device=device, is_one_node=not config.cluster.master_address)

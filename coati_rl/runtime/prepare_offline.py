@@ -15,6 +15,7 @@ from coati_rl.config.offline_rules import with_offline_defaults
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.data.mixing import Mixing
 from coati_rl.errors import ConfigError
+from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.offline_rows import TRAIN_FLAG, SampleSet, load_forms, make_samples, needs_chat_template
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.resources import (
@@ -49,6 +50,7 @@ def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None],
         is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
     Raises: ConfigError.
     """
+    check_own_functions(config)
     device, warnings = find_device(
         config,
         needed=f"-t {config.parallel.num_trainers}: {config.num_devices} GPUs are needed",

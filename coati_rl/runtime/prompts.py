@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from coati_rl.config import Config
+from coati_rl.config.named_paths import read_sources
 from coati_rl.data.dataset import PromptSet, load_rows, make_prompts
 from coati_rl.data.ground_truth import required_truth
 from coati_rl.data.tasks import RowTasks, Task, TaskRow
@@ -67,8 +68,12 @@ def load_run_rows(config: Config, rewards: RewardFacts) -> RunRows:
             name = (task or _TRAIN) + (f":{number}" if number else "")
             train[name] = load_rows(source.path, flag="--dataset", tasks=row_tasks, max_rows=config.data.max_samples)
     evaluation = {
-        name: load_rows(path, flag="--eval-dataset", tasks=of_file(name, needs_name=True))
-        for name, path in (config.data.eval_dataset or {}).items()
+        name: [
+            row
+            for source in read_sources(text)
+            for row in load_rows(source.path, flag="--eval-dataset", tasks=of_file(name, needs_name=True))
+        ]
+        for name, text in (config.data.eval_dataset or {}).items()
     }
     rows = RunRows(train=train, evaluation=evaluation)
     without_rows = [name for name in config.data.tasks or {} if name not in rows.tasks]

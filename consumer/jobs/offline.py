@@ -20,6 +20,7 @@ from consumer.objectives.objective import Objective
 from consumer.objectives.pairwise import Pairwise
 from consumer.objectives.preference import preference
 from consumer.objectives.process_reward import ProcessReward
+from consumer.optim.learning_rate import learning_rate
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
 
@@ -62,7 +63,7 @@ def models(config: OfflineConfig) -> Models:
 def train_loop(config: OfflineConfig, trainer: Trainer, backend: TrainBackend, coordinator: Any) -> Iterator[TrainLoop]:
     """Provide a trainer's loop; the coordinator is a `DatasetCoordinator`, which orders no weight sync."""
     objective = objective_of(config)
-    step = TrainStep(backend, objective, trainer.timeline, learning_rate=config.optimizer.learning_rate)
+    step = TrainStep(backend, objective, trainer.timeline, learning_rate=learning_rate(config.optimizer))
     evaluator = Evaluator(backend, objective, coordinator, trainer.timeline)
 
     def on_dataset(work: EvaluateWork | ReferenceWork) -> None:

@@ -11,6 +11,7 @@ from coati_rl.runtime.cluster import own_address
 from coati_rl.runtime.remote import RemoteProducer
 from consumer.jobs.job import Models, Trainer
 from consumer.objectives.policy_gradient import policy_gradient
+from consumer.optim.learning_rate import learning_rate
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
 
@@ -38,7 +39,7 @@ def train_loop(
             backend,
             objective,
             trainer.timeline,
-            learning_rate=config.optimizer.learning_rate,
+            learning_rate=learning_rate(config.optimizer),
             mismatch_meter=meter,
         )
         for objective in (policy_gradient(config), policy_gradient(config.with_gap_correction()))

@@ -61,6 +61,7 @@ class FullyShardedParallelism:
             reduce_dtype=torch.float32,
             cast_forward_inputs=False,  # hidden states have the right dtype; a micro-batch's arrays keep theirs
         )
+        names = {id(parameter): name for name, parameter in model.named_parameters()}  # of the optimizer's parameters
         with collective("shard the model"):
             for layer in [m for m in model.base_model.modules() if isinstance(m, GradientCheckpointingLayer)]:
                 fully_shard(layer, mesh=self._mesh, mp_policy=policy)
@@ -69,7 +70,10 @@ class FullyShardedParallelism:
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # a sum, not an average
                 module.set_force_sum_reduction_for_comms(True)  # gloo lacks the pre-multiplied sum that FSDP2 would use
-        return FullyShardedModel(model, ShardedRows(model, infos, self.layout, DTYPES[self._precision]), optimizer)
+        parameters = ShardedRows(model, infos, self.layout, DTYPES[self._precision])
+        for group in [] if optimizer is None else optimizer.param_groups:
+            group["params"] = [parameters.local[names[id(parameter)]] for parameter in group["params"]]
+        return FullyShardedModel(model, parameters, optimizer)
 
     def num_micro_batches(self, wanted: int) -> int:
         """Return the largest number over all ranks, since every forward gathers layers from all ranks."""
@@ -149,15 +153,13 @@ class FullyShardedModel:
     def __init__(
         self, module: PreTrainedModel, parameters: ShardedRows, optimizer: torch.optim.Optimizer | None
     ) -> None:
-        """Take the sharded module; the optimizer (see `Parallelism.shard`) gets this rank's rows as plain tensors."""
+        """Take the sharded module, and the optimizer of this rank's rows as plain tensors."""
         self.parameters = parameters
         self._module: Any = module
         # A tied head's weight has the name of the embedding's.
         names = {id(parameter): name for name, parameter in parameters.dtensors.items()}
         self._head_names = [names.get(id(each)) for each in local_head(module)]
         self._optimizer: Any = optimizer
-        if optimizer is not None:
-            optimizer.param_groups[0]["params"] = list(parameters.local.values())
 
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
         """See `ShardedModel`."""

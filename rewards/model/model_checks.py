@@ -55,9 +55,9 @@ def _num_labels(settings: dict[str, Any]) -> int:
 def _check_head(directory: Path, where: str) -> None:
     from safetensors import SafetensorError, safe_open
 
-    files = sorted(directory.glob("*.safetensors"))
+    files = sorted(directory.glob("model*.safetensors"))
     if not files:
-        raise ConfigError(f"{where}: has no safetensors files; save it with save_pretrained (pickles are not read)")
+        raise ConfigError(f"{where}: has no model.safetensors; save it with save_pretrained (pickles are not read)")
     for file in files:
         try:
             with safe_open(file, framework="np") as tensors:

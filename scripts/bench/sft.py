@@ -33,6 +33,7 @@ from coati_rl.samples import Sample
 from coati_rl.work import TrainWork
 from consumer.backend import Backend, BackendConfig
 from consumer.objectives.cross_entropy import CrossEntropy
+from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.single_process import SingleProcess
 from consumer.train_step import TrainStep
 
@@ -95,7 +96,7 @@ class Ours:
     def __init__(self, directory: Path, samples: list[Sample], arguments: argparse.Namespace) -> None:
         config = BackendConfig(model_dir=directory)
         self._backend = Backend(config, SingleProcess(device=torch.device("cpu")))
-        self._step = TrainStep(self._backend, CrossEntropy(), learning_rate=LEARNING_RATE)
+        self._step = TrainStep(self._backend, CrossEntropy(), learning_rate=LearningRate(peak=LEARNING_RATE))
         mean_length = sum(len(sample) for sample in samples) / len(samples)
         self._settings = DatasetSettings(
             dp=1,

@@ -37,12 +37,13 @@ from consumer.backend import Backend, BackendConfig, make_backend
 from consumer.models import packed_attention
 from consumer.models.loading import no_progress_bars
 from consumer.objectives.policy_gradient import PolicyGradient
+from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
 from consumer.train_step import TrainStep
 
 MU, SIGMA, LONGEST = 4.2, 0.8, 512  # lengths of prompt and response together
 PROMPT_SHARE = 0.25
-TEMPERATURE, LEARNING_RATE, WEIGHT_DECAY, MAX_NORM = 0.8, 1e-7, 0.01, 1.0
+TEMPERATURE, RATE, WEIGHT_DECAY, MAX_NORM = 0.8, 1e-7, 0.01, 1.0
 PICKED = ("token_ids", "rollout_logprobs", "advantages", "loss_weights")
 LOSS = PolicyLoss(clip_low=0.2, clip_high=0.28)
 # Log ratios of sampled tokens, far enough from the clip bounds that rounding errors do not change which are clipped.
@@ -80,7 +81,7 @@ class BackendLoop:
     """Take optimizer steps with the trainers' backend."""
 
     def __init__(self, backend: Backend, micro_batches: tuple[MicroBatch, ...], loss_scale: float) -> None:
-        self._train_step = TrainStep(backend, PolicyGradient(loss_fn=LOSS), learning_rate=LEARNING_RATE)
+        self._train_step = TrainStep(backend, PolicyGradient(loss_fn=LOSS), learning_rate=LearningRate(peak=RATE))
         self._batch = MiniBatch(
             step=0, micro_batches=micro_batches, is_last=True, loss_scale=loss_scale, learning_rate_progress=0.0
         )
@@ -96,7 +97,7 @@ class PlainLoop:
 
     def __init__(self, model: PreTrainedModel, micro_batches: tuple[MicroBatch, ...], loss_scale: float) -> None:
         self.model, self.parameters = model, list(model.parameters())
-        self.optimizer = torch.optim.AdamW(self.parameters, LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+        self.optimizer = torch.optim.AdamW(self.parameters, RATE, weight_decay=WEIGHT_DECAY, fused=True)
         self.micro_batches, self.loss_scale = micro_batches, loss_scale
 
     def step(self) -> tuple[float, float]:

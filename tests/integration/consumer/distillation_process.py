@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,15 +18,15 @@ from consumer.objectives.objective import Objective
 from consumer.objectives.policy_gradient import PolicyGradient
 from tests.integration.consumer.conftest import LAYOUTS
 from tests.integration.consumer.gradient_matrix import Run, Trial
-from tests.integration.consumer.gradient_process import mini_batches_of, shards_of
-from tests.integration.consumer.samples import cut, samples_near, scale_of, to_mini_batch
+from tests.integration.consumer.gradient_process import mini_batches_of, shards_of, share_of
+from tests.integration.consumer.samples import samples_near, scale_of, to_mini_batch
 from tests.integration.consumer.trainer import make_trainer
 
 _CLIP = PolicyLoss(clip_low=0.2, clip_high=0.28)
 OBJECTIVES: dict[str, Objective] = {
     "token": PolicyGradient(loss_fn=_CLIP, teacher_coeff=0.5),
     "token, alone": PolicyGradient(loss_fn=_CLIP, teacher_coeff=0.5, distills_only=True),
-    "full": PolicyGradient(loss_fn=DistilledLoss(loss=_CLIP, direction="reverse", kl_coeff=3.0)),
+    "full": PolicyGradient(loss_fn=DistilledLoss(loss=_CLIP, direction="reverse", kl_coeff=10.0)),
     "forward": ForwardKL(kl_weight=1.0),
     "forward, mixed": ForwardKL(kl_weight=0.75),
 }
@@ -62,13 +63,10 @@ def gradients_of(backend: Backend, model_dir: Path, trial: Trial) -> dict[str, A
     objective, aggregation = OBJECTIVES[trial.loss], aggregation_of(trial.loss)
     samples, sums = samples_near(model_dir, 0), dict[str, Tensor]()
     scale = scale_of(samples, aggregation)
-    mini_batches = mini_batches_of(samples, trial.cut.split)
+    mini_batches = mini_batches_of(samples, trial.cut.split, 1)
     for index, part in enumerate(mini_batches):
-        # A rank may have fewer micro-batches than others, or none.
-        mine = part[backend.layout.dp_rank :: backend.layout.dp_size]
-        size, packed = trial.cut.size, trial.cut.packed
-        micro_batches = cut(mine, per_micro_batch=size, packed=packed, aggregation=aggregation)
-        micro_batches, terms = with_teacher(backend, objective, micro_batches)
+        case: Any = SimpleNamespace(unit=1, aggregation=aggregation)
+        micro_batches, terms = with_teacher(backend, objective, tuple(share_of(part, backend, case, trial.cut)))
         is_last = index == len(mini_batches) - 1
         batch = to_mini_batch(micro_batches, step=0, is_last=is_last)
         sums = merge_sums(merge_sums(sums, terms), backend.forward_backward(batch, objective.loss_fn))

@@ -16,6 +16,7 @@ from coati_rl.data.packing import blank_micro_batch
 from coati_rl.ops.fused_loss import fused_token_loss
 from coati_rl.ops.logprob import token_logprobs
 from consumer.backend import Backend
+from consumer.optim.learning_rate import LearningRate
 from consumer.parallel import gradient_reduction
 from consumer.parallel.parameters import ParameterInfo
 from consumer.train_step import TrainStep
@@ -55,7 +56,7 @@ def steps_of(backend: Backend, model_dir: Path, loss: LossCase | UnitCase, how: 
         ]
         recorder = StepRecorder(backend)
         if isinstance(loss, UnitCase):
-            train_step = TrainStep(recorder, loss.objective, learning_rate=LEARNING_RATE)
+            train_step = TrainStep(recorder, loss.objective, learning_rate=LearningRate(peak=LEARNING_RATE))
             for batch in batches:
                 train_step.run(batch)
         else:
@@ -142,7 +143,7 @@ class Restarts:
         with torch.no_grad():
             for tensor, start in zip(self._tensors(), self._start, strict=True):
                 tensor.copy_(start)
-        self._backend.policy._adamw.state.clear()
+        self._backend.policy.torch_optimizer.state.clear()
 
     def _tensors(self) -> list[Tensor]:
         """Weights, and what is stepped on in their place; those may be the same."""

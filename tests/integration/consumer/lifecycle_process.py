@@ -21,6 +21,7 @@ from consumer import checkpoint
 from consumer.backend import Backend
 from consumer.models.weight_history import WeightHistory
 from consumer.objectives.policy_gradient import PolicyGradient
+from consumer.optim.learning_rate import LearningRate
 from consumer.train_step import TrainStep
 from consumer.weight_sync.rank_role import make_manifest
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, UNEVEN
@@ -132,7 +133,7 @@ def take_empty_steps(backend: Backend) -> list[dict[str, Any]]:
     """A step without samples, and one whose samples do not count. Returns: what is reported of each."""
     empty = to_mini_batch((), step=2, scale=0.0)
     uncounted = to_mini_batch(cut(make_samples(2), per_micro_batch=4, packed=True), step=2, scale=0.0)
-    train_step = TrainStep(backend, PolicyGradient(loss_fn=LOSS), learning_rate=LEARNING_RATE)
+    train_step = TrainStep(backend, PolicyGradient(loss_fn=LOSS), learning_rate=LearningRate(peak=LEARNING_RATE))
     return [train_step.run(batch) or {} for batch in (empty, uncounted)]
 
 

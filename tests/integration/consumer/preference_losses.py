@@ -49,19 +49,19 @@ def margin(chosen: Response, rejected: Response) -> Tensor:
 
 
 def dpo(chosen: Response, rejected: Response) -> Tensor:
-    return -logsigmoid(2.0 * margin(chosen, rejected))
+    return -logsigmoid(0.3 * margin(chosen, rejected))
 
 
 def without_reference(chosen: Response, rejected: Response) -> Tensor:
-    return -logsigmoid(2.0 * (chosen.logprobs.sum() - rejected.logprobs.sum()))
+    return -logsigmoid(0.3 * (chosen.logprobs.sum() - rejected.logprobs.sum()))
 
 
 def smoothed_with_nll(chosen: Response, rejected: Response) -> Tensor:
-    return 0.6 * dpo(chosen, rejected) + 0.4 * dpo(rejected, chosen) - 0.5 * chosen.logprobs.mean()
+    return 0.8 * dpo(chosen, rejected) + 0.2 * dpo(rejected, chosen) - 0.5 * chosen.logprobs.mean()
 
 
 def robust(chosen: Response, rejected: Response) -> Tensor:
-    return (0.6 * dpo(chosen, rejected) - 0.4 * dpo(rejected, chosen)) / 0.2
+    return (0.8 * dpo(chosen, rejected) - 0.2 * dpo(rejected, chosen)) / 0.6
 
 
 def ipo(chosen: Response, rejected: Response) -> Tensor:
@@ -100,7 +100,7 @@ def _kto(responses: Sequence[Response], kl: Tensor) -> Tensor:
     for response in responses[::2]:
         is_desirable = response.label == DESIRABLE
         sign, weight = (1, 1.5) if is_desirable else (-1, 0.75)
-        terms.append(weight * (1 - torch.sigmoid(8.0 * sign * (response.k1.sum() - kl))))
+        terms.append(weight * (1 - torch.sigmoid(5.0 * sign * (response.k1.sum() - kl))))
     return torch.stack(terms).mean()
 
 
@@ -111,12 +111,12 @@ def pair_case(loss: PairLoss, formula: PairFormula, without: PairFormula, *cuts:
 
 
 PREFERENCES: dict[str, UnitCase] = {
-    "dpo": pair_case(PairLoss(beta=2.0), dpo, without_reference, Cut(2, True, "uneven"), Cut(1, False, "one")),
+    "dpo": pair_case(PairLoss(beta=0.3), dpo, without_reference, Cut(2, True, "uneven"), Cut(1, False, "one")),
     "cdpo, nll": pair_case(
-        PairLoss(beta=2.0, label_smoothing=0.4, nll_coeff=0.5), smoothed_with_nll, dpo, Cut(4, True, "several")
+        PairLoss(beta=0.3, label_smoothing=0.2, nll_coeff=0.5), smoothed_with_nll, dpo, Cut(4, True, "several")
     ),
     "robust dpo": pair_case(
-        PairLoss(loss="robust", beta=2.0, label_smoothing=0.4), robust, dpo, Cut(1, True, "uneven")
+        PairLoss(loss="robust", beta=0.3, label_smoothing=0.2), robust, dpo, Cut(1, True, "uneven")
     ),
     "ipo": pair_case(PairLoss(loss="ipo", beta=0.5), ipo, dpo, Cut(2, False, "several")),
     "simpo": pair_case(
@@ -124,7 +124,7 @@ PREFERENCES: dict[str, UnitCase] = {
     ),
     "orpo": pair_case(PairLoss(loss="orpo", orpo_lambda=2.0), orpo, likelihood, Cut(4, False, "uneven")),
     "kto": UnitCase(
-        objective=Kto(example_loss=ExampleLoss(beta=8.0, desirable_weight=1.5, undesirable_weight=0.75)),
+        objective=Kto(example_loss=ExampleLoss(beta=5.0, desirable_weight=1.5, undesirable_weight=0.75)),
         formula=kto,
         without=kto_of_each_unit,
         cuts=(Cut(1, True, "uneven"), Cut(2, False, "several")),

@@ -20,6 +20,7 @@ from consumer.backend import Backend
 from consumer.logprob_mismatch import MismatchMeter
 from consumer.models.weight_history import WeightHistory
 from consumer.objectives.policy_gradient import PolicyGradient
+from consumer.optim.learning_rate import LearningRate
 from consumer.train_step import TrainStep
 from producer.environments.single_turn import single_turns
 from tests.integration.consumer.conftest import LAYOUTS, reference_of
@@ -139,7 +140,8 @@ def take_steps(model_dir: Path, steps: list[list[RolloutGroup]], layout: str, re
     # On every copy, unlike in a run, so that the metrics are alike in all layouts.
     history = WeightHistory(backend.live_weights(), max_versions=len(steps))
     meter = MismatchMeter(backend, history, num_tokens=MAX_NEW_TOKENS * 1000, sync_period=1)
-    train_step = TrainStep(backend, replay.objective, learning_rate=LEARNING_RATE, mismatch_meter=meter)
+    rate = LearningRate(peak=LEARNING_RATE)
+    train_step = TrainStep(backend, replay.objective, learning_rate=rate, mismatch_meter=meter)
     estimator, metrics = ADVANTAGE_ESTIMATORS[replay.advantage_estimator], []
     for step, groups in enumerate(steps):
         batcher = StepBatcher(settings, step=step, learning_rate_progress=step / 10, estimator=estimator)

@@ -15,6 +15,7 @@ from coati_rl.data.reward_samples import padding_token_id, rm_samples
 from consumer.backend import Backend
 from consumer.models.scalar_head import ScalarHead
 from consumer.objectives.pairwise import Pairwise
+from consumer.optim.learning_rate import LearningRate
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
 from tests.integration.consumer.conftest import LAYOUTS
@@ -75,7 +76,7 @@ def train_reward_model(
         resumed=resumed,
         report=report,
     )
-    train_step = TrainStep(backend, objective, learning_rate=1e-2)
+    train_step = TrainStep(backend, objective, learning_rate=LearningRate(peak=1e-2))
     loop = TrainLoop(
         rank,
         source,

@@ -91,7 +91,7 @@ def terms_of(loss: str, sample: Sample, logprobs: Tensor, its: Tensor, *, has_te
     if "token" in loss:
         return clipped, float(token_kl.sum())
     kl = (logprobs.exp() * (logprobs - its)).sum(dim=-1)
-    return clipped + weight * 3.0 * kl, float((own.exp() * (own - its)).sum())
+    return clipped + weight * 10.0 * kl, float((own.exp() * (own - its)).sum())
 
 
 def plain_gradients(

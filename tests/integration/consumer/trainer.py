@@ -15,7 +15,7 @@ from tests.integration.consumer.trainer_server import TIMEOUT_S
 def make_trainer(model_dir: Path, *, timeout_s: float = TIMEOUT_S, **settings: object) -> Backend:
     """On the CPU, with the tests' clipping norm."""
     optimizer = OptimizerConfig(max_grad_norm=settings.pop("max_grad_norm", MAX_GRAD_NORM), weight_decay=WEIGHT_DECAY)
-    config = BackendConfig(model_dir=model_dir, optimizer=optimizer, **settings)
+    config = BackendConfig(**{"model_dir": model_dir, "optimizer": optimizer, **settings})
     return make_backend(config, device=torch.device("cpu"), timeout_s=timeout_s)
 
 

@@ -1,5 +1,7 @@
 """Test the settings of a distillation: refusals with their remedies, warnings, and what the plan says."""
 
+from pathlib import Path
+
 import pytest
 
 from coati_rl.config.cli import parse, parse_job
@@ -122,4 +124,4 @@ def test_a_share_of_the_teacher_in_fine_tuning_is_above_0_and_at_most_1_and_need
 def test_the_job_builds_the_objective_and_names_the_teacher(flags, objective, teacher):
     config = sft(flags)
     assert type(objective_of(config)) is objective
-    assert models(config).teacher == teacher
+    assert models(config).teacher_dir == (None if teacher is None else Path(teacher))

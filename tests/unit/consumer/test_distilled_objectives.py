@@ -13,6 +13,7 @@ from consumer.backend import Backend, BackendConfig
 from consumer.objectives.forward_kl import ForwardKL
 from consumer.objectives.objective import Objective
 from consumer.objectives.policy_gradient import policy_gradient
+from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.single_process import SingleProcess
 from consumer.train_step import TrainStep
 from tests.unit.consumer.conftest import make_micro_batch
@@ -92,13 +93,15 @@ def test_the_full_divergence_is_reported_and_added_to_the_loss(
 ) -> None:
     p, q = log_softmax(model_dir), log_softmax(teacher_dir)
     kl = float((p.exp() * (p - q)).sum())
-    plain = TrainStep(backend, objective_of("--distill-kl token"), learning_rate=0.0).run(batch_of(*SAMPLES))
+    plain = TrainStep(backend, objective_of("--distill-kl token"), learning_rate=LearningRate(peak=0.0)).run(
+        batch_of(*SAMPLES)
+    )
     full = objective_of("--teacher big --distill-kl full --distill-coeff 0.5")
-    metrics = TrainStep(backend, full, learning_rate=0.0).run(batch_of(*SAMPLES))
+    metrics = TrainStep(backend, full, learning_rate=LearningRate(peak=0.0)).run(batch_of(*SAMPLES))
     assert metrics["teacher_kl_mean"] == pytest.approx(kl / NUM_TOKENS, rel=1e-5)
     assert metrics["loss"] == pytest.approx(plain["loss"] + 0.5 * kl / NUM_TOKENS, rel=1e-5)
     alone = objective_of("--teacher big --distill-kl full --distill-coeff 0.5 --distill-only")
-    metrics = TrainStep(backend, alone, learning_rate=0.0).run(batch_of(*SAMPLES))
+    metrics = TrainStep(backend, alone, learning_rate=LearningRate(peak=0.0)).run(batch_of(*SAMPLES))
     assert metrics["loss"] == pytest.approx(0.5 * kl / NUM_TOKENS, rel=1e-5)
     assert metrics["grad_norm"] > 0
 
@@ -110,7 +113,7 @@ def test_forward_kl_mixes_with_cross_entropy_and_reports_both(
     p, q = log_softmax(model_dir), log_softmax(teacher_dir)
     kl, nll = float((q.exp() * (q - p)).sum()) / NUM_TOKENS, -float(chosen(p).mean())
     objective = ForwardKL(kl_weight=kl_weight)
-    metrics = TrainStep(backend, objective, learning_rate=0.0).run(batch_of(*SAMPLES))
+    metrics = TrainStep(backend, objective, learning_rate=LearningRate(peak=0.0)).run(batch_of(*SAMPLES))
     assert objective.roles == {"policy", "teacher"}
     assert metrics["teacher_kl_mean"] == pytest.approx(kl, rel=1e-5)
     assert metrics["perplexity"] == pytest.approx(np.exp(nll), rel=1e-5)
@@ -119,13 +122,13 @@ def test_forward_kl_mixes_with_cross_entropy_and_reports_both(
 
 
 def test_forward_kl_brings_the_student_to_its_teacher_on_the_teachers_text(backend: Backend) -> None:
-    step = TrainStep(backend, ForwardKL(), learning_rate=3e-3)
+    step = TrainStep(backend, ForwardKL(), learning_rate=LearningRate(peak=3e-3))
     found = [step.run(batch_of(*SAMPLES))["teacher_kl_mean"] for _ in range(30)]
     assert found[-1] < 0.1 * found[0]
 
 
 def test_a_mini_batch_of_no_tokens_is_trained_between_others(backend: Backend) -> None:
-    step = TrainStep(backend, ForwardKL(), learning_rate=0.0)
+    step = TrainStep(backend, ForwardKL(), learning_rate=LearningRate(peak=0.0))
     whole = step.run(batch_of(*SAMPLES))
     assert step.run(batch_of(([1, 2], 2), is_last=False)) is None
     assert step.run(batch_of(*SAMPLES))["loss"] == whole["loss"]

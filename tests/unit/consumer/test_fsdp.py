@@ -15,6 +15,7 @@ from torch import Tensor
 
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MiniBatch
+from coati_rl.config.optimizer import OptimizerConfig
 from consumer.backend import Backend, BackendConfig
 from consumer.models.weight_history import WeightHistory
 from consumer.parallel.fsdp import FullyShardedParallelism, ShardedRows
@@ -23,6 +24,7 @@ from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.parameters import ParameterInfo
 from consumer.parallel.single_process import SingleProcess
 from tests.unit.consumer.conftest import make_micro_batch
+from tests.unit.consumer.test_own_optimizer import OWN
 
 SAMPLES = [([1, 2, 3, 4, 5], 2), ([6, 7, 8, 9], 1), ([3, 1, 4, 1, 5, 9], 3)]
 CPU = torch.device("cpu")
@@ -76,6 +78,17 @@ def test_without_a_peer_the_weights_are_bit_for_bit_those_of_plain_training(
     masters = sharded.policy.masters()
     assert all(torch.equal(masters[name], master) for name, master in plain.policy.masters().items())
     assert torch.equal(score(sharded), score(plain))
+
+
+def test_an_optimizer_of_the_users_own_keeps_its_groups(model_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    optimizer = OptimizerConfig(optimizer=f"{tmp_path / 'own.py'}:momentum", learning_rate=1e-2)
+    plain, sharded = (make_backend(model_dir, is_sharded=s, optimizer=optimizer) for s in (False, True))
+    for backend in (plain, sharded):
+        train(backend)
+        train(backend)
+    found = exported(sharded)
+    assert all(torch.equal(found[name], weight) for name, weight in exported(plain).items())
 
 
 def test_masters_are_float32_and_exports_are_what_the_forward_rounds_them_to(model_dir: Path) -> None:

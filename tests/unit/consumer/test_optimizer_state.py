@@ -6,6 +6,8 @@ from torch import Tensor
 
 from consumer.optim.optimizer_state import pack_state, unpack_state
 
+KINDS = ("master", "step", "exp_avg", "exp_avg_sq")
+
 
 def make(value: float = 1.0) -> tuple[dict[str, Tensor], torch.optim.AdamW]:
     named = {name: torch.full((3, 2), value, requires_grad=True) for name in "ab"}
@@ -40,7 +42,7 @@ def test_it_goes_on_bit_for_bit(as_views: bool) -> None:
         return torch.cat([tensor, -tensor], dim=1).chunk(2, dim=1)[0] if as_views and tensor.dim() else tensor
 
     other, resumed = make(5.0)
-    unpack_state(resumed, other, get)
+    unpack_state(resumed, other, get, KINDS)
     for trained, its_optimizer in ((named, optimizer), (other, resumed)):
         step(trained, its_optimizer, 0.5)
     assert all(torch.equal(named[name], other[name]) for name in named)
@@ -52,7 +54,7 @@ def test_what_was_unpacked_is_a_copy() -> None:
     packed = packed_of(named, optimizer)
     before = {key: tensor.clone() for key, tensor in packed.items()}
     other, resumed = make(5.0)
-    unpack_state(resumed, other, lambda name, kind: packed[name, kind])
+    unpack_state(resumed, other, lambda name, kind: packed[name, kind], KINDS)
     step(other, resumed, 0.5)
     assert all(torch.equal(packed[key], tensor) for key, tensor in before.items())
 
@@ -68,6 +70,22 @@ def test_before_the_first_step_there_are_only_masters() -> None:
     packed = packed_of(named, optimizer)
     assert set(packed) == {("a", "master"), ("b", "master")}
     other, resumed = make(5.0)
-    unpack_state(resumed, other, lambda name, kind: packed.get((name, kind)))
+    unpack_state(resumed, other, lambda name, kind: packed.get((name, kind)), KINDS)
     assert other["b"].unique().tolist() == [1.0]
     assert not resumed.state
+
+
+def test_numbers_that_are_no_tensors_keep_their_type() -> None:
+    named, optimizer = make()
+    parameter = named["a"]
+    optimizer.state[parameter] = {"count": 3, "decay": 0.5, "is_warm": True, "momentum": None, "sum": torch.ones(3, 2)}
+    packed = {("a", kind): value for kind, value in pack_state(optimizer, parameter, with_master=False).items()}
+    assert {kind for _, kind in packed} == {"count.int", "decay.float", "is_warm.bool", "sum"}
+    unpack_state(optimizer, {"a": parameter}, lambda name, kind: packed.get((name, kind)), {kind for _, kind in packed})
+    state = optimizer.state[parameter]
+    assert {name: value for name, value in state.items() if name != "sum"} == {
+        "count": 3,
+        "decay": 0.5,
+        "is_warm": True,
+    }
+    assert [type(state[name]) for name in ("count", "decay", "is_warm", "sum")] == [int, float, bool, Tensor]

@@ -18,6 +18,7 @@ from consumer.backend import Backend, BackendConfig
 from consumer.models.policy_model import make_input, policy_forward
 from consumer.models.scalar_head import ScalarHead, load_scalar
 from consumer.objectives.pairwise import Pairwise
+from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.single_process import SingleProcess
 from consumer.train_step import TrainStep
 
@@ -48,7 +49,7 @@ def make_backend(model_dir: Path) -> Backend:
 
 
 def train(backend: Backend, *steps: int) -> None:
-    train_step = TrainStep(backend, Pairwise(), learning_rate=1e-3)
+    train_step = TrainStep(backend, Pairwise(), learning_rate=LearningRate(peak=1e-3))
     for step in steps:
         micro_batches = pack(make_pairs(), max_samples=4, unit=2)[0]
         mini_batch = MiniBatch(

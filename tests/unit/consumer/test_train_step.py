@@ -12,6 +12,7 @@ from torch import Tensor
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.config import Config
 from consumer.objectives.policy_gradient import PolicyGradient, policy_gradient
+from consumer.optim.learning_rate import LearningRate
 from consumer.train_step import TrainStep
 from tests.unit.consumer.conftest import make_micro_batch
 
@@ -72,7 +73,7 @@ def batch(step: int = 0, *, advantage: float = 1.0, is_last: bool = True, loss_s
 
 
 def step_of(backend: ScriptedBackend, **settings: Any) -> TrainStep:
-    return TrainStep(backend, PolicyGradient(loss_fn=lambda *_: None, **settings), learning_rate=0.1)
+    return TrainStep(backend, PolicyGradient(loss_fn=lambda *_: None, **settings), learning_rate=LearningRate(peak=0.1))
 
 
 def seen(backend: ScriptedBackend, name: str) -> list[list[float]]:

@@ -6,7 +6,12 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from coati_rl.algorithms.advantage import group_norm, reward
+from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
+from coati_rl.coordinator.rollout_statistics import rollout_statistics
+from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.packed_group import PackedGroup
+from coati_rl.data.sample_builder import build_samples
 from coati_rl.run_lengths import decode_runs, encode_runs
 from coati_rl.types import Prompt
 from tests.unit.data.trajectories import trajectory
@@ -21,7 +26,9 @@ def content(group):
         ]
         for each in group.trajectories
     ]
-    return {field.name: getattr(group, field.name) for field in fields(group)} | {"trajectories": trajectories}
+    return {field.name: getattr(group, field.name) for field in fields(group) if field.compare} | {
+        "trajectories": trajectories
+    }
 
 
 def sent(group):
@@ -54,6 +61,42 @@ def test_neither_the_prompt_nor_what_a_fork_shares_travels(forked_group, group_o
     assert len(pickle.dumps(PackedGroup.pack(group), protocol=5)) < 2000
 
 
+def test_samples_statistics_and_a_checkpoint_do_not_restore_the_trajectories_of_single_answers(group_of, monkeypatch):
+    group = sent(group_of([(1.0, 2), (0.0, 3, "ok", "length")]))
+    monkeypatch.setattr(PackedGroup, "_restore", None)
+    rules = GroupRules(max_new_tokens=10, filter_truncated_response=True, over_length_cache=8)
+    samples = build_samples(group, rules=rules, loss_variation="token_level", estimator=reward)
+    assert [(sample.number, sample.num_loss_tokens) for sample in samples] == [(0, 2)]
+    statistics = rollout_statistics([group], [], rules=rules, staleness=lambda version: version)
+    assert (statistics["response_tokens_mean"], statistics["truncated_fraction"]) == (2.5, 0.5)
+    UntrainedRollouts(dropped=(group,)).to_bytes()
+    assert len(group.trajectories) == 2
+
+
+def test_the_samples_of_a_group_are_the_same_after_it_was_sent(group_of, forked_group):
+    own_context = trajectory([40, 41, 18], (2, 3), episode=1, shared=0, index=1)
+    for group in (
+        group_of([(1.0, 2), (0.0, 3)]),
+        forked_group(),
+        forked_group((*forked_group().trajectories, own_context)),
+    ):
+        first, second = (
+            build_samples(
+                each, rules=GroupRules(max_new_tokens=10), loss_variation="sample_level", estimator=group_norm
+            )
+            for each in (group, sent(group))
+        )
+        assert [repr(sample) for sample in first] == [repr(sample) for sample in second]
+        lengths = [sum(s.num_loss_tokens for s in samples) for samples in (first, second)]
+        assert lengths == [len(group.policy_versions)] * 2
+
+
+def test_an_answer_that_no_token_predicts_is_refused(group_of):
+    packed = PackedGroup.pack(group_of([(1.0, 2), (0.0, 3)]))
+    with pytest.raises(ValueError, match="True on the first token"):
+        packed.unpack(Prompt(uid="p0", token_ids=(), ground_truth=""), temperature=1.0)
+
+
 def sent_to(prompt, group_of):
     """A group of two short responses to another prompt."""
     packed = PackedGroup.pack(group_of([(1.0, 2), (0.0, 3)]))
@@ -73,9 +116,9 @@ def test_a_group_whose_arrays_do_not_fit_together_is_refused(forked_group):
     packed = PackedGroup.pack(forked_group())
     prompt = forked_group().prompt
     for changes, message in (
-        ({"trajectories": packed.trajectories[:2]}, r"9 tokens, 6 in the loss, and arrays of \(11, 11, 8, 8, 8\)"),
-        ({"token_ids": packed.token_ids[1:]}, "4 tokens, a loss_mask of 5 with 2 in the loss"),
-        ({"logprobs": packed.logprobs[1:]}, r"temperature of \[1, 2, 2\]"),
+        ({"trajectories": packed.trajectories[:2]}, r"9 tokens, 8 in the loss, and arrays of \(11, 11, 8, 8, 8\)"),
+        ({"token_ids": packed.token_ids[1:]}, r"11 tokens, 8 in the loss, and arrays of \(10, 11, 8, 8, 8\)"),
+        ({"logprobs": packed.logprobs[1:]}, r"11 tokens, 8 in the loss, and arrays of \(11, 11, 7, 8, 8\)"),
         ({"policy_versions": ((7, 9),)}, r"11 tokens, 8 in the loss, and arrays of \(11, 11, 8, 9, 8\)"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -213,7 +213,7 @@ class ThreadedRun:
         def note_gradients(*_):  # after the hook that scales and clips
             self.trace.gradients.append({n: p.grad.clone() for n, p in backend.policy.module.named_parameters()})
 
-        backend.policy._adamw.register_step_pre_hook(note_gradients)
+        backend.policy.torch_optimizer.register_step_pre_hook(note_gradients)
         return backend
 
     def _connect(self, name, namespace):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from coati_rl.config.presets import PRESETS
 from coati_rl.errors import RunError
@@ -74,6 +75,21 @@ def test_max_empty_batches__ends_a_run_that_learns_nothing_with_the_reason(run_i
         run_in_threads({**settings, "filter_truncated_response": False}, score=always_right)
     assert "always right" in str(caught.value)
     assert "--max-empty-batches" in str(caught.value)
+
+
+def test_optimizer__is_the_users_own_and_so_is_the_schedule(run_in_threads, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "def sgd(parameters, *, lr):\n    return torch.optim.SGD(parameters, lr=lr)\n"
+        "def squared(progress):\n    return (1 - progress) ** 2\n"
+    )
+    own = {"optimizer": f"{tmp_path}/own.py:sgd", "lr_schedule": f"{tmp_path}/own.py:squared"}
+    plain, trace = run_in_threads({"max_grad_norm": 1e9}), run_in_threads({"max_grad_norm": 1e9, **own})
+    assert [step["learning_rate"] for step in trace.steps] == [1e-3 * (1 - done / 4) ** 2 for done in range(4)]
+    name = "model.norm.weight"
+    gradients = sum(rate["learning_rate"] * each[name] for rate, each in zip(trace.steps, trace.gradients, strict=True))
+    torch.testing.assert_close(trace.weights[name], torch.ones_like(gradients) - gradients, rtol=0, atol=1e-6)
+    assert not torch.equal(plain.weights[name], trace.weights[name])
 
 
 def test_a_step_without_samples_changes_no_weight_and_is_counted(run_in_threads):

@@ -67,6 +67,10 @@ def metric(name):
     return lambda trace: trace.steps[0][name]
 
 
+def rates(trace):
+    return [step["learning_rate"] for step in trace.steps]
+
+
 def num_probed_syncs(trace):
     return sum(bool(work.probe) for work in trace.work if isinstance(work, SyncWork))
 
@@ -173,6 +177,12 @@ IN_RUNS = {
     "cache_length": Row(8, metric("over_length_penalty_mean"), base=PUNISHED),
     "reward_scale": Row(2.0, metric("over_length_penalty_mean"), base=PUNISHED),
     "filter_truncated_response": Row(True, lambda t: sum(s["samples_in_loss"] for s in t.steps) < 16, False, True),
+    "lr_schedule": Row("linear", rates, ..., [pytest.approx(1e-3 * (1 - 0.9 * done / 4)) for done in range(4)]),
+    "min_lr_ratio": Row(1.0, rates, ..., [1e-3] * 4),
+    "warmup_ratio": Row(0.5, lambda t: rates(t)[:3], ..., [0, 5e-4, 1e-3]),
+    "warmup_steps": Row(2, lambda t: rates(t)[:3], ..., [0, 5e-4, 1e-3]),
+    "adam_betas": Row((0.5, 0.9), weights),
+    "adam_eps": Row(1e-3, weights),
     "weight_decay": Row(0.5, weights),
     "max_grad_norm": Row(1e-4, lambda t: gradient_norm_after_clipping(t) <= 1e-4, False, True),
     # sizes: 8 prompts, P * ibs = 4, tbs = 2, so K = 2

@@ -163,6 +163,6 @@ def test_other_shares_of_the_sources_are_refused_before_anything_starts(values_o
     mixed = f"{values['dataset']}=0.75,{other}=0.25"
     first = run_offline("sft", values | {"dataset": mixed})
     fields = {"dataset": f"{values['dataset']}=0.5,{other}=0.5", "checkpoint_path": str(first.run_dir), "max_steps": 4}
-    with pytest.raises(ConfigError, match=r"mixes its sources differently from .*; use that run's shares"):
+    with pytest.raises(ConfigError, match=r"were mixed by shares .*; use that run's shares"):
         run_offline("sft", values | fields)
     assert [record["step"] for record in run_offline("sft", values | fields | {"dataset": mixed}).of("step")] == [3, 4]

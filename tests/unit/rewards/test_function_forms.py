@@ -1,6 +1,7 @@
 """Test the reward functions of TRL, verl and RL4LLM: recognised by their parameters, and called as there."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,17 @@ def test_trls_example_of_kwargs_alone_and_an_async_one(own) -> None:
     lengths = own("def score(completions, **kwargs): return [len(each[0]['content']) for each in completions]")
     assert rewards_of(lengths, "four") == [4.0]
     assert rewards_of(own("async def score(completions): return [0.5 for _ in completions]"), "4") == [0.5]
-    assert own("def score(completions): return [0.5 for _ in completions]").columns == Columns()
+
+
+def test_a_row_whose_prompt_is_text_has_texts_for_completions_in_trls_form(own) -> None:
+    problem = replace(PROBLEM, columns={"prompt": "2+2=", "solution": "4"})
+    reward = own(
+        "def score(prompts, completions): return [(p, c) == ('2+2=', '4') for p, c in zip(prompts, completions)]"
+    )
+    assert rewards_of(reward, "4", "5", problem=problem) == [1.0, 0.0]
+    messages = replace(PROBLEM, columns={"prompt": "2+2=", "messages": [*MESSAGES]})
+    conversations = own("def score(completions): return [each[0]['content'] == '4' for each in completions]")
+    assert rewards_of(conversations, "4", problem=messages) == [1.0]
 
 
 def test_none_of_trls_form_is_an_invalid_sample(own) -> None:

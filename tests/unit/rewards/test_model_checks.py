@@ -59,7 +59,7 @@ def test_a_model_without_a_score_head_is_refused(tmp_path):
 def test_a_pickle_of_weights_is_refused(tmp_path):
     write_reward_model(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    assert "has no safetensors files" in refusal_of(tmp_path)
+    assert "has no model.safetensors" in refusal_of(tmp_path)
 
 
 def test_a_model_without_a_chat_template_is_refused(tmp_path):

@@ -71,6 +71,8 @@ def test_several_sources_have_names_of_their_own_and_a_limit_each(files, write):
     rows = rows_of(dataset={"math": many, "code": files["code"]}, tasks=TASKS)
     assert {name: len(each) for name, each in rows.train.items()} == {"math": 2, "math:1": 3, "code": 1}
     assert {row.task.name for row in rows.train["math:1"]} == {"math"}
+    rows = rows_of(dataset=files["math"], reward_type="boxed", eval_dataset={"all": many}, max_samples=1)
+    assert (rows.num_train, len(rows.evaluation["all"])) == (1, 5)
 
 
 def test_the_column_of_prompts_is_found_or_named(write, tokenizer):

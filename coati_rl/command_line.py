@@ -13,6 +13,7 @@ COMMANDS = {
     "dpo": ("consumer.__main__:dpo", "train on preferences: DPO, IPO, SimPO, ORPO and others"),
     "kto": ("consumer.__main__:kto", "train on completions labelled desirable or undesirable"),
     "prm": ("consumer.__main__:prm", "train a process reward model on solutions with labelled steps"),
+    "generate": ("rl_generate:run", "sample, score and write responses to the prompts of a dataset (rl_generate.py)"),
     "score": ("rewards.__main__:score", "score responses: JSON lines from stdin to stdout"),
     "serve": ("rewards.__main__:serve", "serve scores over HTTP to runs on this machine or others"),
 }
@@ -20,7 +21,7 @@ COMMANDS = {
 
 def usage() -> str:
     """Return the text of --help."""
-    lines = [f"  {name:<8}{summary}" for name, (_, summary) in COMMANDS.items()]
+    lines = [f"  {name:<10}{summary}" for name, (_, summary) in COMMANDS.items()]
     return "\n".join(
         ["usage: coati-rl COMMAND ...", "", "commands:", *lines, "", "coati-rl COMMAND --help lists a command's flags."]
     )

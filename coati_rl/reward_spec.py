@@ -21,6 +21,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.plugins import absolute, is_plugin
 from coati_rl.reward_url import check_no_credentials, redacted
 
+NO_REWARD = "none"  # a reward type of batch inference alone: responses are not scored
 BUILT_IN_REWARDS = ("think_answer_tags", "boxed", "code")
 NO_REWARD = "none"  # every response has reward 0, and rows need no ground truth; for distillation
 TIMEOUT_S = 5.0  # a comparison of answers takes milliseconds; one that takes this long does not end

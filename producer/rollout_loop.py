@@ -8,6 +8,7 @@ finished prompt makes room for the next at once: there is no barrier between pro
 """
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class RolloutLoop:
         group_size: int,
         environment: Environment | None = None,
         timeline: Timeline = NO_TIMELINE,
+        on_turn: Callable[[], None] = lambda: None,
     ) -> None:
         """Start with nothing in flight.
 
@@ -64,7 +66,9 @@ class RolloutLoop:
             group_size: samples of a training prompt.
             environment: of all prompts; None: a single turn.
             timeline: of the producer.
+            on_turn: called at least once in IDLE_WAIT_S; what it raises ends the loop.
         """
+        self._on_turn = on_turn
         self._producer_id = producer_id
         self._coordinator = coordinator
         self._reward = reward
@@ -90,6 +94,7 @@ class RolloutLoop:
 
     def _turn(self) -> bool:
         """Run one iteration. Returns: True when the run is over."""
+        self._on_turn()
         if not self._take_prompts():
             return True
         for rolled_out in self._runner.take_finished(self._wait_s()):

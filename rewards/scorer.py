@@ -49,7 +49,7 @@ def _factory(config: Config, actors: Mapping[str, Sequence[str]]) -> Factory:
     if reward.code_verifier_api_url is not None and reward.reward_type == "code":
         return _of_service(reward.code_verifier_api_url, config)
     spec = replace(reward_spec(config.reward), secrets=secrets_of(reward.reward_type, os.environ))
-    sizes = {"num_workers": reward.reward_workers, "group_size": config.sampling.num_generations}
+    sizes = {"num_workers": reward.reward_workers, "group_size": config.sampling.largest_group}
     factory = model_factory(spec, **sizes, actors=actors) if has_model(spec) else pool_factory(spec, **sizes)
     if reward.scores_code and spec.is_sandboxed:
         from coati_rl.sandbox import check_sandbox
@@ -65,5 +65,5 @@ def _of_service(url: str, config: Config) -> Factory:
     token = token_from_environment()
     check_service(url, token=token, reward_type=reward.reward_type)
     # The service may score the responses of a group one after another.
-    timeout_s = reward.response_timeout_s * config.sampling.num_generations
+    timeout_s = reward.response_timeout_s * config.sampling.largest_group
     return functools.partial(RemoteScorer, url, token=token, reward_type=reward.reward_type, timeout_s=timeout_s)

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
 ROLLOUTS_FILE = "rollouts.npz"
+BEST_LINK = "best"  # to one of the directory's checkpoints; see `coati_rl.checkpoint.best`
 _BLOCK_BYTES = 2**22
 _NAME = re.compile(r"step-(\d+)")
 _ASIDE = re.compile(r"\.step-\d+\.deleted")
@@ -49,6 +50,7 @@ def find_checkpoint(path: Path) -> Path:
     Raises: ConfigError if there is none.
     """
     path = path.expanduser().absolute()
+    path = path.resolve() if path.is_symlink() else path  # the name of a checkpoint has its step
     if (path / STATE_FILE).is_file():
         return path
     for directory in (path, path / "checkpoints"):
@@ -131,14 +133,16 @@ def left_over_bytes(directory: Path) -> int:
 
 
 def prune(checkpoint_dir: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints.
+    """Delete all but the newest `keep` checkpoints, and the one that is named as the best.
 
     Each is renamed first, so that no partly deleted one has a checkpoint's name; those left by a killed run are deleted
     as well.
     """
     for left_over in [path for path in checkpoint_dir.iterdir() if _ASIDE.fullmatch(path.name)]:
         shutil.rmtree(left_over)
-    for checkpoint in checkpoints_in(checkpoint_dir)[:-keep]:
+    best = checkpoint_dir / BEST_LINK
+    named = best.readlink().name if best.is_symlink() else None
+    for checkpoint in [path for path in checkpoints_in(checkpoint_dir)[:-keep] if path.name != named]:
         shutil.rmtree(checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}.deleted")))
 
 

@@ -19,12 +19,12 @@ from coati_rl.config.config import Config
 from coati_rl.config.fields import described, shown, spelling
 from coati_rl.config.named_paths import read_paths
 from coati_rl.config.presets import without_dependents
+from coati_rl.config.sections import JobConfig
 from coati_rl.config.tasks import TaskConfig
-from coati_rl.config.training import TrainingConfig
 from coati_rl.config.yaml_file import did_you_mean, read_yaml
 from coati_rl.errors import ConfigError
 
-Job = TypeVar("Job", bound=TrainingConfig)
+Job = TypeVar("Job", bound=JobConfig)
 
 _PATHS = ("dataset", "eval_dataset")  # repeated for several
 
@@ -37,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
 class _Help(argparse.Action):
     """--help prints all groups of flags, --help GROUP one of them; both exit."""
 
-    def __init__(self, *args: Any, job: type[TrainingConfig], **options: Any) -> None:
+    def __init__(self, *args: Any, job: type[JobConfig], **options: Any) -> None:
         super().__init__(*args, **options)
         self._job = job
 
@@ -49,7 +49,7 @@ class _Help(argparse.Action):
         parser.exit()
 
 
-def build_parser(group: str | None = None, job: type[TrainingConfig] = Config) -> argparse.ArgumentParser:
+def build_parser(group: str | None = None, job: type[JobConfig] = Config) -> argparse.ArgumentParser:
     """All flags of a job's config in groups, one for each section; or one group. Plus --config and --dry-run."""
     parser = _Parser(
         prog=job.prog(),
@@ -80,7 +80,7 @@ def build_parser(group: str | None = None, job: type[TrainingConfig] = Config) -
     return parser
 
 
-def _groups(group: str | None, job: type[TrainingConfig]) -> dict[str, list[str]]:
+def _groups(group: str | None, job: type[JobConfig]) -> dict[str, list[str]]:
     """Title -> fields of the groups of --help; the two flags that every run is given come first."""
     groups = {name: [*section.model_fields] for name, section in job.sections().items()}
     if group is not None:
@@ -131,7 +131,7 @@ def parse_job(argv: Sequence[str], job: type[Job]) -> tuple[Job, bool]:
     return build_job({name: _from_text(name, value, job) for name, value in values.items()}, job), dry_run
 
 
-def _known_spellings(argv: Sequence[str], names: set[str], job: type[TrainingConfig]) -> list[str]:
+def _known_spellings(argv: Sequence[str], names: set[str], job: type[JobConfig]) -> list[str]:
     """--train_batch_size is --train-batch-size and the other way round. Raises: ConfigError for an unknown flag."""
     by_hyphens = {name.replace("_", "-"): name for name in names}
     known = []
@@ -170,7 +170,7 @@ def build_job(values: dict[str, Any], job: type[Job]) -> Job:
         raise ConfigError(str(error)) from error
 
 
-def _from_text(name: str, value: Any, job: type[TrainingConfig]) -> Any:
+def _from_text(name: str, value: Any, job: type[JobConfig]) -> Any:
     """Return what a shell can only say as text, and YAML may: None, and JSON objects."""
     if name in _PATHS and isinstance(value, str | list) and value:
         texts = [value] if isinstance(value, str) else value
@@ -188,7 +188,7 @@ def _from_text(name: str, value: Any, job: type[TrainingConfig]) -> Any:
     return value
 
 
-def _explain(problem: Any, values: dict[str, Any], job: type[TrainingConfig]) -> str:
+def _explain(problem: Any, values: dict[str, Any], job: type[JobConfig]) -> str:
     """A mistake by the name of its flag; `values` are flat."""
     message, fields = str(problem["msg"]).removeprefix("Value error, "), job.fields()
     name, *parts = [*problem["loc"][1:], ""] if problem["loc"] and problem["loc"][0] in job.sections() else [""]

@@ -1,21 +1,24 @@
-"""Name the commands that train, with the configuration of each."""
+"""Name the commands that have a configuration, with the configuration of each."""
 
 from coati_rl.config.config import Config
 from coati_rl.config.fields import described, spelling
+from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_jobs import DpoJobConfig, KtoJobConfig, PrmJobConfig, RmJobConfig, SftJobConfig
+from coati_rl.config.sections import JobConfig
 from coati_rl.config.training import TrainingConfig
 
 _JOBS: tuple[type[OfflineConfig], ...] = (SftJobConfig, RmJobConfig, DpoJobConfig, KtoJobConfig, PrmJobConfig)
 OFFLINE: dict[str, type[OfflineConfig]] = {job.JOB: job for job in _JOBS}
 TRAINING: dict[str, type[TrainingConfig]] = {"rl": Config, **OFFLINE}
+ALL: dict[str, type[JobConfig]] = {**TRAINING, "generate": GenerateConfig}
 
 
 def commands_with(flag: str) -> list[str]:
     """Return the commands that have a flag, in its short or long form; hyphens and underscores are the same."""
     return [
         name
-        for name, config in TRAINING.items()
+        for name, config in ALL.items()
         if any(
             flag.replace("_", "-") in (spelling(key, field).replace("_", "-"), described(field, "short"))
             for key, field in config.fields().items()

@@ -65,22 +65,16 @@ class DatasetFields(Section):
         return text
 
 
-class DataConfig(DatasetFields):
-    """Training and evaluation prompts."""
+class PromptFields(DatasetFields):
+    """Prompts, their tasks and their system prompt."""
 
     dataset: str | dict[str, str] = experiment(
         "data.jsonl",
-        "Training prompts: a JSONL, JSON, CSV, Parquet or Arrow file, a directory of them, or owner/name[:split] of "
+        "Prompts: a JSONL, JSON, CSV, Parquet or Arrow file, a directory of them, or owner/name[:split] of "
         "the Hugging Face hub. PATH,PATH for several, PATH=SHARE,PATH=SHARE to mix them. TASK=PATH, repeated, "
         "for several tasks.",
         short="-d",
         metavar="PATH",
-    )
-    eval_dataset: dict[str, str] | None = execution(
-        None,
-        'Evaluation sets as NAME=PATH, repeated, or as a JSON object, {"name": "path"}; scored greedily.',
-        short="-ed",
-        metavar="NAME=PATH",
     )
     tasks: dict[str, TaskConfig] | None = experiment(
         None, "What tasks set for their own rows (docs/tasks.md), by name; in YAML, or as a JSON object."
@@ -91,8 +85,6 @@ class DataConfig(DatasetFields):
         metavar="COLUMN",
         aliases=("--label-key",),
     )
-    num_episodes: int = experiment(1, "Passes over the training prompts.", short="-e", ge=1)
-    max_steps: int | None = experiment(None, "Stop after this many optimizer steps, if the data lasts.", ge=1)
     system_prompt: str | None = experiment(None, "System message; default: the reward type's. '' for none.", short="-s")
     max_prompt_tokens: int = experiment(
         512, "Longer prompts are refused and counted, never cut (tokens, chat template included).", short="-mpt", ge=1
@@ -119,7 +111,7 @@ class DataConfig(DatasetFields):
 
     @property
     def sources(self) -> dict[str, tuple[DataSource, ...]]:
-        """Return where the training prompts come from, by the task of their flag; "" where it names none."""
+        """Return where the prompts come from, by the task of their flag; "" where it names none."""
         by_task = {"": self.dataset} if isinstance(self.dataset, str) else self.dataset
         return {task: read_sources(text) for task, text in by_task.items()}
 
@@ -130,9 +122,22 @@ class DataConfig(DatasetFields):
 
     @property
     def dataset_text(self) -> str:
-        """Return the training data for messages."""
+        """Return the prompts' files for messages."""
         files = self.dataset
         return files if isinstance(files, str) else " ".join(f"{task}={path}" for task, path in files.items())
+
+
+class DataConfig(PromptFields):
+    """Training and evaluation prompts."""
+
+    eval_dataset: dict[str, str] | None = execution(
+        None,
+        'Evaluation sets as NAME=PATH, repeated, or as a JSON object, {"name": "path"}; see --eval-samples.',
+        short="-ed",
+        metavar="NAME=PATH",
+    )
+    num_episodes: int = experiment(1, "Passes over the training prompts.", short="-e", ge=1)
+    max_steps: int | None = experiment(None, "Stop after this many optimizer steps, if the data lasts.", ge=1)
 
     @field_validator("eval_dataset")
     @classmethod

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TypeVar
 
+from coati_rl.config.evaluation_rules import keep_best_problems
 from coati_rl.config.gpu_rules import TOKEN_BUDGET
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_jobs import SftJobConfig
@@ -18,7 +19,8 @@ def check_offline(config: OfflineConfig) -> None:
     """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
     problems = [*_sizes(config), *zero_problems(config), *plugin_problems(config), *_budget(config)]
     problems += [*_evaluation(config), *_distillation(config)]
-    problems += [*optimizer_problems(config.optimizer)]
+    problems += optimizer_problems(config.optimizer)
+    problems += keep_best_problems(config.run, config.data.eval_dataset or ())
     if problems:
         raise ConfigError("\n".join(problems))
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from coati_rl.config.algorithm_rules import algorithm_problems, needs_group
 from coati_rl.config.config import Config
 from coati_rl.config.distillation_rules import distillation_problems
+from coati_rl.config.evaluation_rules import evaluation_problems
 from coati_rl.config.optimizer_rules import optimizer_problems
 from coati_rl.config.reward_rules import reward_problems, service_problems
 from coati_rl.config.trainer_rules import plugin_problems, zero_problems
@@ -40,7 +41,8 @@ def check(config: Config) -> None:
         *_budget(config),
     ]
     problems += [*service_problems(config), *plugin_problems(config), *_lengths(config), *_sampling(config)]
-    problems += [*_prompts(config), *distillation_problems(config)]
+    problems += [*prompt_problems(config), *distillation_problems(config)]
+    problems += [*evaluation_problems(config)]
     problems += [*_of_tasks(config, known=problems), *_unknown_tasks(config)]
     if problems:
         raise ConfigError("\n".join(problems))
@@ -199,8 +201,8 @@ def _lengths(config: Config) -> Iterator[str]:
         )
 
 
-def _prompts(config: Config) -> Iterator[str]:
-    """--input-template is all that a prompt is rendered with."""
+def prompt_problems(config: Config) -> Iterator[str]:
+    """Check that --input-template is all that a prompt is rendered with."""
     data = config.data
     if data.input_template is None:
         return

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from coati_rl.config.fields import Section, experiment
+from coati_rl.config.fields import Section, execution, experiment
 
 
 class SamplingConfig(Section):
@@ -20,3 +20,13 @@ class SamplingConfig(Section):
         None, "Tokens of an episode at most, prompt of -mpt and all turns after it; default: mpt + mnt.", ge=2
     )
     stop: list[str] = experiment([], "Text that ends a response; repeat the flag for several.")
+    eval_samples: int = execution(
+        1, "Answers per evaluation prompt; several give avg@N and pass@k, and need --eval-temperature.", ge=1
+    )
+    eval_temperature: float = execution(0.0, "Sampling temperature of evaluations; 0 is greedy.", ge=0)
+    eval_top_p: float = execution(1.0, "As --top-p, of evaluations.", gt=0, le=1)
+
+    @property
+    def largest_group(self) -> int:
+        """Return the samples of a prompt that are scored together, in training or in an evaluation."""
+        return max(self.num_generations, self.eval_samples)

@@ -3,7 +3,7 @@ flat field name, as flags, run directories and checkpoints do.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, model_validator
 from pydantic.fields import FieldInfo
@@ -18,6 +18,14 @@ class JobConfig(BaseModel):
     """
 
     model_config = STRICT
+
+    COMMAND: ClassVar[str] = ""  # as a user types it, without flags
+    SUMMARY: ClassVar[str] = ""  # of --help
+
+    @classmethod
+    def prog(cls) -> str:
+        """Return the program's name in messages."""
+        return cls.COMMAND.removeprefix("python ")
 
     @classmethod
     def sections(cls) -> dict[str, type[Section]]:

@@ -67,6 +67,12 @@ class TrainingRunConfig(Section):
     keep_checkpoints: int | None = execution(
         None, "Checkpoints kept; older ones are deleted when a new one is complete. Default: all.", ge=1
     )
+    keep_best: str | None = execution(
+        None,
+        "Metric of evaluations, such as eval/NAME/accuracy, whose best checkpoint is kept besides those of "
+        "--keep-checkpoints and named checkpoints/best; the smallest of a loss or a perplexity, the largest of others.",
+        metavar="METRIC",
+    )
     save_on_interrupt: bool = execution(
         True, "On Ctrl-C or SIGTERM, write a checkpoint of the weights as they are, within --interrupt-grace-s."
     )
@@ -97,9 +103,7 @@ class TrainingRunConfig(Section):
 class TrainingConfig(JobConfig):
     """The settings of a training job; without producers unless a subclass has them."""
 
-    COMMAND: ClassVar[str] = ""  # as a user types it, without flags
     PASSES: ClassVar[str] = "--max-epochs"  # the flag of the number of passes over the data
-    SUMMARY: ClassVar[str] = ""  # of --help
 
     model: ModelConfig = ModelConfig()
     data: DatasetFields = DatasetFields()
@@ -107,11 +111,6 @@ class TrainingConfig(JobConfig):
     parallel: TrainersConfig = TrainersConfig()
     cluster: ClusterConfig = ClusterConfig()
     run: TrainingRunConfig = TrainingRunConfig()
-
-    @classmethod
-    def prog(cls) -> str:
-        """Return the program's name in messages."""
-        return cls.COMMAND.removeprefix("python ")
 
     @property
     def dp(self) -> int:

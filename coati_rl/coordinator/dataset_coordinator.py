@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from coati_rl.checkpoint.best import BestCheckpoint
 from coati_rl.coordinator.event_log import EventLog
 from coati_rl.coordinator.reference_pass import ReferencePass
 from coati_rl.coordinator.run_status import RunStatus
@@ -40,6 +41,7 @@ class DatasetRunSettings:
     save_interval: int | None  # optimizer steps; None: only at the end
     eval_interval: int | None  # optimizer steps; None: before the first step and after the last one
     evaluation_dir: Path
+    best: BestCheckpoint | None = None  # names the best checkpoint
 
 
 class DatasetCoordinator:
@@ -115,6 +117,7 @@ class DatasetCoordinator:
         """See StepReports."""
         with self._changed:
             self._event("checkpoint", step=step, path=path)
+            self._name_best()
 
     def report_evaluation(self, step: int, name: str, metrics: dict[str, Any]) -> None:
         """See `consumer.evaluation.DatasetReports`; adds a line to <eval dir>/summary.jsonl.
@@ -129,6 +132,7 @@ class DatasetCoordinator:
                 with (directory / "summary.jsonl").open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"step": step, "task": name, **metrics}) + "\n")
             self._event("evaluation", step=step, task=name, metrics=metrics)
+            self._name_best()
 
     # --- driver ----------------------------------------------------------------------------------------------------
 
@@ -206,6 +210,11 @@ class DatasetCoordinator:
             return False
         is_first_or_last = self._evaluated < 0 or step >= self._source.num_steps
         return is_first_or_last or (interval is not None and step // interval > self._evaluated // interval)
+
+    def _name_best(self) -> None:
+        """Name the best checkpoint: of its evaluation and its files either may be complete first."""
+        if self._settings.best is not None and (best := self._settings.best.update()) is not None:
+            self._event("best", **best)
 
     def _event(self, kind: str, **fields: Any) -> None:
         self._events.add(kind, fields)

@@ -1,26 +1,51 @@
 """Run evaluation rounds: lease their prompts with priority at one policy version, and collect the answers.
 
-Writes <eval dir>/<task>-step-<N>.jsonl (one line a response) and adds a line per task to <eval dir>/summary.jsonl.
+Writes <eval dir>/<set>-step-<N>.jsonl (one line a response) and adds a line per set to <eval dir>/summary.jsonl; their
+fields are in docs/metrics.md. Here "task" is an evaluation set. With N samples of a prompt, a prompt that failed counts
+as N samples that are not correct, and so does a sample without a verdict.
 """
 
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from coati_rl.algorithms.pass_at_k import sampled_accuracy
+from coati_rl.checkpoint.best import BestCheckpoint
+from coati_rl.coordinator.leases import SamplingPlan
 from coati_rl.data.episodes import final_trajectories
 from coati_rl.disk import disk_errors
 from coati_rl.observability.records import score_fields, shown_truth, step_of_record
-from coati_rl.types import Prompt, RolloutGroup
+from coati_rl.types import Prompt, RolloutGroup, SamplingParams
 from coati_rl.work import Wait
+
+_GREEDY = SamplingPlan(group_size=1, sampling=SamplingParams(temperature=0.0))
 
 
 class EvaluationRounds:
-    """Keep at most one round at a time; called under the coordinator's lock, except `write`."""
+    """Keep at most one round at a time; called under the coordinator's lock, except `write` and `name_best`."""
 
-    def __init__(self, tasks: Mapping[str, Sequence[Prompt]], directory: Path) -> None:
+    def __init__(
+        self,
+        tasks: Mapping[str, Sequence[Prompt]],
+        directory: Path,
+        *,
+        plan: SamplingPlan = _GREEDY,
+        best: BestCheckpoint | None = None,
+    ) -> None:
+        """Prepare rounds.
+
+        Args:
+            tasks: the prompts by evaluation set.
+            directory: of the files.
+            plan: how the prompts are sampled.
+            best: names the best checkpoint; None: none is named.
+        """
         self._tasks = tasks
         self._directory = directory
+        self._plan = plan
+        self._best = best
         self._pending: deque[Prompt] = deque()
         self._groups: list[RolloutGroup] = []
         self._num_failed: dict[str, int] = {}
@@ -102,6 +127,13 @@ class EvaluationRounds:
                 file.writelines(json.dumps(summary) + "\n" for summary in summaries)
         return summaries
 
+    def name_best(self) -> dict[str, Any] | None:
+        """Name the best checkpoint by the files, after `write` or when a checkpoint is complete; needs no lock.
+
+        Returns: its record if it is another one than before. Raises: RunError if it cannot be written.
+        """
+        return None if self._best is None else self._best.update()
+
     def close(self) -> None:
         """End a round after it was written."""
         self.last_finished = self._last_started
@@ -119,9 +151,11 @@ class EvaluationRounds:
         groups = sorted((g for g in self._groups if g.prompt.eval_set == task), key=lambda g: g.prompt.uid)
         with (self._directory / f"{task}-step-{step:06d}.jsonl").open("w", encoding="utf-8") as file:
             for group in groups:
-                for last, score in zip(final_trajectories(group.trajectories), group.scores, strict=True):
+                answers = zip(final_trajectories(group.trajectories), group.scores, strict=True)
+                for sample, (last, score) in enumerate(answers):
                     line = {
                         "uid": group.prompt.uid,
+                        **({"sample": sample} if self._plan.group_size > 1 else {}),
                         "prompt": group.prompt.text,
                         "gt_answer": shown_truth(group.prompt.ground_truth),
                         "response": last.text,
@@ -129,8 +163,6 @@ class EvaluationRounds:
                         **score_fields(score),
                     }
                     file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        correct = sum(group.scores[0].answer_correct for group in groups)
-        num_prompts = len(self._tasks[task])
         versions = {version for group in groups for version in group.policy_versions.tolist()}
         return {
             "step": step,
@@ -138,8 +170,33 @@ class EvaluationRounds:
             "policy_versions": sorted(
                 versions
             ),  # more than one if all producers that held the step's weights were lost
-            "accuracy": correct / num_prompts,
-            "num_prompts": num_prompts,
-            "num_invalid": sum(group.scores[0].verdict == "invalid" for group in groups),
+            **self._accuracy(self._tasks[task], groups),
+            "num_invalid": sum(score.verdict == "invalid" for group in groups for score in group.scores),
             "num_failed": self._num_failed.get(task, 0),
+            **self._by_task(self._tasks[task], groups),
         }
+
+    def _accuracy(self, prompts: Sequence[Prompt], groups: Sequence[RolloutGroup]) -> dict[str, Any]:
+        """Return the accuracy over prompts, and over several samples avg@N and pass@k; `groups` are the answered."""
+        num_samples, temperature = self._plan.group_size, self._plan.sampling.temperature
+        num_correct = [sum(score.answer_correct for score in group.scores) for group in groups]
+        figures = {"accuracy": sum(num_correct) / (len(prompts) * num_samples), "num_prompts": len(prompts)}
+        if temperature > 0:
+            figures |= {"num_samples": num_samples, "temperature": temperature}
+        if num_samples > 1:
+            figures |= sampled_accuracy([*num_correct, *[0] * (len(prompts) - len(groups))], num_samples)
+        return figures
+
+    def _by_task(self, prompts: Sequence[Prompt], groups: Sequence[RolloutGroup]) -> dict[str, Any]:
+        """Return the accuracy of each task whose rows the evaluation set has, if there are several."""
+        names = list(dict.fromkeys(prompt.task for prompt in prompts))
+        if len(names) < 2:
+            return {}
+        of_task = {
+            name: self._accuracy(
+                [prompt for prompt in prompts if prompt.task == name],
+                [group for group in groups if group.prompt.task == name],
+            )
+            for name in names
+        }
+        return {"by_task": of_task}

@@ -113,7 +113,10 @@ class PromptLeasing:
     def _write_evaluation(self) -> None:
         """Write the files of a round, then end it; in the writer's thread."""
         summaries = self._state.evaluation.write()
+        best = self._state.evaluation.name_best()  # before the round ends: the next checkpoint deletes others
         with self._state.changed:
             self._state.evaluation.close()
             for summary in summaries:
                 self._state.event("evaluation", **summary)
+            if best is not None:
+                self._state.event("best", **best)

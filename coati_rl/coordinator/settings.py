@@ -101,7 +101,7 @@ def coordinator_settings(
         ),
         sampling_plans={
             "train": _sampling_plan(config, _sampling, group_size=config.sampling.num_generations),
-            "eval": _sampling_plan(config, _greedy, group_size=1),
+            "eval": _sampling_plan(config, _evaluation, group_size=config.sampling.eval_samples),
         },
         sync=config.sync,
         sync_period=config.sync_period,
@@ -142,9 +142,15 @@ def _sampling_plan(config: Config, sampling: Callable[[Config], SamplingParams],
 
 def _sampling(config: Config) -> SamplingParams:
     sampling = config.sampling
-    return replace(_greedy(config), temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
+    usual = _evaluation(config)
+    return replace(usual, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
 
 
-def _greedy(config: Config) -> SamplingParams:
-    max_new_tokens = min(config.sampling.max_new_tokens, config.max_response_tokens)
-    return SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens, stop=tuple(config.sampling.stop))
+def _evaluation(config: Config) -> SamplingParams:
+    sampling = config.sampling
+    return SamplingParams(
+        temperature=sampling.eval_temperature,
+        top_p=sampling.eval_top_p,
+        max_new_tokens=min(sampling.max_new_tokens, config.max_response_tokens),
+        stop=tuple(sampling.stop),
+    )

@@ -55,6 +55,13 @@ class TrainingReports:
         """Record that a checkpoint is complete."""
         self._state.checkpoint_schedule.being_written = None
         self._state.event("checkpoint", step=step, path=path)
+        self._state.writer.submit(self._name_best)
+
+    def _name_best(self) -> None:
+        """Name the best checkpoint, in the writer's thread: its evaluation may have been complete before it was."""
+        if (best := self._state.evaluation.name_best()) is not None:
+            with self._state.changed:
+                self._state.event("best", **best)
 
     def _write_step(self, record: dict[str, Any], closed: ClosedStep) -> None:
         """Write a step's rollouts, then send its event: a step in metrics.jsonl is written. In the writer's thread."""

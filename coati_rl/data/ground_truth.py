@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from coati_rl.data.listed_tests import read_listed_tests
 from coati_rl.errors import ConfigError
-from coati_rl.reward_spec import BUILT_IN_REWARDS, parse_reward_type
+from coati_rl.reward_spec import BUILT_IN_REWARDS, NO_REWARD, parse_reward_type
 
 _FORM = '{"inputs": [...], "outputs": [...]}'
 
@@ -34,6 +34,8 @@ def required_truth(reward_type: str, *, needs_truth: bool = False) -> TruthKey |
         needs_truth: True if a user's function among them takes a ground truth.
     Raises: ConfigError for an unknown reward.
     """
+    if reward_type == NO_REWARD:
+        return None
     names = [part.name for part in parse_reward_type(reward_type)]
     if "code" in names:
         return "test_cases"

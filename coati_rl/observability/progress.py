@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from coati_rl.observability.metrics import step_line
+from coati_rl.text import count
 
 logger = logging.getLogger(__name__)
 
@@ -102,9 +103,11 @@ class ProgressDisplay:
             numbers = [f"{name} {'-' if value is None else format(value, '.4g')}" for name, value in metrics]
             self.print_line(f"step {event['step']}: {event['task']} {'  '.join(numbers)}")
         elif kind == "evaluation":
-            self.print_line(f"step {event['step']}: {event['task']} accuracy {event['accuracy']:.3f} (greedy)")
+            self.print_line(f"step {event['step']}: {event['task']} {_accuracy(event)}")
         elif kind == "checkpoint":
             self.print_line(f"step {event['step']}: checkpoint {event['path']}")
+        elif kind == "best":
+            self.print_line(f"step {event['step']}: the best checkpoint, {event['metric']} {event['value']:.3f}")
         elif kind == "producer_lost":
             self.print_line(
                 f"producer {event['producer']} lost: {event['cause']}; {event['prompts_reissued']} prompts reissued"
@@ -132,3 +135,13 @@ class ProgressDisplay:
 
     def _render(self) -> RenderableType:
         return Group(self._progress, self._wait) if self._wait else self._progress
+
+
+def _accuracy(summary: dict[str, Any]) -> str:
+    """Return the accuracy of an evaluation with how it was sampled, and the pass@k of the largest k."""
+    text, num_samples = f"accuracy {summary['accuracy']:.3f}", summary.get("num_samples")
+    if num_samples is None:
+        return f"{text} (greedy)"
+    passed = summary.get(f"pass@{num_samples}")
+    text += "" if passed is None else f", pass@{num_samples} {passed:.3f}"
+    return f"{text} ({count(num_samples, 'sample')} at temperature {summary['temperature']:g})"

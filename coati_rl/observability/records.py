@@ -2,11 +2,15 @@
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from coati_rl.types import Score
 
 _MAX_TRUTH_LENGTH = 2000  # characters: the tests of a program may be megabytes, and a line is written for each sample
+
+
+_SETTINGS = ("step", "temperature")  # numbers of an evaluation that are no figures of it
 
 
 def score_fields(score: Score) -> dict[str, Any]:
@@ -23,6 +27,21 @@ def score_fields(score: Score) -> dict[str, Any]:
     if score.filter_score is not None:
         fields["filter_score"] = _number(score.filter_score)
     return fields
+
+
+def evaluation_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the figures of an evaluation set's summary by their names in charts: eval/SET/accuracy, eval/SET/loss.
+
+    Those of a task, in a set that has several, are eval/SET/TASK/accuracy, ...
+    """
+    name = f"eval/{summary['task']}"
+    figures = {name: summary} | {f"{name}/{task}": each for task, each in summary.get("by_task", {}).items()}
+    return {
+        f"{where}/{key}": value
+        for where, values in figures.items()
+        for key, value in values.items()
+        if isinstance(value, int | float) and not key.startswith("num_") and key not in _SETTINGS
+    }
 
 
 def shown_truth(ground_truth: str) -> str:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from coati_rl.checkpoint.best import best_checkpoint
 from coati_rl.coordinator.coordinator import Coordinator
 from coati_rl.coordinator.dataset_coordinator import TRAIN, DatasetCoordinator, DatasetRunSettings
 from coati_rl.coordinator.evaluation import EvaluationRounds
@@ -28,6 +29,7 @@ class CoordinatorActor(Coordinator):
         tasks = {task: prompts.prompts for task, prompts in prepared.evaluation.items()}
         precision: Precision = "bf16" if prepared.plan.precision == "bf16" else "fp32"
         settings = coordinator_settings(config, precision=precision, tasks=prepared.tasks)
+        best = best_checkpoint(config.run.keep_best, paths.checkpoints, paths.evaluation)
         super().__init__(
             settings,
             DatasetPrompts(
@@ -36,7 +38,7 @@ class CoordinatorActor(Coordinator):
                 seed=config.run.seed,
                 shares=config.data.shares,
             ),
-            EvaluationRounds(tasks, paths.evaluation),
+            EvaluationRounds(tasks, paths.evaluation, plan=settings.sampling_plans["eval"], best=best),
             RolloutRecorder(paths.rollouts, config.run.rollout_detail),
             RunStart(
                 position=prepared.resume.position if prepared.resume else None,
@@ -66,6 +68,7 @@ class DatasetCoordinatorActor(DatasetCoordinator):
                 save_interval=sizes.save_interval,
                 eval_interval=config.run.eval_interval if config.run.eval_interval > 0 else None,
                 evaluation_dir=paths.evaluation,
+                best=best_checkpoint(config.run.keep_best, paths.checkpoints, paths.evaluation),
             ),
             DatasetSource(prepared.train, sizes, resumed=state),
             prepared.evaluation,

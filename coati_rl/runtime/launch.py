@@ -12,6 +12,7 @@ from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import disk_errors, disk_problem
 from coati_rl.errors import RunError
 from coati_rl.observability.progress import ProgressDisplay
+from coati_rl.observability.records import evaluation_metrics
 from coati_rl.observability.sinks import JsonlSink, Sink, open_sinks
 from coati_rl.observability.timeline import Timeline
 from coati_rl.observability.trace_file import merged_at_exit
@@ -181,8 +182,7 @@ def _record(event: dict[str, Any], display: ProgressDisplay, sinks: list[Sink], 
             sink.write(event["step"], record)
     elif event["event"] == "evaluation":
         for sink in sinks[1:]:  # metrics.jsonl is one object per optimizer step; evaluations have their own file
-            values = event.get("metrics") or {"accuracy": event["accuracy"]}
-            sink.write(event["step"], {f"eval/{event['task']}/{name}": value for name, value in values.items()})
+            sink.write(event["step"], evaluation_metrics({**event, **event.get("metrics", {})}))
     elif event["event"] == "sync" and event["producers"]:  # else it failed, and is repeated
         fields = ("producers", "seconds", "digest", "commit_s", "probe_gap_mean", "probe_gap_max")
         syncs.write(

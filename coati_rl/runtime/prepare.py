@@ -92,7 +92,7 @@ def prepare(
     else:
         config = config.with_changes(model=str(directory))
         hf_config = read_model_config(directory)
-        _check_length(config, hf_config)
+        check_length(config, hf_config)
         check_layout(config, hf_config)
         warnings += _check_gpu_memory(config, directory, backend)
         data = config.data
@@ -214,7 +214,8 @@ def _check_gpu_memory(config: Config, directory: Path, backend: CollectiveBacken
     return check_staging(config, update_bytes=_update_bytes(config, directory), gpu_bytes=_gpu_bytes())
 
 
-def _check_length(config: Config, model: Any) -> None:
+def check_length(config: Config, model: Any) -> None:
+    """Raise ConfigError if the longest episode exceeds the positions of the model, given by its transformers config."""
     limit = getattr(model, "max_position_embeddings", None)
     rope = getattr(model, "rope_parameters", None) or {}
     is_extended = rope.get("rope_type", "default") != "default"  # the engine knows its limit

@@ -81,7 +81,8 @@ def make_coordinator(make_settings, make_prompts, tmp_path: Path):
         settings = make_settings(**changes)
         source = DatasetPrompts(make_prompts(num_prompts), num_episodes=num_episodes, seed=0)
         tasks = {"arithmetic": make_prompts(eval_prompts, "arithmetic")} if eval_prompts else {}
-        evaluation, recorder = EvaluationRounds(tasks, tmp_path / "eval"), RolloutRecorder(tmp_path / "rollouts")
+        evaluation = EvaluationRounds(tasks, tmp_path / "eval", plan=settings.sampling_plans["eval"])
+        recorder = RolloutRecorder(tmp_path / "rollouts")
         return DirectCoordinator(
             settings, source, evaluation, recorder, RunStart(position=start, untrained=untrained, probe=(1, 2, 3))
         )

@@ -48,7 +48,8 @@ def test_a_wheel_holds_every_package_the_script_and_the_presets(tmp_path: Path) 
     copy = tmp_path / "source"
     listing = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
     for name in listing.stdout.split():
-        if name.split("/")[0] in {"coati_rl", "producer", "consumer", "rewards", "rl_example.py", "setup.py"}:
+        packaged = {"coati_rl", "producer", "consumer", "rewards", "rl_example.py", "rl_generate.py", "setup.py"}
+        if name.split("/")[0] in packaged:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             (copy / name).write_bytes((ROOT / name).read_bytes())
     subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=copy, check=True, capture_output=True)

@@ -13,7 +13,7 @@ import make_config_reference
 import pytest
 import yaml
 
-from coati_rl.config.commands import TRAINING
+from coati_rl.config.commands import ALL
 from coati_rl.config.fields import described, spelling
 
 ROOT = check_docs.ROOT
@@ -56,8 +56,8 @@ def files() -> frozenset[str]:
 
 @cache
 def run_flags(command: str = "rl") -> frozenset[str]:
-    """The flags of a command that trains, with hyphens."""
-    fields = TRAINING[command].fields().items()
+    """The flags of a command, with hyphens."""
+    fields = ALL[command].fields().items()
     names = {spelling(name, field) for name, field in fields}
     names |= {described(field, "short") or "" for _, field in fields}
     names |= {alias for _, field in fields for alias in described(field, "aliases") or ()}
@@ -76,7 +76,7 @@ def all_flags() -> frozenset[str]:
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources if path.is_file())
     own = re.findall(r"[\"'\s](--[a-z][\w-]+)", text)
     others = [flag for flags in OTHERS_FLAGS.values() for flag in flags.split()]
-    trained = frozenset().union(*(run_flags(command) for command in TRAINING))
+    trained = frozenset().union(*(run_flags(command) for command in ALL))
     return trained | {flag.replace("_", "-") for flag in (*own, *others)}
 
 
@@ -113,7 +113,7 @@ def test_each_block_of_commands_is_executed_or_says_why_not(page: Path) -> None:
 def test_flags_that_a_page_names_exist(page: Path) -> None:
     unknown = []
     for line in command_lines(page):
-        named_command = re.search(rf"rl_example\.py|coati-rl (?:{'|'.join(TRAINING)})(?= )", line)
+        named_command = re.search(rf"rl_example\.py|coati-rl (?:{'|'.join(ALL)})(?= )", line)
         if named_command:
             after, known = line[named_command.end() :], run_flags(named_command[0].partition("coati-rl ")[2] or "rl")
             words = shlex.split(after.partition(" | ")[0], comments=True)

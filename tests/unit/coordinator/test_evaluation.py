@@ -6,7 +6,10 @@ import json
 import pytest
 
 from coati_rl.coordinator.evaluation import EvaluationRounds
+from coati_rl.coordinator.leases import SamplingPlan
 from coati_rl.errors import RunError
+from coati_rl.observability.records import evaluation_metrics
+from coati_rl.types import SamplingParams
 
 
 @pytest.fixture
@@ -144,3 +147,76 @@ def test_a_second_round_starts_from_nothing_and_its_summary_is_appended(rounds, 
             rounds.add(answer(prompt, float(step > 0)))
         assert [summary["accuracy"] for summary in finish(rounds)] == [float(step > 0)] * 2
     assert len((tmp_path / "eval/summary.jsonl").read_text().splitlines()) == 4
+
+
+def sampled(tmp_path, num_samples, temperature=0.8, **tasks):
+    plan = SamplingPlan(group_size=num_samples, sampling=SamplingParams(temperature=temperature))
+    return EvaluationRounds(tasks, tmp_path / "eval", plan=plan)
+
+
+def test_several_samples_give_avg_and_pass_at_k_and_a_failed_prompt_counts_as_wrong_ones(
+    make_prompts, group_of, tmp_path
+):
+    rounds = sampled(tmp_path, 4, easy=make_prompts(3, name="easy"))
+    rounds.start(4)
+    first, second, failed = draw_all(rounds)
+    for prompt, rewards in [(first, [1.0, 0.0, 0.0, 0.0]), (second, [1.0, 1.0, 0.0, 1.0])]:
+        group = group_of([(reward, 2, "ok" if reward else "invalid") for reward in rewards])
+        rounds.add(dataclasses.replace(group, prompt=prompt))
+    rounds.add_failure(failed)
+    (summary,) = finish(rounds)
+    # Of 4 samples 1, 3 and 0 are correct: pass@2 is (1/2 + 1 + 0) / 3, pass@4 is (1 + 1 + 0) / 3.
+    assert summary == {
+        "step": 4,
+        "task": "easy",
+        "policy_versions": [7],
+        "accuracy": pytest.approx(4 / 12),
+        "num_prompts": 3,
+        "num_samples": 4,
+        "temperature": 0.8,
+        "avg@4": pytest.approx(4 / 12),
+        "pass@1": pytest.approx(4 / 12),
+        "pass@2": pytest.approx(1.5 / 3),
+        "pass@4": pytest.approx(2 / 3),
+        "num_invalid": 4,
+        "num_failed": 1,
+    }
+    lines = [json.loads(line) for line in (tmp_path / "eval/easy-step-000004.jsonl").read_text().splitlines()]
+    assert [(line["uid"], line["sample"]) for line in lines] == [(f"easy-{p}", s) for p in (0, 1) for s in range(4)]
+    assert [line["answer_correct"] for line in lines] == [True, False, False, False, True, True, False, True]
+
+
+def test_one_sampled_answer_says_how_it_was_sampled(make_prompts, answer, tmp_path):
+    rounds = sampled(tmp_path, 1, easy=make_prompts(1, name="easy"))
+    rounds.start(0)
+    rounds.add(answer(rounds.draw(), 1.0))
+    (summary,) = finish(rounds)
+    assert (summary["num_samples"], summary["temperature"], summary["accuracy"]) == (1, 0.8, 1.0)
+    assert not {"avg@1", "pass@1"} & summary.keys()
+
+
+def test_a_set_of_several_tasks_has_the_figures_of_each(make_prompts, group_of, tmp_path):
+    prompts = [
+        dataclasses.replace(prompt, task=task)
+        for prompt, task in zip(make_prompts(3, name="mixed"), ("math", "code", "math"), strict=True)
+    ]
+    rounds = sampled(tmp_path, 2, mixed=prompts)
+    rounds.start(0)
+    for prompt, rewards in zip(draw_all(rounds), ([1.0, 0.0], [0.0, 0.0], [1.0, 1.0]), strict=True):
+        rounds.add(dataclasses.replace(group_of([(reward, 2) for reward in rewards]), prompt=prompt))
+    (summary,) = finish(rounds)
+    assert (summary["accuracy"], summary["pass@2"]) == (0.5, pytest.approx(2 / 3))
+    sampling = {"num_samples": 2, "temperature": 0.8}
+    assert summary["by_task"] == {
+        "math": {"accuracy": 0.75, "num_prompts": 2, **sampling, "avg@2": 0.75, "pass@1": 0.75, "pass@2": 1.0},
+        "code": {"accuracy": 0.0, "num_prompts": 1, **sampling, "avg@2": 0.0, "pass@1": 0.0, "pass@2": 0.0},
+    }
+    assert evaluation_metrics(summary) == {
+        "eval/mixed/accuracy": 0.5,
+        "eval/mixed/avg@2": 0.5,
+        "eval/mixed/pass@1": 0.5,
+        "eval/mixed/pass@2": pytest.approx(2 / 3),
+        **{f"eval/mixed/math/{key}": 0.75 for key in ("accuracy", "avg@2", "pass@1")},
+        "eval/mixed/math/pass@2": 1.0,
+        **{f"eval/mixed/code/{key}": 0.0 for key in ("accuracy", "avg@2", "pass@1", "pass@2")},
+    }

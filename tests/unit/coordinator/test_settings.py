@@ -38,6 +38,13 @@ def test_training_samples_as_the_flags_say_and_evaluation_greedily():
     assert evaluation.sampling == SamplingParams(temperature=0.0, max_new_tokens=64, stop=("END",))
 
 
+def test_evaluations_are_sampled_as_their_own_flags_say():
+    settings = settings_of("-topk 50 -mnt 64 -g 5 --eval-samples 16 --eval-temperature 0.6 --eval-top-p 0.95")
+    evaluation = settings.sampling_plans["eval"]
+    assert (evaluation.group_size, settings.sampling_plans["train"].group_size) == (16, 5)
+    assert evaluation.sampling == SamplingParams(temperature=0.6, top_p=0.95, max_new_tokens=64)
+
+
 def test_what_is_trained_of_a_group_comes_from_the_flags():
     settings = settings_of("-mnt 64 -t 2 -tbs 4 -tMbs 4")
     assert settings.batch.rules == GroupRules(max_new_tokens=64)

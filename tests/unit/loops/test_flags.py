@@ -114,7 +114,15 @@ def first_rollout(trace):
 
 
 MATH = {"eval_dataset": {"math": "<math>"}, "eval_interval": 2}
+WARM = {**MATH, "eval_temperature": 0.5}
 SHORT = {"max_prompt_tokens": 20}  # with 16 new tokens a sample has at most 36
+
+
+def evaluated(key):
+    """Return what the sampling of the evaluation's leases has under a key."""
+    return lambda trace: {getattr(lease.sampling, key) for lease in trace.leases if lease.prompt.purpose == "eval"}
+
+
 ALL_DIRECTORIES = ["checkpoints", "eval", "rollouts"]
 
 KEEP_ALL = {"skip_threshold": None}
@@ -145,6 +153,11 @@ IN_RUNS = {
     "max_new_tokens": Row(4, lambda t: max(len(r) for rs in t.responses.values() for r in rs), 16, 4),
     "max_episode_tokens": Row(132, lambda t: max(len(r) for rs in t.responses.values() for r in rs), 16, 4),
     "stop": Row([*"abcdefghijklmnopqrstuvwxyz"], lambda t: sum(step["num_response_tokens"] for step in t.steps)),
+    "eval_samples": Row(
+        3, lambda t: {len(g.scores) for g in t.groups if g.prompt.purpose == "eval"}, {1}, {3}, WARM
+    ),
+    "eval_temperature": Row(0.5, evaluated("temperature"), {0.0}, {0.5}, MATH),
+    "eval_top_p": Row(0.9, evaluated("top_p"), {1.0}, {0.9}, WARM),
     # algorithm
     "learning_rate": Row(2e-3, metric("learning_rate"), 1e-3, 2e-3),
     "kl_coeff": Row(0.0, lambda t: metric("kl_mean")(t) is None, False, True),
@@ -204,6 +217,10 @@ IN_RUNS = {
     "eval_interval": Row(-1, lambda t: [e["step"] for e in t.of("evaluation")], [0, 2, 4], [], MATH),
     "save_interval": Row(2, lambda t: [e["step"] for e in t.of("checkpoint")], [4], [2, 4]),
     "keep_checkpoints": Row(1, kept_checkpoints, ["step-2", "step-4"], ["step-4"], {"save_interval": 2}),
+    "keep_best": Row(
+        "eval/math/accuracy", kept_checkpoints, ["step-2", "step-4"], ["best", "best.json", "step-2", "step-4"],
+        {**MATH, "save_interval": 2},
+    ),
     "teacher": Row("<model>", first_gradient),
     "distill_coeff": Row(0.5, first_gradient, base={"teacher": "<model>"}),
     "distill_only": Row(True, first_gradient, base={"teacher": "<model>"}),

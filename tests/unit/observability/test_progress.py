@@ -39,6 +39,18 @@ def display_on():
             "step 4: math accuracy 0.750 (greedy)",
         ),
         (
+            {
+                "event": "evaluation",
+                "step": 4,
+                "task": "math",
+                "accuracy": 0.75,
+                "num_samples": 8,
+                "temperature": 0.6,
+                "pass@8": 0.9,
+            },
+            "step 4: math accuracy 0.750, pass@8 0.900 (8 samples at temperature 0.6)",
+        ),
+        (
             {"event": "checkpoint", "step": 4, "path": "runs/a/checkpoints/step-4"},
             "step 4: checkpoint runs/a/checkpoints/step-4",
         ),

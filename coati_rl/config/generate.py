@@ -1,0 +1,117 @@
+"""Define the configuration of batch inference (`coati-rl generate`): prompts, sampling, scores, output."""
+
+from typing import Any, ClassVar, Literal
+
+from coati_rl.config.config import Config
+from coati_rl.config.data import PromptFields
+from coati_rl.config.fields import Section, execution, experiment
+from coati_rl.config.model import ModelConfig
+from coati_rl.config.parallel import ParallelConfig
+from coati_rl.config.reward import RewardConfig
+from coati_rl.config.sampling import SamplingConfig
+from coati_rl.config.sections import JobConfig
+from coati_rl.reward_spec import NO_REWARD
+
+
+def _shared(section: type[Section], name: str) -> Any:
+    """Return a field of a reinforcement learning run, with its flag, help, default and bounds."""
+    return section.model_fields[name]
+
+
+class GenerateDataConfig(PromptFields):
+    """Prompts."""
+
+
+class GenerateSamplingConfig(Section):
+    """Engine and sampling distribution."""
+
+    backend: Literal["vllm", "transformers", "fake"] = _shared(SamplingConfig, "backend")
+    num_generations: int = experiment(1, "Samples per prompt.", short="-g", ge=1)
+    temperature: float = experiment(1.0, "Sampling temperature; 0 is greedy.", short="-temp", ge=0)
+    top_k: int | None = _shared(SamplingConfig, "top_k")
+    top_p: float = _shared(SamplingConfig, "top_p")
+    max_new_tokens: int = _shared(SamplingConfig, "max_new_tokens")
+    stop: list[str] = _shared(SamplingConfig, "stop")
+    seed: int = experiment(0, "Seed of sampling; each sample has a seed of its own, which follows from it.", ge=0)
+
+
+class GenerateRewardConfig(RewardConfig):
+    """Rewards, the processes that compute them, and the limits of programs that a model wrote."""
+
+    reward_type: str = experiment(
+        NO_REWARD, "Scores of the responses, as in a run (docs/rewards.md); none: they are not scored.", short="-rt"
+    )
+
+
+class OutputConfig(Section):
+    """The file that is written, and which samples."""
+
+    output: str | None = execution(
+        None,
+        "JSON lines are written here, and to FILE.progress what is done: an interrupted command goes on if repeated.",
+        short="-o",
+        metavar="FILE",
+    )
+    overwrite: bool = execution(False, "Replace the output file of another command.")
+    best_of: bool = experiment(False, "Write the sample with the highest reward of each prompt only.")
+    pairs: bool = experiment(
+        False, "Write preference pairs: the samples of a prompt with the highest and the lowest reward."
+    )
+    min_reward: float | None = experiment(
+        None, "Leave samples with a lower reward out; of pairs, those whose better sample has a lower one."
+    )
+    reward_template: str | None = experiment(
+        None,
+        "Text that takes the place of the last user message of a written row, with {input} for the message and "
+        "{reward} for the sample's reward: for conditional supervised fine-tuning.",
+    )
+    max_failure_rate: float = execution(
+        0.1, "Share of prompts that cannot be answered past which the command stops.", ge=0, le=1
+    )
+
+
+class EngineConfig(Section):
+    """The inference engine of this process."""
+
+    device: Literal["auto", "cpu", "cuda"] = execution(
+        "auto", "Where the engine runs; auto takes a GPU if there is one."
+    )
+    inference_microbatch_size: int = execution(32, "Prompts in flight, of g samples each.", short="-imbs", ge=1)
+    producer_tensor_parallel_size: int = _shared(ParallelConfig, "producer_tensor_parallel_size")
+    gpu_memory_utilization: float = execution(0.9, "Share of a GPU's memory that vLLM takes.", gt=0, lt=1)
+    stall_timeout_s: float = execution(
+        1800.0, "If no prompt is finished for so long, the command stops, seconds.", gt=0
+    )
+
+
+class GenerateConfig(JobConfig):
+    """The settings of batch inference, each validated alone; `check_generate` validates them together."""
+
+    COMMAND: ClassVar[str] = "coati-rl generate"
+    SUMMARY: ClassVar[str] = "Batch inference: samples of each prompt of a dataset, scored by rewards, as JSON lines."
+
+    model: ModelConfig = ModelConfig()
+    data: GenerateDataConfig = GenerateDataConfig()
+    sampling: GenerateSamplingConfig = GenerateSamplingConfig()
+    reward: GenerateRewardConfig = GenerateRewardConfig()
+    output: OutputConfig = OutputConfig()
+    engine: EngineConfig = EngineConfig()
+
+    @property
+    def is_scored(self) -> bool:
+        """Return True if responses get scores."""
+        return self.reward.reward_type != NO_REWARD
+
+    @property
+    def max_sequences(self) -> int:
+        """Samples that are generated at a time."""
+        return self.engine.inference_microbatch_size * self.sampling.num_generations
+
+    def as_run(self) -> Config:
+        """Return these settings as those of a reinforcement learning run, from which prompts and scorers are made."""
+        return Config().with_changes(**{name: value for name, value in self._own() if name in Config.fields()})
+
+    def _own(self) -> list[tuple[str, Any]]:
+        """Return all fields by flat name; their values are not copied into JSON types."""
+        sections = [getattr(self, key) for key in type(self).sections()]
+        return [(name, getattr(section, name)) for section in sections for name in type(section).model_fields]

@@ -1,0 +1,76 @@
+"""Check the settings of batch inference together, before anything starts."""
+
+from collections.abc import Iterator
+
+from coati_rl.config.generate import GenerateConfig
+from coati_rl.config.reward_rules import reward_problems, service_problems
+from coati_rl.config.rules import prompt_problems
+from coati_rl.errors import ConfigError
+from coati_rl.reward_spec import NO_REWARD
+
+
+def check_generate(config: GenerateConfig) -> None:
+    """Refuse what cannot be carried out. Raises: ConfigError with all problems, one a line."""
+    problems = [*_output(config), *_data(config), *_sampling(config), *_rewards(config)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _output(config: GenerateConfig) -> Iterator[str]:
+    output, group_size = config.output, config.sampling.num_generations
+    if output.output is None:
+        yield "--output: where are the JSON lines written? give -o FILE.jsonl"
+    chosen = {
+        "--best-of": output.best_of,
+        "--pairs": output.pairs,
+        "--min-reward": output.min_reward is not None,
+        "--reward-template": output.reward_template is not None,
+    }
+    given = [flag for flag, is_given in chosen.items() if is_given]
+    if given and not config.is_scored:
+        yield f"{', '.join(given)}: needs rewards; give --reward-type"
+    if output.best_of and output.pairs:
+        yield "--best-of, --pairs: a pair has the best sample and another one; use one of them"
+    if output.pairs and output.reward_template is not None:
+        yield "--reward-template with --pairs: a pair has two rewards; use one of them"
+    if group_size < 2 and (output.best_of or output.pairs):
+        yield f"{'--pairs' if output.pairs else '--best-of'}: compares the samples of a prompt; give -g 2 or more"
+    template = output.reward_template
+    if template is not None and ("{input}" not in template or "{reward}" not in template):
+        yield f"--reward-template {template!r}: must contain {{input}} and {{reward}}, as '{{input}} [{{reward}}]' does"
+
+
+def _data(config: GenerateConfig) -> Iterator[str]:
+    if config.data.shares:
+        yield (
+            f"--dataset {config.data.dataset_text}: shares mix the prompts of a training run, and here each prompt is "
+            "sampled once; leave the shares out"
+        )
+    yield from prompt_problems(config.as_run())
+
+
+def _sampling(config: GenerateConfig) -> Iterator[str]:
+    sampling, width = config.sampling, config.engine.producer_tensor_parallel_size
+    if sampling.temperature == 0 and sampling.num_generations > 1:
+        yield f"-g {sampling.num_generations} with -temp 0: greedy samples of a prompt are all the same; use -g 1"
+    if width > 1 and sampling.backend != "vllm":
+        yield f"-ptp {width}: only the vllm backend is tensor parallel; use -b vllm"
+
+
+def _rewards(config: GenerateConfig) -> Iterator[str]:
+    tasks = config.data.tasks or {}
+    scored = [name for name, task in tasks.items() if "reward_type" in task.given]
+    if not config.is_scored:
+        if scored:
+            yield f"--tasks {scored[0]}: has a reward_type, and other rows have none; give --reward-type for them"
+        return
+    run = config.as_run()
+    problems = [*reward_problems(run), *service_problems(run)]
+    yield from problems
+    for name in tasks:
+        if tasks[name].given.get("reward_type") == NO_REWARD:
+            yield f"--tasks {name}: reward_type {NO_REWARD}: score all rows, or none"
+        else:
+            yield from (
+                f"--tasks {name}: {each}" for each in reward_problems(run.of_task(name)) if each not in problems
+            )

@@ -184,10 +184,11 @@ def test_earlier_turns_of_a_prompt_are_not_learned(tokenizer):
 
 
 def test_a_prompt_ends_where_the_tokens_of_its_completions_part(merging):
-    form = Pair(prompt="2+2=", chosen="4", rejected="5")
+    form = Pair(prompt="2+2=", chosen="41", rejected="5")
     chosen, rejected = pair_samples([form], merging, max_length=100).samples
     assert merging.convert_ids_to_tokens(chosen.prefix_ids.tolist()) == ["2", "+", "2"]
-    assert merging.convert_ids_to_tokens(chosen.token_ids.tolist()) == ["=4", "<e>"]
+    assert merging.convert_ids_to_tokens(chosen.token_ids.tolist()) == ["=4", "1", "<e>"]
+    assert merging.convert_ids_to_tokens(chosen.token_ids[chosen.loss_mask].tolist()) == ["1", "<e>"]
     assert merging.convert_ids_to_tokens(rejected.token_ids.tolist()) == ["=", "5", "<e>"]
     assert merging.convert_ids_to_tokens(rejected.token_ids[rejected.loss_mask].tolist()) == ["5", "<e>"]
 

@@ -149,10 +149,10 @@ def test_a_command_refuses_wrong_rows_and_flags_with_exit_code_2_and_its_own_nam
     code, output = run_command("sft", "-m", model_dir, "-d", tmp_path / "rows.jsonl")
     assert code == 2 and output.out == ""
     assert output.err.startswith(f"coati-rl sft: --dataset {tmp_path}/rows.jsonl, line 1: ")
-    code, output = run_command("dpo", "-m", model_dir, "--temperature", "1")
+    code, output = run_command("dpo", "-m", model_dir, "--kl-coeff", "0")
     assert (code, output.err) == (
         2,
-        "coati-rl dpo: --temperature: is a flag of coati-rl rl, and coati-rl dpo lacks it\n",
+        "coati-rl dpo: --kl-coeff: is a flag of coati-rl rl, and coati-rl dpo lacks it\n",
     )
 
 

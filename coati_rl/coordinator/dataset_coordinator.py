@@ -7,6 +7,7 @@ at the next one and all ranks do the same.
 """
 
 import json
+import math
 import threading
 import time
 from collections import deque
@@ -123,6 +124,7 @@ class DatasetCoordinator:
 
         Raises: RunError if it cannot be written.
         """
+        metrics = {key: value if math.isfinite(value) else None for key, value in metrics.items()}  # JSON has no NaN
         with self._changed:
             directory = self._settings.evaluation_dir
             with disk_errors(directory):

@@ -99,7 +99,8 @@ class ProgressDisplay:
         if kind == "step":
             self._show_step(event)
         elif kind == "evaluation" and "metrics" in event:
-            numbers = [f"{name} {value:.4g}" for name, value in event["metrics"].items()]
+            metrics = event["metrics"].items()
+            numbers = [f"{name} {'-' if value is None else format(value, '.4g')}" for name, value in metrics]
             self.print_line(f"step {event['step']}: {event['task']} {'  '.join(numbers)}")
         elif kind == "evaluation":
             self.print_line(f"step {event['step']}: {event['task']} {_accuracy(event)}")

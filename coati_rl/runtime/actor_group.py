@@ -144,7 +144,9 @@ class ActorGroup:
         if self._config.cluster.master_address:  # in a Ray of our own it inherits them, and a process is there already
             options["runtime_env"] = {"env_vars": actor_environment()}
         context = self._context("coordinator", None)
-        actor = ray.remote(self._classes.coordinator).options(name="coordinator", namespace=self._namespace, **options)
+        actor: Any = ray.remote(self._classes.coordinator).options(
+            name="coordinator", namespace=self._namespace, **options
+        )
         return actor.remote(self._prepared, self._paths, context)
 
     def _make_trainer(self, rank: int) -> Any:

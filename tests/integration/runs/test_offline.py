@@ -151,12 +151,3 @@ def test_a_job_has_the_same_losses_in_other_layouts_and_goes_on_from_one_in_anot
     if job == "rm":
         model = AutoModelForSequenceClassification.from_pretrained(resumed.run_dir / "checkpoints" / "step-8")
         assert model.num_labels == 1
-
-
-def test_wrong_rows_are_refused_before_anything_is_loaded(start_run, job_flags, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"messages": [{"role": "user", "content": "q"}]}) + "\n")
-    run = start_run(*job_flags("sft"), "-d", path)
-    assert run.wait() == 2
-    assert run.text().startswith(f"coati-rl sft: --dataset {path}, line 1: ") and "assistant" in run.text()
-    assert not run.run_dir.exists()

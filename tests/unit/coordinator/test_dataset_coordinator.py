@@ -137,6 +137,8 @@ def test_an_evaluation_is_a_line_of_the_summary_and_an_event(coordinator_of, tmp
     coordinator.report_evaluation(3, "held", {"loss": 0.5})
     assert json.loads((tmp_path / "eval" / "summary.jsonl").read_text()) == {"step": 3, "task": "held", "loss": 0.5}
     assert coordinator.events(0, timeout_s=0.0)[0]["metrics"] == {"loss": 0.5}
+    coordinator.report_evaluation(4, "held", {"loss": float("nan")})
+    assert coordinator.events(1, timeout_s=0.0)[0]["metrics"] == {"loss": None}
     (tmp_path / "eval" / "summary.jsonl").unlink()
     (tmp_path / "eval" / "summary.jsonl").mkdir()
     with pytest.raises(RunError):
@@ -185,12 +187,12 @@ def test_the_reference_scores_every_sample_first_and_its_file_serves_the_next_ru
     assert isinstance(evaluated, EvaluateWork)
     split = evaluated.batch.samples.split()
     for ids, mask, logprobs in zip(split.token_ids, split.loss_masks, split.arrays["ref_logprobs"], strict=True):
-        assert logprobs.tolist() == (-ids[mask]).tolist()
+        assert np.all(logprobs == -ids[mask])
 
     again = items_of(coordinator_of(reference=reference()))
     assert kinds(again) == "reference train train train train save finish", "the model is freed at once"
     batch = again[1].batch.samples.split()
-    assert batch.arrays["ref_logprobs"][0].tolist() == (-batch.token_ids[0][1:]).tolist()
+    assert np.all(batch.arrays["ref_logprobs"][0] == -batch.token_ids[0][1:])
     assert not reference("other").is_complete, "of another model"
 
 

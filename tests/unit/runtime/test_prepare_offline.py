@@ -10,6 +10,7 @@ from coati_rl.config.commands import OFFLINE
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.errors import ConfigError
 from coati_rl.runtime.prepare_offline import prepare_offline
+from consumer.__main__ import _main, main
 from consumer.parallel.layout_rules import check_layout
 
 TURNS = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "answer"}]  # u:q\na:answer\n: 13 tokens
@@ -128,3 +129,40 @@ def test_a_dry_run_without_the_model_checks_the_rows_alone(prepared):
     assert "rows                    unknown" in job.plan.lines()
     with pytest.raises(ConfigError, match="line 1"):
         prepared("sft", [{"messages": TURNS[:1]}], is_dry_run=True, model="owner/name")
+
+
+@pytest.fixture
+def run_command(monkeypatch, tmp_path, capsys):
+    """(job, arguments) -> exit code and messages; nothing may be started."""
+
+    def run(job, *arguments):
+        code = _main(OFFLINE[job], [*map(str, arguments), "--run-dir", str(tmp_path / "run")], tmp_path)
+        assert not (tmp_path / "run").exists()
+        return code, capsys.readouterr()
+
+    monkeypatch.setattr("coati_rl.runtime.driver.prepare_ray_environment", lambda config: pytest.fail("it was started"))
+    return run
+
+
+def test_a_command_refuses_wrong_rows_and_flags_with_exit_code_2_and_its_own_name(run_command, model_dir, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": TURNS[:1]}) + "\n")
+    code, output = run_command("sft", "-m", model_dir, "-d", tmp_path / "rows.jsonl")
+    assert code == 2 and output.out == ""
+    assert output.err.startswith(f"coati-rl sft: --dataset {tmp_path}/rows.jsonl, line 1: ")
+    code, output = run_command("dpo", "-m", model_dir, "--kl-coeff", "0")
+    assert (code, output.err) == (
+        2,
+        "coati-rl dpo: --kl-coeff: is a flag of coati-rl rl, and coati-rl dpo lacks it\n",
+    )
+
+
+def test_a_dry_run_prints_the_plan_and_ends_with_0(run_command, model_dir, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(PAIR) + "\n")
+    code, output = run_command("dpo", "-m", model_dir, "-d", tmp_path / "rows.jsonl", "-tbs", "1", "--dry-run")
+    assert (code, output.err) == (0, "")
+    assert "objective               dpo of pairs" in output.out and "optimizer steps         1" in output.out
+
+
+def test_commands_of_the_package_are_listed_and_others_refused(capsys):
+    assert main([]) == 0 and "sft|rm|dpo|kto|prm" in capsys.readouterr().out
+    assert main(["ppo"]) == 2 and "no command 'ppo'; use one of sft, rm," in capsys.readouterr().err

@@ -179,7 +179,8 @@ class ActorGroup:
                 if not reservation.need.gpus:
                     context = replace(context, device="cpu")
                 # Calls that wait for a batch occupy the other threads.
-                actor = ray.remote(concurrency_groups={"heartbeat": 1})(actor_cls)
+                decorate: Any = ray.remote  # whose type does not know concurrency_groups
+                actor: Any = decorate(concurrency_groups={"heartbeat": 1})(actor_cls)
                 options = {**self._options(name, reservation, actor_cls), "max_concurrency": _REWARD_CALLS}
                 handle: Any = actor.options(**options).remote(Path(directory), context)
                 member = ManagedActor(name=name, handle=handle, task=handle.start.remote(), reservation=reservation)

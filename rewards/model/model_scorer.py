@@ -5,12 +5,16 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coati_rl.text import shorten
 from coati_rl.types import Problem, Score
 from rewards.model.judgement import Conversation, Judgement, ModelClient
 from rewards.model.request_batcher import LocalModel
 from rewards.reward import bounded, invalid_score
+
+if TYPE_CHECKING:
+    from rewards.model.reward_model import RewardModel
 
 
 class ModelScorer:
@@ -53,7 +57,7 @@ def open_local_model(directory: Path) -> LocalModel:
     return LocalModel(partial(_load, directory))
 
 
-def _load(directory: Path) -> "RewardModel":  # noqa: F821
+def _load(directory: Path) -> "RewardModel":
     import torch
 
     from rewards.model.reward_model import RewardModel

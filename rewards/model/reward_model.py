@@ -34,7 +34,7 @@ class RewardModel:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
         from transformers.utils import logging as transformers_logging
 
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        transformers_logging.disable_progress_bar()
         self._tokenizer: Any = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
         model: Any = AutoModelForSequenceClassification.from_pretrained(
             directory, dtype=dtype, use_safetensors=True, trust_remote_code=False

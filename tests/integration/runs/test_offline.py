@@ -142,9 +142,10 @@ def test_an_interrupted_job_is_saved_and_its_last_line_resumes_it(start_run, job
 def test_a_job_has_the_same_losses_in_other_layouts_and_goes_on_from_one_in_another(start_run, job_flags, job):
     one = start_run(*job_flags(job), name="one")
     assert one.wait() == 0, one.text()
-    split = start_run(*job_flags(job, trainers=4), "-tp", 2, "-pp", 2, "--max-steps", 4, name="split")
+    split = start_run(*job_flags(job, trainers=4), "-tp", 2, "-pp", 2, name="split")
     assert split.wait() == 0, split.text()
-    resumed = start_run(*job_flags(job, trainers=2, dp=2), "-cp", split.run_dir, name="split")
+    middle = split.run_dir / "checkpoints" / "step-4"
+    resumed = start_run(*job_flags(job, trainers=2, dp=2), "-cp", middle, name="split")
     assert resumed.wait() == 0, resumed.text()
     losses = [[record["loss"] for record in run.records()] for run in (one, resumed)]
     assert losses[1] == pytest.approx(losses[0], abs=1e-4)

@@ -130,6 +130,7 @@ UNLIKELY = {"logprob_scale": 8.0}  # the engine's -1 becomes -8, where the train
 TIS = {"off_policy_correction": "tis"}
 MIDDLING = {"filter_range": (0.4, 0.6), "num_episodes": 2}
 PUNISHED = {"soft_over_length_punishment": True}
+TAUGHT = {"teacher": "<model>", "old_logprobs": "trainer"}  # the scripted engine's would be clipped
 
 IN_RUNS = {
     # model and data; <name> is a file of prompts, <model> another model, <tmp> the run's parent directory,
@@ -139,6 +140,10 @@ IN_RUNS = {
     "precision": Row("bf16", lambda t: str(t.weights["model.norm.weight"].dtype), "torch.float32", "torch.bfloat16"),
     "dataset": Row("<other>", lambda t: {g.prompt.text[:5] for g in t.groups}, {"train"}, {"other"}),
     "eval_dataset": Row({"b": "<math>"}, lambda t: {e["task"] for e in t.of("evaluation")}, {"math"}, {"b"}, MATH),
+    "max_samples": Row(4, prompts, [*range(10, 18)], [*range(10, 14)]),
+    "prompt_key": Row("gt_answer", prompts, ..., [6] * 8),  # the column holds one byte
+    "input_template": Row("{}", prompts, ..., [*range(5, 13)]),
+    "chat_template": Row("chatml", prompts),
     "num_episodes": Row(2, num_steps, 4, 8),
     "max_steps": Row(1, num_steps, 4, 1),
     "system_prompt": Row("Hm.", prompts, [*range(10, 18)], [*range(16, 24)]),  # s:Hm. and a line break: 6 bytes
@@ -222,9 +227,9 @@ IN_RUNS = {
         {**MATH, "save_interval": 2},
     ),
     "teacher": Row("<model>", first_gradient),
-    "distill_coeff": Row(0.5, first_gradient, base={"teacher": "<model>"}),
-    "distill_only": Row(True, first_gradient, base={"teacher": "<model>"}),
-    "distill_kl": Row("full", first_gradient, base={"teacher": "<model>"}),
+    "distill_coeff": Row(0.5, metric("grad_norm"), base=TAUGHT),
+    "distill_only": Row(True, first_gradient, base=TAUGHT),
+    "distill_kl": Row("full", first_gradient, base=TAUGHT),
     "enable_profiling": Row(True, lambda t: [*map(str, t.paths.run_dir.glob("profile/*.json"))] != [], False, True),
     "inflight_update": Row(True, lambda t: set(t.engines[0].commits_in_flight), {False}, {True}),
     "weight_transport": Row("gloo", lambda t: set(t.engines[0].wires), {"shm"}, {"gloo"}),

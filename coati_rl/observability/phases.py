@@ -5,6 +5,7 @@ each second and compares a phase with its own median: see `coati_rl.runtime.hang
 counts, as its clock is read with each report.
 """
 
+import gc
 import itertools
 import statistics
 import sys
@@ -86,7 +87,7 @@ class Phases:
 
     def report(self) -> tuple[Phase, ...]:
         """Return all open phases, each thread's from the outermost to the innermost."""
-        now, frames = self._clock.read(), sys._current_frames()
+        now, frames = self._clock.read(), _current_frames()
         outer: dict[int, list[_Open]] = defaultdict(list)
         phases = []
         for phase in list(self._open.values()):
@@ -107,6 +108,21 @@ class Phases:
                 )
             )
         return tuple(phases)
+
+
+def _current_frames() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread.
+
+    Without the garbage collector: before Python 3.12 a collection in the middle of the call, which holds the
+    interpreter's lock of threads, may wait for that lock for ever (python/cpython issue 106883).
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _where(frame: FrameType) -> tuple[str, bool]:

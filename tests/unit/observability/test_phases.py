@@ -1,5 +1,7 @@
 """Test what a process does now: phases by thread, how long, how long before, and at which line."""
 
+import gc
+import sys
 import threading
 
 import pytest
@@ -86,3 +88,16 @@ def test_a_phase_that_raises_is_over(phases):
     with pytest.raises(ValueError, match="seen"), phases.phase("step"):
         raise ValueError("seen")
     assert phases.report() == ()
+
+
+def test_no_garbage_is_collected_while_frames_are_read_since_that_may_deadlock(phases, monkeypatch):
+    seen, frames = [], sys._current_frames
+    monkeypatch.setattr(sys, "_current_frames", lambda: seen.append(gc.isenabled()) or frames())
+    for is_enabled in (True, False):
+        (gc.enable if is_enabled else gc.disable)()
+        try:
+            phases.report()
+            assert gc.isenabled() is is_enabled
+        finally:
+            gc.enable()
+    assert seen == [False, False]

@@ -19,8 +19,8 @@ ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
 
 @pytest.fixture
 def example(tmp_path: Path) -> Path:
-    """The Python of docs/algorithms.md as a file."""
-    (code,) = re.findall(r"```python[^\n]*\n(.*?)```", ALGORITHMS, flags=re.DOTALL)
+    """The Python of docs/algorithms.md that is called mine.py, as a file."""
+    (code,) = re.findall(r'```python title="mine\.py"\n(.*?)```', ALGORITHMS, flags=re.DOTALL)
     path = tmp_path / "mine.py"
     path.write_text(code, encoding="utf-8")
     return path

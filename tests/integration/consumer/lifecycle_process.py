@@ -6,7 +6,7 @@ The results and the checkpoint of a life go to OUT_DIR/LAYOUT-PRECISION-MODEL; a
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -48,6 +48,7 @@ class Resume(NamedTuple):
 
 
 LOSS = PolicyLoss()  # without a penalty: the reference is scored here for its own sake
+MODELS: tuple[Role, ...] = ("policy", "reference", "old")  # that a trainer of a run may hold
 WIRE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -126,7 +127,7 @@ def recomputed_gradients(model_dir: Path, layout: str, precision: str) -> dict[s
 
 
 def scores_of(backend: Backend, micro_batches: Sequence[MicroBatch]) -> dict[str, list[Tensor]]:
-    return {model: backend.score(micro_batches, model) for model in get_args(Role)}
+    return {model: backend.score(micro_batches, model) for model in MODELS}
 
 
 def take_empty_steps(backend: Backend) -> list[dict[str, Any]]:

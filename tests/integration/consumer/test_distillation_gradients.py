@@ -32,7 +32,6 @@ pytestmark = pytest.mark.timeout(LAUNCH_TIMEOUT_S)
 MODELS = {"qwen3-tied": ("qwen3", True), "qwen2-untied": ("qwen2", False)}
 TEACHER = "teacher"
 CUTS = (Cut(2, True, "uneven"), Cut(4, False, "one"))
-FAST = Run("dp1", "fp32")
 # Each layout in float32, those with ZeRO in bfloat16.
 DUE = [run for run in RUNS if (run.precision == "bf16") == ("zero" in run.layout)]
 
@@ -53,18 +52,16 @@ def model_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(
-    request: pytest.FixtureRequest,
     trainers: TrainerServers,
     model_root: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[Run], Trained]:
     """One launch of trainers for all runs of a size."""
     out_dir = tmp_path_factory.mktemp("gradients")
-    runs = DUE if request.config.getoption("--all") else [FAST]
 
     @functools.cache
     def launch(world_size: int) -> None:
-        due = [(run, trials_of(run)) for run in runs if run.world_size == world_size]
+        due = [(run, trials_of(run)) for run in DUE if run.world_size == world_size]
         trainers.launch_and_check(take_distillations, out_dir, model_root, due, TEACHER, world_size=world_size)
 
     def results(run: Run) -> Trained:
@@ -133,9 +130,8 @@ def test_the_teacher_acts_on_the_samples(model_root: Path, loss: str) -> None:
         assert min(differences(without_it, with_it).values()) > 4 * TOLERANCE["bf16"]
 
 
-@pytest.mark.parametrize(
-    "run", [run if run == FAST else pytest.param(run, marks=pytest.mark.full) for run in DUE], ids="-".join
-)
+@pytest.mark.full
+@pytest.mark.parametrize("run", DUE, ids="-".join)
 def test_every_cut_gives_the_plain_gradient_loss_and_kl(
     model_root: Path, trained: Callable[[Run], Trained], run: Run
 ) -> None:

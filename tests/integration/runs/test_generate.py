@@ -51,6 +51,7 @@ def interrupted_in_the_middle(command, output):
     return process.returncode, printed, below
 
 
+@pytest.mark.full
 def test_an_interrupted_command_goes_on_and_leaves_no_process(command, tmp_path, monkeypatch, capsys):
     one_at_a_time = ["-b", "transformers", "-imbs", "1"]
     code, printed, below = interrupted_in_the_middle(command(*one_at_a_time), tmp_path / "out.jsonl")

@@ -63,7 +63,9 @@ def values_of(model_dir, tmp_path_factory):
     return make
 
 
-@pytest.mark.parametrize("job", ROWS)
+@pytest.mark.parametrize(
+    "job", [pytest.param(job, marks=pytest.mark.full) if job in ("kto", "prm") else job for job in ROWS]
+)
 def test_a_job_learns_evaluates_and_goes_on_bit_for_bit_after_a_kill(values_of, tmp_path, job):
     values = values_of(job)
     whole = run_offline(job, values)
@@ -92,7 +94,7 @@ def test_a_job_learns_evaluates_and_goes_on_bit_for_bit_after_a_kill(values_of, 
     assert resumed.of("evaluation")[-1] == evaluations[-1]
 
 
-@pytest.mark.parametrize("job", ["dpo", "kto"])
+@pytest.mark.parametrize("job", ["dpo", pytest.param("kto", marks=pytest.mark.full)])
 def test_a_reference_computed_first_gives_the_same_weights_is_freed_and_is_read_on_resume(values_of, tmp_path, job):
     values = values_of(job, eval_interval=3)
     held = run_offline(job, values)

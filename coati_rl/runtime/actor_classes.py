@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from coati_rl.protocols import GroupScorer
+if TYPE_CHECKING:
+    from coati_rl.protocols import GroupScorer  # imports torch, and the command line imports this module
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,4 +16,4 @@ class ActorClasses:
     trainer: type
     producer: type | None = None  # None: the run has no producers
     reward_model: type | None = None  # needed where the config has reward models
-    make_reward: Callable[[], GroupScorer] | None = None  # picklable; starts the reward workers of a producer
+    make_reward: "Callable[[], GroupScorer] | None" = None  # picklable; starts the reward workers of a producer

@@ -14,8 +14,6 @@ from tests.integration.consumer.parity import CHARACTERS, accuracy, conversation
 from tests.integration.consumer.sft_process import KILLED_AFTER, NUM_STEPS, SAVE_INTERVAL, fine_tune
 from tests.integration.consumer.trainer_server import TrainerServers
 
-FAST = ("dp2",)
-
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -25,9 +23,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(
-    "layout", [layout if layout in FAST else pytest.param(layout, marks=pytest.mark.full) for layout in LAYOUTS]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_it_learns_and_a_killed_run_goes_on_to_the_same_weights(
     trainers: TrainerServers, model_dir: Path, tmp_path: Path, layout: str
 ) -> None:

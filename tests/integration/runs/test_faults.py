@@ -53,7 +53,7 @@ def _trained(run):
 
 
 def _resumes_from(run):
-    """The checkpoint's step that the last line tells to go on from, and the flags it gives."""
+    """The checkpoint's step that the last line tells to resume from, and the flags it gives."""
     last = run.text().splitlines()[-1]
     match = re.search(r"; resume from step (\d+) with: python rl_example.py (.*)$", last)
     assert match, last
@@ -68,7 +68,7 @@ def test_a_signal_ends_a_run_after_the_step_is_saved_and_the_last_line_resumes_i
     else:
         os.killpg(run.process.pid, number)  # as a terminal does: to the whole foreground group
     assert run.wait(60) == 130, run.text()
-    assert "interrupted; everything was stopped; go on" in run.text()
+    assert "interrupted; everything was stopped; resume from step" in run.text()
     assert run.left_over() == []
     step, flags = _resumes_from(run)
     assert len(run.records()) == step, "what is saved is recorded, and what is recorded is saved"

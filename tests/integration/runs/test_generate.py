@@ -82,7 +82,6 @@ def test_vllm_makes_pairs_that_the_jobs_on_preferences_read(command, tmp_path):
     assert done.returncode == 0, done.stderr
     rows = rows_in(tmp_path)
     assert rows and {(row["chosen_reward"], row["rejected_reward"]) for row in rows} == {(1.0, 0.0)}
-    plan = run(
-        [sys.executable, "-m", "consumer", "dpo", *command()[2:4], "-d", str(tmp_path / "out.jsonl"), "--dry-run"]
-    )
+    job = [sys.executable, "-m", "consumer", "dpo", *command()[2:4], "-d", str(tmp_path / "out.jsonl"), "-tbs", "4"]
+    plan = run([*job, "--dry-run"])
     assert plan.returncode == 0, plan.stderr

@@ -178,7 +178,7 @@ class Model:
             for name in names:
                 self._keep(weights, name, parameters.full_weight(name))
                 packed = pack_state(self.torch_optimizer, masters[name], with_master=self._keeps_masters)
-                for kind, part in packed.items():
+                for kind, part in sorted(packed.items()):  # gathers: in one order on all ranks
                     full = part if part.dim() == 0 else parameters.full_state(name, part)
                     self._keep(state, f"{kind}/{name}", full)
             yield number, weights, state

@@ -60,7 +60,7 @@ def unpack_state(
         # AdamW's fused kernel requires all state on the parameter's device and, without a check, contiguous. The copy
         # also frees the full tensor that a part is a view of.
         state = dict[str, Any]()
-        for kind in kinds:
+        for kind in sorted(kinds):  # in one order on all ranks, which gather the state in its order
             if kind != MASTER and (part := packed(name, kind)) is not None:
                 plain, _, ending = kind.rpartition(".")
                 is_number = f".{ending}" in [each for each, _ in _NUMBERS.values()]

@@ -89,3 +89,15 @@ def test_numbers_that_are_no_tensors_keep_their_type() -> None:
         "is_warm": True,
     }
     assert [type(state[name]) for name in ("count", "decay", "is_warm", "sum")] == [int, float, bool, Tensor]
+
+
+@pytest.mark.parametrize("kinds", [KINDS, KINDS[::-1]])
+def test_state_is_in_one_order_whatever_that_of_its_kinds_since_ranks_gather_it_in_this_order(
+    kinds: tuple[str, ...],
+) -> None:
+    named, optimizer = make()
+    step(named, optimizer, 1.0)
+    packed = packed_of(named, optimizer)
+    other, resumed = make(5.0)
+    unpack_state(resumed, other, lambda name, kind: packed[name, kind], kinds)
+    assert [list(resumed.state[master]) for master in other.values()] == [["exp_avg", "exp_avg_sq", "step"]] * 2

@@ -63,6 +63,7 @@ class Supervisor:
                 raise RunError(
                     f"Ray's raylet at {', '.join(addresses)} is dead, and the actors there with it: {error}"
                 ) from error
+            self._check_reward_models()  # a dead one makes every sample invalid, which may be noticed first
             raise
 
     def _watch(self, interrupted_at: Callable[[], float | None]) -> None:

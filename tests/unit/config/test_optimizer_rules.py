@@ -47,7 +47,13 @@ def test_what_cannot_be_meant_is_refused(text, message):
 
 
 @pytest.mark.parametrize(
-    "text", ["--lr-schedule constant --warmup-steps 5", "--lr-schedule linear --min-lr-ratio 0 --warmup-ratio 0.1"]
+    ("text", "schedule"),
+    [
+        ("--lr-schedule constant --warmup-steps 5", "constant"),
+        ("--lr-schedule linear --min-lr-ratio 0 --warmup-ratio 0.1", "linear"),
+    ],
 )
-def test_warm_up_goes_with_every_schedule(text):
-    check(parse(text.split())[0])
+def test_warm_up_goes_with_every_schedule(text, schedule):
+    config = parse(text.split())[0]
+    check(config)
+    assert config.optimizer.lr_schedule == schedule

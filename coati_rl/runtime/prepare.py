@@ -27,10 +27,10 @@ from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts
 from coati_rl.runtime.resources import (
     find_device,
-    load_tokenizer,
     read_model_config,
     resolve_model,
     sharding_warnings,
+    with_tokenizer,
 )
 from coati_rl.runtime.teacher import find_teacher
 from coati_rl.transport.choice import choose_backend
@@ -95,12 +95,8 @@ def prepare(
         check_length(config, hf_config)
         check_layout(config, hf_config)
         warnings += _check_gpu_memory(config, directory, backend)
-        data = config.data
-        tokenizer = load_tokenizer(
-            directory, chat_template=data.chat_template, needs_chat_template=data.input_template is None
-        )
-        if data.chat_template is not None:
-            config = config.with_changes(chat_template=tokenizer.chat_template)
+        has_template = config.data.input_template is not None
+        config, tokenizer = with_tokenizer(config, directory, needs_chat_template=not has_template)
         teacher, of_teacher = find_teacher(
             config,
             config.distillation.teacher,

@@ -20,10 +20,10 @@ from coati_rl.runtime.offline_rows import TRAIN_FLAG, SampleSet, load_forms, mak
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.resources import (
     find_device,
-    load_tokenizer,
     read_model_config,
     resolve_model,
     sharding_warnings,
+    with_tokenizer,
 )
 from coati_rl.runtime.teacher import find_teacher
 from coati_rl.samples import Sample
@@ -72,10 +72,7 @@ def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None],
         check_layout(config, hf_config)
         config = _with_reference(config, hf_config, is_dry_run=is_dry_run)
         needs_template = any(needs_chat_template(rows.forms) for rows in forms.values())
-        template = config.data.chat_template
-        tokenizer = load_tokenizer(directory, chat_template=template, needs_chat_template=needs_template)
-        if template is not None:
-            config = config.with_changes(chat_template=tokenizer.chat_template)
+        config, tokenizer = with_tokenizer(config, directory, needs_chat_template=needs_template)
         if isinstance(config, SftJobConfig):
             teacher, of_teacher = find_teacher(
                 config,

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coati_rl.config.training import TrainingConfig
 from coati_rl.data.chat_template import set_chat_template
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device
+
+Job = TypeVar("Job", bound=TrainingConfig)
 
 
 def find_device(
@@ -90,6 +92,13 @@ def load_tokenizer(directory: Path, *, chat_template: str | None = None, needs_c
             "chatml (or a file), or --input-template"
         )
     return tokenizer
+
+
+def with_tokenizer(config: Job, directory: Path, *, needs_chat_template: bool) -> tuple[Job, Any]:
+    """Return the tokenizer, and the config with the text of --chat-template, if one is given. Raises: ConfigError."""
+    template = config.data.chat_template
+    tokenizer = load_tokenizer(directory, chat_template=template, needs_chat_template=needs_chat_template)
+    return config if template is None else config.with_changes(chat_template=tokenizer.chat_template), tokenizer
 
 
 def read_tokenizer(directory: Path, flag: str = "--model") -> Any:

@@ -1,5 +1,6 @@
 """The configuration of jobs on a dataset, which have no producers; the jobs are in `offline_jobs`."""
 
+from abc import abstractmethod
 from typing import ClassVar
 
 from coati_rl.config.offline_data import OfflineDataConfig
@@ -21,9 +22,9 @@ class OfflineConfig(TrainingConfig):
         return self.parallel.train_batch_size * self.dp
 
     @property
+    @abstractmethod
     def objective_text(self) -> str:
         """Return the objective for people, as the plan shows it."""
-        raise NotImplementedError
 
     @property
     def uses_reference(self) -> bool:

@@ -1,5 +1,6 @@
 """The sections and sizes that every training job has, with producers or without."""
 
+from abc import abstractmethod
 from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -138,9 +139,9 @@ class TrainingConfig(JobConfig):
         return self.num_producers * self.producer_width + self.parallel.num_trainers + self.reward_models.num_gpus
 
     @property
+    @abstractmethod
     def max_sample_tokens(self) -> int:
         """Tokens of the longest training sample."""
-        raise NotImplementedError
 
     @property
     def transfer_timeout_s(self) -> float:

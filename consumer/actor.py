@@ -30,7 +30,7 @@ from consumer.parallel.process_group import StoreLocation, init_process_group, o
 
 logger = logging.getLogger(__name__)
 
-_JOBS: dict[type[TrainingConfig], Any] = {Config: rl, OfflineConfig: offline}  # modules, by the configuration's class
+_JOBS: dict[type, Any] = {Config: rl, OfflineConfig: offline}  # modules, by the configuration's class
 COLLECTIVE_TIMEOUT_S = 600.0  # trainers wait for each other's rollouts and checkpoints in collectives
 
 

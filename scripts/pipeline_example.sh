@@ -51,7 +51,7 @@ stage reward-model "$coati_rl" rm -m "$sft" -d "$root/pairs.jsonl" -ed "$root/he
 # RL: first the reward model judges, then the answer itself.
 rl=("$coati_rl" rl -d "$data/train.jsonl" -ed "arithmetic=$data/eval.jsonl" -lr 3e-4 -t 2 -i 2 -g 8 -ibs 32 -imbs 32
     -tbs 32 -tMbs 32 -tmbs 16 -mnt 32 -ei 5 -si -1)
-stage rl-reward-model "${rl[@]}" -m "$sft" -rt "boxed=0,model:$root/reward-model/checkpoints/step-120=1" -kl 0.1 \
+stage rl-reward-model "${rl[@]}" -m "$sft" -rt "boxed=0,model:$root/reward-model/checkpoints/step-120=1" -kl 1 \
     --max-steps 15 --run-dir "$root/rl-reward-model"
 stage rl-verifiable "${rl[@]}" -m "$root/rl-reward-model/checkpoints/step-15" -rt boxed -kl 0 \
     --max-steps 30 --run-dir "$root/rl-verifiable"

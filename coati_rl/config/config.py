@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Self
 from coati_rl.algorithms.choices import CORRECTION_BOUNDS
 from coati_rl.config.algorithm import PRESET_FIELDS, AlgorithmConfig
 from coati_rl.config.data import DataConfig
+from coati_rl.config.environment import EnvironmentConfig
 from coati_rl.config.fields import Section
 from coati_rl.config.objectives.distillation import DistillationConfig
 from coati_rl.config.optimizer import OptimizerConfig
@@ -22,6 +23,7 @@ _SECTIONS = (
     "model",
     "data",
     "sampling",
+    "environment",
     "reward",
     "algorithm",
     "distillation",
@@ -42,6 +44,7 @@ class Config(TrainingConfig):
 
     data: DataConfig = DataConfig()
     sampling: SamplingConfig = SamplingConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     distillation: DistillationConfig = DistillationConfig()

@@ -71,7 +71,7 @@ class Episode(Protocol):
         """Free what the episode holds; called once, also after a failure and at a time limit."""
 
 
-class EpisodeFailure(CoatiError):  # noqa: N818 - not every failure is an error of the code
+class EpisodeFailure(CoatiError):
     """Report that an episode cannot go on, so that its sample must not be trained on; the message is its detail."""
 
 

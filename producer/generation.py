@@ -7,13 +7,15 @@ else is in flight. The event loop's thread uses it; engines answer from theirs.
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from coati_rl.errors import RolloutError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import GenerationEngine
 from coati_rl.types import Completion, GenerationRequest, Lease, SamplingParams
+from producer.environments.step_sampling import with_step_sampling
 
 
 class LeaseGenerate:
@@ -51,7 +53,12 @@ class LeaseGenerate:
         return self._lease.sampling.temperature
 
     async def __call__(
-        self, token_ids: Sequence[int], *, num_samples: int = 1, episode: int | None = None
+        self,
+        token_ids: Sequence[int],
+        *,
+        num_samples: int = 1,
+        episode: int | None = None,
+        sampling: Mapping[str, Any] | None = None,
     ) -> tuple[Completion, ...]:
         """See `Generate`."""
         lease = self._lease
@@ -60,7 +67,7 @@ class LeaseGenerate:
             request_id=f"lease-{lease.lease_id}{number}",
             token_ids=tuple(token_ids),
             num_samples=num_samples,
-            sampling=self._sampling(num_samples, episode),
+            sampling=with_step_sampling(self._sampling(num_samples, episode), sampling or {}),
             min_policy_version=self._min_policy_version,
             episode_id=None if episode is None else self._episode_id(episode),
         )

@@ -6,15 +6,16 @@ event loop of the environments whenever it waits; `wake` may be called from any.
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from coati_rl.errors import RolloutError, RunError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import GenerationEngine
-from coati_rl.types import Lease, Trajectory
-from producer.environments.environment import Environment
+from coati_rl.types import Lease, Score, Trajectory
+from producer.environments.environment import Environment, Rollout
 from producer.event_loop import QueueEventLoop
 from producer.generation import LeaseGenerate
 
@@ -27,6 +28,8 @@ class RolledOut:
 
     lease: Lease
     trajectories: tuple[Trajectory, ...] = ()
+    scores: Mapping[int, Score] = field(default_factory=dict)  # by episode: those that need no scorer
+    records: Mapping[int, dict[str, Any]] = field(default_factory=dict)  # by episode
     error: str | None = None
 
 
@@ -133,8 +136,8 @@ class GroupRunner:
             timeline=self._timeline,
         )
         try:
-            trajectories = await self._environment.run(lease.prompt, generate, group_size=lease.group_size)
-            return RolledOut(lease=lease, trajectories=_checked(trajectories, lease.group_size))
+            rollout = await self._environment.run(lease.prompt, generate, group_size=lease.group_size)
+            return _rolled_out(lease, rollout)
         except RunError:  # the engine has ended, say
             raise
         except RolloutError as error:
@@ -145,9 +148,13 @@ class GroupRunner:
             generate.close()
 
 
-def _checked(trajectories: Sequence[Trajectory], group_size: int) -> tuple[Trajectory, ...]:
-    """Raises: RolloutError if they are not of G episodes, by episode."""
-    episodes = [each.episode for each in trajectories]
-    if sorted(set(episodes)) != list(range(group_size)) or episodes != sorted(episodes):
-        raise RolloutError(f"the environment gave trajectories of the episodes {episodes}, {group_size} are wanted")
-    return tuple(trajectories)
+def _rolled_out(lease: Lease, rollout: Rollout) -> RolledOut:
+    """Raises: RolloutError if it is not of the lease's episodes, by episode."""
+    episodes, wanted = [each.episode for each in rollout.trajectories], range(lease.group_size)
+    if sorted(set(episodes)) != list(wanted) or episodes != sorted(episodes):
+        raise RolloutError(f"the environment gave trajectories of the episodes {episodes}, {len(wanted)} are wanted")
+    if unknown := sorted({*rollout.scores, *rollout.records} - set(wanted)):
+        raise RolloutError(f"the environment gave scores or records of the episodes {unknown}, {len(wanted)} are there")
+    return RolledOut(
+        lease=lease, trajectories=tuple(rollout.trajectories), scores=rollout.scores, records=rollout.records
+    )

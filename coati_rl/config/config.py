@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Self
 from coati_rl.algorithms.choices import CORRECTION_BOUNDS
 from coati_rl.config.algorithm import PRESET_FIELDS, AlgorithmConfig
 from coati_rl.config.data import DataConfig
+from coati_rl.config.environment import EnvironmentConfig
 from coati_rl.config.fields import Section
 from coati_rl.config.objectives.distillation import DistillationConfig
 from coati_rl.config.optimizer import OptimizerConfig
@@ -15,13 +16,14 @@ from coati_rl.config.run import RunConfig
 from coati_rl.config.sampling import SamplingConfig
 from coati_rl.config.sync import SyncConfig
 from coati_rl.config.training import TrainingConfig
-from coati_rl.reward_spec import RewardActors
+from coati_rl.reward_spec import ENVIRONMENT_REWARD, RewardActors
 from coati_rl.types import DEFAULT_TASK
 
 _SECTIONS = (
     "model",
     "data",
     "sampling",
+    "environment",
     "reward",
     "algorithm",
     "distillation",
@@ -42,6 +44,7 @@ class Config(TrainingConfig):
 
     data: DataConfig = DataConfig()
     sampling: SamplingConfig = SamplingConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     distillation: DistillationConfig = DistillationConfig()
@@ -57,9 +60,15 @@ class Config(TrainingConfig):
 
     @classmethod
     def _completed(cls, flat: dict[str, Any]) -> dict[str, Any]:
-        """A preset of one's own may set the optimizer too; `AlgorithmConfig` takes the rest of it."""
+        """A preset of one's own may set the optimizer too, and an environment gives its own rewards.
+
+        `AlgorithmConfig` takes the rest of the preset.
+        """
         preset = read_preset(str(flat.get("algo", "GRPO")), PRESET_FIELDS)
-        return {name: value for name, value in preset.items() if name in OptimizerConfig.model_fields} | flat
+        follows = {name: value for name, value in preset.items() if name in OptimizerConfig.model_fields}
+        if flat.get("env") is not None:
+            follows["reward_type"] = ENVIRONMENT_REWARD
+        return follows | flat
 
     def of_task(self, name: str) -> Self:
         """Return the settings of a task's rows: the run's, with what the task sets for itself."""

@@ -108,6 +108,13 @@ class Sandbox:
         if self._directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
 
+    def interrupt(self) -> None:
+        """End the supervisor from another thread, so that what waits for it raises SandboxError; `close` is left."""
+        channel = self._channel
+        if channel is not None:
+            with suppress(OSError):  # closed by now
+                channel.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """End the supervisor and with it every program; returns when they have ended."""
         if self._channel is not None:

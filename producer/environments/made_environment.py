@@ -11,6 +11,7 @@ from producer.environments.environment import Environment
 from producer.environments.episode import EpisodeLimits
 from producer.environments.episode_environment import EpisodeEnvironment
 from producer.environments.own_episode import episode_factory
+from producer.environments.process_host import ProcessHost
 
 
 class OwnedEnvironment(Environment, Protocol):
@@ -36,6 +37,7 @@ def make_environment(config: Config) -> OwnedEnvironment | None:
         return None
     tokenizer = load_tokenizer(Path(config.model.model), chat_template=config.data.chat_template)
     environment = config.environment
+    is_apart = environment.env_isolation == "process"
     return EpisodeEnvironment(
         episode_factory(environment),
         ChatTemplate(tokenizer),
@@ -49,4 +51,5 @@ def make_environment(config: Config) -> OwnedEnvironment | None:
         },
         seed=config.run.seed,
         may_renormalise=config.recomputes_old_logprobs,
+        host=ProcessHost(environment, timeout_s=environment.env_timeout) if is_apart else None,
     )

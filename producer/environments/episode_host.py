@@ -75,8 +75,9 @@ class ThreadHost:
 
     def close(self) -> None:
         """See `EpisodeHost.close`; threads that hang end with this process."""
-        if self._loop is not None:
-            self._loop.close()
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close()
 
     async def answer(self, name: str, call: "Future[Any]") -> Any:
         """Wait for a call up to the limit. Raises: EpisodeFailure."""

@@ -28,7 +28,6 @@ from typing import Any, NoReturn
 
 import psutil
 
-from coati_rl.config.environment import EnvironmentConfig
 from coati_rl.errors import ConfigError
 from coati_rl.text import shorten
 from producer.environments.episode import Action, Episode, EpisodeFailure, EpisodeTask
@@ -37,7 +36,7 @@ from producer.environments.own_episode import episode_factory
 from producer.environments.returned_steps import as_observation, as_step
 
 BODY = "from producer.environments.episode_process import main; main()"
-CONFIG_VARIABLE = "COATI_EPISODE_CONFIG"  # an EnvironmentConfig as JSON
+CLASS_VARIABLE = "COATI_EPISODE_CLASS"  # [FILE.py:CLASS, its arguments by name], as JSON
 _COLLECT_S = 0.01  # between two looks at killed processes that have not ended
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -46,7 +45,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 def main() -> None:
     """Run the server; its socket and the parent's process id are in argv."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    config = EnvironmentConfig.model_validate_json(os.environ[CONFIG_VARIABLE])
+    name, arguments = json.loads(os.environ[CLASS_VARIABLE])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _die_with_parent(int(sys.argv[2]))
@@ -55,7 +54,7 @@ def main() -> None:
     factory: Callable[[], Episode] | None = None
     if sys.argv[3] == "import":
         try:
-            factory = episode_factory(config)
+            factory = episode_factory(name, arguments)
         except ConfigError as error:
             control.send(json.dumps({"error": str(error)}).encode())
             return
@@ -64,7 +63,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # pages stay shared with the processes
     control.send(json.dumps({"ready": True}).encode())
-    _Server(control, lambda: (factory or episode_factory(config))()).serve()
+    _Server(control, lambda: (factory or episode_factory(name, arguments))()).serve()
 
 
 class _Server:

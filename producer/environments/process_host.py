@@ -11,14 +11,14 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 from typing import Any
 
-from coati_rl.config.environment import EnvironmentConfig
 from producer.environments.episode import Action, EpisodeFailure, EpisodeTask, Observation, Step
-from producer.environments.episode_process import BODY, CONFIG_VARIABLE
+from producer.environments.episode_process import BODY, CLASS_VARIABLE
 from producer.environments.loop_thread import LoopThread
 from producer.environments.returned_steps import as_observation, as_step
 
@@ -33,31 +33,35 @@ class ProcessHost:
     """Implement `EpisodeHost` with a process for each episode.
 
     Args:
-        config: names the class and its arguments.
+        name: FILE.py:CLASS, with an absolute path.
+        arguments: of the class, by name.
         timeout_s: for each call.
     """
 
-    def __init__(self, config: EnvironmentConfig, *, timeout_s: float) -> None:
-        self._config = config
+    def __init__(self, name: str, arguments: Mapping[str, Any], *, timeout_s: float) -> None:
+        self._class = json.dumps([name, dict(arguments)])
         self.timeout_s = timeout_s
         self.loop = LoopThread()  # the server dies with its thread
         self._server: _Server | None = None
         self._starting = asyncio.Lock()
+        self._is_closed = False
 
     def open(self) -> "_ProcessCalls":
         """See `EpisodeHost.open`."""
         return _ProcessCalls(self)
 
     def close(self) -> None:
-        """Kill all processes, and wait for their end."""
-        self.loop.run(self._close()).result(2 * _END_S)
-        self.loop.close()
+        """Kill all processes, and wait for their end; again: nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.loop.run(self._close()).result(2 * _END_S)
+            self.loop.close()
 
     async def server(self) -> "_Server":
         """Return the server, started if it is not running. Raises: EpisodeFailure."""
         async with self._starting:
             if self._server is None or not self._server.is_alive:
-                self._server = _Server(self._config)
+                self._server = _Server(self._class)
                 await self._server.wait_ready()
             return self._server
 
@@ -69,10 +73,10 @@ class ProcessHost:
 class _Server:
     """Start and control the server of the processes; used in the loop's thread."""
 
-    def __init__(self, config: EnvironmentConfig) -> None:
+    def __init__(self, class_and_arguments: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         import_path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-        variables = {CONFIG_VARIABLE: config.model_dump_json(), "PYTHONPATH": import_path}
+        variables = {CLASS_VARIABLE: class_and_arguments, "PYTHONPATH": import_path}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", BODY, str(theirs.fileno()), str(os.getpid()), "import"],

@@ -10,7 +10,7 @@ from pydantic import field_validator
 from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.plugins import absolute_plugin, is_plugin
 
-ToolFormat = Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"]
+ToolFormat = Literal["auto", "hermes", "llama3_json", "mistral", "pythonic", "qwen_xml"]
 EnvironmentIsolation = Literal["thread", "process"]
 
 TOOLS = ("calculator", "python")  # that need no file

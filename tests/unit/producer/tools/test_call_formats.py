@@ -119,7 +119,7 @@ def test_text_around_calls_is_kept() -> None:
 
 
 def test_a_tag_within_an_argument_ends_nothing() -> None:
-    for tag in ("</tool_call>", "<tool_call>", "[TOOL_CALLS]", '{"name": "b"'):
+    for tag in ("</tool_call>", "<tool_call>", "[TOOL_CALLS]", '{"name": "b"', "</think>"):
         arguments = {"text": f"x{tag}y"}
         body = json.dumps({"name": "a", "arguments": arguments})
         assert calls("hermes", f"<tool_call>\n{body}\n</tool_call>") == [("a", arguments)]

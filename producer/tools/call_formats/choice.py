@@ -12,8 +12,9 @@ from producer.tools.call_formats.pythonic import PythonicFormat
 from producer.tools.call_formats.qwen_xml import QwenXmlFormat
 from producer.tools.tool import typed_arguments
 
+# Llama's is the last to be tried: its calls have no mark, and those of Hermes and Mistral hold such objects.
 FORMATS: dict[str, ToolCallFormat] = {
-    one.name: one for one in (HermesFormat(), Llama3JsonFormat(), MistralFormat(), PythonicFormat(), QwenXmlFormat())
+    one.name: one for one in (HermesFormat(), QwenXmlFormat(), MistralFormat(), PythonicFormat(), Llama3JsonFormat())
 }
 AUTO = "auto"
 _TOKENS = {  # of a vocabulary that was made for a format

@@ -185,7 +185,7 @@ def test_an_answer_of_megabytes_is_not_searched() -> None:
 @pytest.mark.parametrize("template", ["glm4moe", "gptoss", "gemma"])
 def test_a_template_that_writes_calls_otherwise_is_refused_with_the_choices(template: str, render, tokenizer) -> None:
     tokenizer.chat_template = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"--tool-format auto: .*: hermes, llama3_json, mistral, pythonic, qwen_xml"):
+    with pytest.raises(ConfigError, match=r"--tool-format auto: .*: hermes, qwen_xml, mistral, pythonic, llama3_json"):
         tool_format_for(tokenizer)
     assert tool_format_for(tokenizer, "hermes").name == "hermes"
     with pytest.raises(ConfigError, match="--tool-format 'xml': use one of auto, hermes"):

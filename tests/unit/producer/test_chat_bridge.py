@@ -14,7 +14,14 @@ SENTINEL = "qzqz"
 LEAVES_OUT = "leaves out a message of the role 'tool'"
 REFUSED = {  # role: family: why
     "user": {},
-    "tool": {"phi3": LEAVES_OUT, "cohere2": LEAVES_OUT, "cohere": "must alternate", "gemma3": "must alternate"},
+    "tool": {
+        "phi3": LEAVES_OUT,
+        "cohere2": LEAVES_OUT,
+        "cohere": "must alternate",
+        "gemma3": "must alternate",
+        "llama3": "leaves out the policy's tool calls",
+        "deepseek_r1_distill": "leaves out the policy's tool calls",
+    },
     "system": {
         "cohere": "must alternate",
         "cohere2": "must alternate",

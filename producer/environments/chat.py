@@ -222,7 +222,7 @@ def plain_message(message: Message) -> Message:
         raise RolloutError(f"a message of the role {kept['role']!r} has content of the type {type(content).__name__}")
     kept["content"] = content
     if calls := kept.pop("tool_calls", None):
-        kept["tool_calls"] = [{"type": "function", **call} for call in calls]
+        kept["tool_calls"] = [_plain_call(call) for call in calls]
     return kept
 
 
@@ -235,6 +235,13 @@ def arguments_of(call: Mapping[str, Any]) -> Any:
         return json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
+
+
+def _plain_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise RolloutError(f'a tool call is not {{"id": ..., "function": {{"name": ...}}}}: {str(call)[:200]}')
+    return {"type": "function", **call}
 
 
 def _text_of_part(part: Any) -> str:

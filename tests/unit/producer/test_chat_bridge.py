@@ -147,6 +147,8 @@ def test_content_may_be_parts_of_text_and_no_images():
         template.render([{"role": "user", "content": 7}])
     with pytest.raises(RolloutError, match="is not "):
         template.render(["question"])
+    with pytest.raises(RolloutError, match="a tool call is not "):
+        template.render([QUESTION, {"role": "assistant", "tool_calls": [{"name": "add"}]}])
 
 
 @pytest.mark.parametrize(

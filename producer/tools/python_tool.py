@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from coati_rl.errors import ConfigError
@@ -20,6 +21,11 @@ from producer.tools.tool import Schema, Tool, make_schema
 MIB = 1 << 20
 CALL_LIMITS = Limits(cpu_s=5.0, memory_bytes=512 * MIB, output_bytes=MIB, disk_bytes=16 * MIB, num_files=200)
 _CALLS_PER_CORE = 4  # at a time; most wait for something, and those that do not share the cores
+
+
+def limits_within(timeout_s: float) -> Limits:
+    """Return the limits of a call that must not take longer: an endless one is to reach the limit of its CPU time."""
+    return replace(CALL_LIMITS, cpu_s=min(CALL_LIMITS.cpu_s, timeout_s / 4), most_wall_s=0.9 * timeout_s)
 
 
 class PythonKit:

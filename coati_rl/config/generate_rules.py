@@ -83,6 +83,6 @@ def _of_training(config: GenerateConfig) -> Iterator[str]:
     flags = [flag for flag, is_given in given.items() if is_given]
     if flags:
         yield (
-            f"{', '.join(flags)}: changes the rewards of a mini-batch in training, and here rewards are written as they "
-            f"are; leave {'it' if len(flags) == 1 else 'them'} out"
+            f"{', '.join(flags)}: changes the rewards of a mini-batch in training, and here rewards are written as "
+            f"they are; leave {'it' if len(flags) == 1 else 'them'} out"
         )

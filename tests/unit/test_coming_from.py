@@ -8,19 +8,17 @@ from pathlib import Path
 import pytest
 
 from coati_rl.config.cli import build_parser, parse
-from coati_rl.config.commands import TRAINING
+from coati_rl.config.commands import ALL
 from coati_rl.config.rules import check
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "coming_from"
 INDEX = (FOLDER / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.name != "README.md")
-FLAGS = {
-    name for job in TRAINING.values() for action in build_parser(job=job)._actions for name in action.option_strings
-}
+FLAGS = {name for job in ALL.values() for action in build_parser(job=job)._actions for name in action.option_strings}
 TOP_LEVEL = {"coati_rl", "producer", "consumer", "rewards", "scripts", "docs", "tests"}
-# What the examples that the projects' documents print are called with: OpenRLHF's README and its page on non-RL methods,
-# RL2's README and examples.
+# Arguments in the examples that the projects' documents print: OpenRLHF's README and its page on non-RL methods, RL2's
+# README and examples.
 PRINTED = {
     "openrlhf": """
         actor_learning_rate actor_num_gpus_per_node actor_num_nodes adam_offload advantage_estimator agent_func_path

@@ -184,7 +184,8 @@ OF_ASKED = [{"role": "user", "content": "q"}, {"role": "judge", "content": "fine
 def test_a_command_names_the_row_that_is_wrong_and_loads_no_model(
     run_command, model_dir, tmp_path, job, flag, row, message
 ):
-    files = {"--dataset": [GOOD[job]] * 2, "--eval-dataset eval": [GOOD[job]] * 2}
+    others = [GOOD[job], GOOD[job] | ({"prompt": "p"} if "prompt" in GOOD[job] else {})]
+    files = {"--dataset": others, "--eval-dataset eval": others}
     files[flag] = [GOOD[job], row]
     for name, rows in files.items():
         (tmp_path / f"{name[2:6]}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))

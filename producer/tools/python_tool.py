@@ -40,6 +40,7 @@ class PythonKit:
         self.limits = limits
         # A sandbox ends with the thread that has started it, and these live as long as this object.
         self.threads = ThreadPoolExecutor(_CALLS_PER_CORE * (os.cpu_count() or 1), thread_name_prefix="python tool")
+        self.is_closing = False
         self._is_isolated = is_isolated
         self._lock = threading.Lock()
         self._idle: list[Sandbox] = []
@@ -69,7 +70,10 @@ class PythonKit:
 
     def close(self) -> None:
         """See `ToolKit.close`: calls that run end with an error."""
-        for sandbox in self._all:
+        self.is_closing = True
+        with self._lock:
+            sandboxes = tuple(self._all)
+        for sandbox in sandboxes:
             sandbox.interrupt()
         self.threads.shutdown(cancel_futures=True)
         for sandbox in self._all:
@@ -109,6 +113,9 @@ class PythonTool:
                 self._sandbox = self._kit.take()
                 self._session = PythonSession(self._sandbox, self._kit.limits)
             try:
+                self._session.open()
+                if self._kit.is_closing:  # else it is closed in the call, which then fails
+                    raise EpisodeFailure("python: the run ends")
                 outcome = self._session.call(code)
             except (SandboxError, ConfigError, OSError) as error:
                 raise EpisodeFailure(f"python: {error}") from error

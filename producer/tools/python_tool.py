@@ -91,14 +91,16 @@ class PythonTool:
 
     def __init__(self, kit: PythonKit) -> None:
         self._kit = kit
-        self._lock = threading.Lock()  # calls of one answer come at the same time, and run one after another
+        self._turn = asyncio.Lock()  # calls of one answer come at the same time, and run one after another
+        self._lock = threading.Lock()  # a call that was given up may still run
         self._sandbox: Sandbox | None = None
         self._session: PythonSession | None = None
         self._is_closed = False
 
     async def call(self, arguments: dict[str, Any]) -> str:
         """See `Tool.call`."""
-        return await asyncio.get_running_loop().run_in_executor(self._kit.threads, self._run, arguments["code"])
+        async with self._turn:
+            return await asyncio.get_running_loop().run_in_executor(self._kit.threads, self._run, arguments["code"])
 
     async def close(self) -> None:
         """See `Tool.close`; a call that runs is waited for."""

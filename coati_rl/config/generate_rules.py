@@ -6,6 +6,7 @@ from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.reward_rules import reward_problems, service_problems
 from coati_rl.config.rules import prompt_problems
 from coati_rl.errors import ConfigError
+from coati_rl.generator_spec import parse_generator
 from coati_rl.reward_spec import NO_REWARD
 
 
@@ -46,6 +47,10 @@ def _data(config: GenerateConfig) -> Iterator[str]:
             f"--dataset {config.data.dataset_text}: shares mix the prompts of a training run, and here each prompt is "
             "sampled once; leave the shares out"
         )
+    for source in (source for sources in config.data.sources.values() for source in sources):
+        if source.is_generator and parse_generator(source.path).size is None:
+            mark = "&" if "?" in source.path else "?"
+            yield f"--dataset {source.path}: makes rows without end; say how many, {source.path}{mark}size=100"
     yield from prompt_problems(config.as_run())
 
 

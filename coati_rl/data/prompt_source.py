@@ -34,6 +34,12 @@ class PromptSource(Protocol):
         Numbers past `length` occur when a run is resumed with fewer episodes.
         """
 
+    def find(self, uid: str) -> Prompt:
+        """Return the prompt that was drawn with a uid. Raises: KeyError."""
+
+    def first(self, num_prompts: int) -> Sequence[Prompt]:
+        """Return some of the first prompts, at most so many."""
+
 
 class DatasetPrompts:
     """Implement PromptSource; a uid is `<prompt uid>.<pass>`, so that each pass samples a prompt anew."""
@@ -76,6 +82,18 @@ class DatasetPrompts:
             random.Random(f"{self._seed}/{episode}").shuffle(self._shuffled)
         prompt = self._prompts[self._shuffled[place]]
         return replace(prompt, uid=f"{prompt.uid}.{episode}")
+
+    def find(self, uid: str) -> Prompt:
+        """See PromptSource."""
+        return drawn_prompt(self._by_uid, uid)
+
+    def first(self, num_prompts: int) -> Sequence[Prompt]:
+        """See PromptSource."""
+        return self._prompts[:num_prompts]
+
+    @cached_property
+    def _by_uid(self) -> dict[str, Prompt]:
+        return {prompt.uid: prompt for prompt in self._prompts}
 
 
 def source_sizes(prompts: Sequence[Prompt]) -> list[int]:

@@ -13,9 +13,14 @@ from coati_rl.checkpoint.resume import open_resume_point
 from coati_rl.checkpoint.untrained_rollouts import FinishedGroup, UntrainedRollouts
 from coati_rl.config.cli import parse
 from coati_rl.data.draw_order import DrawOrder, fingerprint, ground_truth_digest
+from coati_rl.data.prompt_source import DatasetPrompts
 from coati_rl.errors import ConfigError
 
 SIZES = "-t 1 -i 1 -ibs 2 -imbs 1 -tbs 2 -tMbs 1 -tmbs 1 -g 2 -d data.jsonl"
+
+
+def source(prompts):
+    return DatasetPrompts(prompts, num_episodes=1, seed=0)
 
 
 @pytest.fixture
@@ -37,7 +42,7 @@ def checkpoint(model_dir, make_prompts, tmp_path):
 def resume(checkpoint, model_dir, make_prompts):
     def run(flags="", *, num_prompts=10, model=model_dir, known=True):
         config = parse([*f"-m {model} -cp {checkpoint} {SIZES} {flags}".split()])[0]
-        return open_resume_point(config, make_prompts(num_prompts) if known else None, num_prompts=num_prompts)
+        return open_resume_point(config, source(make_prompts(num_prompts)) if known else None, num_prompts=num_prompts)
 
     return run
 
@@ -68,7 +73,7 @@ def ahead(checkpoint, model_dir, group_of):
 
 
 def test_without_the_flag_a_run_starts_at_the_beginning(make_prompts):
-    assert open_resume_point(parse([])[0], make_prompts(1), num_prompts=1) is None
+    assert open_resume_point(parse([])[0], source(make_prompts(1)), num_prompts=1) is None
 
 
 def test_a_checkpoint_is_a_position_and_the_steps_that_are_left(resume, checkpoint):
@@ -99,7 +104,7 @@ def test_as_many_prompts_with_other_tokens_are_refused_too(checkpoint, model_dir
     first, *others = make_prompts(10)
     changed = [replace(first, token_ids=(*first.token_ids, 4)), *others]
     with pytest.raises(ConfigError, match=r"not the prompts of .* \(10 prompts here, 10 there\)"):
-        open_resume_point(config, changed, num_prompts=10)
+        open_resume_point(config, source(changed), num_prompts=10)
 
 
 def test_the_fingerprint_sees_uids_and_tokens_but_not_answers(make_prompts):
@@ -165,7 +170,7 @@ def open_with(checkpoint, model_dir):
     run_config = parse([*f"-m {model_dir} {SIZES}".split()])[0].flat("json")
     (checkpoint.parents[1] / "config.yaml").write_text(yaml.safe_dump(run_config))
     config = parse([*f"-m {model_dir} -cp {checkpoint} {SIZES}".split()])[0]
-    return lambda prompts: open_resume_point(config, prompts, num_prompts=10).changes
+    return lambda prompts: open_resume_point(config, source(prompts), num_prompts=10).changes
 
 
 def test_ground_truths_that_changed_are_told(open_with, make_prompts):

@@ -151,6 +151,11 @@ class DataConfig(PromptFields):
         short="-ed",
         metavar="NAME=PATH",
     )
+    streaming: bool = execution(
+        False,
+        "Keep only the places of training rows in memory, and read, render and tokenise each when it is drawn; for "
+        "JSONL files and directories of them. The prompts and their order are the same.",
+    )
     num_episodes: int = experiment(1, "Passes over the training prompts.", short="-e", ge=1)
     max_steps: int | None = experiment(None, "Stop after this many optimizer steps, if the data lasts.", ge=1)
 

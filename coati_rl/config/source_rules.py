@@ -15,6 +15,8 @@ def source_problems(config: Config) -> Iterator[str]:
     data = config.data
     if data.is_endless:
         yield from _endless(config)
+        if data.streaming:
+            yield "--streaming: generated rows are made when they are drawn in any case; leave it out beside them"
     if data.generated_tasks:
         yield from _rewards(config)
 

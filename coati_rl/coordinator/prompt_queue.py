@@ -53,5 +53,6 @@ class PromptQueue:
             return None
         if self._waiting:
             return self._waiting.popleft()
+        prompt = self._source.draw(self.num_drawn)  # counted when it is there: a row may not be readable any more
         self.num_drawn += 1
-        return self._source.draw(self.num_drawn - 1)
+        return prompt

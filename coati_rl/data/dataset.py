@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class PromptSet:
     """Hold the usable prompts of a file, and the number refused for their length."""
 
-    prompts: tuple[Prompt, ...]
+    prompts: Sequence[Prompt]
     num_refused: int
 
 
@@ -127,9 +127,14 @@ def make_prompts(
     rendered = render_prompts(rows, tokenizer, name=name, purpose=purpose, input_template=input_template)
     prompts = tuple(prompt for prompt in rendered if len(prompt.token_ids) <= max_prompt_tokens)
     refused = len(rows) - len(prompts)
-    if refused:
-        logger.warning("%s: %d of %d prompts exceed %d tokens: refused", name, refused, len(rows), max_prompt_tokens)
+    log_refused(name, refused, len(rows), max_prompt_tokens)
     return PromptSet(prompts=prompts, num_refused=refused)
+
+
+def log_refused(name: str, num_refused: int, num_rows: int, max_prompt_tokens: int) -> None:
+    """Write a warning if prompts are refused for their length."""
+    if num_refused:
+        logger.warning("%s: %d of %d prompts exceed %d tokens: refused", name, num_refused, num_rows, max_prompt_tokens)
 
 
 def render_prompts(

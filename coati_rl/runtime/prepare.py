@@ -5,7 +5,7 @@ Mistakes in files are reported here, before Ray starts.
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.rules import nearest_flags
 from coati_rl.data.dataset import PromptSet
 from coati_rl.data.prompt_source import PromptSource
+from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.errors import ConfigError
 from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.prepared import PreparedJob
@@ -36,9 +37,11 @@ from coati_rl.runtime.resources import (
 from coati_rl.runtime.teacher import find_teacher
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
-from coati_rl.types import Device
+from coati_rl.types import Device, Prompt
 
 logger = logging.getLogger(__name__)
+
+_NUM_READ = 2000  # of streamed prompts, for warnings about them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,9 +57,17 @@ class Prepared(PreparedJob):
     generated_tasks: tuple[str, ...] = ()  # of training rows
 
     @property
+    def read_prompts(self) -> Sequence[Prompt]:
+        """Return the training prompts of files; where they are streamed, some of the first ones."""
+        prompts = self.train.prompts
+        return prompts[:_NUM_READ] if isinstance(prompts, StreamedPrompts) else prompts
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         """Return the tasks of the training prompts, in the order in which they are defined."""
-        used = {prompt.task for prompt in self.train.prompts} | {*self.generated_tasks}
+        prompts = self.train.prompts
+        used = {*prompts.tasks} if isinstance(prompts, StreamedPrompts) else {prompt.task for prompt in prompts}
+        used |= {*self.generated_tasks}
         return tuple(name for name in self.config.by_task if name in used)
 
 

@@ -12,6 +12,7 @@ from coati_rl.data.endless_prompts import EndlessPrompts, GeneratedPrompts
 from coati_rl.data.generators import Generator, open_generator
 from coati_rl.data.ground_truth import required_truth
 from coati_rl.data.prompt_source import DatasetPrompts
+from coati_rl.data.streamed_prompts import StreamedPrompts, StreamedTaskRows
 from coati_rl.data.tasks import RowTasks, Task, TaskRow
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.generator_spec import DEFAULT_SIZE, GENERATED, is_generator, parse_generator
@@ -54,10 +55,10 @@ class RunRows:
     @property
     def tasks(self) -> set[str]:
         """Return the tasks that have a row."""
-        of_files = (*self.of_files.values(), *self.evaluation.values())
-        return {row.task.name for rows in of_files for row in rows} | {
-            each.task.name for each in self.generated.values()
-        }
+        known = {rows.task.name for rows in self.generated.values()}
+        for rows in (*self.of_files.values(), *self.evaluation.values()):
+            known |= rows.task_names if isinstance(rows, StreamedTaskRows) else {row.task.name for row in rows}
+        return known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,8 +97,9 @@ def load_run_rows(config: Config, rewards: RewardFacts) -> RunRows:
                 of_rows = tasks[task or GENERATED]
                 train[name] = _generated(source.path, of_rows, flag="--dataset", seed=config.run.seed)
             else:
+                load = StreamedTaskRows if config.data.streaming else load_rows
                 limit = config.data.max_samples
-                train[name] = load_rows(source.path, flag="--dataset", tasks=row_tasks, max_rows=limit)
+                train[name] = load(source.path, flag="--dataset", tasks=row_tasks, max_rows=limit)
 
     def held_out(name: str, path: str) -> Sequence[TaskRow]:
         if not is_generator(path):
@@ -183,18 +185,30 @@ def make_run_prompts(rows: RunRows, config: Config, tokenizer: Any) -> tuple[Pro
         max_prompt_tokens=config.data.max_prompt_tokens,
         input_template=config.data.input_template,
     )
-    sets = [make(each, name=name) for name, each in rows.of_files.items()]
-    if config.data.shares and (unusable := [n for n, each in enumerate(sets) if not each.prompts]):
+    streamed = {name: each for name, each in rows.of_files.items() if isinstance(each, StreamedTaskRows)}
+    if streamed:
+        prompts = StreamedPrompts(
+            streamed,
+            tokenizer,
+            max_prompt_tokens=config.data.max_prompt_tokens,
+            input_template=config.data.input_template,
+            shares=config.data.shares,
+        )
+        sizes, train = prompts.sizes, PromptSet(prompts=prompts, num_refused=prompts.num_refused)
+    else:
+        sets = [make(each, name=name) for name, each in rows.of_files.items()]
+        sizes = tuple(len(each.prompts) for each in sets)
+        train = PromptSet(
+            prompts=tuple(prompt for each in sets for prompt in each.prompts),
+            num_refused=sum(each.num_refused for each in sets),
+        )
+    if config.data.shares and (unusable := [n for n, size in enumerate(sizes) if not size]):
         of_files = [each for sources in config.data.sources.values() for each in sources if not each.is_generator]
         source = of_files[unusable[0]]
         raise ConfigError(
             f"--dataset {source.path}: all its prompts exceed --max-prompt-tokens {config.data.max_prompt_tokens}, so "
             "that it cannot have a share; raise it, or leave the source out"
         )
-    train = PromptSet(
-        prompts=tuple(prompt for each in sets for prompt in each.prompts),
-        num_refused=sum(each.num_refused for each in sets),
-    )
     evaluation = {name: make(each, name=name, purpose="eval") for name, each in rows.evaluation.items()}
     return train, evaluation
 

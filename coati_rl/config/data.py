@@ -14,6 +14,15 @@ from coati_rl.generator_spec import GENERATED
 CHATML = "chatml"
 
 
+def streaming_field() -> Any:
+    """Return the field of --streaming."""
+    return execution(
+        False,
+        "Keep only the places of training rows in memory, and read, render and tokenise each when it is drawn; for "
+        "JSONL files and directories of them. Rows and order are the same.",
+    )
+
+
 def _is_template(text: str) -> bool:
     return "{{" in text or "{%" in text
 
@@ -151,11 +160,7 @@ class DataConfig(PromptFields):
         short="-ed",
         metavar="NAME=PATH",
     )
-    streaming: bool = execution(
-        False,
-        "Keep only the places of training rows in memory, and read, render and tokenise each when it is drawn; for "
-        "JSONL files and directories of them. The prompts and their order are the same.",
-    )
+    streaming: bool = streaming_field()
     num_episodes: int = experiment(1, "Passes over the training prompts.", short="-e", ge=1)
     max_steps: int | None = experiment(None, "Stop after this many optimizer steps, if the data lasts.", ge=1)
 

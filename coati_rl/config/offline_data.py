@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import field_validator
 
-from coati_rl.config.data import DatasetFields
+from coati_rl.config.data import DatasetFields, streaming_field
 from coati_rl.config.fields import execution, experiment
 from coati_rl.config.named_paths import DataSource, check_no_shares, read_sources, shares_of
 
@@ -89,6 +89,7 @@ class OfflineDataConfig(DatasetFields):
 class SftDataConfig(OfflineDataConfig):
     """Training and evaluation rows: conversations, prompts with completions, or text."""
 
+    streaming: bool = streaming_field()
     output_key: str | None = experiment(
         None, "Column with the completion of the prompt; default: completion.", metavar="COLUMN"
     )

@@ -167,13 +167,17 @@ class DataConfig(PromptFields):
     @property
     def generated_tasks(self) -> tuple[str, ...]:
         """Return the tasks of generated rows, those of evaluation sets among them."""
-        known = {*self.sources, *(self.tasks or {})}
         evaluated = [
-            name if name in known else GENERATED
+            self.task_of_generated(name)
             for name, text in (self.eval_dataset or {}).items()
             if any(source.is_generator for source in read_sources(text))
         ]
         return tuple(dict.fromkeys((*super().generated_tasks, *evaluated)))
+
+    def task_of_generated(self, name: str) -> str:
+        """Return the task of the generated rows of an evaluation set: of its name, unless that is a task of files."""
+        is_only_evaluated = name in (self.tasks or {}) and name not in self.sources
+        return name if name in super().generated_tasks or is_only_evaluated else GENERATED
 
     @field_validator("eval_dataset")
     @classmethod

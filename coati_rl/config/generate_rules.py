@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.reward_rules import reward_problems, service_problems
 from coati_rl.config.rules import prompt_problems
+from coati_rl.config.source_rules import generated_reward_problems
 from coati_rl.errors import ConfigError
 from coati_rl.generator_spec import parse_generator
 from coati_rl.reward_spec import NO_REWARD
@@ -71,6 +72,8 @@ def _rewards(config: GenerateConfig) -> Iterator[str]:
         return
     run = config.as_run()
     problems = [*reward_problems(run), *service_problems(run)]
+    if run.data.generated_tasks:
+        problems += generated_reward_problems(run)
     yield from problems
     for name in tasks:
         if tasks[name].given.get("reward_type") == NO_REWARD:

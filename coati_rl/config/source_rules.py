@@ -18,7 +18,7 @@ def source_problems(config: Config) -> Iterator[str]:
         if data.streaming:
             yield "--streaming: generated rows are made when they are drawn in any case; leave it out beside them"
     if data.generated_tasks:
-        yield from _rewards(config)
+        yield from generated_reward_problems(config)
 
 
 def _endless(config: Config) -> Iterator[str]:
@@ -47,7 +47,8 @@ def _endless(config: Config) -> Iterator[str]:
             )
 
 
-def _rewards(config: Config) -> Iterator[str]:
+def generated_reward_problems(config: Config) -> Iterator[str]:
+    """Why generated rows, of which there are some, cannot be scored like this, each with a remedy."""
     for name in config.data.generated_tasks:
         try:
             names = [part.name for part in parse_reward_type(config.of_task(name).reward.reward_type)]

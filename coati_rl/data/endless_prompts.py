@@ -117,7 +117,10 @@ class EndlessPrompts:
         part = self._parts[name]
         if isinstance(part, GeneratedPrompts):
             return replace(part.prompt(int(number)), uid=uid)
-        return replace(next(prompt for prompt in part if prompt.uid == of_prompt), uid=uid)
+        found = next((prompt for prompt in part if prompt.uid == of_prompt), None)
+        if found is None:
+            raise KeyError(uid)
+        return replace(found, uid=uid)
 
     def first(self, num_prompts: int) -> list[Prompt]:
         """Return some of the first prompts of the run."""

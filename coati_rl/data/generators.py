@@ -145,11 +145,13 @@ def load_package() -> Any:
     return package.factory
 
 
+def _sympy() -> Any:
+    return importlib.import_module("sympy")
+
+
 def _restrict(module: ModuleType) -> None:
     """Replace `eval` and sympy's `parse_expr` in a module of the package."""
-    import sympy
-
-    names = vars(module)
+    sympy, names = _sympy(), vars(module)
     for name, value in [*names.items()]:
         if value is sympy:
             names[name] = _RestrictedSympy("sympy")
@@ -162,9 +164,7 @@ class _RestrictedSympy(ModuleType):
     """Stand for sympy in the package's modules, with another `parse_expr`."""
 
     def __getattr__(self, name: str) -> Any:
-        import sympy
-
-        return _parse_formula if name == "parse_expr" else getattr(sympy, name)
+        return _parse_formula if name == "parse_expr" else getattr(_sympy(), name)
 
 
 def _evaluate(text: str) -> Any:
@@ -178,13 +178,11 @@ def _evaluate(text: str) -> Any:
 
 def _parse_formula(text: str, *args: Any, **options: Any) -> Any:
     """Parse a formula of numbers, single letters and functions by name. Raises: ValueError for anything else."""
-    import sympy
-
     names = re.findall(r"[^\W\d]\w*", text)
     other = next((name for name in names if len(name) > 1 and not _FUNCTIONS.fullmatch(name)), None)
     if other is not None or "__" in text or re.search(r"[^\w\s+\-*/^().,!]|\.\s*[^\W\d]", text):
         raise ValueError(f"not a formula: {text[:80]!r}")
-    return sympy.parse_expr(text, *args, **options)
+    return _sympy().parse_expr(text, *args, **options)
 
 
 @lru_cache(maxsize=8)

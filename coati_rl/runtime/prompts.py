@@ -104,7 +104,7 @@ def load_run_rows(config: Config, rewards: RewardFacts) -> RunRows:
     def held_out(name: str, path: str) -> Sequence[TaskRow]:
         if not is_generator(path):
             return load_rows(path, flag="--eval-dataset", tasks=of_file(name, needs_name=True))
-        task = tasks[name if name in tasks else GENERATED]
+        task = tasks[config.data.task_of_generated(name)]
         rows = _generated(path, task, flag="--eval-dataset", seed=None)
         return _first_rows(rows, DEFAULT_SIZE) if isinstance(rows, GeneratedRows) else rows
 

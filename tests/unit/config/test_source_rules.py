@@ -76,6 +76,8 @@ def test_generated_rows_have_the_reward_of_their_generator_and_other_rows_that_o
     assert rewards_of(**by_name) == {"default": "boxed", "sums": "reasoning_gym", "math": "boxed"}
     own = rewards_of(**by_name, tasks={"sums": {"reward_type": "think_answer_tags"}, "math": {}})
     assert own["sums"] == "think_answer_tags"
+    held_out = {"dataset": {"math": "b.jsonl"}, "reward_type": "boxed", "eval_dataset": {"math": f"{SUMS}?size=5"}}
+    assert rewards_of(**held_out) == {"default": "boxed", "math": "boxed", "reasoning_gym": "reasoning_gym"}
     evaluated = rewards_of(dataset="b.jsonl", eval_dataset={"sums": f"{SUMS}?size=5"}, reward_type="boxed")
     assert evaluated == {"default": "boxed", "reasoning_gym": "reasoning_gym"}
 
@@ -124,4 +126,8 @@ def test_other_jobs_say_what_they_need_instead():
         build_job({"dataset": SUMS}, SftJobConfig)
     with pytest.raises(ConfigError, match=rf"{SUMS}: makes rows without end; say how many, {SUMS}\?size=100"):
         check_generate(build_job({"dataset": SUMS, "output": "o.jsonl"}, GenerateConfig))
-    check_generate(build_job({"dataset": f"{SUMS}?size=9", "output": "o.jsonl"}, GenerateConfig))
+    sized = {"dataset": f"{SUMS}?size=9", "output": "o.jsonl"}
+    check_generate(build_job(sized, GenerateConfig))
+    check_generate(build_job({**sized, "reward_type": "reasoning_gym"}, GenerateConfig))
+    with pytest.raises(ConfigError, match="--reward-type boxed: all rows are generated"):
+        check_generate(build_job({**sized, "reward_type": "boxed"}, GenerateConfig))

@@ -69,16 +69,24 @@ def test_the_system_prompt_is_the_package_s_and_rows_need_their_metadata():
     assert columns_of("boxed").required == () and not needs_ground_truth(GENERATED)
 
 
-def test_workers_score_with_the_data_that_verifiers_load_and_end_one_that_does_not_return():
-    heavy = row_of("group_anagrams")
-    game = row_of("puzzle24")
-    with RewardPool(RewardSpec(reward_type=GENERATED), num_workers=1, timeout_s=2.0) as pool:
+def test_workers_score_and_end_a_verifier_that_does_not_return():
+    heavy, game = row_of("spell_backward"), row_of("puzzle24")
+    with RewardPool(RewardSpec(reward_type=GENERATED), num_workers=1, timeout_s=1.0) as pool:
         future = pool.submit([f"<answer>{heavy['gt_answer']}</answer>"], problem_of(heavy))
         hanging = pool.submit(
             ["<answer>9**9**9**9</answer>", f"<answer>{game['gt_answer']}</answer>"], problem_of(game)
         )
         assert [score.verdict for score in future.result(60)] == ["ok"]
         assert [score.verdict for score in hanging.result(60)] == ["invalid", "ok"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["arc_agi", "group_anagrams", "figlet_font", "letter_jumble", "rush_hour"])
+def test_the_data_that_generators_load_fits_in_a_worker(name):
+    row = row_of(name)
+    with RewardPool(RewardSpec(reward_type=GENERATED), num_workers=1, timeout_s=5.0) as pool:
+        (score,) = pool.submit([f"<answer>{row['gt_answer']}</answer>"], problem_of(row)).result(60)
+    assert score.verdict != "invalid"
 
 
 def test_the_command_scores_rows_that_carry_their_metadata(monkeypatch, capsys, tmp_path):

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import yaml
@@ -13,8 +13,12 @@ from coati_rl.checkpoint.resume import open_resume_point
 from coati_rl.checkpoint.untrained_rollouts import FinishedGroup, UntrainedRollouts
 from coati_rl.config.cli import parse
 from coati_rl.data.draw_order import DrawOrder, fingerprint, ground_truth_digest
+from coati_rl.data.endless_prompts import EndlessPrompts, GeneratedPrompts
+from coati_rl.data.generators import open_generator
 from coati_rl.data.prompt_source import DatasetPrompts
+from coati_rl.data.tasks import Task
 from coati_rl.errors import ConfigError
+from coati_rl.generator_spec import parse_generator
 
 SIZES = "-t 1 -i 1 -ibs 2 -imbs 1 -tbs 2 -tMbs 1 -tmbs 1 -g 2 -d data.jsonl"
 
@@ -270,3 +274,27 @@ def test_what_changed_in_a_task_is_told_and_old_configurations_have_none(resume,
     assert resume(f"--tasks {before}").changes == ()
     write("")
     assert resume().changes == ()
+
+
+def test_a_run_on_generated_rows_is_resumed_by_its_generator_and_not_by_another(checkpoint, model_dir, tokenizer):
+    def endless(text):
+        generated = GeneratedPrompts(
+            name="train",
+            generator=open_generator(parse_generator(text), seed=0, where=""),
+            task=Task(truth=None),
+            tokenizer=tokenizer,
+            max_prompt_tokens=500,
+            input_template=None,
+        )
+        return EndlessPrompts({"train": generated}, seed=0)
+
+    sums = "reasoning_gym:chain_sum"
+    state = json.loads((checkpoint / "state.json").read_text())
+    state["data"]["draw_order"] = asdict(endless(sums).order)
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    write_manifest(checkpoint)
+    config = parse([*f"-m {model_dir} -cp {checkpoint} {SIZES} -d {sums} --max-steps 9".split()])[0]
+    point = open_resume_point(config, endless(sums), num_prompts=None)
+    assert (point.step, point.num_steps, point.position.num_drawn) == (3, 9, 7)
+    with pytest.raises(ConfigError, match=r"not the prompts of .* \(endless prompts here, endless there\)"):
+        open_resume_point(config, endless(f"{sums}?max_terms=3"), num_prompts=None)

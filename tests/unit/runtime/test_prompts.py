@@ -1,6 +1,7 @@
 """The rows of a run's files: whose they are, and what is said of tasks that have none and rows that name none."""
 
 import json
+import pickle
 
 import pytest
 
@@ -155,6 +156,8 @@ def test_generated_rows_are_mixed_with_those_of_files_by_shares(files, tokenizer
         f"train:1-{row}.{passed}" for row in (0, 1) for passed in (0, 1)
     }
     assert all(not prompt.columns for prompt in drawn if prompt.task == "default")
+    in_another_process = pickle.loads(pickle.dumps(source))
+    assert [in_another_process.draw(number) for number in range(8)] == drawn
 
 
 def test_an_evaluation_set_has_as_many_rows_as_its_size_and_is_the_same_in_every_run(files, tokenizer):

@@ -185,7 +185,7 @@ def test_a_generator_that_is_unknown_or_too_long_is_refused_before_anything_star
 def test_the_command_plans_a_run_on_generated_rows(tmp_path, capsys):
     sizes = "-i 1 -t 1 -g 2 -ibs 2 -imbs 2 -tbs 2 -tMbs 2 -tmbs 4 --device cpu --dry-run -m a/b"
     assert rl_example.main(["-d", SUMS, "--max-steps", "7", *sizes.split()], tmp_path) == 0
-    assert "optimizer steps         7" in capsys.readouterr().out
+    assert "prompts                 endless\noptimizer steps         7" in capsys.readouterr().out
     assert rl_example.main(["-d", f"{SUMS}&terms=3", "--max-steps", "7", *sizes.split()], tmp_path) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "chain_sum has no parameter terms; use min_terms or max_terms" in line

@@ -59,6 +59,7 @@ class Generator:
         digest = hashlib.sha256(str(seed).encode()).digest()
         self._first = 0 if seed is None else int.from_bytes(digest[:8], "little") % _NUM_SEEDS
         self._offset = _EVALUATION_SEED if seed is None else 0
+        self._chunk: tuple[int, Any] | None = None  # the seed of the last chunk, and its dataset
 
     def row(self, position: int) -> dict[str, Any]:
         """Return row `position`, from 0: a prompt, its answer, and what the verifier needs (`metadata`, `parameters`).
@@ -68,7 +69,9 @@ class Generator:
         chunk, place = divmod(position, _CHUNK)
         seed = self._offset + (self._first + chunk * _CHUNK) % _NUM_SEEDS
         with _global_state_kept():
-            entry = _dataset(self.spec.key, seed)[place]
+            if self._chunk is None or self._chunk[0] != seed:
+                self._chunk = (seed, _make_dataset(self.spec.key, seed))
+            entry = self._chunk[1][place]
         answer = entry["answer"]
         return {
             "messages": [{"role": "user", "content": entry["question"]}],
@@ -76,6 +79,10 @@ class Generator:
             "metadata": json.loads(json.dumps({**entry["metadata"], "source_dataset": self.spec.name}, default=str)),
             "parameters": self.spec.parameters,
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without a dataset of the package."""
+        return {**self.__dict__, "_chunk": None}
 
 
 def open_generator(spec: GeneratorSpec, *, seed: int | None, where: str) -> Generator:
@@ -119,15 +126,16 @@ def score_answer(answer: str, row: dict[str, Any], ground_truth: str) -> float:
     name = metadata.get("source_dataset") if isinstance(metadata, dict) else None
     if not isinstance(name, str) or name not in load_package().DATASETS or name == "composite":
         raise ValueError(f"the row's metadata names no generator of {GENERATED} as source_dataset: {name!r}")
+    has_none = "gt_answer" in row and row["gt_answer"] is None  # there are generators without one right answer
     entry = {
         "question": row.get("question", ""),
-        "answer": row.get("gt_answer", ground_truth),
+        "answer": None if has_none else ground_truth,
         "metadata": metadata,
     }
     if name in _WITH_TUPLES:
         entry["metadata"] = _with_tuples(metadata)
     key = GeneratorSpec(name=name, parameters=parameters).key
-    return float(_dataset(key, 0).score_answer(answer, entry))
+    return float(_scoring_dataset(key).score_answer(answer, entry))
 
 
 @cache
@@ -186,8 +194,13 @@ def _parse_formula(text: str, *args: Any, **options: Any) -> Any:
 
 
 @lru_cache(maxsize=8)
-def _dataset(key: str, seed: int) -> Any:
-    """Return _CHUNK rows of the package, which are made when they are read."""
+def _scoring_dataset(key: str) -> Any:
+    """Return a dataset whose verifier is used, and not its rows."""
+    return _make_dataset(key, 0)
+
+
+def _make_dataset(key: str, seed: int) -> Any:
+    """Return _CHUNK rows of the package; most generators make them when they are read."""
     name, parameters = json.loads(key)
     return load_package().create_dataset(name, **parameters, seed=seed, size=_CHUNK)
 

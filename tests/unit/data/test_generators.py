@@ -9,7 +9,6 @@ from fractions import Fraction
 
 import pytest
 
-from coati_rl.data import generators
 from coati_rl.data.endless_prompts import EndlessPrompts, GeneratedPrompts
 from coati_rl.data.generators import Generator, load_package, open_generator, score_answer
 from coati_rl.data.tasks import Task
@@ -39,7 +38,6 @@ def test_a_row_follows_from_seed_and_position_alone():
 
 def test_evaluation_rows_are_others_than_training_rows_and_the_same_in_every_run():
     seeds = []
-    generators._dataset.cache_clear()
     original = load_package().create_dataset
     try:
         load_package().create_dataset = lambda name, **config: seeds.append(config["seed"]) or original(name, **config)
@@ -47,7 +45,6 @@ def test_evaluation_rows_are_others_than_training_rows_and_the_same_in_every_run
             generator.row(640)
     finally:
         load_package().create_dataset = original
-        generators._dataset.cache_clear()
     held_out = [seed for seed in seeds if seed >= 2**31]
     assert held_out == [2**31, 2**31 + 640] and len(seeds) == 6
     assert max(seed for seed in seeds if seed not in held_out) < 2**31 - 64

@@ -10,7 +10,7 @@ Training rows have seeds below 2**31, which begin where the run's seed says; the
 
 import ast
 import hashlib
-import importlib
+import importlib.util
 import json
 import re
 import sys
@@ -41,6 +41,7 @@ REFUSED = {
     "ransom_note": _OF_PROCESS,
     "word_ladder": _OF_PROCESS,
 }
+_SOLVER = "pycosat"  # has no built distribution: a C compiler has to be there to install it
 _WITH_TUPLES = ("arc_agi", "rearc")  # their verifiers compare tuples, which JSON turns into lists
 _CHUNK = 64  # rows of one dataset of the package; some make all of its rows at once
 _EVALUATION_SEED = 1 << 31
@@ -97,8 +98,8 @@ def open_generator(spec: GeneratorSpec, *, seed: int | None, where: str) -> Gene
     generators = load_package().DATASETS
     if spec.name not in generators:
         raise ConfigError(f"{where}: no such generator; {_nearest(spec.name, generators)}")
-    if spec.name in REFUSED:
-        raise ConfigError(f"{where}: the generator {spec.name} cannot be used: {REFUSED[spec.name]}")
+    if reason := refusals().get(spec.name):
+        raise ConfigError(f"{where}: the generator {spec.name} cannot be used: {reason}")
     known = [name for name in signature(generators[spec.name][1]).parameters if name not in ("seed", "size")]
     if unknown := [name for name in spec.parameters if name not in known]:
         raise ConfigError(f"{where}: {spec.name} has no parameter {unknown[0]}; {_nearest(unknown[0], known)}")
@@ -138,9 +139,18 @@ def score_answer(answer: str, row: dict[str, Any], ground_truth: str) -> float:
     return float(_scoring_dataset(key).score_answer(answer, entry))
 
 
+def refusals() -> dict[str, str]:
+    """Return why generators cannot be used, by name."""
+    load_package()
+    has_solver = hasattr(sys.modules[_SOLVER], "itersolve")
+    return REFUSED if has_solver else {**REFUSED, "zebra_puzzles": f"it needs the package {_SOLVER}; install it"}
+
+
 @cache
 def load_package() -> Any:
     """Return reasoning_gym's module `factory`, in which all generators are registered. Raises: ConfigError."""
+    if importlib.util.find_spec(_SOLVER) is None:
+        sys.modules[_SOLVER] = ModuleType(_SOLVER)  # the package imports it for zebra_puzzles
     try:
         package = importlib.import_module(GENERATED)
     except ImportError as error:

@@ -53,9 +53,9 @@ def test_evaluation_rows_are_others_than_training_rows_and_the_same_in_every_run
 def rows_of_all(hash_seed, positions):
     """The rows of every generator, made in a process of its own, in the order of the positions."""
     code = (
-        "import json, sys, random; from coati_rl.data.generators import REFUSED, load_package, open_generator as o\n"
+        "import json, sys, random; from coati_rl.data.generators import load_package, open_generator as o, refusals\n"
         "from coati_rl.generator_spec import parse_generator as p\n"
-        "for name in sorted(load_package().DATASETS.keys() - REFUSED):\n"
+        "for name in sorted(load_package().DATASETS.keys() - refusals().keys()):\n"
         "    made = o(p('reasoning_gym:' + name), seed=0, where='')\n"
         f"    rows = {{number: made.row(number) for number in {positions}}}\n"
         "    print(json.dumps([name, sorted(rows.items())]))\n"

@@ -64,6 +64,7 @@ class ProducerActor:
             seed=config.run.seed,
             device=self._context.device,
             gpu_memory_utilization=config.parallel.gpu_memory_utilization,
+            block_size=config.sampling.block_size,
             policy_version=UNSYNCED,
             load_timeout_s=START_TIMEOUT_S,
         )
@@ -81,6 +82,7 @@ class ProducerActor:
             max_sequences=self._config.sequences_in_flight,
             group_size=self._config.sampling.num_generations,
             environment=self._environment,
+            cuts_overdue=self._config.environment.stale_episodes == "cut",
             timeline=self._timeline,
         )
         try:

@@ -10,6 +10,7 @@ from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.plugins import absolute_plugin
 
 EnvironmentIsolation = Literal["thread", "process"]
+StaleEpisodes = Literal["wait", "cut"]
 
 _ARGUMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
@@ -35,6 +36,12 @@ class EnvironmentConfig(Section):
     max_turns: int = experiment(16, "Answers of the policy in an episode of --env at most.", ge=1)
     env_timeout: float = execution(
         60.0, "Time for each call of --env's reset, step and close, seconds; past it the sample is invalid.", gt=0
+    )
+
+    stale_episodes: StaleEpisodes = experiment(
+        "wait",
+        "Where trainers wait for an episode that would get staler than --n-behind: wait until it ends, or cut it, so "
+        "that its sample is invalid and the others of its group are trained.",
     )
 
     @field_validator("env")

@@ -4,6 +4,7 @@ A group is G episodes of one prompt. An environment may ask once for the whole g
 episodes of several turns at the same time, which wait for tools between their turns.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -26,6 +27,10 @@ class Generate(Protocol):
     @property
     def temperature(self) -> float:
         """Return the sampling temperature of the lease; 0 is greedy."""
+
+    @property
+    def cut(self) -> asyncio.Event:
+        """Return the event that trainers wait for the group, and --stale-episodes has its open episodes end now."""
 
     async def __call__(
         self,

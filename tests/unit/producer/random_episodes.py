@@ -76,7 +76,7 @@ class Play:
         if end == "stop":
             ids.append(self.tokenizer.eos_token_id)
         elif end == "other":
-            ids.append(self.random.choice(self.tokenizer.all_special_ids))
+            ids.append(self.random.choice(list(self.tokenizer.added_tokens_decoder)))
         completion = Completion(
             token_ids=np.array(ids, dtype=np.int32),
             logprobs=-np.array([self.random.random() for _ in ids], dtype=np.float32),

@@ -234,5 +234,5 @@ def test_a_model_without_a_template_has_prompts_of_text():
 def test_an_observation_that_is_none_is_refused(observation):
     talk = Talk()
     talk.answer("one")
-    with pytest.raises(RolloutError, match="neither text nor messages nor token ids of the vocabulary"):
+    with pytest.raises(RolloutError, match="neither text nor a list of messages nor of the vocabulary's token ids"):
         talk.tree.extend(talk.node, observation)

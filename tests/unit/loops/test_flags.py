@@ -19,6 +19,7 @@ from tests.unit.loops import (
     test_flags_of_ray,
     test_flags_of_rewards,
     test_flags_of_the_cluster,
+    test_flags_of_tools,
     test_logprob_gap,
     test_tasks,
 )
@@ -245,6 +246,7 @@ ELSEWHERE = {  # fields that act on Ray and on processes, or end a run, each in 
         test_flags_of_ray,
         test_flags_of_rewards,
         test_flags_of_environments,
+        test_flags_of_tools,
         test_algorithms,
         test_logprob_gap,
         test_tasks,

@@ -44,7 +44,7 @@ class CountedEngine:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._requests: dict[str, GenerationRequest] = {}
-        self._contexts: dict[str, int] = {}  # by episode: tokens of its last turn, prompt and answer
+        self._contexts: dict[str, int] = {}  # by episode: tokens of its last turn that were computed
         self.excess: list[int] = []  # of later turns: tokens computed in the prefill that were computed before
         core = engine._core
         if type(core).__name__ == "_VllmCore":
@@ -67,7 +67,7 @@ class CountedEngine:
             episode, num_tokens = str(request.episode_id), len(request.token_ids)
             if episode in self._contexts:
                 self.excess.append(self._contexts[episode] - (output.num_cached_tokens or 0))
-            self._contexts[episode] = num_tokens + len(output.outputs[0].token_ids)
+            self._contexts[episode] = num_tokens + len(output.outputs[0].token_ids) - 1  # not the last one sampled
         return outputs
 
 

@@ -74,7 +74,7 @@ class CountedEngine:
 def make_environment(way: str, template: ChatTemplate, *, turns: int, sleep_s: float) -> EpisodeEnvironment:
     """Return the environment of one way to run the tool."""
     kind = SleepAsync if way == "async" else Sleep
-    arguments = {"turns": turns, "sleep_s": sleep_s}
+    arguments: dict[str, Any] = {"turns": turns, "sleep_s": sleep_s}
     own_file = f"{Path(__file__).resolve().parent}/sleeping_tool.py:Sleep"
     limits = EpisodeLimits(max_turns=turns, max_tokens=MAX_MODEL_LEN, timeout_s=TIMEOUT_S)
     return EpisodeEnvironment(

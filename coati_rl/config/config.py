@@ -108,9 +108,14 @@ class Config(TrainingConfig):
         return self.parallel.inference_microbatch_size * self.sampling.num_generations
 
     @property
+    def batches_per_rollout(self) -> int:
+        """Batches of an optimizer step's prompts that are trained between weight syncs."""
+        return self.prompts_per_rollout // self.prompts_per_step
+
+    @property
     def sync_period(self) -> int:
         """K: optimizer steps between weight syncs."""
-        return self.prompts_per_rollout // self.prompts_per_step
+        return self.batches_per_rollout * self.algorithm.updates_per_batch
 
     @property
     def num_slots(self) -> int:
@@ -151,9 +156,10 @@ class Config(TrainingConfig):
     def num_kept_versions(self) -> int:
         """Weights of earlier syncs that trainers keep, with which tokens may have been sampled.
 
-        The trainers' own weights are those of the last sync in its first step only.
+        The trainers' own weights are those of the last sync in its first step only. Later updates of a batch are not
+        measured.
         """
-        return self.sync.n_behind + (self.sync_period > 1) if self.sync.logprob_gap_tokens else 0
+        return self.sync.n_behind + (self.batches_per_rollout > 1) if self.sync.logprob_gap_tokens else 0
 
     @property
     def over_length_cache(self) -> int | None:

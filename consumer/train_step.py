@@ -88,7 +88,8 @@ class TrainStep:
         if batch.is_last or not self._objective.needs_whole_step:
             for ready in self._take_ready():
                 self._forward_backward(ready)
-                self._keep(ready)
+                if self._objective.updates_per_batch > 1:
+                    self._keep(ready)
         self._train_s += time.perf_counter() - begin
         if not batch.is_last:
             return None
@@ -109,9 +110,7 @@ class TrainStep:
                 batch.micro_batches, self._objective.hidden_states, self._backend.score_hidden, self._timeline
             )
             self._forward_backward(dataclasses.replace(batch, step=work.step, micro_batches=micro_batches))
-        last = dataclasses.replace(
-            kept.batches[-1], step=work.step, learning_rate_progress=work.learning_rate_progress
-        )
+        last = dataclasses.replace(kept.batches[-1], step=work.step, learning_rate_progress=work.learning_rate_progress)
         self._train_s += time.perf_counter() - begin
         return self._finish(last)
 
@@ -120,14 +119,12 @@ class TrainStep:
             self._add(self._backend.forward_backward(batch, self._objective.loss_fn))
 
     def _keep(self, batch: MiniBatch) -> None:
-        """Keep a trained mini-batch until its step is complete, if it is to be trained again."""
-        if self._objective.updates_per_batch > 1:
-            hidden = self._objective.hidden_states
-            without = [
-                micro_batch.replace_arrays({n: array for n, array in micro_batch.loss_arrays.items() if n not in hidden})
-                for micro_batch in batch.micro_batches
-            ]
-            self._trained.append(dataclasses.replace(batch, micro_batches=tuple(without)))
+        hidden = self._objective.hidden_states
+        kept = [
+            m.replace_arrays({name: array for name, array in m.loss_arrays.items() if name not in hidden})
+            for m in batch.micro_batches
+        ]
+        self._trained.append(dataclasses.replace(batch, micro_batches=tuple(kept)))
 
     def _finish(self, batch: MiniBatch) -> dict[str, Any]:
         begin = time.perf_counter()

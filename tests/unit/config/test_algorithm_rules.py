@@ -50,6 +50,16 @@ REFUSALS = [
         ["--reward-combine None", "--advantage-estimator group_norm"],
     ),
     (
+        "--updates-per-batch 4 --max-steps 10",
+        "--max-steps 10 with --updates-per-batch 4: counts optimizer steps, and each batch takes 4; use --max-steps 8 ",
+        ["--max-steps 8", "--max-steps 12", "--updates-per-batch 5"],
+    ),
+    (
+        "--updates-per-batch 4 --max-steps 3",
+        "--max-steps 3 with --updates-per-batch 4: counts optimizer steps, and each batch takes 4; use --max-steps 4",
+        ["--max-steps 4", "--updates-per-batch 3"],
+    ),
+    (
         "--policy-loss ppo",
         "--policy-loss ppo: unknown; use clip, cispo, or FILE.py:FUNCTION",
         ["--policy-loss clip", "--policy-loss cispo"],

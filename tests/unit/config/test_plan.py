@@ -34,6 +34,8 @@ def test_the_plan_is_what_a_person_would_compute():
         ("--max-steps 300", 100, 12),
         ("--max-steps 3", None, 3),
         ("", None, None),
+        ("--updates-per-batch 3", 100, 36),
+        ("--updates-per-batch 3 --max-steps 6", 100, 6),
     ],
 )
 def test_episodes_and_max_steps_decide_how_many_steps_there_are(change, num_prompts, steps):

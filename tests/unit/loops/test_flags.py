@@ -177,6 +177,7 @@ IN_RUNS = {
     "policy_loss": Row("cispo", first_gradient),
     "ratio_level": Row("sequence", metric("ratio_max")),
     "loss_variation": Row("token_level", first_gradient),
+    "updates_per_batch": Row(2, lambda t: [s.get("update") for s in t.steps], [None] * 4, [0, 0, 1, 1] * 2),
     "clip_eps_low": Row(0.9, metric("clip_fraction")),
     "clip_eps_high": Row(50.0, metric("clip_fraction"), base=KEEP_ALL, options=UNLIKELY),
     "clip_dual": Row(3.0, metric("loss"), base=KEEP_ALL, options=UNLIKELY),

@@ -160,9 +160,6 @@ class TrainBackend(Protocol):
         With a scale of 0, of a step without samples, no weight changes.
         """
 
-    def forget_gradients(self) -> None:
-        """Clear the gradient of a step that is not taken; not collective."""
-
     def free(self, model: Role) -> None:
         """Drop a model that is not scored any more; not collective."""
 

@@ -165,10 +165,6 @@ class Backend:
         """
         return self.policy.optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate)
 
-    def forget_gradients(self) -> None:
-        """Clear the gradient of a step that is not taken; not collective."""
-        self.policy.forget_gradients()
-
     def free(self, model: Role) -> None:
         """Drop a model other than the policy; not collective."""
         if model == "policy":

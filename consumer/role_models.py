@@ -107,13 +107,9 @@ class Model:
         if loss_scale > 0:
             set_learning_rate(self.torch_optimizer, learning_rate)
             self._sharded.step(self.gradients)
-        self.forget_gradients()
-        return norm
-
-    def forget_gradients(self) -> None:
-        """Clear what was accumulated since the last optimizer step; not collective."""
         self.gradients = {}
         self._sharded.forget_gradients()
+        return norm
 
     @torch.no_grad()
     def copy_from(self, other: "Model") -> None:

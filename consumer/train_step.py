@@ -100,8 +100,8 @@ class TrainStep:
     def repeat(self, work: RepeatWork) -> dict[str, Any]:
         """Take another optimizer step on the batch of an earlier one. Returns: its metrics, as `run` does."""
         begin = time.perf_counter()
-        if self._waiting or self._trained:  # of a step that is not completed, as the run ends
-            self._backend.forget_gradients()
+        if self._waiting or self._trained:  # of a step that will not be completed, as the run ends
+            self._backend.optimizer_step(loss_scale=0.0, learning_rate=0.0)
             self._begin()
         kept = self._kept.pop(work.first_step) if work.is_last else self._kept[work.first_step]
         self._add(kept.sums)

@@ -108,14 +108,9 @@ class Config(TrainingConfig):
         return self.parallel.inference_microbatch_size * self.sampling.num_generations
 
     @property
-    def batches_per_rollout(self) -> int:
-        """Batches of an optimizer step's prompts that are trained between weight syncs."""
-        return self.prompts_per_rollout // self.prompts_per_step
-
-    @property
     def sync_period(self) -> int:
-        """K: optimizer steps between weight syncs."""
-        return self.batches_per_rollout * self.algorithm.updates_per_batch
+        """Optimizer steps between weight syncs: K batches of --updates-per-batch each."""
+        return self.prompts_per_rollout // self.prompts_per_step * self.algorithm.updates_per_batch
 
     @property
     def num_slots(self) -> int:
@@ -159,7 +154,11 @@ class Config(TrainingConfig):
         The trainers' own weights are those of the last sync in its first step only. Later updates of a batch are not
         measured.
         """
-        return self.sync.n_behind + (self.batches_per_rollout > 1) if self.sync.logprob_gap_tokens else 0
+        return (
+            self.sync.n_behind + (self.prompts_per_rollout > self.prompts_per_step)
+            if self.sync.logprob_gap_tokens
+            else 0
+        )
 
     @property
     def over_length_cache(self) -> int | None:

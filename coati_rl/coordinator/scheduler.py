@@ -7,7 +7,6 @@ ranks, and changes the state as if the item existed already.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from coati_rl.coordinator.batch_updates import LaterUpdate
 from coati_rl.coordinator.prompt_flow import ChosenGroups
 from coati_rl.coordinator.run_state import RunState
 from coati_rl.coordinator.step_stats import StepDraft, StepSummary
@@ -53,9 +52,9 @@ class Scheduler:
 
     def _later_update(self, *, is_over: bool) -> Assembly | None:
         """Train a batch again; all else that may be due comes after the last update of the rollout step's batches."""
-        state, progress = self._state, self._state.flow.learning_rate_progress()
-        update: LaterUpdate | None = state.flow.updates.next_update(is_over=is_over)
-        if update is None:
+        state = self._state
+        progress = state.flow.learning_rate_progress()
+        if (update := state.flow.updates.next_update(is_over=is_over)) is None:
             return None
         work = RepeatWork(
             step=update.step,

@@ -39,6 +39,7 @@ setup(
     extras_require={
         "gpu-cu12": ["cupy-cuda12x==14.2.0"],
         "gpu-cu13": ["cupy-cuda13x==14.2.0"],
+        "reasoning-gym": ["reasoning-gym==0.1.25"],
         "wandb": ["wandb"],
         "test": [
             "pytest>=9",
@@ -50,6 +51,7 @@ setup(
             "import-linter",
             "types-PyYAML",
             "trl",
+            "reasoning-gym==0.1.25",
         ],
         "docs": ["mkdocs-material>=9.7,<10"],  # mkdocs.yml
     },

@@ -65,7 +65,7 @@ class Plan(TrainingPlan):
     updates_per_batch: int
     sync_period: int  # optimizer steps between weight syncs (K)
     num_slots: int  # prompts in rollout or waiting, at most
-    num_prompts: int | None  # drawn over all episodes; None when the dataset was not read
+    num_prompts: int | None  # drawn over all episodes; None: not read, or endless if the steps are known
     is_dynamic: bool  # groups may be replaced, so that the prompts fill fewer steps than that
     algorithm: str  # the preset, and the parts that a run's outcome hangs on
 
@@ -73,6 +73,7 @@ class Plan(TrainingPlan):
         """One line a number, for people."""
         at_least = "at least " if self.is_token_bound else ""
         at_most = "at most " if self.is_dynamic else ""
+        unread = "unknown" if self.num_steps is None else "endless"
         return [
             *TrainingPlan.lines(self),
             f"{'prompts per step':<24}{self.prompts_per_step}",
@@ -81,7 +82,7 @@ class Plan(TrainingPlan):
             *([f"{'updates per batch':<24}{self.updates_per_batch}"] if self.updates_per_batch > 1 else []),
             f"{'sync period':<24}{self.sync_period} optimizer step(s)",
             f"{'rollout slots':<24}{self.num_slots} prompts",
-            f"{'prompts':<24}{'unknown' if self.num_prompts is None else self.num_prompts}",
+            f"{'prompts':<24}{unread if self.num_prompts is None else self.num_prompts}",
             f"{'optimizer steps':<24}{'unknown' if self.num_steps is None else f'{at_most}{self.num_steps}'}",
             f"{'algorithm':<24}{self.algorithm}",
         ]

@@ -142,16 +142,6 @@ def test_a_run_with_nothing_left_to_do_is_refused(refusal, flags, reason):
     assert "nothing is left to do" in message and message.endswith(reason)
 
 
-def test_steps_left_are_those_of_all_updates(resume):
-    assert resume("--updates-per-batch 3").num_steps == 3 + 2 * 3
-
-
-def test_a_checkpoint_between_the_updates_that_a_batch_would_have_now_is_refused(refusal):
-    message = refusal("--updates-per-batch 2")
-    assert message.startswith("--updates-per-batch 2: the run of --checkpoint-path ")
-    assert "has taken 3 optimizer steps, which is not a multiple of it; use that run's --updates-per-batch" in message
-
-
 def test_a_dry_run_without_the_model_believes_the_checkpoint(resume, tmp_path):
     assert resume(num_prompts=10, known=False, model="nobody/nothing").num_steps == 5
 

@@ -50,16 +50,6 @@ REFUSALS = [
         ["--reward-combine None", "--advantage-estimator group_norm"],
     ),
     (
-        "--updates-per-batch 4 --max-steps 10",
-        "--max-steps 10 with --updates-per-batch 4: counts optimizer steps, and each batch takes 4; use --max-steps 8 ",
-        ["--max-steps 8", "--max-steps 12", "--updates-per-batch 5"],
-    ),
-    (
-        "--updates-per-batch 4 --max-steps 3",
-        "--max-steps 3 with --updates-per-batch 4: counts optimizer steps, and each batch takes 4; use --max-steps 4",
-        ["--max-steps 4", "--updates-per-batch 3"],
-    ),
-    (
         "-rt boxed=1,/a.py:f=1 --turn-advantages 0.9 --advantage-estimator gdpo --whiten-advantages",
         "--turn-advantages 0.9 with --advantage-estimator gdpo: it changes the reward of a whole episode, and turns ",
         ["--turn-advantages None", "--advantage-estimator group_norm"],

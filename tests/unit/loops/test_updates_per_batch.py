@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from coati_rl.errors import ConfigError
 from coati_rl.work import RepeatWork
 from tests.unit.loops.test_recompute import files_of, token_logprobs
 
@@ -123,6 +124,7 @@ def test_resumed_the_run_is_bit_for_bit_the_uninterrupted_one(whole, run_in_thre
     shutil.copytree(whole.paths.run_dir, run_dir)
     fields = {"run_dir": str(run_dir), "checkpoint_path": str(run_dir / "checkpoints" / "step-4")}
     trace = run_in_threads({**TWICE, "save_interval": 1, "old_logprobs": "trainer", **fields})
+    assert trace.prepared.plan.num_steps == 8
     for key in ("update", "loss", "grad_norm", "learning_rate", "reward_mean", "ratio_max"):
         assert [record[key] for record in trace.steps] == [record[key] for record in whole.steps[4:]]
     for name, weight in whole.weights.items():
@@ -131,3 +133,11 @@ def test_resumed_the_run_is_bit_for_bit_the_uninterrupted_one(whole, run_in_thre
     trained = [(line["step"], line["uid"]) for line in lines if line["sample"] == 0]
     assert [step for step, _ in trained] == [1, 1, 2, 2, 5, 5, 6, 6]
     assert len({uid for _, uid in trained}) == 8
+
+
+def test_a_checkpoint_between_the_updates_that_a_batch_would_have_now_is_refused(whole, run_in_threads):
+    fields = {"updates_per_batch": 3, "checkpoint_path": str(whole.paths.checkpoints / "step-4")}
+    with pytest.raises(
+        ConfigError, match=r"^--updates-per-batch 3: .* has taken 4 optimizer steps, which is not a mul"
+    ):
+        run_in_threads(fields)

@@ -111,4 +111,4 @@ def test_a_run_that_would_end_between_two_updates_of_a_batch_is_refused(max_step
         f"--max-steps {max_steps} with --updates-per-batch 4: counts optimizer steps, and each batch takes 4; "
         f"use --max-steps {nearest}"
     )
-    assert not [*algorithm_problems(parse("--updates-per-batch 4 --max-steps 12".split())[0])]
+    assert not [*algorithm_problems(parse(["--updates-per-batch", "4", "--max-steps", "12"])[0])]

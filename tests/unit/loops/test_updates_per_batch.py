@@ -137,7 +137,5 @@ def test_resumed_the_run_is_bit_for_bit_the_uninterrupted_one(whole, run_in_thre
 
 def test_a_checkpoint_between_the_updates_that_a_batch_would_have_now_is_refused(whole, run_in_threads):
     fields = {"updates_per_batch": 3, "checkpoint_path": str(whole.paths.checkpoints / "step-4")}
-    with pytest.raises(
-        ConfigError, match=r"^--updates-per-batch 3: .* has taken 4 optimizer steps, which is not a mul"
-    ):
+    with pytest.raises(ConfigError, match=r"^--updates-per-batch 3: .* has taken 4 optimizer steps, which is"):
         run_in_threads(fields)

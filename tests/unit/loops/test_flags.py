@@ -20,7 +20,6 @@ from tests.unit.loops import (
     test_flags_of_ray,
     test_flags_of_rewards,
     test_flags_of_the_cluster,
-    test_flags_of_tools,
     test_logprob_gap,
     test_tasks,
 )
@@ -249,7 +248,6 @@ ELSEWHERE = {  # fields that act on Ray and on processes, or end a run, each in 
         test_flags_of_ray,
         test_flags_of_rewards,
         test_flags_of_environments,
-        test_flags_of_tools,
         test_algorithms,
         test_logprob_gap,
         test_tasks,

@@ -1,8 +1,9 @@
 """Run an agent's command, and kill all that it started when it ends, or when the producer does.
 
-A process of the standard library alone, between the producer and the agent: `python -I -S agent_guard.py COMMAND...`.
-The agent has a process group of its own. The guard is a subreaper (prctl(2)), so that what the agent leaves behind
-becomes its child and is killed; SIGTERM, which the kernel sends when the producer's thread dies, ends all of them.
+A process of the standard library alone, between the producer and the agent: `python -I -S agent_guard.py PRODUCER_ID
+COMMAND...`. The agent has a process group of its own. The guard is a subreaper (prctl(2)), so that what the agent
+leaves behind becomes its child and is killed; SIGTERM, which the kernel sends when the producer's thread dies, ends all
+of them.
 
 Exit code: the agent's; 128 + N if signal N killed it; 127 if the command cannot be run.
 """
@@ -18,15 +19,14 @@ _NO_COMMAND = 127  # as a shell exits
 
 
 def main() -> None:
-    """Run the command in argv, and exit with its code."""
+    """Run the command in argv, after the process id of the producer, and exit with its code."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getppid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     awaited = {signal.SIGCHLD, signal.SIGTERM}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before
+    if os.getppid() != int(sys.argv[1]):  # it died before
         return
     guard = os.getpid()
     agent = os.fork()
@@ -37,7 +37,7 @@ def main() -> None:
         os.setsid()
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask - awaited)
-        _run(sys.argv[1:])
+        _run(sys.argv[2:])
     code = None
     while code is None and signal.sigwait(awaited) == signal.SIGCHLD:
         code = _reap(agent)

@@ -5,6 +5,7 @@ started is left when this returns: see agent_guard.py.
 """
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ async def run_agent(
             "-I",
             "-S",
             str(_GUARD),
+            str(os.getpid()),
             *command,
             stdin=stdin,
             stdout=asyncio.subprocess.DEVNULL,
@@ -43,19 +45,21 @@ async def run_agent(
             env=dict(environment),
             start_new_session=True,
         )
-    tail = asyncio.ensure_future(_last_line(process))
-    is_late = False
+    errors = asyncio.ensure_future(_last_line(process))
+    late = ""
     try:
         async with asyncio.timeout(timeout_s):
             await process.wait()
     except TimeoutError:
-        is_late = True
+        late = f"not done within {timeout_s:g} s"
     finally:
-        await _end(process)
-        tail.cancel() if process.returncode is None else None
-    with suppress(asyncio.CancelledError):
-        return _failure(process.returncode, await tail, f"it took more than {timeout_s:g} s" if is_late else "")
-    return "it cannot be killed"
+        await asyncio.shield(_end(process))
+    try:
+        async with asyncio.timeout(_KILL_TIMEOUT_S):  # what holds it open is dead
+            line = await errors
+    except TimeoutError:
+        line = ""
+    return _failure(process.returncode, line, late)
 
 
 def _failure(code: int | None, line: str, late: str) -> str | None:
@@ -63,3 +67,30 @@ def _failure(code: int | None, line: str, late: str) -> str | None:
         return None
     how = late or (f"it was killed by {_signal_name(code - 128)}" if (code or 0) > 128 else f"exit code {code}")
     return f"{how}: {line}" if line else how
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Have the guard kill what is left; kill the guard if it does not end."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_KILL_TIMEOUT_S):
+                    await process.wait()
+
+
+async def _last_line(process: asyncio.subprocess.Process) -> str:
+    """Read the error output to its end. Returns: its last line that is not empty, shortened."""
+    stream, tail = process.stderr, b""
+    while stream is not None and (read := await stream.read(1 << 16)):
+        tail = (tail + read)[-_TAIL:]
+    lines = [line.strip() for line in tail.decode(errors="replace").splitlines()]
+    return next((line[:_LINE] for line in reversed(lines) if line), "")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

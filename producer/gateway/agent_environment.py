@@ -1,0 +1,219 @@
+"""Train an agent that is a program of its own: start it for each episode, and record what it asks the policy.
+
+In: prompts, and a command. Out: trajectories of all that the engine sampled for the command's calls. The program speaks
+OpenAI's API to a gateway on loopback, whose thread runs the episodes; the engine is asked on the event loop of the
+producer's environments. An agent that fails, asks nothing or takes too long is scored `invalid`: masked, and counted.
+"""
+
+import asyncio
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coati_rl.errors import EngineError, RolloutError, RunError
+from coati_rl.protocols import OnTokens
+from coati_rl.types import Completion, Prompt, Score, Trajectory
+from producer.environments.environment import Generate, Rollout
+from producer.environments.episode import EpisodeTask
+from producer.environments.episode_scores import environment_score, invalid_episode
+from producer.environments.recorder import ConversationTree
+from producer.gateway.agent_process import run_agent
+from producer.gateway.agent_task import agent_variables, task_object, write_task
+from producer.gateway.app import BodyLimits, make_app
+from producer.gateway.conversations import Language, RecordedConversation
+from producer.gateway.episode_table import PREFIX, EpisodeTable, reward_router
+from producer.gateway.sampling_rules import SamplingRules
+from producer.gateway.server import ServerThread
+from producer.gateway.session import Session
+
+_MODEL = "policy"  # as the API names it
+_MAX_IN_FLIGHT = 64  # calls of an agent at a time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentCommand:
+    """Describe the program, and what it may take."""
+
+    command: tuple[str, ...]
+    timeout_s: float  # of an episode
+    max_processes: int  # at a time, of this producer
+    with_ground_truth: bool  # in the task
+    truth_columns: frozenset[str]  # that may hold it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Played:
+    """Hold an episode that is over."""
+
+    trajectories: tuple[Trajectory, ...]
+    record: dict[str, Any]
+    failure: str | None
+
+
+class AgentEnvironment:
+    """Implement `Environment` with a process for each episode; `close` ends the gateway and all agents.
+
+    Args:
+        agent: the program.
+        language: of the model.
+        correct_from: by task, where the rewards that agents report are all that counts (-rt env): the reward from which
+            an episode is correct. Episodes of other tasks are scored by -rt, too.
+        seed: of the run.
+    """
+
+    def __init__(self, agent: AgentCommand, language: Language, *, correct_from: Mapping[str, float], seed: int) -> None:
+        self._agent = agent
+        self._language = language
+        self._correct_from = correct_from
+        self._seed = seed
+        self._table = EpisodeTable()
+        self._places = asyncio.Semaphore(agent.max_processes)
+        self._directory = Path(tempfile.mkdtemp(prefix="coati-agents-"))
+        limits = BodyLimits()
+        app = make_app(lambda request: self._table.find(request).session, prefix=PREFIX, model=_MODEL, limits=limits)
+        app.include_router(reward_router(self._table, limits))
+        self._server = ServerThread(app)
+
+    async def run(self, prompt: Prompt, generate: Generate, *, group_size: int) -> Rollout:
+        """See `Environment.run`. Raises: RolloutError if all episodes fail."""
+        loop = asyncio.get_running_loop()
+        works = [self._server.submit(self._play(prompt, generate, number, loop)) for number in range(group_size)]
+        try:
+            played = await asyncio.gather(*map(asyncio.wrap_future, works))
+        except BaseException:  # the engine has ended, or nobody waits for the group
+            for work in works:
+                work.cancel()
+            raise
+        return _rollout(played, lambda each: self._score(prompt.task, each))
+
+    def close(self) -> None:
+        """End the gateway, and the agents with it; blocks until they have ended."""
+        self._server.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _score(self, task: str, played: _Played) -> Score | None:
+        """Return the score of an episode; None if the scorer of -rt is to be asked."""
+        if played.failure is not None:
+            return invalid_episode(played.failure)
+        if task not in self._correct_from:
+            return None
+        if not any(trajectory.rewards for trajectory in played.trajectories):
+            return invalid_episode("agent: it reported no reward (POST to COATI_REWARD_URL), and -rt is env")
+        return environment_score(played.trajectories, correct_from=self._correct_from[task])
+
+    async def _play(
+        self, prompt: Prompt, generate: Generate, number: int, loop: asyncio.AbstractEventLoop
+    ) -> _Played:
+        """Run one episode, in the gateway's event loop. Raises: RunError if the engine has ended."""
+        tree = ConversationTree(self._language.template, episode=number, prompt_ids=prompt.token_ids)
+        conversation = RecordedConversation(self._language, tree)
+        sample = _LeaseSample(generate, number, loop)
+        rules = SamplingRules(
+            sampling=generate.sampling,
+            is_trained=prompt.purpose == "train",
+            seed_scope=f"{generate.sampling.seed}/{number}",
+        )
+        session = Session(
+            conversation, sample, rules, decode=self._language.decode, max_in_flight=_MAX_IN_FLIGHT
+        )
+        begin = time.perf_counter()
+        async with self._places:
+            failure = await self._run(prompt, number, session, conversation)
+        if sample.engine_error is not None:
+            raise sample.engine_error
+        if failure is None and conversation.last is None:
+            failure = "it ended without a call that was answered"
+        return _Played(
+            trajectories=tree.trajectories(),
+            record={
+                "ended": "done" if failure is None else "failed",
+                "seconds": round(time.perf_counter() - begin, 6),
+                "turns": conversation.turns,
+            },
+            failure=None if failure is None else f"agent: {failure}",
+        )
+
+    async def _run(
+        self, prompt: Prompt, number: int, session: Session, conversation: RecordedConversation
+    ) -> str | None:
+        """Run the command while its episode is open. Returns: why it failed, if it did."""
+        registered = self._table.register(session, conversation)
+        task = EpisodeTask(
+            uid=prompt.uid,
+            messages=prompt.messages,
+            prompt=prompt.rendered or prompt.text,
+            ground_truth=prompt.ground_truth,
+            columns=prompt.columns,
+            seed=_seed_of(self._seed, prompt.uid),
+            episode=number,
+            purpose=prompt.purpose,
+        )
+        told = task_object(
+            task, with_ground_truth=self._agent.with_ground_truth, truth_columns=self._agent.truth_columns
+        )
+        path = write_task(told, self._directory, registered.episode_id)
+        url = self._server.url + PREFIX.format(episode=registered.episode_id)
+        try:
+            return await run_agent(
+                self._agent.command,
+                environment=agent_variables(os.environ, url=url, token=registered.token, task=path),
+                task=path,
+                timeout_s=self._agent.timeout_s,
+            )
+        finally:
+            self._table.end(registered)
+            path.unlink(missing_ok=True)
+
+
+class _LeaseSample:
+    """Implement `Sample` for an episode of a lease: ask on the event loop of the producer's environments."""
+
+    def __init__(self, generate: Generate, episode: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._generate = generate
+        self._episode = episode
+        self._loop = loop
+        self.engine_error: RunError | None = None  # why the engine has ended
+
+    async def __call__(
+        self, token_ids: Sequence[int], *, num_samples: int, sampling: Mapping[str, Any], on_tokens: OnTokens | None
+    ) -> tuple[Completion, ...]:
+        """See `Sample`."""
+        asking = self._generate(
+            token_ids, num_samples=num_samples, episode=self._episode, sampling=sampling, on_tokens=on_tokens
+        )
+        try:
+            asked = asyncio.run_coroutine_threadsafe(asking, self._loop)
+        except RuntimeError as error:  # the loop is closed
+            asking.close()
+            raise EngineError("the producer has ended") from error
+        try:
+            return await asyncio.wrap_future(asked)
+        except RunError as error:
+            self.engine_error = error
+            raise
+
+
+def _rollout(played: Sequence[_Played], score: Callable[[_Played], Score | None]) -> Rollout:
+    """Return the group of some episodes. Raises: RolloutError if all have failed."""
+    failures = [each.failure for each in played if each.failure is not None]
+    if len(failures) == len(played):
+        others = f" (one of {len(set(failures))} causes)" if len(set(failures)) > 1 else ""
+        raise RolloutError(f"all {len(played)} episodes failed: {failures[0]}{others}")
+    scores = {number: score(each) for number, each in enumerate(played)}
+    return Rollout(
+        trajectories=join_trajectories([each.trajectories for each in played]),
+        scores={number: each for number, each in scores.items() if each is not None},
+        records={number: each.record for number, each in enumerate(played)},
+    )
+
+
+def _seed_of(seed: int, uid: str) -> int:
+    """Return 31 bits, which all generators take as a seed."""
+    digest = hashlib.blake2b(f"{seed}/{uid}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1

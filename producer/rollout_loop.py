@@ -8,10 +8,11 @@ finished prompt makes room for the next at once: there is no barrier between pro
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from coati_rl.data.episodes import final_trajectories
 from coati_rl.data.packed_group import PackedGroup
@@ -20,6 +21,7 @@ from coati_rl.observability.timeline import NO_TIMELINE, Span, Timeline
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
 from coati_rl.types import Lease, RolloutGroup, Score, Trajectory
 from producer.environments.environment import Environment
+from producer.environments.episode_scores import with_environment_rewards
 from producer.environments.single_turn import SingleTurn
 from producer.group_runner import GroupRunner, RolledOut
 
@@ -35,7 +37,9 @@ class _Scoring:
 
     lease: Lease
     trajectories: tuple[Trajectory, ...]
-    scores: "Future[list[Score]]"  # of each episode
+    given: Mapping[int, Score]  # by episode: scores that the environment gave
+    scores: "Future[list[Score]]"  # of the other episodes, in order
+    records: Mapping[int, dict[str, Any]]  # by episode, of the environment
     span: Span
 
 
@@ -132,9 +136,18 @@ class RolloutLoop:
             self._coordinator.fail(self._producer_id, lease.lease_id, rolled_out.error)
             return
         span = self._timeline.start("score", uid=lease.prompt.uid)
-        scores = self._reward.submit([each.text for each in final_trajectories(trajectories)], lease.prompt.problem)
+        given = rolled_out.scores
+        responses = [each.text for each in final_trajectories(trajectories) if each.episode not in given]
+        scores: Future[list[Score]] = Future()
+        if responses:
+            scores = self._reward.submit(responses, lease.prompt.problem)
+        else:
+            scores.set_result([])
         scores.add_done_callback(self._runner.wake)
-        self._scoring.append(_Scoring(lease=lease, trajectories=trajectories, scores=scores, span=span))
+        scoring = _Scoring(
+            lease=lease, trajectories=trajectories, given=given, scores=scores, records=rolled_out.records, span=span
+        )
+        self._scoring.append(scoring)
 
     def _hand_in(self) -> None:
         """Send every scored group to the coordinator."""
@@ -148,11 +161,24 @@ class RolloutLoop:
 
     def _group(self, item: _Scoring) -> RolloutGroup:
         item.span.end()
+        episodes = range(item.lease.group_size)
         return RolloutGroup(
             lease_id=item.lease.lease_id,
             producer_id=self._producer_id,
             prompt=item.lease.prompt,
             temperature=item.lease.sampling.temperature,
             trajectories=item.trajectories,
-            scores=tuple(item.scores.result()),
+            scores=_scores(item),
+            records=tuple(item.records.get(episode, {}) for episode in episodes) if item.records else (),
         )
+
+
+def _scores(item: _Scoring) -> tuple[Score, ...]:
+    """Return the score of each episode: that of the environment, or the scorer's with the rewards of its turns."""
+    scored, parts = iter(item.scores.result()), dict[int, list[Trajectory]]()
+    for each in item.trajectories:
+        parts.setdefault(each.episode, []).append(each)
+    return tuple(
+        given if (given := item.given.get(episode)) is not None else with_environment_rewards(next(scored), part)
+        for episode, part in parts.items()
+    )

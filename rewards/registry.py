@@ -9,6 +9,7 @@ from typing import Protocol
 from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import (
     BUILT_IN_REWARDS,
+    ENVIRONMENT_REWARD,
     NO_COLUMNS,
     NO_REWARD,
     Columns,
@@ -129,6 +130,8 @@ def _make_one(name: str, spec: RewardSpec) -> Reward:
         raise ConfigError(f"{name}: a reward model does not score in such a process; use rewards.scoring.open_scorer")
     if is_own(name):
         return OwnFunctionReward(name, correct_from=spec.correct_from)
+    if name == ENVIRONMENT_REWARD:
+        raise ConfigError(f"{name}: an environment gives its rewards while it runs (--env); score with another reward")
     if name == "code":
         from rewards.code.code_reward import CodeReward  # as above
 

@@ -16,7 +16,7 @@ from coati_rl.config.run import RunConfig
 from coati_rl.config.sampling import SamplingConfig
 from coati_rl.config.sync import SyncConfig
 from coati_rl.config.training import TrainingConfig
-from coati_rl.reward_spec import RewardActors
+from coati_rl.reward_spec import ENVIRONMENT_REWARD, RewardActors
 from coati_rl.types import DEFAULT_TASK
 
 _SECTIONS = (
@@ -60,9 +60,15 @@ class Config(TrainingConfig):
 
     @classmethod
     def _completed(cls, flat: dict[str, Any]) -> dict[str, Any]:
-        """A preset of one's own may set the optimizer too; `AlgorithmConfig` takes the rest of it."""
+        """A preset of one's own may set the optimizer too, and an environment gives its own rewards.
+
+        `AlgorithmConfig` takes the rest of the preset.
+        """
         preset = read_preset(str(flat.get("algo", "GRPO")), PRESET_FIELDS)
-        return {name: value for name, value in preset.items() if name in OptimizerConfig.model_fields} | flat
+        follows = {name: value for name, value in preset.items() if name in OptimizerConfig.model_fields}
+        if flat.get("env") is not None:
+            follows["reward_type"] = ENVIRONMENT_REWARD
+        return follows | flat
 
     def of_task(self, name: str) -> Self:
         """Return the settings of a task's rows: the run's, with what the task sets for itself."""

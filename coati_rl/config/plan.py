@@ -66,6 +66,7 @@ class Plan(TrainingPlan):
     num_slots: int  # prompts in rollout or waiting, at most
     num_prompts: int | None  # drawn over all episodes; None when the dataset was not read
     is_dynamic: bool  # groups may be replaced, so that the prompts fill fewer steps than that
+    environment: str  # of episodes of several turns, and its limits; empty if there is none
     algorithm: str  # the preset, and the parts that a run's outcome hangs on
 
     def lines(self) -> list[str]:
@@ -81,6 +82,7 @@ class Plan(TrainingPlan):
             f"{'rollout slots':<24}{self.num_slots} prompts",
             f"{'prompts':<24}{'unknown' if self.num_prompts is None else self.num_prompts}",
             f"{'optimizer steps':<24}{'unknown' if self.num_steps is None else f'{at_most}{self.num_steps}'}",
+            *([f"{'environment':<24}{self.environment}"] if self.environment else []),
             f"{'algorithm':<24}{self.algorithm}",
         ]
 
@@ -106,7 +108,20 @@ def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Pla
         num_prompts=drawn,
         num_steps=steps,
         is_dynamic=config.algorithm.dynamic_batching,
+        environment=_environment(config),
         algorithm=_algorithm(config),
+    )
+
+
+def _environment(config: Config) -> str:
+    """What answers the policy, and the limits of an episode."""
+    environment = config.environment
+    if not environment.is_given:
+        return ""
+    arguments = "".join(f" {each}" for each in environment.env_arg)
+    return (
+        f"{environment.env}{arguments} (in a {environment.env_isolation}; at most {environment.max_turns} turns, "
+        f"{config.max_model_len} tokens, {environment.env_timeout:g} s for a call)"
     )
 
 

@@ -120,7 +120,7 @@ def _task(name: str, settings: Config, rewards: RewardFacts) -> Task:
         prompt_key=settings.data.prompt_key,
         answer_key=settings.data.answer_key,
         system_prompt=_system_prompt(settings, rewards),
-        columns=rewards.columns_of(reward_type),
+        columns=rewards.columns_of(reward_type) | Columns(are_kept=settings.environment.is_given),
     )
 
 

@@ -53,6 +53,9 @@ class Step:
     done: bool = False  # the episode is over
     info: dict[str, Any] = field(default_factory=dict)  # JSON types; for the record of the rollout
     sampling: Mapping[str, Any] | None = None  # of the next turn: temperature, top_p, top_k, max_new_tokens, stop, seed
+    # The answer as the chat template has to write it in the next context, where that is not {"role": "assistant",
+    # "content": text}: with the tool_calls that were found in it.
+    answer: Message | None = None
 
 
 StepResult = Step | tuple[Any, ...]  # a tuple: (observation, reward, done, info), info may be left out

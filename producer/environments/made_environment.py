@@ -1,0 +1,52 @@
+"""Make the environment that a configuration names."""
+
+from pathlib import Path
+from typing import Protocol
+
+from coati_rl.config import Config
+from coati_rl.reward_spec import ENVIRONMENT_REWARD
+from coati_rl.runtime.resources import load_tokenizer
+from producer.environments.chat import ChatTemplate
+from producer.environments.environment import Environment
+from producer.environments.episode import EpisodeLimits
+from producer.environments.episode_environment import EpisodeEnvironment
+from producer.environments.own_episode import episode_factory
+
+
+class OwnedEnvironment(Environment, Protocol):
+    """Run episodes with threads or processes of its own, which end with it."""
+
+    def close(self) -> None:
+        """End them."""
+
+
+def check_environment(config: Config) -> None:
+    """Raise ConfigError if the environment of a run cannot be made; nothing is started."""
+    if config.environment.env is not None:
+        episode_factory(config.environment)
+
+
+def make_environment(config: Config) -> OwnedEnvironment | None:
+    """Make the environment of a producer; None: single answers.
+
+    Args:
+        config: prepared: the model is a directory.
+    """
+    if not config.environment.is_given:
+        return None
+    tokenizer = load_tokenizer(Path(config.model.model), chat_template=config.data.chat_template)
+    environment = config.environment
+    return EpisodeEnvironment(
+        episode_factory(environment),
+        ChatTemplate(tokenizer),
+        EpisodeLimits(
+            max_turns=environment.max_turns, max_tokens=config.max_model_len, timeout_s=environment.env_timeout
+        ),
+        correct_from={
+            name: each.reward.correct_from
+            for name, each in config.by_task.items()
+            if each.reward.reward_type == ENVIRONMENT_REWARD
+        },
+        seed=config.run.seed,
+        may_renormalise=config.recomputes_old_logprobs,
+    )

@@ -48,6 +48,7 @@ class ChatTemplate:
         self.tools = tuple(tools)
         # The tokenizer splits text at these before all else: no merge crosses their boundaries.
         self._added = frozenset(tokenizer.added_tokens_decoder)
+        self._num_tokens = len(tokenizer)
         self._takes_objects = True  # as arguments of tool calls
         self._written: set[tuple[object, ...]] = set()  # kinds of new messages that the template was seen to write
 
@@ -114,7 +115,7 @@ class ChatTemplate:
 
     def has_tokens(self, token_ids: Sequence[int]) -> bool:
         """Return True if all of these are tokens of the vocabulary."""
-        return all(isinstance(each, int) and 0 <= each < len(self._tokenizer) for each in token_ids)
+        return all(isinstance(each, int) and 0 <= each < self._num_tokens for each in token_ids)
 
     def bridge(
         self,
@@ -192,7 +193,7 @@ def check_template(template: ChatTemplate, *, roles: Sequence[str] = ("user",)) 
             if role == "tool":
                 name = names[0] if names else "tool"
                 call = {"id": _CALL_ID, "type": "function", "function": {"name": name, "arguments": {}}}
-                answer["tool_calls"] = [call]
+                answer |= {"content": "", "tool_calls": [call]}  # Mistral's takes no content beside calls
                 new |= {"tool_call_id": _CALL_ID, "name": name}
             messages.append(answer)
             record = template.render(messages, add_generation_prompt=False)

@@ -15,7 +15,7 @@ import numpy as np
 
 from coati_rl.errors import RolloutError
 from coati_rl.types import Completion, Trajectory
-from producer.environments.chat import ChatTemplate, arguments_of, plain_message
+from producer.environments.chat import ChatTemplate, TemplateError, arguments_of, plain_message
 from producer.environments.episode import Message, Observation
 from producer.environments.trajectories import Node, make_trajectories
 
@@ -70,7 +70,10 @@ class ConversationTree:
         ids, plain = tuple(token_ids), tuple(plain_message(message) for message in messages)
         if self._prompt_ids is None:
             self._prompt_ids = ids
-        text = self._template.render(plain, tools=tools) if plain else ""
+        try:
+            text = self._template.render(plain, tools=tools) if plain else ""
+        except TemplateError:  # a prompt of text, for a model without a template, say
+            text, plain = "", ()
         if not plain or self._template.encode(text) != ids:
             text = self._template.decode(ids)
         return self._keep(Node(token_ids=ids, text=text, messages=plain, num_context=len(ids)))

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from coati_rl.types import Completion, Prompt, Score, Trajectory
+from coati_rl.protocols import OnTokens
+from coati_rl.types import Completion, Prompt, SamplingParams, Score, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +28,10 @@ class Generate(Protocol):
     def temperature(self) -> float:
         """Return the sampling temperature of the lease; 0 is greedy."""
 
+    @property
+    def sampling(self) -> SamplingParams:
+        """Return the sampling of the lease."""
+
     async def __call__(
         self,
         token_ids: Sequence[int],
@@ -34,6 +39,7 @@ class Generate(Protocol):
         num_samples: int = 1,
         episode: int | None = None,
         sampling: Mapping[str, Any] | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> tuple[Completion, ...]:
         """Sample continuations of some tokens.
 
@@ -44,6 +50,7 @@ class Generate(Protocol):
                 of it only where a run allows that, also while it waits for something else. None: an episode a sample.
             sampling: what differs from the lease's sampling in this request: temperature, top_p, top_k, max_new_tokens,
                 stop, seed. The trajectory has to hold the temperature that was used.
+            on_tokens: see `GenerationEngine.submit`.
         Returns: `num_samples` completions, in order; the same ones whenever the same requests are made in an episode.
         Raises: RolloutError if the engine refuses, or `sampling` has a field or a value that there is not; EngineError
             if it has ended.

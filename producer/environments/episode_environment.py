@@ -79,7 +79,7 @@ class EpisodeEnvironment:
             raise RolloutError(f"all {group_size} episodes failed, the first one because: {failures[0]}")
         scores = {number: self._score(prompt.task, each) for number, each in enumerate(played)}
         return Rollout(
-            trajectories=_joined([each.trajectories for each in played]),
+            trajectories=joined_trajectories([each.trajectories for each in played]),
             scores={number: score for number, score in scores.items() if score is not None},
             records={number: each.record for number, each in enumerate(played)},
         )
@@ -98,16 +98,7 @@ class EpisodeEnvironment:
 
     async def _play(self, prompt: Prompt, generate: Generate, number: int) -> _Played:
         tree = ConversationTree(self._template, episode=number, prompt_ids=prompt.token_ids)
-        task = EpisodeTask(
-            uid=prompt.uid,
-            messages=prompt.messages,
-            prompt=prompt.rendered or prompt.text,
-            ground_truth=prompt.ground_truth,
-            columns=prompt.columns,
-            seed=_seed_of(self._seed, prompt.uid),
-            episode=number,
-            purpose=prompt.purpose,
-        )
+        task = episode_task(prompt, number, run_seed=self._seed)
         try:
             calls = self._host.open()
         except EpisodeFailure as error:
@@ -129,13 +120,27 @@ class EpisodeEnvironment:
         return _Played(trajectories=trajectories, record={"ended": ending, "turns": player.turns})
 
 
+def episode_task(prompt: Prompt, episode: int, *, run_seed: int) -> EpisodeTask:
+    """Return what an episode of a prompt is about."""
+    return EpisodeTask(
+        uid=prompt.uid,
+        messages=prompt.messages,
+        prompt=prompt.rendered or prompt.text,
+        ground_truth=prompt.ground_truth,
+        columns=prompt.columns,
+        seed=_seed_of(run_seed, prompt.uid),
+        episode=episode,
+        purpose=prompt.purpose,
+    )
+
+
 def _failed(tree: ConversationTree, cause: str, turns: Sequence[dict[str, Any]]) -> _Played:
     return _Played(
         trajectories=tree.trajectories(), record={"ended": "failed", "turns": turns}, failure=f"environment: {cause}"
     )
 
 
-def _joined(parts: Sequence[tuple[Trajectory, ...]]) -> list[Trajectory]:
+def joined_trajectories(parts: Sequence[tuple[Trajectory, ...]]) -> list[Trajectory]:
     """Join the trajectories of all episodes; a parent's number in its episode becomes that in the group."""
     joined: list[Trajectory] = []
     for part in parts:

@@ -6,12 +6,12 @@ producer's environments. An agent that fails, asks nothing or takes too long is 
 """
 
 import asyncio
-import hashlib
+import logging
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from coati_rl.errors import EngineError, RolloutError, RunError
 from coati_rl.protocols import OnTokens
 from coati_rl.types import Completion, Prompt, Score, Trajectory
 from producer.environments.environment import Generate, Rollout
-from producer.environments.episode import EpisodeTask
+from producer.environments.episode_environment import episode_task, joined_trajectories
 from producer.environments.episode_scores import environment_score, invalid_episode
 from producer.environments.recorder import ConversationTree
 from producer.gateway.agent_process import run_agent
@@ -65,13 +65,23 @@ class AgentEnvironment:
         correct_from: by task, where the rewards that agents report are all that counts (-rt env): the reward from which
             an episode is correct. Episodes of other tasks are scored by -rt, too.
         seed: of the run.
+        may_renormalise: as for `EpisodeEnvironment`.
     """
 
-    def __init__(self, agent: AgentCommand, language: Language, *, correct_from: Mapping[str, float], seed: int) -> None:
+    def __init__(
+        self,
+        agent: AgentCommand,
+        language: Language,
+        *,
+        correct_from: Mapping[str, float],
+        seed: int = 0,
+        may_renormalise: bool = False,
+    ) -> None:
         self._agent = agent
         self._language = language
         self._correct_from = correct_from
         self._seed = seed
+        self._may_renormalise = may_renormalise
         self._table = EpisodeTable()
         self._places = asyncio.Semaphore(agent.max_processes)
         self._directory = Path(tempfile.mkdtemp(prefix="coati-agents-"))
@@ -114,9 +124,11 @@ class AgentEnvironment:
         tree = ConversationTree(self._language.template, episode=number, prompt_ids=prompt.token_ids)
         conversation = RecordedConversation(self._language, tree)
         sample = _LeaseSample(generate, number, loop)
+        is_trained = prompt.purpose == "train"
         rules = SamplingRules(
             sampling=generate.sampling,
-            is_trained=prompt.purpose == "train",
+            is_trained=is_trained,
+            may_renormalise=self._may_renormalise or not is_trained,
             seed_scope=f"{generate.sampling.seed}/{number}",
         )
         session = Session(
@@ -144,18 +156,10 @@ class AgentEnvironment:
     ) -> str | None:
         """Run the command while its episode is open. Returns: why it failed, if it did."""
         registered = self._table.register(session, conversation)
-        task = EpisodeTask(
-            uid=prompt.uid,
-            messages=prompt.messages,
-            prompt=prompt.rendered or prompt.text,
-            ground_truth=prompt.ground_truth,
-            columns=prompt.columns,
-            seed=_seed_of(self._seed, prompt.uid),
-            episode=number,
-            purpose=prompt.purpose,
-        )
         told = task_object(
-            task, with_ground_truth=self._agent.with_ground_truth, truth_columns=self._agent.truth_columns
+            episode_task(prompt, number, run_seed=self._seed),
+            with_ground_truth=self._agent.with_ground_truth,
+            truth_columns=self._agent.truth_columns,
         )
         path = write_task(told, self._directory, registered.episode_id)
         url = self._server.url + PREFIX.format(episode=registered.episode_id)
@@ -203,17 +207,11 @@ def _rollout(played: Sequence[_Played], score: Callable[[_Played], Score | None]
     """Return the group of some episodes. Raises: RolloutError if all have failed."""
     failures = [each.failure for each in played if each.failure is not None]
     if len(failures) == len(played):
-        others = f" (one of {len(set(failures))} causes)" if len(set(failures)) > 1 else ""
-        raise RolloutError(f"all {len(played)} episodes failed: {failures[0]}{others}")
+        raise RolloutError(f"all {len(played)} episodes failed, the first one because: {failures[0]}")
     scores = {number: score(each) for number, each in enumerate(played)}
     return Rollout(
-        trajectories=join_trajectories([each.trajectories for each in played]),
+        trajectories=joined_trajectories([each.trajectories for each in played]),
         scores={number: each for number, each in scores.items() if each is not None},
         records={number: each.record for number, each in enumerate(played)},
     )
 
-
-def _seed_of(seed: int, uid: str) -> int:
-    """Return 31 bits, which all generators take as a seed."""
-    digest = hashlib.blake2b(f"{seed}/{uid}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "big") >> 1

@@ -16,6 +16,7 @@ from producer.environments.chat import ChatTemplate
 from producer.environments.episode import Message
 from producer.environments.recorder import Context, ConversationTree
 from producer.environments.trajectories import Node
+from producer.gateway.api_error import ApiError
 from producer.gateway.requests import ChatRequest, CompletionRequest
 from producer.gateway.session import Place
 from producer.tools.call_formats import ToolCallFormat, answer_text
@@ -107,7 +108,9 @@ class UnrecordedConversation:
         """See `Conversation`."""
         return self._language.answer(completion, text, request, turn=0)
 
-    def record(self, place: Place, completion: Completion, *, temperature: float, message: Message) -> None:
+    def record(
+        self, place: Place, completion: Completion, *, temperature: float, message: Message, seconds: float
+    ) -> None:
         """See `Conversation`; nothing is kept."""
 
 
@@ -140,7 +143,7 @@ class RecordedConversation:
         self._tree = tree
         self._texts: list[_TextAnswer] = []
         self.last: Node | None = None  # answer that was recorded
-        self.num_answers = 0
+        self.turns: list[dict[str, Any]] = []  # of each answer: its context and its tokens, for the rollout's record
 
     def chat(self, request: ChatRequest) -> Place:
         """See `Conversation`."""
@@ -166,17 +169,27 @@ class RecordedConversation:
 
     def parse(self, completion: Completion, text: str, request: ChatRequest) -> Message:
         """See `Conversation`."""
-        return self._language.answer(completion, text, request, turn=self.num_answers)
+        return self._language.answer(completion, text, request, turn=len(self.turns))
 
-    def record(self, place: Place, completion: Completion, *, temperature: float, message: Message) -> None:
+    def record(
+        self, place: Place, completion: Completion, *, temperature: float, message: Message, seconds: float
+    ) -> None:
         """See `Conversation`."""
         context = place.context if isinstance(place, _TextPlace) else place
         if not isinstance(context, Context):
             raise TypeError(f"the context of another conversation: {type(place).__name__}")
         self.last = self._tree.add(context, completion, temperature=temperature, message=message)
-        self.num_answers += 1
+        noted = {"role": "assistant", "tokens": len(completion.token_ids), "seconds": round(seconds, 6)}
+        before = {"context_tokens": len(context.token_ids)} | ({"is_fork": True} if context.is_fork else {})
+        self.turns.append(noted | before)
         if isinstance(place, _TextPlace):
             self._texts.append(self._text_answer(place, self.last, message["content"]))
+
+    def add_reward(self, name: str, value: float) -> None:
+        """See `RewardSink`."""
+        if self.last is None:
+            raise ApiError(400, "the episode has no answer yet, which a reward could be given to")
+        self._tree.add_reward(self.last, name, value)
 
     def _text_answer(self, place: _TextPlace, node: Node, content: str) -> _TextAnswer:
         template, num_context = self._language.template, node.num_context

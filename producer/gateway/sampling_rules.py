@@ -14,12 +14,13 @@ class SamplingRules:
     """Hold what a request is sampled with where it asks for nothing else.
 
     Where the tokens are trained, the objective divides the logits by the temperature of each token and takes the
-    softmax over all tokens. So a temperature is the client's choice, unless it is 0; top-p and top-k are the run's, which
-    takes care of them (docs/algorithms.md).
+    softmax over all tokens. So the temperature is the client's choice, unless it is 0; another top-p or top-k than the
+    run's is not, unless trainers compute the log-probabilities of the sampling policy themselves.
     """
 
     sampling: SamplingParams
     is_trained: bool = False
+    may_renormalise: bool = True  # the engine's log-probabilities may be of a part of the vocabulary
     seed_scope: str = ""  # a client's seed stands for different numbers under different scopes; "": for itself
 
     def changes(self, request: SampledRequest) -> dict[str, Any]:
@@ -36,11 +37,10 @@ class SamplingRules:
             found["top_p"] = request.top_p
         if request.top_k is not None:
             found["top_k"] = request.top_k if request.top_k > 0 else None
-        if self.is_trained:
-            for name in ("top_p", "top_k"):
-                if name in found and found[name] != getattr(own, name):
-                    remedy = f"all tokens that are trained are sampled with {getattr(own, name)}, the run's; leave it out"
-                    raise _refusal(name, f"{found[name]}: {remedy}")
+        for name in ("top_p", "top_k"):
+            if not self.may_renormalise and found.get(name, getattr(own, name)) != getattr(own, name):
+                remedy = f"the run samples with {getattr(own, name)}; leave it out, or train with --old-logprobs trainer"
+                raise _refusal(name, f"{found[name]}: {remedy}")
         if request.token_limit is not None:
             found["max_new_tokens"] = min(request.token_limit, own.max_new_tokens)
         if request.stop:

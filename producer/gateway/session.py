@@ -6,6 +6,7 @@ aborted in the engine before that and leaves nothing behind.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -52,8 +53,10 @@ class Conversation(Protocol):
     def parse(self, completion: Completion, text: str, request: ChatRequest) -> Message:
         """Return an answer as a message: `text` as its content, or the calls of tools that the request offers."""
 
-    def record(self, place: Place, completion: Completion, *, temperature: float, message: Message) -> None:
-        """Keep an answer."""
+    def record(
+        self, place: Place, completion: Completion, *, temperature: float, message: Message, seconds: float
+    ) -> None:
+        """Keep an answer, which the engine took some seconds for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +122,7 @@ class Session:
             is_chat = isinstance(request, ChatRequest)
             place = self._conversation.chat(request) if is_chat else self._conversation.text(request)
             texts = [TextStream(self.decode, request.stop) for _ in range(request.n)]
+            begin = time.perf_counter()
             completions = await self._sample(
                 place.token_ids,
                 num_samples=request.n,
@@ -127,6 +131,7 @@ class Session:
             )
             if any(completion.finish_reason == "abort" for completion in completions):
                 raise ApiError(503, "the engine has ended the request", is_final=True)
+            seconds = time.perf_counter() - begin
             temperature = changes.get("temperature", self._rules.sampling.temperature)
             choices = []
             for completion, text in zip(completions, texts, strict=True):
@@ -134,7 +139,9 @@ class Session:
                 message = {"role": "assistant", "content": text.text}
                 if is_chat:
                     message = self._conversation.parse(completion, text.text, request)
-                self._conversation.record(place, completion, temperature=temperature, message=message)
+                self._conversation.record(
+                    place, completion, temperature=temperature, message=message, seconds=seconds
+                )
                 choices.append(Answer(message=message, completion=completion))
             return Answers(num_prompt_tokens=len(place.token_ids), choices=tuple(choices))
 

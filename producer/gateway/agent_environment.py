@@ -6,7 +6,6 @@ producer's environments. An agent that fails, asks nothing or takes too long is 
 """
 
 import asyncio
-import logging
 import os
 import shutil
 import tempfile
@@ -117,9 +116,7 @@ class AgentEnvironment:
             return invalid_episode("agent: it reported no reward (POST to COATI_REWARD_URL), and -rt is env")
         return environment_score(played.trajectories, correct_from=self._correct_from[task])
 
-    async def _play(
-        self, prompt: Prompt, generate: Generate, number: int, loop: asyncio.AbstractEventLoop
-    ) -> _Played:
+    async def _play(self, prompt: Prompt, generate: Generate, number: int, loop: asyncio.AbstractEventLoop) -> _Played:
         """Run one episode, in the gateway's event loop. Raises: RunError if the engine has ended."""
         tree = ConversationTree(self._language.template, episode=number, prompt_ids=prompt.token_ids)
         conversation = RecordedConversation(self._language, tree)
@@ -131,9 +128,7 @@ class AgentEnvironment:
             may_renormalise=self._may_renormalise or not is_trained,
             seed_scope=f"{generate.sampling.seed}/{number}",
         )
-        session = Session(
-            conversation, sample, rules, decode=self._language.decode, max_in_flight=_MAX_IN_FLIGHT
-        )
+        session = Session(conversation, sample, rules, decode=self._language.decode, max_in_flight=_MAX_IN_FLIGHT)
         begin = time.perf_counter()
         async with self._places:
             failure = await self._run(prompt, number, session, conversation)
@@ -214,4 +209,3 @@ def _rollout(played: Sequence[_Played], score: Callable[[_Played], Score | None]
         scores={number: each for number, each in scores.items() if each is not None},
         records={number: each.record for number, each in enumerate(played)},
     )
-

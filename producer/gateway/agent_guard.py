@@ -59,7 +59,7 @@ def _run(command: list[str]) -> NoReturn:
 
 
 def _reap(agent: int) -> int | None:
-    """Collect processes that have ended. Returns: the agent's exit code, negative for a signal, if it is one of them."""
+    """Collect processes that have ended. Returns: the agent's code, -N for signal N, if it is one of them."""
     code = None
     while True:
         try:

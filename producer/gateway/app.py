@@ -56,7 +56,7 @@ def _router(find: FindSession, model: str, limits: BodyLimits) -> APIRouter:
     async def session(request: Request) -> Session:
         return find(request)
 
-    Found = Annotated[Session, Depends(session)]  # noqa: N806
+    Found = Annotated[Session, Depends(session)]
 
     @router.get("/models")
     async def models(_session: Found) -> Response:

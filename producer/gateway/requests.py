@@ -35,12 +35,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "top_logprobs": (0,),
 }
-_CONSTRAINED = "constrained decoding renormalises the probabilities of what is sampled; ask for the form in the prompt"
+_CONSTRAINED = "constrained decoding, which would renormalise the probabilities of what is sampled"
 _REASONS = {
-    "response_format": _CONSTRAINED,
-    "guided_json": _CONSTRAINED,
-    "structured_outputs": _CONSTRAINED,
-    "tool_choice": f"a forced call is {_CONSTRAINED}; use auto or none",
+    "response_format": f"it needs {_CONSTRAINED}; ask for the form in the prompt",
+    "structured_outputs": f"they need {_CONSTRAINED}; ask for the form in the prompt",
+    "tool_choice": f"a forced call needs {_CONSTRAINED}",
+    "prompt": "give one text, or one list of token ids",
     "top_logprobs": "only the sampled token's log-probability is known; leave it out",
     "functions": "use tools",
     "function_call": "use tools",
@@ -160,7 +160,8 @@ def _refuse_unknown(given: dict[str, Any], kind: type[SampledRequest]) -> None:
 
 def _check_tools(tools: Any) -> None:
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or tool.get("type") != "function" or not isinstance(function.get("name"), str):
+        is_function = isinstance(tool, dict) and tool.get("type") == "function"
+        function = tool.get("function") if is_function else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             message = 'needs {"type": "function", "function": {"name": ...}}'
             raise ApiError(400, f"tools[{index}]: {message}", param=f"tools[{index}]", code="invalid_value")

@@ -39,7 +39,7 @@ class SamplingRules:
             found["top_k"] = request.top_k if request.top_k > 0 else None
         for name in ("top_p", "top_k"):
             if not self.may_renormalise and found.get(name, getattr(own, name)) != getattr(own, name):
-                remedy = f"the run samples with {getattr(own, name)}; leave it out, or train with --old-logprobs trainer"
+                remedy = f"the run's is {getattr(own, name)}; leave it out, or train with --old-logprobs trainer"
                 raise _refusal(name, f"{found[name]}: {remedy}")
         if request.token_limit is not None:
             found["max_new_tokens"] = min(request.token_limit, own.max_new_tokens)

@@ -139,9 +139,7 @@ class Session:
                 message = {"role": "assistant", "content": text.text}
                 if is_chat:
                     message = self._conversation.parse(completion, text.text, request)
-                self._conversation.record(
-                    place, completion, temperature=temperature, message=message, seconds=seconds
-                )
+                self._conversation.record(place, completion, temperature=temperature, message=message, seconds=seconds)
                 choices.append(Answer(message=message, completion=completion))
             return Answers(num_prompt_tokens=len(place.token_ids), choices=tuple(choices))
 

@@ -11,6 +11,7 @@ from producer.environments.environment import Environment
 from producer.environments.episode import EpisodeLimits
 from producer.environments.episode_environment import EpisodeEnvironment
 from producer.environments.own_episode import episode_factory
+from producer.environments.process_host import ProcessHost
 
 
 class OwnedEnvironment(Environment, Protocol):
@@ -22,8 +23,9 @@ class OwnedEnvironment(Environment, Protocol):
 
 def check_environment(config: Config) -> None:
     """Raise ConfigError if the environment of a run cannot be made; nothing is started."""
-    if config.environment.env is not None:
-        episode_factory(config.environment)
+    environment = config.environment
+    if environment.env is not None:
+        episode_factory(environment.env, environment.arguments)
 
 
 def make_environment(config: Config) -> OwnedEnvironment | None:
@@ -32,16 +34,16 @@ def make_environment(config: Config) -> OwnedEnvironment | None:
     Args:
         config: prepared: the model is a directory.
     """
-    if not config.environment.is_given:
-        return None
-    tokenizer = load_tokenizer(Path(config.model.model), chat_template=config.data.chat_template)
     environment = config.environment
+    if environment.env is None:
+        return None
+    name, arguments, timeout_s = environment.env, environment.arguments, environment.env_timeout
+    tokenizer = load_tokenizer(Path(config.model.model), chat_template=config.data.chat_template)
+    is_apart = environment.env_isolation == "process"
     return EpisodeEnvironment(
-        episode_factory(environment),
+        episode_factory(name, arguments),
         ChatTemplate(tokenizer),
-        EpisodeLimits(
-            max_turns=environment.max_turns, max_tokens=config.max_model_len, timeout_s=environment.env_timeout
-        ),
+        EpisodeLimits(max_turns=environment.max_turns, max_tokens=config.max_model_len, timeout_s=timeout_s),
         correct_from={
             name: each.reward.correct_from
             for name, each in config.by_task.items()
@@ -49,4 +51,5 @@ def make_environment(config: Config) -> OwnedEnvironment | None:
         },
         seed=config.run.seed,
         may_renormalise=config.recomputes_old_logprobs,
+        host=ProcessHost(name, arguments, timeout_s=timeout_s) if is_apart else None,
     )

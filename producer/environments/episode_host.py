@@ -12,16 +12,14 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any, Protocol
 
 from coati_rl.text import shorten
 from producer.environments.episode import Action, Episode, EpisodeFailure, EpisodeTask, Observation, Step
+from producer.environments.loop_thread import LoopThread
 from producer.environments.returned_steps import as_observation, as_step
 
 logger = logging.getLogger(__name__)
-
-_END_S = 5.0  # for the thread of async episodes to end
 
 
 class EpisodeCalls(Protocol):
@@ -64,7 +62,7 @@ class ThreadHost:
         self._timeout_s = timeout_s
         self._max_stuck = max_stuck
         self._stuck: set[Future[Any]] = set()
-        self._loop: _LoopThread | None = None
+        self._loop: LoopThread | None = None
 
     def open(self) -> "_ThreadCalls":
         """See `EpisodeHost.open`. Raises: EpisodeFailure if too many calls hang."""
@@ -77,8 +75,9 @@ class ThreadHost:
 
     def close(self) -> None:
         """See `EpisodeHost.close`; threads that hang end with this process."""
-        if self._loop is not None:
-            self._loop.close()
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close()
 
     async def answer(self, name: str, call: "Future[Any]") -> Any:
         """Wait for a call up to the limit. Raises: EpisodeFailure."""
@@ -92,7 +91,7 @@ class ThreadHost:
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
         """Run a coroutine in the event loop of async episodes."""
         if self._loop is None:
-            self._loop = _LoopThread()
+            self._loop = LoopThread()
         return self._loop.run(coroutine)
 
 
@@ -104,9 +103,11 @@ class _ThreadCalls:
         self._host = host
         self._thread = _CallThread()
         self._episode: Episode | None = None
+        self._last: Future[Any] | None = None  # call
 
     async def reset(self, task: EpisodeTask) -> Observation:
-        self._episode = await self._host.answer("the constructor", self._thread.run("it", self._make_episode))
+        name = "the constructor"
+        self._episode = await self._answer(name, self._thread.run(name, self._make_episode))
         return as_observation(await self._call("reset", task))
 
     async def step(self, action: Action) -> Step:
@@ -114,7 +115,11 @@ class _ThreadCalls:
 
     async def close(self) -> None:
         try:
-            if self._episode is not None:
+            if self._episode is None:
+                return
+            if self._last is not None and not self._last.done():  # its limit is over, and `close` waits behind it
+                self.abandon()
+            else:
                 await self._call("close")
         except EpisodeFailure as error:
             logger.warning("an episode was not closed: %s", error)
@@ -136,11 +141,15 @@ class _ThreadCalls:
         if not callable(method):
             raise EpisodeFailure(f"{type(self._episode).__name__} has no method {name}")
         if inspect.iscoroutinefunction(method):  # calling it runs none of its code
-            return await self._host.answer(name, self._host.run(_guarded(name, method(*arguments))))
-        returned = await self._host.answer(name, self._thread.run(name, method, *arguments))
+            return await self._answer(name, self._host.run(_guarded(name, method(*arguments))))
+        returned = await self._answer(name, self._thread.run(name, method, *arguments))
         if inspect.isawaitable(returned):
-            returned = await self._host.answer(name, self._host.run(_guarded(name, returned)))
+            returned = await self._answer(name, self._host.run(_guarded(name, returned)))
         return returned
+
+    async def _answer(self, name: str, call: "Future[Any]") -> Any:
+        self._last = call
+        return await self._host.answer(name, call)
 
 
 class _CallThread:
@@ -177,34 +186,6 @@ class _CallThread:
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-
-
-class _LoopThread:
-    """Run an event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="async episodes", daemon=True)
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def close(self) -> None:
-        """Cancel what runs, and stop the loop, unless a task blocks it."""
-        with suppress(TimeoutError):
-            self.run(_cancel_others()).result(_END_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_END_S)
-        if not self._thread.is_alive():
-            self._loop.close()
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.wait(others, timeout=_END_S) if others else None
 
 
 async def _guarded(name: str, awaitable: Awaitable[Any]) -> Any:

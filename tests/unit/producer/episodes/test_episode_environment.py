@@ -1,0 +1,329 @@
+"""Test episodes of several turns: what is recorded, how they end, what fails, that they do not disturb each other."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from producer.environments.episode import EpisodeFailure, Step
+
+
+class Talk:
+    """Answer "more" until the end; the reward of turn t is t + 1."""
+
+    observation = ({"role": "user", "content": "more"},)
+
+    def __init__(self, turns=3, **replaced):
+        self.turns = turns
+        self.closed = 0
+        for name, function in replaced.items():
+            setattr(self, name, function)
+
+    def reset(self, task):
+        self.task = task
+
+    def step(self, action):
+        return self.observation, action.turn + 1, action.turn + 1 >= self.turns, {"turn": action.turn}
+
+    def close(self):
+        self.closed += 1
+
+
+def test_rewards_are_at_the_last_token_of_their_turn_and_add_up_to_the_score(play, template):
+    (done,) = play(Talk)
+    assert done.error is None
+    for episode, trajectory in enumerate(done.trajectories):
+        assert [turn.index for turn in trajectory.turns] == [0, 1, 2]
+        assert [(r.position, r.name, r.value) for r in trajectory.rewards] == [
+            (turn.end - 1, "env", float(turn.index + 1)) for turn in trajectory.turns
+        ]
+        score = done.scores[episode]
+        assert (score.reward, score.answer_correct, score.verdict, score.breakdown) == (6.0, True, "ok", {})
+        between = trajectory.token_ids[trajectory.turns[0].end : trajectory.turns[1].start].tolist()
+        assert template.decode(between).endswith("user\nmore<|endoftext|>\n<|im_start|>assistant\n")
+        assert trajectory.loss_mask.sum() == sum(turn.end - turn.start for turn in trajectory.turns)
+
+
+def test_rewards_by_name_are_added_up_by_name(play):
+    class Named(Talk):
+        def step(self, action):
+            return Step(observation="+", reward={"form": 0.25, "fact": -1.0}, done=action.turn == 1)
+
+    (done,) = play(Named)
+    assert done.scores[0].reward == -1.5
+    assert done.scores[0].breakdown == {"form": 0.5, "fact": -2.0}
+    assert not done.scores[0].answer_correct
+
+
+def test_the_record_says_who_spoke_and_for_how_long(play):
+    (done,) = play(lambda: Talk(turns=2))
+    record = done.records[1]
+    assert record["ended"] == "done"
+    assert [turn["role"] for turn in record["turns"]] == ["prompt", "assistant", "user", "assistant"]
+    answers = record["turns"][1::2]
+    assert [turn["info"] for turn in answers] == [{"turn": 0}, {"turn": 1}]
+    assert all(turn["seconds"] >= 0 and turn["environment_seconds"] >= 0 for turn in answers)
+    tokens = done.trajectories[1]
+    assert sum(turn["tokens"] for turn in record["turns"]) == len(tokens.token_ids)
+
+
+@pytest.mark.parametrize(("limits", "ending"), [({"max_turns": 2}, "turns"), ({"max_tokens": 100}, "tokens")])
+def test_an_episode_that_a_limit_ends_is_a_truncated_sample(play, engine, limits, ending):
+    (done,) = play(lambda: Talk(turns=99), **limits)
+    trajectory = done.trajectories[0]
+    assert done.records[0]["ended"] == ending
+    assert (trajectory.finish_reason, done.scores[0].verdict) == ("length", "ok")
+    assert all(len(request.token_ids) < limits.get("max_tokens", 600) for request in engine.requests)
+
+
+@pytest.mark.parametrize(
+    ("first", "begins"),
+    [
+        (None, "<|im_start|>user\nq<|endoftext|>\n<|im_start|>assistant\n"),
+        ("raw", "raw"),
+        ([{"role": "system", "content": "be"}], "<|im_start|>system\nbe<|endoftext|>\n<|im_start|>assistant\n"),
+        ([5, 6, 7], None),
+    ],
+)
+def test_an_episode_begins_with_the_row_or_with_what_reset_returns(play, template, first, begins):
+    (done,) = play(lambda: Talk(turns=1, reset=lambda task: first))
+    trajectory = done.trajectories[0]
+    given = trajectory.token_ids[: trajectory.turns[0].start].tolist()
+    assert given == [5, 6, 7] if begins is None else template.decode(given) == begins
+
+
+@pytest.mark.parametrize(
+    ("observation", "text"),
+    [("raw", "raw"), ([5, 6, 7], None), (None, ""), ([], ""), ({"role": "user", "content": "x"}, "x")],
+)
+def test_what_the_policy_reads_next_is_text_messages_tokens_or_nothing(play, template, observation, text):
+    (done,) = play(lambda: Talk(step=lambda action: (observation, 0.0, action.turn == 1)))
+    first, second = done.trajectories[0].turns
+    between = done.trajectories[0].token_ids[first.end : second.start].tolist()
+    if text is None:
+        assert between == [5, 6, 7]
+    elif text == "x":
+        assert "<|im_start|>user\nx" in template.decode(between)
+    else:
+        assert template.decode(between) == text
+
+
+def test_a_task_holds_the_row_and_a_seed_that_its_episodes_share(play, lease_of):
+    seen = []
+    leases = [lease_of(0, columns={"level": 3}), lease_of(1, purpose="eval", group_size=1)]
+    play(lambda: Talk(turns=1, reset=seen.append), leases=leases)
+    first, second, evaluated = sorted(seen, key=lambda task: (task.uid, task.episode))
+    assert (first.uid, first.ground_truth, first.columns, first.purpose) == ("p0", "4", {"level": 3}, "train")
+    assert first.messages == ({"role": "user", "content": "q"},)
+    assert first.prompt.startswith("<|im_start|>user")
+    assert (first.episode, second.episode, evaluated.purpose) == (0, 1, "eval")
+    assert first.seed == second.seed != evaluated.seed
+    assert 0 <= first.seed < 2**31
+
+
+def test_an_action_holds_the_conversation_with_the_answer_last(play):
+    seen = []
+
+    def step(action):
+        seen.append(action)
+        return Talk.observation, 0.0, action.turn == 1
+
+    play(lambda: Talk(step=step), group_size=1)
+    assert [action.turn for action in seen] == [0, 1]
+    assert [message["role"] for message in seen[1].messages] == ["user", "assistant", "user", "assistant"]
+    assert seen[1].messages[-1]["content"] == seen[1].text
+    assert seen[1].messages[1]["content"] == seen[0].text
+    assert len(seen[0].token_ids) >= 1
+
+
+def test_the_next_turn_is_sampled_as_the_step_says(play, engine):
+    sampling = {"temperature": 1.5, "max_new_tokens": 3, "stop": ["a", "b"], "seed": 77}
+
+    def step(action):
+        return Step(observation="+", done=action.turn == 2, sampling=sampling if action.turn == 0 else None)
+
+    (done,) = play(lambda: Talk(step=step), group_size=1)
+    first, second, third = [request.sampling for request in engine.requests]
+    assert (second.temperature, second.max_new_tokens, second.stop, second.seed) == (1.5, 3, ("a", "b"), 77)
+    assert (first.temperature, third.temperature, third.max_new_tokens) == (0.7, 0.7, 12)
+    trajectory = done.trajectories[0]
+    ends = [turn.end - turn.start for turn in trajectory.turns]
+    assert trajectory.temperature.tolist() == pytest.approx([0.7] * ends[0] + [1.5] * ends[1] + [0.7] * ends[2])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"best_of": 2}, "sampling 'best_of' of a turn: there is no such field"),
+        ({"temperature": float("nan")}, "sampling temperature nan of a turn: use a finite number"),
+        ({"max_new_tokens": 0}, "max_new_tokens 0 must be positive"),
+        ({"temperature": 0.0}, "greedy tokens are not trained"),
+        ({"top_p": 0.5}, "train with --old-logprobs trainer"),
+    ],
+)
+def test_sampling_that_cannot_be_done_or_trained_makes_the_sample_invalid(play, sampling, message):
+    def step(action):
+        return Step(observation="+", done=action.turn == 1, sampling=sampling)
+
+    (done,) = play(lambda: Faulty({"step": step}))
+    assert [done.scores[n].verdict for n in (0, 1)] == ["ok", "invalid"]
+    assert message in done.scores[1].detail
+
+
+def boom(*_):
+    raise KeyError("no such room")
+
+
+def leave(*_):
+    raise SystemExit(3)
+
+
+def wrong(*_):
+    raise EpisodeFailure("the wrong room")
+
+
+async def late(*_):
+    raise ValueError("later")
+
+
+def hang(*_):
+    time.sleep(1.5)
+
+
+async def hang_async(*_):
+    await asyncio.sleep(60.0)
+
+
+BROKEN = {
+    "reset raises": ({"reset": boom}, "environment: reset raised KeyError: 'no such room'"),
+    "step raises": ({"step": boom}, "environment: step raised KeyError: 'no such room'"),
+    "step leaves": ({"step": leave}, "environment: step raised SystemExit: 3"),
+    "step is async and raises": ({"step": late}, "environment: step raised ValueError: later"),
+    "step fails on purpose": ({"step": wrong}, "environment: the wrong room"),
+    "step hangs": ({"step": hang}, "environment: step took longer than 0.5 s (--env-timeout)"),
+    "step is async and hangs": ({"step": hang_async}, "environment: step took longer than 0.5 s (--env-timeout)"),
+    "reset returns a number": ({"reset": lambda _: 3}, "environment: the observation is 3 (int); return text"),
+    "step returns nothing": ({"step": lambda _: None}, "environment: step returned None (NoneType); return a Step"),
+    "a reward is no number": ({"step": lambda _: ("", "1", True)}, "environment: reward is '1' (str); return a finite"),
+    "a reward is NaN": ({"step": lambda _: ("", float("nan"), True)}, "environment: reward is nan (float)"),
+    "a reward is too large": ({"step": lambda _: ("", 1e300, True)}, "environment: reward is 1e+300 (float)"),
+    "done is text": ({"step": lambda _: ("", 0, "no")}, "environment: done is 'no' (str); return True or False"),
+    "info is text": ({"step": lambda _: ("", 0, True, "x")}, "environment: info is 'x' (str); return a dictionary"),
+    "text is no text": ({"step": lambda _: ("\ud800", 0, False)}, "environment: the observation is no text that can"),
+    "a message lacks a role": ({"step": lambda _: ([{"content": "x"}], 0, False)}, "it needs a role"),
+    "a role is unknown": ({"step": lambda _: ([{"role": "user"}, 3], 0, False)}, "environment: the observation is ["),
+    "a token is unknown": ({"step": lambda _: ([5000], 0, False)}, "nor of the vocabulary's token ids"),
+    "the context is too long": ({"reset": lambda _: "x" * 700}, "its first context has 700 tokens, which leaves none"),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_an_episode_that_fails_is_invalid_and_the_others_of_its_group_go_on(play, broken):
+    replaced, message = BROKEN[broken]
+    (done,) = play(lambda: Faulty(replaced), timeout_s=0.5 if "hang" in broken else 30.0, group_size=3)
+    assert done.error is None
+    invalid = done.scores[1]
+    assert (invalid.verdict, invalid.reward) == ("invalid", 0.0)
+    assert message in invalid.detail
+    assert [done.scores[n].verdict for n in (0, 2)] == ["ok", "ok"]
+    assert done.records[1]["ended"] == "failed"
+
+
+class Faulty(Talk):
+    """Be broken as episode 1, and well as the others."""
+
+    def __init__(self, replaced):
+        super().__init__(turns=2)
+        self.replaced = replaced
+        if "step" in replaced and asyncio.iscoroutinefunction(replaced["step"]):
+            self.step = self.step_async
+
+    def reset(self, task):
+        self.is_broken = task.episode == 1
+        return self.replaced["reset"](task) if self.is_broken and "reset" in self.replaced else None
+
+    def step(self, action):
+        return self.replaced["step"](action) if self.is_broken and "step" in self.replaced else super().step(action)
+
+    async def step_async(self, action):
+        return await self.replaced["step"](action) if self.is_broken else super().step(action)
+
+
+def test_what_was_sampled_before_a_failure_is_kept_and_has_no_part_in_the_loss(play):
+    def fails_late(action):
+        return boom() if action.turn == 1 else (Talk.observation, 1.0, False)
+
+    (done,) = play(lambda: Faulty({"step": fails_late}))
+    assert [len(each.turns) for each in done.trajectories] == [2, 2]
+    assert done.scores[1].verdict == "invalid"
+
+
+def test_a_prompt_fails_if_all_of_its_episodes_do(play):
+    (done,) = play(lambda: Talk(step=boom))
+    cause = "environment: step raised KeyError: 'no such room'"
+    assert done.error == f"all 2 episodes failed, the first one because: {cause}"
+
+
+@pytest.mark.parametrize("step", [None, boom, hang])
+def test_each_episode_is_closed_once_whatever_ends_it(play, step):
+    made = []
+
+    def make():
+        made.append(Talk(**({"step": step} if step else {})))
+        return made[-1]
+
+    play(make, timeout_s=0.3 if step is hang else 30.0)
+    deadline = time.monotonic() + 10.0
+    while [episode.closed for episode in made] != [1, 1]:  # one that hangs is closed when it comes back
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_no_further_episode_begins_while_too_many_calls_hang(play):
+    from producer.environments.episode_host import ThreadHost
+
+    host = ThreadHost(lambda: Talk(step=hang), timeout_s=0.2, max_stuck=2)
+    (done,) = play(None, host=host)
+    assert "step took longer" in done.error
+    (done,) = play(None, host=host)
+    assert "2 calls of the environment hang; --env-isolation process would end them" in done.error
+
+
+def test_64_episodes_at_once_sample_what_64_one_after_another_do(play, lease_of):
+    class Slow(Talk):
+        def step(self, action):
+            time.sleep(0.02 * (hash(action.text) % 3))
+            return super().step(action)
+
+    leases = [lease_of(number, group_size=4, seed=number) for number in range(16)]
+    together = play(lambda: Slow(turns=3), leases=leases)
+    alone = play(lambda: Talk(turns=3), leases=leases, at_once=False)
+    for one, other in zip(together, alone, strict=True):
+        assert [t.token_ids.tolist() for t in one.trajectories] == [t.token_ids.tolist() for t in other.trajectories]
+        assert [t.logprobs.tolist() for t in one.trajectories] == [t.logprobs.tolist() for t in other.trajectories]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_tools_that_take_long_are_waited_for_at_the_same_time(play, lease_of, is_async):
+    """64 episodes of 2 turns of 0.25 s: 0.5 s in all, and 32 s one after another."""
+    threads = set()
+
+    class Sleeps(Talk):
+        def step(self, action):
+            threads.add(threading.get_ident())
+            time.sleep(0.25)
+            return super().step(action)
+
+    class SleepsAsync(Talk):
+        async def step(self, action):
+            await asyncio.sleep(0.25)
+            return Talk.step(self, action)
+
+    make = SleepsAsync if is_async else Sleeps
+    leases = [lease_of(number, group_size=8) for number in range(8)]
+    begin = time.monotonic()
+    finished = play(lambda: make(turns=2), leases=leases)
+    assert all(done.error is None for done in finished)
+    assert time.monotonic() - begin < 16.0  # far from 32, also where other programs have the cores
+    assert len(threads) == (0 if is_async else 64)

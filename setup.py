@@ -40,6 +40,8 @@ setup(
         "gpu-cu12": ["cupy-cuda12x==14.2.0"],
         "gpu-cu13": ["cupy-cuda13x==14.2.0"],
         "wandb": ["wandb"],
+        "mcp": ["mcp>=2.3,<3"],  # --mcp-server
+        "agents": ["mcp>=2.3,<3", "textarena>=0.7.4"],
         "test": [
             "pytest>=9",
             "pytest-timeout",

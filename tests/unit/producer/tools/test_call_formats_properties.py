@@ -29,10 +29,11 @@ MISTRAL = (  # of Mistral-7B-Instruct-v0.3, the part that renders conversations 
     "{% if m.role == 'user' %}{{ '[INST] ' + m.content + '[/INST]' }}"
     "{% elif m.tool_calls is defined %}{{ '[TOOL_CALLS] [' }}{% for call in m.tool_calls %}"
     "{% set out = call.function|tojson %}{{ out[:-1] }}"
-    "{% if call.id|length != 9 %}{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
-    "{{ ', \"id\": \"' + call.id + '\"}' }}{% if not loop.last %}{{ ', ' }}{% else %}{{ ']' + eos_token }}{% endif %}{% endfor %}"
-    "{% elif m.role == 'assistant' %}{{ ' ' + m.content + eos_token }}"
-    "{% elif m.role == 'tool' %}{{ '[TOOL_RESULTS] {\"content\": ' + m.content + '}[/TOOL_RESULTS]' }}{% endif %}{% endfor %}"
+    "{% if call.id|length != 9 %}{{ raise_exception('Tool call IDs should have length 9!') }}{% endif %}"
+    "{{ ', \"id\": \"' + call.id + '\"}' }}{% if not loop.last %}{{ ', ' }}{% else %}{{ ']' + eos_token }}{% endif %}"
+    "{% endfor %}{% elif m.role == 'assistant' %}{{ ' ' + m.content + eos_token }}"
+    "{% elif m.role == 'tool' %}{{ '[TOOL_RESULTS] {\"content\": ' + m.content + '}[/TOOL_RESULTS]' }}{% endif %}"
+    "{% endfor %}"
 )
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
     ["</tool_call>", "<tool_call>", "[TOOL_CALLS]", "]", '"', "\\", '{"name": "', "\n", "'", "</think>"]
@@ -49,9 +50,10 @@ VALUES = st.recursive(
 ARGUMENTS = st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), VALUES, max_size=4)
 FRAGMENTS = st.lists(
     st.sampled_from(
-        '<tool_call>|</tool_call>|{"name": "f", |"arguments": |"parameters": |{|}|[|]|(|)|,|:|"|\'|\\|\n| |[TOOL_CALLS]|[ARGS]'
-        "|[CALL_ID]|f(|x=|1|-|.5|e9|true|None|<|python_tag|>|<|tool_call_start|>|</think>|'''|\\u|;".split("|")
-    ),
+        ["<tool_call>", "</tool_call>", '{"name": "f", ', '"arguments": ', '"parameters": ', "[TOOL_CALLS]"]
+    )
+    | st.sampled_from(["[ARGS]", "[CALL_ID]", "f(", "x=", ".5", "e9", "true", "None", "<|python_tag|>", "\\u", "'''"])
+    | st.sampled_from(["<|tool_call_start|>", "</think>", *"{}[](),:;\"'\\\n 1-"]),
     max_size=40,
 ).map("".join)
 
@@ -165,7 +167,7 @@ def test_an_answer_of_megabytes_is_not_searched() -> None:
 @pytest.mark.parametrize("template", ["qwen3_5_think", "glm4moe", "gptoss", "gemma"])
 def test_a_template_that_writes_calls_otherwise_is_refused_with_the_choices(template: str, render, tokenizer) -> None:
     tokenizer.chat_template = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
-    with pytest.raises(ConfigError, match="--tool-format auto: .*: hermes, llama3_json, mistral, pythonic"):
+    with pytest.raises(ConfigError, match=r"--tool-format auto: .*: hermes, llama3_json, mistral, pythonic"):
         tool_format_for(tokenizer)
     assert tool_format_for(tokenizer, "hermes").name == "hermes"
     with pytest.raises(ConfigError, match="--tool-format 'xml': use one of auto, hermes"):

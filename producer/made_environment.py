@@ -12,6 +12,7 @@ from producer.environments.episode import EpisodeLimits
 from producer.environments.episode_environment import EpisodeEnvironment
 from producer.environments.own_episode import episode_factory
 from producer.environments.process_host import ProcessHost
+from producer.gateway.made_agents import check_agent, make_agents
 
 
 class OwnedEnvironment(Environment, Protocol):
@@ -24,6 +25,7 @@ class OwnedEnvironment(Environment, Protocol):
 def check_environment(config: Config) -> None:
     """Raise ConfigError if the environment of a run cannot be made; nothing is started."""
     environment = config.environment
+    check_agent(environment)
     if environment.env is not None:
         episode_factory(environment.env, environment.arguments)
 
@@ -35,6 +37,8 @@ def make_environment(config: Config) -> OwnedEnvironment | None:
         config: prepared: the model is a directory.
     """
     environment = config.environment
+    if environment.agent_command is not None:
+        return make_agents(config)
     if environment.env is None:
         return None
     name, arguments, timeout_s = environment.env, environment.arguments, environment.env_timeout

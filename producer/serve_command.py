@@ -22,8 +22,9 @@ from fastapi import FastAPI, Request
 from coati_rl.config.serve import ServeConfig
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device, SamplingParams
+from producer.environments.chat import ChatTemplate
 from producer.gateway.app import make_app
-from producer.gateway.conversations import Language, UnrecordedConversation
+from producer.gateway.conversations import Language, UnrecordedConversation, tool_format_or_none
 from producer.gateway.engine_sample import EngineSample
 from producer.gateway.episode_table import bearer_token, wrong_token
 from producer.gateway.sampling_rules import SamplingRules
@@ -57,7 +58,8 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
     if model is None:
         raise AssertionError("a model is None in a dry run only")
     length = _max_model_len(engine.max_model_len, getattr(read_model_config(model), "max_position_embeddings", None))
-    language = _language(load_tokenizer(model, needs_chat_template=False), engine.tool_format)
+    tokenizer = load_tokenizer(model, needs_chat_template=False)
+    language = Language(tokenizer, ChatTemplate(tokenizer), tool_format_or_none(tokenizer, engine.tool_format))
     precision = config.model.precision or ("bf16" if device == "cuda" else "fp32")
     told = f"{config.model.model} (engine {engine.backend}, {device}, {precision}, {length} tokens)"
     if is_dry_run:
@@ -166,20 +168,6 @@ def _max_model_len(wanted: int | None, positions: int | None) -> int:
     if wanted is not None and positions is not None and wanted > positions:
         raise ConfigError(f"--max-model-len {wanted}: the model has {positions} positions; use at most {positions}")
     return wanted or min(positions or _MAX_MODEL_LEN, _MAX_MODEL_LEN)
-
-
-def _language(tokenizer: object, tool_format: str) -> Language:
-    """Return what the API needs of the tokenizer. Raises: ConfigError for a format of tool calls that there is not."""
-    from producer.environments.chat import ChatTemplate
-    from producer.tools.call_formats import ToolCallFormat, tool_format_for
-
-    found: ToolCallFormat | None = None
-    try:
-        found = tool_format_for(tokenizer, tool_format)
-    except ConfigError:
-        if tool_format != "auto":
-            raise  # else requests with tools are refused
-    return Language(tokenizer, ChatTemplate(tokenizer), found)
 
 
 def _set_environment(device: Device, width: int) -> None:

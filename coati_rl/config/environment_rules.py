@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from coati_rl.config.agent_rules import agent_problems, agent_warnings
 from coati_rl.config.config import Config
 from coati_rl.config.environment import EnvironmentConfig
 from coati_rl.config.fields import spelling
@@ -11,6 +12,9 @@ from coati_rl.plugins import is_plugin
 def environment_problems(config: Config) -> Iterator[str]:
     """Why episodes cannot be run like this, each with a remedy."""
     environment, data = config.environment, config.data
+    yield from agent_problems(config)
+    if environment.agent_command is not None:
+        return
     if not environment.is_given:
         values = environment.model_dump()
         given = [
@@ -30,7 +34,8 @@ def environment_problems(config: Config) -> Iterator[str]:
 def environment_warnings(config: Config) -> Iterator[str]:
     """Return what can be run, and is hardly meant."""
     environment, sampling = config.environment, config.sampling
-    if not environment.is_given:
+    yield from agent_warnings(config)
+    if not environment.is_given or environment.agent_command is not None:
         return
     if sampling.max_episode_tokens is None and environment.max_turns > 1:
         yield (

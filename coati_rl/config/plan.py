@@ -118,6 +118,11 @@ def _environment(config: Config) -> str:
     environment = config.environment
     if not environment.is_given:
         return ""
+    if environment.agent_command is not None:
+        return (
+            f"{environment.agent_command} (at most {environment.agent_processes} at a time, "
+            f"{config.max_model_len} tokens, {environment.agent_timeout:g} s for an episode)"
+        )
     arguments = "".join(f" {each}" for each in environment.env_arg)
     return (
         f"{environment.env}{arguments} (in a {environment.env_isolation}; at most {environment.max_turns} turns, "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coati_rl.data.conversations import leading_ids
-from coati_rl.errors import RolloutError
+from coati_rl.errors import ConfigError, RolloutError
 from coati_rl.types import Completion
 from producer.environments.chat import ChatTemplate
 from producer.environments.episode import Message
@@ -19,7 +19,7 @@ from producer.environments.trajectories import Node
 from producer.gateway.api_error import ApiError
 from producer.gateway.requests import ChatRequest, CompletionRequest
 from producer.gateway.session import Place
-from producer.tools.call_formats import ToolCallFormat, answer_text
+from producer.tools.call_formats import ToolCallFormat, answer_text, tool_format_for
 
 
 class Language:
@@ -79,6 +79,19 @@ class Language:
                 ]
                 return {"role": "assistant", "content": parsed.content, "tool_calls": calls}
         return {"role": "assistant", "content": text}
+
+
+def tool_format_or_none(tokenizer: Any, name: str) -> ToolCallFormat | None:
+    """Return the format in which a model writes calls; None if it is to be found, and there is none that is known.
+
+    Raises: ConfigError for a name that no format has.
+    """
+    try:
+        return tool_format_for(tokenizer, name)
+    except ConfigError:
+        if name != "auto":
+            raise
+        return None  # requests with tools are then refused
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

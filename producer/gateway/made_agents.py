@@ -24,7 +24,7 @@ def check_agent(environment: EnvironmentConfig) -> None:
     program = shlex.split(environment.agent_command)[0]
     if shutil.which(program) is None:
         raise ConfigError(
-            f"--agent-command {environment.agent_command}: there is no program {program}; give a path, or a name on PATH"
+            f"--agent-command {environment.agent_command}: no program {program}; give a path, or a name on PATH"
         )
 
 

@@ -74,7 +74,9 @@ def test_an_answer_is_a_chat_completion_and_its_tokens_are_recorded_as_sampled(g
 
 
 def test_a_seed_gives_the_same_answer_again_and_none_gives_others(episode) -> None:
-    answers = [episode.chat(USER, **more)["choices"][0]["message"]["content"] for more in ({"seed": 3}, {"seed": 3}, {})]
+    answers = [
+        episode.chat(USER, **more)["choices"][0]["message"]["content"] for more in ({"seed": 3}, {"seed": 3}, {})
+    ]
     assert answers[0] == answers[1] != answers[2]
 
 

@@ -1,4 +1,4 @@
-"""Ask for an answer, then for another look at it, and reward the last one: an agent that knows the openai package alone."""
+"""Ask for an answer, then for another look at it, and reward the last one: an agent with the openai package alone."""
 
 import json
 import sys

@@ -113,9 +113,7 @@ class AgentEnvironment:
         if task not in self._correct_from:
             return None
         if not any(trajectory.rewards for trajectory in played.trajectories):
-            return invalid_episode(
-                "agent: it reported no reward (POST to COATI_REWARD_URL), and no other counts (-rt env)"
-            )
+            return invalid_episode("agent: it reported no reward, and no other counts (-rt env)")
         return environment_score(played.trajectories, correct_from=self._correct_from[task])
 
     async def _play(self, prompt: Prompt, generate: Generate, number: int, loop: asyncio.AbstractEventLoop) -> _Played:

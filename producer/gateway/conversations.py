@@ -193,8 +193,12 @@ class RecordedConversation:
             raise TypeError(f"the context of another conversation: {type(place).__name__}")
         self.last = self._tree.add(context, completion, temperature=temperature, message=message)
         noted = {"role": "assistant", "tokens": len(completion.token_ids), "seconds": round(seconds, 6)}
-        before = {"context_tokens": len(context.token_ids)} | ({"is_fork": True} if context.is_fork else {})
-        self.turns.append(noted | before)
+        noted["context_tokens"] = len(context.token_ids)
+        if context.node is not None:
+            noted["follows"] = context.node.index  # the answer that the call was found to go on from
+        if context.is_fork:
+            noted["is_fork"] = True
+        self.turns.append(noted)
         if isinstance(place, _TextPlace):
             self._texts.append(self._text_answer(place, self.last, message["content"]))
 

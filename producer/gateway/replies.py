@@ -86,14 +86,18 @@ class ReplyWriter:
         tokens = [self._decode([token]) for token in token_ids.tolist()]
         values = [float(value) for value in logprobs]
         if self._is_chat:
-            pairs = zip(tokens, values, strict=True)
-            content = [{"token": t, "logprob": v, "bytes": list(t.encode()), "top_logprobs": []} for t, v in pairs]
+            content = [_told_token(token, value) for token, value in zip(tokens, values, strict=True)]
             return {"content": content, "refusal": None}
         offsets = []
         for token in tokens:
             offsets.append(self._num_characters.get(index, 0))
             self._num_characters[index] = offsets[-1] + len(token)
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": None, "text_offset": offsets}
+
+
+def _told_token(token: str, logprob: float) -> dict[str, Any]:
+    is_part = "\ufffd" in token  # of a character, whose bytes are not known
+    return {"token": token, "logprob": logprob, "bytes": None if is_part else [*token.encode()], "top_logprobs": []}
 
 
 def _usage(answers: Answers) -> dict[str, int]:

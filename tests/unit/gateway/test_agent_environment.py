@@ -146,7 +146,7 @@ def test_a_task_holds_its_row_and_the_truth_only_if_that_is_allowed(make, tmp_pa
         ("ask(task['messages']); time.sleep(600)", "agent: not done within 3 s"),
         (
             "ask(task['messages'])",
-            "agent: it reported no reward (POST to COATI_REWARD_URL), and no other counts (-rt env)",
+            "agent: it reported no reward, and no other counts (-rt env)",
         ),
         (
             "ask(task['messages'], temperature=0)",

@@ -64,6 +64,7 @@ class ProducerActor:
             seed=config.run.seed,
             device=self._context.device,
             gpu_memory_utilization=config.parallel.gpu_memory_utilization,
+            block_size=config.sampling.block_size,
             policy_version=UNSYNCED,
             load_timeout_s=START_TIMEOUT_S,
         )

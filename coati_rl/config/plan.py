@@ -114,7 +114,7 @@ def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Pla
 
 
 def _environment(config: Config) -> str:
-    """What answers the policy, and the limits of an episode."""
+    """Name what answers the policy, and the limits of an episode."""
     environment = config.environment
     if not environment.is_given:
         return ""

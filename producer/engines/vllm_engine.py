@@ -42,6 +42,7 @@ class VllmEngine(ThreadedEngine):
         device: Device = "cpu",
         gpu_memory_utilization: float = 0.85,
         kv_cache_memory_bytes: int | None = None,
+        block_size: int | None = None,
         policy_version: int = 0,
     ) -> None:
         """Start loading; see `ThreadedEngine.wait_ready`.
@@ -55,6 +56,8 @@ class VllmEngine(ThreadedEngine):
             device: the device that the engine computes on.
             gpu_memory_utilization: fraction of the GPU's memory; CUDA only.
             kv_cache_memory_bytes: per rank; None: what max_num_seqs needs on CPU, the remaining memory on CUDA.
+            block_size: tokens of a block of the cache, the unit in which prompts find their beginnings there; None:
+                vLLM's own.
             policy_version: of the weights on disk; -1 until a commit has proven them.
         """
         engine_args: dict[str, Any] = {
@@ -72,6 +75,8 @@ class VllmEngine(ThreadedEngine):
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
         }
+        if block_size is not None:
+            engine_args["block_size"] = block_size
         # Other code that depends on the device: engine_environment, and vllm_worker's tied lm_head.
         if device == "cpu":
             engine_args["enforce_eager"] = True
@@ -272,9 +277,10 @@ def _cpu_kv_cache_bytes(engine_args: dict[str, Any]) -> int:
     num_kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     num_kv_heads = max(1, num_kv_heads // engine_args["tensor_parallel_size"])
     item_bytes = 4 if engine_args["dtype"] == "float32" else 2
+    block_size = int(engine_args.get("block_size", 0))
     token_bytes = 2 * config.num_hidden_layers * num_kv_heads * head_dim * item_bytes
     wanted: int = (
-        token_bytes * (engine_args["max_model_len"] + 128) * engine_args["max_num_seqs"]
-    )  # 128: unused tokens of a sequence's last block
+        token_bytes * (engine_args["max_model_len"] + max(128, block_size)) * engine_args["max_num_seqs"]
+    )  # a block: unused tokens of a sequence's last one
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(_MIN_KV_CACHE_BYTES, min(wanted, memory // 4 // int(engine_args["tensor_parallel_size"])))

@@ -7,7 +7,7 @@ they have started, and collects them, so that a reused process id is never signa
 The producer sends the server {"start" | "kill": number}, "start" with the episode's socket attached. The server sends
 {"ready": true}, or {"error": cause} and ends; it ends, with all processes, when its socket is closed. An episode reads
 lines {"call": "reset" | "step" | "close", "argument": ...} and writes a line {"returned": ...} or {"failure": cause}
-for each. All is JSON.
+for each, after an empty one as it begins. All is JSON.
 """
 
 import asyncio
@@ -138,6 +138,7 @@ def serve_episode(make_episode: Callable[[], Episode], sock: socket.socket) -> N
     """Answer calls until the producer closes its end."""
     episode: Episode | None = None
     with asyncio.Runner() as runner, suppress(OSError), sock.makefile("rb") as lines:
+        sock.sendall(b"{}\n")
         for line in lines:
             message = json.loads(line)
             name, argument = message["call"], message["argument"]

@@ -60,7 +60,10 @@ class ProcessHost:
     async def server(self) -> "_Server":
         """Return the server, started if it is not running. Raises: EpisodeFailure."""
         async with self._starting:
-            if self._server is None or not self._server.is_alive:
+            if self._server is not None and not self._server.is_alive:
+                self._server.close()
+                self._server = None
+            if self._server is None:
                 self._server = _Server(self._class)
                 await self._server.wait_ready()
             return self._server
@@ -108,16 +111,16 @@ class _Server:
             raise EpisodeFailure(message["error"])
 
     async def start(self) -> tuple[int, asyncio.StreamReader, asyncio.StreamWriter]:
-        """Start a process. Returns: its number, and the connection to it. Raises: EpisodeFailure."""
+        """Start a process. Returns: its number, and the connection to it. Raises: OSError."""
         number = next(self._numbers)
         ours, theirs = socket.socketpair()
         with theirs:
             try:
                 while not self._send({"start": number}, [theirs.fileno()]):
                     await asyncio.sleep(0.01)  # its queue is full
-            except OSError as error:
+            except OSError:
                 ours.close()
-                raise EpisodeFailure(f"its process was not started: {error}") from error
+                raise
         reader, writer = await asyncio.open_connection(sock=ours, limit=_MAX_LINE_BYTES)
         return number, reader, writer
 
@@ -144,12 +147,15 @@ class _Server:
         return True
 
 
+_Process = tuple[_Server, int, asyncio.StreamReader, asyncio.StreamWriter]  # the number is the server's
+
+
 class _ProcessCalls:
     """Implement `EpisodeCalls` with a process."""
 
     def __init__(self, host: ProcessHost) -> None:
         self._host = host
-        self._process: tuple[_Server, int, asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._process: _Process | None = None
         self._answers = True
 
     async def reset(self, task: EpisodeTask) -> Observation:
@@ -177,8 +183,7 @@ class _ProcessCalls:
     async def _call(self, name: str, argument: dict[str, Any]) -> Any:
         """Call a method, in the loop's thread. Raises: EpisodeFailure."""
         if self._process is None:
-            server = await self._host.server()
-            self._process = (server, *await server.start())
+            self._process = await self._start()
         _, _, reader, writer = self._process
         self._answers = False
         try:
@@ -197,6 +202,18 @@ class _ProcessCalls:
         if "failure" in message:
             raise EpisodeFailure(message["failure"])
         return message["returned"]
+
+    async def _start(self) -> _Process:
+        """Start a process and wait for it, once more if the server ends meanwhile. Raises: EpisodeFailure."""
+        for _ in range(2):
+            server = await self._host.server()
+            with suppress(TimeoutError, OSError):
+                number, reader, writer = await server.start()
+                if await asyncio.wait_for(reader.readline(), _START_TIMEOUT_S):
+                    return server, number, reader, writer
+                writer.close()
+                await server.kill(number)
+        raise EpisodeFailure("its process did not start; the producer's log may have the cause")
 
     async def _end(self) -> None:
         if self._process is not None:

@@ -5,6 +5,7 @@ is tokenised anew, and no loss counts it.
 """
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -157,14 +158,18 @@ class RecordedConversation:
         self._texts: list[_TextAnswer] = []
         self.last: Node | None = None  # answer that was recorded
         self.turns: list[dict[str, Any]] = []  # of each answer: its context and its tokens, for the rollout's record
+        self._answered_at = time.perf_counter()  # the last call
+        self._waited_s = 0.0  # from there to the call that came last: what the agent took
 
     def chat(self, request: ChatRequest) -> Place:
         """See `Conversation`."""
+        self._waited_s = time.perf_counter() - self._answered_at
         self._language.check_tools(request)
         return self._tree.find(request.messages, tools=request.offered_tools or ())
 
     def text(self, request: CompletionRequest) -> Place:
         """See `Conversation`. An answer's last token that is not in its text is left out, which makes a fork."""
+        self._waited_s = time.perf_counter() - self._answered_at
         prompt = request.prompt
         is_text = isinstance(prompt, str)
         token_ids = () if is_text else self._language.encode_prompt(prompt)
@@ -193,7 +198,8 @@ class RecordedConversation:
             raise TypeError(f"the context of another conversation: {type(place).__name__}")
         self.last = self._tree.add(context, completion, temperature=temperature, message=message)
         noted = {"role": "assistant", "tokens": len(completion.token_ids), "seconds": round(seconds, 6)}
-        noted["context_tokens"] = len(context.token_ids)
+        noted |= {"context_tokens": len(context.token_ids), "environment_seconds": round(self._waited_s, 6)}
+        self._answered_at = time.perf_counter()
         if context.node is not None:
             noted["follows"] = context.node.index  # the answer that the call was found to go on from
         if context.is_fork:

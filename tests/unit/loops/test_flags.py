@@ -5,9 +5,7 @@ Rows of IN_RUNS: two whole runs in threads that differ in one field differ in wh
 
 import inspect
 import json
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from coati_rl.data.packing import build_mini_batch
 from coati_rl.work import SyncWork, TrainWork
 from tests.unit.loops import (
     test_algorithms,
+    test_flags_of_environments,
     test_flags_of_ray,
     test_flags_of_rewards,
     test_flags_of_the_cluster,
@@ -115,20 +114,6 @@ def first_rollout(trace):
     return json.loads(path.read_text().splitlines()[0])
 
 
-def num_turns(trace):
-    return {len(trajectory.turns) for group in trace.groups for trajectory in group.trajectories}
-
-
-def processes(trace):
-    """Return who ran the episodes' code: this process, or others."""
-    turns = [turn for group in trace.groups for record in group.records for turn in record["turns"]]
-    return {turn["info"]["pid"] == os.getpid() for turn in turns if "info" in turn}
-
-
-TALK = f"{Path(__file__).parent}/talk.py:Talk"
-CHAT = {"chat_template": "chatml", "max_episode_tokens": 400, "reward_type": "boxed"}
-TALKING = {**CHAT, "env": TALK, "reward_type": "env"}
-SLOW = {**TALKING, "env_arg": ["wait_s=0.5"], "max_steps": 1, "max_failure_rate": 1.0}
 MATH = {"eval_dataset": {"math": "<math>"}, "eval_interval": 2}
 WARM = {**MATH, "eval_temperature": 0.5}
 SHORT = {"max_prompt_tokens": 20}  # with 16 new tokens a sample has at most 36
@@ -179,12 +164,6 @@ IN_RUNS = {
     ),
     "eval_temperature": Row(0.5, evaluated("temperature"), {0.0}, {0.5}, MATH),
     "eval_top_p": Row(0.9, evaluated("top_p"), {1.0}, {0.9}, WARM),
-    # environment
-    "env": Row(TALK, num_turns, {1}, {2}, CHAT),
-    "env_arg": Row(["turns=3"], num_turns, {2}, {3}, TALKING),
-    "env_isolation": Row("process", processes, {True}, {False}, TALKING),
-    "max_turns": Row(1, num_turns, {2}, {1}, TALKING),
-    "env_timeout": Row(0.1, metric("samples_invalid"), 0, 2, SLOW),
     # algorithm
     "learning_rate": Row(2e-3, metric("learning_rate"), 1e-3, 2e-3),
     "kl_coeff": Row(0.0, lambda t: metric("kl_mean")(t) is None, False, True),
@@ -265,6 +244,7 @@ ELSEWHERE = {  # fields that act on Ray and on processes, or end a run, each in 
         test_flags_of_the_cluster,
         test_flags_of_ray,
         test_flags_of_rewards,
+        test_flags_of_environments,
         test_algorithms,
         test_logprob_gap,
         test_tasks,

@@ -1,0 +1,66 @@
+"""Test that each field of environments of several turns changes the run: two whole runs in threads that differ in it.
+
+The part of a test's name before two underscores is the field (see test_flags.py).
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+TALK = f"{Path(__file__).parent}/talk.py:Talk"
+CHAT = {"chat_template": "chatml", "max_episode_tokens": 400, "reward_type": "boxed", "max_steps": 1}
+TALKING = {**CHAT, "env": TALK, "reward_type": "env"}
+
+
+@pytest.fixture(scope="module")
+def trace_of(run_in_threads):
+    """Changes to the run of TALKING -> its trace, made once."""
+    traces = {}
+
+    def run(**changes):
+        key = repr(sorted(changes.items()))
+        if key not in traces:
+            traces[key] = run_in_threads({**TALKING, **changes})
+        return traces[key]
+
+    return run
+
+
+def num_turns(trace):
+    return {len(trajectory.turns) for group in trace.groups for trajectory in group.trajectories}
+
+
+def is_here(trace):
+    """Whether this process ran the code of the episodes."""
+    turns = [turn for group in trace.groups for record in group.records for turn in record["turns"]]
+    return {turn["info"]["pid"] == os.getpid() for turn in turns if "info" in turn}
+
+
+def test_env__answers_the_policy(trace_of, run_in_threads):
+    assert (num_turns(run_in_threads(CHAT)), num_turns(trace_of())) == ({1}, {2})
+
+
+def test_env_arg__is_given_to_the_class(trace_of):
+    assert num_turns(trace_of(env_arg=["turns=3"])) == {3}
+
+
+def test_max_turns__ends_an_episode(trace_of):
+    trace = trace_of(max_turns=1)
+    assert num_turns(trace) == {1}
+    assert {trajectory.finish_reason for group in trace.groups for trajectory in group.trajectories} == {"length"}
+
+
+def test_env_isolation__runs_each_episode_in_a_process(trace_of):
+    assert (is_here(trace_of()), is_here(trace_of(env_isolation="process"))) == ({True}, {False})
+
+
+def test_env_timeout__makes_an_episode_that_takes_longer_invalid(trace_of):
+    slow = {"env_arg": ["wait_s=0.5"], "max_failure_rate": 1.0}
+    invalid = [trace_of(**slow, env_timeout=limit_s).steps[0]["samples_invalid"] for limit_s in (60.0, 0.1)]
+    assert invalid == [0, 2]
+
+
+def test_block_size__is_that_of_the_engines_cache(trace_of):
+    sizes = [trace_of(**changes).engines[0].settings["block_size"] for changes in ({}, {"block_size": 64})]
+    assert sizes == [32, 64]  # on the CPU

@@ -8,7 +8,7 @@ from coati_rl.config.gpu_rules import with_device_defaults
 from coati_rl.config.plan import make_plan
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
-from producer.environments.made_environment import check_environment
+from producer.made_environment import check_environment
 
 FILE = """
 class World:

@@ -1,4 +1,4 @@
-"""Ask the policy twice by HTTP and report a reward, as an agent of the standard library; the second episode gives up."""
+"""Ask the policy twice by HTTP and report a reward, with the standard library alone; the second episode gives up."""
 
 import json
 import os

@@ -93,6 +93,11 @@ class LeaseGenerate:
             raise RolloutError(result.error)
         return result.completions
 
+    def end_episode(self, episode: int) -> None:
+        """See `Generate`."""
+        if episode in self._turns:
+            self._engine.close_episode(self._episode_id(episode))
+
     def close(self) -> None:
         """End the episodes: a commit waits for them no longer."""
         for episode in self._turns:

@@ -56,6 +56,13 @@ class Generate(Protocol):
             if it has ended.
         """
 
+    def end_episode(self, episode: int) -> None:
+        """Tell, from any thread, that an episode asks no more, while others of the group go on.
+
+        Weights may then change without waiting for it. An episode of the group that has not asked yet waits until they
+        have, and so would they for the others.
+        """
+
 
 class Environment(Protocol):
     """Run the episodes of a prompt; one object serves all prompts of a producer, many at a time."""

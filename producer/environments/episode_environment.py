@@ -108,7 +108,10 @@ class EpisodeEnvironment:
             tree, self._template, self._limits, generate=generate, calls=calls, may_renormalise=not is_trained
         )
         try:
-            ending = await player.play(task, prompt.token_ids)
+            try:
+                ending = await player.play(task, prompt.token_ids)
+            finally:
+                generate.end_episode(number)
         except (EpisodeFailure, RolloutError) as error:
             await calls.close()
             return _failed(tree, str(error), player.turns)

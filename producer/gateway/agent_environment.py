@@ -131,7 +131,7 @@ class AgentEnvironment:
         session = Session(conversation, sample, rules, decode=self._language.decode, max_in_flight=_MAX_IN_FLIGHT)
         begin = time.perf_counter()
         async with self._places:
-            failure = await self._run(prompt, number, session, conversation)
+            failure = await self._run(prompt, generate, number, session, conversation)
         if sample.engine_error is not None:
             raise sample.engine_error
         if failure is None and conversation.last is None:
@@ -147,18 +147,19 @@ class AgentEnvironment:
         )
 
     async def _run(
-        self, prompt: Prompt, number: int, session: Session, conversation: RecordedConversation
+        self, prompt: Prompt, generate: Generate, number: int, session: Session, conversation: RecordedConversation
     ) -> str | None:
         """Run the command while its episode is open. Returns: why it failed, if it did."""
-        registered = self._table.register(session, conversation)
         told = task_object(
             episode_task(prompt, number, run_seed=self._seed),
             with_ground_truth=self._agent.with_ground_truth,
             truth_columns=self._agent.truth_columns,
         )
-        path = write_task(told, self._directory, registered.episode_id)
+        registered = self._table.register(session, conversation)
+        path = self._directory / f"{registered.episode_id}.json"
         url = self._server.url + PREFIX.format(episode=registered.episode_id)
         try:
+            write_task(told, path)
             return await run_agent(
                 self._agent.command,
                 environment=agent_variables(os.environ, url=url, token=registered.token, task=path),
@@ -167,6 +168,7 @@ class AgentEnvironment:
             )
         finally:
             self._table.end(registered)
+            generate.end_episode(number)
             path.unlink(missing_ok=True)
 
 

@@ -33,12 +33,10 @@ def task_object(task: EpisodeTask, *, with_ground_truth: bool, truth_columns: Co
     return told | ({"ground_truth": task.ground_truth} if with_ground_truth else {})
 
 
-def write_task(told: Mapping[str, Any], directory: Path, name: str) -> Path:
-    """Write the task as a file that this user alone may read."""
-    path = directory / f"{name}.json"
+def write_task(told: Mapping[str, Any], path: Path) -> None:
+    """Write the task as a new file that this user alone may read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         json.dump(told, file)
-    return path
 
 
 def agent_variables(base: Mapping[str, str], *, url: str, token: str, task: Path) -> dict[str, str]:

@@ -29,7 +29,7 @@ class EventStream:
         self._queue: asyncio.Queue[tuple[int, str, TokenChunk] | None] = asyncio.Queue()
         self._num_sent: dict[int, int] = {}  # characters, by sample that was begun
         self._call = asyncio.ensure_future(session.call(request, self._put))
-        self._call.add_done_callback(lambda _: self._queue.put_nowait(None))
+        self._call.add_done_callback(self._end_queue)
         self._first: tuple[int, str, TokenChunk] | None = None
 
     async def begin(self) -> None:
@@ -57,6 +57,10 @@ class EventStream:
     def close(self) -> None:
         """End the call if it is not done."""
         self._call.cancel()
+
+    def _end_queue(self, call: "asyncio.Task[Answers]") -> None:
+        _ = call.cancelled() or call.exception()  # else asyncio logs that nobody has looked at it
+        self._queue.put_nowait(None)
 
     def _put(self, index: int, text: str, chunk: TokenChunk) -> None:
         self._queue.put_nowait((index, text, chunk))

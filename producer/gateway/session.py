@@ -118,9 +118,8 @@ class Session:
         Raises: ApiError.
         """
         with self._tracked(), _translated():
-            changes = self._rules.changes(request)
-            is_chat = isinstance(request, ChatRequest)
-            place = self._conversation.chat(request) if is_chat else self._conversation.text(request)
+            changes, talk = self._rules.changes(request), self._conversation
+            place = talk.chat(request) if isinstance(request, ChatRequest) else talk.text(request)
             texts = [TextStream(self.decode, request.stop) for _ in range(request.n)]
             begin = time.perf_counter()
             completions = await self._sample(
@@ -136,10 +135,10 @@ class Session:
             choices = []
             for completion, text in zip(completions, texts, strict=True):
                 text.finish(completion.token_ids.tolist())
-                message = {"role": "assistant", "content": text.text}
-                if is_chat:
-                    message = self._conversation.parse(completion, text.text, request)
-                self._conversation.record(place, completion, temperature=temperature, message=message, seconds=seconds)
+                message: Message = {"role": "assistant", "content": text.text}
+                if isinstance(request, ChatRequest):
+                    message = talk.parse(completion, text.text, request)
+                talk.record(place, completion, temperature=temperature, message=message, seconds=seconds)
                 choices.append(Answer(message=message, completion=completion))
             return Answers(num_prompt_tokens=len(place.token_ids), choices=tuple(choices))
 

@@ -78,7 +78,8 @@ class Producer:
         return finished
 
     def close(self) -> None:
-        self.runner.close()
+        if not self.runner._loop.is_closed():
+            self.runner.close()
         self.environment.close()
         self.engine.close()
 

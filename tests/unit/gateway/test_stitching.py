@@ -78,12 +78,13 @@ def test_200_episodes_of_the_openai_client_are_stitched_64_at_a_time(mode) -> No
         assert forks == 0
 
 
-def test_64_sessions_at_a_time_are_each_recorded_as_one_alone(monkeypatch) -> None:
+@pytest.mark.parametrize("num_alone", [4, pytest.param(64, marks=pytest.mark.full)])
+def test_64_sessions_at_a_time_are_each_recorded_as_one_alone(num_alone) -> None:
     question = {"role": "user", "content": "What is 1 and 2?"}
 
     def play(episode: OpenEpisode, number: int) -> None:
         messages = [question]
-        for turn in range(3):
+        for turn in range(2):
             messages.append(episode.chat(*messages, seed=100 * number + turn)["choices"][0]["message"])
             messages.append({"role": "user", "content": "And again?"})
 
@@ -102,12 +103,11 @@ def test_64_sessions_at_a_time_are_each_recorded_as_one_alone(monkeypatch) -> No
         for thread in threads:
             thread.join(20)
         assert gateway.core.max_running == 64
-        alone = [gateway.open() for _ in range(64)]
-        for number, episode in enumerate(alone):
-            play(episode, number)
-        for one, other in zip(together, alone, strict=True):
-            (first,), (second,) = one.trajectories, other.trajectories
-            assert len(first.turns) == 3
+        for number in range(0, 64, 64 // num_alone):
+            alone = gateway.open()
+            play(alone, number)
+            (first,), (second,) = together[number].trajectories, alone.trajectories
+            assert len(first.turns) == 2
             np.testing.assert_array_equal(first.token_ids, second.token_ids)
             np.testing.assert_array_equal(first.loss_mask, second.loss_mask)
 
@@ -149,5 +149,5 @@ def test_the_same_call_twice_gives_two_branches() -> None:
         episode = gateway.open()
         for seed in (1, 2):
             episode.chat(user("What?"), seed=seed)
-        assert check_record(episode, gateway) == (2, 0)
+        assert check_record(episode, gateway) == (2, 1)
         assert [each.prefix.parent for each in episode.trajectories][1:] == [0]

@@ -1,4 +1,7 @@
-"""Play episodes with the unchanged openai client: `openai_client.py chat|tools|stream AT_A_TIME < episodes.json`."""
+"""Play episodes with the unchanged openai client: `openai_client.py AT_A_TIME < episodes.json`.
+
+An episode is {"url", "key", "mode"}; its mode is chat, tools or stream.
+"""
 
 import asyncio
 import json
@@ -28,11 +31,11 @@ async def answer(api: AsyncOpenAI, mode: str, messages: list, seed: int) -> dict
     return reply.choices[0].message.model_dump(exclude_none=True)
 
 
-async def play(number: int, episode: dict, mode: str, places: asyncio.Semaphore) -> None:
+async def play(number: int, episode: dict, places: asyncio.Semaphore) -> None:
     async with places, AsyncOpenAI(base_url=episode["url"], api_key=episode["key"], timeout=120) as api:
         messages = [{"role": "user", "content": f"What is {number} plus {number % 7}?"}]
         for turn in range(3):
-            message = await answer(api, mode, messages, 1000 * number + turn)
+            message = await answer(api, episode["mode"], messages, 1000 * number + turn)
             messages.append(message)
             for call in message.get("tool_calls", ()):
                 given = json.loads(call["function"]["arguments"])
@@ -42,10 +45,10 @@ async def play(number: int, episode: dict, mode: str, places: asyncio.Semaphore)
                 messages.append({"role": "user", "content": f"Check step {turn + 1} again."})
 
 
-async def main(mode: str, at_a_time: int) -> None:
+async def main(at_a_time: int) -> None:
     places = asyncio.Semaphore(at_a_time)
     episodes = json.load(sys.stdin)
-    await asyncio.gather(*(play(number, episode, mode, places) for number, episode in enumerate(episodes)))
+    await asyncio.gather(*(play(number, episode, places) for number, episode in enumerate(episodes)))
 
 
-asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+asyncio.run(main(int(sys.argv[1])))

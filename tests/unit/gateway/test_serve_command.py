@@ -5,11 +5,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import httpx2 as httpx
+import psutil
 import pytest
 
+import producer.__main__
 from coati_rl.command_line import main as command_line
 from producer.__main__ import serve_main
 
@@ -78,34 +81,69 @@ def test_the_reward_service_is_reached_by_its_own_name_and_by_its_flag(capsys) -
         assert "usage: coati-rl serve" in capsys.readouterr().err
 
 
-def start(model_dir: Path, *flags: str, **environment: str) -> tuple[subprocess.Popen, str]:
-    """Start the command; returns it and its URL."""
-    command = [sys.executable, "-m", "producer", "serve", str(model_dir), "--port", "0", "--device", "cpu", *flags]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
-    assert process.stderr is not None
-    for line in process.stderr:
-        if found := re.search(r"serving .* on (http://127\.0\.0\.1:\d+/v1)", line):
-            return process, found[1]
-    raise AssertionError(f"it ended with {process.wait()}")
-
-
-@pytest.mark.parametrize(("backend", "number", "code"), [("transformers", "SIGTERM", 0), ("fake", "SIGINT", 130)])
-def test_a_model_is_served_until_a_signal(model_dir, backend, number, code) -> None:
-    process, url = start(model_dir, "-b", backend, COATI_API_KEY=KEY)
-    try:
-        client = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {KEY}"}, trust_env=False, timeout=30)
+def use(url: str, name: str) -> None:
+    """Ask the served model in all ways that there are."""
+    with httpx.Client(
+        base_url=url, headers={"Authorization": f"Bearer {KEY}"}, trust_env=False, timeout=30, verify=False
+    ) as client:
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "seed": 3, "logprobs": True}
         first, second = (client.post("chat/completions", json=body).json() for _ in range(2))
         assert first["choices"] == second["choices"] and first["usage"]["completion_tokens"] <= 5
         assert len(first["choices"][0]["logprobs"]["content"]) == first["usage"]["completion_tokens"]
-        assert first["model"] == model_dir.name
-        assert client.get("models").json()["data"][0]["id"] == model_dir.name
-        assert client.post("completions", json={"prompt": "Hi", "max_tokens": 2, "temperature": 0}).status_code == 200
+        assert first["model"] == name == client.get("models").json()["data"][0]["id"]
+        greedy = client.post("completions", json={"prompt": "Hi", "max_tokens": 2, "temperature": 0, "top_k": 3})
+        assert greedy.status_code == 200
         assert client.post("reward", json={"reward": 1}).status_code == 404
-        wrong = httpx.get(f"{url}/models", headers={"Authorization": "Bearer no"}, trust_env=False)
+        wrong = client.get("models", headers={"Authorization": "Bearer no"})
         assert wrong.status_code == 401
-        process.send_signal(signal.Signals[number])
-        assert process.wait(20) == code
+
+
+def url_in(line: str) -> str | None:
+    found = re.search(r"serving .* on (http://127\.0\.0\.1:\d+/v1)", line)
+    return found and found[1]
+
+
+@pytest.mark.parametrize(("backend", "number", "code"), [("transformers", "SIGTERM", 0), ("fake", "SIGINT", 130)])
+def test_a_model_is_served_until_a_signal(model_dir, monkeypatch, backend, number, code) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ, "COATI_API_KEY": KEY})
+    failures: list[BaseException] = []
+
+    def say(text: str, *, prog: str) -> None:
+        if url := url_in(text):
+            threading.Thread(target=ask, args=(url,)).start()
+
+    def ask(url: str) -> None:
+        try:
+            use(url, model_dir.name)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+        os.kill(os.getpid(), signal.Signals[number])
+
+    monkeypatch.setattr(producer.__main__, "print_lines", say)
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        ended = serve_main([str(model_dir), "--port", "0", "--device", "cpu", "-b", backend], model_dir)
+    except SystemExit as error:
+        ended = error.code
     finally:
-        process.kill()
-        process.wait()
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+    assert failures == []
+    assert ended == code
+
+
+@pytest.mark.full
+def test_the_command_ends_with_its_exit_code_and_leaves_no_process(model_dir) -> None:
+    command = [sys.executable, "-m", "producer", "serve", str(model_dir), "--port", "0", "--device", "cpu"]
+    for number, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
+        environment = {**os.environ, "COATI_API_KEY": KEY}
+        process = subprocess.Popen(
+            [*command, "-b", "transformers"], cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert process.stderr is not None
+        url = next(filter(None, map(url_in, process.stderr)))
+        use(url, model_dir.name)
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(number)
+        assert process.wait(30) == code
+        assert below and not psutil.wait_procs(below, timeout=10)[1]

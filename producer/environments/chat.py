@@ -157,22 +157,28 @@ class ChatTemplate:
     def _check_written(
         self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[dict[str, Any]] | None
     ) -> None:
-        """Check, once for each kind of message, that the template writes it: some leave out roles they do not know."""
-        follows_calls = bool(messages and messages[-1].get("tool_calls"))
-        kind = follows_calls, tuple(message["role"] for message in new), bool(self.tools if tools is None else tools)
+        """Check, once for each kind of message, that the template writes it: some leave out what they do not know."""
+        *before, last = messages
+        calls = last.get("tool_calls", ())
+        kind = len(calls), tuple(message["role"] for message in new), bool(self.tools if tools is None else tools)
         if kind in self._written:
             return
+        named = [{**call, "function": {**call["function"], "name": f"{_SENTINEL}{n}c"}} for n, call in enumerate(calls)]
         marked = [
-            message if message["role"] == "assistant" else {**message, "content": f"{_SENTINEL}{place}"}
-            for place, message in enumerate(new)
+            message if message["role"] == "assistant" else {**message, "content": f"{_SENTINEL}{n}m"}
+            for n, message in enumerate(new)
         ]
-        text = self.render([*messages, *marked], tools=tools)
-        for place, message in enumerate(marked):
-            if message["role"] != "assistant" and f"{_SENTINEL}{place}" not in text:
-                raise TemplateError(
-                    f"the model's chat template leaves out a message of the role {message['role']!r}: the policy would "
-                    "not read the observation; use a model or a --chat-template that writes this role"
-                )
+        text = self.render([*before, {**last, "tool_calls": named}, *marked], tools=tools)
+        what = [f"a message of the role {message['role']!r}" for message in new if message["role"] != "assistant"]
+        signs = [message["content"] for message in marked if message["role"] != "assistant"]
+        what += ["the policy's tool calls"] * len(named)
+        signs += [call["function"]["name"] for call in named]
+        missing = [name for name, sign in zip(what, signs, strict=True) if sign not in text]
+        if missing:
+            raise TemplateError(
+                f"the model's chat template leaves out {missing[0]}, which the policy would not read; use a model or a "
+                "--chat-template that writes this, or write it as text in a message of the role user or assistant"
+            )
         self._written.add(kind)
 
 
@@ -216,7 +222,7 @@ def plain_message(message: Message) -> Message:
         raise RolloutError(f"a message of the role {kept['role']!r} has content of the type {type(content).__name__}")
     kept["content"] = content
     if calls := kept.pop("tool_calls", None):
-        kept["tool_calls"] = [{"type": "function", **call} for call in calls]
+        kept["tool_calls"] = [_plain_call(call) for call in calls]
     return kept
 
 
@@ -229,6 +235,13 @@ def arguments_of(call: Mapping[str, Any]) -> Any:
         return json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
+
+
+def _plain_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise RolloutError(f'a tool call is not {{"id": ..., "function": {{"name": ...}}}}: {str(call)[:200]}')
+    return {"type": "function", **call}
 
 
 def _text_of_part(part: Any) -> str:

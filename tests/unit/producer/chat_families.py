@@ -6,8 +6,13 @@ Mistral's, which mistral_common 1.13.1 generates (tests/data/chat_templates).
 
 import functools
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from coati_rl.types import Completion, FinishReason
 
 MISTRAL = Path(__file__).resolve().parents[2] / "data/chat_templates"
 
@@ -16,10 +21,10 @@ MISTRAL = Path(__file__).resolve().parents[2] / "data/chat_templates"
 _CHATML = "<|endoftext|> <|im_end|> <|im_start|> | <tool_call> </tool_call>"
 _THINKING = f"{_CHATML} <tool_response> </tool_response> <think> </think>"
 _DEEPSEEK = (
-    "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜User｜> <｜Assistant｜> <｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> "
-    "<｜tool▁sep｜> <｜tool▁call▁end｜> <｜tool▁calls▁end｜> <｜tool▁outputs▁begin｜> <｜tool▁output▁begin｜> "
-    "<｜tool▁output▁end｜> <｜tool▁outputs▁end｜> | <think> </think>"
-)
+    "<|begin▁of▁sentence|> <|end▁of▁sentence|> <|User|> <|Assistant|> <|tool▁calls▁begin|> <|tool▁call▁begin|> "
+    "<|tool▁sep|> <|tool▁call▁end|> <|tool▁calls▁end|> <|tool▁outputs▁begin|> <|tool▁output▁begin|> "
+    "<|tool▁output▁end|> <|tool▁outputs▁end|>"
+).replace("|", "\uff5c") + " | <think> </think>"
 _LLAMA = "<|begin_of_text|> <|eot_id|> <|start_header_id|> <|end_header_id|> <|end_of_text|> <|eom_id|> <|python_tag|>"
 _COHERE = (
     "<BOS_TOKEN> <|END_OF_TURN_TOKEN|> <|START_OF_TURN_TOKEN|> <|USER_TOKEN|> <|CHATBOT_TOKEN|> <|SYSTEM_TOKEN|> "
@@ -87,17 +92,40 @@ def _bpe() -> str:
     return str(tokenizer.to_str())
 
 
-@functools.cache
-def family_tokenizer(family: str, *, rstrip: bool = False) -> Any:
-    """The tokenizer of a family; `rstrip`: its special tokens take the white space after them along, as Phi-3's do."""
+def _with_tokens(specials: Sequence[str], *, family: str, rstrip: bool = False) -> Any:
+    """The BPE with the special and added tokens of these families, and one's ends and template."""
     from tokenizers import AddedToken, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    special, _, added = FAMILIES[family].partition(" | ")
     inner = Tokenizer.from_str(_bpe())
-    inner.add_special_tokens([AddedToken(text, rstrip=rstrip, special=True) for text in special.split()])
-    inner.add_tokens([AddedToken(text, special=False) for text in added.split()])
-    begin, end = special.split()[:2]
+    for special, _, added in (text.partition(" | ") for text in specials):
+        inner.add_special_tokens([AddedToken(text, rstrip=rstrip, special=True) for text in special.split()])
+        inner.add_tokens([AddedToken(text, special=False) for text in added.split()])
+    begin, end = FAMILIES[family].split()[:2]
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, bos_token=begin, eos_token=end, chat_template=template_text(family)
+    )
+
+
+@functools.cache
+def family_tokenizer(family: str, *, rstrip: bool = False) -> Any:
+    """The tokenizer of a family; `rstrip`: its special tokens take the white space after them along, as Phi-3's do."""
+    return _with_tokens([FAMILIES[family]], family=family, rstrip=rstrip)
+
+
+def tokenizers_of_one_vocabulary(families: Sequence[str]) -> dict[str, Any]:
+    """The families' tokenizers with the special tokens of all of them, so that one model serves all."""
+    specials = [FAMILIES[family] for family in families]
+    return {family: _with_tokens(specials, family=family) for family in families}
+
+
+def completion(token_ids: Sequence[int], *, finish_reason: FinishReason = "stop", text: str = "") -> Completion:
+    """An engine's answer: log-probabilities -1/8, -2/8, ..., versions 4 and, in the second half, 5."""
+    places = np.arange(len(token_ids))
+    return Completion(
+        token_ids=np.array(token_ids, dtype=np.int32),
+        logprobs=(-(places + 1) / 8).astype(np.float32),
+        policy_versions=np.where(places * 2 < len(places), 4, 5).astype(np.int32),
+        finish_reason=finish_reason,
+        text=text,
     )

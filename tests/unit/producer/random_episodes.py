@@ -33,18 +33,19 @@ class Answer:
 
 @dataclass
 class Play:
-    """One random episode. `seed` decides on the contents, the arguments of `turn` on the shape."""
+    """One random episode; `seed` decides on what is said."""
 
     family: str
     seed: int
     with_tools: bool = False
+    tokenizer: Any = None  # in place of the family's own
     log: list[Answer] = field(default_factory=list)
     forks: int = 0
     is_chat: bool = True  # so far nothing but messages: each context is what the template writes
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.tokenizer = family_tokenizer(self.family)
+        self.tokenizer = self.tokenizer or family_tokenizer(self.family)
         self.template = ChatTemplate(self.tokenizer, tools=[TOOL] if self.with_tools else [])
         self.tree = ConversationTree(self.template, episode=0)
         self.messages: list[dict[str, Any]] = [{"role": "user", "content": self.words()}]
@@ -56,7 +57,7 @@ class Play:
         return "".join(self.random.choices(WORDS, k=self.random.randint(1, 3)))
 
     def answer(self, kind: str, end: str) -> None:
-        """The engine answers in the context; the answer is a node."""
+        """Have the engine that is made up here answer."""
         message: dict[str, Any] = {"role": "assistant", "content": self.words()}
         if kind == "think":
             message["content"] = f"<think>\n{self.words()}\n</think>\n\n{message['content']}"
@@ -75,7 +76,7 @@ class Play:
         if end == "stop":
             ids.append(self.tokenizer.eos_token_id)
         elif end == "other":
-            ids.append(self.random.choice(self.tokenizer.all_special_ids))
+            ids.append(self.random.choice(list(self.tokenizer.added_tokens_decoder)))
         completion = Completion(
             token_ids=np.array(ids, dtype=np.int32),
             logprobs=-np.array([self.random.random() for _ in ids], dtype=np.float32),
@@ -83,7 +84,10 @@ class Play:
             finish_reason="length" if end == "length" else "stop",
             text=self.tokenizer.decode(ids, skip_special_tokens=True),
         )
-        temperature = self.random.choice((0.0, 0.7, 1.0))
+        self.record(completion, temperature=self.random.choice((0.0, 0.7, 1.0)), message=message)
+
+    def record(self, completion: Completion, *, temperature: float, message: dict[str, Any]) -> None:
+        """Add an answer of the engine in the context."""
         self.log.append(Answer(self.context.token_ids, completion, temperature))
         self.nodes.append(self.tree.add(self.context, completion, temperature=temperature, message=message))
 
@@ -99,7 +103,9 @@ class Play:
         elif kind == "text":
             self.context = self.tree.extend(node, self.words())
         elif kind == "tokens":
-            self.context = self.tree.extend(node, [self.random.randrange(300) for _ in range(self.random.randint(0, 3))])
+            self.context = self.tree.extend(
+                node, [self.random.randrange(300) for _ in range(self.random.randint(0, 3))]
+            )
         elif kind == "nothing":
             self.context = self.tree.extend(node, self.random.choice((None, "", [])))
         elif kind == "client":

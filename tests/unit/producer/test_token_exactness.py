@@ -3,8 +3,6 @@
 Of templates, tools, answers, ends of turns, observations, clients that send the conversation back, and forks.
 """
 
-from collections import Counter
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -41,7 +41,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
     from rewards.scorer import scorer_factory
 
     make_scorer = scorer_factory(config)
-    check_environment(config)
+    environment = check_environment(config)
     prepared = prepare(
         config,
         rewards=RewardFacts(
@@ -49,6 +49,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
         ),
         check_layout=check_layout,
         is_dry_run=is_dry_run,
+        environment=environment,
     )
     datasets = {"--dataset": prepared.train.prompts}
     datasets |= {f"--eval-dataset {task}": prompts.prompts for task, prompts in prepared.evaluation.items()}

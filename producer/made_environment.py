@@ -1,18 +1,24 @@
 """Make the environment that a configuration names."""
 
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from coati_rl.config import Config
+from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import ENVIRONMENT_REWARD
+from coati_rl.runtime.prompts import EnvironmentFacts
 from coati_rl.runtime.resources import load_tokenizer
-from producer.environments.chat import ChatTemplate
+from producer.environments.chat import ChatTemplate, TemplateError, check_template
 from producer.environments.environment import Environment
 from producer.environments.episode import EpisodeLimits
 from producer.environments.episode_environment import EpisodeEnvironment
 from producer.environments.own_episode import episode_factory
 from producer.environments.process_host import ProcessHost
 from producer.gateway.made_agents import check_agent, make_agents
+from producer.tools.call_formats import tool_format_for
+from producer.tools.tool_episode import ToolEpisode, ToolHost
+from producer.tools.toolbox import check_python_tool, make_toolbox
 
 
 class OwnedEnvironment(Environment, Protocol):
@@ -22,12 +28,31 @@ class OwnedEnvironment(Environment, Protocol):
         """End them."""
 
 
-def check_environment(config: Config) -> None:
-    """Raise ConfigError if the environment of a run cannot be made; nothing is started."""
+def check_environment(config: Config) -> EnvironmentFacts:
+    """Check that the environment of a run can be made; what it needs is started, asked and ended.
+
+    Returns: what it asks of prompts. Raises: ConfigError.
+    """
     environment = config.environment
     check_agent(environment)
     if environment.env is not None:
         episode_factory(environment.env, environment.arguments)
+    if not environment.has_tools:
+        return EnvironmentFacts()
+    is_isolated = not config.reward.run_model_code_without_sandbox
+    check_python_tool(environment, is_isolated=is_isolated)
+    toolbox = make_toolbox(environment, is_isolated=is_isolated)
+    schemas = toolbox.schemas
+    toolbox.close()
+
+    def check_tokenizer(tokenizer: Any) -> None:
+        tool_format_for(tokenizer, environment.tool_format)
+        try:
+            check_template(ChatTemplate(tokenizer, tools=schemas), roles=("tool", "user"))
+        except TemplateError as error:
+            raise ConfigError(f"--tools: {error}") from error
+
+    return EnvironmentFacts(tools=schemas, check_tokenizer=check_tokenizer)
 
 
 def make_environment(config: Config) -> OwnedEnvironment | None:
@@ -37,17 +62,17 @@ def make_environment(config: Config) -> OwnedEnvironment | None:
         config: prepared: the model is a directory.
     """
     environment = config.environment
+    if not environment.is_given:
+        return None
     if environment.agent_command is not None:
         return make_agents(config)
-    if environment.env is None:
-        return None
-    name, arguments, timeout_s = environment.env, environment.arguments, environment.env_timeout
     tokenizer = load_tokenizer(Path(config.model.model), chat_template=config.data.chat_template)
-    is_apart = environment.env_isolation == "process"
-    return EpisodeEnvironment(
-        episode_factory(name, arguments),
-        ChatTemplate(tokenizer),
-        EpisodeLimits(max_turns=environment.max_turns, max_tokens=config.max_model_len, timeout_s=timeout_s),
+    limits = EpisodeLimits(
+        max_turns=environment.max_turns, max_tokens=config.max_model_len, timeout_s=environment.env_timeout
+    )
+    make = partial(
+        EpisodeEnvironment,
+        limits=limits,
         correct_from={
             name: each.reward.correct_from
             for name, each in config.by_task.items()
@@ -55,5 +80,16 @@ def make_environment(config: Config) -> OwnedEnvironment | None:
         },
         seed=config.run.seed,
         may_renormalise=config.recomputes_old_logprobs,
-        host=ProcessHost(name, arguments, timeout_s=timeout_s) if is_apart else None,
+    )
+    if environment.env is None:
+        toolbox = make_toolbox(environment, is_isolated=not config.reward.run_model_code_without_sandbox)
+        make_episode = partial(ToolEpisode, toolbox, tool_format_for(tokenizer, environment.tool_format), tokenizer)
+        host = ToolHost(make_episode, toolbox, timeout_s=limits.timeout_s)
+        return make(make_episode, ChatTemplate(tokenizer, tools=toolbox.schemas), host=host)
+    name, arguments = environment.env, environment.arguments
+    is_apart = environment.env_isolation == "process"
+    return make(
+        episode_factory(name, arguments),
+        ChatTemplate(tokenizer),
+        host=ProcessHost(name, arguments, timeout_s=limits.timeout_s) if is_apart else None,
     )

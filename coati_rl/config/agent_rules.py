@@ -6,14 +6,15 @@ from coati_rl.config.config import Config
 from coati_rl.config.environment import EnvironmentConfig
 from coati_rl.config.fields import spelling
 
-_OWN = ("agent_timeout", "agent_processes", "agent_ground_truth")
+AGENT_FIELDS = ("agent_timeout", "agent_processes", "agent_ground_truth")
+_SHARED = ("agent_command", "tool_format")
 
 
 def agent_problems(config: Config) -> Iterator[str]:
     """Why agents cannot be run like this, each with a remedy."""
     environment, fields = config.environment, EnvironmentConfig.model_fields
     is_agent = environment.agent_command is not None
-    names = [name for name in fields if (name in _OWN) != is_agent and name != "agent_command"]
+    names = AGENT_FIELDS if not is_agent else [name for name in fields if name not in (*AGENT_FIELDS, *_SHARED)]
     given = [
         spelling(name, fields[name])
         for name in names

@@ -9,9 +9,12 @@ from typing import Any, Literal
 from pydantic import field_validator
 
 from coati_rl.config.fields import Section, execution, experiment
-from coati_rl.plugins import absolute_plugin
+from coati_rl.plugins import absolute_plugin, is_plugin
 
+ToolFormat = Literal["auto", "hermes", "llama3_json", "mistral", "pythonic", "qwen_xml"]
 EnvironmentIsolation = Literal["thread", "process"]
+
+TOOLS = ("calculator", "python")  # that need no file
 
 _ARGUMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
@@ -52,6 +55,22 @@ class EnvironmentConfig(Section):
         False, "Tell agents the ground truth of their task, so that they can compute rewards."
     )
 
+    tools: list[str] = experiment(
+        [],
+        "Tools that the policy may call, separated by commas: calculator, python (in the sandbox; variables are kept "
+        "in an episode), FILE.py:FUNCTION of your own (docs/agents.md). An answer without a call ends the episode.",
+        metavar="NAMES",
+    )
+    mcp_server: list[str] = experiment(
+        [],
+        "Command that starts an MCP server, whose tools the policy may call; one process in each producer. Repeat the "
+        "flag for several.",
+        metavar="COMMAND",
+    )
+    tool_format: ToolFormat = experiment(
+        "auto", "Format in which the model writes tool calls; auto: that of its chat template."
+    )
+
     @field_validator("env")
     @classmethod
     def _path_is_absolute(cls, name: str | None) -> str | None:
@@ -84,15 +103,50 @@ class EnvironmentConfig(Section):
             raise ValueError(f"{twice} is given twice; give it once")
         return texts
 
+    @field_validator("tools")
+    @classmethod
+    def _are_names(cls, texts: list[str]) -> list[str]:
+        names = [absolute_plugin(name.strip()) for text in texts for name in text.split(",") if name.strip()]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"{twice} is given twice; give it once")
+        if unknown := next((name for name in names if name not in TOOLS and not is_plugin(name)), None):
+            raise ValueError(f"{unknown} is no tool; use {', '.join(TOOLS)} or FILE.py:FUNCTION")
+        return names
+
+    @field_validator("mcp_server")
+    @classmethod
+    def _are_commands(cls, commands: list[str]) -> list[str]:
+        for command in commands:
+            if not _words(command):
+                raise ValueError(f"{command!r} is no command; write it as in a shell")
+        return commands
+
+    @property
+    def has_tools(self) -> bool:
+        """True if the policy may call tools."""
+        return bool(self.tools or self.mcp_server)
+
+    @property
+    def gives_rewards(self) -> bool:
+        """True if what answers the policy rewards it, too."""
+        return self.env is not None or self.agent_command is not None
+
     @property
     def is_given(self) -> bool:
         """True if something answers the policy."""
-        return self.env is not None or self.agent_command is not None
+        return self.gives_rewards or self.has_tools
 
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of the class, by name: values are JSON, or text if they are none."""
         return {name: _value(value) for name, _, value in (text.partition("=") for text in self.env_arg)}
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"{command!r}: {error}") from error
 
 
 def _value(text: str) -> Any:

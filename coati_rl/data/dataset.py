@@ -111,6 +111,7 @@ def make_prompts(
     name: str = "train",
     purpose: Purpose = "train",
     input_template: str | None = None,
+    tools: Sequence[dict[str, Any]] = (),
 ) -> PromptSet:
     """Render and tokenise rows; uids are `<name>-<row>`.
 
@@ -121,6 +122,7 @@ def make_prompts(
         name: of the rows: "train", the task whose file they are, or an evaluation set's name (it may be "train" too).
         purpose: what the prompts are for.
         input_template: in place of a chat template, text in which "{}" stands for the user's only message.
+        tools: schemas that the chat template writes.
     Raises: ConfigError if the chat template refuses a row.
     """
     conversations = []
@@ -129,7 +131,8 @@ def make_prompts(
         if row.task.system_prompt and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": row.task.system_prompt}, *messages]
         conversations.append(messages)
-    render = _with_chat_template if input_template is None else partial(_with_text, template=input_template)
+    with_chat_template = partial(_with_chat_template, tools=list(tools) or None)
+    render = with_chat_template if input_template is None else partial(_with_text, template=input_template)
     texts = [render(messages, tokenizer, f"{name}, prompt {n}") for n, messages in enumerate(conversations, 1)]
     # The template has written the special tokens already; a second BOS would be a token the model never saw.
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -157,11 +160,13 @@ def make_prompts(
     return PromptSet(prompts=prompts, num_refused=refused)
 
 
-def _with_chat_template(messages: Sequence[dict[str, str]], tokenizer: Any, where: str) -> str:
+def _with_chat_template(
+    messages: Sequence[dict[str, str]], tokenizer: Any, where: str, *, tools: list[dict[str, Any]] | None
+) -> str:
     from jinja2 import TemplateError
 
     try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        return str(tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False))
     except TemplateError as error:
         raise ConfigError(f"{where}: the model's chat template refuses it: {error}") from error
 

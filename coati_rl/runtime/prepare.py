@@ -25,7 +25,7 @@ from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
 from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.prepared import PreparedJob
-from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts
+from coati_rl.runtime.prompts import EnvironmentFacts, RewardFacts, load_run_rows, make_run_prompts
 from coati_rl.runtime.resources import (
     find_device,
     read_model_config,
@@ -64,6 +64,7 @@ def prepare(
     rewards: RewardFacts,
     check_layout: Callable[..., None],
     is_dry_run: bool,
+    environment: EnvironmentFacts | None = None,
 ) -> Prepared:
     """Resolve device and model, read, validate and tokenise the datasets, and plan.
 
@@ -72,8 +73,10 @@ def prepare(
         rewards: what they ask of rows.
         check_layout: of the trainers; raises ConfigError if a model (its transformers config) cannot be cut as asked.
         is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
+        environment: what it asks of prompts; None: nothing.
     Raises: ConfigError.
     """
+    environment = environment or EnvironmentFacts()
     load_estimator(config.algorithm.advantage_estimator)  # a user's own functions are tried before anything starts
     build_loss(config.algorithm)
     check_own_functions(config)
@@ -108,7 +111,8 @@ def prepare(
             is_dry_run=is_dry_run,
         )
         config, warnings = config.with_changes(teacher=teacher), warnings + of_teacher
-        train, evaluation = make_run_prompts(rows, config, tokenizer)
+        environment.check_tokenizer(tokenizer)
+        train, evaluation = make_run_prompts(rows, config, tokenizer, tools=environment.tools)
         num_prompts = len(train.prompts)
         _check_prompts(config, train, evaluation)
     plan = make_plan(config, num_prompts=num_prompts, device=device)

@@ -43,6 +43,14 @@ class RewardFacts:
     columns_of: Callable[[str], Columns] = lambda _: NO_COLUMNS  # of a row that functions of the user's read
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentFacts:
+    """Hold what is needed of the environment, which this package does not import."""
+
+    tools: tuple[dict[str, Any], ...] = ()  # schemas in OpenAI's form, which chat templates write into prompts
+    check_tokenizer: Callable[[Any], None] = lambda _: None  # raises ConfigError if its chat template lacks something
+
+
 def load_run_rows(config: Config, rewards: RewardFacts) -> RunRows:
     """Read and validate the rows of all files.
 
@@ -86,8 +94,10 @@ def load_run_rows(config: Config, rewards: RewardFacts) -> RunRows:
     return rows
 
 
-def make_run_prompts(rows: RunRows, config: Config, tokenizer: Any) -> tuple[PromptSet, dict[str, PromptSet]]:
-    """Return the training prompts and those of each evaluation set.
+def make_run_prompts(
+    rows: RunRows, config: Config, tokenizer: Any, *, tools: Sequence[dict[str, Any]] = ()
+) -> tuple[PromptSet, dict[str, PromptSet]]:
+    """Return the training prompts, which tell of these tools, and those of each evaluation set.
 
     Raises: ConfigError if the chat template refuses a row.
     """
@@ -96,6 +106,7 @@ def make_run_prompts(rows: RunRows, config: Config, tokenizer: Any) -> tuple[Pro
         tokenizer=tokenizer,
         max_prompt_tokens=config.data.max_prompt_tokens,
         input_template=config.data.input_template,
+        tools=tools,
     )
     sets = [make(each, name=name) for name, each in rows.train.items()]
     if config.data.shares and (unusable := [n for n, each in enumerate(sets) if not each.prompts]):

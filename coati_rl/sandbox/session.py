@@ -6,7 +6,7 @@ Limits hold for each call. The process is stopped between calls, so that nothing
 import os
 from types import TracebackType
 
-from coati_rl.sandbox.box import Sandbox, make_descriptors, read, start_request, write
+from coati_rl.sandbox.box import Sandbox, SandboxError, make_descriptors, read, start_request, write
 from coati_rl.sandbox.limits import Limits, Outcome
 
 _CALL, _CLOSE = b"call", b"close"
@@ -81,7 +81,9 @@ class PythonSession:
         self._descriptors = make_descriptors()
         self._directory = self._sandbox.make_directory()
         request = start_request(self._limits, self._directory, is_session=True)
-        self._sandbox.exchange(request, self._descriptors, limits=self._limits)
+        reply = self._sandbox.exchange(request, self._descriptors, limits=self._limits)
+        if reply["end"] != "open":
+            raise SandboxError(f"the interpreter was not started: {reply['end']}")
 
     def _release(self) -> None:
         for descriptor in self._descriptors:

@@ -75,12 +75,12 @@ def main() -> None:
         request = json.loads(message)
         try:
             reply = (supervisor.run_session if request["is_session"] else supervisor.run)(request, descriptors)
-            for descriptor in descriptors:
-                os.close(descriptor)
         except NotStarted as error:
             reply = {"end": "failed", "detail": str(error)}
         except BrokenPipeError:
             return
+        for descriptor in descriptors:
+            os.close(descriptor)
         try:
             channel.send(json.dumps(reply).encode())
         except BrokenPipeError:

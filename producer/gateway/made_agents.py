@@ -49,7 +49,7 @@ def make_agents(config: Config) -> AgentEnvironment:
             with_ground_truth=environment.agent_ground_truth,
             truth_columns=frozenset(truth_columns),
         ),
-        Language(tokenizer, ChatTemplate(tokenizer), tool_format_or_none(tokenizer, "auto")),
+        Language(tokenizer, ChatTemplate(tokenizer), tool_format_or_none(tokenizer, environment.tool_format)),
         correct_from={
             name: each.reward.correct_from
             for name, each in config.by_task.items()

@@ -24,7 +24,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(math, name) for name in ("sqrt", "exp", "log", "log2", "log10", "sin", "cos", "tan", "asin")},
     **{name: getattr(math, name) for name in ("acos", "atan", "atan2", "floor", "ceil", "gcd", "degrees", "radians")},
-    **{"abs": abs, "min": min, "max": max, "round": round},
+    **{"abs": abs, "min": min, "max": max, "round": round, "factorial": math.factorial},
 }
 _CONSTANTS = {"pi": math.pi, "e": math.e}
 _Number = int | float
@@ -98,6 +98,8 @@ def _value(node: ast.expr, *, depth: int) -> _Number:
             left, right = _value(node.left, depth=depth + 1), _value(node.right, depth=depth + 1)
             return _bounded(_power(left, right) if isinstance(node.op, ast.Pow) else _operator(node.op)(left, right))
         case ast.Call(func=ast.Name(id=name), keywords=[]):
+            if name not in _FUNCTIONS:
+                raise ToolError(f"there is no function {name[:50]}; there are {', '.join(sorted(_FUNCTIONS))}")
             return _bounded(_called(name, [_value(each, depth=depth + 1) for each in node.args]))
     raise ToolError(f"{ast.unparse(node)[:100] if depth == 0 else 'a part'} is not arithmetic")
 
@@ -109,12 +111,8 @@ def _operator(kind: ast.operator) -> Callable[[Any, Any], Any]:
 
 
 def _called(name: str, values: list[_Number]) -> Any:
-    if name == "factorial" and len(values) == 1 and isinstance(values[0], int):
-        if values[0] > _MAX_FACTORIAL:
-            raise ToolError("the result is too large")
-        return math.factorial(values[0])
-    if name not in _FUNCTIONS:
-        raise ToolError(f"there is no function {name[:50]}; there are {', '.join(sorted([*_FUNCTIONS, 'factorial']))}")
+    if name == "factorial" and max(values, default=0) > _MAX_FACTORIAL:
+        raise ToolError("the result is too large")
     if name == "round" and len(values) == 2 and not 0 <= abs(values[1]) <= _MAX_CHARACTERS:
         raise ToolError("round to fewer digits")
     return _FUNCTIONS[name](*values)

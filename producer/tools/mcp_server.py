@@ -1,8 +1,8 @@
 """Offer the tools of an MCP server, a process that is spoken to over its standard streams.
 
-A producer has one process for each --mcp-server, shared by all of its episodes: a start takes a second, and servers keep
-no state of their clients unless they say so. One that dies makes the samples invalid whose calls it owes an answer, and
-is started again for the next call. Its client lives in an event loop of its own, in a thread.
+A producer has one process for each --mcp-server, shared by all of its episodes, as a start takes seconds. One that dies
+makes the samples invalid whose calls it owes an answer, and is started again for the next call. Its client lives in an
+event loop of its own, in a thread.
 """
 
 import asyncio

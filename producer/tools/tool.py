@@ -1,10 +1,12 @@
 """Define what a tool is, and check the arguments that the policy gives it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 Schema = dict[str, Any]  # in OpenAI's form: {"type": "function", "function": {"name", "description", "parameters"}}
 
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -66,6 +68,15 @@ def name_of(schema: Schema) -> str:
     return str(schema["function"]["name"])
 
 
+def typed_arguments(schema: Schema, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments with texts read as JSON where the schema wants another type; True and None are understood.
+
+    Some models write all values as texts. One that cannot be read stays.
+    """
+    properties = (schema["function"].get("parameters") or {}).get("properties") or {}
+    return {name: _typed(value, _types(properties.get(name))) for name, value in arguments.items()}
+
+
 def check_arguments(schema: Schema, arguments: Mapping[str, Any]) -> None:
     """Check a call's arguments against the parameters' names and types; what they hold is for the tool to check.
 
@@ -77,12 +88,27 @@ def check_arguments(schema: Schema, arguments: Mapping[str, Any]) -> None:
     if not parameters.get("additionalProperties"):
         problems += [f"it has no {name}" for name in arguments if name not in properties]
     for name, value in arguments.items():
-        wanted = properties.get(name, {}).get("type") if isinstance(properties.get(name), dict) else None
-        names = [wanted] if isinstance(wanted, str) else wanted or []
+        names = _types(properties.get(name))
         if names and not any(_has_type(value, each) for each in names):
             problems.append(f"{name} must be of the type {' or '.join(map(str, names))}")
     if problems:
         raise ToolError(f"{name_of(schema)} takes {_signature(properties)}: {', '.join(problems)}")
+
+
+def _types(described: object) -> list[Any]:
+    """Return the types of a parameter; none if its schema names none."""
+    wanted = described.get("type") if isinstance(described, dict) else None
+    return list(wanted) if isinstance(wanted, list) else [wanted] if isinstance(wanted, str) else []
+
+
+def _typed(value: Any, names: list[Any]) -> Any:
+    if not isinstance(value, str) or not names or "string" in names:
+        return value
+    try:
+        read = json.loads(_CONSTANTS.get(value.strip(), value))
+    except (ValueError, RecursionError):
+        return value
+    return read if any(_has_type(read, name) for name in names) else value
 
 
 def _has_type(value: object, name: object) -> bool:

@@ -1,8 +1,10 @@
 """Play episodes in which the policy calls tools: an answer without a call ends the episode."""
 
+from collections.abc import Callable
 from typing import Any
 
 from producer.environments.episode import Action, EpisodeTask, Message, Observation, Step
+from producer.environments.episode_host import ThreadHost
 from producer.tools.call_formats import ToolCallFormat, answer_text
 from producer.tools.toolbox import Toolbox
 
@@ -10,9 +12,9 @@ from producer.tools.toolbox import Toolbox
 class ToolEpisode:
     """Implement `Episode` with tools; its reward is that of -rt, for the last answer.
 
-    Each call is answered by a message of the role tool, also one that has failed. Calls that cannot be read are answered
-    by what is wrong with them: after the results of the others, or as a message of the user where there are none. An
-    answer that the token limit cuts ends the episode.
+    Each call is answered by a message of the role tool, also one that has failed. What is wrong with calls that cannot
+    be read is said after the results of the others, or in a message of the user where there are none. An answer that
+    the token limit cuts ends the episode.
 
     Args:
         toolbox: of the producer.
@@ -51,3 +53,16 @@ class ToolEpisode:
     async def close(self) -> None:
         """See `Episode.close`."""
         await self._tools.close()
+
+
+class ToolHost(ThreadHost):
+    """Implement `EpisodeHost` for episodes with tools, which are async, and end the tools with it."""
+
+    def __init__(self, make_episode: Callable[[], ToolEpisode], toolbox: Toolbox, *, timeout_s: float) -> None:
+        super().__init__(make_episode, timeout_s=timeout_s)
+        self._toolbox = toolbox
+
+    def close(self) -> None:
+        """See `EpisodeHost.close`."""
+        super().close()
+        self._toolbox.close()

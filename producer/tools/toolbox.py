@@ -17,7 +17,7 @@ from producer.tools.call_formats import ToolCall
 from producer.tools.mcp_server import McpServer
 from producer.tools.own_function import OwnFunction
 from producer.tools.python_tool import PythonKit
-from producer.tools.tool import Schema, Tool, ToolError, ToolKit, check_arguments, name_of
+from producer.tools.tool import Schema, Tool, ToolError, ToolKit, check_arguments, name_of, typed_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -106,9 +106,10 @@ class OpenTools:
         tool = self._tools.get(call.name)
         if tool is None:
             raise ToolError(f"there is no tool {call.name}; the tools are {', '.join(self._tools)}")
-        check_arguments(tool.schema, call.arguments)
+        arguments = typed_arguments(tool.schema, call.arguments)
+        check_arguments(tool.schema, arguments)
         try:
-            return await asyncio.wait_for(tool.call(call.arguments), self._timeout_s)
+            return await asyncio.wait_for(tool.call(arguments), self._timeout_s)
         except TimeoutError as error:
             raise EpisodeFailure(f"the tool {call.name} took longer than {self._timeout_s:g} s") from error
         except EpisodeFailure as error:

@@ -90,13 +90,15 @@ class SpanFormat:
     name = ""
 
     def parse(self, text: str, *, turn: int = 0) -> ParsedAnswer:
-        """See `ToolCallFormat.parse`. Calls within a thought are no calls."""
+        """See `ToolCallFormat.parse`. Calls within a thought, which may have begun in the prompt, are no calls."""
         if len(text) > MAX_CHARACTERS:
             return ParsedAnswer(
                 content=text, errors=(f"an answer of {len(text)} characters is not searched for calls",)
             )
-        start = text.rfind(_THOUGHT_END)
-        spans = self.find(text, start + len(_THOUGHT_END) if start >= 0 else 0)
+        spans = self.find(text, 0)
+        end = text.find(_THOUGHT_END)
+        if end >= 0 and not any(span.calls and span.start <= end < span.end for span in spans):
+            spans = self.find(text, end + len(_THOUGHT_END))
         return _assembled(text, spans, turn=turn)
 
     def find(self, text: str, start: int) -> list[Span]:

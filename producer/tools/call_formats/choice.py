@@ -9,9 +9,12 @@ from producer.tools.call_formats.hermes import HermesFormat
 from producer.tools.call_formats.llama3_json import Llama3JsonFormat
 from producer.tools.call_formats.mistral import MistralFormat
 from producer.tools.call_formats.pythonic import PythonicFormat
+from producer.tools.call_formats.qwen_xml import QwenXmlFormat
+from producer.tools.tool import typed_arguments
 
+# Llama's is the last to be tried: its calls have no mark, and those of Hermes and Mistral hold such objects.
 FORMATS: dict[str, ToolCallFormat] = {
-    one.name: one for one in (HermesFormat(), Llama3JsonFormat(), MistralFormat(), PythonicFormat())
+    one.name: one for one in (HermesFormat(), QwenXmlFormat(), MistralFormat(), PythonicFormat(), Llama3JsonFormat())
 }
 AUTO = "auto"
 _TOKENS = {  # of a vocabulary that was made for a format
@@ -52,7 +55,8 @@ def tool_format_for(tokenizer: Any, name: str = AUTO) -> ToolCallFormat:
         return FORMATS[name]
     rendered = _rendered_call(tokenizer)
     for one in FORMATS.values():
-        if any((call.name, call.arguments) == (_NAME, _ARGUMENTS) for call in one.parse(rendered).calls):
+        calls = one.parse(rendered).calls
+        if any((call.name, typed_arguments(_TOOL, call.arguments)) == (_NAME, _ARGUMENTS) for call in calls):
             return one
     if _NAME not in rendered:
         vocabulary = tokenizer.get_vocab()

@@ -1,6 +1,6 @@
 """Parse the calls of Llama 4, Llama 3.2 and LFM2: a list of Python calls, [name(parameter=value, ...), ...].
 
-Values are literals. A parser of ours reads them: Python's may overflow the stack, and refuses a good call beside a bad one.
+Values are literals. A parser of ours reads them: Python's may overflow the stack, and refuses all calls for a bad one.
 """
 
 import re

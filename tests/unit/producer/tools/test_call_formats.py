@@ -5,6 +5,7 @@ import json
 import pytest
 
 from producer.tools.call_formats import FORMATS, ParsedAnswer
+from producer.tools.tool import typed_arguments
 
 GOOD = {"name": "add", "arguments": {"a": 1, "b": [2, {"c": None}]}}
 WRITTEN = {  # the same call
@@ -12,7 +13,10 @@ WRITTEN = {  # the same call
     "llama3_json": '{"name": "add", "parameters": {"a": 1, "b": [2, {"c": null}]}}',
     "mistral": f"[TOOL_CALLS][{json.dumps(GOOD)}]",
     "pythonic": "[add(a=1, b=[2, {'c': None}])]",
+    "qwen_xml": "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n"
+    '<parameter=b>\n[2, {"c": null}]\n</parameter>\n</function>\n</tool_call>',
 }
+SCHEMA = {"function": {"parameters": {"properties": {"a": {"type": "integer"}, "b": {"type": "array"}}}}}
 
 
 def parse(name: str, text: str) -> ParsedAnswer:
@@ -30,10 +34,12 @@ def test_each_format_has_a_name_and_an_example() -> None:
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_call_has_a_name_and_arguments_that_are_an_object(name: str) -> None:
     answer = parse(name, WRITTEN[name])
-    assert calls(name, WRITTEN[name]) == [("add", GOOD["arguments"])]
+    assert [(call.name, typed_arguments(SCHEMA, call.arguments)) for call in answer.calls] == [
+        ("add", GOOD["arguments"])
+    ]
     assert (answer.content, answer.errors) == ("", ())
     (call,) = answer.message()["tool_calls"]
-    assert call["function"] == {"name": "add", "arguments": GOOD["arguments"]}
+    assert call["function"] == {"name": "add", "arguments": answer.calls[0].arguments}
     assert len(call["id"]) == 9
     assert call["id"].isalnum()
 
@@ -77,6 +83,12 @@ def test_calls_in_a_thought_are_no_calls(name: str) -> None:
         ("mistral", '[TOOL_CALLS][{"name": "a" 1}, {"name": "b", "arguments": {}}]', ["b"], "',' delimiter"),
         ("mistral", '[TOOL_CALLS]a[ARGS]{"x": }[TOOL_CALLS]b[ARGS]{"x": 1}', ["b"], "Expecting value"),
         ("mistral", '[TOOL_CALLS][{"name": "a", "arguments": {}}', ["a"], "not closed"),
+        (
+            "qwen_xml",
+            "<tool_call><function=a></tool_call><tool_call><function=b></function></tool_call>",
+            ["b"],
+            "missing",
+        ),
         ("pythonic", "[a(x=1), b(2)]", ["a"], "parameter=value"),
         ("pythonic", "[a(x=open('f')), b(x=2)]", ["b"], "not a literal"),
     ],
@@ -107,7 +119,7 @@ def test_text_around_calls_is_kept() -> None:
 
 
 def test_a_tag_within_an_argument_ends_nothing() -> None:
-    for tag in ("</tool_call>", "<tool_call>", "[TOOL_CALLS]", '{"name": "b"'):
+    for tag in ("</tool_call>", "<tool_call>", "[TOOL_CALLS]", '{"name": "b"', "</think>"):
         arguments = {"text": f"x{tag}y"}
         body = json.dumps({"name": "a", "arguments": arguments})
         assert calls("hermes", f"<tool_call>\n{body}\n</tool_call>") == [("a", arguments)]
@@ -157,7 +169,7 @@ def test_pythonic_values() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("name", sorted({*WRITTEN} - {"qwen_xml"}))
 @pytest.mark.parametrize("value", ["9" * 5000, "1e999", '"\\ud800"', "[" * 40 + "]" * 40, "-" * 9])
 def test_values_that_cannot_be_rendered_again_are_errors(name: str, value: str) -> None:
     text = WRITTEN[name].replace("1", value, 1)

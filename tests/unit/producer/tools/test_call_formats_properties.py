@@ -23,6 +23,10 @@ NAMES = {  # of templates: the format of their calls
     "qwen3_vl": "hermes",
     "llama3_1": "llama3_json",
     "llama3_2": "llama3_json",
+    "qwen3_5_think": "qwen_xml",
+    "qwen3_5_nothink": "qwen_xml",
+    "qwen3_8": "qwen_xml",
+    "nemotron_3_nano": "qwen_xml",
 }
 MISTRAL = (  # of Mistral-7B-Instruct-v0.3, the part that renders conversations with one call
     "{{ bos_token }}{% for m in messages %}"
@@ -48,12 +52,23 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 ARGUMENTS = st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), VALUES, max_size=4)
+TEXTS = st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), TEXT, max_size=4)  # values without types
 FRAGMENTS = st.lists(
     st.sampled_from(
         ["<tool_call>", "</tool_call>", '{"name": "f", ', '"arguments": ', '"parameters": ', "[TOOL_CALLS]"]
     )
     | st.sampled_from(["[ARGS]", "[CALL_ID]", "f(", "x=", ".5", "e9", "true", "None", "<|python_tag|>", "\\u", "'''"])
-    | st.sampled_from(["<|tool_call_start|>", "</think>", *"{}[](),:;\"'\\\n 1-"]),
+    | st.sampled_from(
+        [
+            "<|tool_call_start|>",
+            "</think>",
+            "<function=f>",
+            "</function>",
+            "<parameter=x>",
+            "</parameter>",
+            *"{}[](),:;\"'\\\n 1-",
+        ]
+    ),
     max_size=40,
 ).map("".join)
 
@@ -84,7 +99,7 @@ def test_what_a_template_renders_for_a_call_is_read_back(template: str, render, 
     expected = NAMES.get(template, "mistral")
 
     @settings(max_examples=25, deadline=None)
-    @given(ARGUMENTS)
+    @given(TEXTS if expected == "qwen_xml" else ARGUMENTS)
     def holds(arguments: dict[str, Any]) -> None:
         answer = FORMATS[expected].parse(render(source, [call("f.g-h", arguments)]))
         assert [(one.name, one.arguments) for one in answer.calls] == [("f.g-h", arguments)]
@@ -137,6 +152,9 @@ def test_no_text_raises_and_what_is_no_call_is_in_the_content(name: str) -> None
         '<tool_call>{"name": "a", "arguments": {"x": ' + "[" * 200_000,
         '{"name": [1, 1, 1, 1, 1, 1, 1, ' * 20_000,
         "<tool_call>" * 90_000,
+        "<tool_call><function=f>" + "<parameter=x>" * 50_000,
+        "<tool_call><function=f>" + "<parameter=x></parameter>" * 40_000,
+        ("<tool_call><function=f><parameter=x>" + " " * 99) * 7_000,
         '[TOOL_CALLS][{"name": ' * 40_000,
         "[TOOL_CALLS]" + "a" * 500_000,
         "[f(x=" + "(" * 400_000,
@@ -164,10 +182,10 @@ def test_an_answer_of_megabytes_is_not_searched() -> None:
     assert (answer.calls, len(answer.errors)) == ((), 1)
 
 
-@pytest.mark.parametrize("template", ["qwen3_5_think", "glm4moe", "gptoss", "gemma"])
+@pytest.mark.parametrize("template", ["glm4moe", "gptoss", "gemma"])
 def test_a_template_that_writes_calls_otherwise_is_refused_with_the_choices(template: str, render, tokenizer) -> None:
     tokenizer.chat_template = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"--tool-format auto: .*: hermes, llama3_json, mistral, pythonic"):
+    with pytest.raises(ConfigError, match=r"--tool-format auto: .*: hermes, qwen_xml, mistral, pythonic, llama3_json"):
         tool_format_for(tokenizer)
     assert tool_format_for(tokenizer, "hermes").name == "hermes"
     with pytest.raises(ConfigError, match="--tool-format 'xml': use one of auto, hermes"):

@@ -1,5 +1,6 @@
 """Agents as episodes of a producer's environment: real processes, gateway, runner and engine thread."""
 
+import asyncio
 import json
 import shlex
 import sys
@@ -63,25 +64,33 @@ class Producer:
         )
         self.runner = GroupRunner(self.engine, self.environment, max_sequences=64, group_size=2, timeline=NO_TIMELINE)
 
-    def run(self, *, group_size: int = 2, num_prompts: int = 1, **prompt) -> list[RolledOut]:
+    def submit(self, *, group_size: int = 2, **prompt) -> None:
         ids = ChatTemplate(self.tokenizer).prompt(MESSAGES)
         fields = {"token_ids": ids, "messages": MESSAGES, "ground_truth": "42", **prompt}
-        leases = [
-            Lease(lease_id=n, prompt=Prompt(uid=f"p{n}", **fields), group_size=group_size, sampling=SAMPLING)
-            for n in range(num_prompts)
-        ]
-        self.runner.submit(leases, min_policy_version=0)
-        finished, deadline = [], time.monotonic() + TIMEOUT_S
-        while len(finished) < num_prompts:
-            assert time.monotonic() < deadline
-            finished += self.runner.take_finished(0.5)
-        return finished
+        lease = Lease(lease_id=0, prompt=Prompt(uid="p0", **fields), group_size=group_size, sampling=SAMPLING)
+        self.runner.submit([lease], min_policy_version=0)
+
+    def finish(self) -> list[RolledOut]:
+        return wait_for(self, lambda: self.runner.take_finished(0.1))
+
+    def run(self, **options) -> list[RolledOut]:
+        self.submit(**options)
+        return self.finish()
 
     def close(self) -> None:
         if not self.runner._loop.is_closed():
             self.runner.close()
         self.environment.close()
         self.engine.close()
+
+
+def wait_for(producer: Producer, condition):
+    """What a condition returns, once that is something; the producer goes on meanwhile."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        producer.runner._loop.run_until_complete(asyncio.sleep(0.01))
+    return found
 
 
 @pytest.fixture
@@ -121,6 +130,14 @@ def test_the_same_lease_gives_the_same_tokens_and_each_episode_its_own(make) -> 
     producer = make(TWO_TURNS)
     tokens = [[each.token_ids.tolist() for each in producer.run()[0].trajectories] for _ in range(2)]
     assert tokens[0] == tokens[1] and tokens[0][0] != tokens[0][1]
+
+
+def test_a_seed_of_the_agent_is_another_in_each_episode(make) -> None:
+    producer = make("assert ask(task['messages'], seed=1) == ask(task['messages'], seed=1); reward(1)")
+    (rolled_out,) = producer.run()
+    assert rolled_out.error is None
+    seeds = {request.sampling.seed for request in producer.core.requests}
+    assert len(producer.core.requests) == 4 and len(seeds) == 2
 
 
 def test_a_task_holds_its_row_and_the_truth_only_if_that_is_allowed(make, tmp_path) -> None:
@@ -191,15 +208,27 @@ reward(1)
     assert [score.verdict for score in rolled_out.scores.values()] == ["ok"] * 5
 
 
+def test_an_episode_that_has_ended_holds_no_update_up_while_another_has_not_begun(make, tmp_path) -> None:
+    """The other's first request would wait for the update, which would wait for the group to end."""
+    code = """
+go = os.path.dirname(sys.argv[0]) + "/go"
+while task["episode"] == 1 and not os.path.exists(go):
+    time.sleep(0.01)
+"""
+    producer = make(code + TWO_TURNS)
+    producer.submit()
+    opened = wait_for(producer, lambda: producer.engine._admission.open_episodes())
+    assert opened == ("lease-0-0",)
+    wait_for(producer, lambda: not producer.engine._admission.open_episodes())
+    (tmp_path / "go").touch()
+    (rolled_out,) = producer.finish()
+    assert rolled_out.error is None and len(rolled_out.scores) == 2
+
+
 def test_the_end_of_the_engine_ends_the_producer_and_the_agents(make) -> None:
     producer = make("ask(task['messages']); time.sleep(600)")
-    ids = ChatTemplate(producer.tokenizer).prompt(MESSAGES)
-    prompt = Prompt(uid="p", token_ids=ids, messages=MESSAGES, ground_truth="")
-    producer.runner.submit([Lease(lease_id=1, prompt=prompt, group_size=1, sampling=SAMPLING)], min_policy_version=0)
-    deadline = time.monotonic() + TIMEOUT_S
-    while not producer.core.requests:
-        assert time.monotonic() < deadline
-        assert producer.runner.take_finished(0.1) == []
+    producer.submit(group_size=1)
+    wait_for(producer, lambda: producer.core.requests)
     producer.engine.close()
     with pytest.raises(EngineError):
         producer.runner.take_finished(1.0)

@@ -171,19 +171,12 @@ class RecordedConversation:
         """See `Conversation`. An answer's last token that is not in its text is left out, which makes a fork."""
         self._waited_s = time.perf_counter() - self._answered_at
         prompt = request.prompt
-        is_text = isinstance(prompt, str)
-        token_ids = () if is_text else self._language.encode_prompt(prompt)
-        known = [each for each in self._texts if _continues(prompt if is_text else token_ids, each)]
-        found = max(known, key=lambda each: len(each.token_ids), default=None)
-        if is_text and found is None:
-            token_ids = self._language.encode_prompt(prompt)
-        elif is_text and found is not None:
-            token_ids = found.token_ids + self._language.template.encode(prompt[len(found.text or "") :])
+        found, token_ids = self._after_text(prompt) if isinstance(prompt, str) else self._after_tokens(prompt)
         node = None if found is None else found.node
         is_fork = self.last is not None and (node is None or token_ids[: len(node.token_ids)] != node.token_ids)
         text = self._language.template.decode(token_ids)
         context = Context(token_ids=token_ids, text=text, messages=(), node=node, is_fork=is_fork)
-        return _TextPlace(context=context, prompt=prompt if is_text else None)
+        return _TextPlace(context=context, prompt=prompt if isinstance(prompt, str) else None)
 
     def parse(self, completion: Completion, text: str, request: ChatRequest) -> Message:
         """See `Conversation`."""
@@ -214,6 +207,20 @@ class RecordedConversation:
             raise ApiError(400, "the episode has no answer yet, which a reward could be given to")
         self._tree.add_reward(self.last, name, value)
 
+    def _after_text(self, prompt: str) -> tuple[_TextAnswer | None, tuple[int, ...]]:
+        """Return the longest recorded answer that a text goes on from, and the text's tokens."""
+        known = [(each, each.text) for each in self._texts if each.text is not None and prompt.startswith(each.text)]
+        found, text = max(known, key=lambda pair: len(pair[1]), default=(None, ""))
+        if found is None:
+            return None, self._language.encode_prompt(prompt)
+        return found, found.token_ids + self._language.template.encode(prompt[len(text) :])
+
+    def _after_tokens(self, prompt: Sequence[int]) -> tuple[_TextAnswer | None, tuple[int, ...]]:
+        """Return the longest recorded answer that tokens go on from, and these."""
+        token_ids = self._language.encode_prompt(prompt)
+        known = [each for each in self._texts if token_ids[: len(each.node.token_ids)] == each.node.token_ids]
+        return max(known, key=lambda each: len(each.node.token_ids), default=None), token_ids
+
     def _text_answer(self, place: _TextPlace, node: Node, content: str) -> _TextAnswer:
         template, num_context = self._language.template, node.num_context
         for end in (len(node.token_ids), len(node.token_ids) - 1):
@@ -221,10 +228,3 @@ class RecordedConversation:
             if place.prompt is not None and template.decode_after(place.token_ids, shown) == content:
                 return _TextAnswer(node=node, text=place.prompt + content, token_ids=node.token_ids[:end])
         return _TextAnswer(node=node, text=None, token_ids=node.token_ids)
-
-
-def _continues(prompt: str | tuple[int, ...], answer: _TextAnswer) -> bool:
-    """Return True if a prompt, text or tokens, begins with all that the answer ends."""
-    if isinstance(prompt, str):
-        return answer.text is not None and prompt.startswith(answer.text)
-    return prompt[: len(answer.node.token_ids)] == answer.node.token_ids

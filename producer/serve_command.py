@@ -11,8 +11,8 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -65,8 +65,7 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
     if is_dry_run:
         say(f"would serve {told}")
         return
-    _end_on_signals()
-    with _listener(config, say) as listener:
+    with _ended_by_signals(), _listener(config, say) as listener:
         from producer.engines import create_engine
 
         loaded = create_engine(
@@ -179,7 +178,8 @@ def _set_environment(device: Device, width: int) -> None:
     os.environ.update({name: value for name, value in environment.items() if name != "OMP_NUM_THREADS"})
 
 
-def _end_on_signals() -> None:
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
     """Exit with code 0 on SIGTERM and with KeyboardInterrupt on SIGINT; later signals are ignored."""
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -189,5 +189,9 @@ def _end_on_signals() -> None:
             raise KeyboardInterrupt
         sys.exit(0)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

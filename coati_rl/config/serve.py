@@ -10,7 +10,7 @@ from coati_rl.config.sections import JobConfig
 
 
 class ServerConfig(Section):
-    """Where requests come in, and whose."""
+    """Listen for requests, and ask for a key."""
 
     host: str = execution("127.0.0.1", "Address to listen on; another one than loopback needs --api-key.")
     port: int = execution(8000, "Port; 0 picks a free one, which is printed.", ge=0, le=65535)

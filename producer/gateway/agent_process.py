@@ -15,6 +15,7 @@ from pathlib import Path
 _GUARD = Path(__file__).parent / "agent_guard.py"
 _TAIL = 4096  # bytes of error output that are kept
 _KILL_TIMEOUT_S = 5.0  # for the guard to kill all processes
+_SIGNALLED = 128  # added to the number of the signal that killed it, by the guard as by a shell
 _LINE = 300  # characters of the last line of error output
 
 
@@ -65,7 +66,9 @@ async def run_agent(
 def _failure(code: int | None, line: str, late: str) -> str | None:
     if code == 0 and not late:
         return None
-    how = late or (f"it was killed by {_signal_name(code - 128)}" if (code or 0) > 128 else f"exit code {code}")
+    how = late or f"exit code {code}"
+    if not late and code is not None and code > _SIGNALLED:
+        how = f"it was killed by {_signal_name(code - _SIGNALLED)}"
     return f"{how}: {line}" if line else how
 
 

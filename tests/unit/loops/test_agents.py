@@ -21,6 +21,7 @@ def test_a_run_trains_on_what_agents_ask_and_masks_those_that_fail(run_in_thread
             "chat_template": "chatml",
             "max_episode_tokens": 400,
             "max_steps": 2,
+            "max_failure_rate": 1.0,
         }
     )
     scores = [(number, score) for group in trace.groups for number, score in enumerate(group.scores)]

@@ -127,3 +127,4 @@ class LeaseReply:
     policy_version: int  # at which their first tokens are sampled, or an older one
     is_finished: bool  # no prompt will follow
     reason: str = ""  # why there is no lease
+    overdue: tuple[int, ...] = ()  # ids of the producer's leases that the trainers wait for, as others would get stale

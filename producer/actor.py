@@ -82,6 +82,7 @@ class ProducerActor:
             max_sequences=self._config.sequences_in_flight,
             group_size=self._config.sampling.num_generations,
             environment=self._environment,
+            cuts_overdue=self._config.environment.stale_episodes == "cut",
             timeline=self._timeline,
         )
         try:

@@ -46,6 +46,7 @@ class LeaseGenerate:
         self._num_requests = 0
         self._num_samples = 0  # asked for so far, outside of episodes
         self._turns: Counter[int] = Counter()  # asked for so far, by episode
+        self.cut = asyncio.Event()  # see `Generate.cut`
 
     @property
     def temperature(self) -> float:

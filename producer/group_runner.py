@@ -6,7 +6,7 @@ event loop of the environments whenever it waits; `wake` may be called from any.
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +63,7 @@ class GroupRunner:
         self._loop = QueueEventLoop()
         self._changed = asyncio.Event()  # a group is done, or a wake-up
         self._running: dict[asyncio.Task[RolledOut], Lease] = {}
+        self._cuts: dict[int, asyncio.Event] = {}  # of running groups, by lease id
         self._done: deque[asyncio.Task[RolledOut]] = deque()
 
     @property
@@ -103,6 +104,12 @@ class GroupRunner:
             self._engine.check_alive()  # with nothing in flight, nobody else would tell
         return finished
 
+    def cut(self, lease_ids: Collection[int]) -> None:
+        """Have the open episodes of these leases end."""
+        for lease_id in lease_ids:
+            if lease_id in self._cuts:
+                self._cuts[lease_id].set()
+
     def wake(self, _: object = None) -> None:
         """End a wait in `take_finished`; a callback for futures of what else the caller waits for."""
         self._loop.call_from_anywhere(self._changed.set)
@@ -135,6 +142,7 @@ class GroupRunner:
             min_policy_version=min_policy_version,
             timeline=self._timeline,
         )
+        self._cuts[lease.lease_id] = generate.cut
         try:
             rollout = await self._environment.run(lease.prompt, generate, group_size=lease.group_size)
             return _rolled_out(lease, rollout)
@@ -145,6 +153,7 @@ class GroupRunner:
         except Exception as error:  # noqa: BLE001 - a failed rollout is data: recorded and counted
             return RolledOut(lease=lease, error=f"the environment failed: {type(error).__name__}: {error}")
         finally:
+            del self._cuts[lease.lease_id]
             generate.close()
 
 

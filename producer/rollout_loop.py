@@ -56,6 +56,7 @@ class RolloutLoop:
         max_sequences: int,
         group_size: int,
         environment: Environment | None = None,
+        cuts_overdue: bool = False,
         timeline: Timeline = NO_TIMELINE,
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
@@ -69,10 +70,12 @@ class RolloutLoop:
             max_sequences: largest number of samples in flight.
             group_size: samples of a training prompt.
             environment: of all prompts; None: a single turn.
+            cuts_overdue: end the open episodes of prompts that trainers wait for, as others would get stale.
             timeline: of the producer.
             on_turn: called at least once in IDLE_WAIT_S; what it raises ends the loop.
         """
         self._on_turn = on_turn
+        self._cuts_overdue = cuts_overdue
         self._producer_id = producer_id
         self._coordinator = coordinator
         self._reward = reward
@@ -117,7 +120,7 @@ class RolloutLoop:
     def _take_prompts(self) -> bool:
         """Lease prompts up to the engine's capacity. Returns: False when the run is over."""
         room = self._runner.room()
-        if room <= 0:
+        if room <= 0 and not self._cuts_overdue:
             return True
         is_idle = self._is_idle()
         with self._timeline.span("wait for prompts") if is_idle else nullcontext():
@@ -127,6 +130,8 @@ class RolloutLoop:
             )
         if reply.leases:
             self._runner.submit(reply.leases, min_policy_version=reply.policy_version)
+        if self._cuts_overdue:
+            self._runner.cut(reply.overdue)
         return not reply.is_finished
 
     def _start_scoring(self, rolled_out: RolledOut) -> None:

@@ -7,7 +7,7 @@ from coati_rl.config.environment import EnvironmentConfig
 from coati_rl.config.fields import spelling
 
 AGENT_FIELDS = ("agent_timeout", "agent_processes", "agent_ground_truth")
-_SHARED = ("agent_command", "tool_format")
+_SHARED = ("agent_command", "tool_format", "stale_episodes")
 
 
 def agent_problems(config: Config) -> Iterator[str]:

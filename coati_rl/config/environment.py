@@ -13,6 +13,7 @@ from coati_rl.plugins import absolute_plugin, is_plugin
 
 ToolFormat = Literal["auto", "hermes", "llama3_json", "mistral", "pythonic", "qwen_xml"]
 EnvironmentIsolation = Literal["thread", "process"]
+StaleEpisodes = Literal["wait", "cut"]
 
 TOOLS = ("calculator", "python")  # that need no file
 
@@ -69,6 +70,12 @@ class EnvironmentConfig(Section):
     )
     tool_format: ToolFormat = experiment(
         "auto", "Format in which the model writes tool calls; auto: that of its chat template."
+    )
+
+    stale_episodes: StaleEpisodes = experiment(
+        "wait",
+        "Where trainers wait for an episode that would get staler than --n-behind: wait until it ends, or cut it, so "
+        "that its sample is invalid and the others of its group are trained.",
     )
 
     @field_validator("env")

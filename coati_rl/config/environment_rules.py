@@ -36,6 +36,11 @@ def environment_problems(config: Config) -> Iterator[str]:
         yield f"--tool-format {environment.tool_format} without --tools: has no effect; leave it out"
     if environment.env is not None and not is_plugin(environment.env):
         yield f"--env {environment.env}: is no environment; write FILE.py:CLASS"
+    if environment.stale_episodes == "cut" and config.sync.n_behind == 0:
+        yield (
+            "--stale-episodes cut with --n-behind 0: has no effect, as trainers wait for every prompt of a rollout "
+            "step; use --n-behind 1, or leave it out"
+        )
     if data.input_template is not None:
         yield (
             f"{_name(environment)} with --input-template: turns are written by a chat template; leave it out, or use "

@@ -60,6 +60,9 @@ class PromptFlow:
         self._num_trained_unsynced = start.step % settings.sync_period * settings.batch.prompts_per_step
         self.step = start.step  # optimizer steps given to the trainers
         self.is_stopped = False  # by the user, before the run is over
+        # Trainers wait for prompts that were leased after this sync or an earlier one, lest any gets too stale; None:
+        # they do not.
+        self.overdue_sync: int | None = None
 
     @property
     def is_between_steps(self) -> bool:
@@ -127,7 +130,8 @@ class PromptFlow:
             return Wait(reason="waiting for producers to lease prompts for the slots that the checkpoint left free")
         if len(self._finished) < size:
             return self._wait_for_rollouts()
-        if not self._leaves_room(size, sync_index):
+        self.overdue_sync = self._find_overdue(size, sync_index)
+        if self.overdue_sync is not None:
             bound = f"before the weights change again (--n-behind {self._settings.sync.n_behind})"
             return Wait(reason=f"waiting for an older prompt, to be trained {bound}: {self._sampling()}")
         if self._batcher is None:
@@ -163,16 +167,20 @@ class PromptFlow:
         kept = [finished.group.prompt.uid for finished in self.finished]
         return Position(step=self.step, num_drawn=self._queue.num_drawn, waiting=tuple(waiting), kept=tuple(kept))
 
-    def _leaves_room(self, size: int, sync_index: int) -> bool:
-        """Return True if all leased prompts can still be trained in time after the first `size` finished ones."""
+    def _find_overdue(self, size: int, sync_index: int) -> int | None:
+        """Return None if all leased prompts can still be trained in time after the first `size` finished ones.
+
+        Else the prompts that were leased after the returned sync, or an earlier one, have to come first.
+        """
         settings = self._settings
         free = settings.prompts_per_rollout - self._num_trained_unsynced - size
         leased_at = [finished.sync_index for finished in self.finished[size:]] + self._leases.sync_indices("train")
         for syncs_left in range(settings.sync.n_behind):  # before the prompts leased then would be too stale
-            num_due = sum(sync_index - at >= settings.sync.n_behind - syncs_left for at in leased_at)
+            due_at = sync_index - settings.sync.n_behind + syncs_left
+            num_due = sum(at <= due_at for at in leased_at)
             if num_due > free + syncs_left * settings.prompts_per_rollout:
-                return False
-        return True
+                return due_at
+        return None
 
     def _begin_step(self) -> StepBatcher:
         num_out = len(self._queue.waiting) + self._leases.num_open("train") + len(self._finished)

@@ -66,6 +66,7 @@ class PromptLeasing:
             policy_version=state.members.version(producer_id),
             is_finished=state.is_finished,
             reason="" if leases else self.refusal(producer_id, is_drained=is_drained) or "",
+            overdue=() if (at := state.flow.overdue_sync) is None else state.leases.held_since(producer_id, at),
         )
 
     def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:

@@ -34,6 +34,7 @@ class Scheduler:
     def decide(self, index: int) -> Assembly | Wait:
         """Decide item `index`. Raises: RunError if the run ends without an optimizer step."""
         state = self._state
+        state.flow.overdue_sync = None
         if (wait := state.syncs.transfer) is not None:
             return wait
         if state.is_finished:
@@ -61,6 +62,7 @@ class Scheduler:
             sync = state.syncs.order(index, step, stale)
             return Assembly(make=lambda: [sync] * self._dp)
         if is_due and stale:  # staged weights must not be overwritten
+            state.flow.overdue_sync = members.sync_index - 1  # of the prompts that the commit may wait for
             return Wait(reason=f"waiting for {members.committing}, before version {step} is sent")
         if is_due and not members.ids:
             return Wait(reason=f"{members.missing}, for the weight sync to version {step}")

@@ -4,6 +4,7 @@ A group is G episodes of one prompt. An environment may ask once for the whole g
 episodes of several turns at the same time, which wait for tools between their turns.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -31,6 +32,10 @@ class Generate(Protocol):
     @property
     def sampling(self) -> SamplingParams:
         """Return the sampling of the lease."""
+
+    @property
+    def cut(self) -> asyncio.Event:
+        """Return the event that trainers wait for the group, and --stale-episodes has its open episodes end now."""
 
     async def __call__(
         self,

@@ -16,10 +16,12 @@ from coati_rl.types import Prompt, Score, Trajectory
 from producer.environments.chat import ChatTemplate
 from producer.environments.environment import Generate, Rollout
 from producer.environments.episode import Episode, EpisodeFailure, EpisodeLimits, EpisodeTask
-from producer.environments.episode_host import EpisodeHost, ThreadHost
+from producer.environments.episode_host import EpisodeCalls, EpisodeHost, ThreadHost
 from producer.environments.episode_player import EpisodePlayer
 from producer.environments.episode_scores import environment_score, invalid_episode
 from producer.environments.recorder import ConversationTree
+
+CUT = "it was cut, as trainers waited for it (--stale-episodes cut)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +69,7 @@ class EpisodeEnvironment:
     async def run(self, prompt: Prompt, generate: Generate, *, group_size: int) -> Rollout:
         """See `Environment.run`. Raises: RolloutError if all episodes fail."""
         tasks = [asyncio.ensure_future(self._play(prompt, generate, number)) for number in range(group_size)]
+        cutting = asyncio.ensure_future(_cancel_when(generate.cut, tasks))
         try:
             played = await asyncio.gather(*tasks)
         except BaseException:  # the engine has ended, or nobody waits for the group
@@ -74,6 +77,8 @@ class EpisodeEnvironment:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
+        finally:
+            cutting.cancel()
         failures = [each.failure for each in played if each.failure is not None]
         if len(failures) == group_size:
             raise RolloutError(f"all {group_size} episodes failed, the first one because: {failures[0]}")
@@ -113,12 +118,14 @@ class EpisodeEnvironment:
             finally:
                 generate.end_episode(number)
         except (EpisodeFailure, RolloutError) as error:
-            await calls.close()
+            await _close(calls, generate.cut)
             return _failed(tree, str(error), player.turns)
-        except BaseException:
+        except BaseException as error:
             calls.abandon()
+            if isinstance(error, asyncio.CancelledError) and generate.cut.is_set():
+                return _failed(tree, CUT, player.turns)
             raise
-        await calls.close()
+        await _close(calls, generate.cut)
         trajectories = tree.trajectories() if ending == "done" else _truncated(tree.trajectories())
         return _Played(trajectories=trajectories, record={"ended": ending, "turns": player.turns})
 
@@ -135,6 +142,21 @@ def episode_task(prompt: Prompt, episode: int, *, run_seed: int) -> EpisodeTask:
         episode=episode,
         purpose=prompt.purpose,
     )
+
+
+async def _cancel_when(cut: asyncio.Event, tasks: Sequence["asyncio.Future[_Played]"]) -> None:
+    await cut.wait()
+    for task in tasks:
+        task.cancel()
+
+
+async def _close(calls: EpisodeCalls, cut: asyncio.Event) -> None:
+    """Close an episode that is over, also while the others of its group are cut."""
+    try:
+        await calls.close()
+    except asyncio.CancelledError:
+        if not cut.is_set():
+            raise
 
 
 def _failed(tree: ConversationTree, cause: str, turns: Sequence[dict[str, Any]]) -> _Played:

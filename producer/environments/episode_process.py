@@ -58,7 +58,9 @@ def main() -> None:
         except ConfigError as error:
             control.send(json.dumps({"error": str(error)}).encode())
             return
-        if len(os.listdir("/proc/self/task")) > 1:  # the file has started threads: a fork would lack them
+        if len(os.listdir("/proc/self/task")) > 1:  # a fork would lack them
+            logging.warning("%s starts threads when it is imported: each episode's process imports it by itself", name)
+            sys.stderr.flush()
             os.execv(sys.executable, [sys.executable, "-P", "-c", BODY, *sys.argv[1:3], "leave it to the episodes"])
     gc.collect()
     gc.freeze()  # pages stay shared with the processes

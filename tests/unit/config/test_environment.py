@@ -54,6 +54,7 @@ def world(tmp_path):
             "--env w.py:W --reward-combine c.py:c",
             "--reward-combine with --reward-type env: rewards of turns are summed",
         ),
+        ("--env w.py:W --stale-episodes cut", "--stale-episodes cut with --n-behind 0: has no effect"),
         ("--env w.py:W --input-template {}", "--env with --input-template: turns are written by a chat template"),
         ("--env w.py:W --env-arg size", "--env-arg ['size']: 'size' is no argument; write NAME=VALUE"),
         ("--env w.py:W --env-arg a=1 --env-arg a=2", "a is given twice; give it once"),

@@ -64,3 +64,16 @@ def test_env_timeout__makes_an_episode_that_takes_longer_invalid(trace_of):
 def test_block_size__is_that_of_the_engines_cache(trace_of):
     sizes = [trace_of(**changes).engines[0].settings["block_size"] for changes in ({}, {"block_size": 64})]
     assert sizes == [32, 64]  # on the CPU
+
+
+def test_stale_episodes__cuts_an_episode_that_trainers_wait_for_and_no_other(run_in_threads):
+    """By default they wait: see test_episodes.py."""
+    slow = {"env_arg": ["wait_s=40", "waits_in=train-0.0"], "max_failure_rate": 0.3}
+    slow |= {"max_steps": None, "num_episodes": 2}
+    trace = run_in_threads({**TALKING, **slow, "n_behind": 1, "inflight_update": True, "stale_episodes": "cut"})
+    (group,) = [group for group in trace.groups if group.prompt.uid == "train-0.0"]
+    assert [score.verdict for score in group.scores] == ["ok", "invalid"]
+    assert "--stale-episodes cut" in group.scores[1].detail
+    assert {step["staleness_max"] for step in trace.steps} <= {0, 1}
+    assert sum(step["samples_invalid"] for step in trace.steps) == 1
+    assert (len(trace.steps), len(trace.groups)) == (8, 16)

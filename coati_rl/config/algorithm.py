@@ -36,6 +36,14 @@ class AlgorithmConfig(Section):
         f"From a group's rewards to advantages: {', '.join(ADVANTAGE_ESTIMATORS)}, {GDPO} (each reward of -rt by "
         "itself), or FILE.py:FUNCTION.",
     )
+    turn_advantages: float | None = part(
+        None,
+        "An advantage for each turn of an episode: the turn's reward plus this times the return of the next; None: one "
+        "for the episode.",
+        metavar="GAMMA",
+        ge=0,
+        le=1,
+    )
     whiten_advantages: bool = part(False, "Bring advantages to mean 0 and deviation 1 over all tokens of a step.")
     policy_loss: str = part("clip", f"Token term of the loss: {', '.join(POLICY_LOSSES)}, or FILE.py:FUNCTION.")
     ratio_level: RatioLevel = part("token", "Importance ratio of each token, or of the whole response (GSPO).")

@@ -20,6 +20,7 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _off_policy(config)
     yield from _filters(config)
     yield from _decoupled(config)
+    yield from _turns(config)
 
 
 def algorithm_warnings(config: Config) -> Iterator[str]:
@@ -85,6 +86,23 @@ def _decoupled(config: Config) -> Iterator[str]:
         yield (
             f"--advantage-estimator {GDPO} with {' and '.join(others)}: it normalises each reward of -rt by itself, "
             f"and this changes their sum; leave {'it' if len(others) == 1 else 'them'} out, or use group_norm"
+        )
+
+
+def _turns(config: Config) -> Iterator[str]:
+    """Refuse what forms an episode's reward of more than the sum of its turns' rewards."""
+    algorithm, reward = config.algorithm, config.reward
+    if algorithm.turn_advantages is None:
+        return
+    given = {
+        f"--advantage-estimator {GDPO}": algorithm.advantage_estimator == GDPO,
+        "--reward-normalize": reward.reward_normalize,
+        "--reward-clip": reward.reward_clip is not None,
+    }
+    for flag in (flag for flag, is_given in given.items() if is_given):
+        yield (
+            f"--turn-advantages {algorithm.turn_advantages:g} with {flag}: it changes the reward of a whole episode, "
+            "and turns have rewards of their own; leave one of the two out"
         )
 
 

@@ -71,7 +71,6 @@ class EnvironmentConfig(Section):
     tool_format: ToolFormat = experiment(
         "auto", "Format in which the model writes tool calls; auto: that of its chat template."
     )
-
     stale_episodes: StaleEpisodes = experiment(
         "wait",
         "Where trainers wait for an episode that would get staler than --n-behind: wait until it ends, or cut it, so "

@@ -58,6 +58,7 @@ def _sampling(config: GenerateConfig) -> Iterator[str]:
 
 
 def _rewards(config: GenerateConfig) -> Iterator[str]:
+    yield from _of_training(config)
     tasks = config.data.tasks or {}
     scored = [name for name, task in tasks.items() if "reward_type" in task.given]
     if not config.is_scored:
@@ -74,3 +75,14 @@ def _rewards(config: GenerateConfig) -> Iterator[str]:
             yield from (
                 f"--tasks {name}: {each}" for each in reward_problems(run.of_task(name)) if each not in problems
             )
+
+
+def _of_training(config: GenerateConfig) -> Iterator[str]:
+    reward = config.reward
+    given = {"--reward-normalize": reward.reward_normalize, "--reward-clip": reward.reward_clip is not None}
+    flags = [flag for flag, is_given in given.items() if is_given]
+    if flags:
+        yield (
+            f"{', '.join(flags)}: changes the rewards of a mini-batch in training, and here rewards are written as "
+            f"they are; leave {'it' if len(flags) == 1 else 'them'} out"
+        )

@@ -93,6 +93,7 @@ def coordinator_settings(
                     if each.max_response_tokens != config.max_response_tokens
                 },
                 decoupled_weights=_decoupled_weights(config),
+                turn_discount=algorithm.turn_advantages,
             ),
             max_tokens_per_microbatch=parallel.max_tokens_per_microbatch,
             one_sample_per_row=parallel.one_sample_per_row,

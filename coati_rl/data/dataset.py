@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from coati_rl.data.chat_template import apply_chat_template
 from coati_rl.data.conversations import leading_ids
 from coati_rl.data.files import read_rows
 from coati_rl.data.ground_truth import ground_truth
@@ -163,12 +164,7 @@ def make_prompts(
 def _with_chat_template(
     messages: Sequence[dict[str, str]], tokenizer: Any, where: str, *, tools: list[dict[str, Any]] | None
 ) -> str:
-    from jinja2 import TemplateError
-
-    try:
-        return str(tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False))
-    except TemplateError as error:
-        raise ConfigError(f"{where}: the model's chat template refuses it: {error}") from error
+    return str(apply_chat_template(tokenizer, messages, where, tools=tools, add_generation_prompt=True, tokenize=False))
 
 
 def _with_text(messages: Sequence[dict[str, str]], _: Any, where: str, *, template: str) -> str:

@@ -117,11 +117,13 @@ def _as_kind_of(prompt: Content, completion: Content) -> Content:
 
 def _next_with_another_prompt(forms: Sequence[Form]) -> list[Form]:
     """Return for each form the next one, around the end, whose prompt differs."""
+    if not forms:
+        return []
     prompts = [form.prompt for form in forms if isinstance(form, Labelled)]
     following: list[int] = [0] * len(forms)
     start = next((i for i in range(len(forms)) if prompts[i] != prompts[i - 1]), None)
     if start is None:
-        where = getattr(forms[0], "where", "") if forms else ""
+        where = getattr(forms[0], "where", "")
         raise ConfigError(
             f"{where}: all rows have the same prompt; KTO estimates the KL divergence with completions of other prompts"
         )

@@ -33,7 +33,7 @@ from coati_rl.runtime.resources import (
     sharding_warnings,
     with_tokenizer,
 )
-from coati_rl.runtime.teacher import find_teacher
+from coati_rl.runtime.teacher import with_teacher
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
 from coati_rl.types import Device
@@ -101,16 +101,15 @@ def prepare(
         warnings += _check_gpu_memory(config, directory, backend)
         has_template = config.data.input_template is not None
         config, tokenizer = with_tokenizer(config, directory, needs_chat_template=not has_template)
-        teacher, of_teacher = find_teacher(
+        config, of_teacher = with_teacher(
             config,
-            config.distillation.teacher,
             tokenizer,
             hf_config,
             without_full="use --distill-kl token" if config.distillation.distill_kl == "full" else None,
             check_layout=check_layout,
             is_dry_run=is_dry_run,
         )
-        config, warnings = config.with_changes(teacher=teacher), warnings + of_teacher
+        warnings += of_teacher
         environment.check_tokenizer(tokenizer)
         train, evaluation = make_run_prompts(rows, config, tokenizer, tools=environment.tools)
         num_prompts = len(train.prompts)

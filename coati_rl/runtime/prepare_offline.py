@@ -25,7 +25,7 @@ from coati_rl.runtime.resources import (
     sharding_warnings,
     with_tokenizer,
 )
-from coati_rl.runtime.teacher import find_teacher
+from coati_rl.runtime.teacher import with_teacher
 from coati_rl.samples import Sample
 
 
@@ -74,16 +74,15 @@ def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None],
         needs_template = any(needs_chat_template(rows.forms) for rows in forms.values())
         config, tokenizer = with_tokenizer(config, directory, needs_chat_template=needs_template)
         if isinstance(config, SftJobConfig):
-            teacher, of_teacher = find_teacher(
+            config, of_teacher = with_teacher(
                 config,
-                config.distillation.teacher,
                 tokenizer,
                 hf_config,
                 without_full="leave --teacher out",
                 check_layout=check_layout,
                 is_dry_run=is_dry_run,
             )
-            config, warnings = config.with_changes(teacher=teacher), warnings + of_teacher
+            warnings += of_teacher
         sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
         _check_not_empty(config, sets)
     config = with_offline_defaults(config, device)

@@ -47,7 +47,7 @@ def run_session() -> int:
 
 def _run(source: str, name: str, names: dict[str, Any]) -> int:
     """Run a piece of code. Returns: its exit code; an error is written to descriptor 2."""
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    linecache.cache[name] = (len(source), None, f"{source}\n".splitlines(keepends=True), name)
     try:
         tree = ast.parse(source.removeprefix("\ufeff"), name)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None

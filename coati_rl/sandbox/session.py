@@ -32,15 +32,25 @@ class PythonSession:
         """Return True if the variables of earlier calls are there; else the next call begins anew."""
         return bool(self._descriptors)
 
+    def open(self) -> None:
+        """Start the interpreter, unless it runs. Raises: as `call`."""
+        if self._descriptors:
+            return
+        try:
+            self._open()
+        except BaseException:
+            self._release()
+            self._sandbox.close()
+            raise
+
     def call(self, code: str) -> Outcome:
         """Run a piece of code; the value of an expression at its end is printed.
 
         Returns: "exit" with code 0, or 1 after an exception; any other end is that of the session, too.
         Raises: SandboxError, ConfigError as `Sandbox.run`; the sandbox is closed then.
         """
+        self.open()
         try:
-            if not self._descriptors:
-                self._open()
             for number in (_SOURCE, _OUTPUT, _ERROR_OUTPUT):
                 os.ftruncate(self._descriptors[number], 0)
             os.lseek(self._descriptors[_SOURCE], 0, os.SEEK_SET)

@@ -40,6 +40,7 @@ _M_ARENA_MAX = -8
 _MAX_REQUEST = 64 * 1024
 _POLL_S = 0.02  # between two samples of what a program uses; a short program ends before the first
 _KILL_TIMEOUT_S = 10.0
+_ENDING_S = 1.0  # between the end of a session's socket and that of its process; then it is killed
 # Of a process's first thread: 600,000 calls deep, also through C (functools.cache takes 500 bytes, __call__ 750).
 _STACK = 512 * 1024 * 1024
 _THREAD_STACK = (
@@ -158,6 +159,8 @@ class SandboxSupervisor:
         if end == "answered":
             with suppress(OSError):
                 answer = control.recv(16)
+            if not answer and _has_ended(pidfd, _ENDING_S):  # a process closes its socket before it has ended
+                end = None
         used.sample()
         times = {"cpu_s": used.cpu_s, "wall_s": used.seconds(), "waited_s": used.waited_s, "is_alive": bool(answer)}
         if end is None:
@@ -223,9 +226,7 @@ class SandboxSupervisor:
                 return "answered"
             end = "abandoned"
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        poll.poll(_KILL_TIMEOUT_S * 1000)
+        _has_ended(pidfd, _KILL_TIMEOUT_S)
         return end
 
     def _exceeded(self, limits: dict[str, Any], used: Any) -> str | None:
@@ -253,6 +254,13 @@ class SandboxSupervisor:
                 if len(stat) > 1 and int(stat[1]) == os.getpid():
                     os.kill(int(name), signal.SIGKILL)
             time.sleep(_POLL_S / 10)
+
+
+def _has_ended(pidfd: int, timeout_s: float) -> bool:
+    """Wait for the end of a process. Returns: False if it goes on."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def _ended(status: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from producer.tools.tool import Schema, Tool, ToolError
 
 _START_S = 60.0  # some fetch their packages
 _END_S = 10.0  # the package gives a server 2 s each after its input closes, and after SIGTERM
-_PING_S = 5.0  # for a server that has not answered a call in time
+_PING_S = 3.0  # for a server that has not answered a call in time
 
 
 class McpServer:

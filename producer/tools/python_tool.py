@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from coati_rl.errors import ConfigError
@@ -20,6 +21,11 @@ from producer.tools.tool import Schema, Tool, make_schema
 MIB = 1 << 20
 CALL_LIMITS = Limits(cpu_s=5.0, memory_bytes=512 * MIB, output_bytes=MIB, disk_bytes=16 * MIB, num_files=200)
 _CALLS_PER_CORE = 4  # at a time; most wait for something, and those that do not share the cores
+
+
+def limits_within(timeout_s: float) -> Limits:
+    """Return the limits of a call that must not take longer: an endless one is to reach the limit of its CPU time."""
+    return replace(CALL_LIMITS, cpu_s=min(CALL_LIMITS.cpu_s, timeout_s / 4), most_wall_s=0.9 * timeout_s)
 
 
 class PythonKit:
@@ -34,6 +40,7 @@ class PythonKit:
         self.limits = limits
         # A sandbox ends with the thread that has started it, and these live as long as this object.
         self.threads = ThreadPoolExecutor(_CALLS_PER_CORE * (os.cpu_count() or 1), thread_name_prefix="python tool")
+        self.is_closing = False
         self._is_isolated = is_isolated
         self._lock = threading.Lock()
         self._idle: list[Sandbox] = []
@@ -63,7 +70,10 @@ class PythonKit:
 
     def close(self) -> None:
         """See `ToolKit.close`: calls that run end with an error."""
-        for sandbox in self._all:
+        self.is_closing = True
+        with self._lock:
+            sandboxes = tuple(self._all)
+        for sandbox in sandboxes:
             sandbox.interrupt()
         self.threads.shutdown(cancel_futures=True)
         for sandbox in self._all:
@@ -81,14 +91,16 @@ class PythonTool:
 
     def __init__(self, kit: PythonKit) -> None:
         self._kit = kit
-        self._lock = threading.Lock()  # calls of one answer come at the same time, and run one after another
+        self._turn = asyncio.Lock()  # calls of one answer come at the same time, and run one after another
+        self._lock = threading.Lock()  # a call that was given up may still run
         self._sandbox: Sandbox | None = None
         self._session: PythonSession | None = None
         self._is_closed = False
 
     async def call(self, arguments: dict[str, Any]) -> str:
         """See `Tool.call`."""
-        return await asyncio.get_running_loop().run_in_executor(self._kit.threads, self._run, arguments["code"])
+        async with self._turn:
+            return await asyncio.get_running_loop().run_in_executor(self._kit.threads, self._run, arguments["code"])
 
     async def close(self) -> None:
         """See `Tool.close`; a call that runs is waited for."""
@@ -103,6 +115,9 @@ class PythonTool:
                 self._sandbox = self._kit.take()
                 self._session = PythonSession(self._sandbox, self._kit.limits)
             try:
+                self._session.open()
+                if self._kit.is_closing:  # else it is closed in the call, which then fails
+                    raise EpisodeFailure("python: the run ends")
                 outcome = self._session.call(code)
             except (SandboxError, ConfigError, OSError) as error:
                 raise EpisodeFailure(f"python: {error}") from error

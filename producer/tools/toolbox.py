@@ -16,7 +16,7 @@ from producer.tools.calculator import Calculator
 from producer.tools.call_formats import ToolCall
 from producer.tools.mcp_server import McpServer
 from producer.tools.own_function import OwnFunction
-from producer.tools.python_tool import PythonKit
+from producer.tools.python_tool import PythonKit, limits_within
 from producer.tools.tool import Schema, Tool, ToolError, ToolKit, check_arguments, name_of, typed_arguments
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,9 @@ def make_toolbox(config: EnvironmentConfig, *, is_isolated: bool) -> Toolbox:
     Raises: ConfigError.
     """
     timeout_s = config.env_timeout * _SHARE_OF_TIME
-    makers: list[Callable[[], ToolKit]] = [_maker(name, is_isolated=is_isolated) for name in config.tools]
+    makers: list[Callable[[], ToolKit]] = [
+        _maker(name, timeout_s=timeout_s, is_isolated=is_isolated) for name in config.tools
+    ]
     makers += [_server_maker(command, timeout_s=timeout_s) for command in config.mcp_server]
     kits: list[ToolKit] = []
     try:
@@ -158,11 +160,11 @@ def check_python_tool(config: EnvironmentConfig, *, is_isolated: bool) -> None:
             raise ConfigError(f"--tools python: {error}") from error
 
 
-def _maker(name: str, *, is_isolated: bool) -> Callable[[], ToolKit]:
+def _maker(name: str, *, timeout_s: float, is_isolated: bool) -> Callable[[], ToolKit]:
     if name == "calculator":
         return Calculator
     if name == "python":
-        return lambda: PythonKit(is_isolated=is_isolated)
+        return lambda: PythonKit(is_isolated=is_isolated, limits=limits_within(timeout_s))
     if is_plugin(name):
         return lambda: OwnFunction(name)
     raise ConfigError(f"--tools {name}: use one of {', '.join(_BUILT_IN)}, or FILE.py:FUNCTION")

@@ -50,6 +50,16 @@ REFUSALS = [
         ["--reward-combine None", "--advantage-estimator group_norm"],
     ),
     (
+        "-rt boxed=1,/a.py:f=1 --turn-advantages 0.9 --advantage-estimator gdpo --whiten-advantages",
+        "--turn-advantages 0.9 with --advantage-estimator gdpo: it changes the reward of a whole episode, and turns ",
+        ["--turn-advantages None", "--advantage-estimator group_norm"],
+    ),
+    (
+        "--turn-advantages 1 --reward-clip 0,1",
+        "--turn-advantages 1 with --reward-clip: ",
+        ["--turn-advantages None", "--reward-clip None"],
+    ),
+    (
         "--policy-loss ppo",
         "--policy-loss ppo: unknown; use clip, cispo, or FILE.py:FUNCTION",
         ["--policy-loss clip", "--policy-loss cispo"],

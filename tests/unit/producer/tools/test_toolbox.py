@@ -12,6 +12,7 @@ from coati_rl.config.environment import EnvironmentConfig
 from coati_rl.errors import ConfigError
 from producer.environments.episode import EpisodeFailure
 from producer.tools.call_formats import ToolCall
+from producer.tools.python_tool import limits_within
 from producer.tools.tool import ToolError, check_arguments
 from producer.tools.toolbox import Toolbox, make_toolbox, shortened
 
@@ -208,3 +209,10 @@ def test_types_of_arguments(schema: dict[str, Any], arguments: dict[str, Any], i
     else:
         with pytest.raises(ToolError, match="f takes"):
             check_arguments(described, arguments)
+
+
+@pytest.mark.parametrize(("timeout_s", "cpu_s", "wall_s"), [(48.0, 5.0, 43.2), (4.0, 1.0, 3.6)])
+def test_endless_code_reaches_its_own_limit_before_the_turn_does(timeout_s: float, cpu_s: float, wall_s: float) -> None:
+    limits = limits_within(timeout_s)
+    assert (limits.cpu_s, limits.most_wall_s) == (cpu_s, wall_s)
+    assert limits.starved_s < timeout_s

@@ -13,6 +13,11 @@ def environment_problems(config: Config) -> Iterator[str]:
     """Why episodes cannot be run like this, each with a remedy."""
     environment, data = config.environment, config.data
     yield from agent_problems(config)
+    if environment.is_given and environment.stale_episodes == "cut" and config.sync.n_behind == 0:
+        yield (
+            "--stale-episodes cut with --n-behind 0: has no effect, as trainers wait for every prompt of a rollout "
+            "step; use --n-behind 1, or leave it out"
+        )
     if environment.agent_command is not None:
         return
     if not environment.is_given:
@@ -36,11 +41,6 @@ def environment_problems(config: Config) -> Iterator[str]:
         yield f"--tool-format {environment.tool_format} without --tools: has no effect; leave it out"
     if environment.env is not None and not is_plugin(environment.env):
         yield f"--env {environment.env}: is no environment; write FILE.py:CLASS"
-    if environment.stale_episodes == "cut" and config.sync.n_behind == 0:
-        yield (
-            "--stale-episodes cut with --n-behind 0: has no effect, as trainers wait for every prompt of a rollout "
-            "step; use --n-behind 1, or leave it out"
-        )
     if data.input_template is not None:
         yield (
             f"{_name(environment)} with --input-template: turns are written by a chat template; leave it out, or use "

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from coati_rl.errors import EngineError, RolloutError, RunError
 from coati_rl.protocols import OnTokens
 from coati_rl.types import Completion, Prompt, Score, Trajectory
 from producer.environments.environment import Generate, Rollout
-from producer.environments.episode_environment import episode_task, joined_trajectories
+from producer.environments.episode_environment import CUT, episode_task, joined_trajectories
 from producer.environments.episode_scores import environment_score, invalid_episode
 from producer.environments.recorder import ConversationTree
 from producer.gateway.agent_process import run_agent
@@ -91,20 +91,27 @@ class AgentEnvironment:
 
     async def run(self, prompt: Prompt, generate: Generate, *, group_size: int) -> Rollout:
         """See `Environment.run`. Raises: RolloutError if all episodes fail."""
-        loop = asyncio.get_running_loop()
-        works = [self._server.submit(self._play(prompt, generate, number, loop)) for number in range(group_size)]
+        loop, cut = asyncio.get_running_loop(), asyncio.Event()  # of the gateway's event loop
+        cutting = asyncio.ensure_future(self._set_when(generate.cut, cut))
+        works = [self._server.submit(self._play(prompt, generate, number, loop, cut)) for number in range(group_size)]
         try:
             played = await asyncio.gather(*map(asyncio.wrap_future, works))
         except BaseException:  # the engine has ended, or nobody waits for the group
             for work in works:
                 work.cancel()
             raise
+        finally:
+            cutting.cancel()
         return _rollout(played, lambda each: self._score(prompt.task, each))
 
     def close(self) -> None:
         """End the gateway, and the agents with it; blocks until they have ended."""
         self._server.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _set_when(self, cut: asyncio.Event, own: asyncio.Event) -> None:
+        await cut.wait()
+        self._server.call_soon(own.set)
 
     def _score(self, task: str, played: _Played) -> Score | None:
         """Return the score of an episode; None if the scorer of -rt is to be asked."""
@@ -116,7 +123,9 @@ class AgentEnvironment:
             return invalid_episode("agent: it reported no reward, and no other counts (-rt env)")
         return environment_score(played.trajectories, correct_from=self._correct_from[task])
 
-    async def _play(self, prompt: Prompt, generate: Generate, number: int, loop: asyncio.AbstractEventLoop) -> _Played:
+    async def _play(
+        self, prompt: Prompt, generate: Generate, number: int, loop: asyncio.AbstractEventLoop, cut: asyncio.Event
+    ) -> _Played:
         """Run one episode, in the gateway's event loop. Raises: RunError if the engine has ended."""
         tree = ConversationTree(self._language.template, episode=number, prompt_ids=prompt.token_ids)
         conversation = RecordedConversation(self._language, tree)
@@ -131,7 +140,8 @@ class AgentEnvironment:
         session = Session(conversation, sample, rules, decode=self._language.decode, max_in_flight=_MAX_IN_FLIGHT)
         begin = time.perf_counter()
         async with self._places:
-            failure = await self._run(prompt, generate, number, session, conversation)
+            work = self._run(prompt, generate, number, session, conversation)
+            failure = await _unless_cut(work, cut)
         if sample.engine_error is not None:
             raise sample.engine_error
         if failure is None and conversation.last is None:
@@ -170,6 +180,20 @@ class AgentEnvironment:
             self._table.end(registered)
             generate.end_episode(number)
             path.unlink(missing_ok=True)
+
+
+async def _unless_cut(work: Coroutine[Any, Any, str | None], cut: asyncio.Event) -> str | None:
+    """Return what an episode's work returns; cancel it if the episode is cut. Returns: why it failed, then."""
+    running, cutting = asyncio.ensure_future(work), asyncio.ensure_future(cut.wait())
+    try:
+        await asyncio.wait({running, cutting}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            return running.result()
+    finally:
+        cutting.cancel()
+        running.cancel()
+        await asyncio.wait({running})
+    return CUT
 
 
 class _LeaseSample:

@@ -7,7 +7,7 @@ calls in flight, then the thread.
 import asyncio
 import socket
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -67,10 +67,14 @@ class ServerThread:
         """Run a coroutine on the server's event loop, from another thread. Cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Call a function on the server's event loop, from another thread; not if that has ended."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function)
+
     def close(self) -> None:
         """End the server and what was submitted; blocks until the thread has ended."""
-        with suppress(RuntimeError):  # it has ended
-            self._loop.call_soon_threadsafe(self._end)
+        self.call_soon(self._end)
         self._thread.join(_CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:

@@ -225,6 +225,17 @@ while task["episode"] == 1 and not os.path.exists(go):
     assert rolled_out.error is None and len(rolled_out.scores) == 2
 
 
+def test_agents_that_are_cut_are_invalid_and_those_that_have_ended_are_not(make) -> None:
+    producer = make("if task['episode'] == 1:\n    ask(task['messages'])\n    time.sleep(600)\n" + TWO_TURNS)
+    producer.submit()
+    wait_for(producer, lambda: len(producer.core.requests) == 3 and not producer.core.running)
+    wait_for(producer, lambda: len(producer.engine._admission.open_episodes()) == 1)
+    producer.runner.cut([0])
+    (rolled_out,) = producer.finish()
+    assert [score.verdict for score in rolled_out.scores.values()] == ["ok", "invalid"]
+    assert rolled_out.scores[1].detail == "agent: it was cut, as trainers waited for it (--stale-episodes cut)"
+
+
 def test_the_end_of_the_engine_ends_the_producer_and_the_agents(make) -> None:
     producer = make("ask(task['messages']); time.sleep(600)")
     producer.submit(group_size=1)

@@ -51,7 +51,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
         is_dry_run=is_dry_run,
         environment=environment,
     )
-    datasets = {"--dataset": prepared.train.prompts}
+    datasets = {"--dataset": prepared.read_prompts}
     datasets |= {f"--eval-dataset {task}": prompts.prompts for task, prompts in prepared.evaluation.items()}
     warnings = (*prepared.warnings, *ground_truth_warnings(config, datasets))
 

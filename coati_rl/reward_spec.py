@@ -18,16 +18,18 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from coati_rl.errors import ConfigError
+from coati_rl.generator_spec import GENERATED
 from coati_rl.plugins import absolute, is_plugin
 from coati_rl.reward_url import check_no_credentials, redacted
 
-BUILT_IN_REWARDS = ("think_answer_tags", "boxed", "code")
+BUILT_IN_REWARDS = ("think_answer_tags", "boxed", "code", GENERATED)
 NO_REWARD = "none"  # every response has reward 0, and rows need no ground truth; for distillation
 ENVIRONMENT_REWARD = "env"  # the rewards of the environment (--env), and no others
 TIMEOUT_S = 5.0  # a comparison of answers takes milliseconds; one that takes this long does not end
 LONG_TIMEOUT_S = 60.0  # for programs, other machines, and user functions, which may load a model
 MathAnswer = Literal["number", "any"]
 MATH_REWARDS = ("think_answer_tags", "boxed")
+BINARY_REWARDS = (*MATH_REWARDS, "code")  # their score is 1 or 0
 _MODEL = "model:"  # before the directory of a reward model
 _CHOICES = (
     f"{', '.join(BUILT_IN_REWARDS)}, FILE.py:FUNCTION, {_MODEL}DIRECTORY or http(s)://..., or "

@@ -32,7 +32,7 @@ def scorer_factory(config: Config, *, in_cluster: bool = True) -> Factory:
     Raises: ConfigError with the flag and the remedy.
     """
     actors = config.reward_models.names if in_cluster else {}
-    if config.data.tasks is None:
+    if config.data.tasks is None and not config.data.generated_tasks:
         return _factory(config, actors)
     made: list[tuple[RewardSpec, Factory]] = []  # one for tasks of the same reward
     factories = {}

@@ -16,7 +16,8 @@ from coati_rl.config.run import RunConfig
 from coati_rl.config.sampling import SamplingConfig
 from coati_rl.config.sync import SyncConfig
 from coati_rl.config.training import TrainingConfig
-from coati_rl.reward_spec import ENVIRONMENT_REWARD, RewardActors
+from coati_rl.generator_spec import GENERATED
+from coati_rl.reward_spec import ENVIRONMENT_REWARD, NO_REWARD, RewardActors
 from coati_rl.types import DEFAULT_TASK
 
 _SECTIONS = (
@@ -73,13 +74,17 @@ class Config(TrainingConfig):
     def of_task(self, name: str) -> Self:
         """Return the settings of a task's rows: the run's, with what the task sets for itself."""
         task = (self.data.tasks or {}).get(name)
-        return self.with_changes(tasks=None, **({} if task is None else task.given))
+        changes: dict[str, Any] = {} if task is None else task.given
+        if name in self.data.generated_tasks and self.reward.reward_type != NO_REWARD:
+            changes = {"reward_type": GENERATED, "reward_combine": None} | changes
+        return self.with_changes(tasks=None, **changes)
 
     @property
     def by_task(self) -> dict[str, Self]:
         """Return the settings of every task that rows may have, the run's own first, under "default"."""
         named = self.data.dataset if isinstance(self.data.dataset, dict) else {}
-        return {name: self.of_task(name) for name in dict.fromkeys((DEFAULT_TASK, *(self.data.tasks or {}), *named))}
+        names = dict.fromkeys((DEFAULT_TASK, *(self.data.tasks or {}), *named, *self.data.generated_tasks))
+        return {name: self.of_task(name) for name in names}
 
     @property
     def num_producers(self) -> int:

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.reward_rules import reward_problems, service_problems
 from coati_rl.config.rules import prompt_problems
+from coati_rl.config.source_rules import generated_reward_problems
 from coati_rl.errors import ConfigError
+from coati_rl.generator_spec import parse_generator
 from coati_rl.reward_spec import NO_REWARD
 
 
@@ -46,6 +48,10 @@ def _data(config: GenerateConfig) -> Iterator[str]:
             f"--dataset {config.data.dataset_text}: shares mix the prompts of a training run, and here each prompt is "
             "sampled once; leave the shares out"
         )
+    for source in (source for sources in config.data.sources.values() for source in sources):
+        if source.is_generator and parse_generator(source.path).size is None:
+            mark = "&" if "?" in source.path else "?"
+            yield f"--dataset {source.path}: makes rows without end; say how many, {source.path}{mark}size=100"
     yield from prompt_problems(config.as_run())
 
 
@@ -67,6 +73,8 @@ def _rewards(config: GenerateConfig) -> Iterator[str]:
         return
     run = config.as_run()
     problems = [*reward_problems(run), *service_problems(run)]
+    if run.data.generated_tasks:
+        problems += generated_reward_problems(run)
     yield from problems
     for name in tasks:
         if tasks[name].given.get("reward_type") == NO_REWARD:

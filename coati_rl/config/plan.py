@@ -64,7 +64,7 @@ class Plan(TrainingPlan):
     is_token_bound: bool  # a token budget may ask for more micro-batches than that
     sync_period: int  # optimizer steps between weight syncs (K)
     num_slots: int  # prompts in rollout or waiting, at most
-    num_prompts: int | None  # drawn over all episodes; None when the dataset was not read
+    num_prompts: int | None  # drawn over all episodes; None: not read, or endless if the steps are known
     is_dynamic: bool  # groups may be replaced, so that the prompts fill fewer steps than that
     environment: str  # of episodes of several turns, and its limits; empty if there is none
     algorithm: str  # the preset, and the parts that a run's outcome hangs on
@@ -73,6 +73,7 @@ class Plan(TrainingPlan):
         """One line a number, for people."""
         at_least = "at least " if self.is_token_bound else ""
         at_most = "at most " if self.is_dynamic else ""
+        unread = "unknown" if self.num_steps is None else "endless"
         return [
             *TrainingPlan.lines(self),
             f"{'prompts per step':<24}{self.prompts_per_step}",
@@ -80,7 +81,7 @@ class Plan(TrainingPlan):
             f"{'micro-batches per step':<24}{at_least}{self.micro_batches_per_step} per dp rank",
             f"{'sync period':<24}{self.sync_period} optimizer step(s)",
             f"{'rollout slots':<24}{self.num_slots} prompts",
-            f"{'prompts':<24}{'unknown' if self.num_prompts is None else self.num_prompts}",
+            f"{'prompts':<24}{unread if self.num_prompts is None else self.num_prompts}",
             f"{'optimizer steps':<24}{'unknown' if self.num_steps is None else f'{at_most}{self.num_steps}'}",
             *([f"{'environment':<24}{self.environment}"] if self.environment else []),
             f"{'algorithm':<24}{self.algorithm}",

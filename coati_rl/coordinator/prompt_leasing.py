@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from coati_rl.coordinator.run_state import RunState
 from coati_rl.data.packed_group import PackedGroup
+from coati_rl.errors import ConfigError, RunError
 from coati_rl.types import Lease, Prompt
 from coati_rl.work import LeaseReply
 
@@ -105,7 +106,12 @@ class PromptLeasing:
             state.stats.counts.add_failed(lease.group_size, cause)
 
     def _draw(self) -> Prompt | None:
-        return self._state.evaluation.draw() or self._state.flow.draw()
+        """Return the next prompt; None after the last one, or if it cannot be read or made, which ends the run."""
+        try:
+            return self._state.evaluation.draw() or self._state.flow.draw()
+        except (RunError, ConfigError) as error:
+            self._state.fail(str(error))
+            return None
 
     def _write_evaluation_if_done(self) -> None:
         if self._state.evaluation.take_if_done():

@@ -5,7 +5,7 @@ Mistakes in files are reported here, before Ray starts.
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,12 @@ from coati_rl.config.plan import Plan, make_plan, resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.rules import nearest_flags
 from coati_rl.data.dataset import PromptSet
+from coati_rl.data.prompt_source import PromptSource
+from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.errors import ConfigError
 from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.prepared import PreparedJob
-from coati_rl.runtime.prompts import EnvironmentFacts, RewardFacts, load_run_rows, make_run_prompts
+from coati_rl.runtime.prompts import EnvironmentFacts, RewardFacts, load_run_rows, make_run_prompts, make_source
 from coati_rl.runtime.resources import (
     find_device,
     read_model_config,
@@ -36,9 +38,11 @@ from coati_rl.runtime.resources import (
 from coati_rl.runtime.teacher import with_teacher
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
-from coati_rl.types import Device
+from coati_rl.types import Device, Prompt
 
 logger = logging.getLogger(__name__)
+
+_NUM_READ = 2000  # of streamed prompts, for warnings about them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,14 +51,24 @@ class Prepared(PreparedJob):
 
     config: Config
     plan: Plan
-    train: PromptSet
+    train: PromptSet  # of files
+    source: PromptSource | None  # None in a dry run without the model's tokenizer
     evaluation: dict[str, PromptSet]
     resume: ResumePoint | None = None
+    generated_tasks: tuple[str, ...] = ()  # of training rows
+
+    @property
+    def read_prompts(self) -> Sequence[Prompt]:
+        """Return the training prompts of files; where they are streamed, some of the first ones."""
+        prompts = self.train.prompts
+        return prompts[:_NUM_READ] if isinstance(prompts, StreamedPrompts) else prompts
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """Return the tasks of the training prompts, in the order in which they are defined."""
-        used = {prompt.task for prompt in self.train.prompts}
+        prompts = self.train.prompts
+        used = {*prompts.tasks} if isinstance(prompts, StreamedPrompts) else {prompt.task for prompt in prompts}
+        used |= {*self.generated_tasks}
         return tuple(name for name in self.config.by_task if name in used)
 
 
@@ -83,7 +97,7 @@ def prepare(
     device, warnings = resolve_device(config, is_dry_run=is_dry_run)
     config = with_device_defaults(config, device)
     backend = choose_backend(config.sync.weight_transport, device=device, is_one_node=not config.cluster.master_address)
-    rows = load_run_rows(config, rewards)
+    rows = load_run_rows(config, rewards, tools=environment.tools)
     warnings += [*_evaluation_warnings(config), *reward_warnings(config), *algorithm_warnings(config)]
     warnings += [*distillation_warnings(config), *environment_warnings(config)]
     warnings += sharding_warnings(config, device)
@@ -92,7 +106,7 @@ def prepare(
         unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.parallel.num_trainers else "")
         warnings.append(f"model {config.model.model} is not on this machine: {unchecked} are not checked")
         train, evaluation = PromptSet(prompts=(), num_refused=0), dict[str, PromptSet]()
-        num_prompts = rows.num_train
+        num_prompts, source = rows.num_train, None
     else:
         config = config.with_changes(model=str(directory))
         hf_config = read_model_config(directory)
@@ -111,16 +125,25 @@ def prepare(
         )
         warnings += of_teacher
         environment.check_tokenizer(tokenizer)
-        train, evaluation = make_run_prompts(rows, config, tokenizer, tools=environment.tools)
-        num_prompts = len(train.prompts)
-        _check_prompts(config, train, evaluation)
+        train, evaluation = make_run_prompts(rows, config, tokenizer)
+        num_prompts = None if rows.generated else len(train.prompts)
+        _check_prompts(config, train if rows.of_files else None, evaluation)
+        source = make_source(rows, config, tokenizer, train)
     plan = make_plan(config, num_prompts=num_prompts, device=device)
-    _check_step(config, plan, num_prompts)
-    resume = open_resume_point(config, None if directory is None else train.prompts, num_prompts=num_prompts)
+    if num_prompts is not None:
+        _check_step(config, plan, num_prompts)
+    resume = open_resume_point(config, source, num_prompts=num_prompts)
     if resume is not None:
         plan = replace(plan, num_steps=resume.num_steps)
     return Prepared(
-        config=config, plan=plan, train=train, evaluation=evaluation, warnings=tuple(warnings), resume=resume
+        config=config,
+        plan=plan,
+        train=train,
+        source=source,
+        evaluation=evaluation,
+        warnings=tuple(warnings),
+        resume=resume,
+        generated_tasks=tuple(each.task.name for each in rows.generated.values()),
     )
 
 
@@ -244,8 +267,9 @@ def _shorter(config: Config, limit: int) -> str:
     return f"-mpt {limit // 2} -mnt {min(config.sampling.max_new_tokens, limit - limit // 2)}"
 
 
-def _check_prompts(config: Config, train: PromptSet, evaluation: dict[str, PromptSet]) -> None:
-    for name, prompt_set in {"--dataset": train, **{f"--eval-dataset {t}": s for t, s in evaluation.items()}}.items():
+def _check_prompts(config: Config, train: PromptSet | None, evaluation: dict[str, PromptSet]) -> None:
+    sets = {} if train is None else {"--dataset": train}
+    for name, prompt_set in {**sets, **{f"--eval-dataset {t}": s for t, s in evaluation.items()}}.items():
         if not prompt_set.prompts:
             raise ConfigError(
                 f"{name}: all {prompt_set.num_refused} prompts exceed "

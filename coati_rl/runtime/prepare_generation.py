@@ -4,6 +4,7 @@ Mistakes in files are reported here, before an engine is loaded.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -144,7 +145,7 @@ def _files_digest(model: Path) -> str:
     return str(xxhash.xxh3_64_hexdigest(json.dumps(seen).encode()))
 
 
-def _prompts_digest(prompts: tuple[Prompt, ...]) -> str:
+def _prompts_digest(prompts: Sequence[Prompt]) -> str:
     hasher = xxhash.xxh3_64()
     for prompt in prompts:
         hasher.update(json.dumps([prompt.uid, prompt.token_ids, prompt.ground_truth, prompt.task]).encode())

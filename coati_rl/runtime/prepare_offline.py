@@ -3,7 +3,7 @@
 Mistakes in files are reported here, before Ray starts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,9 +35,9 @@ class PreparedDataset(PreparedJob):
 
     config: OfflineConfig
     plan: OfflinePlan
-    train: tuple[Sample, ...]
+    train: Sequence[Sample]
     mixing: Mixing | None = None  # of the training rows' sources
-    evaluation: dict[str, tuple[Sample, ...]]  # by the set's name
+    evaluation: dict[str, Sequence[Sample]]  # by the set's name
     resume: DatasetResume | None = None
 
 
@@ -71,7 +71,7 @@ def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None],
         config = _within_positions(config, hf_config)
         check_layout(config, hf_config)
         config = _with_reference(config, hf_config, is_dry_run=is_dry_run)
-        needs_template = any(needs_chat_template(rows.forms) for rows in forms.values())
+        needs_template = any(needs_chat_template(rows) for rows in forms.values())
         config, tokenizer = with_tokenizer(config, directory, needs_chat_template=needs_template)
         if isinstance(config, SftJobConfig):
             config, of_teacher = with_teacher(

@@ -6,6 +6,7 @@ nothing that they could not say themselves.
 """
 
 import ast
+import builtins
 import linecache
 import os
 import socket
@@ -24,7 +25,7 @@ def run_session() -> int:
     program.prepare_interpreter(os.getcwd())
     sys.setrecursionlimit(_RECURSION_LIMIT)
     module = type(sys)("__main__")
-    module.__dict__["__builtins__"] = __builtins__
+    module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = module
     control = socket.socket(fileno=CONTROL_DESCRIPTOR)
     number = 0

@@ -82,8 +82,8 @@ def test_prompts_tell_of_the_tools(tokenizer):
     own = copy.deepcopy(tokenizer)
     own.chat_template = HERMES
     facts.check_tokenizer(own)
-    row = TaskRow(task=Task(truth=None), fields={"messages": {"role": "user", "content": "1 + 1?"}})
-    (prompt,) = make_prompts([row], own, max_prompt_tokens=2000, tools=facts.tools).prompts
+    row = TaskRow(task=Task(truth=None, tools=facts.tools), fields={"messages": {"role": "user", "content": "1 + 1?"}})
+    (prompt,) = make_prompts([row], own, max_prompt_tokens=2000).prompts
     assert prompt.rendered.startswith('{"type": "function", "function": {"name": "calculator", ')
     assert own.decode(list(prompt.token_ids)) == prompt.rendered
 

@@ -68,7 +68,9 @@ def test_a_function_that_takes_a_ground_truth_needs_one_and_nothing_else_does(br
 @pytest.mark.parametrize("refuse", [get_reward, default_system_prompt])
 def test_an_unknown_reward_type_is_refused_with_the_choices(refuse: object) -> None:
     assert callable(refuse)
-    with pytest.raises(ConfigError, match=r"unknown reward 'box'; use think_answer_tags, boxed, code, FILE\.py:FUNC"):
+    with pytest.raises(
+        ConfigError, match=r"unknown reward 'box'; use think_answer_tags, boxed, code, reasoning_gym, FILE\.py:FUNC"
+    ):
         refuse("box")
 
 

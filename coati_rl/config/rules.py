@@ -44,7 +44,7 @@ def check(config: Config) -> None:
     ]
     problems += [*service_problems(config), *plugin_problems(config), *_lengths(config), *_sampling(config)]
     problems += [*prompt_problems(config), *distillation_problems(config)]
-    problems += [*evaluation_problems(config), *environment_problems(config), *source_problems(config)]
+    problems += [*evaluation_problems(config), *source_problems(config), *environment_problems(config)]
     problems += [*_of_tasks(config, known=problems), *_unknown_tasks(config)]
     if problems:
         raise ConfigError("\n".join(problems))

@@ -81,11 +81,20 @@ def play(template, engine, lease_of):
     opened = []
 
     def run(
-        make_episode, *, leases=None, max_turns=3, max_tokens=600, timeout_s=TIMEOUT_S, at_once=True, host=None, **lease
+        make_episode,
+        *,
+        leases=None,
+        max_turns=3,
+        max_tokens=600,
+        timeout_s=TIMEOUT_S,
+        at_once=True,
+        host=None,
+        chat=None,
+        **lease,
     ):
         environment = EpisodeEnvironment(
             make_episode,
-            template,
+            chat or template,
             EpisodeLimits(max_turns=max_turns, max_tokens=max_tokens, timeout_s=timeout_s),
             correct_from={DEFAULT_TASK: 1.0},
             seed=5,

@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from coati_rl.types import RolloutGroup
+from producer.environments.chat import ChatTemplate
 from producer.environments.episode import Step
 from tests.unit.producer.episodes.talk import Talk
 
@@ -115,6 +117,24 @@ def test_an_action_holds_the_conversation_with_the_answer_last(play):
     assert seen[1].messages[-1]["content"] == seen[1].text
     assert seen[1].messages[1]["content"] == seen[0].text
     assert len(seen[0].token_ids) >= 1
+
+
+def test_an_episode_whose_conversation_is_rendered_anew_has_forks_of_its_own_trajectories(play, tokenizer):
+    """The tokenizer's own template writes no end of a turn, so that no answer with one is continued."""
+    (done,) = play(Talk, chat=ChatTemplate(tokenizer), group_size=3)
+    group = RolloutGroup(
+        lease_id=0,
+        producer_id=0,
+        prompt=done.lease.prompt,
+        temperature=0.7,
+        trajectories=done.trajectories,
+        scores=tuple(done.scores[episode] for episode in range(3)),
+    )
+    parents = [(each.episode, each.prefix.parent) for each in group.trajectories]
+    of_parents = [group.trajectories[parent].episode for _, parent in parents if parent is not None]
+    assert len(of_parents) >= 3
+    assert of_parents == [episode for episode, parent in parents if parent is not None]
+    assert any(turn.get("is_fork") for turn in done.records[0]["turns"])
 
 
 def test_the_next_turn_is_sampled_as_the_step_says(play, engine):

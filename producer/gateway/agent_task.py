@@ -2,15 +2,25 @@
 
 import json
 import os
+import shlex
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from coati_rl.errors import ConfigError
 from producer.environments.episode import EpisodeTask
 
 # The producer's own: credentials of its cluster, settings of its engine, another gateway's address.
 _WITHHELD = ("COATI_", "OPENAI_", "RAY_", "VLLM_")
 _LOOPBACK = "127.0.0.1"
+
+
+def check_agent(command: str) -> None:
+    """Raise ConfigError if the program of --agent-command does not exist."""
+    program = shlex.split(command)[0]
+    if shutil.which(program) is None:
+        raise ConfigError(f"--agent-command {command}: no program {program}; give a path, or a name on PATH")
 
 
 def task_object(task: EpisodeTask, *, with_ground_truth: bool, truth_columns: Collection[str]) -> dict[str, Any]:

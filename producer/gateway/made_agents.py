@@ -1,13 +1,10 @@
 """Make the environment of --agent-command."""
 
 import shlex
-import shutil
 from pathlib import Path
 
 from coati_rl.config import Config
-from coati_rl.config.environment import EnvironmentConfig
 from coati_rl.data.ground_truth import ANSWER_KEYS
-from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import ENVIRONMENT_REWARD
 from coati_rl.runtime.resources import load_tokenizer
 from producer.environments.chat import ChatTemplate
@@ -15,17 +12,6 @@ from producer.gateway.agent_environment import AgentCommand, AgentEnvironment
 from producer.gateway.conversations import Language, tool_format_or_none
 
 _TESTS = "test_cases"  # a ground truth, too
-
-
-def check_agent(environment: EnvironmentConfig) -> None:
-    """Raise ConfigError if the program of --agent-command does not exist."""
-    if environment.agent_command is None:
-        return
-    program = shlex.split(environment.agent_command)[0]
-    if shutil.which(program) is None:
-        raise ConfigError(
-            f"--agent-command {environment.agent_command}: no program {program}; give a path, or a name on PATH"
-        )
 
 
 def make_agents(config: Config) -> AgentEnvironment:

@@ -9,6 +9,7 @@ import pytest
 from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
+from producer.made_environment import check_environment
 
 AGENT = f"{sys.executable} -S {Path(__file__).parent}/asking_agent.py"
 
@@ -51,6 +52,12 @@ def test_settings_without_effect_are_refused(tmp_path):
     )
     assert "--agent-timeout without --agent-command: has no effect" in refusal("--agent-timeout", "5")
     assert "--max-turns with --agent-command" in refusal("--agent-command", "python x.py", "--max-turns", "3")
+
+
+def test_a_program_that_does_not_exist_is_refused():
+    config, _ = parse(["-m", "model", "-d", "data.jsonl", "--agent-command", "no-such-program agent.py"])
+    with pytest.raises(ConfigError, match="--agent-command no-such-program agent.py: no program no-such-program"):
+        check_environment(config)
 
 
 def test_an_agents_files_are_found_from_any_directory(tmp_path, monkeypatch):

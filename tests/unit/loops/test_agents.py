@@ -56,7 +56,7 @@ def test_settings_without_effect_are_refused(tmp_path):
 
 def test_a_program_that_does_not_exist_is_refused():
     config, _ = parse(["-m", "model", "-d", "data.jsonl", "--agent-command", "no-such-program agent.py"])
-    with pytest.raises(ConfigError, match="--agent-command no-such-program agent.py: no program no-such-program"):
+    with pytest.raises(ConfigError, match="no program no-such-program; give a path"):
         check_environment(config)
 
 

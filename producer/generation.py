@@ -102,7 +102,7 @@ class LeaseGenerate:
     def close(self) -> None:
         """End the episodes: a commit waits for them no longer."""
         for episode in self._turns:
-            self._engine.close_episode(self._episode_id(episode))
+            self.end_episode(episode)
 
     def _sampling(self, num_samples: int, episode: int | None) -> SamplingParams:
         """The lease's sampling with a seed that no other sample of it has: sample i of a request uses seed + i."""

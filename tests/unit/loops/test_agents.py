@@ -19,6 +19,7 @@ def test_a_run_trains_on_what_agents_ask_and_masks_those_that_fail(run_in_thread
         {
             "agent_command": AGENT,
             "agent_ground_truth": True,
+            "reward_type": "env",
             "chat_template": "chatml",
             "max_episode_tokens": 400,
             "max_steps": 2,

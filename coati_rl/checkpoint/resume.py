@@ -109,7 +109,13 @@ def _number(order: DrawOrder) -> str:
 
 
 def _num_steps(config: Config, position: Position, num_prompts: int | None, directory: Path) -> int:
-    data = config.data
+    data, num_updates = config.data, config.algorithm.updates_per_batch
+    if position.step % num_updates:
+        raise ConfigError(
+            f"--updates-per-batch {num_updates}: the run of --checkpoint-path {directory} has taken {position.step} "
+            "optimizer steps, which is not a multiple of it; use that run's --updates-per-batch, or start from the "
+            "weights alone with --model"
+        )
     if data.max_steps is not None and position.step >= data.max_steps:
         raise ConfigError(
             f"--max-steps {data.max_steps}: nothing is left to do, --checkpoint-path {directory} is at step "
@@ -125,7 +131,7 @@ def _num_steps(config: Config, position: Position, num_prompts: int | None, dire
             f"--num-episodes {data.num_episodes}: nothing is left to do, --checkpoint-path {directory} leaves {left} "
             f"prompts, and an optimizer step takes {config.prompts_per_step}; raise --num-episodes"
         )
-    steps = position.step + left // config.prompts_per_step
+    steps = position.step + left // config.prompts_per_step * num_updates
     return steps if data.max_steps is None else min(steps, data.max_steps)
 
 

@@ -50,6 +50,12 @@ class AlgorithmConfig(Section):
     clip_eps_low: float = part(0.2, "The ratio is clipped at 1 - this; 1: no lower bound.", ge=0, le=1)
     clip_eps_high: float = part(0.2, "The ratio is clipped at 1 + this.", ge=0)
     clip_dual: float | None = part(None, "Dual clip: at negative advantage no term exceeds this times it.", gt=1)
+    updates_per_batch: int = part(
+        1,
+        "Optimizer steps on each batch (N): all batches of a rollout step once, then N - 1 times more, with "
+        "old_logprobs of before the first (PPO epochs).",
+        ge=1,
+    )
     loss_variation: LossVariation = part(
         "sample_level", "Weigh each sample alike (GRPO), each token (DAPO), or by a constant length (Dr. GRPO)."
     )

@@ -20,6 +20,7 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _off_policy(config)
     yield from _filters(config)
     yield from _decoupled(config)
+    yield from _updates(config)
     yield from _turns(config)
 
 
@@ -86,6 +87,17 @@ def _decoupled(config: Config) -> Iterator[str]:
         yield (
             f"--advantage-estimator {GDPO} with {' and '.join(others)}: it normalises each reward of -rt by itself, "
             f"and this changes their sum; leave {'it' if len(others) == 1 else 'them'} out, or use group_norm"
+        )
+
+
+def _updates(config: Config) -> Iterator[str]:
+    """Refuse a number of optimizer steps that would end a run between two updates of a batch."""
+    num_updates, max_steps = config.algorithm.updates_per_batch, config.data.max_steps
+    if max_steps is not None and (rest := max_steps % num_updates):
+        nearest = [max_steps - rest, max_steps - rest + num_updates][rest == max_steps :]
+        yield (
+            f"--max-steps {max_steps} with --updates-per-batch {num_updates}: counts optimizer steps, and each batch "
+            f"takes {num_updates}; use --max-steps {' or '.join(map(str, nearest))}"
         )
 
 

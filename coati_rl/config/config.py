@@ -123,8 +123,8 @@ class Config(TrainingConfig):
 
     @property
     def sync_period(self) -> int:
-        """K: optimizer steps between weight syncs."""
-        return self.prompts_per_rollout // self.prompts_per_step
+        """Optimizer steps between weight syncs: K batches of --updates-per-batch each."""
+        return self.prompts_per_rollout // self.prompts_per_step * self.algorithm.updates_per_batch
 
     @property
     def num_slots(self) -> int:
@@ -165,9 +165,14 @@ class Config(TrainingConfig):
     def num_kept_versions(self) -> int:
         """Weights of earlier syncs that trainers keep, with which tokens may have been sampled.
 
-        The trainers' own weights are those of the last sync in its first step only.
+        The trainers' own weights are those of the last sync in its first step only. Later updates of a batch are not
+        measured.
         """
-        return self.sync.n_behind + (self.sync_period > 1) if self.sync.logprob_gap_tokens else 0
+        return (
+            self.sync.n_behind + (self.prompts_per_rollout > self.prompts_per_step)
+            if self.sync.logprob_gap_tokens
+            else 0
+        )
 
     @property
     def over_length_cache(self) -> int | None:

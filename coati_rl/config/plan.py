@@ -62,6 +62,7 @@ class Plan(TrainingPlan):
     samples_per_step: int
     micro_batches_per_step: int  # per dp rank, if all samples are valid
     is_token_bound: bool  # a token budget may ask for more micro-batches than that
+    updates_per_batch: int
     sync_period: int  # optimizer steps between weight syncs (K)
     num_slots: int  # prompts in rollout or waiting, at most
     num_prompts: int | None  # drawn over all episodes; None: not read, or endless if the steps are known
@@ -79,6 +80,7 @@ class Plan(TrainingPlan):
             f"{'prompts per step':<24}{self.prompts_per_step}",
             f"{'samples per step':<24}{self.samples_per_step}",
             f"{'micro-batches per step':<24}{at_least}{self.micro_batches_per_step} per dp rank",
+            *([f"{'updates per batch':<24}{self.updates_per_batch}"] if self.updates_per_batch > 1 else []),
             f"{'sync period':<24}{self.sync_period} optimizer step(s)",
             f"{'rollout slots':<24}{self.num_slots} prompts",
             f"{'prompts':<24}{unread if self.num_prompts is None else self.num_prompts}",
@@ -92,7 +94,8 @@ def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Pla
     """Derive the plan; `num_prompts` are the usable rows of the dataset, None if unknown."""
     data, parallel = config.data, config.parallel
     drawn = None if num_prompts is None else num_prompts * data.num_episodes
-    steps = None if drawn is None else drawn // config.prompts_per_step
+    num_updates = config.algorithm.updates_per_batch
+    steps = None if drawn is None else drawn // config.prompts_per_step * num_updates
     if data.max_steps is not None:
         steps = data.max_steps if steps is None else min(steps, data.max_steps)
     per_mini_batch = -(
@@ -104,6 +107,7 @@ def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Pla
         samples_per_step=config.prompts_per_step * config.sampling.num_generations,
         micro_batches_per_step=per_mini_batch * parallel.train_batch_size // parallel.train_minibatch_size,
         is_token_bound=parallel.max_tokens_per_microbatch is not None,
+        updates_per_batch=num_updates,
         sync_period=config.sync_period,
         num_slots=config.num_slots,
         num_prompts=drawn,

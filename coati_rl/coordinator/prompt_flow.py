@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from coati_rl.build import load_estimator
 from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.untrained_rollouts import FinishedGroup
+from coati_rl.coordinator.batch_updates import BatchUpdates
 from coati_rl.coordinator.leases import LeaseTable
 from coati_rl.coordinator.prompt_queue import PromptQueue
 from coati_rl.coordinator.settings import CoordinatorSettings
@@ -57,12 +58,18 @@ class PromptFlow:
         # with the checkpoint's weights, which the first optimizer step replaces.
         self._awaits_leases = bool(untrained)
         # Groups that hold a slot until the next sync; restored on resume, so that producers run no further ahead.
-        self._num_trained_unsynced = start.step % settings.sync_period * settings.batch.prompts_per_step
-        self.step = start.step  # optimizer steps given to the trainers
+        num_batches = start.step % settings.sync_period // settings.updates_per_batch
+        self._num_trained_unsynced = num_batches * settings.batch.prompts_per_step
+        self.updates = BatchUpdates(settings, first_step=start.step)
         self.is_stopped = False  # by the user, before the run is over
         # Trainers wait for prompts that were leased after this sync or an earlier one, lest any gets too stale; None:
         # they do not.
         self.overdue_sync: int | None = None
+
+    @property
+    def step(self) -> int:
+        """Return the number of optimizer steps given to the trainers."""
+        return self.updates.step
 
     @property
     def is_between_steps(self) -> bool:
@@ -90,7 +97,8 @@ class PromptFlow:
             )
         if settings.max_steps is None:
             return None
-        needed = (settings.max_steps - self.step) * settings.batch.prompts_per_step
+        num_batches = settings.max_steps // settings.updates_per_batch - self.updates.num_batches
+        needed = num_batches * settings.batch.prompts_per_step
         if needed > ahead + len(self._in_step):
             return None
         return f"no further prompt is needed: there are enough for all {settings.max_steps} steps"
@@ -104,10 +112,11 @@ class PromptFlow:
         self._finished.append(FinishedGroup(group=group, sync_index=sync_index))
 
     def is_over(self) -> bool:
-        """Return True when no further optimizer step can be filled, or none is to be."""
+        """Return True when no further batch can be filled, or none is to be."""
         if self.is_stopped:
             return True
-        if self._settings.max_steps is not None and self.step >= self._settings.max_steps:
+        settings, num_batches = self._settings, self.updates.num_batches
+        if settings.max_steps is not None and num_batches * settings.updates_per_batch >= settings.max_steps:
             return True
         if self._queue.has_more or self._leases.num_open("train"):
             return False
@@ -143,13 +152,14 @@ class PromptFlow:
         of_step = [finished.group for finished in self._in_step]
         if is_last := len(of_step) >= self._settings.batch.prompts_per_step:
             self._batcher, self._in_step = None, []
-            self.step += 1
+            self.updates.add_batch()
         groups = [finished.group for finished in chosen]
         return ChosenGroups(step=step, batcher=batcher, groups=groups, of_step=of_step, is_last=is_last)
 
     def free_slots(self) -> None:
         """Free the slots of trained groups, as all producers hold the weights of this step."""
         self._num_trained_unsynced = 0
+        self.updates.end_rollout_step()
 
     @property
     def finished(self) -> Sequence[FinishedGroup]:
@@ -182,12 +192,17 @@ class PromptFlow:
                 return due_at
         return None
 
-    def _begin_step(self) -> StepBatcher:
+    def learning_rate_progress(self) -> float:
+        """Return the completed fraction of the run before the next optimizer step, in [0, 1]."""
+        settings = self._settings
         num_out = len(self._queue.waiting) + self._leases.num_open("train") + len(self._finished)
-        num_done = self._queue.num_drawn - num_out
-        progress = self._settings.learning_rate_progress(
-            step=self.step, num_done=num_done, num_prompts=self._queue.length
-        )
+        # A batch with updates to come is done in part.
+        num_undone = self.updates.num_due * settings.batch.prompts_per_step / settings.updates_per_batch
+        num_done = self._queue.num_drawn - num_out - num_undone
+        return settings.learning_rate_progress(step=self.step, num_done=num_done, num_prompts=self._queue.length)
+
+    def _begin_step(self) -> StepBatcher:
+        progress = self.learning_rate_progress()
         return StepBatcher(
             self._settings.batch, step=self.step, learning_rate_progress=progress, estimator=self._estimator
         )

@@ -149,7 +149,7 @@ def refusals() -> dict[str, str]:
 @cache
 def load_package() -> Any:
     """Return reasoning_gym's module `factory`, in which all generators are registered. Raises: ConfigError."""
-    if importlib.util.find_spec(_SOLVER) is None:
+    if _SOLVER not in sys.modules and importlib.util.find_spec(_SOLVER) is None:
         sys.modules[_SOLVER] = ModuleType(_SOLVER)  # the package imports it for zebra_puzzles
     try:
         package = importlib.import_module(GENERATED)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coati_rl.errors import RolloutError
+from coati_rl.errors import RolloutError, RunError
+from coati_rl.text import shorten
 from coati_rl.types import Prompt, Score, Trajectory
 from producer.environments.chat import ChatTemplate
 from producer.environments.environment import Generate, Rollout
@@ -117,14 +118,16 @@ class EpisodeEnvironment:
                 ending = await player.play(task, prompt.token_ids)
             finally:
                 generate.end_episode(number)
-        except (EpisodeFailure, RolloutError) as error:
-            await _close(calls, generate.cut)
-            return _failed(tree, str(error), player.turns)
-        except BaseException as error:
+        except (RunError, asyncio.CancelledError) as error:
             calls.abandon()
             if isinstance(error, asyncio.CancelledError) and generate.cut.is_set():
                 return _failed(tree, CUT, player.turns)
             raise
+        except Exception as error:  # noqa: BLE001 - a tokenizer may raise what it likes about a text
+            await _close(calls, generate.cut)
+            is_named = isinstance(error, EpisodeFailure | RolloutError)
+            cause = str(error) if is_named else f"{type(error).__name__}: {shorten(error, 200)}"
+            return _failed(tree, cause, player.turns)
         await _close(calls, generate.cut)
         trajectories = tree.trajectories() if ending == "done" else _truncated(tree.trajectories())
         return _Played(trajectories=trajectories, record={"ended": ending, "turns": player.turns})

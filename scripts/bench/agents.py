@@ -44,7 +44,7 @@ class CountedEngine:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._requests: dict[str, GenerationRequest] = {}
-        self._contexts: dict[str, int] = {}  # by episode: tokens of its last turn, prompt and answer
+        self._contexts: dict[str, int] = {}  # by episode: tokens of its last turn that were computed
         self.excess: list[int] = []  # of later turns: tokens computed in the prefill that were computed before
         core = engine._core
         if type(core).__name__ == "_VllmCore":
@@ -67,14 +67,14 @@ class CountedEngine:
             episode, num_tokens = str(request.episode_id), len(request.token_ids)
             if episode in self._contexts:
                 self.excess.append(self._contexts[episode] - (output.num_cached_tokens or 0))
-            self._contexts[episode] = num_tokens + len(output.outputs[0].token_ids)
+            self._contexts[episode] = num_tokens + len(output.outputs[0].token_ids) - 1  # not the last one sampled
         return outputs
 
 
 def make_environment(way: str, template: ChatTemplate, *, turns: int, sleep_s: float) -> EpisodeEnvironment:
     """Return the environment of one way to run the tool."""
     kind = SleepAsync if way == "async" else Sleep
-    arguments = {"turns": turns, "sleep_s": sleep_s}
+    arguments: dict[str, Any] = {"turns": turns, "sleep_s": sleep_s}
     own_file = f"{Path(__file__).resolve().parent}/sleeping_tool.py:Sleep"
     limits = EpisodeLimits(max_turns=turns, max_tokens=MAX_MODEL_LEN, timeout_s=TIMEOUT_S)
     return EpisodeEnvironment(

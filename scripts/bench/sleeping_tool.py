@@ -17,6 +17,9 @@ class Sleep:
     def reset(self, task: Any) -> None:
         """Begin with the row's prompt."""
 
+    def close(self) -> None:
+        """Free nothing."""
+
     def step(self, action: Any) -> tuple[Any, ...]:
         """Sleep."""
         time.sleep(self._sleep_s)

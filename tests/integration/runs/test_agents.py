@@ -51,8 +51,13 @@ def test_a_producer_that_is_killed_in_mid_episode_is_replaced_and_every_prompt_i
     assert "producer 0 lost" in run.text()
     assert all(record["turns_mean"] == 3.0 and record["samples_invalid"] == 0 for record in records)
     lines = read_rollouts(run)
-    assert len(lines) == len({(line["uid"], line["sample"]) for line in lines}) == 2 * 4 * 4
-    assert {line["environment"]["ended"] for line in lines} == {"done"}
-    assert all(line["reward"] == sum(value for _, _, value in line["token_rewards"]) for line in lines)
-    assert len({line["reward"] for line in lines}) > 1
+    assert len(lines) == len({(line["uid"], line["sample"]) for line in lines}), "each trajectory once"
+    last = {(line["uid"], line["episode"]): line for line in lines}  # the line of an episode's last trajectory
+    assert len(last) == 2 * 4 * 4
+    assert {line["environment"]["ended"] for line in last.values()} == {"done"}
+    paid = dict.fromkeys(last, 0.0)
+    for line in lines:
+        paid[line["uid"], line["episode"]] += sum(value for _, _, value in line.get("token_rewards", ()))
+    assert paid == {episode: line["reward"] for episode, line in last.items()}
+    assert len(set(paid.values())) > 1
     assert run.left_over() == []

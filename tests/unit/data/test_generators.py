@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 
 from coati_rl.data.endless_prompts import EndlessPrompts, GeneratedPrompts
-from coati_rl.data.generators import Generator, load_package, open_generator, score_answer
+from coati_rl.data.generators import Generator, load_package, open_generator, refusals, score_answer
 from coati_rl.data.tasks import Task
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.generator_spec import GeneratorSpec, parse_generator
@@ -70,7 +70,8 @@ def rows_of_all(hash_seed, positions):
 def test_the_rows_of_every_generator_are_the_same_in_any_process_and_order():
     positions = [0, 1, 2, 3, 70]
     first, second = rows_of_all(1, positions), rows_of_all(7, positions[::-1])
-    assert len(first) == 97 and [name for name in first if first[name] != second[name]] == []
+    num_usable = 97 - ("zebra_puzzles" in refusals())  # which needs a compiled package
+    assert len(first) == num_usable and [name for name in first if first[name] != second[name]] == []
 
 
 @pytest.mark.parametrize(

@@ -77,3 +77,9 @@ def test_stale_episodes__cuts_an_episode_that_trainers_wait_for_and_no_other(run
     assert {step["staleness_max"] for step in trace.steps} <= {0, 1}
     assert sum(step["samples_invalid"] for step in trace.steps) == 1
     assert (len(trace.steps), len(trace.groups)) == (8, 16)
+
+
+def test_turn_advantages__gives_each_turn_an_advantage_of_its_own(trace_of):
+    """The rewards of a turn are in no earlier one's return with a discount of 0; see test_turn_advantages.py."""
+    by_episode, by_turn = (trace_of(**changes).gradients[0] for changes in ({}, {"turn_advantages": 0.0}))
+    assert any((gradient != by_turn[name]).any() for name, gradient in by_episode.items())

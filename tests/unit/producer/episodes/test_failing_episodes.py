@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from producer.environments.chat import ChatTemplate
 from producer.environments.episode import EpisodeFailure, Step
 from producer.environments.episode_host import ThreadHost
 from tests.unit.producer.episodes.talk import Talk
@@ -144,3 +145,19 @@ def test_no_further_episode_begins_while_too_many_calls_hang(play):
     assert "step took longer" in done.error
     (done,) = play(None, host=host)
     assert "2 calls of the environment hang; --env-isolation process would end them" in done.error
+
+
+class OneTokenizerError(ChatTemplate):
+    """Fail on one text, as a tokenizer might."""
+
+    def encode(self, text):
+        if text == "bad":
+            raise OverflowError("no such piece")
+        return super().encode(text)
+
+
+def test_a_text_that_the_tokenizer_cannot_take_makes_its_episode_invalid(play, template):
+    chat = OneTokenizerError(template._tokenizer)
+    (done,) = play(lambda: Faulty({"step": lambda action: ("bad", 0.0, False)}), chat=chat)
+    assert [done.scores[n].verdict for n in (0, 1)] == ["ok", "invalid"]
+    assert done.scores[1].detail == "environment: OverflowError: no such piece"

@@ -70,10 +70,14 @@ class McpServer:
 
     def close(self) -> None:
         """See `ToolKit.close`."""
+        if self._loop.is_closed():
+            return
         with suppress(Exception):  # a server that does not end is killed
             self._run(self._disconnect()).result(_END_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_END_S)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)

@@ -35,7 +35,7 @@ class ToolEpisode:
         """See `Episode.step`. Raises: EpisodeFailure if a tool is broken."""
         parsed = self._format.parse(answer_text(self._tokenizer, action.token_ids), turn=action.turn)
         if action.finish_reason == "length" or not (parsed.calls or parsed.errors):
-            return Step(done=True)
+            return Step(reward={}, done=True)
         results = await self._tools.run(parsed.calls)
         messages: list[Message] = [result.message for result in results]
         if parsed.errors:
@@ -47,6 +47,7 @@ class ToolEpisode:
         return Step(
             answer=parsed.message() if parsed.calls else None,
             observation=messages,
+            reward={},
             info={"tools": [result.record for result in results], "unreadable_calls": len(parsed.errors)},
         )
 

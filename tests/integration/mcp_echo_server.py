@@ -1,4 +1,7 @@
-"""Serve tools over MCP with the standard library alone, so that it starts at once: a line of JSON a message."""
+"""Serve tools over MCP with the standard library alone, so that it starts at once: a line of JSON a message.
+
+Arguments: the names of the tools that are listed; none: all.
+"""
 
 import json
 import os
@@ -17,6 +20,11 @@ TOOLS = {
 }
 
 
+def listed() -> dict[str, Any]:
+    """Return the parameters of the tools that are listed, by name."""
+    return {name: TOOLS[name] for name in sys.argv[1:] or TOOLS}
+
+
 def write(line: str) -> None:
     """Send a line."""
     sys.stdout.write(f"{line}\n")
@@ -29,7 +37,9 @@ def answer(method: str, parameters: dict[str, Any]) -> dict[str, Any] | None:
         info = {"name": "echo", "version": "1"}
         return {"protocolVersion": parameters["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": info}
     if method == "tools/list":
-        schemas = {name: {"type": "object", "properties": each, "required": list(each)} for name, each in TOOLS.items()}
+        schemas = {
+            name: {"type": "object", "properties": each, "required": list(each)} for name, each in listed().items()
+        }
         return {"tools": [{"name": name, "inputSchema": schema} for name, schema in schemas.items()]}
     if method == "tools/call":
         return call(parameters["name"], parameters.get("arguments") or {})

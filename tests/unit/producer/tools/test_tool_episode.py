@@ -117,7 +117,7 @@ def test_a_call_is_answered_and_an_answer_without_one_is_the_last(play: Play) ->
     rollout, generate = play([CALL, "It is \\boxed{42}."])
     (trajectory,) = rollout.trajectories
     assert trajectory.text == "It is \\boxed{42}."
-    assert rollout.scores == {}  # for -rt
+    assert (rollout.scores, trajectory.rewards) == ({}, ())  # it is for -rt to score it
     first, second = generate.contexts[0]
     assert first.startswith('tools:{"type": "function", "function": {"name": "calculator"')
     assert second == f"{first}{CALL}<|endoftext|>\ntool:42<|endoftext|>\nassistant:"

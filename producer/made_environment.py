@@ -15,6 +15,7 @@ from producer.environments.episode import EpisodeLimits
 from producer.environments.episode_environment import EpisodeEnvironment
 from producer.environments.own_episode import episode_factory
 from producer.environments.process_host import ProcessHost
+from producer.gateway.agent_task import check_agent
 from producer.tools.call_formats import tool_format_for
 from producer.tools.tool_episode import ToolEpisode, ToolHost
 from producer.tools.toolbox import check_python_tool, make_toolbox
@@ -33,6 +34,8 @@ def check_environment(config: Config) -> EnvironmentFacts:
     Returns: what it asks of prompts. Raises: ConfigError.
     """
     environment = config.environment
+    if environment.agent_command is not None:
+        check_agent(environment.agent_command)
     if environment.env is not None:
         episode_factory(environment.env, environment.arguments)
     if not environment.has_tools:
@@ -62,6 +65,10 @@ def make_environment(config: Config) -> OwnedEnvironment | None:
     environment = config.environment
     if not environment.is_given:
         return None
+    if environment.agent_command is not None:
+        from producer.gateway.made_agents import make_agents  # with a web server, which other runs do not load
+
+        return make_agents(config)
     tokenizer = load_tokenizer(Path(config.model.model), chat_template=config.data.chat_template)
     limits = EpisodeLimits(
         max_turns=environment.max_turns, max_tokens=config.max_model_len, timeout_s=environment.env_timeout

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import field_validator
@@ -41,6 +42,19 @@ class EnvironmentConfig(Section):
     env_timeout: float = execution(
         60.0, "Time for each call of --env's reset, step and close, seconds; past it the sample is invalid.", gt=0
     )
+    agent_command: str | None = experiment(
+        None,
+        "Program that is started for each episode, in place of --env: it asks the policy by OpenAI's API "
+        "(docs/agents.md), such as 'python agent.py'. Rewards as with --env.",
+        metavar="COMMAND",
+    )
+    agent_timeout: float = execution(
+        600.0, "Time for an agent's whole episode, seconds; past it the sample is invalid.", gt=0
+    )
+    agent_processes: int = execution(64, "Agents that a producer runs at a time.", ge=1)
+    agent_ground_truth: bool = experiment(
+        False, "Tell agents the ground truth of their task, so that they can compute rewards."
+    )
 
     tools: list[str] = experiment(
         [],
@@ -67,6 +81,20 @@ class EnvironmentConfig(Section):
     @classmethod
     def _path_is_absolute(cls, name: str | None) -> str | None:
         return name and absolute_plugin(name)
+
+    @field_validator("agent_command")
+    @classmethod
+    def _files_are_absolute(cls, command: str | None) -> str | None:
+        """Return the command with absolute paths of the files that it names: producers run it elsewhere."""
+        if command is None:
+            return None
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise ValueError(f"is no command: {error}") from error
+        if not words:
+            raise ValueError("is empty; write a program and its arguments, such as 'python agent.py'")
+        return shlex.join(str(Path(word).absolute()) if Path(word).is_file() else word for word in words)
 
     @field_validator("env_arg")
     @classmethod
@@ -105,9 +133,14 @@ class EnvironmentConfig(Section):
         return bool(self.tools or self.mcp_server)
 
     @property
+    def gives_rewards(self) -> bool:
+        """True if what answers the policy rewards it, too."""
+        return self.env is not None or self.agent_command is not None
+
+    @property
     def is_given(self) -> bool:
         """True if something answers the policy."""
-        return self.env is not None or self.has_tools
+        return self.gives_rewards or self.has_tools
 
     @property
     def arguments(self) -> dict[str, Any]:

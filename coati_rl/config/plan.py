@@ -123,6 +123,11 @@ def _environment(config: Config) -> str:
     environment = config.environment
     if not environment.is_given:
         return ""
+    if environment.agent_command is not None:
+        return (
+            f"{environment.agent_command} (at most {environment.agent_processes} at a time, "
+            f"{config.max_model_len} tokens, {environment.agent_timeout:g} s for an episode)"
+        )
     if environment.has_tools:
         named = f"tools {', '.join((*environment.tools, *environment.mcp_server))} (format {environment.tool_format}"
     else:

@@ -21,7 +21,7 @@ def reward_problems(config: Config) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
         return
-    if ENVIRONMENT_REWARD in names and config.environment.env is None:
+    if ENVIRONMENT_REWARD in names and not config.environment.gives_rewards:
         yield (
             f"--reward-type {ENVIRONMENT_REWARD}: there is no environment to give rewards; give --env FILE.py:CLASS of "
             f"{config.COMMAND}, or another reward"

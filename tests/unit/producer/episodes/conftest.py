@@ -27,7 +27,7 @@ class RequestsSeen:
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
-    def submit(self, request):
+    def submit(self, request, on_tokens=None):
         self.requests.append(request)
         return self._engine.submit(request)
 

@@ -54,7 +54,8 @@ def algorithm_warnings(config: Config) -> Iterator[str]:
                 "to mean 0 and deviation 1"
             )
     if algorithm.turn_advantages is not None and not config.environment.is_given:
-        yield f"--turn-advantages {algorithm.turn_advantages:g} without --env, --tools or --agent-command: has no effect"
+        given = f"--turn-advantages {algorithm.turn_advantages:g}"
+        yield f"{given} without --env, --tools or --agent-command: has no effect"
     if algorithm.reward_scale != 1 and not algorithm.soft_over_length_punishment:
         yield f"--reward-scale {algorithm.reward_scale:g} scales --soft-over-length-punishment, which is off"
 

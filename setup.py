@@ -39,7 +39,10 @@ setup(
     extras_require={
         "gpu-cu12": ["cupy-cuda12x==14.2.0"],
         "gpu-cu13": ["cupy-cuda13x==14.2.0"],
+        "reasoning-gym": ["reasoning-gym==0.1.25"],
         "wandb": ["wandb"],
+        "mcp": ["mcp>=2.3,<3"],  # --mcp-server
+        "agents": ["mcp>=2.3,<3", "textarena>=0.7.4"],
         "test": [
             "pytest>=9",
             "pytest-timeout",
@@ -50,6 +53,7 @@ setup(
             "import-linter",
             "types-PyYAML",
             "trl",
+            "reasoning-gym==0.1.25",
         ],
         "docs": ["mkdocs-material>=9.7,<10"],  # mkdocs.yml
     },

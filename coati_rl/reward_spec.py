@@ -18,18 +18,23 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from coati_rl.errors import ConfigError
+from coati_rl.generator_spec import GENERATED
 from coati_rl.plugins import absolute, is_plugin
 from coati_rl.reward_url import check_no_credentials, redacted
 
-NO_REWARD = "none"  # a reward type of batch inference alone: responses are not scored
-BUILT_IN_REWARDS = ("think_answer_tags", "boxed", "code")
+BUILT_IN_REWARDS = ("think_answer_tags", "boxed", "code", GENERATED)
 NO_REWARD = "none"  # every response has reward 0, and rows need no ground truth; for distillation
+ENVIRONMENT_REWARD = "env"  # the rewards of the environment (--env), and no others
 TIMEOUT_S = 5.0  # a comparison of answers takes milliseconds; one that takes this long does not end
 LONG_TIMEOUT_S = 60.0  # for programs, other machines, and user functions, which may load a model
 MathAnswer = Literal["number", "any"]
 MATH_REWARDS = ("think_answer_tags", "boxed")
+BINARY_REWARDS = (*MATH_REWARDS, "code")  # their score is 1 or 0
 _MODEL = "model:"  # before the directory of a reward model
-_CHOICES = f"{', '.join(BUILT_IN_REWARDS)}, FILE.py:FUNCTION, {_MODEL}DIRECTORY or http(s)://..., or {NO_REWARD} alone"
+_CHOICES = (
+    f"{', '.join(BUILT_IN_REWARDS)}, FILE.py:FUNCTION, {_MODEL}DIRECTORY or http(s)://..., or "
+    f"{ENVIRONMENT_REWARD} or {NO_REWARD} alone"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +150,11 @@ def parse_reward_type(text: str) -> tuple[RewardPart, ...]:
         raise ConfigError(f"{where}: {redacted(twice)} is named twice; name it once, with the sum of the weights")
     if NO_REWARD in names and len(names) > 1:
         raise ConfigError(f"{where}: {NO_REWARD} adds nothing to other rewards; leave it out")
+    if ENVIRONMENT_REWARD in names and (len(names) > 1 or parts[0].weight != 1):
+        raise ConfigError(
+            f"{where}: the rewards of an environment are added to those of -rt as they are; name the others alone, or "
+            f"-rt {ENVIRONMENT_REWARD}"
+        )
     return parts
 
 
@@ -227,7 +237,7 @@ def _is_known(name: str) -> bool:
     if is_model(name):
         return name != _MODEL
     is_function = is_plugin(name) and "@" not in name.rpartition(":")[2]  # else an address without http://
-    return name in (*BUILT_IN_REWARDS, NO_REWARD) or is_function or is_url(name)
+    return name in (*BUILT_IN_REWARDS, NO_REWARD, ENVIRONMENT_REWARD) or is_function or is_url(name)
 
 
 def _as_number(text: str) -> float | None:

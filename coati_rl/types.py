@@ -206,6 +206,7 @@ class RolloutGroup:
     temperature: float  # of the lease; each token's own is in its trajectory
     trajectories: Sequence[Trajectory]  # G or more, by episode; a parent comes before its forks
     scores: tuple[Score, ...]  # G, one of each episode
+    records: tuple[dict[str, Any], ...] = ()  # G, of the turns of each episode, as JSON; none of single answers
     cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # what follows from it
 
     def __post_init__(self) -> None:
@@ -215,6 +216,8 @@ class RolloutGroup:
                 f"trajectories of the episodes {episodes}, {len(self.scores)} scores: "
                 "need trajectories of episode 0, 1, ... in order, a score of each, at least 1"
             )
+        if self.records and len(self.records) != len(self.scores):
+            raise ValueError(f"{len(self.records)} records and {len(self.scores)} scores: need one of each episode")
         prompt_ids = np.array(self.prompt.token_ids, dtype=np.int32)
         for index in range(len(self.trajectories)):
             self._check_prefix(index, prompt_ids)

@@ -22,6 +22,17 @@ class TrainWork:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RepeatWork:
+    """Order another optimizer step on the mini-batches of an earlier one, which the trainers have kept."""
+
+    step: int  # optimizer step, from 0
+    first_step: int  # that trained the mini-batches first
+    is_last: bool  # no other step on them follows
+    learning_rate_progress: float
+    is_corrected: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SyncWork:
     """Order the current weights to be sent to producers."""
 
@@ -66,7 +77,7 @@ class FinishWork:
     step: int
 
 
-Work = TrainWork | SyncWork | SaveWork | EvaluateWork | ReferenceWork | FinishWork
+Work = TrainWork | RepeatWork | SyncWork | SaveWork | EvaluateWork | ReferenceWork | FinishWork
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,3 +138,4 @@ class LeaseReply:
     policy_version: int  # at which their first tokens are sampled, or an older one
     is_finished: bool  # no prompt will follow
     reason: str = ""  # why there is no lease
+    overdue: tuple[int, ...] = ()  # ids of the producer's leases that the trainers wait for, as others would get stale

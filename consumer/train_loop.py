@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from coati_rl.checkpoint.directory import ROLLOUTS_FILE
 from coati_rl.data.packing import build_mini_batch
@@ -18,7 +19,17 @@ from coati_rl.errors import RunError
 from coati_rl.observability.idle import IdleFraction
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import StepReports, TrainBackend, WorkSource
-from coati_rl.work import EvaluateWork, FinishWork, ReferenceWork, SaveWork, SyncWork, TrainWork, Wait, Work
+from coati_rl.work import (
+    EvaluateWork,
+    FinishWork,
+    ReferenceWork,
+    RepeatWork,
+    SaveWork,
+    SyncWork,
+    TrainWork,
+    Wait,
+    Work,
+)
 from consumer.train_step import TrainStep
 
 logger = logging.getLogger(__name__)
@@ -84,7 +95,7 @@ class TrainLoop:
                 coming = fetcher.submit(self._next_work, index)
                 kind = type(work).__name__.removesuffix("Work").lower()
                 with self._timeline.span(kind, item=index - 1, step=_step_of(work)):
-                    if isinstance(work, TrainWork):
+                    if isinstance(work, TrainWork | RepeatWork):
                         self._train(work)
                     elif isinstance(work, SyncWork):
                         self._publish(work)
@@ -114,17 +125,22 @@ class TrainLoop:
         with self._timeline.span("wait for work", item=index):
             work = coming.result()
         self._idle.note(self._rank, is_idle=isinstance(work, SyncWork))
-        if isinstance(work, TrainWork):
+        if isinstance(work, TrainWork | RepeatWork):
             self._wait_s += time.perf_counter() - begin
         return work
 
-    def _train(self, work: TrainWork) -> None:
-        metrics = self._train_step(work.is_corrected).run(build_mini_batch(work.batch))
+    def _train(self, work: TrainWork | RepeatWork) -> None:
+        metrics: dict[str, Any] | None
+        train_step = self._train_step(work.is_corrected)
+        if isinstance(work, RepeatWork):
+            step, metrics = work.step, train_step.repeat(work)
+        else:
+            step, metrics = work.batch.step, train_step.run(build_mini_batch(work.batch))
         if metrics is None:
             return  # the optimizer step continues with the next mini-batch
         if self._is_reporter:
             waits = {"rollout_wait_s": self._wait_s, "trainer_idle_fraction": self._idle.take()}
-            self._reports.report_step(work.batch.step, {**metrics, **waits})
+            self._reports.report_step(step, {**metrics, **waits})
         self._wait_s = 0.0
         self._on_step()
 
@@ -141,6 +157,8 @@ def _step_of(work: Work | None) -> int | None:
     """Return the optimizer step of an item, counted from 1; for a sync or save, the step it comes after."""
     if isinstance(work, TrainWork):
         return work.batch.step + 1
+    if isinstance(work, RepeatWork):
+        return work.step + 1
     if isinstance(work, EvaluateWork):
         return work.batch.step
     return work.policy_version if isinstance(work, SyncWork) else getattr(work, "step", None)

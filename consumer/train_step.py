@@ -2,11 +2,14 @@
 
 Consumes a rank's mini-batches; produces, with the last one, the step's metrics over all ranks. The objective decides
 what is scored, what the loss reads and what is reported. Where its targets depend on the whole step, mini-batches are
-scored as they arrive and trained after the last one has been scored.
+scored as they arrive and trained after the last one has been scored. Where a batch has several updates, the scores and
+targets of the first one serve all of them.
 """
 
 import dataclasses
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -14,10 +17,21 @@ from torch import Tensor
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
-from coati_rl.protocols import TrainBackend
+from coati_rl.protocols import Role, TrainBackend
+from coati_rl.work import RepeatWork
 from consumer.logprob_mismatch import MismatchMeter
 from consumer.objectives.objective import Objective, Targets
 from consumer.optim.learning_rate import LearningRate
+
+MicroBatches = tuple[MicroBatch, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptStep:
+    """Hold the mini-batches of a step for later updates."""
+
+    batches: Sequence[MiniBatch]  # with scores and targets, without hidden states, which would take too much memory
+    sums: dict[str, Tensor]  # that the targets report
 
 
 class TrainStep:
@@ -47,11 +61,14 @@ class TrainStep:
         self._learning_rate = learning_rate
         self._mismatch_meter = mismatch_meter
         self._old_step: int | None = None  # the step before which the backend copied its old policy
+        self._kept: dict[int, KeptStep] = {}  # steps whose batch has updates to come
         self._begin()
 
     def _begin(self) -> None:
         self._waiting: list[MiniBatch] = []  # scored, not yet trained
+        self._trained: list[MiniBatch] = []  # only if they are to be kept
         self._sums: dict[str, Tensor] = {}
+        self._target_sums: dict[str, Tensor] = {}
         self._train_s = 0.0
 
     def run(self, batch: MiniBatch) -> dict[str, Any] | None:
@@ -66,13 +83,48 @@ class TrainStep:
             self._add(self._mismatch_meter.measure(batch.micro_batches, step=batch.step))
         micro_batches, sums = with_targets(self._objective, self._backend, batch.micro_batches, self._timeline)
         self._add(sums)
+        self._target_sums = merge_sums(self._target_sums, sums)
         self._waiting.append(dataclasses.replace(batch, micro_batches=micro_batches))
         if batch.is_last or not self._objective.needs_whole_step:
             for ready in self._take_ready():
-                with self._timeline.span("forward_backward"):
-                    self._add(self._backend.forward_backward(ready, self._objective.loss_fn))
+                self._forward_backward(ready)
+                if self._objective.updates_per_batch > 1:
+                    self._keep(ready)
         self._train_s += time.perf_counter() - begin
-        return self._finish(batch) if batch.is_last else None
+        if not batch.is_last:
+            return None
+        if self._objective.updates_per_batch > 1:
+            self._kept[batch.step] = KeptStep(batches=self._trained, sums=self._target_sums)
+        return self._finish(batch)
+
+    def repeat(self, work: RepeatWork) -> dict[str, Any]:
+        """Take another optimizer step on the batch of an earlier one. Returns: its metrics, as `run` does."""
+        begin = time.perf_counter()
+        if self._waiting or self._trained:  # of a step that will not be completed, as the run ends
+            self._backend.optimizer_step(loss_scale=0.0, learning_rate=0.0)
+            self._begin()
+        kept = self._kept.pop(work.first_step) if work.is_last else self._kept[work.first_step]
+        self._add(kept.sums)
+        for batch in kept.batches:
+            micro_batches, _ = _scored(
+                batch.micro_batches, self._objective.hidden_states, self._backend.score_hidden, self._timeline
+            )
+            self._forward_backward(dataclasses.replace(batch, step=work.step, micro_batches=micro_batches))
+        last = dataclasses.replace(kept.batches[-1], step=work.step, learning_rate_progress=work.learning_rate_progress)
+        self._train_s += time.perf_counter() - begin
+        return self._finish(last)
+
+    def _forward_backward(self, batch: MiniBatch) -> None:
+        with self._timeline.span("forward_backward"):
+            self._add(self._backend.forward_backward(batch, self._objective.loss_fn))
+
+    def _keep(self, batch: MiniBatch) -> None:
+        hidden = self._objective.hidden_states
+        kept = [
+            m.replace_arrays({name: array for name, array in m.loss_arrays.items() if name not in hidden})
+            for m in batch.micro_batches
+        ]
+        self._trained.append(dataclasses.replace(batch, micro_batches=tuple(kept)))
 
     def _finish(self, batch: MiniBatch) -> dict[str, Any]:
         begin = time.perf_counter()
@@ -117,7 +169,7 @@ class TrainStep:
 def with_targets(
     objective: Objective,
     backend: TrainBackend,
-    micro_batches: tuple[MicroBatch, ...],
+    micro_batches: MicroBatches,
     timeline: Timeline,
     *,
     needs_hidden: bool = True,
@@ -132,14 +184,26 @@ def with_targets(
         needs_hidden: add the hidden states too, which gradients depend on.
     Returns: the micro-batches, and the sums that the targets report; those given on ranks without the LM head.
     """
-    has_head, hidden_states = True, objective.hidden_states if needs_hidden else {}
-    for name, model in {**objective.scores, **hidden_states}.items():
-        compute = backend.score_hidden if name in hidden_states else backend.score
+    micro_batches, has_head = _scored(micro_batches, objective.scores, backend.score, timeline)
+    if needs_hidden and objective.hidden_states:
+        micro_batches, has_head = _scored(micro_batches, objective.hidden_states, backend.score_hidden, timeline)
+    # Without the head no loss is computed here.
+    return objective.targets(micro_batches) if has_head else (micro_batches, {})
+
+
+def _scored(
+    micro_batches: MicroBatches,
+    models: Mapping[str, Role],
+    compute: Callable[[MicroBatches, Role], list[Tensor]],
+    timeline: Timeline,
+) -> tuple[MicroBatches, bool]:
+    """Add the scores of each model, by the name of the loss array; False on ranks without the LM head."""
+    has_head = True
+    for name, model in models.items():
         with timeline.span(f"score {model}"):
             scores = compute(micro_batches, model)
         has_head = len(scores) == len(micro_batches)
         if has_head:
             pairs = zip(micro_batches, scores, strict=True)
             micro_batches = tuple(m.with_arrays(**{name: score.cpu().numpy()}) for m, score in pairs)
-    # Without the head no loss is computed here.
-    return objective.targets(micro_batches) if has_head else (micro_batches, {})
+    return micro_batches, has_head

@@ -22,6 +22,7 @@ from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import CommitResult, Device
 from producer.engines import create_engine
 from producer.engines.environment import engine_environment
+from producer.made_environment import OwnedEnvironment, make_environment
 from producer.rollout_loop import RolloutLoop
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class ProducerActor:
         self._context = context
         self._reward = make_reward()  # its processes start while the engine loads
         self._engine: GenerationEngine | None = None
+        self._environment: OwnedEnvironment | None = None
 
     def start(self) -> float:
         """Load the engine with the initial weights. Returns: the time it took, in seconds."""
@@ -62,9 +64,11 @@ class ProducerActor:
             seed=config.run.seed,
             device=self._context.device,
             gpu_memory_utilization=config.parallel.gpu_memory_utilization,
+            block_size=config.sampling.block_size,
             policy_version=UNSYNCED,
             load_timeout_s=START_TIMEOUT_S,
         )
+        self._environment = make_environment(config)
         logger.info("producer %d is ready", self._producer_id)
         return time.perf_counter() - begin
 
@@ -77,6 +81,8 @@ class ProducerActor:
             self._reward,
             max_sequences=self._config.sequences_in_flight,
             group_size=self._config.sampling.num_generations,
+            environment=self._environment,
+            cuts_overdue=self._config.environment.stale_episodes == "cut",
             timeline=self._timeline,
         )
         try:
@@ -114,8 +120,10 @@ class ProducerActor:
         return CommitResult(seconds=seconds, probe_logprobs=logprobs)
 
     def close(self) -> None:
-        """Stop engine and reward workers."""
+        """Stop engine, environment and reward workers."""
         self._reward.close()
+        if self._environment is not None:
+            self._environment.close()
         if self._engine is not None:
             self._engine.close()
         self._timeline.close()

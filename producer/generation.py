@@ -7,13 +7,15 @@ else is in flight. The event loop's thread uses it; engines answer from theirs.
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from coati_rl.errors import RolloutError
 from coati_rl.observability.timeline import Timeline
-from coati_rl.protocols import GenerationEngine
+from coati_rl.protocols import GenerationEngine, OnTokens
 from coati_rl.types import Completion, GenerationRequest, Lease, SamplingParams
+from producer.environments.step_sampling import with_step_sampling
 
 
 class LeaseGenerate:
@@ -44,14 +46,26 @@ class LeaseGenerate:
         self._num_requests = 0
         self._num_samples = 0  # asked for so far, outside of episodes
         self._turns: Counter[int] = Counter()  # asked for so far, by episode
+        self.cut = asyncio.Event()  # see `Generate.cut`
 
     @property
     def temperature(self) -> float:
         """See `Generate`."""
         return self._lease.sampling.temperature
 
+    @property
+    def sampling(self) -> SamplingParams:
+        """See `Generate`."""
+        return self._lease.sampling
+
     async def __call__(
-        self, token_ids: Sequence[int], *, num_samples: int = 1, episode: int | None = None
+        self,
+        token_ids: Sequence[int],
+        *,
+        num_samples: int = 1,
+        episode: int | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> tuple[Completion, ...]:
         """See `Generate`."""
         lease = self._lease
@@ -60,13 +74,13 @@ class LeaseGenerate:
             request_id=f"lease-{lease.lease_id}{number}",
             token_ids=tuple(token_ids),
             num_samples=num_samples,
-            sampling=self._sampling(num_samples, episode),
+            sampling=with_step_sampling(self._sampling(num_samples, episode), sampling or {}),
             min_policy_version=self._min_policy_version,
             episode_id=None if episode is None else self._episode_id(episode),
         )
         self._num_requests += 1
         span = self._timeline.start("generate", uid=lease.prompt.uid)
-        future = self._engine.submit(request)
+        future = self._engine.submit(request, on_tokens)
         answered = asyncio.Event()
         future.add_done_callback(lambda _: self._call_soon(answered.set))
         try:
@@ -80,10 +94,15 @@ class LeaseGenerate:
             raise RolloutError(result.error)
         return result.completions
 
+    def end_episode(self, episode: int) -> None:
+        """See `Generate`."""
+        if episode in self._turns:
+            self._engine.close_episode(self._episode_id(episode))
+
     def close(self) -> None:
         """End the episodes: a commit waits for them no longer."""
         for episode in self._turns:
-            self._engine.close_episode(self._episode_id(episode))
+            self.end_episode(episode)
 
     def _sampling(self, num_samples: int, episode: int | None) -> SamplingParams:
         """The lease's sampling with a seed that no other sample of it has: sample i of a request uses seed + i."""

@@ -6,15 +6,16 @@ event loop of the environments whenever it waits; `wake` may be called from any.
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from coati_rl.errors import RolloutError, RunError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import GenerationEngine
-from coati_rl.types import Lease, Trajectory
-from producer.environments.environment import Environment
+from coati_rl.types import Lease, Score, Trajectory
+from producer.environments.environment import Environment, Rollout
 from producer.event_loop import QueueEventLoop
 from producer.generation import LeaseGenerate
 
@@ -27,6 +28,8 @@ class RolledOut:
 
     lease: Lease
     trajectories: tuple[Trajectory, ...] = ()
+    scores: Mapping[int, Score] = field(default_factory=dict)  # by episode: those that need no scorer
+    records: Mapping[int, dict[str, Any]] = field(default_factory=dict)  # by episode
     error: str | None = None
 
 
@@ -60,6 +63,7 @@ class GroupRunner:
         self._loop = QueueEventLoop()
         self._changed = asyncio.Event()  # a group is done, or a wake-up
         self._running: dict[asyncio.Task[RolledOut], Lease] = {}
+        self._cuts: dict[int, asyncio.Event] = {}  # of running groups, by lease id
         self._done: deque[asyncio.Task[RolledOut]] = deque()
 
     @property
@@ -100,6 +104,12 @@ class GroupRunner:
             self._engine.check_alive()  # with nothing in flight, nobody else would tell
         return finished
 
+    def cut(self, lease_ids: Collection[int]) -> None:
+        """Have the open episodes of these leases end."""
+        for lease_id in lease_ids:
+            if lease_id in self._cuts:
+                self._cuts[lease_id].set()
+
     def wake(self, _: object = None) -> None:
         """End a wait in `take_finished`; a callback for futures of what else the caller waits for."""
         self._loop.call_from_anywhere(self._changed.set)
@@ -132,9 +142,10 @@ class GroupRunner:
             min_policy_version=min_policy_version,
             timeline=self._timeline,
         )
+        self._cuts[lease.lease_id] = generate.cut
         try:
-            trajectories = await self._environment.run(lease.prompt, generate, group_size=lease.group_size)
-            return RolledOut(lease=lease, trajectories=_checked(trajectories, lease.group_size))
+            rollout = await self._environment.run(lease.prompt, generate, group_size=lease.group_size)
+            return _rolled_out(lease, rollout)
         except RunError:  # the engine has ended, say
             raise
         except RolloutError as error:
@@ -142,12 +153,17 @@ class GroupRunner:
         except Exception as error:  # noqa: BLE001 - a failed rollout is data: recorded and counted
             return RolledOut(lease=lease, error=f"the environment failed: {type(error).__name__}: {error}")
         finally:
+            del self._cuts[lease.lease_id]
             generate.close()
 
 
-def _checked(trajectories: Sequence[Trajectory], group_size: int) -> tuple[Trajectory, ...]:
-    """Raises: RolloutError if they are not of G episodes, by episode."""
-    episodes = [each.episode for each in trajectories]
-    if sorted(set(episodes)) != list(range(group_size)) or episodes != sorted(episodes):
-        raise RolloutError(f"the environment gave trajectories of the episodes {episodes}, {group_size} are wanted")
-    return tuple(trajectories)
+def _rolled_out(lease: Lease, rollout: Rollout) -> RolledOut:
+    """Raises: RolloutError if it is not of the lease's episodes, by episode."""
+    episodes, wanted = [each.episode for each in rollout.trajectories], range(lease.group_size)
+    if sorted(set(episodes)) != list(wanted) or episodes != sorted(episodes):
+        raise RolloutError(f"the environment gave trajectories of the episodes {episodes}, {len(wanted)} are wanted")
+    if unknown := sorted({*rollout.scores, *rollout.records} - set(wanted)):
+        raise RolloutError(f"the environment gave scores or records of the episodes {unknown}, {len(wanted)} are there")
+    return RolledOut(
+        lease=lease, trajectories=tuple(rollout.trajectories), scores=rollout.scores, records=rollout.records
+    )

@@ -8,10 +8,11 @@ finished prompt makes room for the next at once: there is no barrier between pro
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from coati_rl.data.episodes import final_trajectories
 from coati_rl.data.packed_group import PackedGroup
@@ -20,6 +21,7 @@ from coati_rl.observability.timeline import NO_TIMELINE, Span, Timeline
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
 from coati_rl.types import Lease, RolloutGroup, Score, Trajectory
 from producer.environments.environment import Environment
+from producer.environments.episode_scores import with_environment_rewards
 from producer.environments.single_turn import SingleTurn
 from producer.group_runner import GroupRunner, RolledOut
 
@@ -35,7 +37,9 @@ class _Scoring:
 
     lease: Lease
     trajectories: tuple[Trajectory, ...]
-    scores: "Future[list[Score]]"  # of each episode
+    given: Mapping[int, Score]  # by episode: scores that the environment gave
+    scores: "Future[list[Score]]"  # of the other episodes, in order
+    records: Mapping[int, dict[str, Any]]  # by episode, of the environment
     span: Span
 
 
@@ -52,6 +56,7 @@ class RolloutLoop:
         max_sequences: int,
         group_size: int,
         environment: Environment | None = None,
+        cuts_overdue: bool = False,
         timeline: Timeline = NO_TIMELINE,
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
@@ -65,10 +70,12 @@ class RolloutLoop:
             max_sequences: largest number of samples in flight.
             group_size: samples of a training prompt.
             environment: of all prompts; None: a single turn.
+            cuts_overdue: end the open episodes of prompts that trainers wait for, as others would get stale.
             timeline: of the producer.
             on_turn: called at least once in IDLE_WAIT_S; what it raises ends the loop.
         """
         self._on_turn = on_turn
+        self._cuts_overdue = cuts_overdue
         self._producer_id = producer_id
         self._coordinator = coordinator
         self._reward = reward
@@ -113,7 +120,7 @@ class RolloutLoop:
     def _take_prompts(self) -> bool:
         """Lease prompts up to the engine's capacity. Returns: False when the run is over."""
         room = self._runner.room()
-        if room <= 0:
+        if room <= 0 and not self._cuts_overdue:
             return True
         is_idle = self._is_idle()
         with self._timeline.span("wait for prompts") if is_idle else nullcontext():
@@ -123,6 +130,8 @@ class RolloutLoop:
             )
         if reply.leases:
             self._runner.submit(reply.leases, min_policy_version=reply.policy_version)
+        if self._cuts_overdue:
+            self._runner.cut(reply.overdue)
         return not reply.is_finished
 
     def _start_scoring(self, rolled_out: RolledOut) -> None:
@@ -132,9 +141,18 @@ class RolloutLoop:
             self._coordinator.fail(self._producer_id, lease.lease_id, rolled_out.error)
             return
         span = self._timeline.start("score", uid=lease.prompt.uid)
-        scores = self._reward.submit([each.text for each in final_trajectories(trajectories)], lease.prompt.problem)
+        given = rolled_out.scores
+        responses = [each.text for each in final_trajectories(trajectories) if each.episode not in given]
+        scores: Future[list[Score]] = Future()
+        if responses:
+            scores = self._reward.submit(responses, lease.prompt.problem)
+        else:
+            scores.set_result([])
         scores.add_done_callback(self._runner.wake)
-        self._scoring.append(_Scoring(lease=lease, trajectories=trajectories, scores=scores, span=span))
+        scoring = _Scoring(
+            lease=lease, trajectories=trajectories, given=given, scores=scores, records=rolled_out.records, span=span
+        )
+        self._scoring.append(scoring)
 
     def _hand_in(self) -> None:
         """Send every scored group to the coordinator."""
@@ -148,11 +166,24 @@ class RolloutLoop:
 
     def _group(self, item: _Scoring) -> RolloutGroup:
         item.span.end()
+        episodes = range(item.lease.group_size)
         return RolloutGroup(
             lease_id=item.lease.lease_id,
             producer_id=self._producer_id,
             prompt=item.lease.prompt,
             temperature=item.lease.sampling.temperature,
             trajectories=item.trajectories,
-            scores=tuple(item.scores.result()),
+            scores=_scores(item),
+            records=tuple(item.records.get(episode, {}) for episode in episodes) if item.records else (),
         )
+
+
+def _scores(item: _Scoring) -> tuple[Score, ...]:
+    """Return the score of each episode: that of the environment, or the scorer's with the rewards of its turns."""
+    scored, parts = iter(item.scores.result()), dict[int, list[Trajectory]]()
+    for each in item.trajectories:
+        parts.setdefault(each.episode, []).append(each)
+    return tuple(
+        given if (given := item.given.get(episode)) is not None else with_environment_rewards(next(scored), part)
+        for episode, part in parts.items()
+    )

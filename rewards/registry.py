@@ -7,8 +7,10 @@ from functools import partial
 from typing import Protocol
 
 from coati_rl.errors import ConfigError
+from coati_rl.generator_spec import GENERATED
 from coati_rl.reward_spec import (
     BUILT_IN_REWARDS,
+    ENVIRONMENT_REWARD,
     NO_COLUMNS,
     NO_REWARD,
     Columns,
@@ -33,6 +35,7 @@ class _MathRewardFn(Protocol):
 
 
 _FUNCTIONS: dict[str, _MathRewardFn] = {"boxed": boxed_reward, "think_answer_tags": think_answer_tags_reward}
+GENERATED_COLUMNS = Columns(required=("metadata",), are_kept=True)
 _SHARE_OF_A_SERVER = 0.9  # of the time of a response: who still waits when it is over is killed, process and all
 
 # Word for word ColossalChat's, "and<answer>" included: models trained there were prompted with this text.
@@ -47,6 +50,14 @@ SYSTEM_PROMPTS: dict[str, str] = {
         "tags, i.e., <answer> 123 </answer>.\n\n"
     ),
     "code": "You are a helpful assistant.",
+    # Word for word the package's default, which its verifiers' examples refer to.
+    GENERATED: (
+        "Given a problem, your task is to answer the question by thinking step-by-step in a clear and specific manner."
+        "\nOnce you have thought about the reasoning process, provide the answer in the following format:\n"
+        "<answer>answer here</answer>\n"
+        "Do not explain your reasoning inside the answer tags, provide only the final answer. When an example is "
+        "provided, you should strictly follow the format of the output/answer in that example.\n"
+    ),
 }
 
 
@@ -110,9 +121,10 @@ def columns_of(reward_type: str) -> Columns:
     Raises: ConfigError for an invalid reward type or function.
     """
     names = [part.name for part in parse_reward_type(reward_type)]
-    return functools.reduce(
+    of_own = functools.reduce(
         operator.or_, (OwnFunctionReward(name).columns for name in names if is_own(name)), NO_COLUMNS
     )
+    return of_own | GENERATED_COLUMNS if GENERATED in names else of_own
 
 
 def _make_one(name: str, spec: RewardSpec) -> Reward:
@@ -129,10 +141,16 @@ def _make_one(name: str, spec: RewardSpec) -> Reward:
         raise ConfigError(f"{name}: a reward model does not score in such a process; use rewards.scoring.open_scorer")
     if is_own(name):
         return OwnFunctionReward(name, correct_from=spec.correct_from)
+    if name == ENVIRONMENT_REWARD:
+        raise ConfigError(f"{name}: an environment gives its rewards while it runs (--env); score with another reward")
     if name == "code":
         from rewards.code.code_reward import CodeReward  # as above
 
         return CodeReward(spec)
+    if name == GENERATED:
+        from rewards.generated_reward import GeneratedReward  # as above
+
+        return GeneratedReward(correct_from=spec.correct_from)
     if name == NO_REWARD:
         return ResponseReward(_no_reward)
     return ResponseReward(partial(_FUNCTIONS[name], must_be_number=spec.math_answer == "number"))

@@ -4,11 +4,14 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 from coati_rl.config import Config
 from coati_rl.config.reward import reward_spec
-from coati_rl.reward_spec import RewardSpec
+from coati_rl.errors import RunError
+from coati_rl.reward_spec import ENVIRONMENT_REWARD, RewardSpec
 from coati_rl.reward_url import secrets_of
+from coati_rl.types import Problem
 from rewards.scoring import Factory, has_model, model_factory, pool_factory
 from rewards.task_scorer import TaskScorer
 
@@ -29,7 +32,7 @@ def scorer_factory(config: Config, *, in_cluster: bool = True) -> Factory:
     Raises: ConfigError with the flag and the remedy.
     """
     actors = config.reward_models.names if in_cluster else {}
-    if config.data.tasks is None:
+    if config.data.tasks is None and not config.data.generated_tasks:
         return _factory(config, actors)
     made: list[tuple[RewardSpec, Factory]] = []  # one for tasks of the same reward
     factories = {}
@@ -46,6 +49,8 @@ def scorer_factory(config: Config, *, in_cluster: bool = True) -> Factory:
 def _factory(config: Config, actors: Mapping[str, Sequence[str]]) -> Factory:
     """Return the factory of one task's scorer from its settings."""
     reward = config.reward
+    if reward.reward_type == ENVIRONMENT_REWARD:
+        return _NoScorer
     if reward.code_verifier_api_url is not None and reward.reward_type == "code":
         return _of_service(reward.code_verifier_api_url, config)
     spec = replace(reward_spec(config.reward), secrets=secrets_of(reward.reward_type, os.environ))
@@ -56,6 +61,17 @@ def _factory(config: Config, actors: Mapping[str, Sequence[str]]) -> Factory:
 
         check_sandbox()
     return factory
+
+
+class _NoScorer:
+    """Stand in for a scorer where an environment scores all episodes."""
+
+    def submit(self, responses: Sequence[str], problem: Problem) -> NoReturn:
+        """Raise RunError: there is nothing to score with."""
+        raise RunError(f"{problem.uid}: its environment gave {len(responses)} episodes no score (-rt env)")
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 def _of_service(url: str, config: Config) -> Factory:

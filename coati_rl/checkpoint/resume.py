@@ -4,9 +4,8 @@ The prompts, their order and the model's shape must be those of the checkpoint. 
 of those that affect the results, the prompts' ground truths among them, are reported and recorded.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from coati_rl.checkpoint.directory import ROLLOUTS_FILE, find_checkpoint, read_state
@@ -15,10 +14,9 @@ from coati_rl.checkpoint.resumed_run import ResumedRun, changed_settings, check_
 from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.config import Config
 from coati_rl.config.tasks import TaskConfig
-from coati_rl.data.draw_order import DrawOrder, fingerprint, ground_truth_digest
-from coati_rl.data.prompt_source import drawn_prompt
+from coati_rl.data.draw_order import DrawOrder
+from coati_rl.data.prompt_source import PromptSource
 from coati_rl.errors import ConfigError
-from coati_rl.types import Prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,13 +32,13 @@ class ResumePoint(ResumedRun):
         return self.position.step
 
 
-def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_prompts: int) -> ResumePoint | None:
+def open_resume_point(config: Config, source: PromptSource | None, *, num_prompts: int | None) -> ResumePoint | None:
     """Return the resume point of -cp; None without it.
 
     Args:
         config: with the model as a directory.
-        prompts: the usable prompts of the dataset; None if they are unknown (a dry run without the model's tokenizer).
-        num_prompts: their number.
+        source: of the run's prompts; None if they are unknown (a dry run without the model's tokenizer).
+        num_prompts: usable prompts of the dataset; None: endless.
     Raises: ConfigError.
     """
     if config.run.checkpoint_path is None:
@@ -59,16 +57,16 @@ def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_p
             f"--checkpoint-path {directory} is not a checkpoint to resume from: {error}; "
             "start from its weights with --model"
         ) from error
-    _check_draw_order(config, prompts, order, directory)
-    if prompts is not None:
+    _check_draw_order(config, source, order, directory)
+    if source is not None:
         check_shape(config, directory)
-    changes, untrained = [*_changes(config, directory), *_changed_truths(config, prompts, order)], UntrainedRollouts()
+    changes, untrained = [*_changes(config, directory), *_changed_truths(config, source, order)], UntrainedRollouts()
     if changes and position.kept:
         # The rollouts may have other lengths, rewards or group sizes than this run's.
         changes.append(f"{len(position.kept)} prompts with finished rollouts are therefore sampled again")
         position = replace(position, waiting=(*position.waiting, *position.kept), kept=())
-    elif prompts is not None and not changes:
-        untrained = _read_untrained(directory, position, prompts)
+    elif source is not None and not changes:
+        untrained = _read_untrained(directory, position, source)
     return ResumePoint(
         directory=directory,
         position=position,
@@ -78,12 +76,11 @@ def open_resume_point(config: Config, prompts: Sequence[Prompt] | None, *, num_p
     )
 
 
-def _read_untrained(directory: Path, position: Position, prompts: Sequence[Prompt]) -> UntrainedRollouts:
-    by_uid, untrained = {prompt.uid: prompt for prompt in prompts}, UntrainedRollouts()
-    path = directory / ROLLOUTS_FILE
+def _read_untrained(directory: Path, position: Position, source: PromptSource) -> UntrainedRollouts:
+    untrained, path = UntrainedRollouts(), directory / ROLLOUTS_FILE
     try:
         if path.is_file():
-            untrained = UntrainedRollouts.from_bytes(path.read_bytes(), partial(drawn_prompt, by_uid))
+            untrained = UntrainedRollouts.from_bytes(path.read_bytes(), source.find)
         if tuple(finished.group.prompt.uid for finished in untrained.finished) != position.kept:
             raise ValueError("its prompts are not those in the state")
     except (OSError, ValueError) as error:
@@ -91,17 +88,15 @@ def _read_untrained(directory: Path, position: Position, prompts: Sequence[Promp
     return untrained
 
 
-def _check_draw_order(config: Config, prompts: Sequence[Prompt] | None, order: DrawOrder, directory: Path) -> None:
+def _check_draw_order(config: Config, source: PromptSource | None, order: DrawOrder, directory: Path) -> None:
     if config.run.seed != order.seed:
         raise ConfigError(
             f"--seed {config.run.seed}: the run of --checkpoint-path {directory} draws its prompts in the order of "
             f"seed {order.seed}; use --seed {order.seed}"
         )
-    if prompts is not None and (len(prompts), fingerprint(prompts, config.data.shares)) != (
-        order.num_prompts,
-        order.fingerprint,
-    ):
-        numbers = f"{len(prompts)} prompts here, {order.num_prompts} there"
+    here = order if source is None else source.order
+    if (here.num_prompts, here.fingerprint) != (order.num_prompts, order.fingerprint):
+        numbers = f"{_number(here)} prompts here, {_number(order)} there"
         raise ConfigError(
             f"--dataset {config.data.dataset_text}: not the prompts of --checkpoint-path {directory} ({numbers}), so "
             "that its position in the data is not valid; use that run's --dataset, --system-prompt, --reward-type and "
@@ -109,20 +104,34 @@ def _check_draw_order(config: Config, prompts: Sequence[Prompt] | None, order: D
         )
 
 
-def _num_steps(config: Config, position: Position, num_prompts: int, directory: Path) -> int:
-    data = config.data
+def _number(order: DrawOrder) -> str:
+    return "endless" if order.num_prompts is None else str(order.num_prompts)
+
+
+def _num_steps(config: Config, position: Position, num_prompts: int | None, directory: Path) -> int:
+    data, num_updates = config.data, config.algorithm.updates_per_batch
+    if position.step % num_updates:
+        raise ConfigError(
+            f"--updates-per-batch {num_updates}: the run of --checkpoint-path {directory} has taken {position.step} "
+            "optimizer steps, which is not a multiple of it; use that run's --updates-per-batch, or start from the "
+            "weights alone with --model"
+        )
     if data.max_steps is not None and position.step >= data.max_steps:
         raise ConfigError(
             f"--max-steps {data.max_steps}: nothing is left to do, --checkpoint-path {directory} is at step "
             f"{position.step} already; --max-steps counts all steps of the run, so raise it"
         )
+    if num_prompts is None:
+        if data.max_steps is None:
+            raise AssertionError("rules.check refuses an endless run without --max-steps")
+        return data.max_steps
     left = len(position.waiting) + len(position.kept) + max(0, num_prompts * data.num_episodes - position.num_drawn)
     if left < config.prompts_per_step:
         raise ConfigError(
             f"--num-episodes {data.num_episodes}: nothing is left to do, --checkpoint-path {directory} leaves {left} "
             f"prompts, and an optimizer step takes {config.prompts_per_step}; raise --num-episodes"
         )
-    steps = position.step + left // config.prompts_per_step
+    steps = position.step + left // config.prompts_per_step * num_updates
     return steps if data.max_steps is None else min(steps, data.max_steps)
 
 
@@ -148,11 +157,11 @@ def _task_changes(before: Mapping[str, TaskConfig], now: Mapping[str, TaskConfig
                 yield f"task {task}: {name} was {pair[0]} and is {pair[1]} now"
 
 
-def _changed_truths(config: Config, prompts: Sequence[Prompt] | None, order: DrawOrder) -> Iterator[str]:
+def _changed_truths(config: Config, source: PromptSource | None, order: DrawOrder) -> Iterator[str]:
     """Report answers that were corrected, or are read from another column."""
-    if prompts is None:
+    if source is None:
         return
     if not order.ground_truths:
         yield "ground truths are not compared with the checkpoint's run: its version did not write their digest"
-    elif order.ground_truths != ground_truth_digest(prompts):
+    elif order.ground_truths != source.order.ground_truths:
         yield f"ground truths of --dataset {config.data.dataset_text} differ from those of the checkpoint's run"

@@ -93,6 +93,7 @@ def _describe(group: RolloutGroup, packed: PackedGroup) -> dict[str, Any]:
         "temperatures": packed.temperature,
         "trajectories": packed.trajectories,
         "scores": packed.scores,
+        **({"records": packed.records} if packed.records else {}),
     }
 
 
@@ -117,6 +118,7 @@ def _read_groups(
             temperature=group["temperatures"],
             trajectories=group["trajectories"],
             scores=group["scores"],
+            records=tuple(group.get("records", ())),
         )
         token_ids, logprobs = token_ids[num_tokens:], logprobs[num_loss_tokens:]
         try:

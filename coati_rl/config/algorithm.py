@@ -36,12 +36,26 @@ class AlgorithmConfig(Section):
         f"From a group's rewards to advantages: {', '.join(ADVANTAGE_ESTIMATORS)}, {GDPO} (each reward of -rt by "
         "itself), or FILE.py:FUNCTION.",
     )
+    turn_advantages: float | None = part(
+        None,
+        "An advantage for each turn of an episode: the turn's reward plus this times the return of the next; None: one "
+        "for the episode.",
+        metavar="GAMMA",
+        ge=0,
+        le=1,
+    )
     whiten_advantages: bool = part(False, "Bring advantages to mean 0 and deviation 1 over all tokens of a step.")
     policy_loss: str = part("clip", f"Token term of the loss: {', '.join(POLICY_LOSSES)}, or FILE.py:FUNCTION.")
     ratio_level: RatioLevel = part("token", "Importance ratio of each token, or of the whole response (GSPO).")
     clip_eps_low: float = part(0.2, "The ratio is clipped at 1 - this; 1: no lower bound.", ge=0, le=1)
     clip_eps_high: float = part(0.2, "The ratio is clipped at 1 + this.", ge=0)
     clip_dual: float | None = part(None, "Dual clip: at negative advantage no term exceeds this times it.", gt=1)
+    updates_per_batch: int = part(
+        1,
+        "Optimizer steps on each batch (N): all batches of a rollout step once, then N - 1 times more, with "
+        "old_logprobs of before the first (PPO epochs).",
+        ge=1,
+    )
     loss_variation: LossVariation = part(
         "sample_level", "Weigh each sample alike (GRPO), each token (DAPO), or by a constant length (Dr. GRPO)."
     )

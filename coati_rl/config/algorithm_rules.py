@@ -20,6 +20,8 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _off_policy(config)
     yield from _filters(config)
     yield from _decoupled(config)
+    yield from _updates(config)
+    yield from _turns(config)
 
 
 def algorithm_warnings(config: Config) -> Iterator[str]:
@@ -51,6 +53,9 @@ def algorithm_warnings(config: Config) -> Iterator[str]:
                 f"--advantage-estimator {GDPO} without --whiten-advantages: GDPO also brings the advantages of a step "
                 "to mean 0 and deviation 1"
             )
+    if algorithm.turn_advantages is not None and not config.environment.is_given:
+        given = f"--turn-advantages {algorithm.turn_advantages:g}"
+        yield f"{given} without --env, --tools or --agent-command: has no effect"
     if algorithm.reward_scale != 1 and not algorithm.soft_over_length_punishment:
         yield f"--reward-scale {algorithm.reward_scale:g} scales --soft-over-length-punishment, which is off"
 
@@ -85,6 +90,34 @@ def _decoupled(config: Config) -> Iterator[str]:
         yield (
             f"--advantage-estimator {GDPO} with {' and '.join(others)}: it normalises each reward of -rt by itself, "
             f"and this changes their sum; leave {'it' if len(others) == 1 else 'them'} out, or use group_norm"
+        )
+
+
+def _updates(config: Config) -> Iterator[str]:
+    """Refuse a number of optimizer steps that would end a run between two updates of a batch."""
+    num_updates, max_steps = config.algorithm.updates_per_batch, config.data.max_steps
+    if max_steps is not None and (rest := max_steps % num_updates):
+        nearest = [max_steps - rest, max_steps - rest + num_updates][rest == max_steps :]
+        yield (
+            f"--max-steps {max_steps} with --updates-per-batch {num_updates}: counts optimizer steps, and each batch "
+            f"takes {num_updates}; use --max-steps {' or '.join(map(str, nearest))}"
+        )
+
+
+def _turns(config: Config) -> Iterator[str]:
+    """Refuse what forms an episode's reward of more than the sum of its turns' rewards."""
+    algorithm, reward = config.algorithm, config.reward
+    if algorithm.turn_advantages is None:
+        return
+    given = {
+        f"--advantage-estimator {GDPO}": algorithm.advantage_estimator == GDPO,
+        "--reward-normalize": reward.reward_normalize,
+        "--reward-clip": reward.reward_clip is not None,
+    }
+    for flag in (flag for flag, is_given in given.items() if is_given):
+        yield (
+            f"--turn-advantages {algorithm.turn_advantages:g} with {flag}: it changes the reward of a whole episode, "
+            "and turns have rewards of their own; leave one of the two out"
         )
 
 

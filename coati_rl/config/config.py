@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Self
 from coati_rl.algorithms.choices import CORRECTION_BOUNDS
 from coati_rl.config.algorithm import PRESET_FIELDS, AlgorithmConfig
 from coati_rl.config.data import DataConfig
+from coati_rl.config.environment import EnvironmentConfig
 from coati_rl.config.fields import Section
 from coati_rl.config.objectives.distillation import DistillationConfig
 from coati_rl.config.optimizer import OptimizerConfig
@@ -15,13 +16,15 @@ from coati_rl.config.run import RunConfig
 from coati_rl.config.sampling import SamplingConfig
 from coati_rl.config.sync import SyncConfig
 from coati_rl.config.training import TrainingConfig
-from coati_rl.reward_spec import RewardActors
+from coati_rl.generator_spec import GENERATED
+from coati_rl.reward_spec import ENVIRONMENT_REWARD, NO_REWARD, RewardActors
 from coati_rl.types import DEFAULT_TASK
 
 _SECTIONS = (
     "model",
     "data",
     "sampling",
+    "environment",
     "reward",
     "algorithm",
     "distillation",
@@ -42,6 +45,7 @@ class Config(TrainingConfig):
 
     data: DataConfig = DataConfig()
     sampling: SamplingConfig = SamplingConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     distillation: DistillationConfig = DistillationConfig()
@@ -57,20 +61,30 @@ class Config(TrainingConfig):
 
     @classmethod
     def _completed(cls, flat: dict[str, Any]) -> dict[str, Any]:
-        """A preset of one's own may set the optimizer too; `AlgorithmConfig` takes the rest of it."""
+        """A preset of one's own may set the optimizer too, and an environment gives its own rewards.
+
+        `AlgorithmConfig` takes the rest of the preset.
+        """
         preset = read_preset(str(flat.get("algo", "GRPO")), PRESET_FIELDS)
-        return {name: value for name, value in preset.items() if name in OptimizerConfig.model_fields} | flat
+        follows = {name: value for name, value in preset.items() if name in OptimizerConfig.model_fields}
+        if flat.get("env") is not None or flat.get("agent_command") is not None:
+            follows["reward_type"] = ENVIRONMENT_REWARD
+        return follows | flat
 
     def of_task(self, name: str) -> Self:
         """Return the settings of a task's rows: the run's, with what the task sets for itself."""
         task = (self.data.tasks or {}).get(name)
-        return self.with_changes(tasks=None, **({} if task is None else task.given))
+        changes: dict[str, Any] = {} if task is None else task.given
+        if name in self.data.generated_tasks and self.reward.reward_type != NO_REWARD:
+            changes = {"reward_type": GENERATED, "reward_combine": None} | changes
+        return self.with_changes(tasks=None, **changes)
 
     @property
     def by_task(self) -> dict[str, Self]:
         """Return the settings of every task that rows may have, the run's own first, under "default"."""
         named = self.data.dataset if isinstance(self.data.dataset, dict) else {}
-        return {name: self.of_task(name) for name in dict.fromkeys((DEFAULT_TASK, *(self.data.tasks or {}), *named))}
+        names = dict.fromkeys((DEFAULT_TASK, *(self.data.tasks or {}), *named, *self.data.generated_tasks))
+        return {name: self.of_task(name) for name in names}
 
     @property
     def num_producers(self) -> int:
@@ -109,8 +123,8 @@ class Config(TrainingConfig):
 
     @property
     def sync_period(self) -> int:
-        """K: optimizer steps between weight syncs."""
-        return self.prompts_per_rollout // self.prompts_per_step
+        """Optimizer steps between weight syncs: K batches of --updates-per-batch each."""
+        return self.prompts_per_rollout // self.prompts_per_step * self.algorithm.updates_per_batch
 
     @property
     def num_slots(self) -> int:
@@ -151,9 +165,14 @@ class Config(TrainingConfig):
     def num_kept_versions(self) -> int:
         """Weights of earlier syncs that trainers keep, with which tokens may have been sampled.
 
-        The trainers' own weights are those of the last sync in its first step only.
+        The trainers' own weights are those of the last sync in its first step only. Later updates of a batch are not
+        measured.
         """
-        return self.sync.n_behind + (self.sync_period > 1) if self.sync.logprob_gap_tokens else 0
+        return (
+            self.sync.n_behind + (self.prompts_per_rollout > self.prompts_per_step)
+            if self.sync.logprob_gap_tokens
+            else 0
+        )
 
     @property
     def over_length_cache(self) -> int | None:

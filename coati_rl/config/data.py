@@ -9,8 +9,18 @@ from pydantic import field_validator
 from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.config.named_paths import DataSource, check_no_shares, read_sources, shares_of
 from coati_rl.config.tasks import TaskConfig, check_name
+from coati_rl.generator_spec import GENERATED
 
 CHATML = "chatml"
+
+
+def streaming_field() -> Any:
+    """Return the field of --streaming."""
+    return execution(
+        False,
+        "Keep only the places of training rows in memory, and read, render and tokenise each when it is drawn; for "
+        "JSONL files and directories of them. Rows and order are the same.",
+    )
 
 
 def _is_template(text: str) -> bool:
@@ -70,9 +80,9 @@ class PromptFields(DatasetFields):
 
     dataset: str | dict[str, str] = experiment(
         "data.jsonl",
-        "Prompts: a JSONL, JSON, CSV, Parquet or Arrow file, a directory of them, or owner/name[:split] of "
-        "the Hugging Face hub. PATH,PATH for several, PATH=SHARE,PATH=SHARE to mix them. TASK=PATH, repeated, "
-        "for several tasks.",
+        "Prompts: a JSONL, JSON, CSV, Parquet or Arrow file, a directory of them, owner/name[:split] of "
+        "the Hugging Face hub, or reasoning_gym:NAME?PARAMETER=VALUE, a generator. PATH,PATH for several, "
+        "PATH=SHARE,PATH=SHARE to mix them. TASK=PATH, repeated, for several tasks.",
         short="-d",
         metavar="PATH",
     )
@@ -116,6 +126,20 @@ class PromptFields(DatasetFields):
         return {task: read_sources(text) for task, text in by_task.items()}
 
     @property
+    def generated_tasks(self) -> tuple[str, ...]:
+        """Return the tasks of generated training rows; those whose source names none are of the task reasoning_gym."""
+        return tuple(
+            dict.fromkeys(
+                task or GENERATED for task, sources in self.sources.items() for source in sources if source.is_generator
+            )
+        )
+
+    @property
+    def is_endless(self) -> bool:
+        """Return True if training rows are generated, so that there is always another one."""
+        return any(source.is_generator for sources in self.sources.values() for source in sources)
+
+    @property
     def shares(self) -> tuple[Fraction, ...]:
         """Return the shares by which the sources are mixed, in their order; none if every prompt is drawn once."""
         return shares_of([source for sources in self.sources.values() for source in sources])
@@ -136,8 +160,24 @@ class DataConfig(PromptFields):
         short="-ed",
         metavar="NAME=PATH",
     )
+    streaming: bool = streaming_field()
     num_episodes: int = experiment(1, "Passes over the training prompts.", short="-e", ge=1)
     max_steps: int | None = experiment(None, "Stop after this many optimizer steps, if the data lasts.", ge=1)
+
+    @property
+    def generated_tasks(self) -> tuple[str, ...]:
+        """Return the tasks of generated rows, those of evaluation sets among them."""
+        evaluated = [
+            self.task_of_generated(name)
+            for name, text in (self.eval_dataset or {}).items()
+            if any(source.is_generator for source in read_sources(text))
+        ]
+        return tuple(dict.fromkeys((*super().generated_tasks, *evaluated)))
+
+    def task_of_generated(self, name: str) -> str:
+        """Return the task of the generated rows of an evaluation set: of its name, unless that is a task of files."""
+        is_only_evaluated = name in (self.tasks or {}) and name not in self.sources
+        return name if name in super().generated_tasks or is_only_evaluated else GENERATED
 
     @field_validator("eval_dataset")
     @classmethod

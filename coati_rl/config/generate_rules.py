@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.reward_rules import reward_problems, service_problems
 from coati_rl.config.rules import prompt_problems
+from coati_rl.config.source_rules import generated_reward_problems
 from coati_rl.errors import ConfigError
+from coati_rl.generator_spec import parse_generator
 from coati_rl.reward_spec import NO_REWARD
 
 
@@ -46,6 +48,10 @@ def _data(config: GenerateConfig) -> Iterator[str]:
             f"--dataset {config.data.dataset_text}: shares mix the prompts of a training run, and here each prompt is "
             "sampled once; leave the shares out"
         )
+    for source in (source for sources in config.data.sources.values() for source in sources):
+        if source.is_generator and parse_generator(source.path).size is None:
+            mark = "&" if "?" in source.path else "?"
+            yield f"--dataset {source.path}: makes rows without end; say how many, {source.path}{mark}size=100"
     yield from prompt_problems(config.as_run())
 
 
@@ -58,6 +64,7 @@ def _sampling(config: GenerateConfig) -> Iterator[str]:
 
 
 def _rewards(config: GenerateConfig) -> Iterator[str]:
+    yield from _of_training(config)
     tasks = config.data.tasks or {}
     scored = [name for name, task in tasks.items() if "reward_type" in task.given]
     if not config.is_scored:
@@ -66,6 +73,8 @@ def _rewards(config: GenerateConfig) -> Iterator[str]:
         return
     run = config.as_run()
     problems = [*reward_problems(run), *service_problems(run)]
+    if run.data.generated_tasks:
+        problems += generated_reward_problems(run)
     yield from problems
     for name in tasks:
         if tasks[name].given.get("reward_type") == NO_REWARD:
@@ -74,3 +83,14 @@ def _rewards(config: GenerateConfig) -> Iterator[str]:
             yield from (
                 f"--tasks {name}: {each}" for each in reward_problems(run.of_task(name)) if each not in problems
             )
+
+
+def _of_training(config: GenerateConfig) -> Iterator[str]:
+    reward = config.reward
+    given = {"--reward-normalize": reward.reward_normalize, "--reward-clip": reward.reward_clip is not None}
+    flags = [flag for flag, is_given in given.items() if is_given]
+    if flags:
+        yield (
+            f"{', '.join(flags)}: changes the rewards of a mini-batch in training, and here rewards are written as "
+            f"they are; leave {'it' if len(flags) == 1 else 'them'} out"
+        )

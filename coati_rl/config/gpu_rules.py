@@ -1,4 +1,4 @@
-"""Set and check memory on GPUs: what a run takes there unless told otherwise, and what cannot fit."""
+"""Set what a run takes of a device unless told otherwise, and check what cannot fit on GPUs."""
 
 import math
 
@@ -8,12 +8,19 @@ from coati_rl.types import Device
 
 TOKEN_BUDGET = 16384  # of a micro-batch: fewer tokens leave matrix products, and the traffic of gradients, inefficient
 _GIB = 2**30
+_CPU_BLOCK_SIZE = 32  # tokens, with an environment; vLLM computes in multiples of 32 there
 _CONTEXT_BYTES = _GIB  # CUDA's context and NCCL's buffers, which vLLM's share does not count
 
 
 def with_device_defaults(config: Config, device: Device) -> Config:
-    """Bound micro-batches on GPUs by tokens, with gradient checkpointing, where the user has set neither bound."""
+    """Set what depends on the device and is not given.
+
+    On GPUs micro-batches are bounded by tokens, with gradient checkpointing, where the user has set neither bound. On
+    the CPU turns of short chats would find no whole block of 128 tokens in the engine's cache.
+    """
     said = config.parallel.model_fields_set
+    if device == "cpu" and config.environment.is_given and config.sampling.block_size is None:
+        return config.with_changes(block_size=_CPU_BLOCK_SIZE)
     if device == "cpu" or {"train_microbatch_size", "max_tokens_per_microbatch"} & said:
         return config
     defaults = {

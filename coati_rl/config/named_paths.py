@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.errors import ConfigError
+from coati_rl.generator_spec import is_generator, parse_generator, split_share
 
 _NAMED = re.compile(r"([A-Za-z0-9][\w.+-]*)=(.+)", re.DOTALL)
-_WITH_SHARE = re.compile(r"(.+)=(\d+(?:\.\d*)?|\.\d+)", re.DOTALL)
-_SHARE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(,.*)?", re.DOTALL)
+_NUMBER = r"\d+(?:\.\d*)?|\.\d+"
+_WITH_SHARE = re.compile(rf"(.+)=({_NUMBER})", re.DOTALL)
+_SHARE = re.compile(rf"({_NUMBER})(,.*)?", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +23,11 @@ class DataSource:
 
     path: str
     share: Fraction | None = None  # of the draws, in relation to the others' shares; None: as many as it has rows
+
+    @property
+    def is_generator(self) -> bool:
+        """Return True for a generator of rows."""
+        return is_generator(self.path)
 
 
 def read_sources(text: str) -> tuple[DataSource, ...]:
@@ -32,14 +39,24 @@ def read_sources(text: str) -> tuple[DataSource, ...]:
         return (DataSource(path=text),)
     sources = []
     for part in text.split(","):
-        match = None if Path(part).expanduser().exists() else _WITH_SHARE.fullmatch(part)
-        path, share = (match[1], Fraction(match[2])) if match else (part, None)
+        path, share = _with_share(part)
         if not path.strip():
             raise ValueError("a path is empty; write PATH,PATH or PATH=SHARE,PATH=SHARE")
         if share == 0:
             raise ValueError(f"the share of {path} is 0; leave it out, or give it a share above 0")
         sources.append(DataSource(path=path, share=share))
     return tuple(sources)
+
+
+def _with_share(part: str) -> tuple[str, Fraction | None]:
+    if is_generator(part):
+        path, text = split_share(part)
+        parse_generator(path)  # ValueError for another form
+        if text is not None and not re.fullmatch(_NUMBER, text):
+            raise ValueError(f"{part}: the share {text!r} is no number above 0")
+        return path, None if text is None else Fraction(text)
+    match = None if Path(part).expanduser().exists() else _WITH_SHARE.fullmatch(part)
+    return (match[1], Fraction(match[2])) if match else (part, None)
 
 
 def shares_of(sources: Sequence[DataSource]) -> tuple[Fraction, ...]:

@@ -1,16 +1,25 @@
 """Set the rows of jobs on a dataset: their files, the columns that each job reads, and how long samples may be."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from pydantic import field_validator
 
-from coati_rl.config.data import DatasetFields
+from coati_rl.config.data import DatasetFields, streaming_field
 from coati_rl.config.fields import execution, experiment
 from coati_rl.config.named_paths import DataSource, check_no_shares, read_sources, shares_of
 
 _EVAL_SET = "eval"  # the name of an evaluation set that is given as a path alone
+
+
+def _check_no_generator(sources: Sequence[DataSource]) -> None:
+    for source in sources:
+        if source.is_generator:
+            raise ValueError(
+                f"{source.path} makes prompts, and this job trains on answers; let a model write them with coati-rl "
+                "generate, and give the file here"
+            )
 
 
 class OfflineDataConfig(DatasetFields):
@@ -40,7 +49,9 @@ class OfflineDataConfig(DatasetFields):
     @field_validator("dataset")
     @classmethod
     def _is_paths(cls, text: str) -> str:
-        shares_of(read_sources(text))  # ValueError if they are wrong
+        sources = read_sources(text)
+        shares_of(sources)  # ValueError if they are wrong
+        _check_no_generator(sources)
         return text
 
     @field_validator("eval_dataset", mode="before")
@@ -53,6 +64,7 @@ class OfflineDataConfig(DatasetFields):
     def _names_are_file_names(cls, sets: dict[str, str] | None) -> dict[str, str] | None:
         for name, text in (sets or {}).items():
             check_no_shares(text)
+            _check_no_generator(read_sources(text))
             if not name or "/" in name or name.startswith("."):
                 raise ValueError(f"the name {name!r} names metrics: use letters and digits")
         return sets
@@ -77,6 +89,7 @@ class OfflineDataConfig(DatasetFields):
 class SftDataConfig(OfflineDataConfig):
     """Training and evaluation rows: conversations, prompts with completions, or text."""
 
+    streaming: bool = streaming_field()
     output_key: str | None = experiment(
         None, "Column with the completion of the prompt; default: completion.", metavar="COLUMN"
     )

@@ -62,25 +62,30 @@ class Plan(TrainingPlan):
     samples_per_step: int
     micro_batches_per_step: int  # per dp rank, if all samples are valid
     is_token_bound: bool  # a token budget may ask for more micro-batches than that
+    updates_per_batch: int
     sync_period: int  # optimizer steps between weight syncs (K)
     num_slots: int  # prompts in rollout or waiting, at most
-    num_prompts: int | None  # drawn over all episodes; None when the dataset was not read
+    num_prompts: int | None  # drawn over all episodes; None: not read, or endless if the steps are known
     is_dynamic: bool  # groups may be replaced, so that the prompts fill fewer steps than that
+    environment: str  # of episodes of several turns, and its limits; empty if there is none
     algorithm: str  # the preset, and the parts that a run's outcome hangs on
 
     def lines(self) -> list[str]:
         """One line a number, for people."""
         at_least = "at least " if self.is_token_bound else ""
         at_most = "at most " if self.is_dynamic else ""
+        unread = "unknown" if self.num_steps is None else "endless"
         return [
             *TrainingPlan.lines(self),
             f"{'prompts per step':<24}{self.prompts_per_step}",
             f"{'samples per step':<24}{self.samples_per_step}",
             f"{'micro-batches per step':<24}{at_least}{self.micro_batches_per_step} per dp rank",
+            *([f"{'updates per batch':<24}{self.updates_per_batch}"] if self.updates_per_batch > 1 else []),
             f"{'sync period':<24}{self.sync_period} optimizer step(s)",
             f"{'rollout slots':<24}{self.num_slots} prompts",
-            f"{'prompts':<24}{'unknown' if self.num_prompts is None else self.num_prompts}",
+            f"{'prompts':<24}{unread if self.num_prompts is None else self.num_prompts}",
             f"{'optimizer steps':<24}{'unknown' if self.num_steps is None else f'{at_most}{self.num_steps}'}",
+            *([f"{'environment':<24}{self.environment}"] if self.environment else []),
             f"{'algorithm':<24}{self.algorithm}",
         ]
 
@@ -89,7 +94,8 @@ def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Pla
     """Derive the plan; `num_prompts` are the usable rows of the dataset, None if unknown."""
     data, parallel = config.data, config.parallel
     drawn = None if num_prompts is None else num_prompts * data.num_episodes
-    steps = None if drawn is None else drawn // config.prompts_per_step
+    num_updates = config.algorithm.updates_per_batch
+    steps = None if drawn is None else drawn // config.prompts_per_step * num_updates
     if data.max_steps is not None:
         steps = data.max_steps if steps is None else min(steps, data.max_steps)
     per_mini_batch = -(
@@ -101,12 +107,35 @@ def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Pla
         samples_per_step=config.prompts_per_step * config.sampling.num_generations,
         micro_batches_per_step=per_mini_batch * parallel.train_batch_size // parallel.train_minibatch_size,
         is_token_bound=parallel.max_tokens_per_microbatch is not None,
+        updates_per_batch=num_updates,
         sync_period=config.sync_period,
         num_slots=config.num_slots,
         num_prompts=drawn,
         num_steps=steps,
         is_dynamic=config.algorithm.dynamic_batching,
+        environment=_environment(config),
         algorithm=_algorithm(config),
+    )
+
+
+def _environment(config: Config) -> str:
+    """Name what answers the policy, and the limits of an episode."""
+    environment = config.environment
+    if not environment.is_given:
+        return ""
+    if environment.agent_command is not None:
+        return (
+            f"{environment.agent_command} (at most {environment.agent_processes} at a time, "
+            f"{config.max_model_len} tokens, {environment.agent_timeout:g} s for an episode)"
+        )
+    if environment.has_tools:
+        named = f"tools {', '.join((*environment.tools, *environment.mcp_server))} (format {environment.tool_format}"
+    else:
+        arguments = "".join(f" {each}" for each in environment.env_arg)
+        named = f"{environment.env}{arguments} (in a {environment.env_isolation}"
+    return (
+        f"{named}; at most {environment.max_turns} turns, "
+        f"{config.max_model_len} tokens, {environment.env_timeout:g} s for a call)"
     )
 
 

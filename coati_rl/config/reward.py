@@ -8,7 +8,7 @@ from coati_rl.config.fields import Section, execution, experiment, split_range
 from coati_rl.errors import ConfigError
 from coati_rl.plugins import absolute_plugin
 from coati_rl.reward_spec import (
-    BUILT_IN_REWARDS,
+    BINARY_REWARDS,
     LONG_TIMEOUT_S,
     MATH_REWARDS,
     TIMEOUT_S,
@@ -29,8 +29,9 @@ class RewardConfig(Section):
 
     reward_type: str = experiment(
         "think_answer_tags",
-        "Reward: think_answer_tags, boxed, code, FILE.py:FUNCTION of your own, model:DIRECTORY, or http://... of a "
-        "served model; several with weights: boxed=1,brevity.py:score=0.2. none: no reward, for --distill-only.",
+        "Reward: think_answer_tags, boxed, code, reasoning_gym (the default for its rows), FILE.py:FUNCTION of your "
+        "own, model:DIRECTORY, or http://... of a served model; several with weights: boxed=1,brevity.py:score=0.2. "
+        "none: no reward, for --distill-only.",
         short="-rt",
     )
     reward_combine: str | None = experiment(
@@ -119,7 +120,7 @@ class RewardConfig(Section):
     @property
     def has_binary_score(self) -> bool:
         """True if the first reward, which says what is right, is 1 or 0 for every response."""
-        return any(part.name in BUILT_IN_REWARDS for part in self._parts()[:1])
+        return any(part.name in BINARY_REWARDS for part in self._parts()[:1])
 
     @property
     def response_timeout_s(self) -> float:

@@ -12,9 +12,11 @@ from collections.abc import Collection, Iterator
 from coati_rl.config.algorithm_rules import algorithm_problems, needs_group
 from coati_rl.config.config import Config
 from coati_rl.config.distillation_rules import distillation_problems
+from coati_rl.config.environment_rules import environment_problems
 from coati_rl.config.evaluation_rules import evaluation_problems
 from coati_rl.config.optimizer_rules import optimizer_problems
 from coati_rl.config.reward_rules import reward_problems, service_problems
+from coati_rl.config.source_rules import source_problems
 from coati_rl.config.trainer_rules import plugin_problems, zero_problems
 from coati_rl.errors import ConfigError
 from coati_rl.types import DEFAULT_TASK
@@ -42,7 +44,7 @@ def check(config: Config) -> None:
     ]
     problems += [*service_problems(config), *plugin_problems(config), *_lengths(config), *_sampling(config)]
     problems += [*prompt_problems(config), *distillation_problems(config)]
-    problems += [*evaluation_problems(config)]
+    problems += [*evaluation_problems(config), *source_problems(config), *environment_problems(config)]
     problems += [*_of_tasks(config, known=problems), *_unknown_tasks(config)]
     if problems:
         raise ConfigError("\n".join(problems))

@@ -19,6 +19,13 @@ class SamplingConfig(Section):
     max_episode_tokens: int | None = experiment(
         None, "Tokens of an episode at most, prompt of -mpt and all turns after it; default: mpt + mnt.", ge=2
     )
+    block_size: int | None = execution(
+        None,
+        "Tokens of a block of vLLM's key-value cache: a turn of an episode finds whole blocks of earlier ones there, "
+        "and computes the rest. Default: vLLM's own; on the CPU 128, and 32 with --env.",
+        ge=16,
+        multiple_of=16,
+    )
     stop: list[str] = experiment([], "Text that ends a response; repeat the flag for several.")
     eval_samples: int = execution(
         1, "Answers per evaluation prompt; several give avg@N and pass@k, and need --eval-temperature.", ge=1

@@ -151,7 +151,10 @@ class Coordinator:
             return run_status(self._state, self._leasing, self._wait)
 
     def stop(self) -> None:
-        """Write a checkpoint of the current weights, drop the step in progress, and let the trainers end."""
+        """Write a checkpoint of the current weights, drop the step in progress, and let the trainers end.
+
+        Batches that were trained have the rest of their updates before.
+        """
         with self._changed:
             self._state.flow.is_stopped = True
             self._state.progressed()

@@ -83,6 +83,16 @@ class LeaseTable:
         """Return the sync indices of the open leases of a purpose."""
         return [entry.sync_index for entry in self._open.values() if entry.lease.prompt.purpose == purpose]
 
+    def held_since(self, producer_id: int, sync_index: int) -> tuple[int, ...]:
+        """Return the training leases of a producer from after this sync, or an earlier one, by id."""
+        return tuple(
+            lease_id
+            for lease_id, entry in self._open.items()
+            if entry.producer_id == producer_id
+            and entry.sync_index <= sync_index
+            and entry.lease.prompt.purpose == "train"
+        )
+
     def uids(self, purpose: Purpose) -> list[str]:
         """Return the uids of the prompts that `num_open` counts."""
         prompts = [*(entry.lease.prompt for entry in self._open.values()), *self._again]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from coati_rl.build import load_estimator
 from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.untrained_rollouts import FinishedGroup
+from coati_rl.coordinator.batch_updates import BatchUpdates
 from coati_rl.coordinator.leases import LeaseTable
 from coati_rl.coordinator.prompt_queue import PromptQueue
 from coati_rl.coordinator.settings import CoordinatorSettings
@@ -57,9 +58,18 @@ class PromptFlow:
         # with the checkpoint's weights, which the first optimizer step replaces.
         self._awaits_leases = bool(untrained)
         # Groups that hold a slot until the next sync; restored on resume, so that producers run no further ahead.
-        self._num_trained_unsynced = start.step % settings.sync_period * settings.batch.prompts_per_step
-        self.step = start.step  # optimizer steps given to the trainers
+        num_batches = start.step % settings.sync_period // settings.updates_per_batch
+        self._num_trained_unsynced = num_batches * settings.batch.prompts_per_step
+        self.updates = BatchUpdates(settings, first_step=start.step)
         self.is_stopped = False  # by the user, before the run is over
+        # Trainers wait for prompts that were leased after this sync or an earlier one, lest any gets too stale; None:
+        # they do not.
+        self.overdue_sync: int | None = None
+
+    @property
+    def step(self) -> int:
+        """Return the number of optimizer steps given to the trainers."""
+        return self.updates.step
 
     @property
     def is_between_steps(self) -> bool:
@@ -87,7 +97,8 @@ class PromptFlow:
             )
         if settings.max_steps is None:
             return None
-        needed = (settings.max_steps - self.step) * settings.batch.prompts_per_step
+        num_batches = settings.max_steps // settings.updates_per_batch - self.updates.num_batches
+        needed = num_batches * settings.batch.prompts_per_step
         if needed > ahead + len(self._in_step):
             return None
         return f"no further prompt is needed: there are enough for all {settings.max_steps} steps"
@@ -101,10 +112,11 @@ class PromptFlow:
         self._finished.append(FinishedGroup(group=group, sync_index=sync_index))
 
     def is_over(self) -> bool:
-        """Return True when no further optimizer step can be filled, or none is to be."""
+        """Return True when no further batch can be filled, or none is to be."""
         if self.is_stopped:
             return True
-        if self._settings.max_steps is not None and self.step >= self._settings.max_steps:
+        settings, num_batches = self._settings, self.updates.num_batches
+        if settings.max_steps is not None and num_batches * settings.updates_per_batch >= settings.max_steps:
             return True
         if self._queue.has_more or self._leases.num_open("train"):
             return False
@@ -127,7 +139,8 @@ class PromptFlow:
             return Wait(reason="waiting for producers to lease prompts for the slots that the checkpoint left free")
         if len(self._finished) < size:
             return self._wait_for_rollouts()
-        if not self._leaves_room(size, sync_index):
+        self.overdue_sync = self._find_overdue(size, sync_index)
+        if self.overdue_sync is not None:
             bound = f"before the weights change again (--n-behind {self._settings.sync.n_behind})"
             return Wait(reason=f"waiting for an older prompt, to be trained {bound}: {self._sampling()}")
         if self._batcher is None:
@@ -139,13 +152,14 @@ class PromptFlow:
         of_step = [finished.group for finished in self._in_step]
         if is_last := len(of_step) >= self._settings.batch.prompts_per_step:
             self._batcher, self._in_step = None, []
-            self.step += 1
+            self.updates.add_batch()
         groups = [finished.group for finished in chosen]
         return ChosenGroups(step=step, batcher=batcher, groups=groups, of_step=of_step, is_last=is_last)
 
     def free_slots(self) -> None:
         """Free the slots of trained groups, as all producers hold the weights of this step."""
         self._num_trained_unsynced = 0
+        self.updates.end_rollout_step()
 
     @property
     def finished(self) -> Sequence[FinishedGroup]:
@@ -163,23 +177,32 @@ class PromptFlow:
         kept = [finished.group.prompt.uid for finished in self.finished]
         return Position(step=self.step, num_drawn=self._queue.num_drawn, waiting=tuple(waiting), kept=tuple(kept))
 
-    def _leaves_room(self, size: int, sync_index: int) -> bool:
-        """Return True if all leased prompts can still be trained in time after the first `size` finished ones."""
+    def _find_overdue(self, size: int, sync_index: int) -> int | None:
+        """Return None if all leased prompts can still be trained in time after the first `size` finished ones.
+
+        Else the prompts that were leased after the returned sync, or an earlier one, have to come first.
+        """
         settings = self._settings
         free = settings.prompts_per_rollout - self._num_trained_unsynced - size
         leased_at = [finished.sync_index for finished in self.finished[size:]] + self._leases.sync_indices("train")
         for syncs_left in range(settings.sync.n_behind):  # before the prompts leased then would be too stale
-            num_due = sum(sync_index - at >= settings.sync.n_behind - syncs_left for at in leased_at)
+            due_at = sync_index - settings.sync.n_behind + syncs_left
+            num_due = sum(at <= due_at for at in leased_at)
             if num_due > free + syncs_left * settings.prompts_per_rollout:
-                return False
-        return True
+                return due_at
+        return None
+
+    def learning_rate_progress(self) -> float:
+        """Return the completed fraction of the run before the next optimizer step, in [0, 1]."""
+        settings = self._settings
+        num_out = len(self._queue.waiting) + self._leases.num_open("train") + len(self._finished)
+        # A batch with updates to come is done in part.
+        num_undone = self.updates.num_due * settings.batch.prompts_per_step / settings.updates_per_batch
+        num_done = self._queue.num_drawn - num_out - num_undone
+        return settings.learning_rate_progress(step=self.step, num_done=num_done, num_prompts=self._queue.length)
 
     def _begin_step(self) -> StepBatcher:
-        num_out = len(self._queue.waiting) + self._leases.num_open("train") + len(self._finished)
-        num_done = self._queue.num_drawn - num_out
-        progress = self._settings.learning_rate_progress(
-            step=self.step, num_done=num_done, num_prompts=self._queue.length
-        )
+        progress = self.learning_rate_progress()
         return StepBatcher(
             self._settings.batch, step=self.step, learning_rate_progress=progress, estimator=self._estimator
         )

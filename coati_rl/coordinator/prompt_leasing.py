@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from coati_rl.coordinator.run_state import RunState
 from coati_rl.data.packed_group import PackedGroup
+from coati_rl.errors import ConfigError, RunError
 from coati_rl.types import Lease, Prompt
 from coati_rl.work import LeaseReply
 
@@ -66,6 +67,7 @@ class PromptLeasing:
             policy_version=state.members.version(producer_id),
             is_finished=state.is_finished,
             reason="" if leases else self.refusal(producer_id, is_drained=is_drained) or "",
+            overdue=() if (at := state.flow.overdue_sync) is None else state.leases.held_since(producer_id, at),
         )
 
     def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
@@ -104,7 +106,12 @@ class PromptLeasing:
             state.stats.counts.add_failed(lease.group_size, cause)
 
     def _draw(self) -> Prompt | None:
-        return self._state.evaluation.draw() or self._state.flow.draw()
+        """Return the next prompt; None after the last one, or if it cannot be read or made, which ends the run."""
+        try:
+            return self._state.evaluation.draw() or self._state.flow.draw()
+        except (RunError, ConfigError) as error:
+            self._state.fail(str(error))
+            return None
 
     def _write_evaluation_if_done(self) -> None:
         if self._state.evaluation.take_if_done():

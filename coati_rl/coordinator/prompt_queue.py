@@ -38,9 +38,13 @@ class PromptQueue:
 
     def resume(self, num_drawn: int, waiting: Collection[str]) -> None:
         """Continue after `num_drawn` draws, but first draw again those whose uid is in `waiting`."""
-        again = set(waiting)
-        draws = (self._source.draw(number) for number in range(num_drawn)) if again else ()
-        self._waiting.extend(prompt for prompt in draws if prompt.uid in again)
+        again, number = set(waiting), num_drawn
+        while again and number:  # from the end: what waits was drawn last, and a draw may cost time
+            number -= 1
+            prompt = self._source.draw(number)
+            if prompt.uid in again:
+                again.remove(prompt.uid)
+                self._waiting.appendleft(prompt)
         self.num_drawn = num_drawn
 
     def draw(self) -> Prompt | None:
@@ -49,5 +53,6 @@ class PromptQueue:
             return None
         if self._waiting:
             return self._waiting.popleft()
+        prompt = self._source.draw(self.num_drawn)  # counted when it is there: a row may not be readable any more
         self.num_drawn += 1
-        return self._source.draw(self.num_drawn - 1)
+        return prompt

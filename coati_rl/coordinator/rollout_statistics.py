@@ -44,6 +44,7 @@ def rollout_statistics(
         "samples_in_loss": sum(int(is_in_loss(group, rules).sum()) for group in groups),
         **_staleness(groups, staleness),
         **_breakdown(came_in),
+        **_of_turns(came_in),
         **_of_tasks(came_in, rules, tasks),
     }
 
@@ -93,6 +94,21 @@ def _breakdown(came_in: Sequence[RolloutGroup]) -> dict[str, float]:
                 for name, value in score.breakdown.items():
                     values.setdefault(f"reward/{name}", []).append(value)
     return {name: float(np.mean(np.array(values[name], dtype=np.float64))) for name in sorted(values)}
+
+
+def _of_turns(came_in: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Return what environments of several turns noted about the episodes; nothing without such."""
+    episodes = [record.get("turns", ()) for group in came_in for record in group.records]
+    if not episodes:
+        return {}
+    counts = [sum(turn["role"] == "assistant" for turn in turns) for turns in episodes]
+    seconds = [sum(turn.get("environment_seconds", 0.0) for turn in turns) for turns in episodes]
+    in_model = [sum(turn.get("seconds", 0.0) for turn in turns) for turns in episodes]
+    return {
+        "turns_mean": float(np.mean(counts)),
+        "environment_s_mean": float(np.mean(seconds)),
+        "model_s_mean": float(np.mean(in_model)),
+    }
 
 
 def _staleness(groups: Sequence[RolloutGroup], staleness: Callable[[int], int]) -> dict[str, float | int]:

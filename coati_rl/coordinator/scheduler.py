@@ -11,7 +11,7 @@ from coati_rl.coordinator.prompt_flow import ChosenGroups
 from coati_rl.coordinator.run_state import RunState
 from coati_rl.coordinator.step_stats import StepDraft, StepSummary
 from coati_rl.errors import RunError
-from coati_rl.work import FinishWork, TrainWork, Wait, Work
+from coati_rl.work import FinishWork, RepeatWork, TrainWork, Wait, Work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,12 +34,15 @@ class Scheduler:
     def decide(self, index: int) -> Assembly | Wait:
         """Decide item `index`. Raises: RunError if the run ends without an optimizer step."""
         state = self._state
+        state.flow.overdue_sync = None
         if (wait := state.syncs.transfer) is not None:
             return wait
         if state.is_finished:
             return Wait(reason="the run is over")
         if is_over := state.flow.is_over():
             state.flow.cancel_step()
+        if (update := self._later_update(is_over=is_over)) is not None:
+            return update
         if state.flow.is_stopped:
             return (
                 Assembly(make=state.checkpoint_schedule.take())
@@ -47,6 +50,21 @@ class Scheduler:
                 else self._finish()
             )
         return self._sync(index, is_over=is_over) or self._at_boundary(is_over=is_over) or self._train_or_end(is_over)
+
+    def _later_update(self, *, is_over: bool) -> Assembly | None:
+        """Train a batch again; all else that may be due comes after the last update of the rollout step's batches."""
+        state = self._state
+        progress = state.flow.learning_rate_progress()
+        if (update := state.flow.updates.next_update(is_over=is_over)) is None:
+            return None
+        work = RepeatWork(
+            step=update.step,
+            first_step=update.first_step,
+            is_last=update.is_last,
+            learning_rate_progress=progress,
+            is_corrected=self._is_corrected,
+        )
+        return Assembly(make=lambda: [work] * self._dp, then=lambda: state.stats.open_update(update))
 
     def _sync(self, index: int, *, is_over: bool) -> Assembly | Wait | None:
         """Send weights to producers that need them; return None if all have them and a due sync is complete."""
@@ -61,6 +79,7 @@ class Scheduler:
             sync = state.syncs.order(index, step, stale)
             return Assembly(make=lambda: [sync] * self._dp)
         if is_due and stale:  # staged weights must not be overwritten
+            state.flow.overdue_sync = members.sync_index - 1  # of the prompts that the commit may wait for
             return Wait(reason=f"waiting for {members.committing}, before version {step} is sent")
         if is_due and not members.ids:
             return Wait(reason=f"{members.missing}, for the weight sync to version {step}")

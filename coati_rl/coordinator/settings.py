@@ -32,6 +32,7 @@ class CoordinatorSettings:
     dynamic_batching: bool  # a group without effect is replaced; else it counts for the step
     max_empty_groups: int  # consecutive groups without effect, at which the run stops
     seed: int
+    updates_per_batch: int = 1  # optimizer steps on each batch
     mismatch: MismatchSettings = field(default_factory=MismatchSettings)
     max_probe_tokens: int = 3
     tasks: tuple[str, ...] = ()  # of the training prompts; () where they are of one, which has no figures of its own
@@ -39,21 +40,21 @@ class CoordinatorSettings:
     @property
     def prompts_per_rollout(self) -> int:
         """Return the number of prompts trained between two syncs."""
-        return self.sync_period * self.batch.prompts_per_step
+        return self.sync_period // self.updates_per_batch * self.batch.prompts_per_step
 
     @property
     def num_slots(self) -> int:
         """Return the number of prompts that may be rolled out ahead of the weights."""
         return (self.sync.n_behind + 1) * self.prompts_per_rollout
 
-    def learning_rate_progress(self, *, step: int, num_done: int, num_prompts: int | None) -> float:
+    def learning_rate_progress(self, *, step: int, num_done: float, num_prompts: int | None) -> float:
         """Return the completed fraction of the run, by optimizer steps or prompts, whichever ends it first.
 
         If groups are replaced, prompts run ahead of steps.
 
         Args:
             step: optimizer steps taken.
-            num_done: prompts trained or dropped.
+            num_done: prompts trained or dropped; those whose updates are not all taken count in part.
             num_prompts: of all episodes; None: endless.
         Returns: in [0, 1].
         """
@@ -93,6 +94,7 @@ def coordinator_settings(
                     if each.max_response_tokens != config.max_response_tokens
                 },
                 decoupled_weights=_decoupled_weights(config),
+                turn_discount=algorithm.turn_advantages,
             ),
             max_tokens_per_microbatch=parallel.max_tokens_per_microbatch,
             one_sample_per_row=parallel.one_sample_per_row,
@@ -114,6 +116,7 @@ def coordinator_settings(
         dynamic_batching=algorithm.dynamic_batching,
         max_empty_groups=algorithm.max_empty_batches * config.prompts_per_step,
         seed=run.seed,
+        updates_per_batch=algorithm.updates_per_batch,
         mismatch=MismatchSettings(
             precision=precision,
             # A corrected mismatch is no reason to stop, and a renormalised distribution always differs.

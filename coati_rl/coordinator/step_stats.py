@@ -6,6 +6,7 @@ from typing import Any
 
 from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
+from coati_rl.coordinator.batch_updates import LaterUpdate
 from coati_rl.coordinator.group_counts import GroupCounts
 from coati_rl.coordinator.rollout_statistics import rollout_statistics
 from coati_rl.coordinator.settings import CoordinatorSettings
@@ -13,6 +14,18 @@ from coati_rl.coordinator.step_records import StepRecords
 from coati_rl.data.batcher import ClosedStep
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.types import RolloutGroup
+
+_OF_THE_BATCH = ("samples_in_loss", "staleness_mean", "staleness_max")  # the same for each of its updates
+# Of what came in for a step, which is counted with a batch's first update.
+_COUNTED_ONCE = (
+    "groups_total",
+    "groups_filtered",
+    "samples_failed",
+    "samples_invalid",
+    "num_prompt_tokens",
+    "num_response_tokens",
+    "sync_s",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +71,8 @@ class StepStats:
         self._rules = settings.batch.rules
         self._tasks = settings.tasks
         self._closed: dict[int, ClosedStep] = {}  # of steps without a record yet, and the groups dropped before them
+        self._has_later_updates = settings.updates_per_batch > 1
+        self._of_batches: dict[int, dict[str, Any]] = {}  # first step of a batch with updates to come: its statistics
 
     def draft(self, step: int, groups: Sequence[RolloutGroup], *, sync_s: float) -> StepDraft:
         """Take the counts for a step whose groups are chosen, and reset them.
@@ -72,11 +87,24 @@ class StepStats:
         return StepDraft(step=step, counts=drafted, dropped=dropped, rules=self._rules, tasks=self._tasks)
 
     def open(self, summary: StepSummary) -> None:
-        """Begin the record of a step that is given to the trainers."""
-        self.records.open(summary.step, summary.statistics)
+        """Begin the record of a step that is given to the trainers, the first one of its batch."""
+        statistics = summary.statistics
+        if self._has_later_updates:
+            statistics = self._of_batches[summary.step] = {"update": 0, **statistics}
+        self.records.open(summary.step, statistics)
         self._closed[summary.step] = summary.closed
 
-    def report(self, step: int, metrics: dict[str, Any]) -> list[tuple[dict[str, Any], ClosedStep]]:
-        """Add the metrics of a finished step. Returns: the records that are due now, each with its rollouts."""
+    def open_update(self, update: LaterUpdate) -> None:
+        """Begin the record of a later step on a batch, for which nothing came in."""
+        first = self._of_batches.pop(update.first_step) if update.is_last else self._of_batches[update.first_step]
+        nothing = {name: 0 if name in _COUNTED_ONCE else None for name in first}
+        of_batch = {name: first[name] for name in _OF_THE_BATCH}
+        self.records.open(update.step, {**nothing, **of_batch, "update": update.number})
+
+    def report(self, step: int, metrics: dict[str, Any]) -> list[tuple[dict[str, Any], ClosedStep | None]]:
+        """Add the metrics of a finished step.
+
+        Returns: the records that are due now, each with its rollouts; None for a later update of a batch.
+        """
         records = self.records.report(step, metrics)
-        return [(record, self._closed.pop(record["step"] - 1)) for record in records]
+        return [(record, self._closed.pop(record["step"] - 1, None)) for record in records]

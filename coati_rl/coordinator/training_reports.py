@@ -63,9 +63,10 @@ class TrainingReports:
             with self._state.changed:
                 self._state.event("best", **best)
 
-    def _write_step(self, record: dict[str, Any], closed: ClosedStep) -> None:
+    def _write_step(self, record: dict[str, Any], closed: ClosedStep | None) -> None:
         """Write a step's rollouts, then send its event: a step in metrics.jsonl is written. In the writer's thread."""
-        self._recorder.write(record["step"], closed.groups, advantages=closed.advantages)
+        if closed is not None:
+            self._recorder.write(record["step"], closed.groups, advantages=closed.advantages)
         with self._state.changed:
             self._state.num_unwritten_steps -= 1
             self._state.event("step", **record)

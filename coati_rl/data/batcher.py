@@ -8,6 +8,8 @@ each of their tokens once; without any the scale is 0.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from coati_rl.algorithms.advantage import Estimator, Rewards
 from coati_rl.algorithms.aggregation import LossVariation, loss_scale
 from coati_rl.algorithms.reward_scaling import RewardScaling, fit_scaling
@@ -50,7 +52,7 @@ class ClosedStep:
     """Describe the content of an optimizer step."""
 
     groups: Sequence[RolloutGroup]
-    advantages: Mapping[tuple[str, int], float]  # of trajectories in the loss, by prompt uid and number in the group
+    advantages: Mapping[tuple[str, int], float]  # of trajectories in the loss (means), by prompt uid and number
 
 
 class StepBatcher:
@@ -143,4 +145,5 @@ class StepBatcher:
 
 
 def _advantage(sample: Sample) -> float:
-    return float(sample.arrays["advantages"])
+    """Return a sample's advantage, the mean over its tokens where turns have their own."""
+    return float(np.mean(sample.arrays["advantages"]))

@@ -1,5 +1,6 @@
-"""Give a tokenizer the chat template of --chat-template."""
+"""Give a tokenizer the chat template of --chat-template, and apply templates, which may raise anything."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coati_rl.errors import ConfigError
@@ -17,7 +18,7 @@ def set_chat_template(tokenizer: Any, template: str) -> None:
 
     Raises: ConfigError for text that is no template, and for chatml without a token to end turns.
     """
-    from jinja2 import TemplateError, TemplateSyntaxError
+    from jinja2 import TemplateSyntaxError
 
     if template == "chatml":
         end = "<|im_end|>" if "<|im_end|>" in tokenizer.get_vocab() else tokenizer.eos_token
@@ -29,5 +30,22 @@ def set_chat_template(tokenizer: Any, template: str) -> None:
         tokenizer.apply_chat_template([{"role": "user", "content": "text"}], tokenize=False)
     except TemplateSyntaxError as error:
         raise ConfigError(f"--chat-template, line {error.lineno}: is no Jinja template: {error}") from error
-    except TemplateError:
-        return  # a conversation of one message may be refused; rows that are refused are named
+    except Exception:  # noqa: BLE001 - a conversation of one message may be refused; rows that are refused are named
+        return
+
+
+def apply_chat_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], where: str, **options: Any) -> Any:
+    """Return what the tokenizer makes of messages.
+
+    Args:
+        tokenizer: with a chat template.
+        messages: of a row.
+        where: flag, file and row, for messages.
+        options: of the tokenizer's own method.
+    Raises: ConfigError naming the row, whatever an expression of the template raises.
+    """
+    try:
+        return tokenizer.apply_chat_template([dict(message) for message in messages], **options)
+    except Exception as error:
+        what = str(error) or type(error).__name__
+        raise ConfigError(f"{where}: the model's chat template refuses it: {what}") from error

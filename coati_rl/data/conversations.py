@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from coati_rl.data.chat_template import apply_chat_template
 from coati_rl.data.forms import Message, Messages
 from coati_rl.errors import ConfigError
 
@@ -105,14 +106,8 @@ class _Chat:
     where: str
 
     def apply(self, messages: Sequence[Message], **options: Any) -> Any:
-        from jinja2 import TemplateError
-
-        try:
-            return self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tools=list(self.tools) or None, **options
-            )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
-            raise ConfigError(f"{self.where}: the model's chat template refuses it: {error}") from error
+        tools = list(self.tools) or None
+        return apply_chat_template(self.tokenizer, messages, self.where, tools=tools, **options)
 
     def rendered(self, messages: Sequence[Message], *, is_asking: bool) -> str:
         return str(self.apply(messages, add_generation_prompt=is_asking, tokenize=False))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from coati_rl.data.chat_template import apply_chat_template
 from coati_rl.data.conversations import leading_ids
 from coati_rl.data.files import read_rows
 from coati_rl.data.ground_truth import ground_truth
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 class PromptSet:
     """Hold the usable prompts of a file, and the number refused for their length."""
 
-    prompts: tuple[Prompt, ...]
+    prompts: Sequence[Prompt]
     num_refused: int
 
 
@@ -42,10 +43,11 @@ def load_rows(source: str, *, flag: str, tasks: RowTasks = ONE_TASK, max_rows: i
     Raises: ConfigError naming file and row (for JSONL: line) and what is wrong with it.
     """
     rows = read_rows(source, flag=flag, max_rows=max_rows)
-    return [_checked_row(row, tasks, where) for where, row in rows]
+    return [checked_row(row, tasks, where) for where, row in rows]
 
 
-def _checked_row(row: Any, tasks: RowTasks, where: str) -> TaskRow:
+def checked_row(row: Any, tasks: RowTasks, where: str) -> TaskRow:
+    """Return a row with its task; `where` names file and row. Raises: ConfigError for a row that is wrong."""
     if not isinstance(row, dict):
         needed = _needed(tasks.tasks[tasks.of_file or DEFAULT_TASK])
         raise ConfigError(f"{where}: is {type(row).__name__}; write an object with {needed}")
@@ -123,6 +125,29 @@ def make_prompts(
         input_template: in place of a chat template, text in which "{}" stands for the user's only message.
     Raises: ConfigError if the chat template refuses a row.
     """
+    rendered = render_prompts(rows, tokenizer, name=name, purpose=purpose, input_template=input_template)
+    prompts = tuple(prompt for prompt in rendered if len(prompt.token_ids) <= max_prompt_tokens)
+    refused = len(rows) - len(prompts)
+    log_refused(name, refused, len(rows), max_prompt_tokens)
+    return PromptSet(prompts=prompts, num_refused=refused)
+
+
+def log_refused(name: str, num_refused: int, num_rows: int, max_prompt_tokens: int) -> None:
+    """Write a warning if prompts are refused for their length."""
+    if num_refused:
+        logger.warning("%s: %d of %d prompts exceed %d tokens: refused", name, num_refused, num_rows, max_prompt_tokens)
+
+
+def render_prompts(
+    rows: Sequence[TaskRow],
+    tokenizer: Any,
+    *,
+    name: str = "train",
+    purpose: Purpose = "train",
+    first: int = 0,
+    input_template: str | None = None,
+) -> list[Prompt]:
+    """Render and tokenise rows of any length, of which the first has number `first`; see `make_prompts`."""
     conversations = []
     for row in rows:
         messages = messages_of(row.fields, key=_prompt_key(row.fields, row.task))
@@ -130,12 +155,15 @@ def make_prompts(
             messages = [{"role": "system", "content": row.task.system_prompt}, *messages]
         conversations.append(messages)
     render = _with_chat_template if input_template is None else partial(_with_text, template=input_template)
-    texts = [render(messages, tokenizer, f"{name}, prompt {n}") for n, messages in enumerate(conversations, 1)]
+    texts = [
+        render(messages, tokenizer, f"{name}, prompt {n}", row.task.tools)
+        for n, (row, messages) in enumerate(zip(rows, conversations, strict=True), first + 1)
+    ]
     # The template has written the special tokens already; a second BOS would be a token the model never saw.
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
     if input_template is not None:
         ids = [[*leading_ids(text, tokenizer), *tokens] for text, tokens in zip(texts, ids, strict=True)]
-    prompts = tuple(
+    return [
         Prompt(
             uid=f"{name}-{index}",
             token_ids=tuple(tokens),
@@ -148,25 +176,20 @@ def make_prompts(
             rendered=text,
             columns=json_columns(row.fields) if row.task.columns.are_kept else {},
         )
-        for index, (row, messages, text, tokens) in enumerate(zip(rows, conversations, texts, ids, strict=True))
-        if len(tokens) <= max_prompt_tokens
-    )
-    refused = len(rows) - len(prompts)
-    if refused:
-        logger.warning("%s: %d of %d prompts exceed %d tokens: refused", name, refused, len(rows), max_prompt_tokens)
-    return PromptSet(prompts=prompts, num_refused=refused)
+        for index, (row, messages, text, tokens) in enumerate(zip(rows, conversations, texts, ids, strict=True), first)
+    ]
 
 
-def _with_chat_template(messages: Sequence[dict[str, str]], tokenizer: Any, where: str) -> str:
-    from jinja2 import TemplateError
-
-    try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-    except TemplateError as error:
-        raise ConfigError(f"{where}: the model's chat template refuses it: {error}") from error
+def _with_chat_template(
+    messages: Sequence[dict[str, str]], tokenizer: Any, where: str, tools: Sequence[dict[str, Any]]
+) -> str:
+    options = {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
+    return str(apply_chat_template(tokenizer, messages, where, **options))
 
 
-def _with_text(messages: Sequence[dict[str, str]], _: Any, where: str, *, template: str) -> str:
+def _with_text(
+    messages: Sequence[dict[str, str]], _: Any, where: str, tools: Sequence[dict[str, Any]], *, template: str
+) -> str:
     if len(messages) > 1:
         raise ConfigError(f"{where}: has several messages, and --input-template takes the text of one; leave it out")
     return template.replace("{}", messages[0]["content"])

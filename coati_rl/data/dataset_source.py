@@ -12,18 +12,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import xxhash
-
 from coati_rl.data.mixing import Mixing
 from coati_rl.data.packing import plan_batches
+from coati_rl.data.sample_digest import SampleDigest
+from coati_rl.data.streamed_samples import StreamedSamples
 from coati_rl.errors import ConfigError
 from coati_rl.samples import RaggedBatch, Sample
 from coati_rl.work import FinishWork, SaveWork, TrainWork, Work
 
 Report = Callable[[dict[str, Any]], None]
-
-_ARRAYS_OF_ALL = {"loss_weights", "temperature"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,10 +220,9 @@ def _order(seed: int, epoch: int, length: int) -> list[int]:
 
 def fingerprint(samples: Sequence[Sample]) -> str:
     """Return the xxh3-128 digest of all tokens and masks, and of arrays that not all samples have, such as labels."""
-    digest = xxhash.xxh3_128()
+    if isinstance(samples, StreamedSamples):
+        return samples.fingerprint
+    digest = SampleDigest()
     for sample in samples:
-        for array in (sample.prefix_ids, sample.token_ids, sample.loss_mask):
-            digest.update(array.tobytes())
-        for name in sorted(sample.arrays.keys() - _ARRAYS_OF_ALL):
-            digest.update(np.asarray(sample.arrays[name]).tobytes())
-    return digest.hexdigest()
+        digest.add(sample)
+    return digest.text

@@ -35,7 +35,7 @@ def read_rows(source: str, *, flag: str, max_rows: int | None = None) -> list[Lo
     path = Path(source).expanduser()
     if path.is_dir():
         rows: Iterator[LocatedRow] = (
-            row for file in _files_of(path, source, flag) for row in _rows_of_file(file, str(file), flag)
+            row for file in files_of(path, source, flag) for row in _rows_of_file(file, str(file), flag)
         )
     elif not path.exists() and (named := _hub_name(source)):
         rows = _rows_of_hub(source, *named, flag)
@@ -47,7 +47,7 @@ def read_rows(source: str, *, flag: str, max_rows: int | None = None) -> list[Lo
     return found
 
 
-def _files_of(folder: Path, source: str, flag: str) -> list[Path]:
+def files_of(folder: Path, source: str, flag: str) -> list[Path]:
     """Return the data files of a directory, by name; of a saved DatasetDict those of its train split."""
     if (folder / "dataset_dict.json").is_file():
         folder = folder / "train"

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from coati_rl.data.listed_tests import read_listed_tests
 from coati_rl.errors import ConfigError
-from coati_rl.reward_spec import BUILT_IN_REWARDS, NO_REWARD, parse_reward_type
+from coati_rl.reward_spec import BINARY_REWARDS, NO_REWARD, parse_reward_type
 
 _FORM = '{"inputs": [...], "outputs": [...]}'
 
@@ -39,7 +39,7 @@ def required_truth(reward_type: str, *, needs_truth: bool = False) -> TruthKey |
     names = [part.name for part in parse_reward_type(reward_type)]
     if "code" in names:
         return "test_cases"
-    if any(name in BUILT_IN_REWARDS for name in names):
+    if any(name in BINARY_REWARDS for name in names):
         return "gt_answer"
     return "either" if needs_truth else None
 

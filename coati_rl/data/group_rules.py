@@ -38,6 +38,7 @@ class GroupRules:
     length_limits: Mapping[str, LengthLimit] = field(default_factory=dict)  # by task, where it is not the run's
     # GDPO: weights by task and name of a reward, of tasks with several; of others the one reward is normalised.
     decoupled_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    turn_discount: float | None = None  # of rewards of later turns; None: one advantage per episode
 
     def length_limit(self, task: str) -> LengthLimit:
         """Return the limit of a task's episodes."""

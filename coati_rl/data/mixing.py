@@ -62,8 +62,14 @@ class MixedOrder:
     def draw(self, number: int) -> tuple[int, int]:
         """Return the row of draw `number`, from 0, and the pass over its source that it is in."""
         source, place = self._interleaving.at(number)
-        passed, place = divmod(place, self._sizes[source])
-        return self._starts[source] + _shuffled(f"{self._seed}/{source}/{passed}", self._sizes[source])[place], passed
+        row, passed = row_of_pass(place, self._sizes[source], seed=self._seed, source=source)
+        return self._starts[source] + row, passed
+
+
+def row_of_pass(place: int, size: int, *, seed: int, source: int) -> tuple[int, int]:
+    """Return the row of draw `place` of a source, from 0, and the pass over its rows that it is in."""
+    passed, place = divmod(place, size)
+    return _shuffled(f"{seed}/{source}/{passed}", size)[place], passed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

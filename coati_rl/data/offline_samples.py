@@ -38,7 +38,7 @@ class OfflineSamples:
 
 
 def sft_samples(
-    forms: Sequence[Form], tokenizer: Any, *, max_length: int, loss_on: LossOn = "assistant"
+    forms: Sequence[Form], tokenizer: Any, *, max_length: int, loss_on: LossOn = "assistant", first: int = 0
 ) -> OfflineSamples:
     """Return a sample of each conversation or text; the loss is over the tokens of the assistant's turns.
 
@@ -48,6 +48,7 @@ def sft_samples(
         max_length: tokens of a sample.
         loss_on: "assistant" all its turns, "last" the last of them, "all" every token. Of text it is the completion,
             or all that there is.
+        first: number of the first form, by which samples are named.
     Raises: ConfigError naming the row of which the chat template makes no turns.
     """
 
@@ -62,7 +63,7 @@ def sft_samples(
         every = np.ones(len(encoded.token_ids), dtype=bool)
         return (EncodedText(token_ids=encoded.token_ids, is_completion=every) if loss_on == "all" else encoded,)
 
-    return _samples([(encode(form), ({},)) for form in forms], max_length, shares_prompt=False)
+    return _samples([(encode(form), ({},)) for form in forms], max_length, shares_prompt=False, first=first)
 
 
 def pair_samples(forms: Sequence[Form], tokenizer: Any, *, max_length: int) -> OfflineSamples:
@@ -117,11 +118,13 @@ def _as_kind_of(prompt: Content, completion: Content) -> Content:
 
 def _next_with_another_prompt(forms: Sequence[Form]) -> list[Form]:
     """Return for each form the next one, around the end, whose prompt differs."""
+    if not forms:
+        return []
     prompts = [form.prompt for form in forms if isinstance(form, Labelled)]
     following: list[int] = [0] * len(forms)
     start = next((i for i in range(len(forms)) if prompts[i] != prompts[i - 1]), None)
     if start is None:
-        where = getattr(forms[0], "where", "") if forms else ""
+        where = getattr(forms[0], "where", "")
         raise ConfigError(
             f"{where}: all rows have the same prompt; KTO estimates the KL divergence with completions of other prompts"
         )
@@ -137,10 +140,11 @@ def _samples(
     max_length: int,
     *,
     shares_prompt: bool,
+    first: int = 0,
 ) -> OfflineSamples:
     """Cut sequences, and make the samples of each unit."""
     samples, rows, num_cut = list[Sample](), list[int](), 0
-    for number, (encoded, arrays) in enumerate(units):
+    for number, (encoded, arrays) in enumerate(units, first):
         split = _common_prompt(encoded) if shares_prompt else 0
         masks = [_loss_mask(each, max_length) for each in encoded]
         if not all(mask[split:].any() for mask in masks):

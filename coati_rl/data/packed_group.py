@@ -32,6 +32,7 @@ class PackedGroup:
     temperature: Runs  # of M
     trajectories: tuple[dict[str, Any], ...]  # all but the arrays, as JSON: see `_describe`
     scores: tuple[dict[str, Any], ...]  # G, by the names of `Score`, as JSON
+    records: tuple[dict[str, Any], ...] = ()  # G or none, as of `RolloutGroup`
 
     @classmethod
     def pack(cls, group: RolloutGroup) -> "PackedGroup":
@@ -49,6 +50,7 @@ class PackedGroup:
             temperature=encode_runs(np.concatenate([each.temperature for each in trajectories])),
             trajectories=tuple(_describe(each, group) for each in trajectories),
             scores=tuple({name: getattr(score, name) for name in _SCORE_FIELDS} for score in group.scores),
+            records=group.records,
         )
 
     def unpack(self, prompt: Prompt, *, temperature: float) -> RolloutGroup:
@@ -72,6 +74,7 @@ class PackedGroup:
             "prompt": prompt,
             "temperature": temperature,
             "scores": tuple(Score(**score) for score in self.scores),
+            "records": tuple(self.records),
         }
         if not self._holds_single_answers(prompt):
             group = RolloutGroup(**fields, trajectories=self._restore(prompt))

@@ -12,8 +12,9 @@ from functools import cached_property
 from itertools import groupby
 from typing import Protocol
 
-from coati_rl.data.draw_order import DrawOrder, fingerprint, ground_truth_digest
+from coati_rl.data.draw_order import DrawOrder, digest_of
 from coati_rl.data.mixing import MixedOrder
+from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.types import Prompt
 
 
@@ -34,6 +35,12 @@ class PromptSource(Protocol):
         Numbers past `length` occur when a run is resumed with fewer episodes.
         """
 
+    def find(self, uid: str) -> Prompt:
+        """Return the prompt that was drawn with a uid. Raises: KeyError."""
+
+    def first(self, num_prompts: int) -> Sequence[Prompt]:
+        """Return some of the first prompts, at most so many."""
+
 
 class DatasetPrompts:
     """Implement PromptSource; a uid is `<prompt uid>.<pass>`, so that each pass samples a prompt anew."""
@@ -53,11 +60,13 @@ class DatasetPrompts:
     @cached_property
     def order(self) -> DrawOrder:
         """Return the draw order."""
+        prompts = self._prompts
+        known = prompts if isinstance(prompts, StreamedPrompts) else digest_of(prompts, self._shares)
         return DrawOrder(
             seed=self._seed,
-            num_prompts=len(self._prompts),
-            fingerprint=fingerprint(self._prompts, self._shares),
-            ground_truths=ground_truth_digest(self._prompts),
+            num_prompts=len(prompts),
+            fingerprint=known.fingerprint,
+            ground_truths=known.ground_truths,
         )
 
     @property
@@ -77,9 +86,25 @@ class DatasetPrompts:
         prompt = self._prompts[self._shuffled[place]]
         return replace(prompt, uid=f"{prompt.uid}.{episode}")
 
+    def find(self, uid: str) -> Prompt:
+        """See PromptSource."""
+        if isinstance(self._prompts, StreamedPrompts):
+            return replace(self._prompts.find(uid.rpartition(".")[0]), uid=uid)
+        return drawn_prompt(self._by_uid, uid)
+
+    def first(self, num_prompts: int) -> Sequence[Prompt]:
+        """See PromptSource."""
+        return self._prompts[:num_prompts]
+
+    @cached_property
+    def _by_uid(self) -> dict[str, Prompt]:
+        return {prompt.uid: prompt for prompt in self._prompts}
+
 
 def source_sizes(prompts: Sequence[Prompt]) -> list[int]:
     """Return the number of prompts of each source: of those that stand together with a name, uids `<name>-<row>`."""
+    if isinstance(prompts, StreamedPrompts):
+        return [*prompts.sizes]
     return [len([*group]) for _, group in groupby(prompts, key=lambda prompt: prompt.uid.rpartition("-")[0])]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from coati_rl.data.chat_template import apply_chat_template
 from coati_rl.data.conversations import leading_ids
 from coati_rl.data.forms import Form, Pair, Steps
 from coati_rl.data.offline_samples import OfflineSamples, pair_samples
@@ -179,10 +180,7 @@ def _token_ids(form: Steps, tokenizer: Any, placeholder: str, placeholder_id: in
     if form.prompt:
         prompt = form.prompt
         if not isinstance(prompt, str):
-            try:
-                prompt = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
-            except Exception as error:  # a template raises what it likes
-                raise ConfigError(f"{form.where}: the chat template refuses its prompt: {error}") from error
+            prompt = apply_chat_template(tokenizer, prompt, form.where, add_generation_prompt=True, tokenize=False)
         steps = [token for step in form.steps for token in (*encode(step), placeholder_id)]
         return [*leading_ids(prompt, tokenizer), *encode(prompt), *steps]
     text = "".join(step + placeholder for step in form.steps)

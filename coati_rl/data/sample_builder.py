@@ -1,20 +1,23 @@
 """Build the samples of a rollout group: statistics over the valid episodes, then one sample per trajectory.
 
-G episodes of one prompt. All forks of an episode have its advantage and its token weight, so that the episode counts
-once, however many forks it has. A filtered episode counts in the statistics of its group; an invalid one (the scorer
-could not decide) does not. See `group_rules`.
+G episodes of one prompt. All forks of an episode have its advantage, or those of its turns, and its token weight, so
+that the episode counts once, however many forks it has. A filtered episode counts in the statistics of its group; an
+invalid one (the scorer could not decide) does not. See `group_rules`.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from coati_rl.algorithms.advantage import Estimator, Rewards, decoupled_advantages, group_advantages
 from coati_rl.algorithms.aggregation import LossVariation, token_weight
 from coati_rl.algorithms.reward_scaling import RewardScaling
+from coati_rl.algorithms.turn_advantages import turn_advantages
 from coati_rl.data.episodes import episode_tokens
 from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
 from coati_rl.data.packed_group import as_packed, group_arrays
+from coati_rl.data.turn_rewards import turn_rewards, values_by_token
 from coati_rl.errors import RunError
 from coati_rl.frozen import unchecked
 from coati_rl.samples import Sample
@@ -64,7 +67,7 @@ def build_samples(
             loss_mask=loss_mask,
             arrays={
                 "loss_weights": float(weights[episode]),
-                "advantages": float(advantages[episode]),
+                "advantages": _of_tokens(advantages[episode], described, arrays.loss_mask[arrays.own[index]]),
                 "rollout_logprobs": arrays.logprobs[counted],
                 "temperature": _one_if_equal(arrays.temperature[counted]),
                 "policy_version": arrays.policy_versions[counted],
@@ -106,6 +109,13 @@ def _tokens(
     return prefix_ids, trajectory.token_ids[start:], trajectory.loss_mask[start:]
 
 
+def _of_tokens(advantages: np.ndarray, described: dict[str, Any], loss_mask: np.ndarray) -> np.ndarray | float:
+    """Return an episode's advantage, or, of several turns [J], that of each token in the loss [N]."""
+    if advantages.ndim == 0:
+        return float(advantages)
+    return _one_if_equal(values_by_token(described, loss_mask, advantages))
+
+
 def _one_if_equal(values: np.ndarray) -> np.ndarray | float:
     """Return the value of all entries, of which there is at least one; the array where they differ."""
     return float(values[0]) if values.strides == (0,) or (values == values[0]).all() else values
@@ -127,13 +137,19 @@ def group_rewards(group: RolloutGroup) -> Rewards:
 
 
 def _advantages(group: RolloutGroup, rules: GroupRules, estimator: Estimator, scaling: RewardScaling) -> np.ndarray:
-    """Return float64[G], from the scaled rewards plus length penalties; with GDPO from each reward by itself."""
+    """Return float64[G], from the scaled rewards plus length penalties; with GDPO from each reward by itself.
+
+    With a discount of turns: float64[G, J], one for each turn.
+    """
     valid = is_valid(group)
     weights = rules.decoupled_weights.get(group.prompt.task)
     if weights:
         return decoupled_advantages(_rewards_by_name(group, valid, [*weights]), valid, weights=[*weights.values()])
     rewards = scaling(group_rewards(group)) + over_length_penalties(group, rules)
     try:
+        if rules.turn_discount is not None:
+            by_turn = turn_rewards(group, rewards, valid)
+            return turn_advantages(by_turn, discount=rules.turn_discount, estimator=estimator)
         return group_advantages(rewards, valid, estimator=estimator)
     except Exception as error:
         raise RunError(

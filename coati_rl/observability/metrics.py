@@ -4,6 +4,7 @@ from typing import Any
 
 # Key, name in the line, format; keys that a record lacks are left out.
 _SHOWN = (
+    ("update", "update", "d"),
     ("reward_mean", "reward", ".3f"),
     ("answer_accuracy", "accuracy", ".3f"),
     ("loss", "loss", "+.4f"),
@@ -16,7 +17,10 @@ _SHOWN = (
 
 def step_line(record: dict[str, Any], num_steps: int | None) -> str:
     """Return one line for the log."""
-    record = {**record, "tokens_per_s": tokens_per_s(record)}
+    if record.get("update"):  # nothing came in for it
+        record = {key: value for key, value in record.items() if value is not None}
+    else:
+        record = {**record, "tokens_per_s": tokens_per_s(record)}
     parts = [f"step {record['step']}{f'/{num_steps}' if num_steps else ''}"]
     for key, name, form in _SHOWN:
         if key in record:

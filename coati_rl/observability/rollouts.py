@@ -65,6 +65,7 @@ class RolloutRecorder:
             **score_fields(group.scores[trajectory.episode]),
             "is_trained": advantage is not None,
             "advantage": advantage,
+            **_environment_fields(group, number),
         }
         if not self._is_full:
             return json.dumps(record, ensure_ascii=False) + "\n"
@@ -72,6 +73,13 @@ class RolloutRecorder:
         record |= _token_fields(trajectory, start)
         logprobs = _as_json(_spread(trajectory.logprobs, trajectory.loss_mask[start:], 0.0))
         return f'{json.dumps(record, ensure_ascii=False)[:-1]}, "rollout_logprobs": {logprobs}}}\n'
+
+
+def _environment_fields(group: RolloutGroup, number: int) -> dict[str, Any]:
+    """Return what the environment noted about an episode, in the line of its last trajectory, whose text is scored."""
+    episode, later = group.trajectories[number].episode, group.trajectories[number + 1 :]
+    is_last = all(each.episode != episode for each in later)
+    return {"environment": group.records[episode]} if group.records and is_last else {}
 
 
 def _token_fields(trajectory: Trajectory, start: int) -> dict[str, Any]:

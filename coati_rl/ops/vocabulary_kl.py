@@ -51,12 +51,7 @@ def vocabulary_kl_loss(
     Raises: ValueError if shapes do not fit together, or a token that the loss counts has no source in its row.
     Source: arXiv:2306.13649 (GKD) sec. 3, without its gradient through sampling; the forward KL is arXiv:1503.02531.
     """
-    if teacher_weight.shape[0] != weight.shape[0]:
-        raise ValueError(f"the teacher has logits for {teacher_weight.shape[0]} tokens, the policy {weight.shape[0]}")
-    if teacher_hidden.shape[:2] != arrays["token_ids"].shape:
-        raise ValueError(
-            f"teacher_hidden is {tuple(teacher_hidden.shape)}, of tokens {tuple(arrays['token_ids'].shape)}"
-        )
+    _check_shapes(weight, arrays["token_ids"], teacher_hidden, teacher_weight)
     tokens = choose_tokens(hidden, arrays["token_ids"], arrays["sources"], arrays["loss_mask"], arrays["temperature"])
     weights = arrays["loss_weights"].flatten()[tokens.places]  # float32[N]
     of_teacher = teacher_hidden.flatten(0, 1)[tokens.places].to(teacher_weight.dtype)  # [N, G]
@@ -84,6 +79,13 @@ def vocabulary_kl_loss(
             return loss, sums
         stored = gradients.of_inputs(flat_hidden, tokens.sources)
     return StoredGradients.apply(*inputs, loss, stored), sums  # type: ignore[no-untyped-call]
+
+
+def _check_shapes(weight: Tensor, token_ids: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor) -> None:
+    if teacher_weight.shape[0] != weight.shape[0]:
+        raise ValueError(f"the teacher has logits for {teacher_weight.shape[0]} tokens, the policy {weight.shape[0]}")
+    if teacher_hidden.shape[:2] != token_ids.shape:
+        raise ValueError(f"teacher_hidden is {tuple(teacher_hidden.shape)}, of tokens {tuple(token_ids.shape)}")
 
 
 def _divergence(logprobs: Tensor, its_logprobs: Tensor, head: LMHead, direction: Direction) -> tuple[Tensor, Tensor]:

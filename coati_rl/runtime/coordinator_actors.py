@@ -12,7 +12,7 @@ from coati_rl.coordinator.reference_pass import ReferencePass
 from coati_rl.coordinator.run_state import RunStart
 from coati_rl.coordinator.settings import coordinator_settings
 from coati_rl.data.dataset_source import DatasetSource
-from coati_rl.data.prompt_source import DatasetPrompts, probe_tokens
+from coati_rl.data.prompt_source import probe_tokens
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.runtime.prepare import Prepared
 from coati_rl.runtime.prepare_offline import PreparedDataset, dataset_settings
@@ -25,25 +25,22 @@ class CoordinatorActor(Coordinator):
 
     def __init__(self, prepared: Prepared, paths: RunPaths, context: ActorContext) -> None:
         enter_actor(context)
-        config = prepared.config
+        config, source = prepared.config, prepared.source
+        if source is None:
+            raise AssertionError("a source is None in a dry run only")
         tasks = {task: prompts.prompts for task, prompts in prepared.evaluation.items()}
         precision: Precision = "bf16" if prepared.plan.precision == "bf16" else "fp32"
         settings = coordinator_settings(config, precision=precision, tasks=prepared.tasks)
         best = best_checkpoint(config.run.keep_best, paths.checkpoints, paths.evaluation)
         super().__init__(
             settings,
-            DatasetPrompts(
-                prepared.train.prompts,
-                num_episodes=config.data.num_episodes,
-                seed=config.run.seed,
-                shares=config.data.shares,
-            ),
+            source,
             EvaluationRounds(tasks, paths.evaluation, plan=settings.sampling_plans["eval"], best=best),
             RolloutRecorder(paths.rollouts, config.run.rollout_detail),
             RunStart(
                 position=prepared.resume.position if prepared.resume else None,
                 untrained=prepared.resume.untrained if prepared.resume else None,
-                probe=probe_tokens(prepared.train.prompts, settings.max_probe_tokens),
+                probe=probe_tokens(source.first(settings.max_probe_tokens), settings.max_probe_tokens),
             ),
         )
 

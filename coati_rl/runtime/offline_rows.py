@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from coati_rl.config.named_paths import read_sources
@@ -11,9 +12,10 @@ from coati_rl.config.offline_plan import RowCounts
 from coati_rl.data.files import read_rows
 from coati_rl.data.forms import Conversation, Form
 from coati_rl.data.mixing import Mixing
-from coati_rl.data.offline_samples import OfflineSamples, kto_samples, pair_samples, sft_samples
+from coati_rl.data.offline_samples import LossOn, OfflineSamples, kto_samples, pair_samples, sft_samples
 from coati_rl.data.reward_samples import prm_samples, rm_samples
 from coati_rl.data.row_formats import Columns, read_forms
+from coati_rl.data.streamed_samples import StreamedForms, StreamedSamples
 from coati_rl.errors import ConfigError
 from coati_rl.samples import Sample
 
@@ -24,7 +26,7 @@ TRAIN_FLAG = "--dataset"
 class SampleSet:
     """Hold the samples of a set of rows, and the sizes of the rows."""
 
-    samples: tuple[Sample, ...]
+    samples: Sequence[Sample]
     counts: RowCounts
     mixing: Mixing | None = None  # of training rows whose sources have shares
 
@@ -33,9 +35,10 @@ class SampleSet:
 class SourceForms:
     """Hold the forms of all sources of a flag, source by source."""
 
-    forms: tuple[Form, ...]
+    forms: Sequence[Form]
     sizes: tuple[int, ...]  # forms of each source
     num_equal: int  # pairs left out because chosen and rejected are equal
+    streamed: tuple[StreamedForms, ...] = ()  # each source in place of `forms`
 
 
 def load_forms(config: OfflineConfig, text: str, *, flag: str) -> SourceForms:
@@ -44,6 +47,11 @@ def load_forms(config: OfflineConfig, text: str, *, flag: str) -> SourceForms:
     step_token = config.objective.placeholder_token if isinstance(config, PrmJobConfig) else None
     columns = Columns(**data.columns, input_template=data.input_template, step_token=step_token)
     limit = data.max_samples if flag == TRAIN_FLAG else None
+    if isinstance(config, SftJobConfig) and config.data.streaming and flag == TRAIN_FLAG:
+        streamed = tuple(
+            StreamedForms(source.path, flag=flag, columns=columns, max_rows=limit) for source in read_sources(text)
+        )
+        return SourceForms(forms=(), sizes=tuple(map(len, streamed)), num_equal=0, streamed=streamed)
     sources = [read_rows(source.path, flag=flag, max_rows=limit) for source in read_sources(text)]
     sets = [read_forms(rows, config.JOB, columns) for rows in sources]
     return SourceForms(
@@ -53,13 +61,18 @@ def load_forms(config: OfflineConfig, text: str, *, flag: str) -> SourceForms:
     )
 
 
-def needs_chat_template(forms: Sequence[Form]) -> bool:
+def needs_chat_template(rows: SourceForms) -> bool:
     """Return True if a row holds messages, which a chat template renders."""
-    return any(isinstance(form, Conversation) or isinstance(getattr(form, "prompt", None), tuple) for form in forms)
+    forms = rows.forms
+    return any(source.has_messages for source in rows.streamed) or any(
+        isinstance(form, Conversation) or isinstance(getattr(form, "prompt", None), tuple) for form in forms
+    )
 
 
 def make_samples(config: OfflineConfig, rows: SourceForms, tokenizer: Any, *, flag: str) -> SampleSet:
     """Render and tokenise the rows of a flag. Raises: ConfigError naming the row."""
+    if rows.streamed and isinstance(config, SftJobConfig):
+        return _streamed(config, rows, tokenizer)
     made = _samples(config, rows.forms, tokenizer)
     counts = RowCounts(
         num_rows=len(made.rows),
@@ -71,6 +84,28 @@ def make_samples(config: OfflineConfig, rows: SourceForms, tokenizer: Any, *, fl
     )
     mixing = _mixing(config, made.sizes(rows.sizes)) if flag == TRAIN_FLAG and made.samples else None
     return SampleSet(samples=made.samples, counts=counts, mixing=mixing)
+
+
+def _streamed(config: SftJobConfig, rows: SourceForms, tokenizer: Any) -> SampleSet:
+    length, loss_on = config.data.max_length, config.objective.loss_on
+    make = partial(_sft_samples, tokenizer=tokenizer, max_length=length, loss_on=loss_on)
+    samples = StreamedSamples(rows.streamed, make)
+    counts = RowCounts(
+        num_rows=len(samples),
+        num_equal=0,
+        num_left_out=samples.num_left_out,
+        num_cut=samples.num_cut,
+        num_tokens=samples.num_tokens,
+        num_loss_tokens=samples.num_loss_tokens,
+    )
+    mixing = _mixing(config, samples.sizes) if len(samples) else None
+    return SampleSet(samples=samples, counts=counts, mixing=mixing)
+
+
+def _sft_samples(
+    forms: Sequence[Form], first: int, *, tokenizer: Any, max_length: int, loss_on: LossOn
+) -> OfflineSamples:
+    return sft_samples(forms, tokenizer, max_length=max_length, loss_on=loss_on, first=first)
 
 
 def _samples(config: OfflineConfig, forms: Sequence[Form], tokenizer: Any) -> OfflineSamples:

@@ -5,7 +5,7 @@ Mistakes in files are reported here, before Ray starts.
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,15 +16,18 @@ from coati_rl.checkpoint.resume import ResumePoint, open_resume_point
 from coati_rl.config import Config
 from coati_rl.config.algorithm_rules import algorithm_warnings
 from coati_rl.config.distillation_rules import distillation_warnings
+from coati_rl.config.environment_rules import environment_warnings
 from coati_rl.config.gpu_rules import check_staging, with_device_defaults
 from coati_rl.config.plan import Plan, make_plan, resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.rules import nearest_flags
 from coati_rl.data.dataset import PromptSet
+from coati_rl.data.prompt_source import PromptSource
+from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.errors import ConfigError
 from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.prepared import PreparedJob
-from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts
+from coati_rl.runtime.prompts import EnvironmentFacts, RewardFacts, load_run_rows, make_run_prompts, make_source
 from coati_rl.runtime.resources import (
     find_device,
     read_model_config,
@@ -32,12 +35,14 @@ from coati_rl.runtime.resources import (
     sharding_warnings,
     with_tokenizer,
 )
-from coati_rl.runtime.teacher import find_teacher
+from coati_rl.runtime.teacher import with_teacher
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
-from coati_rl.types import Device
+from coati_rl.types import Device, Prompt
 
 logger = logging.getLogger(__name__)
+
+_NUM_READ = 2000  # of streamed prompts, for warnings about them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,14 +51,24 @@ class Prepared(PreparedJob):
 
     config: Config
     plan: Plan
-    train: PromptSet
+    train: PromptSet  # of files
+    source: PromptSource | None  # None in a dry run without the model's tokenizer
     evaluation: dict[str, PromptSet]
     resume: ResumePoint | None = None
+    generated_tasks: tuple[str, ...] = ()  # of training rows
+
+    @property
+    def read_prompts(self) -> Sequence[Prompt]:
+        """Return the training prompts of files; where they are streamed, some of the first ones."""
+        prompts = self.train.prompts
+        return prompts[:_NUM_READ] if isinstance(prompts, StreamedPrompts) else prompts
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """Return the tasks of the training prompts, in the order in which they are defined."""
-        used = {prompt.task for prompt in self.train.prompts}
+        prompts = self.train.prompts
+        used = {*prompts.tasks} if isinstance(prompts, StreamedPrompts) else {prompt.task for prompt in prompts}
+        used |= {*self.generated_tasks}
         return tuple(name for name in self.config.by_task if name in used)
 
 
@@ -63,6 +78,7 @@ def prepare(
     rewards: RewardFacts,
     check_layout: Callable[..., None],
     is_dry_run: bool,
+    environment: EnvironmentFacts | None = None,
 ) -> Prepared:
     """Resolve device and model, read, validate and tokenise the datasets, and plan.
 
@@ -71,24 +87,26 @@ def prepare(
         rewards: what they ask of rows.
         check_layout: of the trainers; raises ConfigError if a model (its transformers config) cannot be cut as asked.
         is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
+        environment: what it asks of prompts; None: nothing.
     Raises: ConfigError.
     """
+    environment = environment or EnvironmentFacts()
     load_estimator(config.algorithm.advantage_estimator)  # a user's own functions are tried before anything starts
     build_loss(config.algorithm)
     check_own_functions(config)
     device, warnings = resolve_device(config, is_dry_run=is_dry_run)
     config = with_device_defaults(config, device)
     backend = choose_backend(config.sync.weight_transport, device=device, is_one_node=not config.cluster.master_address)
-    rows = load_run_rows(config, rewards)
+    rows = load_run_rows(config, rewards, tools=environment.tools)
     warnings += [*_evaluation_warnings(config), *reward_warnings(config), *algorithm_warnings(config)]
-    warnings += distillation_warnings(config)
+    warnings += [*distillation_warnings(config), *environment_warnings(config)]
     warnings += sharding_warnings(config, device)
     directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     if directory is None:
         unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.parallel.num_trainers else "")
         warnings.append(f"model {config.model.model} is not on this machine: {unchecked} are not checked")
         train, evaluation = PromptSet(prompts=(), num_refused=0), dict[str, PromptSet]()
-        num_prompts = rows.num_train
+        num_prompts, source = rows.num_train, None
     else:
         config = config.with_changes(model=str(directory))
         hf_config = read_model_config(directory)
@@ -97,26 +115,35 @@ def prepare(
         warnings += _check_gpu_memory(config, directory, backend)
         has_template = config.data.input_template is not None
         config, tokenizer = with_tokenizer(config, directory, needs_chat_template=not has_template)
-        teacher, of_teacher = find_teacher(
+        config, of_teacher = with_teacher(
             config,
-            config.distillation.teacher,
             tokenizer,
             hf_config,
             without_full="use --distill-kl token" if config.distillation.distill_kl == "full" else None,
             check_layout=check_layout,
             is_dry_run=is_dry_run,
         )
-        config, warnings = config.with_changes(teacher=teacher), warnings + of_teacher
+        warnings += of_teacher
+        environment.check_tokenizer(tokenizer)
         train, evaluation = make_run_prompts(rows, config, tokenizer)
-        num_prompts = len(train.prompts)
-        _check_prompts(config, train, evaluation)
+        num_prompts = None if rows.generated else len(train.prompts)
+        _check_prompts(config, train if rows.of_files else None, evaluation)
+        source = make_source(rows, config, tokenizer, train)
     plan = make_plan(config, num_prompts=num_prompts, device=device)
-    _check_step(config, plan, num_prompts)
-    resume = open_resume_point(config, None if directory is None else train.prompts, num_prompts=num_prompts)
+    if num_prompts is not None:
+        _check_step(config, plan, num_prompts)
+    resume = open_resume_point(config, source, num_prompts=num_prompts)
     if resume is not None:
         plan = replace(plan, num_steps=resume.num_steps)
     return Prepared(
-        config=config, plan=plan, train=train, evaluation=evaluation, warnings=tuple(warnings), resume=resume
+        config=config,
+        plan=plan,
+        train=train,
+        source=source,
+        evaluation=evaluation,
+        warnings=tuple(warnings),
+        resume=resume,
+        generated_tasks=tuple(each.task.name for each in rows.generated.values()),
     )
 
 
@@ -240,8 +267,9 @@ def _shorter(config: Config, limit: int) -> str:
     return f"-mpt {limit // 2} -mnt {min(config.sampling.max_new_tokens, limit - limit // 2)}"
 
 
-def _check_prompts(config: Config, train: PromptSet, evaluation: dict[str, PromptSet]) -> None:
-    for name, prompt_set in {"--dataset": train, **{f"--eval-dataset {t}": s for t, s in evaluation.items()}}.items():
+def _check_prompts(config: Config, train: PromptSet | None, evaluation: dict[str, PromptSet]) -> None:
+    sets = {} if train is None else {"--dataset": train}
+    for name, prompt_set in {**sets, **{f"--eval-dataset {t}": s for t, s in evaluation.items()}}.items():
         if not prompt_set.prompts:
             raise ConfigError(
                 f"{name}: all {prompt_set.num_refused} prompts exceed "

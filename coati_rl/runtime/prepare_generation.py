@@ -4,9 +4,10 @@ Mistakes in files are reported here, before an engine is loaded.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xxhash
 
@@ -91,7 +92,7 @@ def prepare_generation(config: GenerateConfig, *, rewards: RewardFacts) -> Prepa
     Raises: ConfigError.
     """
     run = config.as_run()
-    device = _device(config)
+    device = engine_device(config.engine.device, width=config.engine.producer_tensor_parallel_size)
     rows = load_run_rows(run, rewards if config.is_scored else _NO_REWARDS)
     model = resolve_model(config.model.model, is_dry_run=False)
     if model is None:
@@ -119,15 +120,17 @@ def prepare_generation(config: GenerateConfig, *, rewards: RewardFacts) -> Prepa
     )
 
 
-def _device(config: GenerateConfig) -> Device:
-    """Return the engine's device. Raises: ConfigError where this machine has too few GPUs."""
-    width = config.engine.producer_tensor_parallel_size
-    if config.engine.device == "cpu":
+def engine_device(chosen: Literal["auto", "cpu", "cuda"], *, width: int) -> Device:
+    """Return the device of --device for an engine of `width` processes.
+
+    Raises: ConfigError where this machine has too few GPUs.
+    """
+    if chosen == "cpu":
         return "cpu"
     import torch
 
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if config.engine.device == "auto" and not available:
+    if chosen == "auto" and not available:
         return "cpu"
     if available < width:
         remedy = f"use -ptp {available}" if available else "use --device cpu"
@@ -142,7 +145,7 @@ def _files_digest(model: Path) -> str:
     return str(xxhash.xxh3_64_hexdigest(json.dumps(seen).encode()))
 
 
-def _prompts_digest(prompts: tuple[Prompt, ...]) -> str:
+def _prompts_digest(prompts: Sequence[Prompt]) -> str:
     hasher = xxhash.xxh3_64()
     for prompt in prompts:
         hasher.update(json.dumps([prompt.uid, prompt.token_ids, prompt.ground_truth, prompt.task]).encode())

@@ -3,7 +3,7 @@
 Mistakes in files are reported here, before Ray starts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from coati_rl.runtime.resources import (
     sharding_warnings,
     with_tokenizer,
 )
-from coati_rl.runtime.teacher import find_teacher
+from coati_rl.runtime.teacher import with_teacher
 from coati_rl.samples import Sample
 
 
@@ -35,9 +35,9 @@ class PreparedDataset(PreparedJob):
 
     config: OfflineConfig
     plan: OfflinePlan
-    train: tuple[Sample, ...]
+    train: Sequence[Sample]
     mixing: Mixing | None = None  # of the training rows' sources
-    evaluation: dict[str, tuple[Sample, ...]]  # by the set's name
+    evaluation: dict[str, Sequence[Sample]]  # by the set's name
     resume: DatasetResume | None = None
 
 
@@ -71,19 +71,18 @@ def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None],
         config = _within_positions(config, hf_config)
         check_layout(config, hf_config)
         config = _with_reference(config, hf_config, is_dry_run=is_dry_run)
-        needs_template = any(needs_chat_template(rows.forms) for rows in forms.values())
+        needs_template = any(needs_chat_template(rows) for rows in forms.values())
         config, tokenizer = with_tokenizer(config, directory, needs_chat_template=needs_template)
         if isinstance(config, SftJobConfig):
-            teacher, of_teacher = find_teacher(
+            config, of_teacher = with_teacher(
                 config,
-                config.distillation.teacher,
                 tokenizer,
                 hf_config,
                 without_full="leave --teacher out",
                 check_layout=check_layout,
                 is_dry_run=is_dry_run,
             )
-            config, warnings = config.with_changes(teacher=teacher), warnings + of_teacher
+            warnings += of_teacher
         sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
         _check_not_empty(config, sets)
     config = with_offline_defaults(config, device)

@@ -1,28 +1,30 @@
 """Find a run's teacher, and check that the policy can be distilled from it: vocabulary, logits, lengths, layout."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+from coati_rl.config import Config
+from coati_rl.config.offline_jobs import SftJobConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
 from coati_rl.runtime.resources import read_model_config, read_tokenizer, resolve_model
 
+Distilled = TypeVar("Distilled", Config, SftJobConfig)
 
-def find_teacher(
-    config: TrainingConfig,
-    teacher: str | None,
+
+def with_teacher(
+    config: Distilled,
     tokenizer: Any,
     hf_config: Any,
     *,
     without_full: str | None,
     check_layout: Callable[..., None],
     is_dry_run: bool,
-) -> tuple[str | None, list[str]]:
-    """Return the teacher's directory, and warnings; None without a teacher.
+) -> tuple[Distilled, list[str]]:
+    """Return the config with its teacher as a directory, if it has one, and warnings.
 
     Args:
         config: of the job; its model is a directory.
-        teacher: as given.
         tokenizer: of the model.
         hf_config: transformers config of the model.
         without_full: where whole distributions are compared, the remedy if that cannot be; None: they are not.
@@ -30,17 +32,18 @@ def find_teacher(
         is_dry_run: do not fetch a teacher.
     Raises: ConfigError if this model cannot be distilled from it.
     """
+    teacher = config.distillation.teacher
     if teacher is None:
-        return None, []
+        return config, []
     directory = resolve_model(teacher, is_dry_run=is_dry_run, flag="--teacher")
     if directory is None:
-        return teacher, [f"--teacher {teacher} is not on this machine: vocabulary and layout are not checked"]
+        return config, [f"--teacher {teacher} is not on this machine: vocabulary and layout are not checked"]
     check_vocabulary(tokenizer, read_tokenizer(directory, "--teacher"), model=config.model.model, teacher=teacher)
     its_config = read_model_config(directory, "--teacher")
     check_vocabulary_sizes(hf_config.vocab_size, its_config.vocab_size, without_full=without_full, teacher=teacher)
     _check_positions(config, its_config, teacher)
     check_layout(config, its_config, f"--teacher {teacher}")
-    return str(directory), []
+    return config.with_changes(teacher=str(directory)), []
 
 
 def check_vocabulary(tokenizer: Any, teacher_tokenizer: Any, *, model: str, teacher: str) -> None:
@@ -73,7 +76,7 @@ def check_vocabulary_sizes(vocab_size: int, teacher_vocab_size: int, *, without_
     Args:
         vocab_size: logits of the policy.
         teacher_vocab_size: logits of the teacher.
-        without_full: as of `find_teacher`; whole distributions must have equally many logits.
+        without_full: as of `with_teacher`; whole distributions must have equally many logits.
         teacher: by name, for the message.
     """
     if teacher_vocab_size < vocab_size:

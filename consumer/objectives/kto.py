@@ -17,7 +17,8 @@ from coati_rl.algorithms.sequences import unit_sums
 from coati_rl.batch import MicroBatch
 from coati_rl.config.objectives.kto import KtoConfig
 from coati_rl.protocols import LossFn, Role
-from consumer.objectives.objective import Objective, mean_of
+from consumer.objectives.completion_metrics import completion_metrics
+from consumer.objectives.objective import Objective
 
 DESIRABLE, UNDESIRABLE, MISMATCHED = 1.0, 0.0, -1.0  # values of the loss array `label`
 
@@ -131,19 +132,12 @@ class Kto(Objective):
 
     def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
         """Return means over the step's desirable ("chosen") and undesirable examples; see docs/metrics.md."""
-        chosen, rejected = (mean_of(sums, f"{name}_reward_sum", f"num_{name}") for name in ("chosen", "rejected"))
         return {
             "loss": sums["loss_sum"] * loss_scale if loss_scale else None,
             "kl": sums["kl_max"],
-            "rewards/chosen": chosen,
-            "rewards/rejected": rejected,
-            "rewards/margins": None if chosen is None or rejected is None else chosen - rejected,
-            "logps/chosen": mean_of(sums, "chosen_logprob_sum", "num_chosen"),
-            "logps/rejected": mean_of(sums, "rejected_logprob_sum", "num_rejected"),
-            "entropy_mean": mean_of(sums, "entropy_sum"),
+            **completion_metrics(sums, num_chosen="num_chosen", num_rejected="num_rejected"),
             "examples_desirable": int(sums["num_chosen"]),
             "examples_undesirable": int(sums["num_rejected"]),
-            "loss_tokens": int(sums["num_tokens"]),
         }
 
 

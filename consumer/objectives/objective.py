@@ -23,6 +23,7 @@ class Objective(ABC):
     scores: Mapping[str, Role] = {}  # name of a loss array: the model that computes its log-probabilities
     hidden_states: Mapping[str, Role] = {}  # name of a loss array: the model whose last hidden states it holds
     old_policy_period: int | None = None  # optimizer steps that one "old" policy serves; None: it is not scored
+    updates_per_batch: int = 1  # optimizer steps on each batch
     needs_whole_step: bool = False  # targets depend on sums over all mini-batches of the step
 
     @property

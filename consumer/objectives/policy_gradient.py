@@ -29,6 +29,7 @@ class PolicyGradient(Objective):
     loss_fn: LossFn
     has_reference: bool = False
     old_policy_period: int | None = None  # optimizer steps that one old policy serves; None: not recomputed
+    updates_per_batch: int = 1
     reward_kl_coeff: float = 0.0  # weight of KL in the reward; 0: none
     kl_estimator: KLEstimator = "k3"
     kl_clamp: float | None = None
@@ -38,8 +39,8 @@ class PolicyGradient(Objective):
 
     @property
     def keeps_old_policy(self) -> bool:
-        """Return True if the old policy needs a copy, since it serves several optimizer steps."""
-        return (self.old_policy_period or 1) > 1
+        """Return True if the old policy needs a copy, since it scores several batches."""
+        return (self.old_policy_period or 1) > self.updates_per_batch
 
     @property
     def scores(self) -> Mapping[str, Role]:  # type: ignore[override]
@@ -120,6 +121,7 @@ def policy_gradient(config: Config) -> PolicyGradient:
         loss_fn=loss_fn,
         has_reference=algorithm.kl_coeff > 0,
         old_policy_period=config.sync_period if config.recomputes_old_logprobs else None,
+        updates_per_batch=algorithm.updates_per_batch,
         reward_kl_coeff=algorithm.kl_coeff if algorithm.kl_place == "reward" else 0.0,
         kl_estimator=algorithm.kl_estimator,
         kl_clamp=algorithm.kl_clamp,

@@ -24,6 +24,7 @@ from coati_rl.algorithms.sequences import unit_sums
 from coati_rl.batch import MicroBatch
 from coati_rl.config.objectives.preference import PreferenceConfig
 from coati_rl.protocols import LossFn, Role
+from consumer.objectives.completion_metrics import completion_metrics
 from consumer.objectives.objective import Objective, Targets, mean_of
 
 _SIMPO_BETA = 2.0  # the paper's lowest; rewards are of means over tokens, and so smaller than DPO's
@@ -161,20 +162,13 @@ class Preference(Objective):
 
     def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
         """Return means over the step's pairs, under TRL's names where it has them; see docs/metrics.md."""
-        chosen, rejected = (mean_of(sums, f"{which}_reward_sum", "num_pairs") for which in ("chosen", "rejected"))
         return {
             "loss": sums["loss_sum"] * loss_scale if loss_scale else None,
-            "rewards/chosen": chosen,
-            "rewards/rejected": rejected,
+            **completion_metrics(sums, num_chosen="num_pairs", num_rejected="num_pairs"),
             "rewards/accuracies": mean_of(sums, "correct_pairs", "num_pairs"),
-            "rewards/margins": None if chosen is None or rejected is None else chosen - rejected,
-            "logps/chosen": mean_of(sums, "chosen_logprob_sum", "num_pairs"),
-            "logps/rejected": mean_of(sums, "rejected_logprob_sum", "num_pairs"),
             "nll_loss": mean_of(sums, "nll_sum", "num_pairs"),
-            "entropy_mean": mean_of(sums, "entropy_sum"),
             "pairs": int(sums["num_pairs"]),
             "pairs_equal": int(sums["equal_pairs"]),
-            "loss_tokens": int(sums["num_tokens"]),
         }
 
 

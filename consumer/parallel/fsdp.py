@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, policy_forward
+from consumer.models.scalar_head import scalar_head
 from consumer.parallel.layout import Layout
 from consumer.parallel.parallelism import accumulate_each, local_head, score_each
 from consumer.parallel.parameters import ParameterInfo
@@ -158,7 +159,8 @@ class FullyShardedModel:
         self._module: Any = module
         # A tied head's weight has the name of the embedding's.
         names = {id(parameter): name for name, parameter in parameters.dtensors.items()}
-        self._head_names = [names.get(id(each)) for each in local_head(module)]
+        has_lm_head = scalar_head(module) is None
+        self._head_names = [names.get(id(each)) for each in local_head(module)] if has_lm_head else [None, None]
         self._optimizer: Any = optimizer
 
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:

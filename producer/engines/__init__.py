@@ -27,6 +27,7 @@ def create_engine(
     device: Device = "cpu",
     gpu_memory_utilization: float = 0.85,
     kv_cache_memory_bytes: int | None = None,
+    block_size: int | None = None,
     policy_version: int = 0,
     load_timeout_s: float = 1800.0,
 ) -> GenerationEngine:
@@ -56,6 +57,7 @@ def create_engine(
             device=device,
             gpu_memory_utilization=gpu_memory_utilization,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
+            block_size=block_size,
             **shared,
         )
     elif backend == "transformers":

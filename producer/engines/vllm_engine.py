@@ -6,6 +6,7 @@ when the engine loads, with the environment variables of `engine_environment`; a
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ class VllmEngine(ThreadedEngine):
         device: Device = "cpu",
         gpu_memory_utilization: float = 0.85,
         kv_cache_memory_bytes: int | None = None,
+        block_size: int | None = None,
         policy_version: int = 0,
     ) -> None:
         """Start loading; see `ThreadedEngine.wait_ready`.
@@ -54,6 +56,8 @@ class VllmEngine(ThreadedEngine):
             device: the device that the engine computes on.
             gpu_memory_utilization: fraction of the GPU's memory; CUDA only.
             kv_cache_memory_bytes: per rank; None: what max_num_seqs needs on CPU, the remaining memory on CUDA.
+            block_size: tokens of a block of the cache, the unit in which prompts find their beginnings there; None:
+                vLLM's own.
             policy_version: of the weights on disk; -1 until a commit has proven them.
         """
         engine_args: dict[str, Any] = {
@@ -71,6 +75,8 @@ class VllmEngine(ThreadedEngine):
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
         }
+        if block_size is not None:
+            engine_args["block_size"] = block_size
         # Other code that depends on the device: engine_environment, and vllm_worker's tied lm_head.
         if device == "cpu":
             engine_args["enforce_eager"] = True
@@ -135,10 +141,7 @@ class _VllmCore:
             include_stop_str_in_output=True,  # the text is that of the tokens
             output_kind=RequestOutputKind.FINAL_ONLY if stream is None else RequestOutputKind.CUMULATIVE,
         )
-        try:
-            self._engine.add_request(request.request_id, _token_prompt(request.token_ids), params)
-        except ValueError as error:  # VLLMValidationError is one
-            raise RequestRefusedError(str(error)) from error
+        self._add_request(request.request_id, request.token_ids, params)
         self._running[request.request_id] = RunningRequest(request, stream)
 
     def abort(self, request_id: str) -> GenerationResult | None:
@@ -198,10 +201,17 @@ class _VllmCore:
             skip_reading_prefix_cache=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+        self._add_request(probe_id, token_ids, params)
+
+    def _add_request(self, request_id: str, token_ids: tuple[int, ...], params: Any) -> None:
+        """Add a request. Raises: RequestRefusedError, whatever vLLM raises: one request must not end the engine."""
         try:
-            self._engine.add_request(probe_id, _token_prompt(token_ids), params)
-        except ValueError as error:
-            raise RequestRefusedError(str(error)) from error
+            self._engine.add_request(request_id, _token_prompt(token_ids), params)
+        except Exception as error:
+            with suppress(Exception):  # of its samples some may have been added
+                self._engine.abort_request([request_id])
+            reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise RequestRefusedError(reason) from error
 
     def _answer(self, output: Any) -> None:
         token_ids, answer = self._probes.pop(output.request_id)
@@ -267,9 +277,10 @@ def _cpu_kv_cache_bytes(engine_args: dict[str, Any]) -> int:
     num_kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     num_kv_heads = max(1, num_kv_heads // engine_args["tensor_parallel_size"])
     item_bytes = 4 if engine_args["dtype"] == "float32" else 2
+    block_size = int(engine_args.get("block_size", 0))
     token_bytes = 2 * config.num_hidden_layers * num_kv_heads * head_dim * item_bytes
     wanted: int = (
-        token_bytes * (engine_args["max_model_len"] + 128) * engine_args["max_num_seqs"]
-    )  # 128: unused tokens of a sequence's last block
+        token_bytes * (engine_args["max_model_len"] + max(128, block_size)) * engine_args["max_num_seqs"]
+    )  # a block: unused tokens of a sequence's last one
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(_MIN_KV_CACHE_BYTES, min(wanted, memory // 4 // int(engine_args["tensor_parallel_size"])))

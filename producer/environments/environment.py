@@ -4,10 +4,22 @@ A group is G episodes of one prompt. An environment may ask once for the whole g
 episodes of several turns at the same time, which wait for tools between their turns.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from coati_rl.types import Completion, Prompt, Trajectory
+from coati_rl.protocols import OnTokens
+from coati_rl.types import Completion, Prompt, SamplingParams, Score, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rollout:
+    """Hold the G episodes of a prompt as an environment leaves them."""
+
+    trajectories: Sequence[Trajectory]  # of all episodes, by episode; a parent comes before its forks
+    scores: Mapping[int, Score] = field(default_factory=dict)  # by episode: those that no scorer is asked for
+    records: Mapping[int, dict[str, Any]] = field(default_factory=dict)  # by episode: its turns, as JSON, for rollouts
 
 
 class Generate(Protocol):
@@ -15,10 +27,24 @@ class Generate(Protocol):
 
     @property
     def temperature(self) -> float:
-        """Return the sampling temperature; 0 is greedy."""
+        """Return the sampling temperature of the lease; 0 is greedy."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Return the sampling of the lease."""
+
+    @property
+    def cut(self) -> asyncio.Event:
+        """Return the event that trainers wait for the group, and --stale-episodes has its open episodes end now."""
 
     async def __call__(
-        self, token_ids: Sequence[int], *, num_samples: int = 1, episode: int | None = None
+        self,
+        token_ids: Sequence[int],
+        *,
+        num_samples: int = 1,
+        episode: int | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> tuple[Completion, ...]:
         """Sample continuations of some tokens.
 
@@ -27,19 +53,30 @@ class Generate(Protocol):
             num_samples: completions that are wanted.
             episode: from 0, whose next turn this is: until the environment returns, weights then change in the middle
                 of it only where a run allows that, also while it waits for something else. None: an episode a sample.
+            sampling: what differs from the lease's sampling in this request: temperature, top_p, top_k, max_new_tokens,
+                stop, seed. The trajectory has to hold the temperature that was used.
+            on_tokens: see `GenerationEngine.submit`.
         Returns: `num_samples` completions, in order; the same ones whenever the same requests are made in an episode.
-        Raises: RolloutError if the engine refuses; EngineError if it has ended.
+        Raises: RolloutError if the engine refuses, or `sampling` has a field or a value that there is not; EngineError
+            if it has ended.
+        """
+
+    def end_episode(self, episode: int) -> None:
+        """Tell, from any thread, that an episode asks no more, while others of the group go on.
+
+        Weights may then change without waiting for it. An episode of the group that has not asked yet waits until they
+        have, and so would they for the others.
         """
 
 
 class Environment(Protocol):
     """Run the episodes of a prompt; one object serves all prompts of a producer, many at a time."""
 
-    async def run(self, prompt: Prompt, generate: Generate, *, group_size: int) -> Sequence[Trajectory]:
+    async def run(self, prompt: Prompt, generate: Generate, *, group_size: int) -> Rollout:
         """Roll out a group.
 
         It is cancelled when nobody waits for the group any more. What it raises fails the prompt, which is recorded and
-        counted; an EngineError ends the producer.
+        counted; an EngineError ends the producer. An episode that fails alone has a score that is invalid.
 
-        Returns: trajectories of `group_size` episodes, by episode; a parent comes before its forks.
+        Returns: trajectories of `group_size` episodes, and the scores of those that need no scorer.
         """

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from coati_rl.types import Completion, Prompt, SharedPrefix, Trajectory, Turn
-from producer.environments.environment import Generate
+from producer.environments.environment import Generate, Rollout
 
 
 class SingleTurn:
     """Implement `Environment` with one request for G completions, so that an engine prefills the prompt once."""
 
-    async def run(self, prompt: Prompt, generate: Generate, *, group_size: int) -> tuple[Trajectory, ...]:
+    async def run(self, prompt: Prompt, generate: Generate, *, group_size: int) -> Rollout:
         """See `Environment.run`."""
         completions = await generate(prompt.token_ids, num_samples=group_size)
-        return single_turns(prompt, completions, temperature=generate.temperature)
+        return Rollout(trajectories=single_turns(prompt, completions, temperature=generate.temperature))
 
 
 def single_turns(prompt: Prompt, completions: Sequence[Completion], *, temperature: float) -> tuple[Trajectory, ...]:

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM
+from random_model import save_random_model
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, PrinterCallback
 
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.data.packing import build_mini_batch
@@ -49,23 +50,6 @@ FLAGS = {
     "layers": (4, "its decoder layers"),
     "vocab": (8192, "its vocabulary"),
 }
-
-
-def save_model(directory: Path, arguments: argparse.Namespace) -> None:
-    """Save a random Qwen3 of the requested size."""
-    config = Qwen3Config(
-        vocab_size=arguments.vocab,
-        hidden_size=arguments.hidden,
-        intermediate_size=4 * arguments.hidden,
-        num_hidden_layers=arguments.layers,
-        num_attention_heads=max(2, arguments.hidden // 32),
-        num_key_value_heads=max(2, arguments.hidden // 64),
-        head_dim=32,
-        max_position_embeddings=4 * arguments.row_tokens,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(config).save_pretrained(directory)
 
 
 def make_samples(arguments: argparse.Namespace, vocabulary: int) -> list[Sample]:
@@ -229,7 +213,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = arguments.model or Path(name) / "model"
         if arguments.model is None:
-            save_model(directory, arguments)
+            save_random_model(
+                directory,
+                vocab=arguments.vocab,
+                hidden=arguments.hidden,
+                layers=arguments.layers,
+                max_positions=4 * arguments.row_tokens,
+            )
         figures = measure(directory, arguments, Path(name))
     ratios = {key: figures["ours"][key] / figures["trl"][key] for key in ("tokens_per_s", "tokens_per_cpu_s")}
     print(f"{'':<8}{'tokens':>8}{'steps':>7}{'tokens/s':>11}{'tokens/CPU s':>14}{'loss':>9}")

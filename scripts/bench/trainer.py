@@ -25,8 +25,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from random_model import save_random_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch, MiniBatch
@@ -133,23 +134,6 @@ class PlainLoop:
         ratio = torch.exp(logprobs - rollout_logprobs)
         clipped = ratio.clamp(1 - LOSS.clip_low, 1 + LOSS.clip_high)
         return -(weights * torch.minimum(ratio * advantages, clipped * advantages)).sum()
-
-
-def save_model(directory: Path, arguments: argparse.Namespace) -> None:
-    """Save a random Qwen3 of the requested size."""
-    config = Qwen3Config(
-        vocab_size=arguments.vocab,
-        hidden_size=arguments.hidden,
-        intermediate_size=4 * arguments.hidden,
-        num_hidden_layers=arguments.layers,
-        num_attention_heads=max(2, arguments.hidden // 32),
-        num_key_value_heads=max(2, arguments.hidden // 64),
-        head_dim=32,
-        max_position_embeddings=2 * LONGEST,
-        tie_word_embeddings=arguments.tied,
-    )
-    torch.manual_seed(arguments.seed)
-    Qwen3ForCausalLM(config).save_pretrained(directory)
 
 
 def make_samples(arguments: argparse.Namespace, model: PreTrainedModel) -> Iterator[Sample]:
@@ -276,7 +260,15 @@ def main() -> None:
     layouts = ["dp1", *(name for name in dict.fromkeys(arguments.layout) if name != "dp1")]
     machine = {"cpus": os.cpu_count(), "load_before": os.getloadavg()[0], "torch": torch.__version__}
     with tempfile.TemporaryDirectory() as directory, no_progress_bars():
-        save_model(Path(directory), arguments)
+        save_random_model(
+            Path(directory),
+            vocab=arguments.vocab,
+            hidden=arguments.hidden,
+            layers=arguments.layers,
+            max_positions=2 * LONGEST,
+            tied=arguments.tied,
+            seed=arguments.seed,
+        )
         reports = {layout: run_layout(layout, Path(directory), arguments) for layout in layouts}
     expected, worst = reports["dp1"]["series"][PLAIN], {"fp32": 0.0, "bf16": 0.0}
     for layout, report in reports.items():

@@ -40,10 +40,10 @@ class Response:
     """Hold the inputs of a formula; the response's log-probabilities and entropies carry gradient."""
 
     def __init__(self, sample: Sample, log_softmax: Tensor, ref_logprobs: Tensor) -> None:
-        """`log_softmax`: float32[T, V]. All below are float32[T] but the advantage."""
+        """`log_softmax`: float32[T, V]. All below are float32[T], the advantage float32[T] or float32[]."""
         rollout = torch.tensor(sample.rollout_logprobs)
         old = rollout if sample.old_logprobs is None else torch.tensor(sample.old_logprobs)
-        self.advantage = sample.advantage
+        self.advantage = torch.tensor(sample.advantage, dtype=torch.float32)
         self.label = sample.label
         self.logprobs = chosen_logprobs(log_softmax, sample)
         self.entropy = -(log_softmax.exp() * log_softmax).sum(dim=-1)
@@ -82,7 +82,7 @@ def clipped_sequence(response: Response) -> Tensor:
 def dual_clipped(response: Response) -> Tensor:
     if response.advantage >= 0:
         return clipped(response)
-    return -torch.max(-clipped(response), torch.tensor(1.4 * response.advantage))
+    return -torch.max(-clipped(response), 1.4 * response.advantage)
 
 
 def cispo(response: Response) -> Tensor:
@@ -218,7 +218,9 @@ LOSSES: dict[str, LossCase] = {
         entropy_coeff=10.0,
     ),
     "holes": case(grpo, clipped, Cut(2, True, "uneven"), Cut(2, False, "one"), kl_coeff=1.0, kind="holes"),
-    "forked": case(grpo, clipped, Cut(2, True, "one"), Cut(4, True, "several"), kl_coeff=1.0, kind="forked"),
+    "forked turns": case(
+        grpo, clipped, Cut(2, True, "one"), Cut(4, True, "several"), kl_coeff=1.0, kind="forked turns"
+    ),
     "forked, sequence": case(clipped_sequence, clipped, Cut(4, True, "one"), ratio_level="sequence", kind="forked"),
     "cross-entropy": case(cross_entropy, clipped, Cut(4, True, "uneven"), aggregation="token_level", kind="holes"),
     "user's": case(users, clipped, Cut(2, False, "uneven"), terms_fn=users_terms),

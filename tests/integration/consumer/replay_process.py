@@ -16,6 +16,7 @@ from coati_rl.data.batcher import BatchSettings, StepBatcher
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.packing import build_mini_batch
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score
+from coati_rl.work import RepeatWork
 from consumer.backend import Backend
 from consumer.logprob_mismatch import MismatchMeter
 from consumer.models.weight_history import WeightHistory
@@ -75,7 +76,14 @@ REPLAYS = {
         ),
     ),
     "skip": Replay(objective=PolicyGradient(loss_fn=PolicyLoss(skip_threshold=1.2))),
+    "updates": Replay(
+        objective=PolicyGradient(
+            loss_fn=PolicyLoss(kl_coeff=KL_COEFF), has_reference=True, old_policy_period=4, updates_per_batch=2
+        ),
+    ),
 }
+# Of a replay with two updates per batch: the optimizer step that first trained the batch of each step, K = 2.
+FIRST_STEPS = (0, 1, 0, 1, 4)
 
 
 def whitened_by_rank() -> None:
@@ -144,6 +152,10 @@ def take_steps(model_dir: Path, steps: list[list[RolloutGroup]], layout: str, re
     train_step = TrainStep(backend, replay.objective, learning_rate=rate, mismatch_meter=meter)
     estimator, metrics = ADVANTAGE_ESTIMATORS[replay.advantage_estimator], []
     for step, groups in enumerate(steps):
+        if replay.objective.updates_per_batch > 1 and (first := FIRST_STEPS[step]) < step:
+            work = RepeatWork(step=step, first_step=first, is_last=True, learning_rate_progress=step / 10)
+            metrics.append(train_step.repeat(work))
+            continue
         batcher = StepBatcher(settings, step=step, learning_rate_progress=step / 10, estimator=estimator)
         size = settings.prompts_per_mini_batch
         for first in range(0, len(groups), size):

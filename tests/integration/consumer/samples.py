@@ -27,7 +27,7 @@ class Sample:
 
     token_ids: np.ndarray  # int64[T]
     num_prompt: int
-    advantage: float
+    advantage: float | np.ndarray  # float32[T - num_prompt] where turns have their own
     temperature: float
     rollout_logprobs: np.ndarray  # float32[T - num_prompt]
     old_logprobs: np.ndarray | None = None  # the same; None: rollout_logprobs stand in
@@ -86,6 +86,14 @@ def forked(samples: Sequence[Sample]) -> list[Sample]:
     return forks
 
 
+def forked_turns(samples: Sequence[Sample]) -> list[Sample]:
+    """Forked episodes of two turns with advantages of their own, and a tool's answer, not in the loss, in each turn."""
+    return [
+        dataclasses.replace(s, advantage=np.where(np.arange(s.num_response) < s.num_response // 2, s.advantage, -0.7))
+        for s in forked(with_holes(samples))
+    ]
+
+
 def labelled(samples: Sequence[Sample]) -> list[Sample]:
     """Units of a desirable or an undesirable example in turn and a mismatched completion.
 
@@ -99,6 +107,7 @@ KINDS: dict[str, Callable[[Sequence[Sample]], Sequence[Sample]]] = {
     "plain": lambda samples: samples,
     "holes": with_holes,
     "forked": forked,
+    "forked turns": forked_turns,
     "labelled": labelled,
 }
 
@@ -197,7 +206,8 @@ def to_micro_batch(rows: Sequence[Sequence[Sample]], *, aggregation: LossVariati
             indices["sample_index"][here], indices["policy_version"][here] = next(numbers), 0
             loss_mask[here], temperature[here] = True, sample.temperature
             floats["loss_weights"][here] = token_weight(len(counted), aggregation, max_length=MAX_RESPONSE)
-            floats["advantages"][here], floats["label"][here] = sample.advantage, sample.label
+            advantage = np.broadcast_to(sample.advantage, sample.num_response)[counted]
+            floats["advantages"][here], floats["label"][here] = advantage, sample.label
             for name in names:
                 floats[name][here] = getattr(sample, name)[counted]
             begin += len(counted)

@@ -20,7 +20,7 @@ TOLERANCE = 1e-5
 # Every replay in one process, and where its sums or its models are shared out; reinforce_pp whitens over copies.
 FAST = {
     "dp1": tuple(REPLAYS),
-    "dp2": ("grpo", "reinforce_pp", "old_policy", "skip"),
+    "dp2": ("grpo", "reinforce_pp", "old_policy", "skip", "updates"),
     "tp2": ("gspo", "skip"),
     "pp2": ("gspo", "old_policy"),
     "tp2_pp2": ("grpo",),
@@ -109,6 +109,9 @@ def test_five_steps_have_the_losses_norms_and_metrics_of_one_process(
 def test_every_step_is_measured_with_the_weights_that_sampled_the_recording(metrics: Metrics) -> None:
     for replay in REPLAYS:
         steps = metrics["dp1", replay]
+        if replay == "updates":  # measured with the first update of each batch
+            assert [step["logprob_gap_mean"] is None for step in steps] == [False, False, True, True, False]
+            steps = [step for step in steps if step["logprob_gap_mean"] is not None]
         assert all(0 <= step["logprob_gap_mean"] <= step["logprob_gap_max"] < 1e-5 for step in steps), replay
         assert all(step["logprob_gap_tokens"] > 100 for step in steps)
     # They have moved by far more since.
@@ -132,6 +135,11 @@ def test_the_other_replays_have_what_they_are_about(metrics: Metrics) -> None:
     # The correction is cut off at 0.9 and 1.1, which are 0.1 nats away.
     assert all(step["old_logprob_gap_max"] > 0.11 for step in (third, fourth, fifth))
     assert metrics["dp1", "gspo"][-1]["clip_fraction"] > 0.1
+    first, second, again, second_again, fifth = metrics["dp1", "updates"]
+    assert all(abs(step["ratio_max"] - 1) < TOLERANCE for step in (first, fifth))
+    assert all(step["ratio_max"] - 1 > 100 * TOLERANCE for step in (second, again, second_again))
+    assert again["old_logprob_gap_mean"] == first["old_logprob_gap_mean"]
+    assert second_again["old_logprob_gap_mean"] == second["old_logprob_gap_mean"]
     assert 0 < metrics["dp1", "skip"][-1]["samples_skipped"] < PROMPTS_PER_STEP * GROUP_SIZE
 
 

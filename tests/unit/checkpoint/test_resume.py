@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import yaml
@@ -13,9 +13,18 @@ from coati_rl.checkpoint.resume import open_resume_point
 from coati_rl.checkpoint.untrained_rollouts import FinishedGroup, UntrainedRollouts
 from coati_rl.config.cli import parse
 from coati_rl.data.draw_order import DrawOrder, fingerprint, ground_truth_digest
+from coati_rl.data.endless_prompts import EndlessPrompts, GeneratedPrompts
+from coati_rl.data.generators import open_generator
+from coati_rl.data.prompt_source import DatasetPrompts
+from coati_rl.data.tasks import Task
 from coati_rl.errors import ConfigError
+from coati_rl.generator_spec import parse_generator
 
 SIZES = "-t 1 -i 1 -ibs 2 -imbs 1 -tbs 2 -tMbs 1 -tmbs 1 -g 2 -d data.jsonl"
+
+
+def source(prompts):
+    return DatasetPrompts(prompts, num_episodes=1, seed=0)
 
 
 @pytest.fixture
@@ -37,7 +46,7 @@ def checkpoint(model_dir, make_prompts, tmp_path):
 def resume(checkpoint, model_dir, make_prompts):
     def run(flags="", *, num_prompts=10, model=model_dir, known=True):
         config = parse([*f"-m {model} -cp {checkpoint} {SIZES} {flags}".split()])[0]
-        return open_resume_point(config, make_prompts(num_prompts) if known else None, num_prompts=num_prompts)
+        return open_resume_point(config, source(make_prompts(num_prompts)) if known else None, num_prompts=num_prompts)
 
     return run
 
@@ -68,7 +77,7 @@ def ahead(checkpoint, model_dir, group_of):
 
 
 def test_without_the_flag_a_run_starts_at_the_beginning(make_prompts):
-    assert open_resume_point(parse([])[0], make_prompts(1), num_prompts=1) is None
+    assert open_resume_point(parse([])[0], source(make_prompts(1)), num_prompts=1) is None
 
 
 def test_a_checkpoint_is_a_position_and_the_steps_that_are_left(resume, checkpoint):
@@ -99,7 +108,7 @@ def test_as_many_prompts_with_other_tokens_are_refused_too(checkpoint, model_dir
     first, *others = make_prompts(10)
     changed = [replace(first, token_ids=(*first.token_ids, 4)), *others]
     with pytest.raises(ConfigError, match=r"not the prompts of .* \(10 prompts here, 10 there\)"):
-        open_resume_point(config, changed, num_prompts=10)
+        open_resume_point(config, source(changed), num_prompts=10)
 
 
 def test_the_fingerprint_sees_uids_and_tokens_but_not_answers(make_prompts):
@@ -165,7 +174,7 @@ def open_with(checkpoint, model_dir):
     run_config = parse([*f"-m {model_dir} {SIZES}".split()])[0].flat("json")
     (checkpoint.parents[1] / "config.yaml").write_text(yaml.safe_dump(run_config))
     config = parse([*f"-m {model_dir} -cp {checkpoint} {SIZES}".split()])[0]
-    return lambda prompts: open_resume_point(config, prompts, num_prompts=10).changes
+    return lambda prompts: open_resume_point(config, source(prompts), num_prompts=10).changes
 
 
 def test_ground_truths_that_changed_are_told(open_with, make_prompts):
@@ -265,3 +274,27 @@ def test_what_changed_in_a_task_is_told_and_old_configurations_have_none(resume,
     assert resume(f"--tasks {before}").changes == ()
     write("")
     assert resume().changes == ()
+
+
+def test_a_run_on_generated_rows_is_resumed_by_its_generator_and_not_by_another(checkpoint, model_dir, tokenizer):
+    def endless(text):
+        generated = GeneratedPrompts(
+            name="train",
+            generator=open_generator(parse_generator(text), seed=0, where=""),
+            task=Task(truth=None),
+            tokenizer=tokenizer,
+            max_prompt_tokens=500,
+            input_template=None,
+        )
+        return EndlessPrompts({"train": generated}, seed=0)
+
+    sums = "reasoning_gym:chain_sum"
+    state = json.loads((checkpoint / "state.json").read_text())
+    state["data"]["draw_order"] = asdict(endless(sums).order)
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    write_manifest(checkpoint)
+    config = parse([*f"-m {model_dir} -cp {checkpoint} {SIZES} -d {sums} --max-steps 9".split()])[0]
+    point = open_resume_point(config, endless(sums), num_prompts=None)
+    assert (point.step, point.num_steps, point.position.num_drawn) == (3, 9, 7)
+    with pytest.raises(ConfigError, match=r"not the prompts of .* \(endless prompts here, endless there\)"):
+        open_resume_point(config, endless(f"{sums}?max_terms=3"), num_prompts=None)

@@ -40,7 +40,8 @@ def kept(group_of, forked_group):
             Score(reward=float("inf"), answer_correct=False, format_valid=False, verdict="invalid", detail="late"),
         ),
     )
-    forked, dropped = forked_group(uid="p2"), group_of([(1.0, 1), (1.0, 1)], uid="p3")
+    spoken = ({"ended": "done", "turns": [{"role": "assistant", "tokens": 1}]}, {"ended": "failed", "turns": []})
+    forked, dropped = forked_group(uid="p2"), replace(group_of([(1.0, 1), (1.0, 1)], uid="p3"), records=spoken)
     return UntrainedRollouts(
         finished=(FinishedGroup(group=odd, sync_index=-2), FinishedGroup(group=forked, sync_index=0)),
         dropped=(dropped,),
@@ -59,7 +60,7 @@ def fields_of(group):
         }
         for each in group.trajectories
     ]
-    return group.prompt, group.producer_id, group.temperature, trajectories, group.scores
+    return group.prompt, group.producer_id, group.temperature, trajectories, group.scores, group.records
 
 
 def test_what_is_written_is_read(kept):

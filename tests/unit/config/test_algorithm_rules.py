@@ -50,6 +50,16 @@ REFUSALS = [
         ["--reward-combine None", "--advantage-estimator group_norm"],
     ),
     (
+        "-rt boxed=1,/a.py:f=1 --turn-advantages 0.9 --advantage-estimator gdpo --whiten-advantages",
+        "--turn-advantages 0.9 with --advantage-estimator gdpo: it changes the reward of a whole episode, and turns ",
+        ["--turn-advantages None", "--advantage-estimator group_norm"],
+    ),
+    (
+        "--turn-advantages 1 --reward-clip 0,1",
+        "--turn-advantages 1 with --reward-clip: ",
+        ["--turn-advantages None", "--reward-clip None"],
+    ),
+    (
         "--policy-loss ppo",
         "--policy-loss ppo: unknown; use clip, cispo, or FILE.py:FUNCTION",
         ["--policy-loss clip", "--policy-loss cispo"],
@@ -276,6 +286,7 @@ def test_dynamic_batching_that_nothing_fills_is_warned_about():
             "-rt boxed=1,/a.py:f=1 --advantage-estimator gdpo",
             "--advantage-estimator gdpo without --whiten-advantages: GDPO also brings the advantages of a ",
         ),
+        ("--turn-advantages 0.9", "--turn-advantages 0.9 without --env, --tools or --agent-command: has no effect"),
         ("--reward-scale 5", "--reward-scale 5 scales --soft-over-length-punishment, which is off"),
         ("--top-p 0.9 --old-logprobs engine", "--top-k, --top-p: engines renormalise what is left, so the trainer"),
     ],

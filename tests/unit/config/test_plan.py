@@ -2,6 +2,7 @@
 
 import pytest
 
+from coati_rl.config.algorithm_rules import algorithm_problems
 from coati_rl.config.cli import parse
 from coati_rl.config.plan import make_plan, resolve_precision
 
@@ -34,6 +35,8 @@ def test_the_plan_is_what_a_person_would_compute():
         ("--max-steps 300", 100, 12),
         ("--max-steps 3", None, 3),
         ("", None, None),
+        ("--updates-per-batch 3", 100, 36),
+        ("--updates-per-batch 3 --max-steps 6", 100, 6),
     ],
 )
 def test_episodes_and_max_steps_decide_how_many_steps_there_are(change, num_prompts, steps):
@@ -99,3 +102,13 @@ def test_the_printed_plan_names_the_parts_that_the_users_flags_have_changed():
         "algorithm               GSPO (advantage group_norm, whitened, clip 0.0003/0.001 per sequence, "
         "sample_level, no KL, old_logprobs of the trainer, icepop 0.5/5)"
     )
+
+
+@pytest.mark.parametrize(("max_steps", "nearest"), [(10, "8 or 12"), (3, "4")])
+def test_a_run_that_would_end_between_two_updates_of_a_batch_is_refused(max_steps, nearest):
+    (problem,) = algorithm_problems(parse(f"--updates-per-batch 4 --max-steps {max_steps}".split())[0])
+    assert problem == (
+        f"--max-steps {max_steps} with --updates-per-batch 4: counts optimizer steps, and each batch takes 4; "
+        f"use --max-steps {nearest}"
+    )
+    assert not [*algorithm_problems(parse(["--updates-per-batch", "4", "--max-steps", "12"])[0])]

@@ -39,7 +39,7 @@ def test_names_and_weights_are_told_apart(text, parts):
     [
         (
             "box",
-            "--reward-type 'box': unknown reward 'box'; use think_answer_tags, boxed, code, FILE.py:FUNCTION, model:",
+            "--reward-type 'box': unknown reward 'box'; use think_answer_tags, boxed, code, reasoning_gym, ",
         ),
         ("", "--reward-type '': a reward without a name; use"),
         ("boxed,", "--reward-type 'boxed,': a reward without a name; use"),

@@ -102,7 +102,10 @@ def test_sizes_beyond_counting_are_refused_at_once():
     ("argv", "message"),
     [
         ("-a SFT", "--algo 'SFT': unknown; use CISPO, DAPO, DR_GRPO, GRPO, GSPO, "),
-        ("-rt tags", "--reward-type 'tags': unknown reward 'tags'; use think_answer_tags, boxed, code, FILE.py:"),
+        (
+            "-rt tags",
+            "--reward-type 'tags': unknown reward 'tags'; use think_answer_tags, boxed, code, reasoning_gym, FILE.py:",
+        ),
         ("-ptp 2 -b transformers", "-ptp 2: only the vllm backend is tensor parallel; use -b vllm"),
     ],
 )

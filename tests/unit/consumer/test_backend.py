@@ -100,6 +100,15 @@ def test_gradients_are_there_from_the_last_mini_batch_to_the_step(model_dir: Pat
     assert backend.policy.gradients == {}
 
 
+def test_a_step_of_scale_0_clears_the_gradient_of_a_step_that_is_not_complete(model_dir: Path) -> None:
+    backend, other = make_backend(model_dir), make_backend(model_dir)
+    backend.forward_backward(mini_batch(make_micro_batch(SAMPLES[0]), is_last=False), LOSS)
+    assert backend.optimizer_step(loss_scale=0.0, learning_rate=1.0) == 0.0
+    for each in (backend, other):
+        each.forward_backward(mini_batch(make_micro_batch(*SAMPLES)), LOSS)
+    assert torch.equal(gradient(backend), gradient(other))
+
+
 def test_a_loss_evaluated_in_chunks_of_tokens_has_the_gradient_and_sums_of_one_that_sees_all(model_dir: Path) -> None:
     fused, whole = make_backend(model_dir, reference_dir=model_dir), make_backend(model_dir)
     micro_batch = make_micro_batch(*SAMPLES)

@@ -17,6 +17,7 @@ from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MiniBatch
 from coati_rl.config.optimizer import OptimizerConfig
 from consumer.backend import Backend, BackendConfig
+from consumer.models.scalar_head import ScalarHead
 from consumer.models.weight_history import WeightHistory
 from consumer.parallel.fsdp import FullyShardedParallelism, ShardedRows
 from consumer.parallel.layout import Layout
@@ -89,6 +90,16 @@ def test_an_optimizer_of_the_users_own_keeps_its_groups(model_dir: Path, tmp_pat
         train(backend)
     found = exported(sharded)
     assert all(torch.equal(found[name], weight) for name, weight in exported(plain).items())
+
+
+def test_a_model_with_a_scalar_head_is_sharded_and_has_no_lm_head(model_dir: Path) -> None:
+    head = ScalarHead(pad_token_id=0)
+    plain, sharded = (make_backend(model_dir, is_sharded=s, scalar_head=head) for s in (False, True))
+    expected, found = exported(plain), exported(sharded)
+    assert list(found) == list(expected) and "score.weight" in found
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    with pytest.raises(ValueError, match="the LM head is none of the model's parameters"):
+        sharded.policy.head_weights()
 
 
 def test_masters_are_float32_and_exports_are_what_the_forward_rounds_them_to(model_dir: Path) -> None:

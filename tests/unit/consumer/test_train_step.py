@@ -195,6 +195,11 @@ def test_a_step_without_samples_has_metrics_without_means() -> None:
         ({"kl_coeff": 0}, {}),
         ({"algo": "REINFORCE_PP"}, {"has_reference": True, "reward_kl_coeff": 0.01, "kl_estimator": "k1"}),
         ({"kl_coeff": 0, "old_logprobs": "trainer"}, {"old_policy_period": 2}),
+        ({"kl_coeff": 0, "updates_per_batch": 3}, {"updates_per_batch": 3}),
+        (
+            {"kl_coeff": 0, "old_logprobs": "trainer", "updates_per_batch": 3},
+            {"old_policy_period": 6, "updates_per_batch": 3},
+        ),
         ({"kl_coeff": 0, "top_p": 0.9}, {"old_policy_period": 2}),
         ({"kl_clamp": 10}, {"has_reference": True, "kl_clamp": 10.0}),
         ({"kl_coeff": 0, "off_policy_correction": "tis"}, {"old_policy_period": 2}),

@@ -5,7 +5,7 @@ import json
 from coati_rl.checkpoint.position import read_data_state
 from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.data.prompt_source import drawn_prompt
-from coati_rl.work import CommitReport, SyncReport, SyncWork, TrainWork
+from coati_rl.work import CommitReport, RepeatWork, SyncReport, SyncWork, TrainWork
 from tests.unit.coordinator.coordinator_calls import events, work
 
 
@@ -37,6 +37,8 @@ class Run:
         self.items.append(item)
         if isinstance(item, TrainWork) and item.batch.is_last:
             self.coordinator.report_step(item.batch.step, {})
+        if isinstance(item, RepeatWork):
+            self.coordinator.report_step(item.step, {})
         if isinstance(item, SyncWork):
             self.version = item.policy_version
             report = SyncReport(index=item.index, staged=(0,), failed={}, seconds=0.0, digest="d")

@@ -48,6 +48,11 @@ def test_running_ahead_is_bounded_by_slots_and_staleness_by_n_behind(make_coordi
     assert staleness == [0, 0, 1, 1, 1, 1, 1, 1]
 
 
+def overdue(coordinator, *, producer=0):
+    """The leases that a producer is told of when it asks for nothing else."""
+    return coordinator.lease(producer, max_prompts=0, timeout_s=0).overdue
+
+
 def test_a_long_response_may_be_overtaken_until_its_weights_would_be_too_old(make_coordinator, make_group):
     coordinator = make_coordinator(num_prompts=40, n_behind=1)
     coordinator.add_producer(0, version=0)
@@ -57,7 +62,10 @@ def test_a_long_response_may_be_overtaken_until_its_weights_would_be_too_old(mak
     report_sync(coordinator, work(coordinator, 2))
     assert isinstance(work(coordinator, 3), TrainWork)
     assert finish_leases(coordinator, make_group, lease_all(coordinator), version=2) == 4
+    assert overdue(coordinator) == ()
     assert work(coordinator, 4) is None, "there are prompts enough, but the next sync would make the long one too old"
+    assert overdue(coordinator) == (long.lease_id,), "its producer may cut it"
+    assert overdue(coordinator, producer=1) == ()
     finish_leases(coordinator, make_group, [long])
     assert isinstance(work(coordinator, 4), TrainWork)
 
@@ -118,6 +126,21 @@ def test_trainers_go_on_while_producers_end_what_they_generate_but_not_to_the_ne
     assert work(coordinator, 5) is None, "what is staged must not be overwritten"
     report_commit(coordinator, 0, 2)
     assert isinstance(work(coordinator, 5), SyncWork)
+
+
+def test_what_a_commit_waits_for_is_overdue_once_the_next_sync_is_due(make_coordinator, make_group):
+    coordinator = make_coordinator(num_prompts=40, n_behind=2)
+    coordinator.add_producer(0, version=0)
+    coordinator.add_producer(1, version=0)
+    (long,) = coordinator.lease(0, max_prompts=1, timeout_s=0).leases
+    finish_leases(coordinator, make_group, lease_all(coordinator, 1), producer=1)
+    work(coordinator, 0), work(coordinator, 1)
+    report_staged(coordinator, work(coordinator, 2))
+    report_commit(coordinator, 1, 2)
+    assert [type(work(coordinator, index)) for index in (3, 4)] == [TrainWork, TrainWork]
+    assert overdue(coordinator) == ()
+    assert work(coordinator, 5) is None, "what is staged must not be overwritten"
+    assert overdue(coordinator) == (long.lease_id,)
 
 
 def test_a_producer_whose_commit_fails_is_removed_with_the_cause(make_coordinator, make_group):

@@ -23,6 +23,11 @@ def test_sizes_come_from_the_version_algebra():
     assert settings.seed == 7
 
 
+def test_updates_per_batch_make_the_sync_period_longer_and_the_slots_no_more():
+    settings = settings_of("-t 2 -i 3 -ibs 8 -tbs 4 -tMbs 2 -tmbs 3 -g 5 -nb 1 --updates-per-batch 4")
+    assert (settings.sync_period, settings.prompts_per_rollout, settings.num_slots) == (12, 24, 48)
+
+
 def test_the_layout_of_micro_batches_comes_from_the_flags():
     settings = settings_of("--max-tokens-per-microbatch 8192 --one-sample-per-row -t 8 -tp 2 -pp 2")
     assert (settings.batch.max_tokens_per_microbatch, settings.batch.one_sample_per_row) == (8192, True)

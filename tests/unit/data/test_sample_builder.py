@@ -175,3 +175,20 @@ def test_rewards_are_scaled_before_the_length_penalty_is_added(group_of):
         group, rules=rules, loss_variation="token_level", estimator=group_mean, scaling=RewardScaling(clip=(0.0, 1.0))
     )
     assert advantages(samples) == {0: 0.0, 1: 0.0}, "1 - 1 and 0"
+
+
+def test_turns_have_advantages_of_the_rewards_that_follow_them(forked_group):
+    # Episode 0 was rewarded 0.5 in its first turn, and 1 in all, so 0.5 at its third, which is a fork; episode 1 has 0.
+    group = forked_group()
+    first, fork, other = build(group, estimator=group_mean, turn_discount=0.5)
+    assert first.arrays["advantages"].tolist() == [0.3125, 0.3125, 0.0, 0.0, 0.0], "(0.5 + 0.5 * 0.5 * 0.5) / 2"
+    assert (fork.arrays["advantages"], other.arrays["advantages"]) == (0.0, -0.3125), "only episode 0 has more turns"
+
+
+def test_all_turns_have_the_episodes_advantage_if_only_the_end_is_rewarded_and_nothing_discounted(forked_group):
+    one, two = (trajectory([1, 2, 3, 10, 11, 20, 12], (3, 5), (6, 7), episode=episode) for episode in (0, 1))
+    group = forked_group((one, two))
+    by_turn, by_episode = build(group, turn_discount=1.0), build(group)
+    assert [sample.arrays["advantages"] for sample in by_turn] == [
+        np.float32(sample.arrays["advantages"]) for sample in by_episode
+    ]

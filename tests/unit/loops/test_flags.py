@@ -12,9 +12,11 @@ import pytest
 
 from coati_rl.config import Config
 from coati_rl.data.packing import build_mini_batch
+from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.work import SyncWork, TrainWork
 from tests.unit.loops import (
     test_algorithms,
+    test_flags_of_environments,
     test_flags_of_ray,
     test_flags_of_rewards,
     test_flags_of_the_cluster,
@@ -141,6 +143,7 @@ IN_RUNS = {
     "dataset": Row("<other>", lambda t: {g.prompt.text[:5] for g in t.groups}, {"train"}, {"other"}),
     "eval_dataset": Row({"b": "<math>"}, lambda t: {e["task"] for e in t.of("evaluation")}, {"math"}, {"b"}, MATH),
     "max_samples": Row(4, prompts, [*range(10, 18)], [*range(10, 14)]),
+    "streaming": Row(True, lambda t: isinstance(t.prepared.train.prompts, StreamedPrompts), False, True),
     "prompt_key": Row("gt_answer", prompts, ..., [6] * 8),  # the column holds one byte
     "input_template": Row("{}", prompts, ..., [*range(5, 13)]),
     "chat_template": Row("chatml", prompts),
@@ -177,6 +180,7 @@ IN_RUNS = {
     "policy_loss": Row("cispo", first_gradient),
     "ratio_level": Row("sequence", metric("ratio_max")),
     "loss_variation": Row("token_level", first_gradient),
+    "updates_per_batch": Row(2, lambda t: [s.get("update") for s in t.steps], [None] * 4, [0, 0, 1, 1] * 2),
     "clip_eps_low": Row(0.9, metric("clip_fraction")),
     "clip_eps_high": Row(50.0, metric("clip_fraction"), base=KEEP_ALL, options=UNLIKELY),
     "clip_dual": Row(3.0, metric("loss"), base=KEEP_ALL, options=UNLIKELY),
@@ -243,6 +247,7 @@ ELSEWHERE = {  # fields that act on Ray and on processes, or end a run, each in 
         test_flags_of_the_cluster,
         test_flags_of_ray,
         test_flags_of_rewards,
+        test_flags_of_environments,
         test_algorithms,
         test_logprob_gap,
         test_tasks,

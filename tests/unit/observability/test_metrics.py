@@ -19,6 +19,7 @@ RECORD = {
     "staleness_mean": 0.0,
     "logprob_gap_mean": 2e-6,
 }
+NO_GAP = {"logprob_gap_mean": None}
 
 
 def test_every_key_of_a_rollout_run_is_described():
@@ -41,14 +42,24 @@ def test_throughput_is_response_tokens_over_the_steps_wall_time():
         ),
         ({}, 10, "step 3/10  reward 0.500  accuracy 0.250  loss -0.0100  200 tok/s  staleness 0.00  gap 2.0e-06"),
         (
-            {"logprob_gap_mean": None},
+            NO_GAP,
             None,
             "step 3  reward 0.500  accuracy 0.250  loss -0.0100  200 tok/s  staleness 0.00  gap -",
         ),
         (
-            {"loss": None, "logprob_gap_mean": None},  # no sample in the loss
+            {"loss": None, **NO_GAP},  # no sample in the loss
             10,
             "step 3/10  reward 0.500  accuracy 0.250  loss -  200 tok/s  staleness 0.00  gap -",
+        ),
+        (
+            {"update": 0},
+            10,
+            "step 3/10  update 0  reward 0.500  accuracy 0.250  loss -0.0100  200 tok/s  staleness 0.00  gap 2.0e-06",
+        ),
+        (
+            {"update": 1, "reward_mean": None, "answer_accuracy": None, "num_response_tokens": 0, **NO_GAP},
+            10,
+            "step 3/10  update 1  loss -0.0100  staleness 0.00",
         ),
     ],
 )

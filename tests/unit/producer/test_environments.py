@@ -10,6 +10,7 @@ import pytest
 from coati_rl.observability.timeline import NO_TIMELINE
 from coati_rl.types import Lease, Prompt, SamplingParams, SharedPrefix, Trajectory, Turn
 from producer.engines import create_engine
+from producer.environments.environment import Rollout
 from producer.environments.single_turn import SingleTurn
 from producer.group_runner import GroupRunner
 
@@ -29,7 +30,8 @@ class TwoTurns:
         self.waits_s = waits_s
 
     async def run(self, prompt, generate, *, group_size):
-        return await asyncio.gather(*(self._episode(prompt, generate, index) for index in range(group_size)))
+        episodes = (self._episode(prompt, generate, index) for index in range(group_size))
+        return Rollout(trajectories=await asyncio.gather(*episodes))
 
     async def _episode(self, prompt, generate, index):
         (first,) = await generate(prompt.token_ids, episode=index)
@@ -65,9 +67,9 @@ class NotingEngine:
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
-    def submit(self, request):
+    def submit(self, request, on_tokens=None):
         self.requests.append(request)
-        return self._engine.submit(request)
+        return self._engine.submit(request, on_tokens)
 
     def abort(self, request_id):
         self.aborted.append(request_id)
@@ -165,10 +167,10 @@ def test_an_environment_may_wait_for_a_socket_while_the_engine_answers_others(ma
 
     class Asks(SingleTurn):
         async def run(self, prompt, generate, *, group_size):
-            trajectories = await super().run(prompt, generate, group_size=group_size)
+            rollout = await super().run(prompt, generate, group_size=group_size)
             if prompt.uid == "p0":
                 assert await asyncio.get_running_loop().sock_recv(near, 1) == b"!"
-            return trajectories
+            return rollout
 
     with near, far:
         runner = make_runner(Asks())

@@ -31,7 +31,7 @@ def brevity(tmp_path: Path) -> str:
 def test_each_built_in_reward_has_a_function_and_a_system_prompt() -> None:
     assert get_reward("boxed")(r"\boxed{5}", "5").reward == 1.0
     assert get_reward("think_answer_tags")(RIGHT, "5").reward == 1.0
-    assert set(SYSTEM_PROMPTS) == {"boxed", "think_answer_tags", "code"}
+    assert set(SYSTEM_PROMPTS) == {"boxed", "think_answer_tags", "code", "reasoning_gym"}
 
 
 def test_no_reward_is_zero_for_every_response_and_asks_for_nothing() -> None:
@@ -68,7 +68,9 @@ def test_a_function_that_takes_a_ground_truth_needs_one_and_nothing_else_does(br
 @pytest.mark.parametrize("refuse", [get_reward, default_system_prompt])
 def test_an_unknown_reward_type_is_refused_with_the_choices(refuse: object) -> None:
     assert callable(refuse)
-    with pytest.raises(ConfigError, match=r"unknown reward 'box'; use think_answer_tags, boxed, code, FILE\.py:FUNC"):
+    with pytest.raises(
+        ConfigError, match=r"unknown reward 'box'; use think_answer_tags, boxed, code, reasoning_gym, FILE\.py:FUNC"
+    ):
         refuse("box")
 
 

@@ -91,7 +91,7 @@ def test_a_source_of_which_nothing_can_be_trained_has_no_share(write, samples_of
 def test_messages_need_a_chat_template_and_text_does_not(write):
     def needs(row, flags=""):
         config = parse_job(["-m", "model", "-d", write("a", row), *flags.split()], OFFLINE["sft"])[0]
-        return needs_chat_template(load_forms(config, config.data.dataset, flag=TRAIN_FLAG).forms)
+        return needs_chat_template(load_forms(config, config.data.dataset, flag=TRAIN_FLAG))
 
     assert needs({"prompt": "1", "completion": "2"}) and not needs({"text": "1"})
     assert not needs({"prompt": "1", "completion": "2"}, "--input-template {}")

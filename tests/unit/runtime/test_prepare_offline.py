@@ -1,9 +1,11 @@
 """Test the preparation of jobs on a dataset: samples, plan, and the refusal of wrong rows before anything starts."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from coati_rl.config.cli import parse_job
 from coati_rl.config.commands import OFFLINE
@@ -57,8 +59,6 @@ def test_equal_completions_are_left_out_and_counted(prepared):
 
 
 def test_plain_text_needs_no_chat_template_and_messages_do(prepared, model_dir, tokenizer, tmp_path):
-    import shutil
-
     bare = tmp_path / "bare"
     shutil.copytree(model_dir, bare)
     (bare / "chat_template.jinja").unlink(missing_ok=True)
@@ -141,6 +141,7 @@ def run_command(monkeypatch, tmp_path, capsys):
         return code, capsys.readouterr()
 
     monkeypatch.setattr("coati_rl.runtime.driver.prepare_ray_environment", lambda config: pytest.fail("it was started"))
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda *_, **__: pytest.fail("a model was loaded"))
     return run
 
 
@@ -154,6 +155,90 @@ def test_a_command_refuses_wrong_rows_and_flags_with_exit_code_2_and_its_own_nam
         2,
         "coati-rl dpo: --kl-coeff: is a flag of coati-rl rl, and coati-rl dpo lacks it\n",
     )
+
+
+LABELLED = {"prompt": "q", "completion": "a", "label": True}
+STEPS = {"prompt": "q", "completions": ["a"], "labels": [True]}
+GOOD = {"sft": {"messages": TURNS}, "rm": PAIR, "dpo": PAIR, "kto": LABELLED, "prm": STEPS}
+OF_ASKED = [{"role": "user", "content": "q"}, {"role": "judge", "content": "fine"}]
+
+
+@pytest.mark.parametrize("flag", ["--dataset", "--eval-dataset eval"])
+@pytest.mark.parametrize(
+    ("job", "row", "message"),
+    [
+        *((job, PAIR | {"chosen": " "}, "its chosen is empty; write the completion") for job in ("rm", "dpo", "kto")),
+        ("dpo", PAIR | {"rejected": ""}, "its rejected is empty; write the completion, or leave the row out"),
+        ("sft", {"prompt": "q", "completion": ""}, "its completion is empty; write the completion"),
+        ("kto", LABELLED | {"label": "good"}, "its label is 'good'; write true or false (or 1 or 0)"),
+        ("kto", LABELLED | {"label": 0.7}, "its label is 0.7; write true or false (or 1 or 0)"),
+        ("prm", STEPS | {"labels": ["yes"]}, "label 1 is 'yes'; write true or false (or 1 or 0)"),
+        ("sft", {"messages": TURNS[:1]}, "no message has the role assistant; every row needs one"),
+        ("dpo", {"messages": TURNS[:1], "chosen": TURNS[:1], "rejected": "a"}, "one of chosen and rejected is text"),
+        ("sft", {"messages": [*OF_ASKED, TURNS[1]]}, "the model's chat template refuses it: unknown role"),
+        ("kto", LABELLED | {"prompt": OF_ASKED}, "the model's chat template refuses it: unknown role"),
+        ("rm", PAIR | {"prompt": OF_ASKED}, "the model's chat template refuses it: unknown role"),
+        ("prm", STEPS | {"prompt": OF_ASKED}, "the model's chat template refuses it: unknown role"),
+    ],
+)  # fmt: skip
+def test_a_command_names_the_row_that_is_wrong_and_loads_no_model(
+    run_command, model_dir, tmp_path, job, flag, row, message
+):
+    others = [GOOD[job], GOOD[job] | ({"prompt": "p"} if "prompt" in GOOD[job] else {})]
+    files = {"--dataset": others, "--eval-dataset eval": others}
+    files[flag] = [GOOD[job], row]
+    for name, rows in files.items():
+        (tmp_path / f"{name[2:6]}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    own = ["--placeholder-token", "#", "--reward-tokens", "+", "--reward-tokens=-"] if job == "prm" else []
+    datasets = ["-d", tmp_path / "data.jsonl", "-ed", tmp_path / "eval.jsonl"]
+    code, output = run_command(job, "-m", model_dir, *datasets, "-tbs", 1, "--device", "cpu", *own)
+    where = f"coati-rl {job}: {flag} {tmp_path / f'{flag[2:6]}.jsonl'}, line 2: "
+    assert (code, output.out) == (2, "")
+    assert output.err.startswith(where + message) and output.err.count("\n") == 1, output.err
+
+
+@pytest.mark.parametrize("job", ["rm", "dpo", "kto"])
+def test_a_command_counts_pairs_that_prefer_nothing_and_refuses_rows_of_nothing_else(
+    run_command, model_dir, tmp_path, job
+):
+    equal, other = PAIR | {"rejected": PAIR["chosen"]}, PAIR | {"prompt": "p"}
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in (PAIR, equal, equal, other)))
+    flags = ["-m", model_dir, "-d", path, "-tbs", 1, "--device", "cpu"]
+    code, output = run_command(job, *flags, "--dry-run")
+    assert code == 0 and "2 pairs left out, as chosen equals rejected" in output.out
+    path.write_text(json.dumps(equal) + "\n")
+    code, output = run_command(job, *flags)
+    assert code == 2 and "no row can be trained on" in output.err and "of 1 pairs chosen equals" in output.err
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ messages[0].content + 1 }}", "line 1: the model's chat template refuses it: can only concatenate str"),
+        ("{{ 1 // (messages | length - 2) }}", "line 1: the model's chat template refuses it: "),
+        ("{% for", "--chat-template, line 1: is no Jinja template: "),
+    ],
+)
+def test_a_command_refuses_a_template_that_fails_whatever_it_raises(
+    run_command, model_dir, tmp_path, template, message
+):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": TURNS}) + "\n")
+    (tmp_path / "own.jinja").write_text(template)
+    own = ["--chat-template", tmp_path / "own.jinja", "--device", "cpu"]
+    code, output = run_command("sft", "-m", model_dir, "-d", tmp_path / "rows.jsonl", "-tbs", 1, *own)
+    assert code == 2 and message in output.err and output.err.count("\n") == 1, output.err
+
+
+def test_a_command_refuses_a_teacher_of_another_vocabulary_by_its_flag(run_command, model_dir, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(model_dir, other)
+    text = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(text.replace('"A": ', '"AA": '))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": TURNS}) + "\n")
+    flags = ["-d", tmp_path / "rows.jsonl", "-tbs", 1, "--device", "cpu", "--teacher", other]
+    code, output = run_command("sft", "-m", model_dir, *flags)
+    assert code == 2 and output.err.startswith(f"coati-rl sft: --teacher {other}: its vocabulary of 257 tokens is not")
 
 
 def test_a_dry_run_prints_the_plan_and_ends_with_0(run_command, model_dir, tmp_path):

@@ -1,6 +1,7 @@
 """The rows of a run's files: whose they are, and what is said of tasks that have none and rows that name none."""
 
 import json
+import pickle
 
 import pytest
 
@@ -9,8 +10,8 @@ from coati_rl.config.cli import build_config
 from coati_rl.data.dataset import make_prompts
 from coati_rl.data.tasks import Task, TaskRow
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts
-from rewards.registry import default_system_prompt, needs_ground_truth
+from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts, make_source
+from rewards.registry import columns_of, default_system_prompt, needs_ground_truth
 
 FACTS = RewardFacts(default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth)
 TASKS = {"math": {"reward_type": "boxed"}, "code": {"reward_type": "code", "system_prompt": "Code."}}
@@ -119,3 +120,72 @@ def test_the_command_ends_with_2_and_one_message(files, tmp_path, capsys):
     assert rl_example.main(argv, tmp_path) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "code.jsonl, line 1 (task math): has no gt_answer; every row needs messages and gt_answer" in line
+
+
+SUMS = "reasoning_gym:chain_sum?min_terms=2&max_terms=2"
+FACTS_OF_COLUMNS = RewardFacts(
+    default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth, columns_of=columns_of
+)
+
+
+def source_of(tokenizer, **values):
+    config = build_config({"max_prompt_tokens": 1000, "max_steps": 5, **values})
+    rows = load_run_rows(config, FACTS_OF_COLUMNS)
+    train, evaluation = make_run_prompts(rows, config, tokenizer)
+    return make_source(rows, config, tokenizer, train), evaluation
+
+
+def test_generated_rows_are_prompts_with_the_system_prompt_and_the_data_of_their_verifier(tokenizer):
+    source, _ = source_of(tokenizer, dataset=SUMS)
+    prompt = source.draw(3)
+    assert (prompt.uid, prompt.task, prompt.messages[0]["role"]) == ("train-3.0", "reasoning_gym", "system")
+    assert "<answer>answer here</answer>" in prompt.messages[0]["content"]
+    assert prompt.text.startswith("State the final answer to the following arithmetic problem: ")
+    left, operator, right = prompt.text.partition(": ")[2].removesuffix(" =").split()
+    assert int(prompt.ground_truth) == int(left) + (int(right) if operator == "+" else -int(right))
+    assert prompt.columns["metadata"]["source_dataset"] == "chain_sum"
+    assert prompt.columns["parameters"] == {"min_terms": 2, "max_terms": 2}
+    assert source_of(tokenizer, dataset=SUMS, seed=1)[0].draw(3).text != prompt.text
+
+
+def test_generated_rows_are_mixed_with_those_of_files_by_shares(files, tokenizer):
+    source, _ = source_of(tokenizer, dataset=f"{SUMS}=1,{files['math']}=1", reward_type="boxed", prompt_key="messages")
+    drawn = [source.draw(number) for number in range(8)]
+    assert [prompt.task for prompt in drawn].count("reasoning_gym") == 4
+    assert {prompt.uid for prompt in drawn if prompt.task == "default"} == {
+        f"train:1-{row}.{passed}" for row in (0, 1) for passed in (0, 1)
+    }
+    assert all(not prompt.columns for prompt in drawn if prompt.task == "default")
+    in_another_process = pickle.loads(pickle.dumps(source))
+    assert [in_another_process.draw(number) for number in range(8)] == drawn
+
+
+def test_an_evaluation_set_has_as_many_rows_as_its_size_and_is_the_same_in_every_run(files, tokenizer):
+    values = {"dataset": files["math"], "reward_type": "boxed", "eval_dataset": {"sums": f"{SUMS}&size=3"}}
+    (_, first), (_, second) = (source_of(tokenizer, **values, seed=seed) for seed in (0, 1))
+    assert first == second and [prompt.uid for prompt in first["sums"].prompts] == ["sums-0", "sums-1", "sums-2"]
+    trained = source_of(tokenizer, dataset=SUMS)[0]
+    assert not {prompt.text for prompt in first["sums"].prompts} & {trained.draw(number).text for number in range(9)}
+
+
+def test_a_task_may_score_generated_rows_in_another_way(tokenizer):
+    tasks = {"sums": {"reward_type": "boxed"}}
+    source, _ = source_of(tokenizer, dataset={"sums": SUMS}, tasks=tasks, answer_key="other")
+    assert "\\boxed{}" in source.draw(0).messages[0]["content"] and source.draw(0).ground_truth.lstrip("-").isdigit()
+
+
+def test_a_generator_that_is_unknown_or_too_long_is_refused_before_anything_starts(tokenizer):
+    assert "chain_sun: no such generator; use chain_sum" in refusal(dataset="reasoning_gym:chain_sun")
+    with pytest.raises(
+        ConfigError, match=r"--dataset reasoning_gym:chain_sum: 16 rows were made .* --max-prompt-tokens"
+    ):
+        source_of(tokenizer, dataset=SUMS, max_prompt_tokens=9)
+
+
+def test_the_command_plans_a_run_on_generated_rows(tmp_path, capsys):
+    sizes = "-i 1 -t 1 -g 2 -ibs 2 -imbs 2 -tbs 2 -tMbs 2 -tmbs 4 --device cpu --dry-run -m a/b"
+    assert rl_example.main(["-d", SUMS, "--max-steps", "7", *sizes.split()], tmp_path) == 0
+    assert "prompts                 endless\noptimizer steps         7" in capsys.readouterr().out
+    assert rl_example.main(["-d", f"{SUMS}&terms=3", "--max-steps", "7", *sizes.split()], tmp_path) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "chain_sum has no parameter terms; use min_terms or max_terms" in line

@@ -1,0 +1,65 @@
+"""Test whole runs in threads whose prompts are episodes of several turns."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coati_rl.errors import RunError
+
+TALK = {
+    "env": f"{Path(__file__).parent}/talk.py:Talk",
+    "chat_template": "chatml",
+    "max_episode_tokens": 400,
+    "reward_type": "env",
+}
+
+
+def records(directory):
+    return [json.loads(line) for path in sorted(directory.iterdir()) for line in path.read_text().splitlines()]
+
+
+def test_rollouts_metrics_and_evaluations_are_of_episodes(run_in_threads, write_prompts):
+    trace = run_in_threads({**TALK, "eval_dataset": {"math": write_prompts("math", 2)}, "eval_interval": 2})
+    assert all(len(each.turns) == 2 for group in trace.groups for each in group.trajectories)
+    line = records(trace.paths.rollouts)[0]
+    assert line["environment"]["ended"] == "done"
+    assert [turn["role"] for turn in line["environment"]["turns"]] == ["prompt", "assistant", "user", "assistant"]
+    assert line["reward"] == sum(value for _, _, value in line["token_rewards"])
+    step = trace.steps[0]
+    assert step["turns_mean"] == 2.0
+    assert 0 < step["environment_s_mean"] < 10.0
+    assert step["reward_mean"] > 0 and step["samples_invalid"] == 0
+    evaluated = [group for group in trace.groups if group.prompt.purpose == "eval"]
+    assert {len(group.trajectories[0].turns) for group in evaluated} == {2}
+    assert {lease.sampling.temperature for lease in trace.leases if lease.prompt.purpose == "eval"} == {0.0}
+    assert {event["num_prompts"] for event in trace.of("evaluation")} == {2}
+
+
+def test_rewards_of_an_environment_are_added_to_those_of_a_named_reward(run_in_threads):
+    trace = run_in_threads({**TALK, "reward_type": "boxed", "max_steps": 1})
+    for group in trace.groups:
+        for trajectory, score in zip(group.trajectories, group.scores, strict=True):
+            given, scored = score.breakdown["env"], score.breakdown["response"]
+            assert given == sum(reward.value for reward in trajectory.rewards)
+            assert (score.reward, scored) == (given + scored, float(len(trajectory.text) % 2))
+
+
+def test_a_run_whose_episodes_all_fail_ends_with_the_cause(run_in_threads):
+    with pytest.raises(RunError, match=r"samples failed because: all 2 episodes failed, .* the world has ended"):
+        run_in_threads({**TALK, "env_arg": ["fails=true"]})
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_no_episode_is_staler_than_the_bound_however_long_it_takes(run_in_threads, in_flight):
+    """Each second episode takes 0.3 s a turn, in which the trainer is done with the other prompts."""
+    trace = run_in_threads(
+        {**TALK, "env_arg": ["wait_s=0.1"], "n_behind": 1, "inflight_update": in_flight, "num_episodes": 2}
+    )
+    assert {step["staleness_max"] for step in trace.steps} <= {0, 1}
+    assert len(trace.steps) == 8
+    uids = [group.prompt.uid for group in trace.groups]
+    assert len(uids) == len(set(uids)) == 16, "each prompt of both passes was rolled out once"
+    if not in_flight:
+        versions = [set(each.policy_versions.tolist()) for group in trace.groups for each in group.trajectories]
+        assert all(len(each) == 1 for each in versions), "a commit waited for open episodes"

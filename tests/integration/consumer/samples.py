@@ -89,7 +89,7 @@ def forked(samples: Sequence[Sample]) -> list[Sample]:
 def forked_turns(samples: Sequence[Sample]) -> list[Sample]:
     """Forked episodes of two turns with advantages of their own, and a tool's answer, not in the loss, in each turn."""
     return [
-        dataclasses.replace(s, advantage=np.where(np.arange(s.num_response) < s.num_response // 2, s.advantage, -0.7))
+        dataclasses.replace(s, advantage=np.where(np.arange(s.num_response) < s.num_response // 2, s.advantage, -0.4))
         for s in forked(with_holes(samples))
     ]
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from coati_rl.config.cli import build_config
 from coati_rl.errors import ConfigError
+from producer.gateway import made_agents
 
 TALK = f"{Path(__file__).parent}/talk.py:Talk"
 CHAT = {"chat_template": "chatml", "max_episode_tokens": 400, "reward_type": "boxed", "max_steps": 1}
@@ -121,3 +123,31 @@ def test_tool_format__is_needed_where_the_template_s_own_is_unknown(run_in_threa
         run_in_threads(unknown)
     trace = run_in_threads({**unknown, "tool_format": "hermes"})
     assert {record["ended"] for group in trace.groups for record in group.records} == {"done"}
+
+
+@pytest.fixture
+def agent_of(monkeypatch, model_dir):
+    """Flags -> what a producer is told of agents; a whole run with agents is in test_agents.py."""
+    monkeypatch.setattr(made_agents, "AgentEnvironment", lambda agent, *_, **__: agent)
+
+    def make(**changes):
+        given = {"model": str(model_dir), "dataset": "d", "chat_template": "chatml", "agent_command": "python -V"}
+        return made_agents.make_agents(build_config({**given, **changes}))
+
+    return make
+
+
+def test_agent_command__is_what_is_started(agent_of):
+    assert agent_of().command == ("python", "-V")
+
+
+def test_agent_timeout__is_the_time_of_an_episode(agent_of):
+    assert [agent_of(**given).timeout_s for given in ({}, {"agent_timeout": 7.0})] == [600.0, 7.0]
+
+
+def test_agent_processes__is_how_many_run_at_a_time(agent_of):
+    assert [agent_of(**given).max_processes for given in ({}, {"agent_processes": 3})] == [64, 3]
+
+
+def test_agent_ground_truth__is_told(agent_of):
+    assert [agent_of(**given).with_ground_truth for given in ({}, {"agent_ground_truth": True})] == [False, True]

@@ -65,6 +65,7 @@ class Scripted:
         self._tokenizer = tokenizer
         self._answers = {episode: list(texts) for episode, texts in answers.items()}
         self.contexts: dict[int, list[str]] = {episode: [] for episode in answers}
+        self.cut = asyncio.Event()
 
     async def __call__(self, token_ids, *, num_samples=1, episode=None, sampling=None):
         self.contexts[episode].append(self._tokenizer.decode(list(token_ids)))
@@ -82,6 +83,9 @@ class Scripted:
                 text=text,
             ),
         )
+
+    def end_episode(self, episode: int) -> None:
+        """Nothing is open."""
 
 
 Play = Callable[..., tuple[Rollout, Scripted]]

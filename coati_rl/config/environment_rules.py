@@ -21,7 +21,7 @@ def environment_problems(config: Config) -> Iterator[str]:
         if given:
             yield f"{', '.join(given)} without --env: has no effect; give --env FILE.py:CLASS, or leave it out"
         return
-    if environment.env is not None and not is_plugin(environment.env):
+    if environment.env is not None and not (is_plugin(environment.env) or environment.env.endswith(".py")):
         yield f"--env {environment.env}: is no environment; write FILE.py:CLASS"
     if environment.stale_episodes == "cut" and config.sync.n_behind == 0:
         yield (

@@ -20,9 +20,9 @@ class EnvironmentConfig(Section):
 
     env: str | None = experiment(
         None,
-        "Environment of multi-turn episodes: FILE.py:CLASS with reset and step, or FILE.py of an agent of RL2, RL4LLM "
-        "or OpenRLHF (docs/agents.md). Rewards are its own, -rt env, unless -rt names others, which are added. "
-        "Default: one answer to each prompt.",
+        "Environment of multi-turn episodes: FILE.py:CLASS with reset and step, FILE.py of an agent of RL2, RL4LLM or "
+        "OpenRLHF, or textarena:GAME (docs/agents.md). Rewards are its own, -rt env, unless -rt names others, which "
+        "are added. Default: one answer to each prompt.",
     )
     env_arg: list[str] = experiment(
         [],
@@ -48,6 +48,8 @@ class EnvironmentConfig(Section):
     @field_validator("env")
     @classmethod
     def _path_is_absolute(cls, name: str | None) -> str | None:
+        if name and name.startswith("textarena:"):
+            return name
         if name and name.endswith(".py"):  # of another system: what is in it is known by its name
             return str(absolute(name))
         return name and absolute_plugin(name)

@@ -11,18 +11,24 @@ from coati_rl.plugins import load_function, load_module
 from producer.environments.compatible.forms import Form, form_of, object_of
 from producer.environments.compatible.run_limits import RunLimits
 from producer.environments.compatible.stand_ins import stand_ins
+from producer.environments.textarena_game import PREFIX, TextArenaEpisode, check_game
 
 
 def episode_factory(name: str, arguments: Mapping[str, Any], limits: RunLimits | None = None) -> Form:
     """Return what makes the object of an episode; none is made here.
 
     Args:
-        name: FILE.py:CLASS, or FILE.py of an agent of another system, with an absolute path.
+        name: FILE.py:CLASS, or FILE.py of an agent of another system, with an absolute path; or textarena:GAME.
         arguments: of the class, by name.
-        limits: of the run, which agents of other systems need; None: the file is only checked.
+        limits: of the run, which agents of other systems need; None: this is a check.
     Raises: ConfigError for a file that cannot be imported, a class without `reset` or `step`, arguments that it does
-        not take.
+        not take, a game that cannot be played.
     """
+    if name.startswith(PREFIX):
+        game = name.removeprefix(PREFIX)
+        if limits is None:  # a check
+            check_game(game, arguments)
+        return Form(make=functools.partial(TextArenaEpisode, game, arguments))
     is_file = name.endswith(".py")
     with stand_ins():
         module = load_module(Path(name if is_file else name.rpartition(":")[0]), name, flag="--env")

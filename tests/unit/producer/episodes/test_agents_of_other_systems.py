@@ -1,74 +1,15 @@
 """Run the examples of docs/examples, agents in the forms of RL2, RL4LLM and OpenRLHF, as --env does."""
 
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from coati_rl.config.cli import parse
-from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
-from coati_rl.observability.timeline import NO_TIMELINE
-from coati_rl.types import Completion
-from producer.engines.engine_thread import ThreadedEngine
-from producer.engines.fake_engine import _FakeCore
-from producer.environments.made_environment import check_environment, make_environment
-from producer.group_runner import GroupRunner
+from producer.environments.made_environment import check_environment
 
 EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"
-
-
-@pytest.fixture(scope="module")
-def model(template, tmp_path_factory):
-    """A directory with the tokenizer."""
-    directory = tmp_path_factory.mktemp("model")
-    template._tokenizer.save_pretrained(directory)
-    return directory
-
-
-@pytest.fixture
-def play_file(model, template, lease_of):
-    """(file or FILE.py:NAME, what the policy says to a context, flags) -> the finished group, from --env on."""
-    opened = []
-
-    def run(name, answer, *flags, group_size=2, **lease):
-        def complete(request, index):
-            said = answer(template.decode(request.token_ids))
-            token_ids = [*template.encode(said), template._tokenizer.eos_token_id][: request.sampling.max_new_tokens]
-            return Completion(
-                token_ids=np.array(token_ids, dtype=np.int32),
-                logprobs=-np.arange(1, len(token_ids) + 1, dtype=np.float32),
-                policy_versions=np.zeros(len(token_ids), dtype=np.int32),
-                finish_reason="stop",
-                text=said,
-            )
-
-        core = _FakeCore(
-            vocab_size=257, eos_token_id=256, max_model_len=600, decode=template.decode, expected=None, dtype="float32"
-        )
-        core._complete = complete
-        engine = ThreadedEngine(core, policy_version=0)
-        opened.append(engine)
-        engine.wait_ready(30.0)
-        arguments = ["-m", str(model), "-mpt", "100", "-mnt", "64", "--max-episode-tokens", "600", *flags]
-        config, _ = parse(["--env", str(name), *arguments])
-        check(config)
-        check_environment(config)
-        environment = make_environment(config)
-        opened.insert(0, environment)
-        runner = GroupRunner(engine, environment, max_sequences=1000, group_size=2, timeline=NO_TIMELINE)
-        opened.insert(0, runner)
-        runner.submit([lease_of(group_size=group_size, **{"max_new_tokens": 64, **lease})], min_policy_version=0)
-        finished, deadline = [], time.monotonic() + 60
-        while not runner.is_drained:
-            assert time.monotonic() < deadline
-            finished += runner.take_finished(0.5)
-        return finished[0]
-
-    yield run
-    for each in opened:
-        each.close()
 
 
 @pytest.fixture
@@ -168,7 +109,7 @@ class AgentInstance(AgentInstanceBase):
     assert done.scores[0].reward == 6.0
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.full)])
 def test_execute_of_openrlhf_asks_the_engine_and_is_recorded_as_it_was_sampled(play_file, template, isolation):
     done = play_file(EXAMPLES / "openrlhf_executor.py", lambda context: "hm", "--env-isolation", isolation)
     for episode, trajectory in enumerate(done.trajectories):

@@ -62,6 +62,13 @@ class TextArenaEpisode:
     def close(self) -> None:
         """Free nothing."""
 
+    @property
+    def is_for_one(self) -> bool:
+        """Return True if the game, which has begun, is one for one player; some begin with fewer than they need."""
+        from textarena import SinglePlayerState
+
+        return isinstance(self._env.state, SinglePlayerState)
+
     def _read(self) -> str:
         """Return what the game has said since; the player's own moves are in the conversation."""
         from textarena import ObservationType
@@ -99,7 +106,9 @@ def check_game(game: str, arguments: Mapping[str, Any]) -> None:
         uid="", messages=(), prompt="", ground_truth="", columns={}, seed=0, episode=0, purpose="train"
     )  # fmt: skip
     try:
-        TextArenaEpisode(game, arguments).reset(task)
+        episode = TextArenaEpisode(game, arguments)
+        episode.reset(task)
+        is_for_one = episode.is_for_one
     except _NeedsDownloadError:
         raise ConfigError(f"{name}: downloads word lists as it starts; choose another game") from None
     except AssertionError as error:  # of the number of players
@@ -109,6 +118,8 @@ def check_game(game: str, arguments: Mapping[str, Any]) -> None:
     except Exception as error:
         cause = f"{type(error).__name__}: {shorten(error, 200)}"
         raise ConfigError(f"{name}: cannot be started for one player: {cause}") from error
+    if not is_for_one:
+        raise ConfigError(f"{name}: is not for one player, and there is no opponent")
 
 
 def _make(game: str, arguments: Mapping[str, Any]) -> Any:

@@ -106,6 +106,7 @@ def test_the_seed_of_the_task_chooses_the_game_and_other_generators_are_left_alo
         ("Hangman-v0", "--env textarena:Hangman-v0: downloads word lists as it starts"),
         ("TwentyQuestions-v0", "--env textarena:TwentyQuestions-v0: asks a model of another service, with a key"),
         ("TicTacToe-v0", "--env textarena:TicTacToe-v0: is not for one player, and there is no opponent"),
+        ("PublicGoodsGame-v0", "--env textarena:PublicGoodsGame-v0: is not for one player, and there is no opponent"),
     ],
 )
 def test_a_game_that_cannot_be_played_is_refused_by_name(game, message):

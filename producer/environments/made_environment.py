@@ -53,6 +53,7 @@ def make_environment(config: Config) -> OwnedEnvironment | None:
         chat_template=config.data.chat_template,
         max_turns=environment.max_turns,
         max_tokens=config.max_model_len,
+        max_new_tokens=config.sampling.max_new_tokens,
     )
     is_apart = environment.env_isolation == "process"
     return EpisodeEnvironment(

@@ -87,8 +87,7 @@ class DrivenEpisode:
         event = self._next()
         if not isinstance(event, Ask):
             raise EpisodeFailure("the agent returned without having asked the policy")
-        sampling = {name for name in event.sampling or {} if name != "max_new_tokens"}
-        if sampling:
+        if sampling := self._sampling(event):
             raise EpisodeFailure(
                 f"sampling {', '.join(sorted(sampling))} of the first turn: it is sampled as the run's flags say; give "
                 "them there, or set it from the second turn on"
@@ -112,7 +111,7 @@ class DrivenEpisode:
             self._agent.check(self._ids, self._turns, event)
             return Step(reward=event.reward, info=event.info, done=True)
         self._answer = event.answer
-        return Step(observation=self._new(event.context, action), reward={}, sampling=event.sampling)
+        return Step(observation=self._new(event.context, action), reward={}, sampling=self._sampling(event))
 
     def truncated(self) -> Any:
         """Return the reward of an episode that a limit ends."""
@@ -133,6 +132,13 @@ class DrivenEpisode:
         if isinstance(event, EpisodeFailure):
             raise event
         return event
+
+    def _sampling(self, asked: Ask) -> dict[str, Any]:
+        """Return what is sampled otherwise than the run's flags say; their token limit holds, too."""
+        sampling = dict(asked.sampling or {})
+        if sampling.get("max_new_tokens", 0) >= self._limits.max_new_tokens:
+            del sampling["max_new_tokens"]
+        return sampling
 
     def _new(self, context: str | list[int], action: Action) -> Observation:
         """Return what an agent put behind the context before and the answer. Raises: EpisodeFailure."""

@@ -14,6 +14,7 @@ class RunLimits:
     chat_template: str | None  # of --chat-template
     max_turns: int
     max_tokens: int  # of the longest context
+    max_new_tokens: int  # of an answer
 
     def tokenizer(self) -> Any:
         """Return the run's tokenizer, loaded once in a process."""

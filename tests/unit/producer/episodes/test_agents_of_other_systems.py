@@ -124,6 +124,7 @@ from openrlhf.utils.agent import AgentExecutorBase
 class AgentExecutor(AgentExecutorBase):
     async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine):
         tokens = hf_tokenizer(prompt)["input_ids"]
+        sampling_params.max_tokens = max_length - len(tokens)
         output = (await llm_engine.generate(tokens, sampling_params)).outputs[0]
         {}
 """
@@ -198,3 +199,11 @@ def test_what_cannot_be_run_is_refused_by_name(file, text, name, message):
     with pytest.raises(ConfigError) as caught:
         check_environment(parse(["--env", f"{file(text)}{name}"])[0])
     assert message in str(caught.value)
+
+
+def test_the_first_turn_of_an_executor_is_sampled_as_the_flags_say(play_file, file):
+    text = EXECUTE.replace("{}", "return {'reward': 1}")
+    for change in ("temperature = 0.5", "max_tokens = 5"):
+        script = file(text.replace("output =", f"sampling_params.{change}\n        output ="))
+        cause = str(play_file(f"{script.rename(script.with_stem(change[:5]))}", lambda context: "hm").error)
+        assert "of the first turn: it is sampled as the run's flags say" in cause

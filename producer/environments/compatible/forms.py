@@ -63,7 +63,8 @@ def form_of(
         limits: of the run; None: it is only checked, and nothing is made.
     Raises: ConfigError for arguments that it does not take, and for what cannot be run.
     """
-    if not inspect.isclass(made):
+    is_class: bool = inspect.isclass(made)
+    if not is_class:
         return _function_form(made, module, arguments, name)
     if callable(getattr(made, "_run_interaction_loop", None)):
         return _loop_form(made, module, arguments, name, limits)

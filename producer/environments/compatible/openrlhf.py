@@ -35,7 +35,7 @@ class AgentInstanceEpisode:
         make: returns the class, and the arguments of its constructor, which may be async.
     """
 
-    def __init__(self, make: Callable[[], tuple[type, Mapping[str, Any]]]) -> None:
+    def __init__(self, make: Callable[[], tuple[Any, Mapping[str, Any]]]) -> None:
         self._make = make
         self._agent: Any = None
 

@@ -35,13 +35,13 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
     from coati_rl.runtime.prepare import prepare
     from coati_rl.runtime.prompts import RewardFacts
     from consumer.parallel.layout_rules import check_layout
-    from producer.environments.made_environment import check_environment
+    from producer.made_environment import check_environment
     from rewards.ground_truths import ground_truth_warnings
     from rewards.registry import columns_of, default_system_prompt, needs_ground_truth
     from rewards.scorer import scorer_factory
 
     make_scorer = scorer_factory(config)
-    check_environment(config)
+    environment = check_environment(config)
     prepared = prepare(
         config,
         rewards=RewardFacts(
@@ -49,6 +49,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
         ),
         check_layout=check_layout,
         is_dry_run=is_dry_run,
+        environment=environment,
     )
     datasets = {"--dataset": prepared.read_prompts}
     datasets |= {f"--eval-dataset {task}": prompts.prompts for task, prompts in prepared.evaluation.items()}

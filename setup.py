@@ -42,6 +42,8 @@ setup(
         "reasoning-gym": ["reasoning-gym==0.1.25"],
         "textarena": ["textarena==0.7.4"],
         "wandb": ["wandb"],
+        "mcp": ["mcp>=2.3,<3"],  # --mcp-server
+        "agents": ["mcp>=2.3,<3", "textarena>=0.7.4"],
         "test": [
             "pytest>=9",
             "pytest-timeout",

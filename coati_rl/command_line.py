@@ -15,13 +15,14 @@ COMMANDS = {
     "prm": ("consumer.__main__:prm", "train a process reward model on solutions with labelled steps"),
     "generate": ("rl_generate:run", "sample, score and write responses to the prompts of a dataset (rl_generate.py)"),
     "score": ("rewards.__main__:score", "score responses: JSON lines from stdin to stdout"),
-    "serve": ("rewards.__main__:serve", "serve scores over HTTP to runs on this machine or others"),
+    "serve": ("producer.__main__:serve", "serve a model over HTTP by OpenAI's API"),
+    "serve-rewards": ("rewards.__main__:serve", "serve scores over HTTP to runs on this machine or others"),
 }
 
 
 def usage() -> str:
     """Return the text of --help."""
-    lines = [f"  {name:<10}{summary}" for name, (_, summary) in COMMANDS.items()]
+    lines = [f"  {name:<15}{summary}" for name, (_, summary) in COMMANDS.items()]
     return "\n".join(
         ["usage: coati-rl COMMAND ...", "", "commands:", *lines, "", "coati-rl COMMAND --help lists a command's flags."]
     )
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         sys.stderr.write(f"coati-rl: no command {name!r}; use one of {', '.join(COMMANDS)}\n")
         return 2
+    if name == "serve" and any(word.partition("=")[0] == "--type" for word in rest):
+        name = "serve-rewards"  # as it was called before models were served
     module, _, function = COMMANDS[name][0].partition(":")
     exit_code: int = getattr(import_module(module), function)(rest)
     return exit_code

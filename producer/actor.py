@@ -22,7 +22,7 @@ from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import CommitResult, Device
 from producer.engines import create_engine
 from producer.engines.environment import engine_environment
-from producer.environments.made_environment import OwnedEnvironment, make_environment
+from producer.made_environment import OwnedEnvironment, make_environment
 from producer.rollout_loop import RolloutLoop
 
 logger = logging.getLogger(__name__)

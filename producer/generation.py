@@ -13,7 +13,7 @@ from typing import Any
 
 from coati_rl.errors import RolloutError
 from coati_rl.observability.timeline import Timeline
-from coati_rl.protocols import GenerationEngine
+from coati_rl.protocols import GenerationEngine, OnTokens
 from coati_rl.types import Completion, GenerationRequest, Lease, SamplingParams
 from producer.environments.step_sampling import with_step_sampling
 
@@ -53,6 +53,11 @@ class LeaseGenerate:
         """See `Generate`."""
         return self._lease.sampling.temperature
 
+    @property
+    def sampling(self) -> SamplingParams:
+        """See `Generate`."""
+        return self._lease.sampling
+
     async def __call__(
         self,
         token_ids: Sequence[int],
@@ -60,6 +65,7 @@ class LeaseGenerate:
         num_samples: int = 1,
         episode: int | None = None,
         sampling: Mapping[str, Any] | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> tuple[Completion, ...]:
         """See `Generate`."""
         lease = self._lease
@@ -74,7 +80,7 @@ class LeaseGenerate:
         )
         self._num_requests += 1
         span = self._timeline.start("generate", uid=lease.prompt.uid)
-        future = self._engine.submit(request)
+        future = self._engine.submit(request, on_tokens)
         answered = asyncio.Event()
         future.add_done_callback(lambda _: self._call_soon(answered.set))
         try:
@@ -88,10 +94,15 @@ class LeaseGenerate:
             raise RolloutError(result.error)
         return result.completions
 
+    def end_episode(self, episode: int) -> None:
+        """See `Generate`."""
+        if episode in self._turns:
+            self._engine.close_episode(self._episode_id(episode))
+
     def close(self) -> None:
         """End the episodes: a commit waits for them no longer."""
         for episode in self._turns:
-            self._engine.close_episode(self._episode_id(episode))
+            self.end_episode(episode)
 
     def _sampling(self, num_samples: int, episode: int | None) -> SamplingParams:
         """The lease's sampling with a seed that no other sample of it has: sample i of a request uses seed + i."""

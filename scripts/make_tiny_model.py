@@ -3,7 +3,8 @@
     python scripts/make_tiny_model.py OUT_DIR [--task arithmetic | code] [--seed 0] [--tied | --untied] [--steps 200]
 
 Out: OUT_DIR holds an ordinary Hugging Face checkpoint (config, safetensors, tokenizer with chat template, generation
-config) and `train.jsonl`, `eval.jsonl` in the project's math or code format. The warm-up is supervised training on the
+config) and `train.jsonl`, `eval.jsonl` in the project's math or code format; with `--num-conversations`, `sft.jsonl`
+too, further examples of the warm-up's teacher as conversations. The warm-up is supervised training on the
 solutions of a careless teacher, who omits most carries (arithmetic), or always adds (code). Greedy decoding then solves
 the problems without a carry, 30-50 % of the held-out ones (for code the additions, a sixth). The correct solution
 remains the model's second choice, which reinforcement learning can find.
@@ -15,7 +16,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--careless-rate", type=float, default=0.7, help="fraction of carelessly solved examples")
     parser.add_argument("--num-train", type=int, default=16384, help="rows of train.jsonl")
     parser.add_argument("--num-eval", type=int, default=256, help="rows of eval.jsonl")
+    parser.add_argument("--num-conversations", type=int, default=0, help="rows of sft.jsonl; 0: no such file")
     return parser.parse_args()
 
 
@@ -92,6 +94,11 @@ def make_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokeni
 def chat(problem: Problem) -> list[dict[str, str]]:
     """Return the messages that a training run sends for `problem`."""
     return [{"role": "system", "content": problem.system_prompt}, {"role": "user", "content": problem.question}]
+
+
+def conversation(problem: Problem) -> dict[str, list[dict[str, str]]]:
+    """Return a line of sft.jsonl: the prompt, answered with the teacher's solution."""
+    return {"messages": [*chat(problem), {"role": "assistant", "content": problem.solution}]}
 
 
 def prompt_text(tokenizer: PreTrainedTokenizerFast, problem: Problem) -> str:
@@ -194,9 +201,9 @@ def warm_up(
             optimizer.zero_grad()
 
 
-def write_rows(path: Path, rows: Sequence[Problem]) -> None:
-    """Write a prompt file."""
-    path.write_text("".join(json.dumps(problem.row()) + "\n" for problem in rows), encoding="utf-8")
+def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write one JSON object a line."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def main() -> None:
@@ -214,8 +221,11 @@ def main() -> None:
     warm_up(model, tokenizer, lessons, num_steps=arguments.steps, batch_size=arguments.batch_size)
     accuracy = greedy_accuracy(model, tokenizer, held_out)
     arguments.out_dir.mkdir(parents=True, exist_ok=True)
-    write_rows(arguments.out_dir / "train.jsonl", prompts)
-    write_rows(arguments.out_dir / "eval.jsonl", held_out)
+    write_rows(arguments.out_dir / "train.jsonl", [problem.row() for problem in prompts])
+    write_rows(arguments.out_dir / "eval.jsonl", [problem.row() for problem in held_out])
+    if arguments.num_conversations:
+        taught = islice(lessons, arguments.num_conversations)
+        write_rows(arguments.out_dir / "sft.jsonl", [conversation(problem) for problem in taught])
     tokenizer.save_pretrained(arguments.out_dir)
     model.save_pretrained(arguments.out_dir)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -53,6 +53,9 @@ def algorithm_warnings(config: Config) -> Iterator[str]:
                 f"--advantage-estimator {GDPO} without --whiten-advantages: GDPO also brings the advantages of a step "
                 "to mean 0 and deviation 1"
             )
+    if algorithm.turn_advantages is not None and not config.environment.is_given:
+        given = f"--turn-advantages {algorithm.turn_advantages:g}"
+        yield f"{given} without --env, --tools or --agent-command: has no effect"
     if algorithm.reward_scale != 1 and not algorithm.soft_over_length_punishment:
         yield f"--reward-scale {algorithm.reward_scale:g} scales --soft-over-length-punishment, which is off"
 

@@ -53,7 +53,7 @@ def build_parser(group: str | None = None, job: type[JobConfig] = Config) -> arg
     """All flags of a job's config in groups, one for each section; or one group. Plus --config and --dry-run."""
     parser = _Parser(
         prog=job.prog(),
-        usage="%(prog)s -m TEXT -d TEXT [--config FILE.yaml] [--dry-run] [flags of the groups below]",
+        usage=f"%(prog)s {_required(job)} [--config FILE.yaml] [--dry-run] [flags of the groups below]",
         description=f"{job.SUMMARY} --help GROUP shows one group of flags: {', '.join(job.sections())}.",
         allow_abbrev=False,
         add_help=False,
@@ -80,11 +80,18 @@ def build_parser(group: str | None = None, job: type[JobConfig] = Config) -> arg
     return parser
 
 
+def _required(job: type[JobConfig]) -> str:
+    """Return the flags that every command is given, for its usage."""
+    return "-m TEXT -d TEXT" if "dataset" in job.fields() else "-m TEXT"
+
+
 def _groups(group: str | None, job: type[JobConfig]) -> dict[str, list[str]]:
     """Title -> fields of the groups of --help; the two flags that every run is given come first."""
     groups = {name: [*section.model_fields] for name, section in job.sections().items()}
     if group is not None:
         return {group: groups[group]}
+    if "data" not in groups:
+        return groups
     model_and_data = dict.fromkeys(["model", "dataset", *groups.pop("model"), *groups.pop("data")])
     return {"model and data": [*model_and_data], **groups}
 

@@ -6,12 +6,13 @@ from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_jobs import DpoJobConfig, KtoJobConfig, PrmJobConfig, RmJobConfig, SftJobConfig
 from coati_rl.config.sections import JobConfig
+from coati_rl.config.serve import ServeConfig
 from coati_rl.config.training import TrainingConfig
 
 _JOBS: tuple[type[OfflineConfig], ...] = (SftJobConfig, RmJobConfig, DpoJobConfig, KtoJobConfig, PrmJobConfig)
 OFFLINE: dict[str, type[OfflineConfig]] = {job.JOB: job for job in _JOBS}
 TRAINING: dict[str, type[TrainingConfig]] = {"rl": Config, **OFFLINE}
-ALL: dict[str, type[JobConfig]] = {**TRAINING, "generate": GenerateConfig}
+ALL: dict[str, type[JobConfig]] = {**TRAINING, "generate": GenerateConfig, "serve": ServeConfig}
 
 
 def commands_with(flag: str) -> list[str]:

@@ -67,7 +67,7 @@ class Config(TrainingConfig):
         """
         preset = read_preset(str(flat.get("algo", "GRPO")), PRESET_FIELDS)
         follows = {name: value for name, value in preset.items() if name in OptimizerConfig.model_fields}
-        if flat.get("env") is not None:
+        if flat.get("env") is not None or flat.get("agent_command") is not None:
             follows["reward_type"] = ENVIRONMENT_REWARD
         return follows | flat
 

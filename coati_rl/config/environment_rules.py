@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from coati_rl.config.agent_rules import AGENT_FIELDS, agent_problems, agent_warnings
 from coati_rl.config.config import Config
 from coati_rl.config.environment import EnvironmentConfig
 from coati_rl.config.fields import spelling
@@ -11,36 +12,56 @@ from coati_rl.plugins import is_plugin
 def environment_problems(config: Config) -> Iterator[str]:
     """Why episodes cannot be run like this, each with a remedy."""
     environment, data = config.environment, config.data
+    yield from agent_problems(config)
+    if environment.is_given and environment.stale_episodes == "cut" and config.sync.n_behind == 0:
+        yield (
+            "--stale-episodes cut with --n-behind 0: has no effect, as trainers wait for every prompt of a rollout "
+            "step; use --n-behind 1, or leave it out"
+        )
+    if environment.agent_command is not None:
+        return
     if not environment.is_given:
         values = environment.model_dump()
         given = [
             f"{spelling(name, field)} {values[name]}"
             for name, field in EnvironmentConfig.model_fields.items()
-            if values[name] != field.default
+            if name not in AGENT_FIELDS and values[name] != field.default
         ]
         if given:
-            yield f"{', '.join(given)} without --env: has no effect; give --env FILE.py:CLASS, or leave it out"
+            yield (
+                f"{', '.join(given)} without --env or --tools: has no effect; give --env FILE.py:CLASS or --tools, or "
+                "leave it out"
+            )
         return
+    if environment.env is not None and environment.has_tools:
+        yield "--tools, --mcp-server with --env: an environment of your own calls tools itself; leave one out"
+    if environment.has_tools and environment.env_isolation != "thread":
+        yield f"--env-isolation {environment.env_isolation} without --env: has no effect; leave it out"
+    if environment.tool_format != "auto" and not environment.has_tools:
+        yield f"--tool-format {environment.tool_format} without --tools: has no effect; leave it out"
     if environment.env is not None and not (is_plugin(environment.env) or environment.env.endswith(".py")):
         yield f"--env {environment.env}: is no environment; write FILE.py:CLASS"
-    if environment.stale_episodes == "cut" and config.sync.n_behind == 0:
-        yield (
-            "--stale-episodes cut with --n-behind 0: has no effect, as trainers wait for every prompt of a rollout "
-            "step; use --n-behind 1, or leave it out"
-        )
     if data.input_template is not None:
-        yield "--env with --input-template: turns are written by a chat template; leave it out, or use --chat-template"
+        yield (
+            f"{_name(environment)} with --input-template: turns are written by a chat template; leave it out, or use "
+            "--chat-template"
+        )
+
+
+def _name(environment: EnvironmentConfig) -> str:
+    return "--tools" if environment.has_tools else "--env"
 
 
 def environment_warnings(config: Config) -> Iterator[str]:
     """Return what can be run, and is hardly meant."""
     environment, sampling = config.environment, config.sampling
-    if not environment.is_given:
+    yield from agent_warnings(config)
+    if not environment.is_given or environment.agent_command is not None:
         return
     if sampling.max_episode_tokens is None and environment.max_turns > 1:
         yield (
-            f"--env without --max-episode-tokens: the turns of an episode share mpt + mnt = {config.max_model_len} "
-            "tokens"
+            f"{_name(environment)} without --max-episode-tokens: the turns of an episode share mpt + mnt = "
+            f"{config.max_model_len} tokens"
         )
     longest_s = environment.max_turns * environment.env_timeout
     limit_s = config.cluster.stall_timeout_s

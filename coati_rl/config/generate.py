@@ -13,7 +13,7 @@ from coati_rl.config.sections import JobConfig
 from coati_rl.reward_spec import NO_REWARD
 
 
-def _shared(section: type[Section], name: str) -> Any:
+def shared_field(section: type[Section], name: str) -> Any:
     """Return a field of a reinforcement learning run, with its flag, help, default and bounds."""
     return section.model_fields[name]
 
@@ -25,13 +25,13 @@ class GenerateDataConfig(PromptFields):
 class GenerateSamplingConfig(Section):
     """Engine and sampling distribution."""
 
-    backend: Literal["vllm", "transformers", "fake"] = _shared(SamplingConfig, "backend")
+    backend: Literal["vllm", "transformers", "fake"] = shared_field(SamplingConfig, "backend")
     num_generations: int = experiment(1, "Samples per prompt.", short="-g", ge=1)
     temperature: float = experiment(1.0, "Sampling temperature; 0 is greedy.", short="-temp", ge=0)
-    top_k: int | None = _shared(SamplingConfig, "top_k")
-    top_p: float = _shared(SamplingConfig, "top_p")
-    max_new_tokens: int = _shared(SamplingConfig, "max_new_tokens")
-    stop: list[str] = _shared(SamplingConfig, "stop")
+    top_k: int | None = shared_field(SamplingConfig, "top_k")
+    top_p: float = shared_field(SamplingConfig, "top_p")
+    max_new_tokens: int = shared_field(SamplingConfig, "max_new_tokens")
+    stop: list[str] = shared_field(SamplingConfig, "stop")
     seed: int = experiment(0, "Seed of sampling; each sample has a seed of its own, which follows from it.", ge=0)
 
 
@@ -77,7 +77,7 @@ class EngineConfig(Section):
         "auto", "Where the engine runs; auto takes a GPU if there is one."
     )
     inference_microbatch_size: int = execution(32, "Prompts in flight, of g samples each.", short="-imbs", ge=1)
-    producer_tensor_parallel_size: int = _shared(ParallelConfig, "producer_tensor_parallel_size")
+    producer_tensor_parallel_size: int = shared_field(ParallelConfig, "producer_tensor_parallel_size")
     gpu_memory_utilization: float = execution(0.9, "Share of a GPU's memory that vLLM takes.", gt=0, lt=1)
     stall_timeout_s: float = execution(
         1800.0, "If no prompt is finished for so long, the command stops, seconds.", gt=0

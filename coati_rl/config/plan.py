@@ -123,9 +123,18 @@ def _environment(config: Config) -> str:
     environment = config.environment
     if not environment.is_given:
         return ""
-    arguments = "".join(f" {each}" for each in environment.env_arg)
+    if environment.agent_command is not None:
+        return (
+            f"{environment.agent_command} (at most {environment.agent_processes} at a time, "
+            f"{config.max_model_len} tokens, {environment.agent_timeout:g} s for an episode)"
+        )
+    if environment.has_tools:
+        named = f"tools {', '.join((*environment.tools, *environment.mcp_server))} (format {environment.tool_format}"
+    else:
+        arguments = "".join(f" {each}" for each in environment.env_arg)
+        named = f"{environment.env}{arguments} (in a {environment.env_isolation}"
     return (
-        f"{environment.env}{arguments} (in a {environment.env_isolation}; at most {environment.max_turns} turns, "
+        f"{named}; at most {environment.max_turns} turns, "
         f"{config.max_model_len} tokens, {environment.env_timeout:g} s for a call)"
     )
 

@@ -21,7 +21,7 @@ def reward_problems(config: Config) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
         return
-    if ENVIRONMENT_REWARD in names and not config.environment.is_given:
+    if ENVIRONMENT_REWARD in names and not config.environment.gives_rewards:
         yield (
             f"--reward-type {ENVIRONMENT_REWARD}: there is no environment to give rewards; give --env FILE.py:CLASS of "
             f"{config.COMMAND}, or another reward"
@@ -53,7 +53,8 @@ def reward_warnings(config: Config) -> Iterator[str]:
     data, reward = config.data, config.reward
     by_task = [each.reward for each in config.by_task.values()]
     given = _given_for("code", reward)
-    if given and not any(each.scores_code for each in by_task):
+    runs_code = any(each.scores_code for each in by_task)
+    if given and not runs_code and not ("python" in config.environment.tools and reward.run_model_code_without_sandbox):
         yield f"{', '.join(given)}: only --reward-type code runs programs; without it this has no effect"
     elif given and reward.code_verifier_api_url is not None:
         yield f"{', '.join(given)}: with --code-verifier-api-url the service's own settings count; this has no effect"

@@ -155,7 +155,10 @@ def render_prompts(
             messages = [{"role": "system", "content": row.task.system_prompt}, *messages]
         conversations.append(messages)
     render = _with_chat_template if input_template is None else partial(_with_text, template=input_template)
-    texts = [render(messages, tokenizer, f"{name}, prompt {n}") for n, messages in enumerate(conversations, first + 1)]
+    texts = [
+        render(messages, tokenizer, f"{name}, prompt {n}", row.task.tools)
+        for n, (row, messages) in enumerate(zip(rows, conversations, strict=True), first + 1)
+    ]
     # The template has written the special tokens already; a second BOS would be a token the model never saw.
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
     if input_template is not None:
@@ -177,11 +180,16 @@ def render_prompts(
     ]
 
 
-def _with_chat_template(messages: Sequence[dict[str, str]], tokenizer: Any, where: str) -> str:
-    return str(apply_chat_template(tokenizer, messages, where, add_generation_prompt=True, tokenize=False))
+def _with_chat_template(
+    messages: Sequence[dict[str, str]], tokenizer: Any, where: str, tools: Sequence[dict[str, Any]]
+) -> str:
+    options = {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
+    return str(apply_chat_template(tokenizer, messages, where, **options))
 
 
-def _with_text(messages: Sequence[dict[str, str]], _: Any, where: str, *, template: str) -> str:
+def _with_text(
+    messages: Sequence[dict[str, str]], _: Any, where: str, tools: Sequence[dict[str, Any]], *, template: str
+) -> str:
     if len(messages) > 1:
         raise ConfigError(f"{where}: has several messages, and --input-template takes the text of one; leave it out")
     return template.replace("{}", messages[0]["content"])

@@ -26,6 +26,7 @@ class Task:
     answer_key: str | None = None  # as of `ground_truth`
     system_prompt: str = ""  # put first, unless empty or the row brings its own
     columns: Columns = NO_COLUMNS  # that its reward reads besides messages and ground truth
+    tools: tuple[dict[str, Any], ...] = ()  # schemas that the chat template writes into its prompts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

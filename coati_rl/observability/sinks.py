@@ -6,8 +6,9 @@ import math
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import disk_errors
@@ -27,20 +28,30 @@ class Sink(Protocol):
 
 
 class JsonlSink:
-    """Write one JSON object a line, flushed at once: a killed run has its records up to the last step."""
+    """Write one JSON object a line, at once: a killed run has its records up to the last step.
+
+    A line that does not fit on the disk is taken back, so that all lines of the file are whole.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with disk_errors(path):
-            self._file: IO[str] = path.open("a", encoding="utf-8")
+            self._file = path.open("ab", buffering=0)
 
     def write(self, step: int, record: dict[str, Any]) -> None:
         """Append a line; the step is in the record."""
         # JSON has neither NaN nor infinity: a reader would refuse the line.
         numbers = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        line = json.dumps(numbers, allow_nan=False).encode() + b"\n"
         with disk_errors(self._path):
-            self._file.write(json.dumps(numbers, allow_nan=False) + "\n")
-            self._file.flush()
+            size = os.fstat(self._file.fileno()).st_size
+            try:
+                while line:
+                    line = line[self._file.write(line) :]
+            except OSError:
+                with suppress(OSError):
+                    os.truncate(self._file.fileno(), size)
+                raise
 
     def close(self) -> None:
         """Close the file."""

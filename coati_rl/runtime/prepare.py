@@ -27,7 +27,7 @@ from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.errors import ConfigError
 from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.prepared import PreparedJob
-from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts, make_source
+from coati_rl.runtime.prompts import EnvironmentFacts, RewardFacts, load_run_rows, make_run_prompts, make_source
 from coati_rl.runtime.resources import (
     find_device,
     read_model_config,
@@ -78,6 +78,7 @@ def prepare(
     rewards: RewardFacts,
     check_layout: Callable[..., None],
     is_dry_run: bool,
+    environment: EnvironmentFacts | None = None,
 ) -> Prepared:
     """Resolve device and model, read, validate and tokenise the datasets, and plan.
 
@@ -86,15 +87,17 @@ def prepare(
         rewards: what they ask of rows.
         check_layout: of the trainers; raises ConfigError if a model (its transformers config) cannot be cut as asked.
         is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
+        environment: what it asks of prompts; None: nothing.
     Raises: ConfigError.
     """
+    environment = environment or EnvironmentFacts()
     load_estimator(config.algorithm.advantage_estimator)  # a user's own functions are tried before anything starts
     build_loss(config.algorithm)
     check_own_functions(config)
     device, warnings = resolve_device(config, is_dry_run=is_dry_run)
     config = with_device_defaults(config, device)
     backend = choose_backend(config.sync.weight_transport, device=device, is_one_node=not config.cluster.master_address)
-    rows = load_run_rows(config, rewards)
+    rows = load_run_rows(config, rewards, tools=environment.tools)
     warnings += [*_evaluation_warnings(config), *reward_warnings(config), *algorithm_warnings(config)]
     warnings += [*distillation_warnings(config), *environment_warnings(config)]
     warnings += sharding_warnings(config, device)
@@ -121,6 +124,7 @@ def prepare(
             is_dry_run=is_dry_run,
         )
         warnings += of_teacher
+        environment.check_tokenizer(tokenizer)
         train, evaluation = make_run_prompts(rows, config, tokenizer)
         num_prompts = None if rows.generated else len(train.prompts)
         _check_prompts(config, train if rows.of_files else None, evaluation)

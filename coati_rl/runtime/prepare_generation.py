@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xxhash
 
@@ -92,7 +92,7 @@ def prepare_generation(config: GenerateConfig, *, rewards: RewardFacts) -> Prepa
     Raises: ConfigError.
     """
     run = config.as_run()
-    device = _device(config)
+    device = engine_device(config.engine.device, width=config.engine.producer_tensor_parallel_size)
     rows = load_run_rows(run, rewards if config.is_scored else _NO_REWARDS)
     model = resolve_model(config.model.model, is_dry_run=False)
     if model is None:
@@ -120,15 +120,17 @@ def prepare_generation(config: GenerateConfig, *, rewards: RewardFacts) -> Prepa
     )
 
 
-def _device(config: GenerateConfig) -> Device:
-    """Return the engine's device. Raises: ConfigError where this machine has too few GPUs."""
-    width = config.engine.producer_tensor_parallel_size
-    if config.engine.device == "cpu":
+def engine_device(chosen: Literal["auto", "cpu", "cuda"], *, width: int) -> Device:
+    """Return the device of --device for an engine of `width` processes.
+
+    Raises: ConfigError where this machine has too few GPUs.
+    """
+    if chosen == "cpu":
         return "cpu"
     import torch
 
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if config.engine.device == "auto" and not available:
+    if chosen == "auto" and not available:
         return "cpu"
     if available < width:
         remedy = f"use -ptp {available}" if available else "use --device cpu"

@@ -70,15 +70,24 @@ class RewardFacts:
     columns_of: Callable[[str], Columns] = lambda _: NO_COLUMNS  # of a row that functions of the user's read
 
 
-def load_run_rows(config: Config, rewards: RewardFacts) -> RunRows:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentFacts:
+    """Hold what is needed of the environment, which this package does not import."""
+
+    tools: tuple[dict[str, Any], ...] = ()  # schemas in OpenAI's form, which chat templates write into prompts
+    check_tokenizer: Callable[[Any], None] = lambda _: None  # raises ConfigError if its chat template lacks something
+
+
+def load_run_rows(config: Config, rewards: RewardFacts, *, tools: tuple[dict[str, Any], ...] = ()) -> RunRows:
     """Read and validate the rows of all files.
 
     Args:
         config: checked by `rules.check`.
         rewards: of the project or of a test.
+        tools: schemas that prompts tell of.
     Raises: ConfigError for a file or a row that is wrong, a row's unknown task, or a task without rows.
     """
-    tasks = {name: _task(name, settings, rewards) for name, settings in config.by_task.items()}
+    tasks = {name: replace(_task(name, settings, rewards), tools=tools) for name, settings in config.by_task.items()}
     is_defined = config.data.tasks is not None
 
     def of_file(name: str, *, needs_name: bool) -> RowTasks:

@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -60,19 +61,15 @@ class Sandbox:
             function: called after the program, its value returned as JSON; a method if there is a class Solution.
         Raises: SandboxError; ConfigError when this machine cannot provide a sandbox.
         """
-        channel = self._started_channel()
-        descriptors = [os.memfd_create(name) for name in ("source", "input", "output", "error output", "returned")]
-        directory = "/tmp" if self._directory is None else tempfile.mkdtemp(dir=self._directory.name)
+        self.start()
+        descriptors = make_descriptors()
+        directory = self.make_directory()
         try:
-            for descriptor in descriptors[2:]:  # without O_APPEND two writers would overwrite each other
-                fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
-            _write(descriptors[0], source.encode(errors="replace"))  # the model may write lone surrogates
-            _write(descriptors[1], stdin)
+            write(descriptors[0], source.encode(errors="replace"))  # the model may write lone surrogates
+            write(descriptors[1], stdin)
             os.lseek(descriptors[1], 0, os.SEEK_SET)
-            reply = self._ask(channel, self._request(function, limits, directory), descriptors, limits)
-            if reply["end"] == "failed":
-                raise SandboxError(f"the program could not be started: {reply['detail']}")
-            output, error_output, returned = (_read(descriptor) for descriptor in descriptors[2:])
+            reply = self.exchange(start_request(limits, directory, function=function), descriptors, limits=limits)
+            output, error_output, returned = (read(descriptor) for descriptor in descriptors[2:])
             return Outcome(**reply, output=output, error_output=error_output, returned=returned)
         except BaseException:  # else the next run would receive this one's reply
             self.close()
@@ -80,8 +77,43 @@ class Sandbox:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-            if self._directory is not None:
-                shutil.rmtree(directory, ignore_errors=True)
+            self.remove_directory(directory)
+
+    def start(self) -> None:
+        """Start the supervisor, unless it runs. Raises: ConfigError when this machine cannot provide a sandbox."""
+        self._started_channel()
+
+    def exchange(self, request: bytes, descriptors: Sequence[int] = (), *, limits: Limits) -> dict[str, Any]:
+        """Send a request to the supervisor, which is started if need be. Returns: its reply.
+
+        Raises: SandboxError, after which the sandbox has to be closed; ConfigError as `run`.
+        """
+        channel = self._started_channel()
+        channel.settimeout(limits.starved_s + _GRACE_S)
+        try:
+            socket.send_fds(channel, [request], descriptors)
+            reply: dict[str, Any] = json.loads(channel.recv(_MAX_REPLY))
+        except (OSError, ValueError) as error:
+            raise SandboxError(f"the sandbox does not answer: {shorten(error)} {self._error_output()}") from error
+        if reply["end"] == "failed":
+            raise SandboxError(f"the program could not be started: {reply['detail']}")
+        return reply
+
+    def make_directory(self) -> str:
+        """Return a directory for a program: one of its own without isolation, else the same path in all."""
+        return "/tmp" if self._directory is None else tempfile.mkdtemp(dir=self._directory.name)
+
+    def remove_directory(self, directory: str) -> None:
+        """Remove what `make_directory` has made."""
+        if self._directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def interrupt(self) -> None:
+        """End the supervisor from another thread, so that what waits for it raises SandboxError; `close` is left."""
+        channel = self._channel
+        if channel is not None:
+            with suppress(OSError):  # closed by now
+                channel.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """End the supervisor and with it every program; returns when they have ended."""
@@ -113,19 +145,6 @@ class Sandbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _request(self, function: str, limits: Limits, directory: str) -> bytes:
-        all_limits = asdict(limits) | {"wall_s": limits.wall_s, "starved_s": limits.starved_s}
-        return json.dumps({"limits": all_limits, "function": function, "directory": directory}).encode()
-
-    def _ask(self, channel: socket.socket, request: bytes, descriptors: list[int], limits: Limits) -> dict[str, Any]:
-        channel.settimeout(limits.starved_s + _GRACE_S)
-        try:
-            socket.send_fds(channel, [request], descriptors)
-            reply: dict[str, Any] = json.loads(channel.recv(_MAX_REPLY))
-        except (OSError, ValueError) as error:
-            raise SandboxError(f"the sandbox does not answer: {shorten(error)} {self._error_output()}") from error
-        return reply
 
     def _started_channel(self) -> socket.socket:
         if self._channel is not None:
@@ -174,7 +193,7 @@ class Sandbox:
                 self._process.wait(1.0)  # it is ending
             except subprocess.TimeoutExpired:
                 return ""
-        return shorten(_read(self._errors).decode(errors="replace"), 300) if self._errors >= 0 else ""
+        return shorten(read(self._errors).decode(errors="replace"), 300) if self._errors >= 0 else ""
 
 
 _REMEDY = (
@@ -194,10 +213,27 @@ def check_sandbox() -> None:
         raise ConfigError(f"no sandbox for code rewards: {outcome.explain(Limits())}; {_REMEDY}")
 
 
-def _write(descriptor: int, content: bytes) -> None:
+def make_descriptors() -> list[int]:
+    """Return new files in memory: source, input, output, error output, returned value."""
+    descriptors = [os.memfd_create(name) for name in ("source", "input", "output", "error output", "returned")]
+    for descriptor in descriptors[2:]:  # without O_APPEND two writers would overwrite each other
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
+    return descriptors
+
+
+def start_request(limits: Limits, directory: str, *, function: str = "", is_session: bool = False) -> bytes:
+    """Return the request that starts a program, or opens a session."""
+    all_limits = asdict(limits) | {"wall_s": limits.wall_s, "starved_s": limits.starved_s}
+    request = {"limits": all_limits, "function": function, "directory": directory, "is_session": is_session}
+    return json.dumps(request).encode()
+
+
+def write(descriptor: int, content: bytes) -> None:
+    """Write all of the content."""
     while content:
         content = content[os.write(descriptor, content) :]
 
 
-def _read(descriptor: int) -> bytes:
+def read(descriptor: int) -> bytes:
+    """Return all that a file holds."""
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0)

@@ -20,7 +20,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.sandbox.seccomp import seccomp_filter
 
 _HERE = Path(__file__).parent
-_INSIDE = ("supervisor.py", "program.py", "usage.py")
+_INSIDE = ("supervisor.py", "child.py", "program.py", "interactive.py", "stopping.py", "usage.py")
 _DEVICES = ("null", "full", "random", "urandom")  # no zero: a shared mapping of it is memory that counts for no process
 _CAPABILITIES_OF_ROOT = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_KILL")
 

@@ -64,14 +64,9 @@ def run_program(source: str, function: str, names: dict[str, Any]) -> int:
         names: the namespace to start in.
     Returns: the exit code; an error is written to descriptor 2.
     """
-    sys.stdin = _stream(io.BufferedReader(io.FileIO(0, closefd=False)), "stdin", "r")
-    sys.stdout = _stream(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "stdout", "w")
-    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace", write_through=True)
-    for stream in ("stdin", "stdout", "stderr"):
-        setattr(sys, f"__{stream}__", getattr(sys, stream))
-    stdout = sys.stdout
+    stdout = open_streams()
     folder = os.getcwd()
-    _prepare_interpreter(folder)
+    prepare_interpreter(folder)
     # A function task's program is not the main module: code under `if __name__ == "__main__"` would read the input.
     name = "solution" if function else "__main__"
     module = type(sys)(name)
@@ -86,11 +81,21 @@ def run_program(source: str, function: str, names: dict[str, Any]) -> int:
         if function:
             _call(function, arguments, module.__dict__)
     except SystemExit as exit_request:
-        code = _exit_code(exit_request.code)
+        code = exit_code(exit_request.code)
     except BaseException as error:  # noqa: BLE001 - whatever the program raises
-        _print_error(error)
+        print_error(error)
         code = 1
     return _end(code, module, stdout)
+
+
+def open_streams() -> io.TextIOWrapper:
+    """Open the standard streams on their descriptors. Returns: the output."""
+    sys.stdin = _stream(io.BufferedReader(io.FileIO(0, closefd=False)), "stdin", "r")
+    sys.stdout = stdout = _stream(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "stdout", "w")
+    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace", write_through=True)
+    for stream in ("stdin", "stdout", "stderr"):
+        setattr(sys, f"__{stream}__", getattr(sys, stream))
+    return stdout
 
 
 def _stream(buffer: Any, name: str, mode: str) -> io.TextIOWrapper:
@@ -101,7 +106,7 @@ def _stream(buffer: Any, name: str, mode: str) -> io.TextIOWrapper:
     return stream
 
 
-def _prepare_interpreter(folder: str) -> None:
+def prepare_interpreter(folder: str) -> None:
     """Add what programs expect and this interpreter lacks, as it runs without `site` and without /proc."""
     sys.argv = ["solution.py"]
     sys.path.insert(0, folder)
@@ -181,7 +186,8 @@ def _text_key(key: Any) -> Any:
     return plain if isinstance(plain, str | int | float) else str(plain)
 
 
-def _exit_code(code: object) -> int:
+def exit_code(code: object) -> int:
+    """Return the exit code of a SystemExit; its message is written to the error output."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -190,7 +196,8 @@ def _exit_code(code: object) -> int:
     return 1
 
 
-def _print_error(error: BaseException) -> None:
+def print_error(error: BaseException) -> None:
+    """Write an error with its last frames to descriptor 2."""
     try:
         frames = error.__traceback__
         for _ in range(_count(frames) - _MAX_FRAMES):  # the last ones; 600,000 would take 2 s
@@ -214,19 +221,20 @@ def _end(code: int, module: Any, stdout: Any) -> int:
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-        _flush(getattr(sys, "stdout", None))
-        _flush(stdout)
+        flush(getattr(sys, "stdout", None))
+        flush(stdout)
         sys.stdout = stdout  # the program's own stream may need names that are removed next
         while module.__dict__:
             module.__dict__.popitem()  # last first: finalizers still find what they use
-        _flush(stdout)
+        flush(stdout)
         ctypes.CDLL(None).fflush(None)
     except BaseException as error:  # noqa: BLE001 - as above
-        _print_error(error)
+        print_error(error)
         return code or 120  # the interpreter's own code for output that cannot be flushed
     return code
 
 
-def _flush(stream: Any) -> None:
+def flush(stream: Any) -> None:
+    """Flush a stream, if it is one."""
     with suppress(AttributeError, ValueError):  # it does not exist, is closed, or detached
         stream.flush()

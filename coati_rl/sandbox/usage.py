@@ -33,11 +33,19 @@ class Usage:
         self._child = str(child)
         self._is_alone = is_alone
         self._started = time.monotonic()
+        self._cpu_before_s = 0.0  # the last restart
         self._seen_s = 0.0  # CPU time of all threads in all samples
         self._threads: dict[str, tuple[int, int]] = {}  # id: nanoseconds run, and waited for a core
         self._seen_once: dict[
             str, float
         ] = {}  # thread first seen running in the last sample -> CPU seconds of unseen ones
+
+    def restart(self) -> None:
+        """Count from now on, for a program that goes on."""
+        self.sample()
+        self._cpu_before_s += self.cpu_s
+        self._started = time.monotonic()
+        self.cpu_s = self.wall_s = self.waited_s = 0.0
 
     def seconds(self) -> float:
         """Return the wall time since the start."""
@@ -63,7 +71,7 @@ class Usage:
                         new_running.add(thread)
         self.memory_bytes, self.num_threads = memory_kib * _KIB, len(threads)
         self._add(threads, new_running, interval_s)
-        self.cpu_s = max(ticks * _CPU_TICK_S, self._seen_s)
+        self.cpu_s = max(ticks * _CPU_TICK_S, self._seen_s) - self._cpu_before_s
 
     def _add(self, threads: dict[str, tuple[int, int]], new_running: set[str], interval_s: float) -> None:
         run_s = sum(unseen_s for thread, unseen_s in self._seen_once.items() if thread not in threads)

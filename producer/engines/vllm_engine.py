@@ -6,6 +6,7 @@ when the engine loads, with the environment variables of `engine_environment`; a
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -140,10 +141,7 @@ class _VllmCore:
             include_stop_str_in_output=True,  # the text is that of the tokens
             output_kind=RequestOutputKind.FINAL_ONLY if stream is None else RequestOutputKind.CUMULATIVE,
         )
-        try:
-            self._engine.add_request(request.request_id, _token_prompt(request.token_ids), params)
-        except ValueError as error:  # VLLMValidationError is one
-            raise RequestRefusedError(str(error)) from error
+        self._add_request(request.request_id, request.token_ids, params)
         self._running[request.request_id] = RunningRequest(request, stream)
 
     def abort(self, request_id: str) -> GenerationResult | None:
@@ -203,10 +201,17 @@ class _VllmCore:
             skip_reading_prefix_cache=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+        self._add_request(probe_id, token_ids, params)
+
+    def _add_request(self, request_id: str, token_ids: tuple[int, ...], params: Any) -> None:
+        """Add a request. Raises: RequestRefusedError, whatever vLLM raises: one request must not end the engine."""
         try:
-            self._engine.add_request(probe_id, _token_prompt(token_ids), params)
-        except ValueError as error:
-            raise RequestRefusedError(str(error)) from error
+            self._engine.add_request(request_id, _token_prompt(token_ids), params)
+        except Exception as error:
+            with suppress(Exception):  # of its samples some may have been added
+                self._engine.abort_request([request_id])
+            reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise RequestRefusedError(reason) from error
 
     def _answer(self, output: Any) -> None:
         token_ids, answer = self._probes.pop(output.request_id)

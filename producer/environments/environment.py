@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from coati_rl.types import Completion, Prompt, Score, Trajectory
+from coati_rl.protocols import OnTokens
+from coati_rl.types import Completion, Prompt, SamplingParams, Score, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +30,10 @@ class Generate(Protocol):
         """Return the sampling temperature of the lease; 0 is greedy."""
 
     @property
+    def sampling(self) -> SamplingParams:
+        """Return the sampling of the lease."""
+
+    @property
     def cut(self) -> asyncio.Event:
         """Return the event that trainers wait for the group, and --stale-episodes has its open episodes end now."""
 
@@ -39,6 +44,7 @@ class Generate(Protocol):
         num_samples: int = 1,
         episode: int | None = None,
         sampling: Mapping[str, Any] | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> tuple[Completion, ...]:
         """Sample continuations of some tokens.
 
@@ -49,9 +55,17 @@ class Generate(Protocol):
                 of it only where a run allows that, also while it waits for something else. None: an episode a sample.
             sampling: what differs from the lease's sampling in this request: temperature, top_p, top_k, max_new_tokens,
                 stop, seed. The trajectory has to hold the temperature that was used.
+            on_tokens: see `GenerationEngine.submit`.
         Returns: `num_samples` completions, in order; the same ones whenever the same requests are made in an episode.
         Raises: RolloutError if the engine refuses, or `sampling` has a field or a value that there is not; EngineError
             if it has ended.
+        """
+
+    def end_episode(self, episode: int) -> None:
+        """Tell, from any thread, that an episode asks no more, while others of the group go on.
+
+        Weights may then change without waiting for it. An episode of the group that has not asked yet waits until they
+        have, and so would they for the others.
         """
 
 

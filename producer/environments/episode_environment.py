@@ -22,7 +22,7 @@ from producer.environments.episode_player import EpisodePlayer
 from producer.environments.episode_scores import environment_score, invalid_episode
 from producer.environments.recorder import ConversationTree
 
-_CUT = "it was cut, as trainers waited for it (--stale-episodes cut)"
+CUT = "it was cut, as trainers waited for it (--stale-episodes cut)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class EpisodeEnvironment:
             raise RolloutError(f"all {group_size} episodes failed, the first one because: {failures[0]}")
         scores = {number: self._score(prompt.task, each) for number, each in enumerate(played)}
         return Rollout(
-            trajectories=_joined([each.trajectories for each in played]),
+            trajectories=joined_trajectories([each.trajectories for each in played]),
             scores={number: score for number, score in scores.items() if score is not None},
             records={number: each.record for number, each in enumerate(played)},
         )
@@ -104,16 +104,7 @@ class EpisodeEnvironment:
 
     async def _play(self, prompt: Prompt, generate: Generate, number: int) -> _Played:
         tree = ConversationTree(self._template, episode=number, prompt_ids=prompt.token_ids)
-        task = EpisodeTask(
-            uid=prompt.uid,
-            messages=prompt.messages,
-            prompt=prompt.rendered or prompt.text,
-            ground_truth=prompt.ground_truth,
-            columns=prompt.columns,
-            seed=_seed_of(self._seed, prompt.uid),
-            episode=number,
-            purpose=prompt.purpose,
-        )
+        task = episode_task(prompt, number, run_seed=self._seed)
         try:
             calls = self._host.open()
         except EpisodeFailure as error:
@@ -123,11 +114,14 @@ class EpisodeEnvironment:
             tree, self._template, self._limits, generate=generate, calls=calls, may_renormalise=not is_trained
         )
         try:
-            ending = await player.play(task, prompt.token_ids)
+            try:
+                ending = await player.play(task, prompt.token_ids)
+            finally:
+                generate.end_episode(number)
         except (RunError, asyncio.CancelledError) as error:
             calls.abandon()
             if isinstance(error, asyncio.CancelledError) and generate.cut.is_set():
-                return _failed(tree, _CUT, player.turns)
+                return _failed(tree, CUT, player.turns)
             raise
         except Exception as error:  # noqa: BLE001 - a tokenizer may raise what it likes about a text
             await _close(calls, generate.cut)
@@ -137,6 +131,20 @@ class EpisodeEnvironment:
         await _close(calls, generate.cut)
         trajectories = tree.trajectories() if ending == "done" else _truncated(tree.trajectories())
         return _Played(trajectories=trajectories, record={"ended": ending, "turns": player.turns})
+
+
+def episode_task(prompt: Prompt, episode: int, *, run_seed: int) -> EpisodeTask:
+    """Return what an episode of a prompt is about."""
+    return EpisodeTask(
+        uid=prompt.uid,
+        messages=prompt.messages,
+        prompt=prompt.rendered or prompt.text,
+        ground_truth=prompt.ground_truth,
+        columns=prompt.columns,
+        seed=_seed_of(run_seed, prompt.uid),
+        episode=episode,
+        purpose=prompt.purpose,
+    )
 
 
 async def _cancel_when(cut: asyncio.Event, tasks: Sequence["asyncio.Future[_Played]"]) -> None:
@@ -160,7 +168,7 @@ def _failed(tree: ConversationTree, cause: str, turns: Sequence[dict[str, Any]])
     )
 
 
-def _joined(parts: Sequence[tuple[Trajectory, ...]]) -> list[Trajectory]:
+def joined_trajectories(parts: Sequence[tuple[Trajectory, ...]]) -> list[Trajectory]:
     """Join the trajectories of all episodes; a parent's number in its episode becomes that in the group."""
     joined: list[Trajectory] = []
     for part in parts:

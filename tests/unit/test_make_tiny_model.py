@@ -9,7 +9,7 @@ from pathlib import Path
 import code_task
 import pytest
 from arithmetic_task import Problem, distinct_problems, make_problem, needs_carry, problems, solve, split_pairs
-from make_tiny_model import IM_END, make_tokenizer, tokenizer_texts
+from make_tiny_model import IM_END, conversation, make_tokenizer, tokenizer_texts
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "make_tiny_model.py"
@@ -76,6 +76,7 @@ def test_the_chat_template_reads_like_qwens(tokenizer: PreTrainedTokenizerFast) 
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_the_checkpoint_is_an_ordinary_one(tmp_path: Path, is_tied: bool) -> None:
     flags = ["--tied" if is_tied else "--untied", "--steps", "2", "--num-train", "500", "--num-eval", "4"]
+    flags += [] if is_tied else ["--num-conversations", "3"]
     run = subprocess.run(
         [sys.executable, SCRIPT, tmp_path, *flags], capture_output=True, text=True, check=False, timeout=120
     )
@@ -94,6 +95,18 @@ def test_the_checkpoint_is_an_ordinary_one(tmp_path: Path, is_tied: bool) -> Non
     assert set(rows[0]) == {"messages", "gt_answer"}
     assert rows[0]["messages"]["role"] == "user"
     assert int(rows[0]["gt_answer"]) >= 10
+    assert (tmp_path / "sft.jsonl").exists() is not is_tied
+
+
+def test_a_conversation_is_the_prompt_of_a_run_with_the_teachers_solution() -> None:
+    problem = Problem(question="What is 27 + 45?", solution="27 + 45 = \\boxed{62}", answer="72")
+    assert conversation(problem) == {
+        "messages": [
+            {"role": "system", "content": Problem.system_prompt},
+            {"role": "user", "content": "What is 27 + 45?"},
+            {"role": "assistant", "content": "27 + 45 = \\boxed{62}"},
+        ]
+    }
 
 
 def test_the_share_of_carries_is_what_the_warm_up_counts_on() -> None:

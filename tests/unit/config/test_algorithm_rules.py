@@ -286,6 +286,7 @@ def test_dynamic_batching_that_nothing_fills_is_warned_about():
             "-rt boxed=1,/a.py:f=1 --advantage-estimator gdpo",
             "--advantage-estimator gdpo without --whiten-advantages: GDPO also brings the advantages of a ",
         ),
+        ("--turn-advantages 0.9", "--turn-advantages 0.9 without --env, --tools or --agent-command: has no effect"),
         ("--reward-scale 5", "--reward-scale 5 scales --soft-over-length-punishment, which is off"),
         ("--top-p 0.9 --old-logprobs engine", "--top-k, --top-p: engines renormalise what is left, so the trainer"),
     ],

@@ -8,7 +8,7 @@ from coati_rl.config.gpu_rules import with_device_defaults
 from coati_rl.config.plan import make_plan
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
-from producer.environments.made_environment import check_environment
+from producer.made_environment import check_environment
 
 FILE = """
 class World:
@@ -46,7 +46,7 @@ def world(tmp_path):
     ("text", "message"),
     [
         ("-rt env", "--reward-type env: there is no environment to give rewards; give --env FILE.py:CLASS of"),
-        ("--max-turns 3", "--max-turns 3 without --env: has no effect; give --env FILE.py:CLASS, or leave it out"),
+        ("--max-turns 3", "--max-turns 3 without --env or --tools: has no effect; give --env"),
         ("--env world", "--env world: is no environment; write FILE.py:CLASS"),
         ("--env w.py:W -rt env,boxed", "the rewards of an environment are added to those of -rt as they are"),
         ("--env w.py:W -rt env=2", "the rewards of an environment are added to those of -rt as they are"),
@@ -98,7 +98,7 @@ def test_a_class_that_is_no_environment_is_refused_before_anything_starts(world,
 
 @pytest.mark.parametrize("which", ["World --env-arg size=1 --env-arg mood=wild", "make", "make --env-arg size=4"])
 def test_a_class_or_a_function_with_its_arguments_is_taken(world, which):
-    assert check_environment(config_of(f"--env {world}:{which}")) is None
+    assert check_environment(config_of(f"--env {world}:{which}")).tools == ()
 
 
 def test_the_plan_names_the_environment_and_its_limits():

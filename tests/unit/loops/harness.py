@@ -31,6 +31,7 @@ from consumer.parallel.layout_rules import check_layout
 from consumer.parallel.process_group import StoreLocation
 from consumer.parallel.single_process import SingleProcess
 from producer.engines import create_engine
+from producer.made_environment import check_environment
 from rewards import default_system_prompt, make_reward
 from rewards.registry import needs_ground_truth
 from tests.unit.loops.watched_engine import InlineReward, WatchedEngine
@@ -91,7 +92,9 @@ class ThreadedRun:
         config = build_config(values)
         check(config)
         facts = RewardFacts(default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth)
-        prepared = prepare(config, rewards=facts, check_layout=check_layout, is_dry_run=False)
+        prepared = prepare(
+            config, rewards=facts, check_layout=check_layout, is_dry_run=False, environment=check_environment(config)
+        )
         self.trace = Trace(prepared=prepared, paths=make_run_dir(config, prepared.resume))
         self._config = prepared.config
         self._score = score or {name: _score_of(settings) for name, settings in config.by_task.items()}

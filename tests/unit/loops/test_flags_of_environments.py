@@ -4,13 +4,26 @@ The part of a test's name before two underscores is the field (see test_flags.py
 """
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from coati_rl.errors import ConfigError
+
 TALK = f"{Path(__file__).parent}/talk.py:Talk"
 CHAT = {"chat_template": "chatml", "max_episode_tokens": 400, "reward_type": "boxed", "max_steps": 1}
 TALKING = {**CHAT, "env": TALK, "reward_type": "env"}
+HERMES = (
+    '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
+)
+TOOL_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}" + HERMES + "{% endfor %}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+TOOLED = {"chat_template": TOOL_TEMPLATE, "max_prompt_tokens": 700, "max_episode_tokens": 900, "max_steps": 1}
+SERVER = f"{sys.executable} -S {Path(__file__).parents[2] / 'integration' / 'mcp_echo_server.py'}"
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +90,34 @@ def test_stale_episodes__cuts_an_episode_that_trainers_wait_for_and_no_other(run
     assert {step["staleness_max"] for step in trace.steps} <= {0, 1}
     assert sum(step["samples_invalid"] for step in trace.steps) == 1
     assert (len(trace.steps), len(trace.groups)) == (8, 16)
+
+
+def test_turn_advantages__gives_each_turn_an_advantage_of_its_own(trace_of):
+    """The rewards of a turn are in no earlier one's return with a discount of 0; see test_turn_advantages.py."""
+    by_episode, by_turn = (trace_of(**changes).gradients[0] for changes in ({}, {"turn_advantages": 0.0}))
+    assert any((gradient != by_turn[name]).any() for name, gradient in by_episode.items())
+
+
+def test_tools__are_told_of_in_prompts_and_an_answer_without_a_call_is_scored(run_in_threads):
+    """The fake engine's answers are random letters, so that none is a call."""
+    trace = run_in_threads({**TOOLED, "tools": ["calculator"]})
+    for group in trace.groups:
+        assert group.prompt.rendered.startswith('{"type": "function", "function": {"name": "calculator", ')
+        assert {len(each.turns) for each in group.trajectories} == {1}
+        assert {len(each.rewards) for each in group.trajectories} == {0}
+        assert {score.verdict for score in group.scores} <= {"ok", "wrong"}
+        assert all(record["ended"] == "done" for record in group.records)
+
+
+def test_mcp_server__offers_its_tools(run_in_threads):
+    trace = run_in_threads({**TOOLED, "mcp_server": [f"{SERVER} add"]})
+    assert all('{"name": "add", ' in group.prompt.rendered for group in trace.groups)
+    assert {record["ended"] for group in trace.groups for record in group.records} == {"done"}
+
+
+def test_tool_format__is_needed_where_the_template_s_own_is_unknown(run_in_threads):
+    unknown = {**TOOLED, "tools": ["calculator"], "chat_template": TOOL_TEMPLATE.replace(HERMES, "{{ call.function }}")}
+    with pytest.raises(ConfigError, match="--tool-format auto: "):
+        run_in_threads(unknown)
+    trace = run_in_threads({**unknown, "tool_format": "hermes"})
+    assert {record["ended"] for group in trace.groups for record in group.records} == {"done"}

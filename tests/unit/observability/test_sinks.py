@@ -1,6 +1,7 @@
 """Test where step records end up."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,8 +37,19 @@ def test_a_full_disk_is_told_with_path_and_remedy(tmp_path):
     full = rf"{tmp_path}/metrics.jsonl cannot be written: No space left on device; free space there"
     with pytest.raises(RunError, match=full):
         sink.write(1, {"step": 1})
-    with pytest.raises(RunError, match=full):
-        sink.close()  # the line is still in the buffer
+    sink.close()
+
+
+def test_a_line_that_the_disk_has_no_room_for_is_not_there_in_part(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    writes = (
+        "import resource, signal, sys; from pathlib import Path; from coati_rl.observability.sinks import JsonlSink\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); sink = JsonlSink(Path(sys.argv[1]))\n"
+        "sink.write(1, {'step': 1}); resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20)); sink.write(2, {'step': 2})\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", writes, str(path)], capture_output=True, text=True)
+    assert "metrics.jsonl cannot be written: File too large" in ran.stderr
+    assert path.read_text() == '{"step": 1}\n'
 
 
 def test_a_full_disk_under_tensorboard_is_told_and_no_thread_prints_a_traceback(tmp_path, monkeypatch, capsys):

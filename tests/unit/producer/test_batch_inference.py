@@ -51,7 +51,7 @@ class Dying:
     def __getattr__(self, name):
         return getattr(self.engine, name)
 
-    def submit(self, request):
+    def submit(self, request, on_tokens=None):
         self.num_requests += 1
         if self.num_requests > self.at:
             raise EngineError("the engine died")
@@ -61,7 +61,7 @@ class Dying:
 class Silent(Dying):
     """An engine that never answers."""
 
-    def submit(self, request):
+    def submit(self, request, on_tokens=None):
         return Future()
 
 

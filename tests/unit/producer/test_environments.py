@@ -67,9 +67,9 @@ class NotingEngine:
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
-    def submit(self, request):
+    def submit(self, request, on_tokens=None):
         self.requests.append(request)
-        return self._engine.submit(request)
+        return self._engine.submit(request, on_tokens)
 
     def abort(self, request_id):
         self.aborted.append(request_id)

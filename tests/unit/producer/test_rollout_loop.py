@@ -56,7 +56,7 @@ class Engine:
         self.answers = answers
         self.max_waiting, self.aborted, self.num_answered = 0, [], 0
 
-    def submit(self, request):
+    def submit(self, request, on_tokens=None):
         self.requests.append(request)
         self.waiting.append((request, Future()))
         self.max_waiting = max(self.max_waiting, len(self.waiting))

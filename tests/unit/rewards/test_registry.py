@@ -31,7 +31,7 @@ def brevity(tmp_path: Path) -> str:
 def test_each_built_in_reward_has_a_function_and_a_system_prompt() -> None:
     assert get_reward("boxed")(r"\boxed{5}", "5").reward == 1.0
     assert get_reward("think_answer_tags")(RIGHT, "5").reward == 1.0
-    assert set(SYSTEM_PROMPTS) == {"boxed", "think_answer_tags", "code"}
+    assert set(SYSTEM_PROMPTS) == {"boxed", "think_answer_tags", "code", "reasoning_gym"}
 
 
 def test_no_reward_is_zero_for_every_response_and_asks_for_nothing() -> None:

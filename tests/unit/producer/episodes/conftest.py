@@ -15,8 +15,8 @@ from producer.engines.fake_engine import FakeEngine, _FakeCore
 from producer.environments.chat import ChatTemplate
 from producer.environments.episode import EpisodeLimits
 from producer.environments.episode_environment import EpisodeEnvironment
-from producer.environments.made_environment import check_environment, make_environment
 from producer.group_runner import GroupRunner
+from producer.made_environment import check_environment, make_environment
 
 TIMEOUT_S = 30.0
 QUESTION = ({"role": "user", "content": "q"},)
@@ -32,7 +32,7 @@ class RequestsSeen:
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
-    def submit(self, request):
+    def submit(self, request, on_tokens=None):
         self.requests.append(request)
         return self._engine.submit(request)
 

@@ -7,7 +7,7 @@ import pytest
 
 from coati_rl.config.cli import parse
 from coati_rl.errors import ConfigError
-from producer.environments.made_environment import check_environment
+from producer.made_environment import check_environment
 
 EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"
 

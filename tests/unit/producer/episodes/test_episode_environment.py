@@ -189,3 +189,21 @@ def test_tools_that_take_long_are_waited_for_at_the_same_time(play, lease_of, is
     assert all(done.error is None for done in finished)
     assert time.monotonic() - begin < 16.0  # far from 32, also where other programs have the cores
     assert len(threads) == (0 if is_async else 64)
+
+
+def test_an_episode_that_has_ended_holds_no_update_up_while_another_has_not_begun(play, engine, monkeypatch):
+    """The other's first request would wait for the update, which would wait for the group to end."""
+    closed, close = threading.Event(), engine.close_episode
+
+    def close_and_tell(episode_id):
+        close(episode_id)
+        closed.set()
+
+    class Late(Talk):
+        def reset(self, task):
+            assert task.episode == 0 or closed.wait(5)
+            return super().reset(task)
+
+    monkeypatch.setattr(engine, "close_episode", close_and_tell, raising=False)
+    (done,) = play(Late)
+    assert [score.verdict for score in done.scores.values()] == ["ok", "ok"]

@@ -12,8 +12,8 @@ from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
 from producer.environments.compatible.run_limits import RunLimits
 from producer.environments.episode import Action, EpisodeTask
-from producer.environments.made_environment import check_environment
 from producer.environments.own_episode import episode_factory
+from producer.made_environment import check_environment
 
 
 def checked(name, *arguments):

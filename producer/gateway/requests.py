@@ -1,0 +1,167 @@
+"""Read the requests of OpenAI's API: what is answered, what is ignored, and what is refused by its name.
+
+In: the JSON of a body. Out: a `ChatRequest` or a `CompletionRequest`, whose messages have one form whatever client
+wrote them, so that they are found again when it sends them back.
+"""
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from producer.gateway.api_error import ApiError
+from producer.gateway.messages import normalised_messages
+
+MAX_SAMPLES = 128  # n of one request
+_MAX_STOPS = 16
+_MAX_TOOLS = 256
+
+# Fields that change nothing here.
+_IGNORED = frozenset(
+    {"metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}
+    | {"service_tier", "store", "user"}
+)
+# Values that ask for nothing beyond what is done; other values of these fields, and all other fields, are refused.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "modalities": (["text"],),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "top_logprobs": (0,),
+}
+_CONSTRAINED = "constrained decoding, which would renormalise the probabilities of what is sampled"
+_REASONS = {
+    "response_format": f"it needs {_CONSTRAINED}; ask for the form in the prompt",
+    "structured_outputs": f"they need {_CONSTRAINED}; ask for the form in the prompt",
+    "tool_choice": f"a forced call needs {_CONSTRAINED}",
+    "prompt": "give one text, or one list of token ids",
+    "top_logprobs": "only the sampled token's log-probability is known; leave it out",
+    "functions": "use tools",
+    "function_call": "use tools",
+}
+
+Request = TypeVar("Request", bound="SampledRequest")
+
+
+def _one_or_more(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class StreamOptions(BaseModel):
+    """Choose what a stream ends with."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False  # nothing is added here
+
+
+class SampledRequest(BaseModel):
+    """Hold the fields that chat completions and completions share; a null is a field left out."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+    model: str = ""  # any name: there is one model
+    n: int = Field(1, ge=1, le=MAX_SAMPLES)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)  # of vLLM's API; -1 and 0: all tokens
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    stop: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_one_or_more)] = Field(
+        [], max_length=_MAX_STOPS
+    )
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    max_tokens: int | None = Field(None, ge=1)
+
+    @property
+    def token_limit(self) -> int | None:
+        """Return the most tokens that an answer may have; None: as many as the server allows."""
+        return self.max_tokens
+
+    @property
+    def with_logprobs(self) -> bool:
+        """Return True if the log-probability of each sampled token is wanted."""
+        raise NotImplementedError
+
+
+class ChatRequest(SampledRequest):
+    """Hold a request for chat completions."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[dict[str, Any]] = Field([], max_length=_MAX_TOOLS)
+    tool_choice: Literal["auto", "none"] = "auto"
+    logprobs: bool = False
+    max_completion_tokens: int | None = Field(None, ge=1)
+
+    @property
+    def token_limit(self) -> int | None:
+        """See `SampledRequest`; max_tokens is the older name."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def with_logprobs(self) -> bool:
+        """See `SampledRequest`."""
+        return self.logprobs
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """Return the tools that the template renders; None: there are none."""
+        return self.tools if self.tools and self.tool_choice == "auto" else None
+
+
+class CompletionRequest(SampledRequest):
+    """Hold a request for completions of raw text or tokens."""
+
+    prompt: str | list[int] = Field(min_length=1)
+    logprobs: int | None = Field(None, ge=0, le=0)  # 0: of the sampled token alone
+
+    @property
+    def with_logprobs(self) -> bool:
+        """See `SampledRequest`."""
+        return self.logprobs is not None
+
+
+def read_request(body: bytes, kind: type[Request]) -> Request:
+    """Return the request of a body. Raises: ApiError(400) that names the first field at fault."""
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ApiError(400, "the body is not a JSON object")
+    given = {name: value for name, value in values.items() if value is not None}
+    _refuse_unknown(given, kind)
+    try:
+        if kind is ChatRequest:
+            given |= {"messages": normalised_messages(given.get("messages"))}
+            _check_tools(given.get("tools", []))
+        return kind.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else ""
+        reason = f"; {_REASONS[name]}" if name in _REASONS else ""
+        place = ".".join(str(part) for part in first["loc"])
+        raise ApiError(400, f"{place}: {first['msg']}{reason}", param=name, code="invalid_value") from error
+
+
+def _refuse_unknown(given: dict[str, Any], kind: type[SampledRequest]) -> None:
+    for name, value in given.items():
+        if name in kind.model_fields or name in _IGNORED:
+            continue
+        if not any(value == neutral for neutral in _NEUTRAL.get(name, ())):
+            reason = _REASONS.get(name, "leave it out")
+            raise ApiError(400, f"{name}: is not supported: {reason}", param=name, code="unsupported_parameter")
+
+
+def _check_tools(tools: Any) -> None:
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
+        is_function = isinstance(tool, dict) and tool.get("type") == "function"
+        function = tool.get("function") if is_function else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            message = 'needs {"type": "function", "function": {"name": ...}}'
+            raise ApiError(400, f"tools[{index}]: {message}", param=f"tools[{index}]", code="invalid_value")

@@ -1,0 +1,197 @@
+"""Serve a model over HTTP by OpenAI's API, without episodes, until a signal.
+
+Consumes: HTTP requests. Waits for: requests, the engine. Is unblocked by: SIGINT or SIGTERM, which end requests in
+flight and the engine. It uses plain HTTP: for other machines use a TLS proxy.
+"""
+
+import hmac
+import ipaddress
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI, Request
+
+from coati_rl.config.serve import ServeConfig
+from coati_rl.errors import ConfigError
+from coati_rl.types import Device, SamplingParams
+from producer.environments.chat import ChatTemplate
+from producer.gateway.app import make_app
+from producer.gateway.conversations import Language, UnrecordedConversation, tool_format_or_none
+from producer.gateway.engine_sample import EngineSample
+from producer.gateway.episode_table import bearer_token, wrong_token
+from producer.gateway.sampling_rules import SamplingRules
+from producer.gateway.server import listen, server_config, url_of
+from producer.gateway.session import Session
+
+API_KEY_VARIABLE = "COATI_API_KEY"
+_MAX_MODEL_LEN = 8192  # tokens, by default: a longer context takes memory for each sample
+_MIN_KEY_LENGTH = 16
+_LOAD_TIMEOUT_S = 1800.0
+
+
+def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: bool = False) -> None:
+    """Load the engine and serve until a signal, which raises SystemExit(0) or KeyboardInterrupt.
+
+    Raises: ConfigError for an invalid setting, before anything is loaded; EngineError if loading fails.
+    """
+    if "model" not in config.model.model_fields_set:
+        raise ConfigError("--model: which model is served? coati-rl serve MODEL")
+    key = _api_key(config)
+    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before torch is imported
+    from coati_rl.runtime.prepare_generation import engine_device
+    from coati_rl.runtime.resources import load_tokenizer, read_model_config, resolve_model
+
+    engine = config.engine
+    if engine.producer_tensor_parallel_size > 1 and engine.backend != "vllm":
+        raise ConfigError(f"-ptp {engine.producer_tensor_parallel_size}: only vllm is tensor parallel; use -b vllm")
+    device = engine_device(engine.device, width=engine.producer_tensor_parallel_size)
+    _set_environment(device, engine.producer_tensor_parallel_size)  # before transformers is imported
+    model = resolve_model(config.model.model, is_dry_run=False)
+    if model is None:
+        raise AssertionError("a model is None in a dry run only")
+    length = _max_model_len(engine.max_model_len, getattr(read_model_config(model), "max_position_embeddings", None))
+    tokenizer = load_tokenizer(model, needs_chat_template=False)
+    language = Language(tokenizer, ChatTemplate(tokenizer), tool_format_or_none(tokenizer, engine.tool_format))
+    precision = config.model.precision or ("bf16" if device == "cuda" else "fp32")
+    told = f"{config.model.model} (engine {engine.backend}, {device}, {precision}, {length} tokens)"
+    if is_dry_run:
+        say(f"would serve {told}")
+        return
+    with _ended_by_signals(), _listener(config, say) as listener:
+        from producer.engines import create_engine
+
+        loaded = create_engine(
+            engine.backend,
+            model=str(model),
+            tensor_parallel_size=engine.producer_tensor_parallel_size,
+            dtype={"bf16": "bfloat16", "fp32": "float32"}[precision],
+            max_model_len=length,
+            max_num_seqs=engine.max_sequences,
+            device=device,
+            gpu_memory_utilization=engine.gpu_memory_utilization,
+            load_timeout_s=_LOAD_TIMEOUT_S,
+        )
+        with closing(loaded):
+            sampling = SamplingParams(max_new_tokens=length)
+            session = Session(
+                UnrecordedConversation(language),
+                EngineSample(loaded, sampling),
+                SamplingRules(sampling=sampling),
+                decode=language.decode,
+                max_in_flight=config.server.max_in_flight,
+            )
+            app = _app(session, key, Path(config.model.model).name)
+            _Server(app, session, on_ready=lambda: say(f"serving {told} on {url_of(listener)}/v1")).run([listener])
+
+
+def _app(session: Session, key: str | None, name: str) -> FastAPI:
+    def find(request: Request) -> Session:
+        token = bearer_token(request)
+        if key is not None and not hmac.compare_digest(token, key.encode()):
+            raise wrong_token(token)
+        return session
+
+    return make_app(find, prefix="/v1", model=name)
+
+
+class _Server(uvicorn.Server):
+    """Say when the server is ready; at its end, end the calls in flight, which get 503."""
+
+    def __init__(self, app: FastAPI, session: Session, *, on_ready: Callable[[], None]) -> None:
+        super().__init__(server_config(app))
+        self._session, self._on_ready = session, on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._session.close()
+        await super().shutdown(sockets)
+
+
+def _api_key(config: ServeConfig) -> str | None:
+    """Return the key that clients need. Raises: ConfigError for one that is too short, or missing off loopback."""
+    # Taken out of the environment, so that no process that is started here inherits it.
+    from_environment = os.environ.pop(API_KEY_VARIABLE, None) or None
+    key, source = config.server.api_key, "--api-key"
+    if key is None:
+        key, source = from_environment, API_KEY_VARIABLE
+    if key is not None and (len(key) < _MIN_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key):
+        raise ConfigError(
+            f"{source}: needs at least {_MIN_KEY_LENGTH} characters that HTTP headers allow; "
+            f"export {API_KEY_VARIABLE}=\"$(python -c 'import secrets; print(secrets.token_hex(32))')\""
+        )
+    if key is None and not _is_loopback(config.server.host):
+        raise ConfigError(
+            f"--host {config.server.host}: other machines could use the model without a key; set {API_KEY_VARIABLE}, "
+            "or listen on 127.0.0.1"
+        )
+    return key
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listener(config: ServeConfig, say: Callable[[str], None]) -> socket.socket:
+    """Open the socket. Raises: ConfigError if that fails."""
+    host, port = config.server.host, config.server.port
+    try:
+        listener = listen(host, port)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot listen: {error}; use another host or port (0 for a free port)"
+        ) from error
+    if not _is_loopback(host):
+        say(
+            f"warning: --host {host} is reachable from other machines without TLS: key, prompts and answers are sent "
+            "unencrypted; use a private network or a TLS proxy"
+        )
+    return listener
+
+
+def _max_model_len(wanted: int | None, positions: int | None) -> int:
+    """Return the longest context, in tokens. Raises: ConfigError if the model has fewer positions."""
+    if wanted is not None and positions is not None and wanted > positions:
+        raise ConfigError(f"--max-model-len {wanted}: the model has {positions} positions; use at most {positions}")
+    return wanted or min(positions or _MAX_MODEL_LEN, _MAX_MODEL_LEN)
+
+
+def _set_environment(device: Device, width: int) -> None:
+    """Set what engine libraries read when they are imported; OMP_NUM_THREADS stays as it is."""
+    from producer.engines import engine_environment
+
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.triton_utils\.dispatcher")
+    environment = engine_environment(device, width)
+    os.environ.update({name: value for name, value in environment.items() if name != "OMP_NUM_THREADS"})
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Exit with code 0 on SIGTERM and with KeyboardInterrupt on SIGINT; later signals are ignored."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        for ignored in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(ignored, signal.SIG_IGN)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(0)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -40,6 +40,7 @@ setup(
         "gpu-cu12": ["cupy-cuda12x==14.2.0"],
         "gpu-cu13": ["cupy-cuda13x==14.2.0"],
         "reasoning-gym": ["reasoning-gym==0.1.25"],
+        "textarena": ["textarena==0.7.4"],
         "wandb": ["wandb"],
         "mcp": ["mcp>=2.3,<3"],  # --mcp-server
         "agents": ["mcp>=2.3,<3", "textarena>=0.7.4"],
@@ -54,6 +55,7 @@ setup(
             "types-PyYAML",
             "trl",
             "reasoning-gym==0.1.25",
+            "textarena==0.7.4",
         ],
         "docs": ["mkdocs-material>=9.7,<10"],  # mkdocs.yml
     },

@@ -5,6 +5,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from coati_rl.errors import ConfigError
@@ -43,7 +44,22 @@ def load_function(name: str, *, flag: str) -> Callable[..., Any]:
     Raises: ConfigError if the file cannot be imported, or has no such function.
     """
     path_text, _, function_name = name.rpartition(":")
-    path = Path(path_text)
+    module = load_module(Path(path_text), name, flag=flag)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ConfigError(f"{flag} {name}: {path_text} has no function {function_name!r}")
+    return function  # type: ignore[no-any-return]
+
+
+def load_module(path: Path, name: str, *, flag: str) -> ModuleType:
+    """Import a user's file, once in a process.
+
+    Args:
+        path: absolute.
+        name: that the flag has, for the message.
+        flag: the flag that named it.
+    Raises: ConfigError if the file cannot be imported.
+    """
     if not path.is_file():
         raise ConfigError(f"{flag} {name}: there is no file {path}; write FILE.py:FUNCTION")
     module_name = f"coati_rl_plugin_{hashlib.blake2b(str(path).encode(), digest_size=8).hexdigest()}"
@@ -59,7 +75,4 @@ def load_function(name: str, *, flag: str) -> Callable[..., Any]:
         except (Exception, SystemExit) as error:  # whatever a user's file raises
             del sys.modules[module_name]
             raise ConfigError(f"{flag} {name}: {path} fails on import: {type(error).__name__}: {error}") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise ConfigError(f"{flag} {name}: {path} has no function {function_name!r}")
-    return function  # type: ignore[no-any-return]
+    return module

@@ -10,6 +10,7 @@ from coati_rl.reward_spec import ENVIRONMENT_REWARD
 from coati_rl.runtime.prompts import EnvironmentFacts
 from coati_rl.runtime.resources import load_tokenizer
 from producer.environments.chat import ChatTemplate, TemplateError, check_template
+from producer.environments.compatible.run_limits import RunLimits
 from producer.environments.environment import Environment
 from producer.environments.episode import EpisodeLimits
 from producer.environments.episode_environment import EpisodeEnvironment
@@ -37,7 +38,13 @@ def check_environment(config: Config) -> EnvironmentFacts:
     if environment.agent_command is not None:
         check_agent(environment.agent_command)
     if environment.env is not None:
-        episode_factory(environment.env, environment.arguments)
+        form = episode_factory(environment.env, environment.arguments)
+        types = {each.reward.reward_type for each in config.by_task.values()}
+        if ENVIRONMENT_REWARD in types and not form.gives_rewards:
+            raise ConfigError(
+                f"--env {environment.env}: gives no rewards; define reward_fn(messages, answer) or a "
+                "BaseRewardFunction in the file, or name another -rt"
+            )
     if not environment.has_tools:
         return EnvironmentFacts()
     is_isolated = not config.reward.run_model_code_without_sandbox
@@ -90,9 +97,16 @@ def make_environment(config: Config) -> OwnedEnvironment | None:
         host = ToolHost(make_episode, toolbox, timeout_s=limits.timeout_s)
         return make(make_episode, ChatTemplate(tokenizer, tools=toolbox.schemas), host=host)
     name, arguments = environment.env, environment.arguments
+    run_limits = RunLimits(
+        model=str(config.model.model),
+        chat_template=config.data.chat_template,
+        max_turns=limits.max_turns,
+        max_tokens=limits.max_tokens,
+        max_new_tokens=config.sampling.max_new_tokens,
+    )
     is_apart = environment.env_isolation == "process"
     return make(
-        episode_factory(name, arguments),
+        episode_factory(name, arguments, run_limits).make,
         ChatTemplate(tokenizer),
-        host=ProcessHost(name, arguments, timeout_s=limits.timeout_s) if is_apart else None,
+        host=ProcessHost(name, arguments, timeout_s=limits.timeout_s, limits=run_limits) if is_apart else None,
     )

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import field_validator
 
 from coati_rl.config.fields import Section, execution, experiment
-from coati_rl.plugins import absolute_plugin, is_plugin
+from coati_rl.plugins import absolute, absolute_plugin, is_plugin
 
 ToolFormat = Literal["auto", "hermes", "llama3_json", "mistral", "pythonic", "qwen_xml"]
 EnvironmentIsolation = Literal["thread", "process"]
@@ -25,8 +25,9 @@ class EnvironmentConfig(Section):
 
     env: str | None = experiment(
         None,
-        "Environment of multi-turn episodes: FILE.py:CLASS with reset and step (docs/agents.md). Rewards are its own, "
-        "-rt env, unless -rt names others, which are added. Default: one answer to each prompt.",
+        "Environment of multi-turn episodes: FILE.py:CLASS with reset and step, FILE.py of an agent of RL2, RL4LLM or "
+        "OpenRLHF, or textarena:GAME (docs/agents.md). Rewards are its own, -rt env, unless -rt names others, which "
+        "are added. Default: one answer to each prompt.",
     )
     env_arg: list[str] = experiment(
         [],
@@ -80,6 +81,10 @@ class EnvironmentConfig(Section):
     @field_validator("env")
     @classmethod
     def _path_is_absolute(cls, name: str | None) -> str | None:
+        if name and name.startswith("textarena:"):
+            return name
+        if name and name.endswith(".py"):  # of another system: what is in it is known by its name
+            return str(absolute(name))
         return name and absolute_plugin(name)
 
     @field_validator("agent_command")

@@ -39,7 +39,7 @@ def environment_problems(config: Config) -> Iterator[str]:
         yield f"--env-isolation {environment.env_isolation} without --env: has no effect; leave it out"
     if environment.tool_format != "auto" and not environment.has_tools:
         yield f"--tool-format {environment.tool_format} without --tools: has no effect; leave it out"
-    if environment.env is not None and not is_plugin(environment.env):
+    if environment.env is not None and not (is_plugin(environment.env) or environment.env.endswith(".py")):
         yield f"--env {environment.env}: is no environment; write FILE.py:CLASS"
     if data.input_template is not None:
         yield (

@@ -70,6 +70,9 @@ class Episode(Protocol):
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Answer the policy. Raises: anything, after which the episode's sample is invalid: masked, and counted."""
 
+    # May be left out, as may `close`: truncated(self) -> the reward, or rewards by name, that is due as a limit of
+    # turns or tokens has ended the episode.
+
     def close(self) -> Awaitable[None] | None:
         """Free what the episode holds; called once, also after a failure and at a time limit."""
 

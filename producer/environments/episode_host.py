@@ -10,14 +10,16 @@ import inspect
 import logging
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 from coati_rl.text import shorten
 from producer.environments.episode import Action, Episode, EpisodeFailure, EpisodeTask, Observation, Step
 from producer.environments.loop_thread import LoopThread
-from producer.environments.returned_steps import as_observation, as_step
+from producer.environments.returned_steps import as_observation, as_rewards, as_step
+
+OPTIONAL = ("truncated", "close")  # methods of an episode
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,9 @@ class EpisodeCalls(Protocol):
 
     async def step(self, action: Action) -> Step:
         """Take a step. Raises: EpisodeFailure."""
+
+    async def truncated(self) -> Mapping[str, float]:
+        """Return the rewards, by name, that are due as a limit has ended it. Raises: EpisodeFailure."""
 
     async def close(self) -> None:
         """End it, whatever it does; what its own `close` raises is logged."""
@@ -113,6 +118,9 @@ class _ThreadCalls:
     async def step(self, action: Action) -> Step:
         return as_step(await self._call("step", action))
 
+    async def truncated(self) -> Mapping[str, float]:
+        return as_rewards(await self._call("truncated"))
+
     async def close(self) -> None:
         try:
             if self._episode is None:
@@ -136,7 +144,7 @@ class _ThreadCalls:
 
     async def _call(self, name: str, *arguments: object) -> Any:
         method = getattr(self._episode, name, None)
-        if method is None and name == "close":
+        if method is None and name in OPTIONAL:
             return None
         if not callable(method):
             raise EpisodeFailure(f"{type(self._episode).__name__} has no method {name}")

@@ -23,6 +23,7 @@ from producer.environments.episode import (
 from producer.environments.episode_host import EpisodeCalls
 from producer.environments.recorder import ConversationTree
 from producer.environments.returned_steps import rewards_of
+from producer.environments.trajectories import Node
 
 Ending = Literal["done", "turns", "tokens"]
 
@@ -78,7 +79,7 @@ class EpisodePlayer:
                 self._note_observation(observation, num_tokens, None if context.is_fork else len(node.token_ids))
             if num_tokens >= self._limits.max_tokens:
                 if turn > 0:
-                    return "tokens"
+                    return await self._ended("tokens", node)
                 raise EpisodeFailure(
                     f"its first context has {num_tokens} tokens, which leaves none of {self._limits.max_tokens} for an "
                     "answer; give it less, or a larger --max-episode-tokens"
@@ -101,7 +102,13 @@ class EpisodePlayer:
                 return "done"
             observation, sampling = step.observation, self._sampling(step, task)
             self._messages += [message, *self._as_messages(observation)]
-        return "turns"
+        return await self._ended("turns", node)
+
+    async def _ended(self, ending: Ending, node: Node) -> Ending:
+        """Record the rewards that are due as a limit has ended the episode."""
+        for name, value in (await self._calls.truncated()).items():
+            self._tree.add_reward(node, name, value)
+        return ending
 
     async def _reset(self, task: EpisodeTask, prompt_ids: Sequence[int]) -> Any:
         """Return the node of the episode's own prompt, or the dataset's."""

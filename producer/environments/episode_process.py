@@ -6,8 +6,8 @@ they have started, and collects them, so that a reused process id is never signa
 
 The producer sends the server {"start" | "kill": number}, "start" with the episode's socket attached. The server sends
 {"ready": true}, or {"error": cause} and ends; it ends, with all processes, when its socket is closed. An episode reads
-lines {"call": "reset" | "step" | "close", "argument": ...} and writes a line {"returned": ...} or {"failure": cause}
-for each, after an empty one as it begins. All is JSON.
+lines {"call": "reset" | "step" | "truncated" | "close", "argument": ...} and writes a line {"returned": ...} or
+{"failure": cause} for each, after an empty one as it begins. All is JSON.
 """
 
 import asyncio
@@ -30,13 +30,14 @@ import psutil
 
 from coati_rl.errors import ConfigError
 from coati_rl.text import shorten
+from producer.environments.compatible.run_limits import RunLimits
 from producer.environments.episode import Action, Episode, EpisodeFailure, EpisodeTask
 from producer.environments.episode_host import failure_of
 from producer.environments.own_episode import episode_factory
-from producer.environments.returned_steps import as_observation, as_step
+from producer.environments.returned_steps import as_observation, as_rewards, as_step
 
 BODY = "from producer.environments.episode_process import main; main()"
-CLASS_VARIABLE = "COATI_EPISODE_CLASS"  # [FILE.py:CLASS, its arguments by name], as JSON
+CLASS_VARIABLE = "COATI_EPISODE_CLASS"  # [FILE.py:CLASS, its arguments by name, the run's limits or null], as JSON
 _COLLECT_S = 0.01  # between two looks at killed processes that have not ended
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -45,7 +46,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 def main() -> None:
     """Run the server; its socket and the parent's process id are in argv."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    name, arguments = json.loads(os.environ[CLASS_VARIABLE])
+    name, arguments, limits_given = json.loads(os.environ[CLASS_VARIABLE])
+    limits = limits_given and RunLimits(**limits_given)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _die_with_parent(int(sys.argv[2]))
@@ -54,7 +56,7 @@ def main() -> None:
     factory: Callable[[], Episode] | None = None
     if sys.argv[3] == "import":
         try:
-            factory = episode_factory(name, arguments)
+            factory = episode_factory(name, arguments, limits).make
         except ConfigError as error:
             control.send(json.dumps({"error": str(error)}).encode())
             return
@@ -65,7 +67,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # pages stay shared with the processes
     control.send(json.dumps({"ready": True}).encode())
-    _Server(control, lambda: (factory or episode_factory(name, arguments))()).serve()
+    _Server(control, lambda: (factory or episode_factory(name, arguments, limits).make)()).serve()
 
 
 class _Server:
@@ -161,6 +163,8 @@ def _call(episode: Episode | None, name: str, argument: dict[str, Any], runner: 
     if name == "close":
         _finished(method() if callable(method) else None, runner)
         return None
+    if name == "truncated":
+        return as_rewards(_finished(method() if callable(method) else None, runner))
     if not callable(method):
         raise EpisodeFailure(f"{type(episode).__name__} has no method {name}")
     if name == "reset":

@@ -17,10 +17,11 @@ from dataclasses import asdict
 from itertools import count
 from typing import Any
 
+from producer.environments.compatible.run_limits import RunLimits
 from producer.environments.episode import Action, EpisodeFailure, EpisodeTask, Observation, Step
 from producer.environments.episode_process import BODY, CLASS_VARIABLE
 from producer.environments.loop_thread import LoopThread
-from producer.environments.returned_steps import as_observation, as_step
+from producer.environments.returned_steps import as_observation, as_rewards, as_step
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +37,13 @@ class ProcessHost:
         name: FILE.py:CLASS, with an absolute path.
         arguments: of the class, by name.
         timeout_s: for each call.
+        limits: of the run, for agents of other systems.
     """
 
-    def __init__(self, name: str, arguments: Mapping[str, Any], *, timeout_s: float) -> None:
-        self._class = json.dumps([name, dict(arguments)])
+    def __init__(
+        self, name: str, arguments: Mapping[str, Any], *, timeout_s: float, limits: RunLimits | None = None
+    ) -> None:
+        self._class = json.dumps([name, dict(arguments), limits and asdict(limits)])
         self.timeout_s = timeout_s
         self.loop = LoopThread()  # the server dies with its thread
         self._server: _Server | None = None
@@ -164,6 +168,9 @@ class _ProcessCalls:
     async def step(self, action: Action) -> Step:
         returned = await self._run("step", asdict(action))
         return as_step(Step(**returned))
+
+    async def truncated(self) -> Mapping[str, float]:
+        return as_rewards(await self._run("truncated", {}))
 
     async def close(self) -> None:
         try:

@@ -78,6 +78,11 @@ def as_info(value: object) -> dict[str, Any]:
     return info
 
 
+def as_rewards(value: object) -> dict[str, float]:
+    """Return rewards by name, None for nothing. Raises: EpisodeFailure."""
+    return {} if value is None else _rewards(value)
+
+
 def rewards_of(step: Step) -> dict[str, float]:
     """Return the rewards of a step by name; a single one is ONE_REWARD. Raises: EpisodeFailure."""
     return _rewards(step.reward)

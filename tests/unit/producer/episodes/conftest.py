@@ -2,16 +2,21 @@
 
 import time
 
+import numpy as np
 import pytest
 
+from coati_rl.config.cli import parse
+from coati_rl.config.rules import check
 from coati_rl.data.chat_template import set_chat_template
 from coati_rl.observability.timeline import NO_TIMELINE
-from coati_rl.types import DEFAULT_TASK, Lease, Prompt, SamplingParams
-from producer.engines.fake_engine import FakeEngine
+from coati_rl.types import DEFAULT_TASK, Completion, Lease, Prompt, SamplingParams
+from producer.engines.engine_thread import ThreadedEngine
+from producer.engines.fake_engine import FakeEngine, _FakeCore
 from producer.environments.chat import ChatTemplate
 from producer.environments.episode import EpisodeLimits
 from producer.environments.episode_environment import EpisodeEnvironment
 from producer.group_runner import GroupRunner
+from producer.made_environment import check_environment, make_environment
 
 TIMEOUT_S = 30.0
 QUESTION = ({"role": "user", "content": "q"},)
@@ -118,3 +123,55 @@ def play(template, engine, lease_of):
     yield run
     for environment in opened:
         environment.close()
+
+
+@pytest.fixture(scope="session")
+def model(template, tmp_path_factory):
+    """A directory with the tokenizer."""
+    directory = tmp_path_factory.mktemp("model")
+    template._tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def play_file(model, template, lease_of):
+    """(file or FILE.py:NAME, what the policy says to a context, flags) -> the finished group, from --env on."""
+    opened = []
+
+    def run(name, answer, *flags, group_size=2, **lease):
+        def complete(request, index):
+            said = answer(template.decode(request.token_ids))
+            token_ids = [*template.encode(said), template._tokenizer.eos_token_id][: request.sampling.max_new_tokens]
+            return Completion(
+                token_ids=np.array(token_ids, dtype=np.int32),
+                logprobs=-np.arange(1, len(token_ids) + 1, dtype=np.float32),
+                policy_versions=np.zeros(len(token_ids), dtype=np.int32),
+                finish_reason="stop",
+                text=said,
+            )
+
+        core = _FakeCore(
+            vocab_size=257, eos_token_id=256, max_model_len=4000, decode=template.decode, expected=None, dtype="float32"
+        )
+        core._complete = complete
+        engine = ThreadedEngine(core, policy_version=0)
+        opened.append(engine)
+        engine.wait_ready(30.0)
+        arguments = ["-m", str(model), "-mpt", "100", "-mnt", "64", "--max-episode-tokens", "4000", *flags]
+        config, _ = parse(["--env", str(name), *arguments])
+        check(config)
+        check_environment(config)
+        environment = make_environment(config)
+        opened.insert(0, environment)
+        runner = GroupRunner(engine, environment, max_sequences=1000, group_size=2, timeline=NO_TIMELINE)
+        opened.insert(0, runner)
+        runner.submit([lease_of(group_size=group_size, **{"max_new_tokens": 64, **lease})], min_policy_version=0)
+        finished, deadline = [], time.monotonic() + 60
+        while not runner.is_drained:
+            assert time.monotonic() < deadline
+            finished += runner.take_finished(0.5)
+        return finished[0]
+
+    yield run
+    for each in opened:
+        each.close()

@@ -1,0 +1,28 @@
+"""Hold what the agents of other systems are given of a run: its tokenizer, and the limits of an episode."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunLimits:
+    """Hold them as JSON types, since episodes may be made in other processes."""
+
+    model: str  # directory of the tokenizer
+    chat_template: str | None  # of --chat-template
+    max_turns: int
+    max_tokens: int  # of the longest context
+    max_new_tokens: int  # of an answer
+
+    def tokenizer(self) -> Any:
+        """Return the run's tokenizer, loaded once in a process."""
+        return _tokenizer(self.model, self.chat_template)
+
+
+@functools.cache
+def _tokenizer(model: str, chat_template: str | None) -> Any:
+    from coati_rl.runtime.resources import load_tokenizer  # takes its time, and most episodes need none
+
+    return load_tokenizer(Path(model), chat_template=chat_template)

@@ -82,20 +82,7 @@ def coordinator_settings(
             train_microbatch_size=parallel.train_microbatch_size,
             loss_variation=algorithm.loss_variation,
             advantage_estimator=algorithm.advantage_estimator,
-            rules=GroupRules(
-                max_new_tokens=config.max_response_tokens,
-                filter_range=algorithm.filter_range,
-                filter_truncated_response=algorithm.filter_truncated_response,
-                over_length_cache=config.over_length_cache,
-                reward_scale=algorithm.reward_scale,
-                length_limits={
-                    name: LengthLimit(max_new_tokens=each.max_response_tokens, over_length_cache=each.over_length_cache)
-                    for name, each in config.by_task.items()
-                    if each.max_response_tokens != config.max_response_tokens
-                },
-                decoupled_weights=_decoupled_weights(config),
-                turn_discount=algorithm.turn_advantages,
-            ),
+            rules=_group_rules(config),
             max_tokens_per_microbatch=parallel.max_tokens_per_microbatch,
             one_sample_per_row=parallel.one_sample_per_row,
             normalizes_rewards=config.reward.reward_normalize,
@@ -125,6 +112,25 @@ def coordinator_settings(
         ),
         max_probe_tokens=min(_PROBE_TOKENS, config.max_model_len - 1),
         tasks=tuple(tasks) if len(tasks) > 1 else (),
+    )
+
+
+def _group_rules(config: Config) -> GroupRules:
+    """Return the rules by which episodes are trained, and length penalties."""
+    algorithm = config.algorithm
+    return GroupRules(
+        max_new_tokens=config.max_response_tokens,
+        filter_range=algorithm.filter_range,
+        filter_truncated_response=algorithm.filter_truncated_response,
+        over_length_cache=config.over_length_cache,
+        reward_scale=algorithm.reward_scale,
+        length_limits={
+            name: LengthLimit(max_new_tokens=each.max_response_tokens, over_length_cache=each.over_length_cache)
+            for name, each in config.by_task.items()
+            if each.max_response_tokens != config.max_response_tokens
+        },
+        decoupled_weights=_decoupled_weights(config),
+        turn_discount=algorithm.turn_advantages,
     )
 
 

@@ -5,6 +5,7 @@ wrote them, so that they are found again when it sends them back.
 """
 
 import json
+from abc import abstractmethod
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -84,9 +85,9 @@ class SampledRequest(BaseModel):
         return self.max_tokens
 
     @property
+    @abstractmethod
     def with_logprobs(self) -> bool:
         """Return True if the log-probability of each sampled token is wanted."""
-        raise NotImplementedError
 
 
 class ChatRequest(SampledRequest):

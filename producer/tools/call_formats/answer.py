@@ -5,6 +5,7 @@ All formats share the bounds here, so that no text costs more than time linear i
 
 import hashlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -84,7 +85,7 @@ class ToolCallFormat(Protocol):
         """
 
 
-class SpanFormat:
+class SpanFormat(ABC):
     """Implement `ToolCallFormat` for a format that can find its calls' places in a text."""
 
     name = ""
@@ -101,9 +102,9 @@ class SpanFormat:
             spans = self.find(text, end + len(_THOUGHT_END))
         return _assembled(text, spans, turn=turn)
 
+    @abstractmethod
     def find(self, text: str, start: int) -> list[Span]:
         """Return the calls after `start`, in order, and at most `MAX_CALLS` of them."""
-        raise NotImplementedError
 
 
 def checked_call(name: object, arguments: object, call_id: object = None) -> WrittenCall:

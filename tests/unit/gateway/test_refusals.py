@@ -1,4 +1,4 @@
-"""What the gateway refuses, with which status, and what it leaves behind: nothing."""
+"""Test that the gateway refuses wrong requests with the right status, and leaves nothing behind."""
 
 import threading
 import time

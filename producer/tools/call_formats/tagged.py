@@ -1,0 +1,38 @@
+"""Find calls between <tool_call> and </tool_call>; formats differ in what is between the tags."""
+
+from abc import abstractmethod
+
+from producer.tools.call_formats.answer import MAX_CALLS, CallError, Span, SpanFormat, WrittenCall
+from producer.tools.call_formats.bounded_json import skip_space
+
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+
+
+class TaggedFormat(SpanFormat):
+    """Implement `ToolCallFormat` for calls between tags; text may stand before, between and after."""
+
+    @abstractmethod
+    def read_call(self, text: str, position: int) -> tuple[WrittenCall, int]:
+        """Return the call at a position, and where it ends, white space included. Raises: CallError."""
+
+    def find(self, text: str, start: int) -> list[Span]:
+        """See `SpanFormat.find`."""
+        spans: list[Span] = []
+        begin = text.find(_BEGIN, start)
+        while begin >= 0 and len(spans) < MAX_CALLS:
+            spans.append(self._span(text, begin))
+            begin = text.find(_BEGIN, spans[-1].end)
+        return spans
+
+    def _span(self, text: str, begin: int) -> Span:
+        first = skip_space(text, begin + len(_BEGIN))
+        # Templates write a line break before the tag, which belongs to it.
+        start = begin - 1 if text[begin - 1 : begin] == "\n" else begin
+        try:
+            call, end = self.read_call(text, first)
+            if not text.startswith(_END, end):
+                raise CallError(f"{_END} is missing after the call")
+            return Span(start=start, end=end + len(_END), calls=[call])
+        except CallError as error:
+            ends = [end for end in (text.find(_END, first), text.find(_BEGIN, first)) if end >= 0]
+            return Span(start=start, end=min(ends, default=len(text)), errors=[str(error)])

@@ -12,15 +12,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 TIMEOUTS_S = {"tests/unit/": 60, "tests/faults/": 900, "tests/integration/runs/": 900}  # elsewhere pyproject.toml's
 SHARING = ("tests/integration/consumer/", "tests/integration/engines/", "tests/unit/algorithms/test_peer")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide GPUs from all tests but those that are marked: they are of the CPU, whatever the machine has."""
+    """Hide GPUs from all tests but those that are marked; draw the same examples in each run of the fast suite.
+
+    Tests of the CPU see none, whatever the machine has. New examples are drawn with --all, so that a change is never
+    refused for an old bug that chance found in it.
+    """
     if "gpu" not in (config.getoption("markexpr") or ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    settings.register_profile("the same each time", derandomize=True)
+    if not config.getoption("--all"):
+        settings.load_profile("the same each time")
 
 
 # Before anything imports torch: with two threads each on two cores, processes are many times slower.

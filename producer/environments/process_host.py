@@ -98,7 +98,13 @@ class _Server:
 
     @property
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        """Return whether it takes requests. A process that ends closes its socket before it can be waited for."""
+        try:
+            return bool(self._control.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return self._process.poll() is None
+        except OSError:  # it ended with a request unread
+            return False
 
     async def wait_ready(self) -> None:
         """Wait until the user's file is imported. Raises: EpisodeFailure."""

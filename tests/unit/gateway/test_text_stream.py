@@ -37,6 +37,19 @@ def test_the_first_of_several_stop_strings_counts(size) -> None:
     assert "".join(pieces("one two three", ("three", "two"), size)) == "one "
 
 
+def before_the_stop(text, stop, size) -> str:
+    """What comes before a stop string, at the first step after which one is there."""
+    data = text.encode()
+    for at in range(size, len(data), size):
+        try:
+            seen = data[:at].decode()
+        except UnicodeDecodeError:  # it ends inside a character
+            continue
+        if ends := [seen.index(mark) for mark in stop if mark in seen]:
+            return seen[: min(ends)]
+    return text[: min([text.index(mark) for mark in stop if mark in text], default=len(text))]
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     text=st.text(alphabet="ab<é🙂", max_size=12),
@@ -44,5 +57,9 @@ def test_the_first_of_several_stop_strings_counts(size) -> None:
     size=st.integers(1, 4),
 )
 def test_the_pieces_add_up_to_the_text_before_the_first_stop_string(text, stop, size) -> None:
-    ends = [text.index(mark) for mark in stop if mark in text]
-    assert "".join(pieces(text, stop, size)) == text[: min(ends, default=len(text))]
+    assert "".join(pieces(text, stop, size)) == before_the_stop(text, stop, size)
+
+
+def test_an_answer_ends_with_the_stop_string_that_is_whole_first() -> None:
+    assert "".join(pieces("a<<", ("<", "a<<"))) == "a", "the engine samples nothing after this"
+    assert "".join(pieces("a<<", ("<", "a<<"), size=3)) == ""

@@ -102,6 +102,16 @@ def test_an_episode_whose_process_fails_is_invalid_alone_and_what_it_started_end
     assert running() <= before
 
 
+def test_a_server_that_has_closed_its_socket_is_replaced_before_it_can_be_waited_for(play, host, monkeypatch):
+    (done,) = play(None, host=host)
+    assert done.error is None
+    monkeypatch.setattr(type(host._server._process), "poll", lambda self: None)
+    os.kill(host._server._process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, host._server._process.pid, os.WEXITED | os.WNOWAIT)
+    (done,) = play(None, host=host)
+    assert done.error is None
+
+
 def test_a_file_that_fails_on_import_is_named_as_the_cause(play, tmp_path):
     (tmp_path / "bad.py").write_text("import no_such_module\n")
     host = ProcessHost(f"{tmp_path}/bad.py:World", {}, timeout_s=5.0)

@@ -18,8 +18,8 @@ class ParallelConfig(TrainersConfig):
     )  # fmt: skip
     compute_all_samples: bool = execution(
         False,
-        "Compute samples of advantage 0 too where they have no gradient, for means over all tokens of the loss; "
-        "without, only as many of them as the metrics need.",
+        "Compute also samples that have no gradient, as their advantage is 0, so that entropy and other means are over "
+        "all tokens of the loss. Without, only as many of them as the metrics need.",
     )
     num_inferencer: int = execution(2, "Inference engines (P).", short="-i", ge=1)
     inference_batch_size: int = execution(64, "Prompts per producer per rollout step (ibs).", short="-ibs", ge=1)

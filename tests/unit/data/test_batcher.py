@@ -231,8 +231,10 @@ def samples_in(batches):
     ]
 
 
-@pytest.mark.parametrize(("dp", "tMbs"), [(1, 8), (1, 2), (2, 4), (2, 1), (4, 1)])
-@pytest.mark.parametrize("variation", ["sample_level", "token_level", "constant"])
+@pytest.mark.parametrize(
+    ("dp", "tMbs", "variation"),
+    [(1, 8, "sample_level"), (1, 2, "token_level"), (2, 4, "constant"), (2, 1, "sample_level"), (4, 1, "token_level")],
+)
 def test_samples_of_advantage_0_are_left_out_and_stay_in_the_denominator(batches_of, dp, tMbs, variation):
     few = SelectionSettings(min_tokens=0, seed=0)
     for order in (None, [6, 1, 4, 3, 2, 5, 0, 7]):

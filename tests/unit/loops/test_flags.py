@@ -128,7 +128,7 @@ def evaluated(key):
 ALL_DIRECTORIES = ["checkpoints", "eval", "rollouts"]
 
 KEEP_ALL = {"skip_threshold": None}
-HOPELESS = {"kl_coeff": 0.0, "num_generations": 32, "max_steps": 2}
+HOPELESS = {"kl_coeff": 0.0, "num_generations": 32, "max_steps": 1}
 UNLIKELY = {"logprob_scale": 8.0}  # the engine's -1 becomes -8, where the trainer says about -6
 TIS = {"off_policy_correction": "tis"}
 MIDDLING = {"filter_range": (0.4, 0.6), "num_episodes": 2}
@@ -215,7 +215,7 @@ IN_RUNS = {
     "train_batch_size": Row(4, num_steps, 4, 2),
     "train_minibatch_size": Row(1, lambda t: len(num_micro_batches(t)), 4, 8, {"train_microbatch_size": 1}),
     "compute_all_samples": Row(
-        True, lambda t: [s["samples_computed"] < 64 for s in t.steps], [True] * 2, [False] * 2, HOPELESS,
+        True, lambda t: [s["samples_computed"] < 64 for s in t.steps], [True], [False], HOPELESS,
         {"score": None},  # no random text has a boxed answer
     ),
     "train_microbatch_size": Row(1, num_micro_batches, [1] * 4, [4] * 4),

@@ -34,7 +34,7 @@ class MicroBatch:
     position_ids: np.ndarray  # int64[R, L]; 0 at a sample's first token, and at the first token of the padding
     segments: np.ndarray  # int32[K, 4], a row per segment of row, start, length, parent: a segment's index, or -1
     # Each [R, M]. token_ids: int64, the tokens to be predicted; sources: int64, a place in the row; loss_mask: bool,
-    # True on tokens that the loss counts; sample_index: int32, of the sample in the rank's mini-batch, -1 on padding.
+    # True on tokens that the loss counts; sample_index: int32, of the sample in its `RaggedSamples`, -1 on padding.
     # Of the policy gradient, each float32 but for the last: loss_weights, of each token's term; advantages;
     # rollout_logprobs, nats, of the sampling policy; temperature, which logits are divided by; policy_version, int32,
     # that sampled the token. Where the trainer scored them: old_logprobs, ref_logprobs and teacher_logprobs, nats;

@@ -146,6 +146,9 @@ class RaggedBatch:
     is_last: bool
     loss_scale: float
     learning_rate_progress: float
+    # Samples without a gradient that are computed for the metrics alone, in micro-batches of their own.
+    measured_samples: RaggedSamples = field(default_factory=lambda: RaggedSamples.of(()))
+    measured_plan: tuple[tuple[int, ...], ...] = ()
 
 
 def _join_arrays(samples: Sequence[Sample], name: str) -> np.ndarray | EncodedArray:

@@ -16,6 +16,11 @@ class ParallelConfig(TrainersConfig):
         8, "Prompts per dp group gathered before a forward pass (tMbs); the gradient does not depend on it.",
         short="-tMbs", ge=1,
     )  # fmt: skip
+    compute_all_samples: bool = execution(
+        False,
+        "Compute also samples that have no gradient, as their advantage is 0, so that entropy and other means are over "
+        "all tokens of the loss. Without, only as many of them as the metrics need.",
+    )
     num_inferencer: int = execution(2, "Inference engines (P).", short="-i", ge=1)
     inference_batch_size: int = execution(64, "Prompts per producer per rollout step (ibs).", short="-ibs", ge=1)
     inference_microbatch_size: int = execution(

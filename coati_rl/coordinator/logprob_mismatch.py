@@ -22,7 +22,7 @@ _GROWTH_LIMIT = 2.0  # times the mismatch at the start, in bfloat16
 _NUM_EXPECTED = 4  # policy versions whose expected values are kept, to recognise an engine with stale weights
 _BFLOAT16_SIZE = (1e-3, 0.3)  # nats: range of bfloat16 rounding, mean over tokens
 _BFLOAT16_FLOOR = 1e-3  # nats: least limit in bfloat16, whatever was measured at the start
-_MIN_SAMPLED_TOKENS = 256  # of a step in bfloat16, so that noise does not dominate the mean
+MIN_SAMPLED_TOKENS = 256  # of a step in bfloat16, so that noise does not dominate the mean
 _STALE_FRACTION = 0.1  # of the mismatch; an older version that is closer than this explains it
 
 
@@ -103,7 +103,7 @@ class LogprobMismatchMonitor:
         gap, num_tokens = metrics.get("logprob_gap_mean"), metrics.get("logprob_gap_tokens", 0)
         if gap is None or self._last_probe is None or not self._judges_sampled:
             return None
-        if self._precision == "bf16" and num_tokens < _MIN_SAMPLED_TOKENS:
+        if self._precision == "bf16" and num_tokens < MIN_SAMPLED_TOKENS:
             return None
         self._start.setdefault("sampled", gap)
         limit = self._limit_of("sampled")

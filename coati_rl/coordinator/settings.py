@@ -7,9 +7,11 @@ from coati_rl.algorithms.advantage import GDPO
 from coati_rl.config import Config
 from coati_rl.config.sync import SyncConfig
 from coati_rl.coordinator.leases import SamplingPlan
-from coati_rl.coordinator.logprob_mismatch import MismatchSettings, Precision
+from coati_rl.coordinator.logprob_mismatch import MIN_SAMPLED_TOKENS, MismatchSettings, Precision
 from coati_rl.data.batcher import BatchSettings
 from coati_rl.data.group_rules import GroupRules, LengthLimit
+from coati_rl.data.sample_selection import SelectionSettings
+from coati_rl.plugins import is_plugin
 from coati_rl.types import DEFAULT_TASK, Purpose, SamplingParams
 
 _PROBE_TOKENS = 256  # enough for a stable mean, cheap for any model
@@ -87,6 +89,7 @@ def coordinator_settings(
             one_sample_per_row=parallel.one_sample_per_row,
             normalizes_rewards=config.reward.reward_normalize,
             reward_clip=config.reward.reward_clip,
+            selection=_selection(config),
         ),
         sampling_plans={
             "train": _sampling_plan(config, _sampling, group_size=config.sampling.num_generations),
@@ -113,6 +116,23 @@ def coordinator_settings(
         max_probe_tokens=min(_PROBE_TOKENS, config.max_model_len - 1),
         tasks=tuple(tasks) if len(tasks) > 1 else (),
     )
+
+
+def _selection(config: Config) -> SelectionSettings | None:
+    """Return how the samples to compute are selected; None if a sample of advantage 0 has, or may have, a gradient."""
+    algorithm = config.algorithm
+    if (
+        config.parallel.compute_all_samples
+        or algorithm.kl_coeff > 0
+        or algorithm.entropy_coeff > 0
+        or algorithm.whiten_advantages
+        or is_plugin(algorithm.policy_loss)
+        or config.distillation.teacher is not None
+    ):
+        return None
+    # The first dp rank measures so many tokens that earlier weights sampled.
+    of_earlier_weights = config.sync.logprob_gap_tokens * config.dp if config.num_kept_versions else 0
+    return SelectionSettings(min_tokens=max(MIN_SAMPLED_TOKENS, of_earlier_weights), seed=config.run.seed)
 
 
 def _group_rules(config: Config) -> GroupRules:

@@ -15,7 +15,8 @@ from coati_rl.data.batcher import ClosedStep
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.types import RolloutGroup
 
-_OF_THE_BATCH = ("samples_in_loss", "staleness_mean", "staleness_max")  # the same for each of its updates
+# The same for each of a batch's updates.
+_OF_THE_BATCH = ("samples_in_loss", "samples_computed", "staleness_mean", "staleness_max")
 # Of what came in for a step, which is counted with a batch's first update.
 _COUNTED_ONCE = (
     "groups_total",
@@ -58,7 +59,8 @@ class StepDraft:
             closed.groups, self.dropped, rules=self.rules, staleness=staleness, tasks=self.tasks
         )
         whole = replace(closed, groups=[*closed.groups, *self.dropped])
-        return StepSummary(step=self.step, statistics={**statistics, **self.counts}, closed=whole)
+        computed = {"samples_computed": closed.num_computed}
+        return StepSummary(step=self.step, statistics={**statistics, **computed, **self.counts}, closed=whole)
 
 
 class StepStats:

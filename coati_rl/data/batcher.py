@@ -2,7 +2,7 @@
 
 tMbs * dp prompts make a mini-batch, tbs * dp a step. Loss weights are not normalised: the global denominator is known
 with the step's last group and is sent as `loss_scale` of the last mini-batch. It counts the episodes in the loss, and
-each of their tokens once; without any the scale is 0.
+each of their tokens once, whether they are computed or not (`sample_selection`); without any the scale is 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,9 @@ from coati_rl.algorithms.advantage import Estimator, Rewards
 from coati_rl.algorithms.aggregation import LossVariation, loss_scale
 from coati_rl.algorithms.reward_scaling import RewardScaling, fit_scaling
 from coati_rl.data.group_rules import GroupRules, is_valid
-from coati_rl.data.packing import plan_batches
+from coati_rl.data.packing import RankSamples, plan_batches
 from coati_rl.data.sample_builder import build_samples, count_episodes, group_rewards
+from coati_rl.data.sample_selection import SampleSelection, SelectionSettings
 from coati_rl.samples import RaggedBatch, Sample
 from coati_rl.types import RolloutGroup
 
@@ -35,6 +36,7 @@ class BatchSettings:
     one_sample_per_row: bool = False  # padded rows instead of packed ones
     normalizes_rewards: bool = False  # over the valid samples of a task in a mini-batch
     reward_clip: tuple[float, float] | None = None  # of rewards, after that
+    selection: SelectionSettings | None = None  # of the samples to compute; None: every one is
 
     @property
     def prompts_per_mini_batch(self) -> int:
@@ -53,6 +55,7 @@ class ClosedStep:
 
     groups: Sequence[RolloutGroup]
     advantages: Mapping[tuple[str, int], float]  # of trajectories in the loss (means), by prompt uid and number
+    num_computed: int  # episodes in the loss of which trainers compute a trajectory
 
 
 class StepBatcher:
@@ -66,7 +69,9 @@ class StepBatcher:
         self._estimator = estimator
         self._step = step
         self._progress = learning_rate_progress
+        self._selection = SampleSelection(settings.selection, step=step)
         self._num_episodes = 0
+        self._num_computed = 0  # of these
         self._num_tokens = 0
         self._advantages: dict[tuple[str, int], float] = {}
         self.groups: list[RolloutGroup] = []
@@ -87,38 +92,46 @@ class StepBatcher:
         groups = sorted(groups, key=lambda group: group.prompt.uid)
         self.groups.extend(groups)
         # Advantages and weights are computed per group first; then any sample may go to any rank.
-        samples = []
         scalings = self._reward_scalings(groups)
-        for group in groups:
-            built = self._build(group, scalings[group.prompt.task])
-            self._num_episodes += count_episodes(group, built)
-            samples += built
+        built = [self._build(group, scalings[group.prompt.task]) for group in groups]
+        samples = [sample for each in built for sample in each]
         self._advantages |= {(sample.uid, sample.number): _advantage(sample) for sample in samples}
+        self._num_episodes += sum(map(count_episodes, groups, built))
         self._num_tokens += sum(sample.num_loss_tokens for sample in samples)
+        trained, measured = self._selection.split(samples, fraction=self.num_prompts / settings.prompts_per_step)
+        computed = set(map(id, (*trained, *measured)))
+        chosen = [[sample for sample in each if id(sample) in computed] for each in built]
+        self._num_computed += sum(map(count_episodes, groups, chosen))
         is_last = self.num_prompts >= settings.prompts_per_step
-        parts = plan_batches(
+        parts = zip(self._plan(trained), self._plan(measured), strict=True)
+        return [
+            RaggedBatch(
+                step=self._step,
+                samples=of_trained[0],
+                plan=of_trained[1],
+                measured_samples=of_measured[0],
+                measured_plan=of_measured[1],
+                one_sample_per_row=settings.one_sample_per_row,
+                is_last=is_last,
+                loss_scale=self._loss_scale() if is_last else 1.0,
+                learning_rate_progress=self._progress,
+            )
+            for of_trained, of_measured in parts
+        ]
+
+    def close(self) -> ClosedStep:
+        """Return the step's content."""
+        return ClosedStep(groups=self.groups, advantages=self._advantages, num_computed=self._num_computed)
+
+    def _plan(self, samples: Sequence[Sample]) -> list[RankSamples]:
+        settings = self._settings
+        return plan_batches(
             samples,
             num_ranks=settings.dp,
             max_samples=settings.train_microbatch_size,
             max_tokens=settings.max_tokens_per_microbatch,
             one_sample_per_row=settings.one_sample_per_row,
         )
-        return [
-            RaggedBatch(
-                step=self._step,
-                samples=ragged,
-                plan=plan,
-                one_sample_per_row=settings.one_sample_per_row,
-                is_last=is_last,
-                loss_scale=self._loss_scale() if is_last else 1.0,
-                learning_rate_progress=self._progress,
-            )
-            for ragged, plan in parts
-        ]
-
-    def close(self) -> ClosedStep:
-        """Return the step's content."""
-        return ClosedStep(groups=self.groups, advantages=self._advantages)
 
     def _build(self, group: RolloutGroup, scaling: RewardScaling) -> list[Sample]:
         settings = self._settings

@@ -97,9 +97,11 @@ def pack(samples: Sequence[Sample], *, one_sample_per_row: bool = False, **limit
 
 def build_mini_batch(batch: RaggedBatch) -> MiniBatch:
     """Build the micro-batches of a rank's part of a mini-batch."""
+    parts = ((batch.samples, batch.plan), (batch.measured_samples, batch.measured_plan))
+    built = [build_micro_batches(*part, one_sample_per_row=batch.one_sample_per_row) for part in parts]
     return MiniBatch(
         step=batch.step,
-        micro_batches=build_micro_batches(batch.samples, batch.plan, one_sample_per_row=batch.one_sample_per_row),
+        micro_batches=tuple(micro_batch for each in built for micro_batch in each),
         is_last=batch.is_last,
         loss_scale=batch.loss_scale,
         learning_rate_progress=batch.learning_rate_progress,

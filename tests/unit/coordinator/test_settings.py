@@ -5,6 +5,7 @@ import pytest
 from coati_rl.config.cli import parse
 from coati_rl.coordinator.settings import coordinator_settings
 from coati_rl.data.group_rules import GroupRules
+from coati_rl.data.sample_selection import SelectionSettings
 from coati_rl.types import SamplingParams
 
 
@@ -117,3 +118,42 @@ def test_where_nothing_is_dropped_the_clock_is_prompts_over_prompts_due(max_step
     for step in range(min(max_steps, 15) + 1):
         progress = settings.learning_rate_progress(step=step, num_done=64 * step, num_prompts=1000)
         assert progress == min(1.0, 64 * step / min(1000, 64 * max_steps))
+
+
+SELECTED = "-kl 0"
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_selected"),
+    [
+        (SELECTED, True),
+        ("", False),  # GRPO has KL in its loss
+        (f"{SELECTED} --compute-all-samples", False),
+        (f"{SELECTED} --entropy-coeff 0.01", False),
+        (f"{SELECTED} --whiten-advantages", False),
+        (f"{SELECTED} --policy-loss /a/mine.py:terms", False),
+        (f"{SELECTED} --teacher /a/teacher", False),
+        ("-kl 0.01 --kl-place reward", False),
+        (f"{SELECTED} --policy-loss cispo --ratio-level sequence --loss-variation constant", True),
+        (f"{SELECTED} --off-policy-correction tis --clip-dual 3 --skip-threshold None --updates-per-batch 2", True),
+        (f"{SELECTED} --on-logprob-gap icepop --advantage-estimator /a/mine.py:advantage", True),
+        *((f"-a {name}", True) for name in ("DAPO", "DR_GRPO", "GSPO", "CISPO")),
+        *((f"-a {name}", False) for name in ("RLOO", "REINFORCE_PP", "REINFORCE_PP_BASELINE", "REINFORCE_PPB")),
+        ("-a RLOO -kl 0", True),
+    ],
+)
+def test_samples_of_advantage_0_are_left_out_only_where_they_have_no_gradient(flags, is_selected):
+    assert (settings_of(flags).batch.selection is not None) == is_selected
+
+
+def test_a_step_computes_the_tokens_that_the_mismatch_needs():
+    def selection(flags):
+        return settings_of(f"{SELECTED} -tbs 4 -tMbs 4 -ibs 4 --seed 7 {flags}").batch.selection
+
+    # Weights of one version sample a whole step: the loss compares all its tokens.
+    assert selection("-i 1 -t 1") == SelectionSettings(min_tokens=256, seed=7)
+    assert selection("-i 1 -t 1 --logprob-gap-tokens 1000").min_tokens == 256
+    # Else the first dp rank measures tokens of earlier weights.
+    assert selection("-i 2 -t 2 -nb 1 --logprob-gap-tokens 1000").min_tokens == 2000
+    assert selection("-i 2 -t 1 --logprob-gap-tokens 1000").min_tokens == 1000
+    assert selection("-i 2 -t 1 --logprob-gap-tokens 0").min_tokens == 256

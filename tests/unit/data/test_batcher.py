@@ -1,5 +1,8 @@
 """Test mini-batches: the weighted sum of a step is the mean, however the step is divided."""
 
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from coati_rl.algorithms.advantage import group_norm, reward
 from coati_rl.data.batcher import BatchSettings, StepBatcher
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.packing import build_mini_batch
+from coati_rl.data.sample_selection import SelectionSettings
 
 # Four prompts of two samples; (reward, response tokens). 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8 = 36 tokens.
 GROUPS = [[(1.0, 1), (0.0, 2)], [(1.0, 3), (0.0, 4)], [(1.0, 5), (0.0, 6)], [(0.0, 7), (1.0, 8)]]
@@ -208,3 +212,72 @@ def test_rewards_are_normalised_over_the_valid_samples_of_a_mini_batch(group_of)
     expected = {("p0", 0): -1.0, ("p0", 1): -0.3873, ("p1", 0): 0.3873, ("p1", 1): 1.0}
     assert batcher.close().advantages == pytest.approx(expected, abs=1e-4)
     assert [score.reward for group in batcher.close().groups for score in group.scores][:2] == [1.0, 3.0], "as recorded"
+
+
+MIXED = [*GROUPS, [(1.0, 9), (1.0, 2)], [(0.0, 3), (0.0, 4)], [(1.0, 5), (1.0, 6)], [(0.0, 7), (0.0, 8)]]
+
+
+def samples_in(batches):
+    """The (advantage, response tokens) of all samples, by micro-batch."""
+    return [
+        sorted(
+            (float(m.loss_arrays["advantages"][here][0]), int(here.sum()))
+            for here in (m.loss_arrays["sample_index"] == index for index in range(16))
+            if here.any()
+        )
+        for shares in batches
+        for share in shares
+        for m in share.micro_batches
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dp", "tMbs", "variation"),
+    [(1, 8, "sample_level"), (1, 2, "token_level"), (2, 4, "constant"), (2, 1, "sample_level"), (4, 1, "token_level")],
+)
+def test_samples_of_advantage_0_are_left_out_and_stay_in_the_denominator(batches_of, dp, tMbs, variation):
+    few = SelectionSettings(min_tokens=0, seed=0)
+    for order in (None, [6, 1, 4, 3, 2, 5, 0, 7]):
+        layout = {"dp": dp, "tMbs": tMbs, "variation": variation, "order": order}
+        whole, chosen = (batches_of(MIXED, **layout, selection=selection) for selection in (None, few))
+        assert {share.loss_scale for share in whole[-1]} == {share.loss_scale for share in chosen[-1]}
+        for value in (lambda row: row["advantages"], lambda row: row["advantages"] ** 2):
+            assert weighted_sum(chosen, value) == pytest.approx(weighted_sum(whole, value), abs=1e-6)
+        for shares in chosen:
+            assert len({len(share.micro_batches) for share in shares}) == 1, "a pipeline waits for the others"
+        found = sorted(sample for each in samples_in(chosen) for sample in each)
+        expected = sorted(sample for each in samples_in(whole) for sample in each)
+        assert [sample for sample in found if sample[0]] == [sample for sample in expected if sample[0]]
+        assert all(count <= expected.count(sample) for sample, count in Counter(found).items())
+        assert 8 <= len(found) < len(expected) == 16
+
+
+def test_what_is_computed_for_the_metrics_alone_has_micro_batches_of_its_own(batches_of):
+    everything = SelectionSettings(min_tokens=1000, seed=0)
+    (shares,) = batches_of(MIXED, dp=2, tMbs=4, tmbs=3, selection=everything)
+    kinds = [[{bool(advantage) for advantage, _ in each} for each in samples_in([[share]])] for share in shares]
+    assert kinds == [[{True}, {True}, {False}, {False}]] * 2
+    (trained,) = batches_of(GROUPS, dp=2, tMbs=2, tmbs=3)
+    for share, expected in zip(shares, trained, strict=True):
+        for one, other in zip(share.micro_batches, expected.micro_batches, strict=False):
+            np.testing.assert_array_equal(one.token_ids, other.token_ids)
+
+
+def test_what_is_computed_is_counted_by_episodes_and_not_by_their_forks(forked_group):
+    settings = BatchSettings(
+        dp=1,
+        train_batch_size=2,
+        train_minibatch_size=2,
+        train_microbatch_size=4,
+        loss_variation="sample_level",
+        advantage_estimator="group_norm",
+        rules=GroupRules(max_new_tokens=8),
+    )
+    counts = []
+    for selection in (None, SelectionSettings(min_tokens=0, seed=0)):
+        batcher = StepBatcher(
+            replace(settings, selection=selection), step=0, learning_rate_progress=0.0, estimator=group_norm
+        )
+        batcher.add([forked_group(uid="p0"), forked_group(uid="p1", rewards=(1.0, 1.0))])
+        counts.append(batcher.close().num_computed)
+    assert counts == [4, 4], "in six trajectories, all of which are computed"

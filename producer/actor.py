@@ -90,6 +90,7 @@ class ProducerActor:
             max_sequences=self._config.sequences_in_flight,
             group_size=self._config.sampling.num_generations,
             environment=self._environment,
+            by_sample=self._config.sync.partial_rollouts,
             cuts_overdue=self._config.environment.stale_episodes == "cut",
             timeline=self._timeline,
         )
@@ -119,7 +120,7 @@ class ProducerActor:
         """Serve the staged weights, at once or when no request is running, and score the probe with them."""
         engine, begin = self._loaded_engine(), time.perf_counter()
         with PHASES.phase("commit weights"), self._timeline.start("commit weights", policy_version=policy_version):
-            engine.commit_weights(policy_version, in_flight=self._config.sync.inflight_update, timeout_s=timeout_s)
+            engine.commit_weights(policy_version, in_flight=self._config.sync.commits_in_flight, timeout_s=timeout_s)
         self._timeline.instant("policy version", policy_version=policy_version)
         seconds = time.perf_counter() - begin
         logprobs = np.empty(0, dtype=np.float32)

@@ -40,6 +40,7 @@ class EngineSettings(Protocol):
 def engine_problems(config: Config) -> Iterator[str]:
     """Return why the engines of a run cannot be made like this, each with a remedy."""
     yield from backend_problems(config.sampling)
+    yield from partial_rollout_problems(config)
     wanted, in_flight = config.sampling.max_num_seqs, config.sequences_in_flight
     if wanted is not None and wanted > in_flight:
         parallel, sampling = config.parallel, config.sampling
@@ -47,6 +48,24 @@ def engine_problems(config: Config) -> Iterator[str]:
             f"--max-num-seqs {wanted}: has no effect, as imbs * g = {parallel.inference_microbatch_size} * "
             f"{sampling.num_generations} = {in_flight} samples are in flight; use "
             f"-imbs {-(-wanted // sampling.num_generations)}, or leave it out"
+        )
+
+
+def partial_rollout_problems(config: Config) -> Iterator[str]:
+    """Return why responses cannot go on from one rollout step to the next."""
+    if not config.sync.partial_rollouts:
+        return
+    if config.sync.n_behind == 0:
+        yield (
+            "--partial-rollouts with --n-behind 0: no response is unfinished at the end of a rollout step there; use "
+            "--n-behind 1 or more"
+        )
+    if config.sampling.backend == "transformers":
+        yield "--partial-rollouts with -b transformers: it decodes a batch to its end; use -b vllm"
+    if config.environment.is_given:
+        yield (
+            "--partial-rollouts with an environment: its episodes hold their places while they wait for it; use "
+            "--inflight-update, under which their turns go on with new weights"
         )
 
 

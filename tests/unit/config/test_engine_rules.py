@@ -93,3 +93,24 @@ def test_a_quantized_engine_without_a_correction_is_warned_about():
     assert "--off-policy-correction tis" in warning
     assert [*engine_warnings(config_of("--quantization fp8 --off-policy-correction tis"))] == []
     assert [*engine_warnings(config_of(""))] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("-nb 0", "no response is unfinished at the end of a rollout step there; use --n-behind 1 or more"),
+        ("-nb 1 -b transformers", "it decodes a batch to its end; use -b vllm"),
+        ("-nb 1 --env w.py:W", "its episodes hold their places while they wait for it; use --inflight-update"),
+        ("-nb 1 --tools calculator", "its episodes hold their places while they wait for it; use --inflight-update"),
+    ],
+)
+def test_partial_rollouts_are_refused_where_nothing_could_go_on(text, message):
+    assert message in refusal(check, config_of(f"--partial-rollouts {text}"))
+
+
+def test_partial_rollouts_change_weights_in_flight():
+    config = config_of("--partial-rollouts -nb 1")
+    check(config)
+    assert config.sync.commits_in_flight
+    assert not config_of("-nb 1").sync.commits_in_flight
+    assert config_of("-nb 1 --inflight-update").sync.commits_in_flight

@@ -20,7 +20,7 @@ def engine_settings(monkeypatch, config_with, tmp_path):
         monkeypatch.setattr(producer.actor, "create_engine", lambda backend, **settings: seen.update(settings))
         of_actor = {"device": "cuda", "dtype": "bfloat16", "slot": 0, "num_slots": 1}
         context = ActorContext(name="producer-0", log_dir=tmp_path, **of_actor)
-        ProducerActor(0, config_with(**changes), context, make_reward=lambda: None).start()
+        ProducerActor(0, config_with(backend="vllm", **changes), context, make_reward=lambda: None).start()
         return seen
 
     return made
@@ -45,15 +45,20 @@ def test_quantization__is_the_engines(engine_settings):
 
 
 def test_enforce_eager__is_the_engines_and_lets_its_process_compile(engine_settings, config_with):
-    assert [engine_settings(enforce_eager=value)["enforce_eager"] for value in (None, True, False)] == [
-        None,
-        True,
-        False,
-    ]
-    variables = [ProducerActor.environment(config_with(enforce_eager=value), "cpu") for value in (None, True, False)]
+    values = [None, True, False]
+    assert [engine_settings(enforce_eager=value)["enforce_eager"] for value in values] == values
+    configs = [config_with(backend="vllm", enforce_eager=value) for value in values]
+    variables = [ProducerActor.environment(config, "cpu") for config in configs]
     assert [each.get("TORCHDYNAMO_DISABLE") for each in variables] == ["1", "1", None]
 
 
 def test_engine_arg__reaches_the_engine_by_name(engine_settings):
     texts = ["kv_cache_dtype=fp8", "max-num-batched-tokens=8192"]
     assert engine_settings(engine_arg=texts)["engine_args"] == {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 8192}
+
+
+def test_partial_rollouts__asks_for_each_sample_alone_and_swaps_weights_in_flight(run_in_threads):
+    """What it is for is in test_partial_rollouts.py."""
+    traces = [run_in_threads({"n_behind": 1, "partial_rollouts": value}) for value in (False, True)]
+    assert [{request.num_samples for request in trace.engines[0].requests} for trace in traces] == [{2}, {1}]
+    assert [set(trace.engines[0].commits_in_flight) for trace in traces] == [{False}, {True}]

@@ -1,7 +1,10 @@
 """Test arguments of vLLM: what is checked before it is imported, and what an engine is made with."""
 
+from pathlib import Path
+
 import pytest
 
+import rl_example
 from coati_rl.errors import ConfigError
 from producer.engines import vllm_arguments
 from producer.engines.vllm_arguments import _OWNED, _read_engine_args, check_engine_args, check_quantization
@@ -64,6 +67,20 @@ def test_a_method_of_quantization_is_one_of_vllms() -> None:
     check_quantization("fp8")
     with pytest.raises(ConfigError, match=r"--quantization fp9: vLLM has no such method; did you mean fp8\?"):
         check_quantization("fp9")
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--engine-arg max_num_batched_token=1", "did you mean max_num_batched_tokens?"),
+        ("--quantization fp9", "did you mean fp8?"),
+    ],
+)
+def test_a_run_is_refused_before_anything_starts(
+    flag: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rl_example.main(["--run-dir", f"{tmp_path}/run", *flag.split()], tmp_path) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_an_engine_is_made_with_its_arguments_and_the_defaults_of_its_device() -> None:

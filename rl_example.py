@@ -35,12 +35,15 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
     from coati_rl.runtime.prepare import prepare
     from coati_rl.runtime.prompts import RewardFacts
     from consumer.parallel.layout_rules import check_layout
+    from producer.engines.vllm_arguments import check_engine_args, check_quantization
     from producer.made_environment import check_environment
     from rewards.ground_truths import ground_truth_warnings
     from rewards.registry import columns_of, default_system_prompt, needs_ground_truth
     from rewards.scorer import scorer_factory
 
     make_scorer = scorer_factory(config)
+    check_engine_args(config.sampling.engine_arg)
+    check_quantization(config.sampling.quantization)
     environment = check_environment(config)
     prepared = prepare(
         config,

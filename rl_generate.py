@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from coati_rl.config.cli import parse_job
 from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.generate_rules import check_generate
+from coati_rl.config.named_values import named_values
 from coati_rl.errors import CoatiError, ConfigError
 from coati_rl.runtime.exit_messages import print_lines
 from coati_rl.runtime.subreaper import run_under_subreaper
@@ -60,11 +61,14 @@ def _run(config: GenerateConfig, *, is_dry_run: bool) -> int:
     from coati_rl.runtime.prompts import RewardFacts
     from producer.batch.output import BatchOutput
     from producer.batch.unscored import Unscored
+    from producer.engines.vllm_arguments import check_engine_args, check_quantization
     from rewards.ground_truths import ground_truth_warnings
     from rewards.registry import columns_of, default_system_prompt, needs_ground_truth
     from rewards.scorer import scorer_factory
 
     run = config.as_run()
+    check_engine_args(run.sampling.engine_arg)
+    check_quantization(run.sampling.quantization)
     make_scorer: Callable[[], GroupScorer] = scorer_factory(run, in_cluster=False) if config.is_scored else Unscored
     facts = RewardFacts(
         default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth, columns_of=columns_of
@@ -124,10 +128,14 @@ def _generate(
             tensor_parallel_size=engine.producer_tensor_parallel_size,
             dtype=prepared.dtype,
             max_model_len=config.as_run().max_model_len,
-            max_num_seqs=config.max_sequences,
+            max_num_seqs=engine.max_num_seqs or config.max_sequences,
             seed=sampling.seed,
             device=prepared.device,
             gpu_memory_utilization=engine.gpu_memory_utilization,
+            block_size=engine.block_size,
+            quantization=engine.quantization,
+            enforce_eager=engine.enforce_eager,
+            engine_args=named_values(engine.engine_arg),
             load_timeout_s=_LOAD_TIMEOUT_S,
         )
         with closing(loaded):
@@ -139,7 +147,10 @@ def _set_environment(device: "Device", config: GenerateConfig) -> None:
     from producer.engines import engine_environment
 
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.triton_utils\.dispatcher")
-    environment = engine_environment(device, config.engine.producer_tensor_parallel_size)
+    engine = config.engine
+    environment = engine_environment(
+        device, engine.producer_tensor_parallel_size, compiles=engine.enforce_eager is False
+    )
     os.environ.update({name: value for name, value in environment.items() if name != "OMP_NUM_THREADS"})
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from coati_rl.config import Config
+from coati_rl.config.named_values import named_values
 from coati_rl.coordinator.membership import UNSYNCED
 from coati_rl.errors import EngineError
 from coati_rl.observability.phases import PHASES
@@ -37,7 +38,11 @@ class ProducerActor:
     @staticmethod
     def environment(config: Config, device: Device) -> dict[str, str]:
         """Return the environment variables that must be set before the engine's process starts."""
-        return engine_environment(device, config.parallel.producer_tensor_parallel_size)
+        return engine_environment(
+            device,
+            config.parallel.producer_tensor_parallel_size,
+            compiles=config.sampling.enforce_eager is False,
+        )
 
     def __init__(
         self, producer_id: int, config: Config, context: ActorContext, make_reward: Callable[[], GroupScorer]
@@ -60,11 +65,14 @@ class ProducerActor:
             tensor_parallel_size=config.parallel.producer_tensor_parallel_size,
             dtype=self._context.dtype,
             max_model_len=config.max_model_len,
-            max_num_seqs=config.sequences_in_flight,
+            max_num_seqs=config.max_num_seqs,
             seed=config.run.seed,
             device=self._context.device,
             gpu_memory_utilization=config.parallel.gpu_memory_utilization,
             block_size=config.sampling.block_size,
+            quantization=config.sampling.quantization,
+            enforce_eager=config.sampling.enforce_eager,
+            engine_args=named_values(config.sampling.engine_arg),
             policy_version=UNSYNCED,
             load_timeout_s=START_TIMEOUT_S,
         )
@@ -82,6 +90,7 @@ class ProducerActor:
             max_sequences=self._config.sequences_in_flight,
             group_size=self._config.sampling.num_generations,
             environment=self._environment,
+            by_sample=self._config.sync.partial_rollouts,
             cuts_overdue=self._config.environment.stale_episodes == "cut",
             timeline=self._timeline,
         )
@@ -111,7 +120,7 @@ class ProducerActor:
         """Serve the staged weights, at once or when no request is running, and score the probe with them."""
         engine, begin = self._loaded_engine(), time.perf_counter()
         with PHASES.phase("commit weights"), self._timeline.start("commit weights", policy_version=policy_version):
-            engine.commit_weights(policy_version, in_flight=self._config.sync.inflight_update, timeout_s=timeout_s)
+            engine.commit_weights(policy_version, in_flight=self._config.sync.commits_in_flight, timeout_s=timeout_s)
         self._timeline.instant("policy version", policy_version=policy_version)
         seconds = time.perf_counter() - begin
         logprobs = np.empty(0, dtype=np.float32)

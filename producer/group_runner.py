@@ -6,7 +6,7 @@ event loop of the environments whenever it waits; `wake` may be called from any.
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +43,7 @@ class GroupRunner:
         *,
         max_sequences: int,
         group_size: int,
+        by_sample: bool = False,
         timeline: Timeline,
     ) -> None:
         """Begin with nothing in flight.
@@ -53,8 +54,11 @@ class GroupRunner:
             max_sequences: samples in flight, so that max_sequences / G training prompts are.
             group_size: G. A prompt of fewer samples takes the place of one of G: an evaluation leaves the order in
                 which training prompts are sampled, and the batches, as they are without it, and so the weights.
+            by_sample: count the samples that the engine has not ended in place of prompts, so that a prompt begins as
+                soon as a place is free; up to G - 1 of its samples then wait in the engine.
             timeline: of the producer.
         """
+        self._by_sample = by_sample
         self._engine = engine
         self._environment = environment
         self._max_sequences = max_sequences
@@ -73,6 +77,8 @@ class GroupRunner:
 
     def room(self) -> int:
         """Count the prompts, of G samples each, that may be submitted now."""
+        if self._by_sample:
+            return -(min(0, self._engine.num_sequences() - self._max_sequences) // self._group_size)
         num_sequences = sum(max(lease.group_size, self._group_size) for lease in self._running.values())
         return max(0, self._max_sequences - num_sequences) // self._group_size
 
@@ -124,6 +130,12 @@ class GroupRunner:
                 _ = task.cancelled() or task.exception()  # else asyncio logs that nobody has looked at it
         self._loop.close()
 
+    def _call_soon(self, answer: Callable[[], object]) -> None:
+        """Pass an answer of the engine on; one of a single sample may have made room."""
+        self._loop.call_from_anywhere(answer)
+        if self._by_sample:
+            self.wake()
+
     async def _wait(self, timeout_s: float) -> None:
         if not self._done:
             with suppress(TimeoutError):
@@ -138,7 +150,7 @@ class GroupRunner:
         generate = LeaseGenerate(
             lease,
             self._engine,
-            call_soon=self._loop.call_from_anywhere,
+            call_soon=self._call_soon,
             min_policy_version=min_policy_version,
             timeline=self._timeline,
         )

@@ -4,7 +4,8 @@ Consumes: leases. Waits for: environments and their engine, the reward workers, 
 groups, finished scores, a new lease. Produces: scored rollout groups.
 
 Each prompt is run by the environment, then scored; at most `max_sequences` samples are generated at a time, and a
-finished prompt makes room for the next at once: there is no barrier between prompts.
+finished prompt makes room for the next at once: there is no barrier between prompts. With partial rollouts a finished
+sample does.
 """
 
 import logging
@@ -22,7 +23,7 @@ from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinato
 from coati_rl.types import Lease, RolloutGroup, Score, Trajectory
 from producer.environments.environment import Environment
 from producer.environments.episode_scores import with_environment_rewards
-from producer.environments.single_turn import SingleTurn
+from producer.environments.single_turn import SampleBySample, SingleTurn
 from producer.group_runner import GroupRunner, RolledOut
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class RolloutLoop:
         max_sequences: int,
         group_size: int,
         environment: Environment | None = None,
+        by_sample: bool = False,
         cuts_overdue: bool = False,
         timeline: Timeline = NO_TIMELINE,
         on_turn: Callable[[], None] = lambda: None,
@@ -70,6 +72,7 @@ class RolloutLoop:
             max_sequences: largest number of samples in flight.
             group_size: samples of a training prompt.
             environment: of all prompts; None: a single turn.
+            by_sample: ask for each sample of a single turn alone, and begin a prompt as soon as one has ended.
             cuts_overdue: end the open episodes of prompts that trainers wait for, as others would get stale.
             timeline: of the producer.
             on_turn: called at least once in IDLE_WAIT_S; what it raises ends the loop.
@@ -82,9 +85,10 @@ class RolloutLoop:
         self._timeline = timeline
         self._runner = GroupRunner(
             engine,
-            environment or SingleTurn(),
+            environment or (SampleBySample() if by_sample else SingleTurn()),
             max_sequences=max_sequences,
             group_size=group_size,
+            by_sample=by_sample,
             timeline=timeline,
         )
         self._scoring: list[_Scoring] = []

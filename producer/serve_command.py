@@ -19,9 +19,12 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI, Request
 
+from coati_rl.config.engine_rules import backend_problems, check_engine_device
+from coati_rl.config.named_values import named_values
 from coati_rl.config.serve import ServeConfig
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device, SamplingParams
+from producer.engines.vllm_arguments import check_engine_args, check_quantization
 from producer.environments.chat import ChatTemplate
 from producer.gateway.app import make_app
 from producer.gateway.conversations import Language, UnrecordedConversation, tool_format_or_none
@@ -52,12 +55,17 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
     engine = config.engine
     if engine.producer_tensor_parallel_size > 1 and engine.backend != "vllm":
         raise ConfigError(f"-ptp {engine.producer_tensor_parallel_size}: only vllm is tensor parallel; use -b vllm")
+    if problem := next(backend_problems(engine), None):
+        raise ConfigError(problem)
+    check_engine_args(engine.engine_arg)
+    check_quantization(engine.quantization)
     device = engine_device(engine.device, width=engine.producer_tensor_parallel_size)
-    _set_environment(device, engine.producer_tensor_parallel_size)  # before transformers is imported
+    _set_environment(device, config)  # before transformers is imported
     model = resolve_model(config.model.model, is_dry_run=False)
     if model is None:
         raise AssertionError("a model is None in a dry run only")
     length = _max_model_len(engine.max_model_len, getattr(read_model_config(model), "max_position_embeddings", None))
+    check_engine_device(engine, device, max_model_len=length)
     tokenizer = load_tokenizer(model, needs_chat_template=False)
     language = Language(tokenizer, ChatTemplate(tokenizer), tool_format_or_none(tokenizer, engine.tool_format))
     precision = config.model.precision or ("bf16" if device == "cuda" else "fp32")
@@ -77,6 +85,10 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
             max_num_seqs=engine.max_sequences,
             device=device,
             gpu_memory_utilization=engine.gpu_memory_utilization,
+            block_size=engine.block_size,
+            quantization=engine.quantization,
+            enforce_eager=engine.enforce_eager,
+            engine_args=named_values(engine.engine_arg),
             load_timeout_s=_LOAD_TIMEOUT_S,
         )
         with closing(loaded):
@@ -169,12 +181,15 @@ def _max_model_len(wanted: int | None, positions: int | None) -> int:
     return wanted or min(positions or _MAX_MODEL_LEN, _MAX_MODEL_LEN)
 
 
-def _set_environment(device: Device, width: int) -> None:
+def _set_environment(device: Device, config: ServeConfig) -> None:
     """Set what engine libraries read when they are imported; OMP_NUM_THREADS stays as it is."""
     from producer.engines import engine_environment
 
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.triton_utils\.dispatcher")
-    environment = engine_environment(device, width)
+    engine = config.engine
+    environment = engine_environment(
+        device, engine.producer_tensor_parallel_size, compiles=engine.enforce_eager is False
+    )
     os.environ.update({name: value for name, value in environment.items() if name != "OMP_NUM_THREADS"})
 
 

@@ -100,7 +100,7 @@ def _add_flag(parser: argparse._ArgumentGroup, name: str, field: FieldInfo) -> N
     long, short = spelling(name, field), described(field, "short")
     names = [*([short] if short else []), long, *(described(field, "aliases") or ())]
     options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
-    if field.annotation is bool:
+    if bool in (field.annotation, *get_args(field.annotation)):
         options["action"] = argparse.BooleanOptionalAction  # --no-... overrides a file's true
     else:
         options["metavar"] = described(field, "metavar") or _metavar(field)

@@ -1,7 +1,5 @@
 """Choose the environment that answers the policy in episodes of several turns, and its limits."""
 
-import json
-import re
 import shlex
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +7,7 @@ from typing import Any, Literal
 from pydantic import field_validator
 
 from coati_rl.config.fields import Section, execution, experiment
+from coati_rl.config.named_values import NamedValues, named_values
 from coati_rl.plugins import absolute, absolute_plugin, is_plugin
 
 ToolFormat = Literal["auto", "hermes", "llama3_json", "mistral", "pythonic", "qwen_xml"]
@@ -16,8 +15,6 @@ EnvironmentIsolation = Literal["thread", "process"]
 StaleEpisodes = Literal["wait", "cut"]
 
 TOOLS = ("calculator", "python")  # that need no file
-
-_ARGUMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
 class EnvironmentConfig(Section):
@@ -29,7 +26,7 @@ class EnvironmentConfig(Section):
         "OpenRLHF, or textarena:GAME (docs/agents.md). Rewards are its own, -rt env, unless -rt names others, which "
         "are added. Default: one answer to each prompt.",
     )
-    env_arg: list[str] = experiment(
+    env_arg: NamedValues = experiment(
         [],
         "NAME=VALUE for the class of --env, a JSON value or text; repeat the flag for several.",
         metavar="NAME=VALUE",
@@ -101,19 +98,6 @@ class EnvironmentConfig(Section):
             raise ValueError("is empty; write a program and its arguments, such as 'python agent.py'")
         return shlex.join(str(Path(word).absolute()) if Path(word).is_file() else word for word in words)
 
-    @field_validator("env_arg")
-    @classmethod
-    def _have_names(cls, texts: list[str]) -> list[str]:
-        names = []
-        for text in texts:
-            match = _ARGUMENT.fullmatch(text)
-            if match is None:
-                raise ValueError(f"{text!r} is no argument; write NAME=VALUE")
-            names.append(match[1])
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"{twice} is given twice; give it once")
-        return texts
-
     @field_validator("tools")
     @classmethod
     def _are_names(cls, texts: list[str]) -> list[str]:
@@ -150,7 +134,7 @@ class EnvironmentConfig(Section):
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of the class, by name: values are JSON, or text if they are none."""
-        return {name: _value(value) for name, _, value in (text.partition("=") for text in self.env_arg)}
+        return named_values(self.env_arg)
 
 
 def _words(command: str) -> list[str]:
@@ -158,10 +142,3 @@ def _words(command: str) -> list[str]:
         return shlex.split(command)
     except ValueError as error:
         raise ValueError(f"{command!r}: {error}") from error
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -6,6 +6,7 @@ from coati_rl.config.config import Config
 from coati_rl.config.data import PromptFields
 from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.config.model import ModelConfig
+from coati_rl.config.named_values import NamedValues
 from coati_rl.config.parallel import ParallelConfig
 from coati_rl.config.reward import RewardConfig
 from coati_rl.config.sampling import SamplingConfig
@@ -79,6 +80,11 @@ class EngineConfig(Section):
     inference_microbatch_size: int = execution(32, "Prompts in flight, of g samples each.", short="-imbs", ge=1)
     producer_tensor_parallel_size: int = shared_field(ParallelConfig, "producer_tensor_parallel_size")
     gpu_memory_utilization: float = execution(0.9, "Share of a GPU's memory that vLLM takes.", gt=0, lt=1)
+    max_num_seqs: int | None = shared_field(SamplingConfig, "max_num_seqs")
+    block_size: int | None = shared_field(SamplingConfig, "block_size")
+    quantization: str | None = experiment(None, "Method by which vLLM quantizes the weights. Default: none.")
+    enforce_eager: bool | None = shared_field(SamplingConfig, "enforce_eager")
+    engine_arg: NamedValues = shared_field(SamplingConfig, "engine_arg")
     stall_timeout_s: float = execution(
         1800.0, "If no prompt is finished for so long, the command stops, seconds.", gt=0
     )

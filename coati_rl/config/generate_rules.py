@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from coati_rl.config.engine_rules import engine_problems
 from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.reward_rules import reward_problems, service_problems
 from coati_rl.config.rules import prompt_problems
@@ -61,6 +62,7 @@ def _sampling(config: GenerateConfig) -> Iterator[str]:
         yield f"-g {sampling.num_generations} with -temp 0: greedy samples of a prompt are all the same; use -g 1"
     if width > 1 and sampling.backend != "vllm":
         yield f"-ptp {width}: only the vllm backend is tensor parallel; use -b vllm"
+    yield from engine_problems(config.as_run())
 
 
 def _rewards(config: GenerateConfig) -> Iterator[str]:

@@ -8,19 +8,15 @@ from coati_rl.types import Device
 
 TOKEN_BUDGET = 16384  # of a micro-batch: fewer tokens leave matrix products, and the traffic of gradients, inefficient
 _GIB = 2**30
-_CPU_BLOCK_SIZE = 32  # tokens, with an environment; vLLM computes in multiples of 32 there
 _CONTEXT_BYTES = _GIB  # CUDA's context and NCCL's buffers, which vLLM's share does not count
 
 
 def with_device_defaults(config: Config, device: Device) -> Config:
     """Set what depends on the device and is not given.
 
-    On GPUs micro-batches are bounded by tokens, with gradient checkpointing, where the user has set neither bound. On
-    the CPU turns of short chats would find no whole block of 128 tokens in the engine's cache.
+    On GPUs micro-batches are bounded by tokens, with gradient checkpointing, where the user has set neither bound.
     """
     said = config.parallel.model_fields_set
-    if device == "cpu" and config.environment.is_given and config.sampling.block_size is None:
-        return config.with_changes(block_size=_CPU_BLOCK_SIZE)
     if device == "cpu" or {"train_microbatch_size", "max_tokens_per_microbatch"} & said:
         return config
     defaults = {

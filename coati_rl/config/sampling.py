@@ -3,6 +3,7 @@
 from typing import Literal
 
 from coati_rl.config.fields import Section, execution, experiment
+from coati_rl.config.named_values import NamedValues
 
 
 class SamplingConfig(Section):
@@ -19,12 +20,31 @@ class SamplingConfig(Section):
     max_episode_tokens: int | None = experiment(
         None, "Tokens of an episode at most, prompt of -mpt and all turns after it; default: mpt + mnt.", ge=2
     )
+    max_num_seqs: int | None = execution(
+        None, "Samples that an engine decodes at a time; the others of -imbs prompts wait. Default: all of them.", ge=1
+    )
     block_size: int | None = execution(
         None,
-        "Tokens of a block of vLLM's key-value cache: a turn of an episode finds whole blocks of earlier ones there, "
-        "and computes the rest. Default: vLLM's own; on the CPU 128, and 32 with --env.",
+        "Tokens of a block of vLLM's key-value cache. The samples of a prompt, and the turns of an episode, share "
+        "whole blocks, and each computes the rest. Default: 32 on the CPU, vLLM's own on GPUs.",
         ge=16,
         multiple_of=16,
+    )
+    quantization: str | None = experiment(
+        None,
+        "Method by which vLLM quantizes the engines' weights at each weight sync, such as fp8; trainers keep theirs. "
+        "Default: none.",
+    )
+    enforce_eager: bool | None = execution(
+        None,
+        "Run vLLM's model without torch.compile and CUDA graphs: it is ready sooner and takes less memory, and is "
+        "slower. Default: on on the CPU, off on GPUs.",
+    )
+    engine_arg: NamedValues = execution(
+        [],
+        "NAME=VALUE for vLLM's EngineArgs, a JSON value or text, such as kv_cache_dtype=fp8; repeat the flag for "
+        "several. What has a flag of its own is refused.",
+        metavar="NAME=VALUE",
     )
     stop: list[str] = experiment([], "Text that ends a response; repeat the flag for several.")
     eval_samples: int = execution(

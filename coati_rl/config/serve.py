@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from coati_rl.config.fields import Section, execution
 from coati_rl.config.generate import EngineConfig, shared_field
 from coati_rl.config.model import ModelConfig
+from coati_rl.config.named_values import NamedValues
 from coati_rl.config.sampling import SamplingConfig
 from coati_rl.config.sections import JobConfig
 
@@ -34,6 +35,10 @@ class ServeEngineConfig(Section):
     max_sequences: int = execution(32, "Samples that are generated at a time.", ge=1)
     producer_tensor_parallel_size: int = shared_field(EngineConfig, "producer_tensor_parallel_size")
     gpu_memory_utilization: float = shared_field(EngineConfig, "gpu_memory_utilization")
+    block_size: int | None = shared_field(EngineConfig, "block_size")
+    quantization: str | None = shared_field(EngineConfig, "quantization")
+    enforce_eager: bool | None = shared_field(EngineConfig, "enforce_eager")
+    engine_arg: NamedValues = shared_field(EngineConfig, "engine_arg")
     tool_format: str = execution("auto", "Format in which the model writes tool calls; auto: its chat template's.")
 
 

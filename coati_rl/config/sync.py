@@ -19,6 +19,12 @@ class SyncConfig(Section):
         "Swap new weights in between two engine steps, while responses are being generated; they go on under the new "
         "weights, and each token carries the version that sampled it. Without: when no response is being generated.",
     )
+    partial_rollouts: bool = execution(
+        False,
+        "Responses that a rollout step leaves unfinished go on in the next one under its weights, as with "
+        "--inflight-update, and a prompt begins as soon as samples of others have ended: an engine decodes imbs * g "
+        "samples, of as many prompts as it takes. Needs --n-behind 1 or more.",
+    )
     weight_transport: TransportChoice = execution(
         "auto",
         "How weights travel: nccl and ipc (CUDA IPC, one node) between GPUs, shm (shared memory, one node), gloo, or "
@@ -45,3 +51,8 @@ class SyncConfig(Section):
         "What a gap past the limit does: stop the run with a diagnosis, or from then on correct for it (tis, icepop, "
         "sequence_mask: see --off-policy-correction).",
     )
+
+    @property
+    def commits_in_flight(self) -> bool:
+        """Return True if weights change while responses are being generated."""
+        return self.inflight_update or self.partial_rollouts

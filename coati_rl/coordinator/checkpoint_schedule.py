@@ -60,10 +60,11 @@ class CheckpointSchedule:
     def wait(self) -> Wait | None:
         """Return what a due checkpoint waits for; None if all leased prompts are sampled with its own weights.
 
-        With --inflight-update weights change within a response, so that this cannot be guaranteed anyway.
+        With --inflight-update and --partial-rollouts weights change within a response, so that this cannot be
+        guaranteed anyway.
         """
         num_older = self._flow.num_leased_before(self._members.sync_index)
-        if self._settings.sync.inflight_update or num_older == 0:
+        if self._settings.sync.commits_in_flight or num_older == 0:
             return None
         older = f"{count(num_older, 'prompt')} that older weights sample"
         return Wait(reason=f"waiting for {older}, before the checkpoint of step {self._flow.step}")

@@ -16,6 +16,7 @@ from coati_rl.checkpoint.resume import ResumePoint, open_resume_point
 from coati_rl.config import Config
 from coati_rl.config.algorithm_rules import algorithm_warnings
 from coati_rl.config.distillation_rules import distillation_warnings
+from coati_rl.config.engine_rules import check_engines, engine_warnings
 from coati_rl.config.environment_rules import environment_warnings
 from coati_rl.config.gpu_rules import check_staging, with_device_defaults
 from coati_rl.config.plan import Plan, make_plan, resolve_precision
@@ -95,12 +96,13 @@ def prepare(
     build_loss(config.algorithm)
     check_own_functions(config)
     device, warnings = resolve_device(config, is_dry_run=is_dry_run)
+    check_engines(config, device)
     config = with_device_defaults(config, device)
     backend = choose_backend(config.sync.weight_transport, device=device, is_one_node=not config.cluster.master_address)
     rows = load_run_rows(config, rewards, tools=environment.tools)
     warnings += [*_evaluation_warnings(config), *reward_warnings(config), *algorithm_warnings(config)]
     warnings += [*distillation_warnings(config), *environment_warnings(config)]
-    warnings += sharding_warnings(config, device)
+    warnings += [*engine_warnings(config), *sharding_warnings(config, device)]
     directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     if directory is None:
         unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.parallel.num_trainers else "")

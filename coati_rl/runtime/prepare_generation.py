@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import xxhash
 
+from coati_rl.config.engine_rules import check_engine_device
 from coati_rl.config.fields import role_of
 from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.plan import resolve_precision
@@ -93,6 +94,7 @@ def prepare_generation(config: GenerateConfig, *, rewards: RewardFacts) -> Prepa
     """
     run = config.as_run()
     device = engine_device(config.engine.device, width=config.engine.producer_tensor_parallel_size)
+    check_engine_device(run.sampling, device, max_model_len=run.max_model_len)
     rows = load_run_rows(run, rewards if config.is_scored else _NO_REWARDS)
     model = resolve_model(config.model.model, is_dry_run=False)
     if model is None:

@@ -83,7 +83,7 @@ def _make_send(
         timeout_s=config.sync.sync_timeout_s,
         # Below the stall timeout, so that a producer that hangs is replaced before the run counts as stalled.
         commit_timeout_s=config.sync.sync_timeout_s
-        if config.sync.inflight_update
+        if config.sync.commits_in_flight
         else 0.9 * config.cluster.stall_timeout_s,
         num_senders=backend.layout.num_senders,
         announce=lambda text: _announce(backend, text),

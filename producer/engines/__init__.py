@@ -4,6 +4,8 @@ In: a backend's name and its settings. Out: a loaded engine. Importing this pack
 `create_engine` imports the one that it needs, in a process started with `engine_environment`.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from coati_rl.errors import ConfigError
@@ -28,6 +30,9 @@ def create_engine(
     gpu_memory_utilization: float = 0.85,
     kv_cache_memory_bytes: int | None = None,
     block_size: int | None = None,
+    quantization: str | None = None,
+    enforce_eager: bool | None = None,
+    engine_args: Mapping[str, Any] = MappingProxyType({}),
     policy_version: int = 0,
     load_timeout_s: float = 1800.0,
 ) -> GenerationEngine:
@@ -58,6 +63,9 @@ def create_engine(
             gpu_memory_utilization=gpu_memory_utilization,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             block_size=block_size,
+            quantization=quantization,
+            enforce_eager=enforce_eager,
+            engine_args=engine_args,
             **shared,
         )
     elif backend == "transformers":

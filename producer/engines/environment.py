@@ -3,13 +3,16 @@
 from coati_rl.types import Device
 
 
-def engine_environment(device: Device, tensor_parallel_size: int, *, num_threads: int = 1) -> dict[str, str]:
+def engine_environment(
+    device: Device, tensor_parallel_size: int, *, num_threads: int = 1, compiles: bool = False
+) -> dict[str, str]:
     """Return the variables of a process that will hold one engine of any backend; its workers inherit them.
 
     Args:
         device: the device that the engine computes on.
         tensor_parallel_size: above 1 the engine has worker processes, which share the actor's cores.
         num_threads: OpenMP threads per process. Oversubscribed cores are many times slower, so pin every process.
+        compiles: --no-enforce-eager was given; it matters on the CPU, where nothing is compiled otherwise.
     """
     environment = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in our thread, without a process of its own
@@ -22,10 +25,10 @@ def engine_environment(device: Device, tensor_parallel_size: int, *, num_threads
         "OMP_NUM_THREADS": str(num_threads),
     }
     if device == "cpu":
-        environment |= {
-            "TORCHDYNAMO_DISABLE": "1",  # otherwise the first request waits for compilation
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise all engines of a machine are bound to the same cores
-        }
+        # Otherwise all engines of a machine are bound to the same cores.
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        if not compiles:
+            environment["TORCHDYNAMO_DISABLE"] = "1"  # otherwise the first request waits for compilation
     if tensor_parallel_size > 1:
         environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # forking a process with threads can deadlock
     return environment

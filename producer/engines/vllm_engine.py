@@ -5,8 +5,9 @@ when the engine loads, with the environment variables of `engine_environment`; a
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import Device, GenerationRequest, GenerationResult
 from producer.engines.admission import RequestRefusedError
 from producer.engines.checkpoint import check_manifest, find_checkpoint, read_entries
+from producer.engines.cpu_memory import cpu_kv_cache_bytes
 from producer.engines.engine_thread import ThreadedEngine
 from producer.engines.token_stream import TokenStream
 from producer.engines.vllm_requests import Outputs, RunningRequest
 
-_MIN_KV_CACHE_BYTES = 2**27
+_CPU_BLOCK_SIZE = 32  # tokens, the least there; vLLM's 128 would compute shorter prompts once for each sample
 _MIN_BATCHED_TOKENS = 4096  # of a step, without chunked prefill
 _PROBE_PREFIX = "coati probe "  # of request ids
 
@@ -43,6 +45,9 @@ class VllmEngine(ThreadedEngine):
         gpu_memory_utilization: float = 0.85,
         kv_cache_memory_bytes: int | None = None,
         block_size: int | None = None,
+        quantization: str | None = None,
+        enforce_eager: bool | None = None,
+        engine_args: Mapping[str, Any] = MappingProxyType({}),
         policy_version: int = 0,
     ) -> None:
         """Start loading; see `ThreadedEngine.wait_ready`.
@@ -51,16 +56,19 @@ class VllmEngine(ThreadedEngine):
             model: a directory, or a hub name that is in the local cache.
             dtype: "float32" or "bfloat16".
             max_model_len: prompt and response together, in tokens.
-            max_num_seqs: samples decoded at a time.
+            max_num_seqs: samples decoded at a time; others wait.
             seed: of vLLM; requests have seeds of their own.
             device: the device that the engine computes on.
             gpu_memory_utilization: fraction of the GPU's memory; CUDA only.
             kv_cache_memory_bytes: per rank; None: what max_num_seqs needs on CPU, the remaining memory on CUDA.
-            block_size: tokens of a block of the cache, the unit in which prompts find their beginnings there; None:
-                vLLM's own.
+            block_size: tokens of a block of the cache, the unit in which prompts find their beginnings there; None: 32
+                on the CPU, vLLM's own on CUDA.
+            quantization: how vLLM quantizes the weights that it loads; None: not at all.
+            enforce_eager: run the model without compilation and CUDA graphs; None: on the CPU.
+            engine_args: others of vLLM's EngineArgs, which `check_engine_args` has checked.
             policy_version: of the weights on disk; -1 until a commit has proven them.
         """
-        engine_args: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "model": model,
             "tensor_parallel_size": tensor_parallel_size,
             "distributed_executor_backend": "uni" if tensor_parallel_size == 1 else "mp",
@@ -74,18 +82,19 @@ class VllmEngine(ThreadedEngine):
             "worker_extension_cls": "producer.engines.vllm_worker.StagingWorkerExtension",
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
+            "block_size": block_size,
+            "quantization": quantization,
+            "enforce_eager": device == "cpu" if enforce_eager is None else enforce_eager,
         }
-        if block_size is not None:
-            engine_args["block_size"] = block_size
         # Other code that depends on the device: engine_environment, and vllm_worker's tied lm_head.
         if device == "cpu":
-            engine_args["enforce_eager"] = True
+            settings["block_size"] = block_size or _CPU_BLOCK_SIZE
             # With chunked prefill vLLM rewinds the request's seeded generator, which CPU generators cannot do.
-            engine_args["enable_chunked_prefill"] = False
-            engine_args["max_num_batched_tokens"] = max(_MIN_BATCHED_TOKENS, max_model_len)
+            settings["enable_chunked_prefill"] = False
+            settings["max_num_batched_tokens"] = max(_MIN_BATCHED_TOKENS, max_model_len)
         else:
-            engine_args["gpu_memory_utilization"] = gpu_memory_utilization
-        super().__init__(_VllmCore(engine_args, device=device), policy_version=policy_version)
+            settings["gpu_memory_utilization"] = gpu_memory_utilization
+        super().__init__(_VllmCore(settings | dict(engine_args), device=device), policy_version=policy_version)
 
 
 class _VllmCore:
@@ -114,7 +123,7 @@ class _VllmCore:
         directory = find_checkpoint(self._engine_args["model"])
         self._expected = read_entries(directory)
         if self._device == "cpu" and self._engine_args["kv_cache_memory_bytes"] is None:
-            self._engine_args["kv_cache_memory_bytes"] = _cpu_kv_cache_bytes(self._engine_args)
+            self._engine_args["kv_cache_memory_bytes"] = cpu_kv_cache_bytes(self._engine_args)
         self._engine = LLMEngine.from_engine_args(EngineArgs(**self._engine_args))
         self._engine.set_weight_version(str(self.policy_version))
         workers = self._engine.collective_rpc("coati_prepare", args=(os.getpid(),))
@@ -266,21 +275,3 @@ class _VllmCore:
 def _token_prompt(token_ids: tuple[int, ...]) -> dict[str, Any]:
     """Return a prompt in vLLM's format for token ids."""
     return {"type": "token", "prompt_token_ids": list(token_ids)}
-
-
-def _cpu_kv_cache_bytes(engine_args: dict[str, Any]) -> int:
-    """Return the bytes for max_num_seqs full sequences, at most 1/4 of the memory (vLLM's default: nearly all)."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(engine_args["model"]).get_text_config()
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    num_kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
-    num_kv_heads = max(1, num_kv_heads // engine_args["tensor_parallel_size"])
-    item_bytes = 4 if engine_args["dtype"] == "float32" else 2
-    block_size = int(engine_args.get("block_size", 0))
-    token_bytes = 2 * config.num_hidden_layers * num_kv_heads * head_dim * item_bytes
-    wanted: int = (
-        token_bytes * (engine_args["max_model_len"] + max(128, block_size)) * engine_args["max_num_seqs"]
-    )  # a block: unused tokens of a sequence's last one
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(_MIN_KV_CACHE_BYTES, min(wanted, memory // 4 // int(engine_args["tensor_parallel_size"])))

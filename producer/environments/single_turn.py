@@ -1,5 +1,6 @@
-"""Run episodes of one turn each: the prompt, then one completion of a request for the whole group."""
+"""Run episodes of one turn each: the prompt, then one completion, of a request for the whole group or of its own."""
 
+import asyncio
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,23 @@ class SingleTurn:
     async def run(self, prompt: Prompt, generate: Generate, *, group_size: int) -> Rollout:
         """See `Environment.run`."""
         completions = await generate(prompt.token_ids, num_samples=group_size)
+        return Rollout(trajectories=single_turns(prompt, completions, temperature=generate.temperature))
+
+
+class SampleBySample:
+    """Implement `Environment` with a request for each sample, so that a sample that ends makes room for another.
+
+    The samples are those of `SingleTurn`: each has the seed that it has in a request for the group.
+    """
+
+    async def run(self, prompt: Prompt, generate: Generate, *, group_size: int) -> Rollout:
+        """See `Environment.run`."""
+        try:
+            async with asyncio.TaskGroup() as tasks:  # a sample that fails ends the others
+                asked = [tasks.create_task(generate(prompt.token_ids)) for _ in range(group_size)]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        completions = [completion for task in asked for completion in task.result()]
         return Rollout(trajectories=single_turns(prompt, completions, temperature=generate.temperature))
 
 

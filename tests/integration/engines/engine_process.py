@@ -24,7 +24,18 @@ METHODS = (
     "commit_weights",
     "probe_logprobs",
 )
-OWN = ("submit", "stream", "abort_after", "chunks", "is_done", "result", "version", "process_ids", "shutdown")
+OWN = (
+    "submit",
+    "stream",
+    "abort_after",
+    "chunks",
+    "is_done",
+    "result",
+    "version",
+    "num_computed",
+    "process_ids",
+    "shutdown",
+)
 
 
 class HostedEngine:
@@ -36,6 +47,9 @@ class HostedEngine:
         self._engine = create_engine(backend, **settings)
         for name in METHODS:
             setattr(self, name, getattr(self._engine, name))
+        self._num_computed = 0
+        if backend == "vllm":
+            self._count_computed(self._engine._core._engine.engine_core.engine_core.scheduler)
         self._futures: dict[str, Future[GenerationResult]] = {}
         self._chunks: dict[str, list[TokenChunk]] = {}
 
@@ -71,6 +85,20 @@ class HostedEngine:
 
     def version(self) -> int:
         return self._engine.policy_version
+
+    def num_computed(self) -> int:
+        """Tokens that vLLM's scheduler has let the model compute, of prompts and of responses."""
+        return self._num_computed
+
+    def _count_computed(self, scheduler: Any) -> None:
+        schedule = scheduler.schedule
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            step = schedule(*arguments, **options)
+            self._num_computed += step.total_num_scheduled_tokens
+            return step
+
+        scheduler.schedule = counted
 
     def process_ids(self) -> tuple[int, list[int]]:
         """This process and those below it."""

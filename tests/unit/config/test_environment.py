@@ -4,7 +4,6 @@ import pytest
 
 from coati_rl.config.cli import parse
 from coati_rl.config.environment_rules import environment_warnings
-from coati_rl.config.gpu_rules import with_device_defaults
 from coati_rl.config.plan import make_plan
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
@@ -107,20 +106,6 @@ def test_the_plan_names_the_environment_and_its_limits():
     assert line.split(maxsplit=1)[1] == ("/w.py:W n=3 (in a thread; at most 5 turns, 900 tokens, 9 s for a call)")
     plain = make_plan(config_of(""), num_prompts=64, device="cpu").lines()
     assert not any(line.startswith("environment") for line in plain)
-
-
-@pytest.mark.parametrize(
-    ("text", "device", "size"),
-    [
-        ("", "cpu", None),
-        ("--env w.py:W", "cpu", 32),
-        ("--env w.py:W", "cuda", None),
-        ("--env w.py:W --block-size 128", "cpu", 128),
-        ("--block-size 64", "cuda", 64),
-    ],
-)
-def test_blocks_of_the_cache_are_small_where_short_chats_have_to_find_them(text, device, size):
-    assert with_device_defaults(config_of(text), device).sampling.block_size == size
 
 
 def test_what_is_hardly_meant_is_warned_about():

@@ -42,6 +42,10 @@ def call(capsys, tmp_path, monkeypatch, model_dir):
         (["--tool-format", "xml"], "--tool-format"),
         (["-b", "transformers", "-ptp", "2"], "-ptp 2: only vllm is tensor parallel; use -b vllm"),
         (["--port", "70000"], "--port '70000'"),
+        (["--engine-arg", "seed=3"], "--engine-arg seed: cannot be set like this: use --seed"),
+        (["--engine-arg", "enable_chunked_prefill=true"], "--engine-arg enable_chunked_prefill=true: on the CPU"),
+        (["-b", "fake", "--block-size", "32"], "--block-size 32 with -b fake: only vLLM has it"),
+        (["--quantization", "fp9"], "--quantization fp9: vLLM has no such method"),
         (["--temperature", "1"], "--temperature: is a flag of coati-rl rl | generate, and coati-rl serve lacks it"),
     ],
 )

@@ -16,6 +16,7 @@ from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.work import SyncWork, TrainWork
 from tests.unit.loops import (
     test_algorithms,
+    test_flags_of_engines,
     test_flags_of_environments,
     test_flags_of_ray,
     test_flags_of_rewards,
@@ -252,6 +253,7 @@ ELSEWHERE = {  # fields that act on Ray and on processes, or end a run, each in 
         test_flags_of_the_cluster,
         test_flags_of_ray,
         test_flags_of_rewards,
+        test_flags_of_engines,
         test_flags_of_environments,
         test_algorithms,
         test_logprob_gap,
@@ -293,13 +295,11 @@ def run_once(run_in_threads, make_model_dir, write_prompts, tmp_path_factory):
 @pytest.mark.parametrize("name", IN_RUNS)
 def test_changing_a_field_changes_the_run(run_once, name):
     row = IN_RUNS[name]
-    before = row.see(run_once(row.base, row.options))
-    after = row.see(run_once(row.base | {name: row.value}, row.options))
+    before, after = (row.see(run_once(row.base | change, row.options)) for change in ({}, {name: row.value}))
     assert before != after
     assert (before if row.was is ... else row.was) == before
     assert (after if row.now is ... else row.now) == after
 
 
 def test_every_field_has_a_row():
-    rows = [*IN_RUNS, *ELSEWHERE]
-    assert sorted(rows) == sorted(Config.fields())
+    assert sorted([*IN_RUNS, *ELSEWHERE]) == sorted(Config.fields())

@@ -76,11 +76,6 @@ def test_env_timeout__makes_an_episode_that_takes_longer_invalid(trace_of):
     assert invalid == [0, 2]
 
 
-def test_block_size__is_that_of_the_engines_cache(trace_of):
-    sizes = [trace_of(**changes).engines[0].settings["block_size"] for changes in ({}, {"block_size": 64})]
-    assert sizes == [32, 64]  # on the CPU
-
-
 def test_stale_episodes__cuts_an_episode_that_trainers_wait_for_and_no_other(run_in_threads):
     """By default they wait: see test_episodes.py."""
     slow = {"env_arg": ["wait_s=40", "waits_in=train-0.0"], "max_failure_rate": 0.3}

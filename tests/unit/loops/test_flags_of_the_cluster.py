@@ -130,15 +130,6 @@ def test_num_trainers__shares_an_optimizer_step_among_more_of_them(prepare_with)
     assert [plan.num_devices for plan in (one, two)] == [2, 3]
 
 
-def test_gpu_memory_utilization__is_the_engines_share(monkeypatch, config_with, tmp_path):
-    seen = {}
-    monkeypatch.setattr(producer.actor, "enter_actor", lambda context: None)
-    monkeypatch.setattr(producer.actor, "create_engine", lambda backend, **settings: seen.update(settings))
-    context = ActorContext(name="producer-0", log_dir=tmp_path, device="cuda", dtype="bfloat16", slot=0, num_slots=1)
-    ProducerActor(0, config_with(gpu_memory_utilization=0.5), context, make_reward=lambda: None).start()
-    assert seen["gpu_memory_utilization"] == 0.5
-
-
 @pytest.mark.parametrize("width", [1, 2])
 def test_producer_tensor_parallel_size__widens_engine_devices_and_weight_group(
     monkeypatch, config_with, tmp_path, width

@@ -124,6 +124,9 @@ def test_rows_that_are_wrong_are_refused_before_an_engine_is_loaded(refuse, tmp_
         (["--best-of", "-g", "2"], "--best-of: needs rewards"),
         (["-mnt", "2000"], "1024 positions"),
         (["-rt", "missing.py:f"], "missing.py"),
+        (["-b", "vllm", "--engine-arg", "seed=3"], "--engine-arg seed: cannot be set like this: use --seed"),
+        (["-b", "vllm", "--engine-arg", "enable_chunked_prefill=true"], "on the CPU"),
+        (["--max-num-seqs", "33"], "--max-num-seqs 33: has no effect"),
         (["-rt", "http://127.0.0.1:9/score", "-cv", "nowhere"], "-cv"),
     ],
 )

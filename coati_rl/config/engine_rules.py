@@ -1,0 +1,129 @@
+"""Check the settings of inference engines: those without effect, and those that an engine's device does not allow.
+
+Names and types of --engine-arg are vLLM's; see `producer.engines.vllm_arguments`.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from coati_rl.config.config import Config
+from coati_rl.config.named_values import named_values
+from coati_rl.config.plan import resolve_precision
+from coati_rl.errors import ConfigError
+from coati_rl.types import Device
+
+
+class EngineSettings(Protocol):
+    """Declare the settings of an engine that every command with one has."""
+
+    @property
+    def backend(self) -> str:
+        """Return the engine's name."""
+
+    @property
+    def block_size(self) -> int | None:
+        """Return the tokens of a block of the cache."""
+
+    @property
+    def quantization(self) -> str | None:
+        """Return the method of quantization."""
+
+    @property
+    def enforce_eager(self) -> bool | None:
+        """Return whether compilation is off."""
+
+    @property
+    def engine_arg(self) -> list[str]:
+        """Return further arguments of vLLM."""
+
+
+def engine_problems(config: Config) -> Iterator[str]:
+    """Return why the engines of a run cannot be made like this, each with a remedy."""
+    yield from backend_problems(config.sampling)
+    yield from partial_rollout_problems(config)
+    wanted, in_flight = config.sampling.max_num_seqs, config.sequences_in_flight
+    if wanted is not None and wanted > in_flight:
+        parallel, sampling = config.parallel, config.sampling
+        yield (
+            f"--max-num-seqs {wanted}: has no effect, as imbs * g = {parallel.inference_microbatch_size} * "
+            f"{sampling.num_generations} = {in_flight} samples are in flight; use "
+            f"-imbs {-(-wanted // sampling.num_generations)}, or leave it out"
+        )
+
+
+def partial_rollout_problems(config: Config) -> Iterator[str]:
+    """Return why responses cannot go on from one rollout step to the next."""
+    if not config.sync.partial_rollouts:
+        return
+    if config.sync.n_behind == 0:
+        yield (
+            "--partial-rollouts with --n-behind 0: no response is unfinished at the end of a rollout step there; use "
+            "--n-behind 1 or more"
+        )
+    if config.sampling.backend == "transformers":
+        yield "--partial-rollouts with -b transformers: it decodes a batch to its end; use -b vllm"
+    if config.environment.is_given:
+        yield (
+            "--partial-rollouts with an environment: its episodes hold their places while they wait for it; use "
+            "--inflight-update, under which their turns go on with new weights"
+        )
+
+
+def backend_problems(settings: EngineSettings) -> Iterator[str]:
+    """Return the settings that only vLLM has."""
+    if settings.backend == "vllm":
+        return
+    given = {
+        f"--block-size {settings.block_size}": settings.block_size is not None,
+        f"--quantization {settings.quantization}": settings.quantization is not None,
+        "--enforce-eager" if settings.enforce_eager else "--no-enforce-eager": settings.enforce_eager is not None,
+        f"--engine-arg {' '.join(settings.engine_arg)}": bool(settings.engine_arg),
+    }
+    flags = [flag for flag, is_given in given.items() if is_given]
+    if flags:
+        yield f"{', '.join(flags)} with -b {settings.backend}: only vLLM has it; use -b vllm, or leave it out"
+
+
+def check_engine_device(settings: EngineSettings, device: Device, *, max_model_len: int) -> None:
+    """Raise ConfigError for what vLLM, as it is run on the CPU, does not take."""
+    if device != "cpu":
+        return
+    arguments = named_values(settings.engine_arg)
+    if arguments.get("enable_chunked_prefill"):
+        raise ConfigError(
+            "--engine-arg enable_chunked_prefill=true: on the CPU vLLM cannot cut the prompt of a request with a seed; "
+            "leave it out"
+        )
+    budget = arguments.get("max_num_batched_tokens")
+    if isinstance(budget, int) and budget < max_model_len:
+        raise ConfigError(
+            f"--engine-arg max_num_batched_tokens={budget}: on the CPU prompts are not cut, and a sample may have "
+            f"{max_model_len} tokens; use {max_model_len} or more"
+        )
+    if settings.block_size is not None and settings.block_size % 32:
+        raise ConfigError(
+            f"--block-size {settings.block_size}: on the CPU vLLM takes multiples of 32; "
+            f"use {-(-settings.block_size // 32) * 32}"
+        )
+
+
+def check_engines(config: Config, device: Device) -> None:
+    """Raise ConfigError for what cannot run on the engines' device, or is sure to be stopped there."""
+    check_engine_device(config.sampling, device, max_model_len=config.max_model_len)
+    method, sync = config.sampling.quantization, config.sync
+    is_judged = sync.max_logprob_gap is None and sync.on_logprob_gap == "stop"
+    if method is not None and is_judged and resolve_precision(config, device) == "fp32":
+        raise ConfigError(
+            f"--quantization {method} with --precision fp32: the log-probabilities of the engine differ by more than "
+            "1e-4 nats from the trainers', which stops the run; use --on-logprob-gap tis, or --max-logprob-gap"
+        )
+
+
+def engine_warnings(config: Config) -> Iterator[str]:
+    """Return what can be run, and is hardly meant."""
+    method = config.sampling.quantization
+    if method is not None and config.algorithm.off_policy_correction == "none" and config.sync.on_logprob_gap == "stop":
+        yield (
+            f"--quantization {method}: samples come from the quantized policy, and trainers compute with another; "
+            "--off-policy-correction tis corrects for it"
+        )

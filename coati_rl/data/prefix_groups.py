@@ -15,7 +15,6 @@ from coati_rl.data.balance import Bins, assign_to_bins, lockstep_cost
 from coati_rl.data.prefix_tree import build_tree
 from coati_rl.samples import Sample
 
-
 MAX_WAITING = 1.05  # tokens that all ranks could compute while the slowest does, over those they have, before a cut
 
 

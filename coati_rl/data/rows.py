@@ -79,7 +79,6 @@ class SharedRow:
                 places.append(np.arange(length, length + stop - start))
                 segments.append((length, stop - start, parent if parent < 0 else first + parent))
                 length += stop - start
-            # A sample may end inside the tokens of its last node only if it is alone there: nodes are cut at ends.
             paths += [_joined([places[node] for node in tree.path(number)]) for number in range(len(whole))]
         return cls(_joined(ids), _joined(positions), segments, paths)
 

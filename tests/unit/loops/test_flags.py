@@ -95,10 +95,6 @@ def micro_batch_rows(trace):
     return [len(m.token_ids) for m in micro_batches(trace)]
 
 
-def shares_a_prefix(trace):
-    return any((m.segments[:, 3] >= 0).any() for m in micro_batches(trace))
-
-
 def kept_checkpoints(trace):
     return sorted(directory.name for directory in trace.paths.checkpoints.iterdir())
 
@@ -217,10 +213,9 @@ IN_RUNS = {
     "inference_microbatch_size": Row(1, lambda t: t.engines[0].max_sequences, 2 * 2, 1 * 2),
     "train_batch_size": Row(4, num_steps, 4, 2),
     "train_minibatch_size": Row(1, lambda t: len(num_micro_batches(t)), 4, 8, {"train_microbatch_size": 1}),
-    "train_microbatch_size": Row(1, num_micro_batches, [1] * 4, [4] * 4, {"shared_prefix": False}),
+    "train_microbatch_size": Row(1, num_micro_batches, [1] * 4, [2] * 4),  # whole groups
     "max_tokens_per_microbatch": Row(36, lambda t: max(micro_batch_tokens(t)) <= 36, False, True, SHORT),
     "one_sample_per_row": Row(True, micro_batch_rows, [1] * 4, [4] * 4),
-    "shared_prefix": Row(False, shares_a_prefix, True, False),
     "n_behind": Row(1, lambda t: max(r["staleness_max"] for r in t.steps), 0, 1, options={"hold_trainer": "slots"}),
     # outputs, intervals, deadlines
     "run_dir": Row("<tmp>/other", directories, ["checkpoints", "rollouts"], ["other"]),

@@ -1,8 +1,9 @@
 """Define the micro-batch, the input of a trainer's forward and backward and of an objective's loss.
 
 A micro-batch is R rows of L tokens. A row holds consecutive segments, then padding. A segment is a sequence of tokens
-that attends to itself, causally, and to its parent's tokens, if it has a parent: a prompt that several responses share
-is their parent. Without parents a segment is a whole sample (prompt then response).
+that attends to itself, causally, and to its ancestors' tokens, if it has a parent: a prompt that several responses
+share is their parent. Without parents a segment is a whole sample (prompt then response). A sample is a path of
+segments from a root; its tokens are in each segment of the path once, however many samples share it.
 
 Model arrays are [R, L]. Loss arrays are [R, M]: the M tokens of each row that the loss reads, in reading order, then
 padding, on which `loss_mask` is False. `sources` holds the place in the row that predicts each of them: the token
@@ -31,7 +32,7 @@ class MicroBatch:
     """Hold the input of one forward and backward of one data-parallel rank."""
 
     token_ids: np.ndarray  # int64[R, L], padded with 0
-    position_ids: np.ndarray  # int64[R, L]; 0 at a sample's first token, and at the first token of the padding
+    position_ids: np.ndarray  # int64[R, L], places in the sample, from 0, also behind a parent; or in the padding
     segments: np.ndarray  # int32[K, 4], a row per segment of row, start, length, parent: a segment's index, or -1
     # Each [R, M]. token_ids: int64, the tokens to be predicted; sources: int64, a place in the row; loss_mask: bool,
     # True on tokens that the loss counts; sample_index: int32, of the sample in its `RaggedSamples`, -1 on padding.

@@ -70,6 +70,7 @@ class SplitSamples:
     arrays: Mapping[str, Sequence[np.ndarray] | np.ndarray]  # [N] each; or [S], where a sample's N values are equal
     lengths: Sequence[int]  # P + T of each
     num_loss_tokens: Sequence[int]  # N of each
+    piece_of: Sequence[int] | None = None  # see `RaggedSamples`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,9 +84,11 @@ class RaggedSamples:
     lengths: np.ndarray  # int32[S], T of each
     mask_bits: np.ndarray  # uint8, loss_mask of all T tokens, 8 in a byte
     arrays: Mapping[str, np.ndarray | EncodedArray] = field(default_factory=dict)  # [N of all samples] each
+    # int32[S]: samples with the same number, in one micro-batch, have their common prefixes computed once. None: none.
+    piece_of: np.ndarray | None = None
 
     @classmethod
-    def of(cls, samples: Sequence[Sample]) -> "RaggedSamples":
+    def of(cls, samples: Sequence[Sample], *, piece_of: np.ndarray | None = None) -> "RaggedSamples":
         """Join samples that have the same arrays."""
         prefixes = {id(sample.prefix_ids): sample.prefix_ids for sample in samples}
         number = {key: index for index, key in enumerate(prefixes)}
@@ -98,6 +101,7 @@ class RaggedSamples:
             lengths=np.array([len(sample.token_ids) for sample in samples], dtype=np.int32),
             mask_bits=np.packbits(_joined([sample.loss_mask for sample in samples], bool)),
             arrays={name: _join_arrays(samples, name) for name in names},
+            piece_of=piece_of,
         )
 
     def split(self) -> SplitSamples:
@@ -120,6 +124,7 @@ class RaggedSamples:
             },
             lengths=[len(each) + num for each, num in zip(prefix_ids, lengths, strict=True)],
             num_loss_tokens=num_loss_tokens,
+            piece_of=None if self.piece_of is None else self.piece_of.tolist(),
         )
 
     @property
@@ -131,7 +136,7 @@ class RaggedSamples:
     def num_bytes(self) -> int:
         """Return the bytes of all arrays; 8 for each run."""
         arrays = (self.prefix_ids, self.prefix_lengths, self.prefix_of, self.token_ids, self.lengths, self.mask_bits)
-        dense = sum(array.nbytes for array in arrays)
+        dense = sum(array.nbytes for array in arrays) + (0 if self.piece_of is None else self.piece_of.nbytes)
         return dense + sum(8 * len(a.runs) if isinstance(a, EncodedArray) else a.nbytes for a in self.arrays.values())
 
 

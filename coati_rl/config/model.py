@@ -4,6 +4,10 @@ from typing import Literal
 
 from coati_rl.config.fields import Section, experiment
 
+# Architectures whose attention the trainers compute sample by sample, without transformers' masks, so that samples can
+# share prefixes: `model_type` of their transformers config.
+PACKED_ATTENTION = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
 
 class ModelConfig(Section):
     """The policy's weights and their precision."""

@@ -1,5 +1,6 @@
 """Derive from a config the numbers a person checks before starting a long run (--dry-run prints them)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,7 @@ class Plan(TrainingPlan):
     prompts_per_step: int
     samples_per_step: int
     micro_batches_per_step: int  # per dp rank, if all samples are valid
+    shared_prefix: str  # whether a prompt's samples share its tokens, and what that saves; empty for one sample each
     is_token_bound: bool  # a token budget may ask for more micro-batches than that
     updates_per_batch: int
     sync_period: int  # optimizer steps between weight syncs (K)
@@ -80,6 +82,7 @@ class Plan(TrainingPlan):
             f"{'prompts per step':<24}{self.prompts_per_step}",
             f"{'samples per step':<24}{self.samples_per_step}",
             f"{'micro-batches per step':<24}{at_least}{self.micro_batches_per_step} per dp rank",
+            *([f"{'shared prefixes':<24}{self.shared_prefix}"] if self.shared_prefix else []),
             *([f"{'updates per batch':<24}{self.updates_per_batch}"] if self.updates_per_batch > 1 else []),
             f"{'sync period':<24}{self.sync_period} optimizer step(s)",
             f"{'rollout slots':<24}{self.num_slots} prompts",
@@ -90,22 +93,31 @@ class Plan(TrainingPlan):
         ]
 
 
-def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Plan:
-    """Derive the plan; `num_prompts` are the usable rows of the dataset, None if unknown."""
+def make_plan(config: Config, *, num_prompts: int | None, device: Device, prompt_tokens: float | None = None) -> Plan:
+    """Derive the plan.
+
+    Args:
+        config: of the run.
+        num_prompts: usable rows of the dataset; None if unknown.
+        device: of the run.
+        prompt_tokens: of a prompt, the mean; None if unknown.
+    """
     data, parallel = config.data, config.parallel
     drawn = None if num_prompts is None else num_prompts * data.num_episodes
     num_updates = config.algorithm.updates_per_batch
     steps = None if drawn is None else drawn // config.prompts_per_step * num_updates
     if data.max_steps is not None:
         steps = data.max_steps if steps is None else min(steps, data.max_steps)
-    per_mini_batch = -(
-        -parallel.train_minibatch_size * config.sampling.num_generations // parallel.train_microbatch_size
-    )
+    group, at_a_time = config.sampling.num_generations, parallel.train_microbatch_size
+    if config.shares_prefixes:  # whole groups
+        at_a_time = max(1, at_a_time // group) * group
+    per_mini_batch = -(-parallel.train_minibatch_size * group // at_a_time)
     return Plan(
         **layout_sizes(config, device),
         prompts_per_step=config.prompts_per_step,
         samples_per_step=config.prompts_per_step * config.sampling.num_generations,
         micro_batches_per_step=per_mini_batch * parallel.train_batch_size // parallel.train_minibatch_size,
+        shared_prefix=_shared_prefix(config, prompt_tokens),
         is_token_bound=parallel.max_tokens_per_microbatch is not None,
         updates_per_batch=num_updates,
         sync_period=config.sync_period,
@@ -116,6 +128,27 @@ def make_plan(config: Config, *, num_prompts: int | None, device: Device) -> Pla
         environment=_environment(config),
         algorithm=_algorithm(config),
     )
+
+
+def _shared_prefix(config: Config, prompt_tokens: float | None) -> str:
+    """Say how many tokens fewer a group has with its prompt once, for responses of some lengths."""
+    group, longest = config.sampling.num_generations, config.max_response_tokens
+    if group == 1:
+        return ""
+    if not config.shares_prefixes:
+        return f"off{': one sample per row' if config.parallel.one_sample_per_row else ''}"
+    once = f"on: a prompt once for its {group} samples"
+    if prompt_tokens is None:
+        return once
+    lengths = sorted({-(-longest // 16), -(-longest // 4), longest})
+    times = [group * (prompt_tokens + length) / (prompt_tokens + group * length) for length in lengths]
+    ratios, responses = (_listed(texts) for texts in ([f"{each:.1f}" for each in times], map(str, lengths)))
+    return f"{once}; {ratios} times fewer tokens with {prompt_tokens:.0f} of a prompt and {responses} of a response"
+
+
+def _listed(texts: Iterable[str]) -> str:
+    *first, last = texts
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _environment(config: Config) -> str:

@@ -33,6 +33,12 @@ class TrainersConfig(Section):
         ge=2,
     )
     one_sample_per_row: bool = execution(False, "Pad each sample to a row of its own instead of packing rows.")
+    shared_prefix: bool = execution(
+        True,
+        "Compute the tokens that a prompt's samples begin with once, in rows that hold them together even if they are "
+        "more than -tmbs; only --max-tokens-per-microbatch cuts them. Padded rows, and models other than Llama, "
+        "Mistral, Qwen2 and Qwen3, go without.",
+    )
     gradient_checkpointing: bool = execution(
         False, "Recompute activations in the backward pass instead of keeping them; on GPUs the default without -tmbs."
     )
@@ -117,6 +123,11 @@ class TrainingConfig(JobConfig):
     def dp(self) -> int:
         """Data-parallel trainer groups."""
         return self.parallel.num_trainers // (self.parallel.tensor_parallel_size * self.parallel.pipeline_parallel_size)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether tokens that samples begin with are computed once; padded rows hold one sample each."""
+        return self.parallel.shared_prefix and not self.parallel.one_sample_per_row
 
     @property
     def num_producers(self) -> int:

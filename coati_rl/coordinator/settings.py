@@ -87,6 +87,7 @@ def coordinator_settings(
             rules=_group_rules(config),
             max_tokens_per_microbatch=parallel.max_tokens_per_microbatch,
             one_sample_per_row=parallel.one_sample_per_row,
+            shares_prefixes=config.shares_prefixes,
             normalizes_rewards=config.reward.reward_normalize,
             reward_clip=config.reward.reward_clip,
             selection=_selection(config),

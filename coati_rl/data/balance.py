@@ -4,6 +4,7 @@ Every rank gets equally many micro-batches, as few as the heuristics find within
 ranks have about the same cost: a pipeline, or a reduction, waits for the slowest. The result depends on the lengths and
 their order alone.
 A bin holds the indices of the samples of one micro-batch; its cost is the number of tokens that a forward computes.
+What is assigned may be several samples at once, which share a prefix, see `prefix_groups`.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,15 +22,17 @@ def assign_to_bins(
     max_samples: int,
     max_tokens: int | None = None,
     one_sample_per_row: bool = False,
+    sizes: Sequence[int] | None = None,
 ) -> list[Bins]:
     """Assign every sample to exactly one bin.
 
     Args:
         lengths: tokens of each sample.
         num_ranks: data-parallel ranks.
-        max_samples: per bin.
+        max_samples: per bin; one that counts for more is alone in its bin.
         max_tokens: per bin, at least the longest sample; None for no limit.
         one_sample_per_row: rows are padded to the bin's longest sample, and padding counts as tokens.
+        sizes: for how many samples each counts; None: one. Not for padded rows.
     Returns: [rank][k], the indices of the samples in the rank's k-th micro-batch; empty where there are not enough.
     """
     if not lengths:
@@ -41,12 +44,18 @@ def assign_to_bins(
         fewest = len(_cut_rows(lengths, order, max_samples, limit))
         bins = _cut_evenly(lengths, order, max_samples, limit, _round_up(fewest, num_ranks))
         return _distribute(bins, num_ranks, lambda bin_: len(bin_) * max(lengths[i] for i in bin_))
-    if max_tokens is None:
+    if max_tokens is None and sizes is None:
         first_fit = [order[start : start + max_samples] for start in range(0, len(order), max_samples)]
     else:
-        first_fit = _first_fit(lengths, order, max_samples, limit)
-    bins = _lightest_first(lengths, order, max_samples, limit, _round_up(len(first_fit), num_ranks)) or first_fit
+        first_fit = _first_fit(lengths, order, max_samples, limit, sizes)
+    num_bins = _round_up(len(first_fit), num_ranks)
+    bins = _lightest_first(lengths, order, max_samples, limit, sizes, num_bins) or first_fit
     return _distribute(bins, num_ranks, lambda bin_: sum(lengths[i] for i in bin_))
+
+
+def lockstep_cost(ranks: Sequence[Bins], lengths: Sequence[int]) -> int:
+    """Return the tokens of the largest k-th bin of all ranks, summed over k: each rank waits for it."""
+    return sum(max(sum(lengths[i] for i in bin_) for bin_ in together) for together in zip(*ranks, strict=True))
 
 
 def _round_up(num_bins: int, num_ranks: int) -> int:
@@ -54,36 +63,53 @@ def _round_up(num_bins: int, num_ranks: int) -> int:
     return -(-num_bins // num_ranks) * num_ranks
 
 
-def _first_fit(lengths: Sequence[int], order: Sequence[int], max_samples: int, limit: int) -> Bins:
+def _first_fit(
+    lengths: Sequence[int], order: Sequence[int], max_samples: int, limit: int, sizes: Sequence[int] | None
+) -> Bins:
     """Pack by first-fit-decreasing: few bins, the last of them nearly empty."""
     bins: Bins = []
-    free_tokens = np.zeros(len(lengths), dtype=np.int64)  # of each bin, -1 when it has max_samples
+    free_tokens, free_samples = (np.zeros(len(lengths), dtype=np.int64) for _ in range(2))  # of each bin
     for index in order:
-        fits = free_tokens[: len(bins)] >= lengths[index]
+        size = 1 if sizes is None else sizes[index]
+        fits = (free_tokens[: len(bins)] >= lengths[index]) & (free_samples[: len(bins)] >= size)
         if fits.any():
             place = int(fits.argmax())
         else:
             place = len(bins)
             bins.append([])
-            free_tokens[place] = limit
+            free_tokens[place], free_samples[place] = limit, max_samples
         bins[place].append(index)
-        free_tokens[place] = free_tokens[place] - lengths[index] if len(bins[place]) < max_samples else -1
+        free_tokens[place] -= lengths[index]
+        free_samples[place] -= size
     return bins
 
 
 def _lightest_first(
-    lengths: Sequence[int], order: Sequence[int], max_samples: int, limit: int, num_bins: int
+    lengths: Sequence[int],
+    order: Sequence[int],
+    max_samples: int,
+    limit: int,
+    sizes: Sequence[int] | None,
+    num_bins: int,
 ) -> Bins | None:
     """Assign the longest sample to the lightest of so many bins: even bins, or None if a limit is too tight."""
     bins: Bins = [[] for _ in range(num_bins)]
+    held = [0] * num_bins  # samples
     open_bins = [(0, place) for place in range(num_bins)]  # a heap of (tokens, bin), without bins that have max_samples
     for index in order:
+        size = 1 if sizes is None else sizes[index]
+        passed = []  # lighter ones without room for so many samples
+        while open_bins and held[open_bins[0][1]] and held[open_bins[0][1]] + size > max_samples:
+            passed.append(heappop(open_bins))
         if not open_bins or open_bins[0][0] + lengths[index] > limit:
             return None
         tokens, place = heappop(open_bins)
         bins[place].append(index)
-        if len(bins[place]) < max_samples:
+        held[place] += size
+        if held[place] < max_samples:
             heappush(open_bins, (tokens + lengths[index], place))
+        for each in passed:
+            heappush(open_bins, each)
     return bins
 
 

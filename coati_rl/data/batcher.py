@@ -34,6 +34,7 @@ class BatchSettings:
     rules: GroupRules
     max_tokens_per_microbatch: int | None = None  # padding included; None: train_microbatch_size alone bounds
     one_sample_per_row: bool = False  # padded rows instead of packed ones
+    shares_prefixes: bool = False  # tokens that a prompt's samples begin with are computed once
     normalizes_rewards: bool = False  # over the valid samples of a task in a mini-batch
     reward_clip: tuple[float, float] | None = None  # of rewards, after that
     selection: SelectionSettings | None = None  # of the samples to compute; None: every one is
@@ -131,6 +132,7 @@ class StepBatcher:
             max_samples=settings.train_microbatch_size,
             max_tokens=settings.max_tokens_per_microbatch,
             one_sample_per_row=settings.one_sample_per_row,
+            shares_prefixes=settings.shares_prefixes,
         )
 
     def _build(self, group: RolloutGroup, scaling: RewardScaling) -> list[Sample]:

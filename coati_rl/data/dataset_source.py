@@ -36,6 +36,7 @@ class DatasetSettings:
     save_interval: int | None = None  # optimizer steps; None: only at the end
     max_tokens_per_microbatch: int | None = None
     one_sample_per_row: bool = False
+    shares_prefixes: bool = False  # see `plan_batches`
     unit: int = 1  # samples that stay together in a micro-batch, see `plan_batches`
     denominator: Literal["tokens", "units"] = "tokens"  # the loss is averaged over its tokens, or over units
     seed: int = 0
@@ -196,6 +197,7 @@ def _batches(
         max_tokens=settings.max_tokens_per_microbatch,
         one_sample_per_row=settings.one_sample_per_row,
         unit=settings.unit,
+        shares_prefixes=settings.shares_prefixes,
     )
     return [
         RaggedBatch(

@@ -1,11 +1,12 @@
 """Pack samples into the rows of micro-batches, as batch.py defines them.
 
 The coordinator plans which sample goes into which micro-batch of which rank (`plan_batches`); each trainer lays out
-its own (`build_mini_batch`). Packed: a micro-batch is one row of several samples, without padding. One sample per row:
-R rows, padded to the longest. R rows, L tokens of a row, M loss tokens of a row.
+its own (`build_mini_batch`). Packed: a micro-batch is one row of several samples, without padding, in which tokens of a
+common prefix may be there once. One sample per row: R rows, padded to the longest. R rows, L tokens of a row, M loss
+tokens of a row.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -14,7 +15,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from coati_rl.batch import PADDING, MicroBatch, MiniBatch
-from coati_rl.data.balance import assign_to_bins
+from coati_rl.data.balance import Bins, assign_to_bins
+from coati_rl.data.prefix_groups import Piece, assign_pieces
+from coati_rl.data.rows import LossPlaces, SharedRow, segments_of, write_rows, write_shared_rows
 from coati_rl.errors import RunError
 from coati_rl.run_lengths import slices
 from coati_rl.samples import RaggedBatch, RaggedSamples, Sample, SplitSamples
@@ -53,40 +56,55 @@ def plan_batches(
     max_tokens: int | None = None,
     one_sample_per_row: bool = False,
     unit: int = 1,
+    shares_prefixes: bool = False,
 ) -> list[RankSamples]:
-    """Assign samples to micro-batches by their lengths and order alone.
+    """Assign samples to micro-batches by their lengths, order and common prefixes alone.
 
     Args:
         samples: of all ranks.
         num_ranks: data-parallel ranks that share the samples.
         max_samples: per micro-batch.
-        max_tokens: per micro-batch, padding included; None for no limit.
+        max_tokens: per micro-batch, padding included, shared tokens once; None for no limit.
         one_sample_per_row: a padded row for each sample instead of one row for all.
         unit: number of consecutive samples that stay together in a micro-batch: 2 for preference pairs.
+        shares_prefixes: consecutive samples of one uid, or of one unit, that begin with the same tokens stay together,
+            even if they are more than `max_samples`, and these are computed once. Not for padded rows.
     Returns: each rank's samples, and the samples in each of its micro-batches, of which all ranks have equally many.
     Raises: RunError if a unit alone exceeds `max_tokens`; ValueError if the samples are not a multiple of the unit.
     """
     if len(samples) % unit or max_samples < unit:
         raise ValueError(f"{len(samples)} samples, {max_samples} a micro-batch, cannot be kept in units of {unit}")
+    if shares_prefixes and not one_sample_per_row:
+        pieces, ranks = assign_pieces(
+            samples, num_ranks=num_ranks, max_samples=max_samples, max_tokens=max_tokens, unit=unit
+        )
+        _check_fit(samples, pieces, max_tokens)
+        return [_share_of_rank(samples, pieces, bins, is_shared=True) for bins in ranks]
     units = [range(start, start + unit) for start in range(0, len(samples), unit)]
     lengths = [len(sample) for sample in samples]
-    tokens = [_num_tokens(lengths[each.start : each.stop], is_padded=one_sample_per_row) for each in units]
-    _check_fit(samples, units, tokens, max_tokens)
+    pieces = [Piece([*each], _num_tokens([lengths[i] for i in each], is_padded=one_sample_per_row)) for each in units]
+    _check_fit(samples, pieces, max_tokens)
     ranks = assign_to_bins(
-        tokens,
+        [piece.num_tokens for piece in pieces],
         num_ranks=num_ranks,
         max_samples=max_samples // unit,
         max_tokens=max_tokens,
         one_sample_per_row=one_sample_per_row,
     )
-    plans = []
-    for unit_bins in ranks:
-        bins = [[index for number in bin_ for index in units[number]] for bin_ in unit_bins]
-        chosen = sorted(index for bin_ in bins for index in bin_)  # in the original order
-        position = {index: number for number, index in enumerate(chosen)}
-        ragged = RaggedSamples.of([samples[index] for index in chosen])
-        plans.append((ragged, tuple(tuple(position[index] for index in bin_) for bin_ in bins)))
-    return plans
+    return [_share_of_rank(samples, pieces, bins, is_shared=False) for bins in ranks]
+
+
+def _share_of_rank(samples: Sequence[Sample], pieces: Sequence[Piece], bins: Bins, *, is_shared: bool) -> RankSamples:
+    """Return a rank's samples, in the original order, and the plan of its micro-batches."""
+    piece_of = {index: number for bin_ in bins for number in bin_ for index in pieces[number].samples}
+    chosen = sorted(piece_of)
+    position = {index: number for number, index in enumerate(chosen)}
+    ragged = RaggedSamples.of(
+        [samples[index] for index in chosen],
+        piece_of=np.array([piece_of[index] for index in chosen], dtype=np.int32) if is_shared else None,
+    )
+    plan = tuple(tuple(position[index] for number in bin_ for index in sorted(pieces[number].samples)) for bin_ in bins)
+    return ragged, plan
 
 
 def pack(samples: Sequence[Sample], *, one_sample_per_row: bool = False, **limits: Any) -> list[tuple[MicroBatch, ...]]:
@@ -148,15 +166,13 @@ def _num_tokens(lengths: Sequence[int], *, is_padded: bool) -> int:
     return len(lengths) * max(lengths) if is_padded else sum(lengths)
 
 
-def _check_fit(
-    samples: Sequence[Sample], units: Sequence[range], tokens: Sequence[int], max_tokens: int | None
-) -> None:
-    largest = max(range(len(units)), key=tokens.__getitem__, default=None)
-    if max_tokens is not None and largest is not None and tokens[largest] > max_tokens:
-        first = samples[units[largest][0]]
+def _check_fit(samples: Sequence[Sample], pieces: Sequence[Piece], max_tokens: int | None) -> None:
+    largest = max(pieces, key=lambda piece: piece.num_tokens, default=None)
+    if max_tokens is not None and largest is not None and largest.num_tokens > max_tokens:
+        first = samples[largest.samples[0]]
         raise RunError(
-            f"prompt {first.uid}, sample {first.number}: {tokens[largest]} tokens exceed "
-            f"--max-tokens-per-microbatch {max_tokens}; use {tokens[largest]} or more, or a smaller -mnt"
+            f"prompt {first.uid}, sample {first.number}: {largest.num_tokens} tokens exceed "
+            f"--max-tokens-per-microbatch {max_tokens}; use {largest.num_tokens} or more, or a smaller -mnt"
         )
 
 
@@ -167,10 +183,10 @@ class _Rows:
     shapes: Sequence[tuple[int, int]]  # of each micro-batch: its rows, and the length of each
 
     @classmethod
-    def of(cls, grids: Sequence[_Grid], sizes: Sequence[int], *, smallest: int = 0) -> "_Rows":
-        """Rows for samples of these sizes, in each micro-batch as long as its longest, or `smallest`."""
-        longest = [max(sum(sizes[index] for index in row) for row in grid) for grid in grids]
-        return cls([(len(grid), max(smallest, length)) for grid, length in zip(grids, longest, strict=True)])
+    def of(cls, grids: Sequence[_Grid], sizes: Iterable[int], *, smallest: int = 0) -> "_Rows":
+        """Rows for contents of these sizes, in each micro-batch as long as its longest, or `smallest`."""
+        each = iter(sizes)
+        return cls([(len(grid), max(smallest, *(next(each) for _ in grid))) for grid in grids])
 
     @property
     def lengths(self) -> list[int]:
@@ -191,22 +207,32 @@ def _lay_out(samples: SplitSamples, grids: Sequence[_Grid]) -> list[MicroBatch]:
 
     Each array is written for all micro-batches at once: they are so small that a call for each takes longer.
     """
-    tokens = _Rows.of(grids, samples.lengths)
-    loss = _Rows.of(grids, samples.num_loss_tokens, smallest=1)  # a loss cannot take a maximum over nothing
+    rows = [row for grid in grids for row in grid]
+    shared = None if samples.piece_of is None else [SharedRow.of(samples, row, samples.piece_of) for row in rows]
+    counts = (sum(samples.num_loss_tokens[index] for index in row) for row in rows)
+    if shared is None:
+        tokens = _Rows.of(grids, (sum(samples.lengths[index] for index in row) for row in rows))
+        segments = iter([segments_of(row, samples.lengths) for row in rows])
+    else:
+        tokens = _Rows.of(grids, (len(row.token_ids) for row in shared))
+        segments = iter([row.segments for row in shared])
+    loss = _Rows.of(grids, counts, smallest=1)  # a loss cannot take a maximum over nothing
     dtypes = {**_LOSS_ARRAYS, **{name: parts[0].dtype for name, parts in samples.arrays.items()}}
     num_tokens, num_loss = sum(tokens.lengths), sum(loss.lengths)
     sizes = [(num_tokens, np.int64), (num_tokens, np.int64), *((num_loss, dtype) for dtype in dtypes.values())]
     token_ids, position_ids, *allocated = _allocate(sizes)
     arrays = dict(zip(dtypes, allocated, strict=True))
-    rows = [row for grid in grids for row in grid]
-    is_loss = _write_tokens(samples, rows, tokens.lengths, token_ids=token_ids, position_ids=position_ids)
-    _write_loss(samples, rows, tokens, loss, token_ids, np.flatnonzero(is_loss), arrays)
+    if shared is None:
+        places = write_rows(samples, rows, tokens.lengths, token_ids=token_ids, position_ids=position_ids)
+    else:
+        places = write_shared_rows(samples, rows, shared, token_ids=token_ids, position_ids=position_ids)
+    _write_loss(samples, rows, tokens, loss, token_ids, places, arrays)
     cut = zip(grids, tokens.cut([token_ids, position_ids]), loss.cut(allocated), strict=True)
     return [
         MicroBatch(
             token_ids=ids,
             position_ids=positions,
-            segments=_segments(grid, samples.lengths),
+            segments=np.array([(r, *each) for r in range(len(grid)) for each in next(segments)], dtype=np.int32),
             loss_arrays=dict(zip(arrays, loss_arrays, strict=True)),
         )
         for grid, (ids, positions), loss_arrays in cut
@@ -224,52 +250,16 @@ def _allocate(sizes: Sequence[tuple[int, DTypeLike]]) -> list[np.ndarray]:
     return [np.ndarray(size, dtype, memory, start) for (size, dtype), start in zip(sizes, starts[:-1], strict=True)]
 
 
-def _segments(grid: _Grid, lengths: Sequence[int]) -> np.ndarray:
-    """int32[K, 4], as `MicroBatch` has them: every sample is one."""
-    segments = []
-    for number, row in enumerate(grid):
-        ends = accumulate(lengths[index] for index in row)
-        segments += [(number, end - lengths[index], lengths[index], -1) for index, end in zip(row, ends, strict=True)]
-    return np.array(segments, dtype=np.int32)
-
-
-def _write_tokens(
-    samples: SplitSamples,
-    rows: _Grid,
-    lengths: Sequence[int],
-    *,
-    token_ids: np.ndarray,
-    position_ids: np.ndarray,
-) -> np.ndarray:
-    """Write what a model reads of rows of these lengths. Returns: bool, True on the tokens that the loss reads."""
-    counting, nothing = np.arange(max(lengths)), np.zeros(max(lengths), dtype=bool)
-    ids: list[np.ndarray] = []
-    positions: list[np.ndarray] = []
-    masks: list[np.ndarray] = []
-    for row, length in zip(rows, lengths, strict=True):
-        sample_lengths = [samples.lengths[index] for index in row]
-        for index in row:
-            ids += samples.prefix_ids[index], samples.token_ids[index]
-            masks += nothing[: len(samples.prefix_ids[index])], samples.loss_masks[index]
-        padding = length - sum(sample_lengths)
-        ids.append(nothing[:padding])
-        masks.append(nothing[:padding])
-        positions += [counting[:each] for each in (*sample_lengths, padding)]
-    np.concatenate(ids, out=token_ids)
-    np.concatenate(positions, out=position_ids)
-    return np.concatenate(masks)
-
-
 def _write_loss(
     samples: SplitSamples,
     rows: _Grid,
     tokens: _Rows,
     loss: _Rows,
     token_ids: np.ndarray,
-    places: np.ndarray,
+    places: LossPlaces,
     arrays: Mapping[str, np.ndarray],
 ) -> None:
-    """Write the loss arrays of all rows; `places`: int[N], where their loss tokens are in `token_ids`."""
+    """Write the loss arrays of all rows."""
     counts = samples.num_loss_tokens
     in_row = [sum(counts[index] for index in row) for row in rows]
     runs = [run for count, length in zip(in_row, loss.lengths, strict=True) for run in (count, length - count)]
@@ -278,10 +268,10 @@ def _write_loss(
     starts = np.cumsum([0, *tokens.lengths[:-1]])
     held = [index for row in rows for index in row]
     in_sample = [counts[index] for index in held]
-    is_full = len(places) == len(loss_mask)  # without padding; then written in place
-    out = {name: array if is_full else np.empty(len(places), array.dtype) for name, array in arrays.items()}
-    np.take(token_ids, places, out=out["token_ids"], mode="clip")  # unlike the default, without a copy
-    np.subtract(places, np.repeat(starts + 1, in_row), out=out["sources"])
+    is_full = len(places.tokens) == len(loss_mask)  # without padding; then written in place
+    out = {name: array if is_full else np.empty(len(places.tokens), array.dtype) for name, array in arrays.items()}
+    np.take(token_ids, places.tokens, out=out["token_ids"], mode="clip")  # unlike the default, without a copy
+    np.subtract(places.sources, np.repeat(starts, in_row), out=out["sources"])
     out["sample_index"][:] = np.repeat(held, in_sample)
     for name, parts in samples.arrays.items():
         if isinstance(parts, np.ndarray):

@@ -27,6 +27,7 @@ from coati_rl.data.prompt_source import PromptSource
 from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.errors import ConfigError
 from coati_rl.own_optimizer import check_own_functions
+from coati_rl.runtime.prefix_sharing import with_prefix_sharing
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.prompts import EnvironmentFacts, RewardFacts, load_run_rows, make_run_prompts, make_source
 from coati_rl.runtime.resources import (
@@ -43,7 +44,7 @@ from coati_rl.types import Device, Prompt
 
 logger = logging.getLogger(__name__)
 
-_NUM_READ = 2000  # of streamed prompts, for warnings about them
+_NUM_READ = 2000  # prompts, for their mean length, and of streamed ones for warnings about them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,13 +126,16 @@ def prepare(
             check_layout=check_layout,
             is_dry_run=is_dry_run,
         )
-        warnings += of_teacher
+        config, of_sharing = with_prefix_sharing(
+            config, {"--model": config.model.model, "--teacher": config.distillation.teacher}
+        )
+        warnings += [*of_teacher, *of_sharing]
         environment.check_tokenizer(tokenizer)
         train, evaluation = make_run_prompts(rows, config, tokenizer)
         num_prompts = None if rows.generated else len(train.prompts)
         _check_prompts(config, train if rows.of_files else None, evaluation)
         source = make_source(rows, config, tokenizer, train)
-    plan = make_plan(config, num_prompts=num_prompts, device=device)
+    plan = make_plan(config, num_prompts=num_prompts, device=device, prompt_tokens=_mean_prompt_tokens(train))
     if num_prompts is not None:
         _check_step(config, plan, num_prompts)
     resume = open_resume_point(config, source, num_prompts=num_prompts)
@@ -147,6 +151,12 @@ def prepare(
         resume=resume,
         generated_tasks=tuple(each.task.name for each in rows.generated.values()),
     )
+
+
+def _mean_prompt_tokens(train: PromptSet) -> float | None:
+    """Return the mean length of the first prompts of files, in tokens; None if there are none."""
+    read = train.prompts[:_NUM_READ]
+    return sum(len(prompt.token_ids) for prompt in read) / len(read) if read else None
 
 
 def _evaluation_warnings(config: Config) -> Iterator[str]:

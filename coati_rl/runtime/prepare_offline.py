@@ -17,6 +17,7 @@ from coati_rl.data.mixing import Mixing
 from coati_rl.errors import ConfigError
 from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.offline_rows import TRAIN_FLAG, SampleSet, load_forms, make_samples, needs_chat_template
+from coati_rl.runtime.prefix_sharing import with_prefix_sharing
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.resources import (
     find_device,
@@ -83,6 +84,8 @@ def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None],
                 is_dry_run=is_dry_run,
             )
             warnings += of_teacher
+        config, of_sharing = with_prefix_sharing(config, _computed_models(config))
+        warnings += of_sharing
         sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
         _check_not_empty(config, sets)
     config = with_offline_defaults(config, device)
@@ -124,6 +127,7 @@ def dataset_settings(config: OfflineConfig, mixing: Mixing | None) -> DatasetSet
         save_interval=run.save_interval if run.save_interval > 0 else None,
         max_tokens_per_microbatch=parallel.max_tokens_per_microbatch,
         one_sample_per_row=parallel.one_sample_per_row,
+        shares_prefixes=config.shares_prefixes,
         unit=config.UNIT,
         denominator="units" if config.UNIT > 1 else "tokens",
         seed=run.seed,
@@ -170,6 +174,16 @@ def _with_reference(config: OfflineConfig, hf_config: Any, *, is_dry_run: bool) 
             f"{own}; use a model with the same tokenizer"
         )
     return config.with_changes(reference_model=str(directory))
+
+
+def _computed_models(config: OfflineConfig) -> dict[str, str | None]:
+    """Return the models that compute the micro-batches, by their flags."""
+    models: dict[str, str | None] = {"--model": config.model.model}
+    if config.uses_reference:
+        models["--reference-model"] = config.reference_model
+    if isinstance(config, SftJobConfig):
+        models["--teacher"] = config.distillation.teacher
+    return models
 
 
 def _check_not_empty(config: OfflineConfig, sets: dict[str, SampleSet]) -> None:

@@ -24,7 +24,7 @@ from coati_rl.ops.logprob import token_logprobs
 from coati_rl.ops.vocabulary_kl import vocabulary_kl_loss
 from consumer.models import packed_attention
 from consumer.models.loading import prepare, read_config, read_model
-from consumer.models.packed_attention import RowLengths, row_lengths, segment_mask
+from consumer.models.packed_attention import RowLengths, RowParents, row_lengths, row_parents
 from consumer.models.scalar_head import scalar_head, scalar_values
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class PolicyInput:
     token_ids: Tensor  # int64[R, L]
     position_ids: Tensor  # int64[R, L]
     lengths: RowLengths | None = None  # of the segments in each row; None if no row holds more than one
-    attention_mask: Tensor | None = None  # bool[R, 1, L, L], tokens that each token sees; only with parents
+    parents: RowParents | None = None  # of the segments in each row; None if none has one
     # By name, each [R, M] or [R, M, ...]; and trainer_version, int64[].
     loss_arrays: dict[str, Tensor] = field(default_factory=dict)
     loss_fn: "LossFn | None" = None  # None: log-probabilities only
@@ -81,12 +81,12 @@ def make_input(
     # Checked in NumPy: a check on the device would synchronise with it in every forward.
     if not (arrays["temperature"][arrays["loss_mask"]] > 0).all():
         raise ValueError("temperature must be positive on every token that the loss counts")
-    has_parents = bool((micro_batch.segments[:, 3] >= 0).any())
+    lengths = row_lengths(micro_batch.segments, micro_batch.token_ids.shape)
     return PolicyInput(
         token_ids=copied(micro_batch.token_ids),
         position_ids=copied(micro_batch.position_ids),
-        lengths=None if has_parents else row_lengths(micro_batch.segments, micro_batch.token_ids.shape),
-        attention_mask=copied(segment_mask(micro_batch.segments, micro_batch.token_ids.shape)) if has_parents else None,
+        lengths=lengths,
+        parents=row_parents(micro_batch.segments, lengths),
         loss_arrays={name: copied(array) for name, array in arrays.items()}
         | {"trainer_version": torch.tensor(trainer_version, device=device)},
         loss_fn=loss_fn,
@@ -118,10 +118,15 @@ def attention_arguments(model: PreTrainedModel, inputs: PolicyInput) -> dict[str
 
     With other attention functions transformers derives a block-diagonal mask from restarting position_ids, but only if
     it gets neither a mask nor a cache.
+
+    Raises: ValueError for samples that share a prefix in a model with another attention function.
     """
-    arguments: dict[str, Any] = {"position_ids": inputs.position_ids, "attention_mask": inputs.attention_mask}
+    arguments: dict[str, Any] = {"position_ids": inputs.position_ids}
     if model.config._attn_implementation == packed_attention.NAME:
         arguments["lengths"] = inputs.lengths
+        arguments["parents"] = inputs.parents
+    elif inputs.parents is not None:
+        raise ValueError(f"the attention of {type(model).__name__} cannot share prefixes between samples")
     return arguments
 
 

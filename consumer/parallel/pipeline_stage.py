@@ -16,7 +16,6 @@ from transformers.masking_utils import create_masks_for_generate
 
 from coati_rl.errors import ConfigError
 from consumer.models import packed_attention
-from consumer.models.packed_attention import RowLengths
 from consumer.models.policy_model import PolicyInput, attention_arguments, loss_of_hidden
 
 
@@ -65,7 +64,7 @@ def run_layers(model: PreTrainedModel, inputs: PolicyInput, hidden: Tensor | Non
         hidden = base.embed_tokens(inputs.token_ids)
     if hidden is None:
         raise ValueError("a pipeline stage that is not the first needs the hidden states of the previous one")
-    masks = _masks(model, hidden, arguments.pop("attention_mask"), arguments["position_ids"])
+    masks = _masks(model, hidden, arguments["position_ids"])
     rotary = base.rotary_emb(hidden, arguments["position_ids"])
     for index in range(stage.first, stage.last):
         mask = masks[model.config.layer_types[index]] if isinstance(masks, dict) else masks
@@ -73,21 +72,27 @@ def run_layers(model: PreTrainedModel, inputs: PolicyInput, hidden: Tensor | Non
     return base.norm(hidden) if stage.is_last else hidden
 
 
-def _masks(model: PreTrainedModel, hidden: Tensor, mask: Tensor | None, position_ids: Tensor) -> Any:
-    """Return transformers' mask, or one per type of layer; packed attention uses the given one."""
+def _masks(model: PreTrainedModel, hidden: Tensor, position_ids: Tensor) -> Any:
+    """Return transformers' mask, or one per type of layer; packed attention uses none."""
     if model.config._attn_implementation == packed_attention.NAME:
-        return mask
-    return create_masks_for_generate(model.config, hidden, mask, None, position_ids)
+        return None
+    return create_masks_for_generate(model.config, hidden, None, None, position_ids)
 
 
 @torch.no_grad()
 def check_stages(model: PreTrainedModel, layers_per_stage: list[int]) -> None:
     """Raise a ConfigError if the pipeline stages in sequence do not compute the same as the model's own forward."""
-    lengths: RowLengths = ((5, 4),)
-    positions = [position for length in lengths[0] for position in range(length)]
+    # Two samples; in packed attention also one that shares the first four tokens of the second.
+    is_packed = model.config._attn_implementation == packed_attention.NAME
+    positions = [0, 1, 2, 3, 4, 0, 1, 2, 3, *((4, 5, 4) if is_packed else ())]
     device = next(model.parameters()).device
     token_ids = torch.arange(len(positions), device=device)[None] % model.config.vocab_size
-    inputs = PolicyInput(token_ids=token_ids, position_ids=torch.tensor([positions], device=device), lengths=lengths)
+    inputs = PolicyInput(
+        token_ids=token_ids,
+        position_ids=torch.tensor([positions], device=device),
+        lengths=((5, 4, 2, 1),) if is_packed else ((5, 4),),
+        parents=((-1, -1, 1, 1),) if is_packed else None,
+    )
     expected = model.base_model(
         input_ids=token_ids, use_cache=False, **attention_arguments(model, inputs)
     ).last_hidden_state

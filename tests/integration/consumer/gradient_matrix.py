@@ -26,7 +26,18 @@ PRECISIONS = ("fp32", "bf16")
 # What else can be combined of the others; the whole product has the first model alone there.
 COMBINED = ("pp2_zero1_dp2", "tp2_zero2_dp2", "pp2_dp2", "zero1_dp1")
 CLIPPED = ("clip", "clip, whole")
-WAYS = ((1, False), (2, True), (4, False), (2, False), (4, True))  # size, packed: one sample is the same in a row
+# Size, packed, shared: one sample is the same in a row. Any five in a row, the last before the first, have all values.
+WAYS = (
+    (1, True, True),
+    (2, True, False),
+    (4, False, False),
+    (2, True, True),
+    (4, True, False),
+    (1, False, False),
+    (4, True, True),
+    (2, False, False),
+)
+NUM_WAYS = 5  # of the first loss in a run
 
 
 class Run(NamedTuple):
@@ -100,8 +111,8 @@ def pairwise_trials(run: Run) -> list[Trial]:
     first, *others = LOSSES
     models, index = models_of(run), RUNS.index(run)
     trials = [
-        Trial(models[(index + number) % len(models)], first, Cut(size, packed, CUT_SPLITS[(index + number) % 3]))
-        for number, (size, packed) in enumerate(WAYS)
+        Trial(models[(index + number) % len(models)], first, cut_of(NUM_WAYS * index + number, index + number))
+        for number in range(NUM_WAYS)
     ]
     if run == WITH_OTHER_MODELS:
         trials += [
@@ -126,14 +137,18 @@ def others_of(run: Run) -> list[tuple[int, int]]:
 
 
 def latin_trial(run: Run, loss: str, number: int, place: int) -> Trial:
-    """A loss meets both architectures, tied and untied, in three places in float32, and all ways of cutting in five."""
+    """A loss meets both architectures, tied and untied, in three places in float32, and all kinds of cuts in five."""
     models = models_of(run)
     return Trial(models[(number + place) % len(models)], loss, latin_cut(number, place))
 
 
 def latin_cut(number: int, place: int) -> Cut:
-    size, is_packed = WAYS[(number + place) % len(WAYS)]
-    return Cut(size, is_packed, CUT_SPLITS[(number + 2 * place) % 3])
+    return cut_of(number + place, number + 2 * place)
+
+
+def cut_of(way: int, split: int) -> Cut:
+    size, is_packed, is_shared = WAYS[way % len(WAYS)]
+    return Cut(size, is_packed, CUT_SPLITS[split % 3], is_shared)
 
 
 def whole_product(run: Run) -> list[Trial]:

@@ -25,6 +25,7 @@ from tests.integration.consumer.gradient_matrix import CASES, Run, Trial
 from tests.integration.consumer.losses import Cut, LossCase
 from tests.integration.consumer.preference_losses import UnitCase
 from tests.integration.consumer.samples import Sample, cut, samples_near, scale_of, to_mini_batch
+from tests.integration.consumer.shared_samples import shared_micro_batches
 from tests.integration.consumer.trainer import make_trainer
 
 
@@ -38,6 +39,11 @@ def mini_batches_of(samples: Sequence[Sample], split: str, unit: int) -> list[Se
 def share_of(samples: Sequence[Sample], backend: Backend, loss: LossCase | UnitCase, how: Cut) -> list[MicroBatch]:
     """A rank's micro-batches; all ranks have equally many."""
     layout, unit = backend.layout, loss.unit
+    if how.shared:
+        ranks = shared_micro_batches(
+            samples, size=how.size * unit, unit=unit, num_ranks=layout.dp_size, aggregation=loss.aggregation
+        )
+        return [*ranks[layout.dp_rank]]
     units = [samples[start : start + unit] for start in range(0, len(samples), unit)]
     count = -(-len(units[:: layout.dp_size]) // how.size)  # of rank 0, which has the most samples
     mine = [sample for each in units[layout.dp_rank :: layout.dp_size] for sample in each]

@@ -27,12 +27,15 @@ class Cut(NamedTuple):
     size: int  # samples per micro-batch
     packed: bool  # in one row; else one per row
     split: str  # into mini-batches: one, several or uneven ones
+    shared: bool = False  # packed rows compute a common prefix once
 
 
 CUT_SIZES, CUT_SPLITS = (1, 2, 4), ("one", "several", "uneven")
 ALL_CUTS = tuple(
-    Cut(size, packed, CUT_SPLITS[index % 3])
-    for index, (packed, size) in enumerate(itertools.product((True, False), CUT_SIZES))
+    Cut(size, packed, CUT_SPLITS[index % 3], shared)
+    for index, ((packed, shared), size) in enumerate(
+        itertools.product(((True, False), (False, False), (True, True)), CUT_SIZES)
+    )
 )
 
 

@@ -32,12 +32,17 @@ MAX_NEW_TOKENS = 32
 # How each layout executes the same experiment; all but the first differ in everything that must not matter.
 EXECUTION = {
     "dp1": {"train_minibatch_size": 4, "train_microbatch_size": 16},
-    "dp2": {"train_minibatch_size": 1, "train_microbatch_size": 3},
+    "dp2": {"train_minibatch_size": 1, "train_microbatch_size": 3, "shares_prefixes": True},
     "tp2": {"train_minibatch_size": 2, "train_microbatch_size": 2, "one_sample_per_row": True},
-    "pp2": {"train_minibatch_size": 2, "train_microbatch_size": 8, "max_tokens_per_microbatch": 64},
-    "tp2_pp2": {"train_minibatch_size": 4, "train_microbatch_size": 5},
+    "pp2": {
+        "train_minibatch_size": 2,
+        "train_microbatch_size": 8,
+        "max_tokens_per_microbatch": 64,
+        "shares_prefixes": True,
+    },
+    "tp2_pp2": {"train_minibatch_size": 4, "train_microbatch_size": 5, "shares_prefixes": True},
     "pp2_dp2": {"train_minibatch_size": 2, "train_microbatch_size": 4},
-    "fsdp2_dp2": {"train_minibatch_size": 2, "train_microbatch_size": 3},
+    "fsdp2_dp2": {"train_minibatch_size": 2, "train_microbatch_size": 3, "shares_prefixes": True},
 }
 
 

@@ -18,6 +18,7 @@ from coati_rl.batch import MicroBatch, MiniBatch
 from consumer.objectives.kto import DESIRABLE, MISMATCHED, UNDESIRABLE
 from tests.integration.consumer.conftest import VOCAB_SIZE
 
+NUM_PROMPT = 9  # tokens
 MAX_RESPONSE = 25  # tokens that a response may have, of which "constant" aggregation makes its denominator
 
 
@@ -50,15 +51,18 @@ class Sample:
 
 
 def make_samples(step: int) -> list[Sample]:
-    """Eight samples of 6 to 30 tokens, others in each step, from a policy that knows nothing."""
+    """Two prompts with four samples of 12 to 31 tokens each, others in each step, from a policy that knows nothing."""
     rng = np.random.default_rng(100 + step)
+    prompts = np.random.default_rng(500 + step).integers(0, VOCAB_SIZE, (2, NUM_PROMPT))
     samples = []
-    for _ in range(8):
+    for number in range(8):
         num_prompt, num_response = int(rng.integers(3, 8)), int(rng.integers(3, 23))
         samples.append(
             Sample(
-                token_ids=rng.integers(0, VOCAB_SIZE, num_prompt + num_response),
-                num_prompt=num_prompt,
+                token_ids=np.append(
+                    prompts[number // 4], rng.integers(0, VOCAB_SIZE, num_prompt + num_response)[num_prompt:]
+                ),
+                num_prompt=NUM_PROMPT,
                 advantage=float(rng.normal()),
                 temperature=float(rng.uniform(0.7, 1.3)),
                 rollout_logprobs=(-np.log(VOCAB_SIZE) + 0.3 * rng.normal(size=num_response)).astype(np.float32),

@@ -31,7 +31,7 @@ from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerS
 pytestmark = pytest.mark.timeout(LAUNCH_TIMEOUT_S)
 MODELS = {"qwen3-tied": ("qwen3", True), "qwen2-untied": ("qwen2", False)}
 TEACHER = "teacher"
-CUTS = (Cut(2, True, "uneven"), Cut(4, False, "one"))
+CUTS = (Cut(2, True, "uneven", shared=True), Cut(4, False, "one"))
 # Each layout in float32, those with ZeRO in bfloat16.
 DUE = [run for run in RUNS if (run.precision == "bf16") == ("zero" in run.layout)]
 

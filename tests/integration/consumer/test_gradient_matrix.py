@@ -21,7 +21,12 @@ from tests.integration.consumer.gradient_matrix import (
 from tests.integration.consumer.losses import CUT_SIZES, CUT_SPLITS, LOSSES
 from tests.integration.consumer.preference_losses import PREFERENCES
 
-CUT_AXES: dict[str, tuple[Any, ...]] = {"size": CUT_SIZES, "packed": (True, False), "split": CUT_SPLITS}
+CUT_AXES: dict[str, tuple[Any, ...]] = {
+    "size": CUT_SIZES,
+    "packed": (True, False),
+    "split": CUT_SPLITS,
+    "shared": (True, False),
+}
 TRIALS = [(run, trial) for run in RUNS for trial in trials_of(run, is_all=False)]
 FIRST_LOSS = next(iter(LOSSES))
 
@@ -86,8 +91,10 @@ def test_every_layout_in_every_precision_has_the_clip_with_every_kind_of_model_a
         trials = [trial for trial in trials_of(run, is_all=False) if trial.loss == FIRST_LOSS]
         assert {MODELS[trial.model][0] for trial in trials if trial.model in MODELS} == {"qwen3", "qwen2"}
         assert {MODELS[trial.model][1]["tied"] for trial in trials if trial.model in MODELS} == {True, False}
-        assert {(trial.cut.size, trial.cut.packed) for trial in trials} == {*WAYS}
-        assert {trial.cut.split for trial in trials} == {*CUT_SPLITS}
+        for axis, values in CUT_AXES.items():
+            assert {getattr(trial.cut, axis) for trial in trials} == {*values}, (run, axis)
+    ways = {(t.cut.size, t.cut.packed, t.cut.shared) for _, t in TRIALS if t.loss == FIRST_LOSS and t.model in MODELS}
+    assert ways == {*WAYS}
 
 
 def test_any_two_axes_meet_in_all_their_values() -> None:
@@ -95,7 +102,7 @@ def test_any_two_axes_meet_in_all_their_values() -> None:
     impossible = {("precision", "fp32", "zero_stage", 1), ("precision", "fp32", "zero_stage", 2)}
     impossible |= {("pp_size", 2, "zero_stage", 2), ("dp_size", 1, "zero_stage", 2)}  # refused; without a peer
     impossible |= {(axis, value, "zero_stage", 3) for axis, value in (("tp_size", 2), ("pp_size", 2), ("dp_size", 1))}
-    impossible |= {("size", 1, "packed", True)}  # one sample is the same in a row with others or in its own
+    impossible |= {("packed", False, "shared", True)}
     for left, right in itertools.combinations(VALUES, 2):
         pairs = {(left, axes[left], right, axes[right]) for axes in met}
         possible = {(left, a, right, b) for a in VALUES[left] for b in VALUES[right]} - impossible

@@ -52,7 +52,7 @@ def recording(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def make_group(model: Any, rng: np.random.Generator, *, uid: str) -> dict[str, Any]:
-    prompt = rng.integers(0, VOCAB_SIZE, int(rng.integers(3, 9))).tolist()
+    prompt = rng.integers(0, VOCAB_SIZE, int(rng.integers(6, 16))).tolist()  # some are too short to be shared
     samples = [sample_response(model, rng, prompt, int(rng.integers(2, 25))) for _ in range(GROUP_SIZE)]
     return {"uid": uid, "prompt": prompt, "temperature": TEMPERATURE, "samples": samples}
 

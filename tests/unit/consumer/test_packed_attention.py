@@ -18,7 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from consumer.models.packed_attention import MODEL_TYPES, NAME, row_lengths, segment_mask
+from consumer.models.packed_attention import MODEL_TYPES, NAME, row_lengths, row_parents
 
 SIZES = {
     "vocab_size": 40,
@@ -98,40 +98,53 @@ def test_padding_does_not_make_a_row_packed() -> None:
     assert row_lengths(np.empty((0, 4), dtype=np.int32), (1, 5)) is None
 
 
-# A prompt of three tokens, two responses to it, the second of which has a child of its own; a sample beside; padding.
-TREE = np.array([[0, 0, 3, -1], [0, 3, 2, 0], [0, 5, 2, 0], [0, 7, 2, 2], [0, 9, 4, -1]], dtype=np.int32)
-TREE_POSITIONS = [0, 1, 2, 3, 4, 3, 4, 5, 6, 0, 1, 2, 3, 0, 1]
-PATHS = ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6, 7, 8], [9, 10, 11, 12])  # places of each sequence, root to leaf
+# A prompt of six tokens, four responses to it, of one token, of two, the second of which has a child of its own, and of
+# more than four prompts; a sample beside; padding.
+TREE = np.array(
+    [[0, 0, 6, -1], [0, 6, 1, 0], [0, 7, 2, 0], [0, 9, 2, 2], [0, 11, 25, 0], [0, 36, 4, -1]], dtype=np.int32
+)
+TREE_LENGTHS = ((6, 1, 2, 2, 25, 4, 2),)
+TREE_PARENTS = ((-1, 0, 0, 2, 0, -1, -1),)
+PATHS = ([*range(7)], [*range(6), 7, 8, 9, 10], [*range(6), *range(11, 36)], [*range(36, 40)])  # root to leaf
+TREE_POSITIONS = [*range(6), 6, 6, 7, 8, 9, *range(6, 31), *range(4), 0, 1]
 
 
-def test_a_token_sees_its_segment_up_to_itself_and_all_of_its_ancestors() -> None:
-    mask = segment_mask(TREE, (1, 15))[0, 0]
-    seen = {place: np.flatnonzero(mask[place]).tolist() for place in range(15)}
-    assert seen[2] == [0, 1, 2]
-    assert seen[4] == [0, 1, 2, 3, 4]
-    assert seen[8] == [0, 1, 2, 5, 6, 7, 8]
-    assert seen[10] == [9, 10]
-    assert seen[13] == [13] and seen[14] == [14], "padding sees itself"
+def test_parents_are_named_by_their_place_in_the_row() -> None:
+    lengths = row_lengths(TREE, (1, 42))
+    assert lengths == TREE_LENGTHS
+    assert row_parents(TREE, lengths) == TREE_PARENTS
+    rows = np.array([[0, 0, 2, -1], [0, 2, 2, 0], [1, 0, 1, -1], [1, 1, 1, 2]], dtype=np.int32)
+    assert row_parents(rows, row_lengths(rows, (2, 4))) == ((-1, 0), (-1, 0, -1))
+
+
+def test_rows_without_a_parent_have_no_parents() -> None:
+    segments = np.array([[0, 0, 2, -1], [0, 2, 1, -1]], dtype=np.int32)
+    assert row_parents(segments, row_lengths(segments, (1, 3))) is None
+    assert row_parents(segments[:1], None) is None
 
 
 def test_a_parent_comes_before_its_child_in_the_same_row() -> None:
+    later = np.array([[0, 0, 2, 1], [0, 2, 2, -1]], dtype=np.int32)
     with pytest.raises(ValueError, match="segment 0 names 1 as its parent"):
-        segment_mask(np.array([[0, 0, 2, 1], [0, 2, 2, -1]], dtype=np.int32), (1, 4))
-    with pytest.raises(ValueError, match="segment 1 names 0 as its parent, which is not before it in row 1"):
-        segment_mask(np.array([[0, 0, 2, -1], [1, 0, 2, 0]], dtype=np.int32), (2, 2))
+        row_parents(later, row_lengths(later, (1, 4)))
+    other = np.array([[0, 0, 2, -1], [0, 2, 2, -1], [1, 0, 2, 0]], dtype=np.int32)
+    with pytest.raises(ValueError, match="segment 2 names 0 as its parent, which is not before it in row 1"):
+        row_parents(other, row_lengths(other, (2, 4)))
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if "sliding" not in name])
+@pytest.mark.parametrize("name", MODELS)
 def test_sequences_that_share_a_prefix_have_the_hidden_states_and_gradients_that_they_have_alone(name: str) -> None:
     torch.manual_seed(0)
     model = MODELS[name]().eval()
-    token_ids, direction = torch.randint(0, 40, (1, 15)), torch.randn(15, 32)
-    mask = torch.from_numpy(segment_mask(TREE, (1, 15)))
+    token_ids, direction = torch.randint(0, 40, (1, 42)), torch.randn(42, 32)
     shared = model.base_model(
-        input_ids=token_ids, position_ids=torch.tensor([TREE_POSITIONS]), use_cache=False, attention_mask=mask
+        input_ids=token_ids,
+        position_ids=torch.tensor([TREE_POSITIONS]),
+        use_cache=False,
+        lengths=TREE_LENGTHS,
+        parents=TREE_PARENTS,
     ).last_hidden_state[0]
-    counted = torch.tensor([place < 13 for place in range(15)])
-    (shared * direction)[counted].sum().backward()
+    (shared * direction)[:40].sum().backward()
     gradients = {name: p.grad.clone() for name, p in model.base_model.named_parameters()}
     model.zero_grad()
     model.set_attn_implementation("eager")
@@ -142,13 +155,7 @@ def test_sequences_that_share_a_prefix_have_the_hidden_states_and_gradients_that
         new = [index for index, place in enumerate(path) if place not in seen]
         own = own + (hidden[new] * direction[[path[index] for index in new]]).sum()
         seen |= set(path)
+    assert seen == {*range(40)}
     own.backward()
     for parameter_name, p in model.base_model.named_parameters():
         assert (gradients[parameter_name] - p.grad).norm() / p.grad.norm() < 1e-5, parameter_name
-
-
-def test_a_shared_prefix_under_a_sliding_window_is_refused() -> None:
-    model = MODELS["qwen3, sliding"]().eval()
-    mask = torch.from_numpy(segment_mask(TREE, (1, 15)))
-    with pytest.raises(ValueError, match="without a sliding window"):
-        model.base_model(input_ids=torch.zeros(1, 15, dtype=torch.int64), use_cache=False, attention_mask=mask)

@@ -20,6 +20,7 @@ def test_sizes_come_from_the_version_algebra():
     assert (settings.batch.dp, settings.batch.prompts_per_step, settings.batch.prompts_per_mini_batch) == (2, 8, 4)
     assert settings.batch.train_microbatch_size == 3
     assert (settings.batch.max_tokens_per_microbatch, settings.batch.one_sample_per_row) == (None, False)
+    assert settings.batch.shares_prefixes
     assert settings.max_failed_samples == 4
     assert settings.seed == 7
 
@@ -32,6 +33,8 @@ def test_updates_per_batch_make_the_sync_period_longer_and_the_slots_no_more():
 def test_the_layout_of_micro_batches_comes_from_the_flags():
     settings = settings_of("--max-tokens-per-microbatch 8192 --one-sample-per-row -t 8 -tp 2 -pp 2")
     assert (settings.batch.max_tokens_per_microbatch, settings.batch.one_sample_per_row) == (8192, True)
+    assert not settings.batch.shares_prefixes, "padded rows hold one sample each"
+    assert not settings_of("--no-shared-prefix").batch.shares_prefixes
     assert (settings.batch.dp, settings.trainers_per_dp_rank) == (2, 4)
 
 

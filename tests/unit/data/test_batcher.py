@@ -56,7 +56,9 @@ def weighted_sum(batches, value):
 @pytest.mark.parametrize(
     ("dp", "tMbs", "tmbs"), [(1, 4, 8), (1, 4, 1), (1, 2, 3), (1, 1, 2), (2, 2, 4), (2, 1, 1), (4, 1, 2)]
 )
-@pytest.mark.parametrize("layout", [{}, {"one_sample_per_row": True}, {"max_tokens_per_microbatch": 11}])
+@pytest.mark.parametrize(
+    "layout", [{}, {"one_sample_per_row": True}, {"max_tokens_per_microbatch": 11}, {"shares_prefixes": True}]
+)
 def test_weights_and_scale_make_the_plain_mean_whatever_the_split(batches_of, dp, tMbs, tmbs, layout):
     batches = batches_of(GROUPS, dp=dp, tMbs=tMbs, tmbs=tmbs, **layout)
     assert weighted_sum(batches, lambda row: np.ones_like(row["advantages"])) == pytest.approx(1.0)
@@ -134,7 +136,9 @@ def test_ranks_get_as_many_tokens_whichever_prompt_they_belong_to(batches_of):
     assert [len(share.micro_batches) for share in shares] == [2, 2]
 
 
-@pytest.mark.parametrize("layout", [{}, {"one_sample_per_row": True}, {"max_tokens_per_microbatch": 11}])
+@pytest.mark.parametrize(
+    "layout", [{}, {"one_sample_per_row": True}, {"max_tokens_per_microbatch": 11}, {"shares_prefixes": True}]
+)
 def test_a_mini_batch_holds_the_same_samples_on_any_number_of_ranks(batches_of, layout):
     def samples(dp):
         """Of each mini-batch: (advantage, weight of a token, response tokens) of its samples."""

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from coati_rl.config.presets import PRESETS
+from coati_rl.data.packing import build_mini_batch
 from coati_rl.errors import RunError
 from coati_rl.types import Score
+from coati_rl.work import TrainWork
 
 
 def score_of_text(response, ground_truth):
@@ -125,3 +127,22 @@ def test_recomputed_old_logprobs_clip_the_second_step_of_a_sync_period(run_in_th
     assert second["ratio_max"] > 1.0 and second["clip_fraction"] > 0
     assert fourth["ratio_max"] > 1.0 and fourth["clip_fraction"] > 0
     assert first["old_logprob_gap_mean"] > 0
+
+
+def test_shared_prefix__computes_fewer_tokens_and_takes_the_same_steps(run_in_threads):
+    shared, own = (run_in_threads({"shared_prefix": value, "max_steps": 2}) for value in (True, False))
+    assert shared.responses == own.responses
+    for name, gradient in own.gradients[0].items():
+        scale = float(gradient.abs().max())
+        torch.testing.assert_close(shared.gradients[0][name], gradient, rtol=0, atol=1e-5 * scale)
+    for one, other in zip(shared.steps, own.steps, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+        assert one["logprob_gap_tokens"] == other["logprob_gap_tokens"], "tokens of the loss count for each sample"
+
+    def num_tokens(trace):
+        batches = [build_mini_batch(work.batch) for work in trace.work if isinstance(work, TrainWork)]
+        return [sum(m.num_tokens for m in batch.micro_batches) for batch in batches]
+
+    # Of each of two prompts of 10 bytes or more, once less.
+    for fewer, all_tokens in zip(num_tokens(shared), num_tokens(own), strict=True):
+        assert fewer <= all_tokens - 2 * 10

@@ -83,7 +83,6 @@ def num_micro_batches(trace):
 
 
 def micro_batches(trace):
-    """Of the whole run."""
     batches = [build_mini_batch(work.batch) for work in trace.work if isinstance(work, TrainWork)]
     return [m for batch in batches for m in batch.micro_batches]
 
@@ -106,8 +105,8 @@ def num_events(kind):
 
 def directories(trace):
     """Return the directories named by flags that have been written to."""
-    root = trace.paths.run_dir.parent
-    found = (root / name for name in ("other", "run/checkpoints", "run/eval", "run/rollouts"))
+    named = ("other", "run/checkpoints", "run/eval", "run/rollouts")
+    found = (trace.paths.run_dir.parent / name for name in named)
     return [directory.name for directory in found if directory.is_dir() and any(directory.iterdir())]
 
 
@@ -129,7 +128,7 @@ def evaluated(key):
 ALL_DIRECTORIES = ["checkpoints", "eval", "rollouts"]
 
 KEEP_ALL = {"skip_threshold": None}
-HOPELESS = {"kl_coeff": 0.0, "num_generations": 32, "max_steps": 1}
+HOPELESS = {"kl_coeff": 0.0, "num_generations": 32, "max_steps": 1}, {"score": None}  # as no text is right
 UNLIKELY = {"logprob_scale": 8.0}  # the engine's -1 becomes -8, where the trainer says about -6
 TIS = {"off_policy_correction": "tis"}
 MIDDLING = {"filter_range": (0.4, 0.6), "num_episodes": 2}
@@ -215,11 +214,8 @@ IN_RUNS = {
     "inference_microbatch_size": Row(1, lambda t: t.engines[0].max_sequences, 2 * 2, 1 * 2),
     "train_batch_size": Row(4, num_steps, 4, 2),
     "train_minibatch_size": Row(1, lambda t: len(num_micro_batches(t)), 4, 8, {"train_microbatch_size": 1}),
-    "compute_all_samples": Row(
-        True, lambda t: [s["samples_computed"] < 64 for s in t.steps], [True], [False], HOPELESS,
-        {"score": None},  # no random text has a boxed answer
-    ),
-    "train_microbatch_size": Row(1, num_micro_batches, [1] * 4, [4] * 4),
+    "compute_all_samples": Row(True, lambda t: t.steps[0]["samples_computed"] < 64, True, False, *HOPELESS),
+    "train_microbatch_size": Row(1, num_micro_batches, [1] * 4, [2] * 4),  # whole groups
     "max_tokens_per_microbatch": Row(36, lambda t: max(micro_batch_tokens(t)) <= 36, False, True, SHORT),
     "one_sample_per_row": Row(True, micro_batch_rows, [1] * 4, [4] * 4),
     "n_behind": Row(1, lambda t: max(r["staleness_max"] for r in t.steps), 0, 1, options={"hold_trainer": "slots"}),

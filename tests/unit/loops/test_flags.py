@@ -126,7 +126,6 @@ def evaluated(key):
 
 
 ALL_DIRECTORIES = ["checkpoints", "eval", "rollouts"]
-
 KEEP_ALL = {"skip_threshold": None}
 HOPELESS = {"kl_coeff": 0.0, "num_generations": 32, "max_steps": 1}, {"score": None}  # as no text is right
 UNLIKELY = {"logprob_scale": 8.0}  # the engine's -1 becomes -8, where the trainer says about -6

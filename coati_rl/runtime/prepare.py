@@ -101,9 +101,7 @@ def prepare(
     config = with_device_defaults(config, device)
     backend = choose_backend(config.sync.weight_transport, device=device, is_one_node=not config.cluster.master_address)
     rows = load_run_rows(config, rewards, tools=environment.tools)
-    warnings += [*_evaluation_warnings(config), *reward_warnings(config), *algorithm_warnings(config)]
-    warnings += [*distillation_warnings(config), *environment_warnings(config)]
-    warnings += [*engine_warnings(config), *sharding_warnings(config, device)]
+    warnings += _warnings(config, device)
     directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     if directory is None:
         unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.parallel.num_trainers else "")
@@ -157,6 +155,20 @@ def _mean_prompt_tokens(train: PromptSet) -> float | None:
     """Return the mean length of the first prompts of files, in tokens; None if there are none."""
     read = train.prompts[:_NUM_READ]
     return sum(len(prompt.token_ids) for prompt in read) / len(read) if read else None
+
+
+def _warnings(config: Config, device: Device) -> list[str]:
+    """Return the warnings of all subjects. Raises: ConfigError if there is nothing to evaluate on."""
+    of_subjects = (
+        _evaluation_warnings(config),
+        reward_warnings(config),
+        algorithm_warnings(config),
+        distillation_warnings(config),
+        environment_warnings(config),
+        engine_warnings(config),
+        sharding_warnings(config, device),
+    )
+    return [warning for warnings in of_subjects for warning in warnings]
 
 
 def _evaluation_warnings(config: Config) -> Iterator[str]:

@@ -159,16 +159,9 @@ def _mean_prompt_tokens(train: PromptSet) -> float | None:
 
 def _warnings(config: Config, device: Device) -> list[str]:
     """Return the warnings of all subjects. Raises: ConfigError if there is nothing to evaluate on."""
-    of_subjects = (
-        _evaluation_warnings(config),
-        reward_warnings(config),
-        algorithm_warnings(config),
-        distillation_warnings(config),
-        environment_warnings(config),
-        engine_warnings(config),
-        sharding_warnings(config, device),
-    )
-    return [warning for warnings in of_subjects for warning in warnings]
+    subjects = (_evaluation_warnings, reward_warnings, algorithm_warnings, distillation_warnings, environment_warnings)
+    warnings = [warning for warnings_of in subjects for warning in warnings_of(config)]
+    return [*warnings, *engine_warnings(config), *sharding_warnings(config, device)]
 
 
 def _evaluation_warnings(config: Config) -> Iterator[str]:

@@ -61,7 +61,7 @@ def run_flags(command: str = "rl") -> frozenset[str]:
     names = {spelling(name, field) for name, field in fields}
     names |= {described(field, "short") or "" for _, field in fields}
     names |= {alias for _, field in fields for alias in described(field, "aliases") or ()}
-    names |= {f"--no-{spelling(name, field)[2:]}" for name, field in fields if field.annotation is bool}
+    names |= {f"--no-{spelling(name, field)[2:]}" for name, field in fields if field.annotation in (bool, bool | None)}
     return frozenset(name.replace("_", "-") for name in names if name) | {"--config", "--dry-run", "--help"}
 
 

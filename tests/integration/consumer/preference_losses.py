@@ -111,7 +111,7 @@ def pair_case(loss: PairLoss, formula: PairFormula, without: PairFormula, *cuts:
 
 
 PREFERENCES: dict[str, UnitCase] = {
-    "dpo": pair_case(PairLoss(beta=0.3), dpo, without_reference, Cut(2, True, "uneven"), Cut(1, False, "one")),
+    "dpo": pair_case(PairLoss(beta=0.3), dpo, without_reference, Cut(2, True, "uneven", True), Cut(1, False, "one")),
     "cdpo, nll": pair_case(
         PairLoss(beta=0.3, label_smoothing=0.2, nll_coeff=0.5), smoothed_with_nll, dpo, Cut(4, True, "several")
     ),
@@ -120,7 +120,7 @@ PREFERENCES: dict[str, UnitCase] = {
     ),
     "ipo": pair_case(PairLoss(loss="ipo", beta=0.5), ipo, dpo, Cut(2, False, "several")),
     "simpo": pair_case(
-        PairLoss(loss="simpo", beta=2.0, simpo_gamma=1.5), simpo, simpo_without_margin, Cut(2, True, "one")
+        PairLoss(loss="simpo", beta=2.0, simpo_gamma=1.5), simpo, simpo_without_margin, Cut(2, True, "one", True)
     ),
     "orpo": pair_case(PairLoss(loss="orpo", orpo_lambda=2.0), orpo, likelihood, Cut(4, False, "uneven")),
     "kto": UnitCase(

@@ -106,6 +106,11 @@ def lines_of(answer: str) -> list[str]:
     return [line.strip() for line in answer.splitlines() if line.strip()]
 
 
+def names(answer: str, subject: str) -> bool:
+    """Return True if an answer has the subject as a word, in the plural or the singular, with or without 's."""
+    return not {subject, subject.removesuffix("s")}.isdisjoint(word.partition("'")[0] for word in words_of(answer))
+
+
 def has_words(answer: str, words: Sequence[str]) -> bool:
     """Return True if an answer has all of the words, each as a word of its own."""
     return set(words) <= set(words_of(answer))
@@ -259,7 +264,7 @@ def score(response: str, ground_truth: str) -> dict[str, Any]:
     """
     truth = json.loads(ground_truth)
     answer = response.strip()
-    has_sense = len(words_of(answer)) >= MIN_WORDS and truth["subject"].removesuffix("s") in answer.lower()
+    has_sense = len(words_of(answer)) >= MIN_WORDS and names(answer, truth["subject"])
     met = {values["kind"]: KINDS[values["kind"]].is_met(answer, values) for values in truth["constraints"]}
     missed = [kind for kind, is_met in met.items() if not is_met] + ([] if has_sense else ["subject"])
     return {

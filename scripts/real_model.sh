@@ -35,13 +35,14 @@ run_dir="$root/run-$(date +%Y%m%d-%H%M%S)"
 say "training; metrics and logs are in $run_dir"
 available() { awk '/^MemAvailable/ { print int($2 / 1024) }' /proc/meminfo; } # MiB
 before=$(available)
-while sleep 1; do available; done >"$root/available.txt" &
+printf '%s\n' "$before" >"$root/available.txt"
+while sleep 1; do available; done >>"$root/available.txt" &
 sampler=$!
 trap 'kill "$sampler" 2>/dev/null || true' EXIT
 "$PYTHON" rl_example.py \
     --model "$model" --dataset "$root/train.jsonl" --eval-dataset "{\"held_out\": \"$root/eval.jsonl\"}" \
     --reward-type scripts/instruction_task.py:score --backend vllm --precision bf16 --algo GRPO --kl-coeff 0 \
-    --temperature 0.8 --learning-rate 2e-5 --lr-schedule constant --warmup-steps 3 \
+    --temperature 0.8 --learning-rate 3e-5 --warmup-steps 3 \
     --num-trainers 2 --num-inferencer 2 --num-generations 8 \
     --inference-batch-size 8 --inference-microbatch-size 8 --train-batch-size 8 --train-minibatch-size 8 \
     --train-microbatch-size 64 --max-tokens-per-microbatch 1024 --max-prompt-tokens 96 --max-new-tokens 48 \

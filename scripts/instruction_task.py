@@ -34,7 +34,7 @@ sugar swimming tea teachers tigers trains trees turtles water whales windows win
 """
 _WORDS = """
 always amazing ancient beautiful blue bright children colors dark early easy famous fast free friends green
-happy hidden home important large light little long magic many morning nature never new night often old peace
+happy hidden home important large light little magic many morning nature never new night often old peace
 people perfect popular quiet rare simple small smart soft special strange strong summer sweet tall today
 together useful warm white wild world young
 """

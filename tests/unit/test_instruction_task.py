@@ -194,6 +194,7 @@ def test_no_subject_is_named_by_a_word_a_phrase_or_a_constraint() -> None:
     """Else an answer would name its subject by meeting a constraint."""
     others = " ".join([*WORDS, *PHRASES, *(kind.text for kind in KINDS.values())])
     assert [subject for subject in SUBJECTS if names(others, subject)] == []
+    assert set(WORDS).isdisjoint(" ".join([*PHRASES, *SUBJECTS]).split())
 
 
 def test_the_command_writes_both_files(tmp_path: Path) -> None:

@@ -42,10 +42,10 @@ trap 'kill "$sampler" 2>/dev/null || true' EXIT
 "$PYTHON" rl_example.py \
     --model "$model" --dataset "$root/train.jsonl" --eval-dataset "{\"held_out\": \"$root/eval.jsonl\"}" \
     --reward-type scripts/instruction_task.py:score --backend vllm --precision bf16 --algo GRPO --kl-coeff 0 \
-    --temperature 0.8 --learning-rate 3e-5 --warmup-steps 3 \
+    --temperature 0.8 --learning-rate 4e-5 --warmup-steps 4 \
     --num-trainers 2 --num-inferencer 2 --num-generations 8 \
     --inference-batch-size 8 --inference-microbatch-size 8 --train-batch-size 8 --train-minibatch-size 8 \
-    --train-microbatch-size 64 --max-tokens-per-microbatch 1024 --max-prompt-tokens 96 --max-new-tokens 48 \
+    --train-microbatch-size 64 --max-tokens-per-microbatch 1024 --max-prompt-tokens 80 --max-new-tokens 48 \
     --eval-interval 10 --save-interval -1 --seed 0 --max-steps 50 --run-dir "$run_dir" "$@"
 kill "$sampler"
 timing+=", training $((SECONDS - phase_start)) s"

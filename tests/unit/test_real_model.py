@@ -77,7 +77,7 @@ def test_the_model_is_fetched_once_and_each_run_is_reported(repository: Path) ->
 def test_the_training_command_is_accepted_with_flags_of_ones_own(repository: Path) -> None:
     assert run(repository, "--max-steps", "3").returncode == 0
     (train,) = [arguments for program, *arguments in calls(repository) if program == "rl_example.py"]
-    config = parse(train)
+    config, _ = parse(train)
     check(config)
     assert config.data.max_steps == 3
     assert config.data.dataset == "runs/real-model/train.jsonl"

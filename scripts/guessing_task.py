@@ -8,7 +8,7 @@ and listens to no hint; where it has guessed a number before, the game says so.
 import itertools
 import random
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from producer.environments.episode import Action, EpisodeTask, Message
 from producer.environments.textarena_game import TextArenaEpisode
@@ -43,7 +43,7 @@ def play(rng: random.Random, arguments: Mapping[str, Any]) -> Row:
         step = episode.step(Action(text=guess, token_ids=(), finish_reason="stop", turn=turn, messages=()))
         if step.done:
             break
-        messages += step.observation
+        messages += cast(list[Message], step.observation)
     return {"messages": messages}
 
 

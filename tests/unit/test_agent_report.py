@@ -82,7 +82,7 @@ def test_an_accuracy_that_is_not_enough_is_named_with_its_figures(changed: dict,
 
 def test_a_game_that_has_improved_too_little_is_named_with_its_figures() -> None:
     (found,) = shortfalls(replace(GAME, held_out=[(0, 0.5), (2, 0.69)]))
-    assert found == "the mean reward of the held-out games went from 0.50 to 0.69, less than 0.2 up"
+    assert found == "the mean reward of held-out games went from 0.50 to 0.69, less than 0.2 up"
 
 
 def test_the_table_has_the_figures_and_the_sum_of_the_seconds() -> None:

@@ -8,27 +8,8 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 cd -- "$REPOSITORY"
 
 root=runs/pipeline
-coati_rl="$VENV/bin/coati-rl"
-say() { printf '[pipeline] %s\n' "$*"; }
-
-# Run COMMAND as a stage: stage NAME COMMAND...; its output is in logs/NAME.log, its seconds in stages/NAME.json.
-stage() {
-    local name=$1 log=$root/logs/$1.log started=$SECONDS
-    shift
-    if [[ -f $root/stages/$name.json ]]; then
-        say "$name: finished before"
-        return
-    fi
-    say "$name: ${*##*/}"
-    mkdir -p "$root"/{logs,stages}
-    rm -rf "${root:?}/$name" "$root/$name.progress" # of an interrupted stage
-    if ! "$@" >"$log" 2>&1; then
-        tail -n 20 "$log" >&2
-        say "failed: $name; its whole output is in $log" >&2
-        exit 1
-    fi
-    printf '{"seconds": %d}\n' $((SECONDS - started)) >"$root/stages/$name.json"
-}
+example=pipeline
+source scripts/stages.sh
 
 # Two models of random weights with one tokenizer; the first one's folder holds the data too.
 stage base "$PYTHON" scripts/make_tiny_model.py "$root/base" --steps 0 --num-conversations 16384

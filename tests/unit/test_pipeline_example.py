@@ -37,7 +37,8 @@ def repository(tmp_path: Path) -> Path:
     """A folder with the script and the recording programs."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    shutil.copy(SCRIPT, tmp_path / "scripts")
+    for name in (SCRIPT.name, "stages.sh"):
+        shutil.copy(SCRIPT.with_name(name), tmp_path / "scripts")
     (tmp_path / "scripts" / "environment.sh").write_text(ENVIRONMENT)
     for name in ("python", "coati-rl"):
         program = tmp_path / ".venv" / "bin" / name

@@ -1,0 +1,24 @@
+# Sourced by the example scripts that run several jobs one after another. Needs: `root`, the folder of all their files, and `example`,
+# the name that their messages begin with. A finished stage is not repeated.
+
+coati_rl="$VENV/bin/coati-rl"
+say() { printf '[%s] %s\n' "$example" "$*"; }
+
+# Run COMMAND as a stage: stage NAME COMMAND...; its output is in logs/NAME.log, its seconds in stages/NAME.json.
+stage() {
+    local name=$1 log=$root/logs/$1.log started=$SECONDS
+    shift
+    if [[ -f $root/stages/$name.json ]]; then
+        say "$name: finished before"
+        return
+    fi
+    say "$name: ${*##*/}"
+    mkdir -p "$root"/{logs,stages}
+    rm -rf "${root:?}/$name" "$root/$name.progress" # of an interrupted stage
+    if ! "$@" >"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        say "failed: $name; its whole output is in $log" >&2
+        exit 1
+    fi
+    printf '{"seconds": %d}\n' $((SECONDS - started)) >"$root/stages/$name.json"
+}

@@ -177,11 +177,6 @@ class Trajectory:
         """Return why the last turn ended."""
         return self.turns[-1].finish_reason
 
-    @property
-    def is_truncated(self) -> bool:
-        """Return True when the token limit ended one of its turns."""
-        return any(turn.finish_reason == "length" for turn in self.turns)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:

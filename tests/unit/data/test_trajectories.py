@@ -32,7 +32,7 @@ def test_one_turn_is_the_prompt_outside_of_the_loss_and_then_what_was_sampled():
         (Turn(index=0, start=3, end=5, finish_reason="length"),),
         SharedPrefix(num_tokens=3),
     )
-    assert (made.episode, made.text, made.num_loss_tokens, made.is_truncated) == (1, "ab", 2, True)
+    assert (made.episode, made.text, made.num_loss_tokens, made.finish_reason) == (1, "ab", 2, "length")
 
 
 def test_an_episode_counts_each_of_its_tokens_once_however_many_forks_share_it(forked_group):

@@ -147,6 +147,11 @@ def test_a_request_is_what_the_lease_says(roll_out):
 def test_a_group_carries_the_temperature_that_its_samples_were_drawn_at(roll_out):
     coordinator, _ = roll_out(lease(0), lease(1, GREEDY))
     assert {group.lease_id: group.temperature for group in coordinator.groups} == {0: 0.7, 1: 0.0}
+    of_tokens = {
+        group.lease_id: {round(float(each), 6) for trajectory in group.trajectories for each in trajectory.temperature}
+        for group in coordinator.groups
+    }
+    assert of_tokens == {0: {0.7}, 1: {0.0}}
 
 
 def test_a_group_holds_its_prompts_samples_and_scores_in_order(roll_out):
@@ -177,9 +182,10 @@ def test_a_finished_prompt_makes_room_for_the_next(roll_out):
 
 
 def test_room_is_counted_in_samples(roll_out):
-    coordinator, engine = roll_out(lease(0, group_size=4), *map(lease, range(1, 6)), max_sequences=8)
-    # 8 samples are 4 prompts of 2. Then 4 + 2 + 2 + 2 are in flight, of which each turn answers the first.
-    assert [room for room, _ in coordinator.asked[:3]] == [4, 1, 1]
+    coordinator, engine = roll_out(*map(lease, range(3)), lease(3, group_size=4), lease(4), lease(5), max_sequences=8)
+    # 8 samples are 4 prompts of 2. Then 2 + 2 + 2 + 4 are in flight, of which each turn answers the first: the first
+    # answer leaves 8 and no room, the next one 6.
+    assert [room for room, _ in coordinator.asked[:4]] == [4, 1, 1, 2]
     assert engine.max_waiting == 4
 
 

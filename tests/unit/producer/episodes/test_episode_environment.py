@@ -59,6 +59,16 @@ def test_an_episode_that_a_limit_ends_is_a_truncated_sample(play, engine, limits
     assert all(len(request.token_ids) < limits.get("max_tokens", 600) for request in engine.requests)
 
 
+def test_an_answer_that_ends_by_itself_is_truncated_if_the_limit_of_turns_ends_the_episode(play, lease_of):
+    def finish_reasons(**limits):
+        lease = lease_of(group_size=8, max_new_tokens=400)
+        (done,) = play(lambda: Talk(turns=1 if not limits else 99), leases=[lease], **limits)
+        return [trajectory.finish_reason for trajectory in done.trajectories]
+
+    assert "stop" in finish_reasons()
+    assert finish_reasons(max_turns=1) == ["length"] * 8
+
+
 @pytest.mark.parametrize(
     ("first", "begins"),
     [

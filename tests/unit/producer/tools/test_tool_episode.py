@@ -159,13 +159,13 @@ def test_what_is_wrong_with_a_call_is_read_by_the_policy_which_goes_on(play: Pla
 def test_an_answer_that_is_cut_is_the_last_even_if_it_holds_a_call(play: Play) -> None:
     rollout, generate = play([f"{CALL}\nand then..."])
     assert len(generate.contexts[0]) == 1
-    assert rollout.trajectories[0].is_truncated
+    assert rollout.trajectories[0].finish_reason == "length"
 
 
 def test_turns_end_an_episode_that_goes_on_calling(play: Play) -> None:
     rollout, _ = play([CALL] * 3, max_turns=3)
     assert [len(trajectory.turns) for trajectory in rollout.trajectories] == [3]
-    assert rollout.trajectories[0].is_truncated
+    assert rollout.trajectories[0].finish_reason == "length"
 
 
 def test_a_broken_tool_makes_its_sample_invalid_and_leaves_the_others(play: Play) -> None:

@@ -23,7 +23,7 @@ def test_a_turn_is_bridged_and_its_end_is_masked_where_it_was_cut_off():
     assert talk.pieces() == [f"{START}|[one<|im_end|>]{BRIDGE}[two]<|im_end|>{BRIDGE}[three<|im_end|>]"]
     (trajectory,) = talk.tree.trajectories()
     assert [turn.finish_reason for turn in trajectory.turns] == ["stop", "length", "stop"]
-    assert (trajectory.text, trajectory.finish_reason) == ("three", "length")
+    assert trajectory.text == "three"
     assert set(trajectory.temperature) == {0.5}
     assert talk.tree.num_tokens == trajectory.num_loss_tokens == int(trajectory.loss_mask.sum())
 

@@ -117,7 +117,8 @@ def packed_attention(
         if parents is None:
             samples = [_attend(module, q, k, v, sliding_window, **kwargs) for q, k, v in zip(*parts, strict=True)]
         else:
-            samples = _attend_paths(module, *parts, parents[r], sliding_window, **kwargs)
+            queries, keys, values = parts
+            samples = _attend_paths(module, queries, keys, values, parents[r], sliding_window, **kwargs)
         rows.append(torch.cat(samples, dim=1))
     return torch.cat(rows), None
 

@@ -117,7 +117,7 @@ def test_few_conversations_call_the_tool_and_their_answer_is_its_result() -> Non
         "The answer is 412 * 537 = \\boxed{221244}",
     }
     offered = [row for row in rows if row["tools"]]
-    assert 0.21 < len(with_calls) / len(offered) < 0.29  # 0.2 / 0.8, give or take three standard errors
+    assert 0.26 < len(with_calls) / len(offered) < 0.33  # 0.25 / 0.85, give or take three standard errors
     assert len(offered) < len(rows)
 
 

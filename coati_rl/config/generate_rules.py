@@ -65,6 +65,11 @@ def _sampling(config: GenerateConfig) -> Iterator[str]:
 
 def _rewards(config: GenerateConfig) -> Iterator[str]:
     yield from _of_training(config)
+    if config.reward.reward_devices != 1:
+        yield (
+            f"--reward-devices {config.reward.reward_devices}: reward models of batch inference are loaded in its own "
+            "process, on its device; leave it out"
+        )
     tasks = config.data.tasks or {}
     scored = [name for name, task in tasks.items() if "reward_type" in task.given]
     if not config.is_scored:

@@ -14,6 +14,7 @@ import importlib.util
 import json
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -152,7 +153,9 @@ def load_package() -> Any:
     if _SOLVER not in sys.modules and importlib.util.find_spec(_SOLVER) is None:
         sys.modules[_SOLVER] = ModuleType(_SOLVER)  # the package imports it for zebra_puzzles
     try:
-        package = importlib.import_module(GENERATED)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of cellpylib, when it is compiled
+            package = importlib.import_module(GENERATED)
     except ImportError as error:
         raise ConfigError(
             f"{GENERATED}: the package is not installed ({error}); pip install 'coati-rl[reasoning-gym]'"

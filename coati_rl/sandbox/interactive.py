@@ -28,7 +28,7 @@ def run_session() -> int:
     module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = module
     control = socket.socket(fileno=CONTROL_DESCRIPTOR)
-    number = 0
+    number, own = 0, os.getpid()
     while control.recv(16):
         number += 1
         stdout = program.open_streams()  # a call before may have closed or replaced them
@@ -42,6 +42,8 @@ def run_session() -> int:
             program.print_error(error)
             code = 1
             stdout = program.open_streams()  # the old one is freed now, not in the next call
+        if os.getpid() != own:  # the code has forked; only its first process goes on with the session
+            os._exit(code)
         control.send(b"1" if code else b"0")
     return 0
 

@@ -131,6 +131,9 @@ def read_request(body: bytes, kind: type[Request]) -> Request:
     """Return the request of a body. Raises: ApiError(400) that names the first field at fault."""
     try:
         values = json.loads(body)
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ApiError(400, "the body holds half of a surrogate pair, which is no text") from error
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from error
     if not isinstance(values, dict):

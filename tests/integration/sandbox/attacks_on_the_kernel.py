@@ -85,7 +85,7 @@ libc.capget(struct.pack("Ii", 0x20080522, 0), sets)
 print(struct.unpack("6I", sets.raw)[:2], libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None))
 '''
 print(call("prctl", 39, 0, 0, 0, 0), flush=True)  # PR_GET_NO_NEW_PRIVS
-subprocess.run([sys.executable, "-I", "-S", "-c", script])
+ran = subprocess.run([sys.executable, "-I", "-S", "-c", script])
 """,
         prints="1\n(0, 0) -1\n",
     ),

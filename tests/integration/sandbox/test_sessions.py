@@ -146,6 +146,12 @@ def test_two_sessions_see_neither_each_others_variables_nor_files_nor_processes(
         assert output(other, "mine") == "1\n"
 
 
+def test_a_fork_of_a_session_ends_with_the_code_that_made_it(session: PythonSession) -> None:
+    output(session, "import os, time\nchild = os.fork()\nif not child: time.sleep(0.2)")
+    assert output(session, "time.sleep(0.6)\nprint('whole')") == "whole\n", "a fork does not answer for the session"
+    assert output(session, "os.waitpid(child, 0)[1]") == "0\n"
+
+
 def test_a_later_session_and_program_find_nothing_of_an_earlier_one(sandbox: Sandbox) -> None:
     leave = "import builtins, json, os\nbuiltins.left = 1\njson.dumps = print\nopen('/tmp/left', 'w')\nos.fork()"
     look = "import builtins, json, os\nprint(hasattr(builtins, 'left'), json.dumps(1), os.listdir('/tmp'))"
@@ -162,7 +168,9 @@ def test_a_session_whose_sandbox_is_killed_says_so_and_begins_anew() -> None:
         session = PythonSession(sandbox, LIMITS)
         output(session, "x = 1")
         (bubblewrap,) = (child for child in psutil.Process().children() if child.pid not in others)
+        family = [child for child in psutil.Process().children(recursive=True) if child.pid not in others]
         bubblewrap.kill()
+        assert not psutil.wait_procs(family, timeout=10.0)[1]  # the kernel kills the others after it
         with pytest.raises(SandboxError, match="does not answer"):
             session.call("x")
         assert session.call("x").error_output.endswith(b"NameError: name 'x' is not defined\n")

@@ -50,6 +50,10 @@ def test_the_file_has_no_default():
         ("-rt bocksed", "bocksed"),
         ("-rt boxed,code", "a response has one ground truth"),
         ("-rt boxed --reward-normalize", "--reward-normalize: changes the rewards of a mini-batch in training"),
+        (
+            "-rt model:rm --reward-devices 2",
+            "--reward-devices 2: reward models of batch inference are loaded in its own",
+        ),
         ("--reward-normalize --reward-clip 0,1", "rewards are written as they are; leave them out"),
         ("-d a.jsonl=0.3,b.jsonl=0.7", "shares mix the prompts of a training run"),
         ("--input-template {} -s Hm.", "--input-template with a system prompt"),

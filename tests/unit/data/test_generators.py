@@ -58,6 +58,7 @@ def rows_of_all(hash_seed, positions):
         "for name in sorted(load_package().DATASETS.keys() - refusals().keys()):\n"
         "    made = o(p('reasoning_gym:' + name), seed=0, where='')\n"
         f"    rows = {{number: made.row(number) for number in {positions}}}\n"
+        "    print()  # bf prints without ending its line\n"
         "    print(json.dumps([name, sorted(rows.items())]))\n"
     )
     environment = {"PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": ":".join(sys.path)}

@@ -59,6 +59,13 @@ def test_a_path_that_does_not_exist_is_404_in_the_same_form(episode) -> None:
     assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
 
 
+def test_half_of_a_surrogate_pair_is_refused(episode) -> None:
+    body = b'{"model": "any", "messages": [{"role": "user", "content": "\\ud800"}]}'
+    headers = {"Authorization": f"Bearer {episode.registered.token}"}
+    reply = httpx.post(f"{episode.url}/chat/completions", content=body, headers=headers, trust_env=False)
+    assert (reply.status_code, "surrogate pair" in reply.json()["error"]["message"]) == (400, True)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

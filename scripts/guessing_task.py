@@ -1,8 +1,8 @@
-"""Play textarena's GuessTheNumber with random guesses, as conversations for supervised fine-tuning.
+"""Play textarena's GuessTheNumber, mostly with random guesses, as conversations for supervised fine-tuning.
 
 In: a random generator, the game's arguments. Out: rows whose prompt the game replaces with its own text, and games that
-a player of `--env textarena:GuessTheNumber-v0` reads in the same words. The player guesses numbers of the game's range
-and listens to no hint; where it has guessed a number before, the game says so.
+a player of `--env textarena:GuessTheNumber-v0` reads in the same words. Nine in ten players guess numbers of the game's
+range and listen to no hint; where one has guessed a number before, the game says so. The others halve what is left.
 """
 
 import itertools
@@ -15,6 +15,7 @@ from producer.environments.textarena_game import TextArenaEpisode
 
 Row = dict[str, Any]
 GAME = "GuessTheNumber-v0"
+HALVING_SHARE = 0.1  # of the players
 PROMPT = {"role": "user", "content": "Play."}  # the game's text takes its place
 
 
@@ -33,17 +34,21 @@ def make_data(
 
 
 def play(rng: random.Random, arguments: Mapping[str, Any]) -> Row:
-    """Return a line of sft.jsonl: one game of random guesses, to its end."""
+    """Return a line of sft.jsonl: one game, to its end."""
     episode = TextArenaEpisode(GAME, arguments)
     seed = rng.getrandbits(31)
     messages: list[Message] = [*episode.reset(_task(seed))]
+    is_halving = rng.random() < HALVING_SHARE
+    low, high = smallest, largest = arguments["min_number"], arguments["max_number"]
     for turn in itertools.count():
-        guess = f"[{rng.randint(arguments['min_number'], arguments['max_number'])}]"
-        messages.append({"role": "assistant", "content": guess})
-        step = episode.step(Action(text=guess, token_ids=(), finish_reason="stop", turn=turn, messages=()))
+        guess = (low + high) // 2 if is_halving else rng.randint(smallest, largest)
+        text = f"[{guess}]"
+        messages.append({"role": "assistant", "content": text})
+        step = episode.step(Action(text=text, token_ids=(), finish_reason="stop", turn=turn, messages=()))
         if step.done:
             break
         messages += cast(list[Message], step.observation)
+        low, high = (guess + 1, high) if "higher" in messages[-1]["content"] else (low, guess - 1)
     return {"messages": messages}
 
 

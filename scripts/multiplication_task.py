@@ -22,7 +22,7 @@ QUESTIONS = (
     "{name} has {a} bags with {b} {objects} in each. How many in all?",
 )
 SMALLEST, LARGEST = 320, 999  # operands; their products all have six digits, so that questions differ in no length
-CALL_SHARE, DIRECT_SHARE = 0.2, 0.6  # of the conversations; the others have no tool
+CALL_SHARE, DIRECT_SHARE = 0.25, 0.6  # of the conversations; the others have no tool
 
 
 def make_data(

@@ -122,10 +122,9 @@ while True: pass
 def test_a_program_that_takes_its_time_in_every_test_is_too_slow_not_invalid() -> None:
     reward = CodeReward(RewardSpec(reward_type="code", timeout_s=2.0, test_timeout_s=1.0))
     tests = json.dumps({"inputs": ["1 2\n"] * 10, "outputs": ["3\n"] * 10})
-    source = fenced(f"import time\n{RIGHT}\ntime.sleep(0.5)")
-    found = once_decided(lambda: score(reward, source, tests), lambda found: "busy" in found.detail)
+    found = score(reward, fenced(f"import time\n{RIGHT}\ntime.sleep(0.5)"), tests)
     reward.close()
-    assert found.verdict == "wrong", found
+    assert found.verdict == "wrong"
     assert re.fullmatch(r"[123] of 10 .*; test [234]: all tests up to here took more than 1\.6 s", found.detail)
 
 

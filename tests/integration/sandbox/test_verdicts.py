@@ -48,7 +48,7 @@ def fenced(source: str) -> str:
 
 def score(reward: CodeReward, response: str, ground_truth: str, *, may_reach_the_clock: bool = False) -> Score:
     """Of another run where the machine was too busy to say, or for the limit on the clock."""
-    told = ("waited for a core",) if may_reach_the_clock else ("waited for a core", "no end after")
+    told = ("waited for a core", "too busy", *(() if may_reach_the_clock else ("no end after",)))
 
     def run() -> Score:
         (found,) = reward.score([response], Problem(ground_truth=ground_truth))

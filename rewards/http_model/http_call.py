@@ -123,7 +123,8 @@ async def call(
             async for attempt in attempts:
                 with attempt:
                     return await _attempt(client, method, url, body, headers)
-                reason = str(attempt.retry_state.outcome and attempt.retry_state.outcome.exception())
+                # An attempt that the deadline cuts off says nothing: then the one before it is the reason.
+                reason = str((attempt.retry_state.outcome and attempt.retry_state.outcome.exception()) or "") or reason
     raise CallError(f"{reason} (gave up after {clock() - started:.1f} s)")
 
 

@@ -29,7 +29,8 @@ def refusal(*texts: str) -> str:
     ],
 )
 def test_what_vllm_has_passes(text: str) -> None:
-    check_engine_args([text])
+    check_engine_args([text])  # raises for what it has not
+    assert "no_such_argument" in refusal(text, "no_such_argument=1"), "the argument itself is not what is refused"
 
 
 @pytest.mark.parametrize(

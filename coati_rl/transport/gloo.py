@@ -117,7 +117,12 @@ _unfinished_groups: list[tuple[Any, list[Work]]] = []  # closed groups, until th
 def _leak_unfinished_groups() -> None:
     """Leak these groups at exit: destroying them would wait for their operations, or abort the process."""
     for reference in [part for group, works in _unfinished_groups for part in (group, *works)]:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(reference))
+        _leak(reference)
+
+
+def _leak(reference: object) -> None:
+    """Keep an object until the process ends, past the end of the interpreter."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(reference))
 
 
 def open_store(host: str) -> tuple[Store, int | str]:
@@ -154,8 +159,14 @@ def close_store(address: int | str) -> None:
 
 
 def _file_store(path: Path) -> FileStore:
+    """Open the store of this file; it is never destroyed.
+
+    Its destructor finds that the file exists, then opens it, and waits for the whole time limit if another member has
+    removed it in between (torch 2.13.0, FileStore.cpp: it retries while there is no such file). It holds no descriptor.
+    """
     store = FileStore(str(path))
     store.set_timeout(_STORE_TIMEOUT)
+    _leak(store)
     return store
 
 

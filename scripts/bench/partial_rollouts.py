@@ -8,7 +8,7 @@ lengths are geometric (mean 61, at most --max-new-tokens). Out, for each way: th
 held no prompt (producer_idle_fraction of metrics.jsonl, by the time of each step), response tokens per second, seconds
 per step, and the largest staleness of a token in weight syncs, beside its bound, -nb, which it must not exceed. With
 --kill the producer is killed in the middle of each run, and the time until another has joined is not counted as idle;
-in any case each prompt must have come in for one step only. Nothing is printed if one of the two does not hold.
+in any case each prompt must have come in for one step only. There is no table if one of the two does not hold.
 
 Each round runs every way once. The first two and the last two steps are not counted; medians over rounds.
 """
@@ -20,6 +20,7 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -57,7 +58,9 @@ def run_once(flags: list[str], scratch: Path, options: argparse.Namespace) -> di
     counted = records[WARM_UP : options.steps - REST]
     seconds = counted[-1]["time_s"] - records[WARM_UP - 1]["time_s"]
     ends_s = [record["time_s"] for record in records[WARM_UP - 1 : options.steps - REST]]
-    idle_s = sum(r["producer_idle_fraction"] * (end - begin) for r, begin, end in zip(counted, ends_s, ends_s[1:]))
+    idle_s = sum(
+        r["producer_idle_fraction"] * (end - begin) for r, (begin, end) in zip(counted, pairwise(ends_s), strict=True)
+    )
     return {
         "idle": idle_s / seconds,
         "tokens_per_s": sum(record["num_response_tokens"] for record in counted) / seconds,

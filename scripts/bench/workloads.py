@@ -107,8 +107,9 @@ def prompt_row(rows: list[Row], number: int, tokenizer: PreTrainedTokenizerBase,
     head, question = f"Problem {number + 1}. ", str(row["messages"]["content"])
     content = head + question
     if num_tokens is not None:
-        others = [rows[(number + step) % len(rows)]["messages"]["content"] for step in range(1, len(rows))]
-        words = " ".join(f"{other} Think about it." for other in others * (1 + num_tokens // 100)).split(" ")
+        others = [rows[(number + step) % len(rows)]["messages"]["content"] for step in range(1, len(rows) + 1)]
+        words = " ".join(f"{other} Think about it." for other in others).split(" ")
+        words *= 1 + num_tokens // len(words)  # a word is at least a token
         taken = _most_words(words, lambda filling: _length(f"{head}{filling}\n\n{question}", tokenizer), num_tokens)
         content = f"{head}{' '.join(words[:taken])}\n\n{question}"
         if not num_tokens - SHORTER_BY <= (length := _length(content, tokenizer)) <= num_tokens:

@@ -33,6 +33,7 @@ from random_model import save_random_model
 from shared_prefix import make_samples, micro_batches_of, with_logprobs
 from torch.utils.flop_counter import FlopCounterMode
 from training_loops import MAX_NORM, TOLERANCES, WEIGHT_DECAY, BackendLoop, PlainLoop, check_agreement, load
+from transformers import PreTrainedModel
 
 from coati_rl.batch import MicroBatch
 from coati_rl.config.optimizer import OptimizerConfig
@@ -42,6 +43,7 @@ from consumer.models.policy_model import DTYPES
 from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
 
 OURS, PLAIN = "ours", "plain transformers"
+Step = Callable[[], tuple[float, float]]  # takes an optimizer step; the mean loss, the norm before clipping
 PEAK_SIZES = (1024, 2048, 4096)  # of square matrices
 TIMEOUT_S = 300.0
 FLAGS = {
@@ -67,14 +69,14 @@ def peak_flop_per_s(size: int, dtype: torch.dtype) -> float:
     return 2 * size**3 / (time.perf_counter() - begin)
 
 
-def executed_flops(step: Callable[[], object]) -> int:
-    """Take a step. Returns: the FLOPs of its matrix products, without batched ones and attention."""
+def executed_flops(step: Step) -> tuple[int, dict[str, float]]:
+    """Take a step. Returns: the FLOPs of its matrix products, without batched ones and attention; loss and norm."""
     in_place = torch.ops.aten.addmm_  # which torch does not count by itself
     products = (torch.ops.aten.mm, torch.ops.aten.addmm, in_place)
     with FlopCounterMode(display=False, custom_mapping={in_place: _addmm_flops}) as counter:
-        step()
+        loss, norm = step()
     counts = counter.get_flop_counts()["Global"]
-    return int(sum(counts.get(product, 0) for product in products))
+    return int(sum(counts.get(product, 0) for product in products)), {"loss": loss, "norm": norm}
 
 
 def _addmm_flops(_: Sequence[int], left: Sequence[int], right: Sequence[int], **__: object) -> int:
@@ -82,7 +84,7 @@ def _addmm_flops(_: Sequence[int], left: Sequence[int], right: Sequence[int], **
     return 2 * left[0] * left[1] * right[1]
 
 
-def timed_step(step: Callable[[], tuple[float, float]]) -> dict[str, float]:
+def timed_step(step: Step) -> dict[str, float]:
     """Take a step. Returns: its seconds, CPU seconds, mean loss and gradient norm."""
     wall, cpu = time.perf_counter(), time.process_time()
     loss, norm = step()
@@ -90,18 +92,24 @@ def timed_step(step: Callable[[], tuple[float, float]]) -> dict[str, float]:
     return {**seconds, "loss": loss, "norm": norm}
 
 
-def count_flops(loops: dict[str, BackendLoop | PlainLoop], micro_batches: tuple[MicroBatch, ...]) -> dict[str, int]:
-    """Count a step's FLOPs. Raises: SystemExit if a way executes other matrix products."""
-    plain = loops[PLAIN]
-    assert isinstance(plain, PlainLoop)  # noqa: S101, as main made it
+def count_flops(
+    steps: dict[str, Step], model: PreTrainedModel, micro_batches: tuple[MicroBatch, ...], tolerance: float
+) -> dict[str, int]:
+    """Take a step each way and count its FLOPs.
+
+    Raises: SystemExit if a way executes other matrix products, or the losses or norms differ.
+    """
     lengths = [length for micro_batch in micro_batches for length in micro_batch.segments[:, 2].tolist()]
     counted = sum(int(micro_batch.loss_arrays["loss_mask"].sum()) for micro_batch in micro_batches)
     # Without the pairs of attention, which are of squared lengths.
-    products = step_flops(plain.model, lengths, counted, with_attention=False)
-    for name, loop in loops.items():
-        if (executed := executed_flops(loop.step)) != products:
+    products = step_flops(model, lengths, counted, with_attention=False)
+    found = {}
+    for name, step in steps.items():
+        executed, found[name] = executed_flops(step)
+        if executed != products:
             sys.exit(f"{name}: the matrix products of a step are {executed:,} FLOPs, counted are {products:,}")
-    total = step_flops(plain.model, lengths, counted)
+    check_agreement("first step", found[OURS], found[PLAIN], tolerance)
+    total = step_flops(model, lengths, counted)
     return {"tokens": sum(lengths), "loss_tokens": counted, "flops": total, "matrix_product_flops": products}
 
 
@@ -115,14 +123,15 @@ def measure(directory: Path, precision: str, arguments: argparse.Namespace) -> d
     drawn = make_samples(arguments, arguments.prompt, model.config.vocab_size)
     samples = with_logprobs(drawn, backend, arguments)
     batch = (micro_batches_of(samples, arguments.budget, shares_prefixes=False), 1 / len(samples))
-    loops = {OURS: BackendLoop(backend, *batch), PLAIN: PlainLoop(model, *batch)}
-    report: dict[str, Any] = {**count_flops(loops, batch[0]), "micro_batches": len(batch[0])}
-    report |= {"peaks": {size: [] for size in PEAK_SIZES}, "steps": {name: [] for name in loops}}
+    ways: dict[str, Step] = {OURS: BackendLoop(backend, *batch).step, PLAIN: PlainLoop(model, *batch).step}
+    counts = count_flops(ways, model, batch[0], TOLERANCES[precision])
+    report: dict[str, Any] = {**counts, "micro_batches": len(batch[0])}
+    report |= {"peaks": {size: [] for size in PEAK_SIZES}, "steps": {name: [] for name in ways}}
     for index in range(arguments.rounds):
         for size, rates in report["peaks"].items():
             rates.append(peak_flop_per_s(size, dtype))
-        for name in [*loops][:: 1 if index % 2 else -1]:
-            report["steps"][name].append(timed_step(loops[name].step))
+        for name in [*ways][:: 1 if index % 2 else -1]:
+            report["steps"][name].append(timed_step(ways[name]))
         if index == 0:
             least = 2 * arguments.rounds * report["flops"] / max(rates[0] for rates in report["peaks"].values())
             sys.stderr.write(f"{precision}: the timed steps would take {least / 60:.1f} minutes at the peak\n")

@@ -33,6 +33,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from timed_process import finish, running, wait_for_step
 from trl_environment import DIRECTORY, TRL_PINS, ensure_trl
@@ -248,7 +249,7 @@ def main() -> None:
     for name, rounds in all_rounds.items():
         print("\n".join([f"\n{name}", *table(rounds)]))
     if arguments.json:
-        sizes = {"prompts_per_step": bench.prompts_per_step, "group_size": bench.group_size}
+        sizes: dict[str, Any] = {"prompts_per_step": bench.prompts_per_step, "group_size": bench.group_size}
         sizes |= {"model": arguments.model and str(arguments.model), "workloads": [asdict(each) for each in chosen]}
         written = {
             name: {way: [*map(asdict, runs)] for way, runs in rounds.items()} for name, rounds in all_rounds.items()

@@ -85,10 +85,16 @@ def _kill_producer(pid: int) -> None:
 def flags_of(options: argparse.Namespace, model: Path) -> list[str]:
     """Return the flags that all ways share."""
     prompts, group_size = str(options.prompts), options.group_size
+    micro_batch = str(min(8, options.prompts) * group_size)
     values = {
         **{"-m": str(model), "-d": str(model / "prompts.jsonl"), "-rt": "boxed", "-s": "", "--device": "cpu"},
         **{"-t": "1", "-i": "1", "-ibs": prompts, "-imbs": str(options.in_flight), "-tbs": prompts, "-tMbs": prompts},
-        **{"-g": str(group_size), "-tmbs": str(8 * group_size), "-mpt": "64", "-nb": str(options.n_behind)},
+        **{
+            "-g": str(group_size),
+            "-tmbs": micro_batch,
+            "-mpt": "64",
+            "-nb": str(options.n_behind),
+        },
         **{"-mnt": str(options.max_new_tokens), "--max-steps": str(options.steps), "-lr": "1e-9", "-kl": "0"},
         **{"-si": "-1", "--master_port": "0"},
     }

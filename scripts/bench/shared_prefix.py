@@ -68,7 +68,8 @@ def make_samples(arguments: argparse.Namespace, num_prompt: int, vocabulary: int
                     loss_mask=np.ones(arguments.response, dtype=bool),
                     arrays={
                         "loss_weights": 1 / arguments.response,
-                        "advantages": float(rng.normal()),
+                        # Of a mean other than 0, so that the mean loss is no small difference of large terms.
+                        "advantages": 0.5 + float(rng.normal()),
                         "rollout_logprobs": np.zeros(arguments.response, dtype=np.float32),
                         "temperature": 1.0,
                         "policy_version": np.zeros(arguments.response, dtype=np.int32),

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from random_model import save_random_model
-from training_loops import LOG_RATIOS, LOSS, RATE, TOLERANCES
+from training_loops import LOG_RATIOS, LOSS, TOLERANCES
 
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.packing import pack
@@ -39,6 +39,7 @@ from consumer.parallel.single_process import SingleProcess
 from consumer.train_step import TrainStep
 
 ON, OFF = "shared", "each its own"
+RATE = 0.0  # both ways take turns with the same weights, which must not move between the steps that are compared
 FLAGS = {
     "prompts": (8, "prompts of an optimizer step"),
     "samples": (8, "samples of a prompt"),

@@ -148,10 +148,8 @@ def _message(value: Mapping[Any, Any]) -> Message:
 
 
 def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise EpisodeFailure(f"the observation is no text that can be encoded: {error}") from error
+    if not is_encodable(text):
+        raise EpisodeFailure("the observation is no text that can be encoded: it holds half of a surrogate pair")
     return text
 
 

@@ -45,13 +45,15 @@ def engine_problems(config: Config) -> Iterator[str]:
     """Return why the engines of a run cannot be made like this, each with a remedy."""
     yield from backend_problems(config.sampling)
     yield from partial_rollout_problems(config)
-    wanted, in_flight = config.sampling.max_num_seqs, config.sequences_in_flight
-    if wanted is not None and wanted > in_flight:
-        parallel, sampling = config.parallel, config.sampling
+    sampling, wanted = config.sampling, config.sampling.max_num_seqs
+    largest = "g" if sampling.largest_group == sampling.num_generations else "eval-samples"
+    # A prompt of partial rollouts begins as soon as one sample has ended.
+    extra, of_extra = (sampling.num_generations - 1, " + g - 1") if config.sync.partial_rollouts else (0, "")
+    most = config.parallel.inference_microbatch_size * sampling.largest_group + extra
+    if wanted is not None and wanted > most:
         yield (
-            f"--max-num-seqs {wanted}: has no effect, as imbs * g = {parallel.inference_microbatch_size} * "
-            f"{sampling.num_generations} = {in_flight} samples are in flight; use "
-            f"-imbs {-(-wanted // sampling.num_generations)}, or leave it out"
+            f"--max-num-seqs {wanted}: has no effect, as at most imbs * {largest}{of_extra} = {most} samples are in "
+            f"flight; use -imbs {-(-(wanted - extra) // sampling.largest_group)}, or leave it out"
         )
 
 

@@ -54,10 +54,21 @@ def test_what_only_vllm_has_is_refused_for_another_engine(flag, backend):
     check(config_of(flag))
 
 
-def test_more_samples_than_are_in_flight_cannot_be_decoded():
-    check(config_of("-imbs 8 -g 8 --max-num-seqs 64"))
-    assert refusal(check, config_of("-imbs 8 -g 8 --max-num-seqs 65")) == (
-        "--max-num-seqs 65: has no effect, as imbs * g = 8 * 8 = 64 samples are in flight; use -imbs 9, or leave it out"
+@pytest.mark.parametrize(
+    ("text", "most", "formula"),
+    [
+        ("", 64, "imbs * g = 64"),
+        ("--eval-temperature 1 --eval-samples 7", 64, "imbs * g = 64"),
+        ("--eval-temperature 1 --eval-samples 16", 128, "imbs * eval-samples = 128"),
+        ("-nb 1 --partial-rollouts", 71, "imbs * g + g - 1 = 71"),
+        ("-nb 1 --partial-rollouts --eval-temperature 1 --eval-samples 16", 135, "imbs * eval-samples + g - 1 = 135"),
+    ],
+)
+def test_more_samples_than_are_in_flight_cannot_be_decoded(text, most, formula):
+    check(config_of(f"-imbs 8 -g 8 --max-num-seqs {most} {text}"))
+    assert refusal(check, config_of(f"-imbs 8 -g 8 --max-num-seqs {most + 1} {text}")) == (
+        f"--max-num-seqs {most + 1}: has no effect, as at most {formula} samples are in flight; use -imbs 9, "
+        "or leave it out"
     )
 
 

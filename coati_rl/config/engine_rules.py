@@ -3,6 +3,7 @@
 Names and types of --engine-arg are vLLM's; see `producer.engines.vllm_arguments`.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -95,11 +96,13 @@ def check_engine_device(settings: EngineFlags, device: Device, *, max_model_len:
     if device != "cpu":
         return
     arguments = named_values(settings.engine_arg)
-    if arguments.get("enable_chunked_prefill"):
-        raise ConfigError(
-            "--engine-arg enable_chunked_prefill=true: on the CPU vLLM cannot cut the prompt of a request with a seed; "
-            "leave it out"
-        )
+    # The threshold cuts prompts without chunked prefill too, unless a request is alone.
+    for name in ("enable_chunked_prefill", "long_prefill_token_threshold"):
+        if arguments.get(name):
+            raise ConfigError(
+                f"--engine-arg {name}={json.dumps(arguments[name])}: on the CPU vLLM cannot cut the prompt of a "
+                "request with a seed; leave it out"
+            )
     for name in ("max_num_batched_tokens", "max_num_scheduled_tokens"):
         budget = arguments.get(name)
         if isinstance(budget, int) and budget < max_model_len:

@@ -76,6 +76,7 @@ def test_more_samples_than_are_in_flight_cannot_be_decoded(text, most, formula):
     ("text", "message"),
     [
         ("--engine-arg enable_chunked_prefill=true", "cannot cut the prompt of a request with a seed; leave it out"),
+        ("--engine-arg long-prefill-token-threshold=64", "long_prefill_token_threshold=64: on the CPU vLLM cannot cut"),
         ("-mpt 100 -mnt 50 --engine-arg max_num_batched_tokens=149", "a sample may have 150 tokens; use 150 or more"),
         ("-mpt 100 -mnt 50 --engine-arg max_num_scheduled_tokens=149", "a sample may have 150 tokens; use 150 or more"),
         ("--block-size 48", "on the CPU vLLM takes multiples of 32; use 64"),
@@ -85,7 +86,10 @@ def test_what_the_cpu_does_not_take_is_refused_there_alone(text, message):
     config = config_of(text)
     assert message in refusal(check_engine_device, config.sampling, "cpu", max_model_len=config.max_model_len)
     check_engine_device(config.sampling, "cuda", max_model_len=config.max_model_len)
-    enough = config_of("-mpt 100 -mnt 50 --engine-arg max_num_batched_tokens=150 --block-size 64")
+    enough = config_of(
+        "-mpt 100 -mnt 50 --engine-arg max_num_batched_tokens=150 --engine-arg long_prefill_token_threshold=0 "
+        "--block-size 64"
+    )
     check_engine_device(enough.sampling, "cpu", max_model_len=150)
 
 

@@ -4,7 +4,7 @@ Names and types of --engine-arg are vLLM's; see `producer.engines.vllm_arguments
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Protocol
 
 from coati_rl.config.config import Config
@@ -120,20 +120,36 @@ def check_engine_device(settings: EngineFlags, device: Device, *, max_model_len:
 def check_engines(config: Config, device: Device) -> None:
     """Raise ConfigError for what cannot run on the engines' device, or is sure to be stopped there."""
     check_engine_device(config.sampling, device, max_model_len=config.max_model_len)
-    method, sync = config.sampling.quantization, config.sync
+    flag, sync = _quantization(config.sampling, exact_caches=("auto",)), config.sync
     is_judged = sync.max_logprob_gap is None and sync.on_logprob_gap == "stop"
-    if method is not None and is_judged and resolve_precision(config, device) == "fp32":
+    if flag is not None and is_judged and resolve_precision(config, device) == "fp32":
         raise ConfigError(
-            f"--quantization {method} with --precision fp32: the log-probabilities of the engine differ by more than "
+            f"{flag} with --precision fp32: the log-probabilities of the engine differ by more than "
             "1e-4 nats from the trainers', which stops the run; use --on-logprob-gap tis, or --max-logprob-gap"
         )
 
 
 def engine_warnings(config: Config) -> Iterator[str]:
     """Return what can be run, and is hardly meant."""
-    method = config.sampling.quantization
-    if method is not None and config.algorithm.off_policy_correction == "none" and config.sync.on_logprob_gap == "stop":
+    flag = _quantization(config.sampling, exact_caches=("auto", "bfloat16", "float16"))
+    if flag is not None and config.algorithm.off_policy_correction == "none" and config.sync.on_logprob_gap == "stop":
         yield (
-            f"--quantization {method}: samples come from the quantized policy, and trainers compute with another; "
+            f"{flag}: samples come from the quantized policy, and trainers compute with another; "
             "--off-policy-correction tis corrects for it"
         )
+
+
+def _quantization(settings: EngineFlags, *, exact_caches: Collection[str]) -> str | None:
+    """Return the flag that quantizes the engine's weights, or its keys and values; None if there is none.
+
+    Args:
+        settings: of the engine.
+        exact_caches: types of vLLM's cache that keep keys and values as the model computes them.
+    """
+    arguments = named_values(settings.engine_arg)
+    if settings.quantization is not None:
+        return f"--quantization {settings.quantization}"
+    if arguments.get("quantization_config") is not None:
+        return "--engine-arg quantization_config"
+    cache = arguments.get("kv_cache_dtype", "auto")
+    return None if cache in exact_caches else f"--engine-arg kv_cache_dtype={cache}"

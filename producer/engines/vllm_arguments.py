@@ -19,6 +19,7 @@ _TYPES = {"bool": bool, "int": int, "float": float, "str": str}  # of values; an
 
 _WEIGHTS = "every weight update has to fit the model as the trainers have it"
 _LAYOUT = "engines are sized and placed by -i and -ptp"
+_DISTRIBUTION = "training needs the log-probabilities of the distribution that was sampled from"
 _OWNED = {  # what stands in the way, by name
     "model": "use -m",
     "tokenizer": "use -m",
@@ -43,7 +44,9 @@ _OWNED = {  # what stands in the way, by name
     "device_ids": _LAYOUT,
     "worker_cls": "weight updates have a worker of their own",
     "worker_extension_cls": "weight updates have a worker of their own",
-    "logprobs_mode": "training needs the log-probabilities of the distribution that was sampled from",
+    "logprobs_mode": _DISTRIBUTION,
+    "logits_processors": _DISTRIBUTION,
+    "watermark_config": _DISTRIBUTION,
     "enable_prefix_caching": "it is on, and cleared at each weight update",
     "disable_log_stats": "the statistics are metrics.jsonl's",
     "use_tqdm_on_load": "loading is reported in logs/",

@@ -93,20 +93,32 @@ def test_what_the_cpu_does_not_take_is_refused_there_alone(text, message):
     check_engine_device(enough.sampling, "cpu", max_model_len=150)
 
 
-def test_a_quantized_engine_is_not_measured_by_the_limit_of_float32():
-    config = config_of("--quantization fp8")
-    assert "use --on-logprob-gap tis, or --max-logprob-gap" in refusal(check_engines, config, "cpu")
-    for text in ("", "--quantization fp8 --on-logprob-gap tis", "--quantization fp8 --max-logprob-gap 0.1"):
+QUANTIZED = ["--quantization fp8", "--engine-arg kv_cache_dtype=fp8"]
+
+
+@pytest.mark.parametrize("flag", [*QUANTIZED, "--engine-arg kv-cache-dtype=bfloat16"])
+def test_a_quantized_engine_is_not_measured_by_the_limit_of_float32(flag):
+    config = config_of(flag)
+    message = refusal(check_engines, config, "cpu")
+    assert message.startswith(f"{flag.replace('kv-cache-dtype', 'kv_cache_dtype')} with --precision fp32")
+    assert "use --on-logprob-gap tis, or --max-logprob-gap" in message
+    for text in ("", "--engine-arg kv_cache_dtype=auto", f"{flag} --on-logprob-gap tis", f"{flag} --max-logprob-gap 1"):
         check_engines(config_of(text), "cpu")
     check_engines(config, "cuda")
-    check_engines(config_of("--quantization fp8 --precision bf16"), "cpu")
+    check_engines(config_of(f"{flag} --precision bf16"), "cpu")
 
 
-def test_a_quantized_engine_without_a_correction_is_warned_about():
-    (warning,) = engine_warnings(config_of("--quantization fp8"))
+@pytest.mark.parametrize("flag", [*QUANTIZED, '--engine-arg quantization_config={"ignore":[]}'])
+def test_a_quantized_engine_without_a_correction_is_warned_about(flag):
+    (warning,) = engine_warnings(config_of(flag))
+    assert warning.startswith(f"{flag.partition('={')[0]}: samples come from the quantized policy")
     assert "--off-policy-correction tis" in warning
-    assert [*engine_warnings(config_of("--quantization fp8 --off-policy-correction tis"))] == []
-    assert [*engine_warnings(config_of(""))] == []
+    assert [*engine_warnings(config_of(f"{flag} --off-policy-correction tis"))] == []
+
+
+@pytest.mark.parametrize("text", ["", "--engine-arg kv_cache_dtype=auto", "--engine-arg kv_cache_dtype=bfloat16"])
+def test_an_engine_that_is_not_quantized_is_not_warned_about(text):
+    assert [*engine_warnings(config_of(text))] == []
 
 
 @pytest.mark.parametrize(

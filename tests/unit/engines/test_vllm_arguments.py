@@ -43,6 +43,8 @@ def test_what_vllm_has_passes(text: str) -> None:
         ("block-size=32", "cannot be set like this: use --block-size"),
         ("distributed_executor_backend=ray", "engines are sized and placed by -i and -ptp"),
         ("data_parallel_size=2", "engines are sized and placed by -i and -ptp"),
+        ('logits-processors=["m:P"]', "training needs the log-probabilities of the distribution that was sampled from"),
+        ('watermark_config={"key": 1}', "training needs the log-probabilities of the distribution that was sampled"),
         ("max_num_batched_tokens=many", "vLLM takes an integer or null"),
         ("enable_chunked_prefill=False", "vLLM takes true or false or null"),
         ("disable_cascade_attn=1", "vLLM takes true or false or null"),

@@ -63,7 +63,7 @@ class Plan(TrainingPlan):
     samples_per_step: int
     micro_batches_per_step: int  # per dp rank, if all samples are valid
     shared_prefix: str  # whether a prompt's samples share its tokens, and what that saves; empty for one sample each
-    is_token_bound: bool  # a token budget may ask for more micro-batches than that
+    may_be_more: bool  # a token budget, or more pipeline stages, may ask for more micro-batches than that
     updates_per_batch: int
     sync_period: int  # optimizer steps between weight syncs (K)
     num_slots: int  # prompts in rollout or waiting, at most
@@ -74,7 +74,7 @@ class Plan(TrainingPlan):
 
     def lines(self) -> list[str]:
         """One line a number, for people."""
-        at_least = "at least " if self.is_token_bound else ""
+        at_least = "at least " if self.may_be_more else ""
         at_most = "at most " if self.is_dynamic else ""
         unread = "unknown" if self.num_steps is None else "endless"
         return [
@@ -112,13 +112,14 @@ def make_plan(config: Config, *, num_prompts: int | None, device: Device, prompt
     if config.shares_prefixes:  # whole groups
         at_a_time = max(1, at_a_time // group) * group
     per_mini_batch = -(-parallel.train_minibatch_size * group // at_a_time)
+    is_cut_for_stages = at_a_time > parallel.train_microbatch_size and per_mini_batch < parallel.pipeline_parallel_size
     return Plan(
         **layout_sizes(config, device),
         prompts_per_step=config.prompts_per_step,
         samples_per_step=config.prompts_per_step * config.sampling.num_generations,
         micro_batches_per_step=per_mini_batch * parallel.train_batch_size // parallel.train_minibatch_size,
         shared_prefix=_shared_prefix(config, prompt_tokens),
-        is_token_bound=parallel.max_tokens_per_microbatch is not None,
+        may_be_more=parallel.max_tokens_per_microbatch is not None or is_cut_for_stages,
         updates_per_batch=num_updates,
         sync_period=config.sync_period,
         num_slots=config.num_slots,

@@ -88,6 +88,7 @@ def coordinator_settings(
             max_tokens_per_microbatch=parallel.max_tokens_per_microbatch,
             one_sample_per_row=parallel.one_sample_per_row,
             shares_prefixes=config.shares_prefixes,
+            num_stages=parallel.pipeline_parallel_size,
             normalizes_rewards=config.reward.reward_normalize,
             reward_clip=config.reward.reward_clip,
             selection=_selection(config),

@@ -53,9 +53,14 @@ def assign_to_bins(
     return _distribute(bins, num_ranks, lambda bin_: sum(lengths[i] for i in bin_))
 
 
-def lockstep_cost(ranks: Sequence[Bins], lengths: Sequence[int]) -> int:
-    """Return the tokens of the largest k-th bin of all ranks, summed over k: each rank waits for it."""
-    return sum(max(sum(lengths[i] for i in bin_) for bin_ in together) for together in zip(*ranks, strict=True))
+def lockstep_cost(ranks: Sequence[Bins], lengths: Sequence[int], *, num_stages: int = 1) -> int:
+    """Return the tokens of the largest k-th bin of all ranks, summed over k: each rank waits for it.
+
+    In a pipeline the last stage starts, and the first one ends, `num_stages` - 1 bins apart: so many times the largest
+    bin is added.
+    """
+    largest = [max(sum(lengths[i] for i in bin_) for bin_ in together) for together in zip(*ranks, strict=True)]
+    return sum(largest) + (num_stages - 1) * max(largest, default=0)
 
 
 def _round_up(num_bins: int, num_ranks: int) -> int:

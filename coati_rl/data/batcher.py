@@ -35,6 +35,7 @@ class BatchSettings:
     max_tokens_per_microbatch: int | None = None  # padding included; None: train_microbatch_size alone bounds
     one_sample_per_row: bool = False  # padded rows instead of packed ones
     shares_prefixes: bool = False  # tokens that a prompt's samples begin with are computed once
+    num_stages: int = 1  # of the trainers' pipeline
     normalizes_rewards: bool = False  # over the valid samples of a task in a mini-batch
     reward_clip: tuple[float, float] | None = None  # of rewards, after that
     selection: SelectionSettings | None = None  # of the samples to compute; None: every one is
@@ -133,6 +134,7 @@ class StepBatcher:
             max_tokens=settings.max_tokens_per_microbatch,
             one_sample_per_row=settings.one_sample_per_row,
             shares_prefixes=settings.shares_prefixes,
+            num_stages=settings.num_stages,
         )
 
     def _build(self, group: RolloutGroup, scaling: RewardScaling) -> list[Sample]:

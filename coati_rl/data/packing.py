@@ -57,6 +57,7 @@ def plan_batches(
     one_sample_per_row: bool = False,
     unit: int = 1,
     shares_prefixes: bool = False,
+    num_stages: int = 1,
 ) -> list[RankSamples]:
     """Assign samples to micro-batches by their lengths, order and common prefixes alone.
 
@@ -69,6 +70,7 @@ def plan_batches(
         unit: number of consecutive samples that stay together in a micro-batch: 2 for preference pairs.
         shares_prefixes: consecutive samples of one uid, or of one unit, that begin with the same tokens stay together,
             even if they are more than `max_samples`, and these are computed once. Not for padded rows.
+        num_stages: of the pipeline; where it would wait, samples that share prefixes are cut into more micro-batches.
     Returns: each rank's samples, and the samples in each of its micro-batches, of which all ranks have equally many.
     Raises: RunError if a unit alone exceeds `max_tokens`; ValueError if the samples are not a multiple of the unit.
     """
@@ -76,7 +78,12 @@ def plan_batches(
         raise ValueError(f"{len(samples)} samples, {max_samples} a micro-batch, cannot be kept in units of {unit}")
     if shares_prefixes and not one_sample_per_row:
         pieces, ranks = assign_pieces(
-            samples, num_ranks=num_ranks, max_samples=max_samples, max_tokens=max_tokens, unit=unit
+            samples,
+            num_ranks=num_ranks,
+            max_samples=max_samples,
+            max_tokens=max_tokens,
+            unit=unit,
+            num_stages=num_stages,
         )
         _check_fit(samples, pieces, max_tokens)
         return [_share_of_rank(samples, pieces, bins, is_shared=True) for bins in ranks]

@@ -2,7 +2,7 @@
 
 A piece holds samples of one group (of one prompt, or of one unit) that begin with the same tokens; a sample that shares
 nothing is a piece of its own. A piece's cost is its number of tokens with shared ones counted once. A piece is cut only
-if it exceeds the tokens of a micro-batch, or if data-parallel ranks would wait longer for it whole.
+if it exceeds the tokens of a micro-batch, or if data-parallel ranks or pipeline stages would wait longer for it whole.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,13 @@ class Piece(NamedTuple):
 
 
 def assign_pieces(
-    samples: Sequence[Sample], *, num_ranks: int, max_samples: int, max_tokens: int | None, unit: int
+    samples: Sequence[Sample],
+    *,
+    num_ranks: int,
+    max_samples: int,
+    max_tokens: int | None,
+    unit: int,
+    num_stages: int = 1,
 ) -> tuple[list[Piece], list[Bins]]:
     """Cut samples into pieces and assign these to micro-batches.
 
@@ -36,6 +42,7 @@ def assign_pieces(
         max_samples: per micro-batch; a piece with more is alone in its own.
         max_tokens: per micro-batch, shared ones counted once; None for no limit.
         unit: see `plan_batches`; a unit of several samples is a piece, and is never cut.
+        num_stages: of the pipeline; with fewer micro-batches some of them always wait.
     Returns: the pieces, and [rank][k], the pieces in the rank's k-th micro-batch. A piece that exceeds `max_tokens`
         is a single unit.
     """
@@ -52,16 +59,22 @@ def assign_pieces(
         ranks = assign_to_bins(
             lengths, num_ranks=num_ranks, max_samples=max_samples, max_tokens=max_tokens, sizes=sizes
         )
-        return lockstep_cost(ranks, lengths), pieces, ranks
+        return lockstep_cost(ranks, lengths, num_stages=num_stages), pieces, ranks
 
     choices = [assign(whole)]
-    if unit == 1 and choices[0][0] * num_ranks > MAX_WAITING * sum(piece.num_tokens for piece in whole):
+    lengths, ranks = [piece.num_tokens for piece in whole], choices[0][2]
+    cuts = list[tuple[int, int]]()  # so many of the largest pieces, into so many parts each
+    if unit == 1 and lockstep_cost(ranks, lengths) * num_ranks > MAX_WAITING * sum(lengths):
         # All pieces, or those that are left over when each rank has as many as the others; the largest, as they are the
         # longest to be waited for.
-        for number in sorted({len(whole) % num_ranks, len(whole)} - {0}):
-            pieces = _cut_largest(tokens, whole, number=number, num_parts=num_ranks)
-            if len(pieces) > len(whole):
-                choices.append(assign(pieces))
+        cuts += [(number, num_ranks) for number in sorted({len(whole) % num_ranks, len(whole)} - {0})]
+    if unit == 1 and 0 < len(ranks[0]) < num_stages:
+        most = -(-num_stages * num_ranks // len(whole))
+        cuts += [(len(whole), num_parts) for num_parts in range(2, most + 1)]
+    for number, num_parts in dict.fromkeys(cuts):
+        pieces = _cut_largest(tokens, whole, number=number, num_parts=num_parts)
+        if len(pieces) > len(whole):
+            choices.append(assign(pieces))
     _, pieces, ranks = min(choices, key=lambda choice: choice[0])  # the first of equals, with the fewest cuts
     return pieces, ranks
 

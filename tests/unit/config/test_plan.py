@@ -85,6 +85,19 @@ def test_the_printed_plan_names_what_splits_a_trainer_and_what_is_not_known_yet(
 
 
 @pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("-pp 2", "4 per dp rank"),  # 2 mini-batches of 2 groups, one at a time
+        ("-pp 3 -t 6", "at least 4 per dp rank"),
+        ("-pp 3 -t 6 -tmbs 10", "2 per dp rank"),  # two groups at a time: nothing is cut
+        ("-pp 3 -t 6 --no-shared-prefix", "8 per dp rank"),
+    ],
+)
+def test_groups_may_be_cut_where_they_are_fewer_than_pipeline_stages(change, text):
+    assert f"micro-batches per step  {text}" in plan_of(f"{ARGV} -t 4 {change}").lines()
+
+
+@pytest.mark.parametrize(
     ("change", "micro_batches"),
     [
         ("", 4),  # 2 mini-batches of 2 groups, one at a time

@@ -35,7 +35,7 @@ def test_the_layout_of_micro_batches_comes_from_the_flags():
     assert (settings.batch.max_tokens_per_microbatch, settings.batch.one_sample_per_row) == (8192, True)
     assert not settings.batch.shares_prefixes, "padded rows hold one sample each"
     assert not settings_of("--no-shared-prefix").batch.shares_prefixes
-    assert (settings.batch.dp, settings.trainers_per_dp_rank) == (2, 4)
+    assert (settings.batch.dp, settings.trainers_per_dp_rank, settings.batch.num_stages) == (2, 4, 2)
 
 
 def test_training_samples_as_the_flags_say_and_evaluation_greedily():

@@ -17,6 +17,7 @@ GROUPS = st.lists(GROUP, min_size=1, max_size=6)
 LIMITS = st.fixed_dictionaries(
     {
         "num_ranks": st.integers(1, 3),
+        "num_stages": st.sampled_from([1, 1, 3]),
         "max_samples": st.integers(1, 12),
         "max_tokens": st.sampled_from([None, 70, 200]),
     }
@@ -116,7 +117,7 @@ def test_limits_hold_for_tokens_that_are_computed_and_only_the_budget_cuts_a_gro
                 numbered = [*zip(of_bin, (int(ragged.piece_of[i]) for i in bin_), strict=True)]
                 trees = [build_tree([np.array(tokens) for tokens, p in numbered if p == piece]) for piece in pieces]
                 assert m.num_tokens == sum(tree.num_tokens for tree in trees), "trainers build what was planned"
-    if limits["num_ranks"] == 1 and limits["max_tokens"] is None:
+    if limits["num_ranks"] == limits["num_stages"] == 1 and limits["max_tokens"] is None:
         ((ragged, plan),) = plans
         prompts = [[tokens[0] for tokens in of_bin] for of_bin in held(ragged, plan)]
         for first in {tokens[0] for of_bin in held(ragged, plan) for tokens in of_bin}:
@@ -201,6 +202,32 @@ def test_a_group_is_cut_where_ranks_would_wait_for_it():
     ranks = numbers_of(three, max_samples=2, num_ranks=2)
     assert sorted(map(len, ranks)) == [2, 2]
     assert sorted(len(bin_) for rank in ranks for bin_ in rank) == [1, 1, 2, 2], "one of three is cut"
+
+
+def sizes_of(samples, **limits):
+    """The tokens of each rank's micro-batches."""
+    return [[m.num_tokens for m in row] for row in pack(samples, shares_prefixes=True, **limits)]
+
+
+def test_a_group_is_cut_where_pipeline_stages_would_wait_for_it():
+    group = samples_of([(10, [[1] * 20, [2] * 20, [4] * 20, [5] * 20])])
+    # m micro-batches take m + stages - 1 times the tokens of one: 2 * 90 as a whole, 3 * 50 in two parts.
+    assert sizes_of(group, max_samples=2, num_stages=2) == [[50, 50]]
+    assert sizes_of(group, max_samples=1, num_stages=4) == [[30] * 4], "7 * 30; 5 * 50 in two parts"
+    assert sizes_of(group, max_samples=2, num_stages=4) == [[50, 50]], "more parts would share micro-batches"
+    assert sizes_of(group, max_samples=1, num_stages=2, num_ranks=2) == [[30, 30], [30, 30]]
+    assert sizes_of(group, max_samples=4, num_stages=2) == [[90]], "one micro-batch without sharing too"
+
+
+def test_a_group_is_not_cut_for_stages_where_its_prompt_again_takes_longer_than_they_would_wait():
+    group = samples_of([(900, [[1] * 20, [2] * 20, [4] * 20, [5] * 20])])
+    assert sizes_of(group, max_samples=1, num_stages=2) == [[980]], "2 * 980; 3 * 940 in two parts"
+
+
+def test_as_many_groups_as_stages_are_not_cut():
+    groups = samples_of([(10, [[1] * 20, [2] * 20])] * 3)
+    assert sizes_of(groups, max_samples=1, num_stages=3) == [[50, 50, 50]]
+    assert sizes_of(groups, max_samples=1, num_stages=4) == [[30] * 6], "9 * 30; 6 * 50 whole"
 
 
 def test_the_two_samples_of_a_unit_share_their_prompt():

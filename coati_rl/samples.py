@@ -133,6 +133,11 @@ class RaggedSamples:
         return int(self.prefix_lengths[self.prefix_of].sum() + self.lengths.sum())
 
     @property
+    def num_loss_tokens(self) -> int:
+        """Return the tokens of all samples in the loss."""
+        return int(np.unpackbits(self.mask_bits, count=len(self.token_ids)).sum())
+
+    @property
     def num_bytes(self) -> int:
         """Return the bytes of all arrays; 8 for each run."""
         arrays = (self.prefix_ids, self.prefix_lengths, self.prefix_of, self.token_ids, self.lengths, self.mask_bits)

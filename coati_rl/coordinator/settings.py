@@ -132,7 +132,7 @@ def _selection(config: Config) -> SelectionSettings | None:
         or config.distillation.teacher is not None
     ):
         return None
-    # The first dp rank measures so many tokens that earlier weights sampled.
+    # The first dp rank alone measures tokens that earlier weights sampled; it has at least a dp-th of what is computed.
     of_earlier_weights = config.sync.logprob_gap_tokens * config.dp if config.num_kept_versions else 0
     return SelectionSettings(min_tokens=max(MIN_SAMPLED_TOKENS, of_earlier_weights), seed=config.run.seed)
 

@@ -127,7 +127,7 @@ class StepBatcher:
 
     def _plan(self, samples: Sequence[Sample]) -> list[RankSamples]:
         settings = self._settings
-        return plan_batches(
+        shares = plan_batches(
             samples,
             num_ranks=settings.dp,
             max_samples=settings.train_microbatch_size,
@@ -136,6 +136,11 @@ class StepBatcher:
             shares_prefixes=settings.shares_prefixes,
             num_stages=settings.num_stages,
         )
+        if settings.selection is None:
+            return shares
+        # The first rank alone measures the mismatch of earlier weights: the share with most tokens in the loss has at
+        # least a dp-th of `min_tokens`.
+        return sorted(shares, key=lambda share: -share[0].num_loss_tokens)
 
     def _build(self, group: RolloutGroup, scaling: RewardScaling) -> list[Sample]:
         settings = self._settings

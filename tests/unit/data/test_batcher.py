@@ -261,10 +261,20 @@ def test_what_is_computed_for_the_metrics_alone_has_micro_batches_of_its_own(bat
     (shares,) = batches_of(MIXED, dp=2, tMbs=4, tmbs=3, selection=everything)
     kinds = [[{bool(advantage) for advantage, _ in each} for each in samples_in([[share]])] for share in shares]
     assert kinds == [[{True}, {True}, {False}, {False}]] * 2
-    (trained,) = batches_of(GROUPS, dp=2, tMbs=2, tmbs=3)
+    (trained,) = batches_of(GROUPS, dp=2, tMbs=2, tmbs=3, selection=SelectionSettings(min_tokens=0, seed=0))
     for share, expected in zip(shares, trained, strict=True):
         for one, other in zip(share.micro_batches, expected.micro_batches, strict=False):
             np.testing.assert_array_equal(one.token_ids, other.token_ids)
+
+
+@pytest.mark.parametrize("tMbs", [1, 2])
+@pytest.mark.parametrize("dp", [2, 4])
+def test_the_first_rank_which_measures_the_mismatch_has_its_share_of_the_tokens_that_are_computed(batches_of, dp, tMbs):
+    for seed in range(8):
+        selection = SelectionSettings(min_tokens=dp * 12, seed=seed)
+        mini_batches = batches_of(MIXED, dp=dp, tMbs=tMbs, selection=selection)
+        of_first = [int(m.loss_arrays["loss_mask"].sum()) for shares in mini_batches for m in shares[0].micro_batches]
+        assert sum(of_first) >= 12
 
 
 def test_what_is_computed_is_counted_by_episodes_and_not_by_their_forks(forked_group):

@@ -162,6 +162,7 @@ class EvaluationRounds:
                         "response": last.text,
                         "finish_reason": last.finish_reason,
                         **score_fields(score),
+                        **({"environment": group.records[sample]} if group.records else {}),
                     }
                     file.write(json.dumps(line, ensure_ascii=False) + "\n")
         versions = {version for group in groups for version in group.policy_versions.tolist()}

@@ -133,11 +133,30 @@ def test_an_episode_of_several_turns_and_forks_is_one_line_with_its_last_answer(
     rounds.start(4)
     group = forked_group()
     first, fork, _ = group.trajectories
-    rounds.add(dataclasses.replace(group, prompt=prompt, trajectories=(first, fork), scores=group.scores[:1]))
+    played = {"ended": "done", "turns": [{"role": "policy"}, {"role": "user"}, {"role": "policy"}]}
+    own = {"prompt": prompt, "trajectories": (first, fork), "scores": group.scores[:1], "records": (played,)}
+    rounds.add(dataclasses.replace(group, **own))
     (summary,) = finish(rounds)
     assert (summary["accuracy"], summary["policy_versions"]) == (1.0, [7, 8])
     (line,) = map(json.loads, (tmp_path / "tools-step-000004.jsonl").read_text().splitlines())
     assert (line["response"], line["finish_reason"], line["reward"]) == ("turn 2 of episode 0", "length", 1.0)
+    assert line["environment"] == played
+
+
+def test_each_sample_of_an_environment_has_its_own_record_and_an_answer_without_one_has_none(
+    make_prompts, group_of, tmp_path
+):
+    with_record, without = make_prompts(2, name="tools")
+    plan = SamplingPlan(group_size=2, sampling=SamplingParams(temperature=1.0))
+    rounds = EvaluationRounds({"tools": [with_record, without]}, tmp_path, plan=plan)
+    rounds.start(4)
+    group, records = group_of([(1.0, 2), (0.0, 3)]), ({"ended": "done"}, {"ended": "turns"})
+    rounds.add(dataclasses.replace(group, prompt=with_record, records=records))
+    rounds.add(dataclasses.replace(group, prompt=without))
+    finish(rounds)
+    lines = [*map(json.loads, (tmp_path / "tools-step-000004.jsonl").read_text().splitlines())]
+    assert [line.get("environment") for line in lines] == [*records, None, None]
+    assert ["environment" in line for line in lines] == [True, True, False, False]
 
 
 def test_a_second_round_starts_from_nothing_and_its_summary_is_appended(rounds, answer, tmp_path):

@@ -1,12 +1,13 @@
 """Make the environment that a configuration names."""
 
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from coati_rl.config import Config
 from coati_rl.errors import ConfigError
-from coati_rl.reward_spec import ENVIRONMENT_REWARD
+from coati_rl.reward_spec import ENVIRONMENT_REWARD, parse_reward_type
 from coati_rl.runtime.prompts import EnvironmentFacts
 from coati_rl.runtime.resources import load_tokenizer
 from producer.environments.chat import ChatTemplate, TemplateError, check_template
@@ -45,6 +46,7 @@ def check_environment(config: Config) -> EnvironmentFacts:
                 f"--env {environment.env}: gives no rewards; define reward_fn(messages, answer) or a "
                 "BaseRewardFunction in the file, or name another -rt"
             )
+        _check_counted_once(environment.env, form.rewards, types)
     if not environment.has_tools:
         return EnvironmentFacts()
     is_isolated = not config.reward.run_model_code_without_sandbox
@@ -61,6 +63,18 @@ def check_environment(config: Config) -> EnvironmentFacts:
             raise ConfigError(f"--tools: {error}") from error
 
     return EnvironmentFacts(tools=schemas, check_tokenizer=check_tokenizer)
+
+
+def _check_counted_once(env: str, rewards: Collection[str], reward_types: Collection[str]) -> None:
+    """Raise ConfigError where -rt names what the agent of --env is scored with already."""
+    file = Path(env if env.endswith(".py") else env.rpartition(":")[0])
+    for part in (part for reward_type in reward_types for part in parse_reward_type(reward_type)):
+        path, _, name = part.name.rpartition(":")
+        if name in rewards and Path(path).resolve() == file.resolve():
+            raise ConfigError(
+                f"--reward-type {part.name} with --env {env}: the environment scores its episodes with {name} already, "
+                "and it would count twice; leave it out of --reward-type"
+            )
 
 
 def make_environment(config: Config) -> OwnedEnvironment | None:

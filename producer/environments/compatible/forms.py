@@ -34,6 +34,7 @@ class Form:
 
     make: Callable[[], Episode]
     gives_rewards: bool = True
+    rewards: tuple[str, ...] = ()  # names in the agent's file that it is scored with, as -rt could name them
 
 
 def object_of(module: ModuleType, name: str) -> Any:
@@ -87,7 +88,8 @@ def _function_form(made: Any, module: ModuleType, arguments: Mapping[str, Any], 
     form: Form | None = None
     if parameters == ["messages"]:
         reward_fn = getattr(module, "reward_fn", None)
-        form = Form(make=lambda: InteractEpisode(made, reward_fn), gives_rewards=callable(reward_fn))
+        rewards = ("reward_fn",) if callable(reward_fn) else ()
+        form = Form(make=lambda: InteractEpisode(made, reward_fn), gives_rewards=bool(rewards), rewards=rewards)
     elif parameters[:3] == ["state", "action", "answer"]:
         form = Form(make=lambda: EnvStepEpisode(made))
     elif getattr(made, "__name__", "") == "env_step":
@@ -113,7 +115,7 @@ def _loop_form(
 
     if limits is not None:
         limits.tokenizer()  # once, and not in each episode's process
-    return Form(make=make, gives_rewards=bool(rewards))
+    return Form(make=make, gives_rewards=bool(rewards), rewards=tuple(type(each).__name__ for each in rewards))
 
 
 def _executor_form(made: type, arguments: Mapping[str, Any], name: str, limits: RunLimits | None) -> Form:

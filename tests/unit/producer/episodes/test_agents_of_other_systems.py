@@ -201,6 +201,23 @@ def test_what_cannot_be_run_is_refused_by_name(file, text, name, message):
     assert message in str(caught.value)
 
 
+def test_a_reward_that_the_file_gives_already_is_not_counted_again(file):
+    """Named in -rt it would be called a second time, alone or in a sum."""
+    script = file(
+        "def interact(messages): return []\ndef reward_fn(messages, answer): return 1\ndef brief(text): return 1"
+    )
+    for env in (script, f"{script}:interact"):
+        for reward_type in (f"{script}:reward_fn", f"boxed,{script}:brief,{script}:reward_fn=0.5"):
+            with pytest.raises(ConfigError) as caught:
+                check_environment(parse(["--env", f"{env}", "-rt", reward_type])[0])
+            assert f"--reward-type {script}:reward_fn with --env {env}: " in str(caught.value)
+            assert "would count twice; leave it out of --reward-type" in str(caught.value)
+        assert check_environment(parse(["--env", f"{env}", "-rt", f"{script}:brief"])[0]).tools == ()
+    loop = EXAMPLES / "rl4llm_env.py"
+    with pytest.raises(ConfigError, match=r"rl4llm_env.py:CustomReward with --env .*rl4llm_env.py: "):
+        check_environment(parse(["--env", f"{loop}", "-rt", f"{loop}:CustomReward"])[0])
+
+
 def test_the_first_turn_of_an_executor_is_sampled_as_the_flags_say(play_file, file):
     text = EXECUTE.replace("{}", "return {'reward': 1}")
     for change in ("temperature = 0.5", "max_tokens = 5"):

@@ -5,15 +5,11 @@ Rows of IN_RUNS: two whole runs in threads that differ in one field differ in wh
 
 import inspect
 import json
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from coati_rl.config import Config
-from coati_rl.data.packing import build_mini_batch
 from coati_rl.data.streamed_prompts import StreamedPrompts
-from coati_rl.work import SyncWork, TrainWork
 from tests.unit.loops import (
     test_algorithms,
     test_flags_of_engines,
@@ -24,106 +20,31 @@ from tests.unit.loops import (
     test_logprob_gap,
     test_tasks,
 )
-
-
-@dataclass(frozen=True)
-class Row:
-    """`see` is `was` in a run with the base, `now` after the change; without them it only has to differ."""
-
-    value: Any
-    see: Any
-    was: Any = ...
-    now: Any = ...
-    base: dict = field(default_factory=dict)  # of both runs
-    options: dict = field(default_factory=dict)  # of both runs' harness
-
-
-def num_steps(trace):
-    return len(trace.steps)
-
-
-def sampled(trace):
-    return trace.responses
-
-
-def prompts(trace):
-    return sorted(len(group.prompt.token_ids) for group in trace.groups)
-
-
-def weights(trace):
-    return {name: weight.tolist() for name, weight in trace.weights.items()}
-
-
-def first_gradient(trace):
-    return {name: gradient.tolist() for name, gradient in trace.gradients[0].items()}
-
-
-def gradient_norm_after_clipping(trace):
-    return round(max(sum(float(g.square().sum()) for g in step.values()) ** 0.5 for step in trace.gradients), 6)
-
-
-def sampling(name):
-    return lambda trace: {getattr(request.sampling, name) for request in trace.engines[0].requests}
-
-
-def metric(name):
-    return lambda trace: trace.steps[0][name]
-
-
-def rates(trace):
-    return [step["learning_rate"] for step in trace.steps]
-
-
-def num_probed_syncs(trace):
-    return sum(bool(work.probe) for work in trace.work if isinstance(work, SyncWork))
-
-
-def num_micro_batches(trace):
-    return [len(work.batch.plan) for work in trace.work if isinstance(work, TrainWork)]
-
-
-def micro_batches(trace):
-    batches = [build_mini_batch(work.batch) for work in trace.work if isinstance(work, TrainWork)]
-    return [m for batch in batches for m in batch.micro_batches]
-
-
-def micro_batch_tokens(trace):
-    return [m.token_ids.size for m in micro_batches(trace)]
-
-
-def micro_batch_rows(trace):
-    return [len(m.token_ids) for m in micro_batches(trace)]
-
-
-def kept_checkpoints(trace):
-    return sorted(directory.name for directory in trace.paths.checkpoints.iterdir())
-
-
-def num_events(kind):
-    return lambda trace: len(trace.of(kind))
-
-
-def directories(trace):
-    """Return the directories named by flags that have been written to."""
-    named = ("other", "run/checkpoints", "run/eval", "run/rollouts")
-    found = (trace.paths.run_dir.parent / name for name in named)
-    return [directory.name for directory in found if directory.is_dir() and any(directory.iterdir())]
-
-
-def first_rollout(trace):
-    (path,) = trace.paths.rollouts.iterdir()
-    return json.loads(path.read_text().splitlines()[0])
-
+from tests.unit.loops.flag_rows import (
+    Row,
+    directories,
+    evaluated,
+    first_gradient,
+    first_rollout,
+    gradient_norm_after_clipping,
+    kept_checkpoints,
+    metric,
+    micro_batch_rows,
+    micro_batch_tokens,
+    num_events,
+    num_micro_batches,
+    num_probed_syncs,
+    num_steps,
+    prompts,
+    rates,
+    sampled,
+    sampling,
+    weights,
+)
 
 MATH = {"eval_dataset": {"math": "<math>"}, "eval_interval": 2}
 WARM = {**MATH, "eval_temperature": 0.5}
 SHORT = {"max_prompt_tokens": 20}  # with 16 new tokens a sample has at most 36
-
-
-def evaluated(key):
-    """Return what the sampling of the evaluation's leases has under a key."""
-    return lambda trace: {getattr(lease.sampling, key) for lease in trace.leases if lease.prompt.purpose == "eval"}
-
 
 ALL_DIRECTORIES = ["checkpoints", "eval", "rollouts"]
 KEEP_ALL = {"skip_threshold": None}

@@ -27,7 +27,7 @@ from coati_rl.data.prompt_source import PromptSource
 from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.errors import ConfigError
 from coati_rl.own_optimizer import check_own_functions
-from coati_rl.runtime.prefix_sharing import with_prefix_sharing
+from coati_rl.runtime.job_models import with_run_models
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.prompts import EnvironmentFacts, RewardFacts, load_run_rows, make_run_prompts, make_source
 from coati_rl.runtime.resources import (
@@ -35,9 +35,7 @@ from coati_rl.runtime.resources import (
     read_model_config,
     resolve_model,
     sharding_warnings,
-    with_tokenizer,
 )
-from coati_rl.runtime.teacher import with_teacher
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
 from coati_rl.types import Device, Prompt
@@ -114,20 +112,10 @@ def prepare(
         check_length(config, hf_config)
         check_layout(config, hf_config)
         warnings += _check_gpu_memory(config, directory, backend)
-        has_template = config.data.input_template is not None
-        config, tokenizer = with_tokenizer(config, directory, needs_chat_template=not has_template)
-        config, of_teacher = with_teacher(
-            config,
-            tokenizer,
-            hf_config,
-            without_full="use --distill-kl token" if config.distillation.distill_kl == "full" else None,
-            check_layout=check_layout,
-            is_dry_run=is_dry_run,
+        config, tokenizer, of_models = with_run_models(
+            config, directory, hf_config, check_layout=check_layout, is_dry_run=is_dry_run
         )
-        config, of_sharing = with_prefix_sharing(
-            config, {"--model": config.model.model, "--teacher": config.distillation.teacher}
-        )
-        warnings += [*of_teacher, *of_sharing]
+        warnings += of_models
         environment.check_tokenizer(tokenizer)
         train, evaluation = make_run_prompts(rows, config, tokenizer)
         num_prompts = None if rows.generated else len(train.prompts)

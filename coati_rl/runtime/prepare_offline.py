@@ -9,24 +9,21 @@ from typing import Any
 
 from coati_rl.checkpoint.dataset_resume import DatasetResume, open_dataset_resume
 from coati_rl.config.offline import OfflineConfig
-from coati_rl.config.offline_jobs import SftJobConfig
 from coati_rl.config.offline_plan import OfflinePlan, make_offline_plan
 from coati_rl.config.offline_rules import with_offline_defaults
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.data.mixing import Mixing
 from coati_rl.errors import ConfigError
 from coati_rl.own_optimizer import check_own_functions
+from coati_rl.runtime.job_models import with_dataset_models
 from coati_rl.runtime.offline_rows import TRAIN_FLAG, SampleSet, load_forms, make_samples, needs_chat_template
-from coati_rl.runtime.prefix_sharing import with_prefix_sharing
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.resources import (
     find_device,
     read_model_config,
     resolve_model,
     sharding_warnings,
-    with_tokenizer,
 )
-from coati_rl.runtime.teacher import with_teacher
 from coati_rl.samples import Sample
 
 
@@ -71,21 +68,15 @@ def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None],
         hf_config = read_model_config(directory)
         config = _within_positions(config, hf_config)
         check_layout(config, hf_config)
-        config = _with_reference(config, hf_config, is_dry_run=is_dry_run)
-        needs_template = any(needs_chat_template(rows) for rows in forms.values())
-        config, tokenizer = with_tokenizer(config, directory, needs_chat_template=needs_template)
-        if isinstance(config, SftJobConfig):
-            config, of_teacher = with_teacher(
-                config,
-                tokenizer,
-                hf_config,
-                without_full="leave --teacher out",
-                check_layout=check_layout,
-                is_dry_run=is_dry_run,
-            )
-            warnings += of_teacher
-        config, of_sharing = with_prefix_sharing(config, _computed_models(config))
-        warnings += of_sharing
+        config, tokenizer, of_models = with_dataset_models(
+            config,
+            directory,
+            hf_config,
+            needs_chat_template=any(needs_chat_template(rows) for rows in forms.values()),
+            check_layout=check_layout,
+            is_dry_run=is_dry_run,
+        )
+        warnings += of_models
         sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
         _check_not_empty(config, sets)
     config = with_offline_defaults(config, device)
@@ -158,32 +149,6 @@ def _reference_warnings(config: OfflineConfig) -> Iterator[str]:
     for name, flag in given.items():
         if values.get(name) and not config.uses_reference:
             yield f"{flag}: has no effect, as {config.objective_text} needs no reference model"
-
-
-def _with_reference(config: OfflineConfig, hf_config: Any, *, is_dry_run: bool) -> OfflineConfig:
-    """Resolve --reference-model. Raises: ConfigError if it has another vocabulary than the model."""
-    if not config.uses_reference or config.reference_model == config.model.model:
-        return config
-    directory = resolve_model(config.reference_model, is_dry_run=is_dry_run, flag="--reference-model")
-    if directory is None:
-        return config
-    vocabulary, own = read_model_config(directory).vocab_size, hf_config.vocab_size
-    if vocabulary != own:
-        raise ConfigError(
-            f"--reference-model {config.reference_model}: its vocabulary has {vocabulary} tokens, that of --model "
-            f"{own}; use a model with the same tokenizer"
-        )
-    return config.with_changes(reference_model=str(directory))
-
-
-def _computed_models(config: OfflineConfig) -> dict[str, str | None]:
-    """Return the models that compute the micro-batches, by their flags."""
-    models: dict[str, str | None] = {"--model": config.model.model}
-    if config.uses_reference:
-        models["--reference-model"] = config.reference_model
-    if isinstance(config, SftJobConfig):
-        models["--teacher"] = config.distillation.teacher
-    return models
 
 
 def _check_not_empty(config: OfflineConfig, sets: dict[str, SampleSet]) -> None:

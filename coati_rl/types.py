@@ -198,7 +198,9 @@ class RolloutGroup:
     lease_id: int
     producer_id: int
     prompt: Prompt
-    temperature: float  # of the lease; each token's own is in its trajectory
+    # The lease's, at which the coordinator asked for the group: it is not sent back by producers, and the coordinator
+    # sets it from the lease it closes. An environment may sample turns at others: each token's is in its trajectory.
+    temperature: float
     trajectories: Sequence[Trajectory]  # G or more, by episode; a parent comes before its forks
     scores: tuple[Score, ...]  # G, one of each episode
     records: tuple[dict[str, Any], ...] = ()  # G, of the turns of each episode, as JSON; none of single answers

@@ -21,7 +21,7 @@ _SCORE_FIELDS = tuple(field.name for field in fields(Score))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedGroup:
-    """Hold a rollout group without its prompt and temperature, which its lease has."""
+    """Hold a rollout group without its prompt and temperature, which its lease has; see `RolloutGroup`."""
 
     lease_id: int
     producer_id: int
@@ -54,7 +54,7 @@ class PackedGroup:
         )
 
     def unpack(self, prompt: Prompt, *, temperature: float) -> RolloutGroup:
-        """Restore the group of a lease's prompt, sampled at the lease's temperature.
+        """Restore the group from its lease's prompt and temperature.
 
         The trajectories of a group of single answers are restored when one of them is first read, as its record does.
         Samples and statistics need only `GroupArrays`.

@@ -149,3 +149,51 @@ def test_a_model_with_masks_of_its_own_is_refused_rather_than_wrong() -> None:
     model = make_model("olmo2", vocab_size=64)
     with pytest.raises(ValueError, match="the attention of Olmo2ForCausalLM cannot share prefixes"):
         policy_forward(model, make_input(micro_batches[0], device=torch.device("cpu")))
+
+
+def kept_bytes(model: PreTrainedModel, samples: list[Sample], *, shares_prefixes: bool = True) -> int:
+    """What a forward of one row keeps for the backward pass beside the weights."""
+    ((row,),) = pack(samples, shares_prefixes=shares_prefixes, max_samples=len(samples))
+    own = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
+    kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used again
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        policy_forward(model, make_input(row, device=torch.device("cpu")))
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def group_of(num_prompt: int, num_responses: int, length: int) -> list[Sample]:
+    rng = np.random.default_rng(0)
+    prompt, responses = rng.integers(3, 64, num_prompt), rng.integers(3, 64, (num_responses, length))
+    return [
+        Sample(
+            uid="a",
+            number=number,
+            prefix_ids=prompt,
+            token_ids=response,
+            loss_mask=np.ones(length, dtype=bool),
+            arrays={"temperature": 1.0},
+        )
+        for number, response in enumerate(responses)
+    ]
+
+
+@pytest.mark.parametrize("response", [8, 40])
+def test_keys_and_values_of_each_path_come_on_top_of_the_tokens_that_are_counted(response: int) -> None:
+    """Models that differ in their key and value heads alone tell these from the rest."""
+    prompt, number, on_top = 400, 16, dict[int, int]()
+    group, counted = group_of(prompt, number, response), prompt + number * response
+    for heads in (2, 4):
+        model = make_model("llama", **{**SIZES, "num_key_value_heads": heads})
+        model.set_attn_implementation(packed_attention.NAME)
+        shared, alone = (kept_bytes(model, group, shares_prefixes=shares) for shares in (True, False))
+        assert shared < alone / 3, "with a long prompt"
+        on_top[heads] = shared - kept_bytes(model, group_of(counted - 1, 1, 1))
+    two_heads = 2 * model.config.num_hidden_layers * 2 * SIZES["head_dim"] * 4  # bytes of a token's keys and values
+    assert on_top[4] - on_top[2] == pytest.approx(number * (prompt + response) * two_heads, rel=1e-3)

@@ -82,8 +82,18 @@ class OpenTools:
         return tuple(self._tools)
 
     async def run(self, calls: Sequence[ToolCall]) -> list[CallResult]:
-        """Run the calls of one answer at the same time. Returns: their results, in order. Raises: EpisodeFailure."""
-        return list(await asyncio.gather(*(self._run(call) for call in calls)))
+        """Run the calls of one answer at the same time; if one cannot be answered, the others are cancelled.
+
+        Returns: their results, in order. Raises: EpisodeFailure.
+        """
+        runs = [asyncio.ensure_future(self._run(call)) for call in calls]
+        try:
+            return await asyncio.gather(*runs)
+        except BaseException:
+            for run in runs:
+                run.cancel()
+            await asyncio.gather(*runs, return_exceptions=True)
+            raise
 
     async def close(self) -> None:
         """Close all tools."""

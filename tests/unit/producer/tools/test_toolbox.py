@@ -160,6 +160,16 @@ def test_a_tool_that_hangs_makes_the_sample_invalid_and_holds_nothing_up(own: st
     assert run(toolbox, call(name, seconds=0))[0] in ("waited", "slept")
     assert time.monotonic() - begin < 3
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "tool")
+def test_the_calls_beside_one_that_breaks_are_cancelled(own: str) -> None:
+    async def left() -> set[Any]:
+        tools = make(f"{own}:wait", f"{own}:fail").open()
+        with pytest.raises(EpisodeFailure, match="gone"):
+            await tools.run([call("wait", seconds=600), call("fail", kind="broken")])
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(left()) == set()
+
+
 
 
 def test_megabytes_are_cut_with_a_note() -> None:

@@ -89,6 +89,7 @@ def test_half_of_a_surrogate_pair_is_refused(episode) -> None:
         ({"top_k": 5}, "top_k"),
         ({"stop": ""}, "stop"),
         ({"messages": []}, "messages"),
+        ({"temperature": 0.005}, "temperature"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
@@ -121,6 +122,8 @@ def test_an_evaluation_may_be_sampled_in_any_way(gateway) -> None:
 
 @pytest.mark.parametrize(("body", "status"), [(b"{", 400), (b"[1]", 400), (b" " * 5000, 413)])
 def test_a_body_that_is_no_request_is_refused(episode, body, status) -> None:
+    error = chat(episode, temperature=0.005).json()["error"]
+    assert error["message"] == ("temperature: 0.005 is below 0.01, the lowest that vLLM samples at; use 0.01 or more")
     reply = episode.client.post("chat/completions", content=body)
     assert reply.status_code == status and "error" in reply.json()
 

@@ -18,6 +18,7 @@ from tests.unit.producer.episodes.talk import Talk
         ({"temperature": float("nan")}, "sampling temperature nan of a turn: use a finite number"),
         ({"max_new_tokens": 0}, "max_new_tokens 0 must be positive"),
         ({"temperature": 0.0}, "greedy tokens are not trained"),
+        ({"temperature": 0.005}, "sampling temperature 0.005 of a turn is below 0.01, the lowest that vLLM samples at"),
         ({"top_p": 0.5}, "train with --old-logprobs trainer"),
     ],
 )

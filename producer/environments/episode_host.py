@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from coati_rl.text import shorten
 from producer.environments.episode import Action, Episode, EpisodeFailure, EpisodeTask, Observation, Step
-from producer.environments.loop_thread import LoopThread
+from producer.environments.loop_thread import LoopThread, is_cancellation
 from producer.environments.returned_steps import as_observation, as_rewards, as_step
 
 OPTIONAL = ("truncated", "close")  # methods of an episode
@@ -200,8 +200,6 @@ async def _guarded(name: str, awaitable: Awaitable[Any]) -> Any:
     """Await. Raises: EpisodeFailure for whatever it raises; a SystemExit would end the event loop."""
     try:
         return await awaitable
-    except asyncio.CancelledError:
-        raise
     except BaseException as error:
         raise failure_of(name, error) from error
 
@@ -212,3 +210,5 @@ def failure_of(name: str, error: BaseException) -> EpisodeFailure:
         return error
     logger.warning("%s of an episode raised", name, exc_info=error)
     return EpisodeFailure(f"{name} raised {type(error).__name__}: {shorten(error, 200)}")
+        if is_cancellation(error):
+            raise

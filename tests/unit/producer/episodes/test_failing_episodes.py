@@ -47,6 +47,18 @@ async def late(*_):
     raise ValueError("later")
 
 
+async def leave_async(*_):
+    raise SystemExit(3)
+
+
+async def leave_in_a_task(*_):
+    await asyncio.create_task(leave_async())
+
+
+async def cancel_itself(*_):
+    raise asyncio.CancelledError
+
+
 def hang(*_):
     time.sleep(1.5)
 
@@ -60,6 +72,9 @@ BROKEN = {
     "step raises": ({"step": boom}, "environment: step raised KeyError: 'no such room'"),
     "step leaves": ({"step": leave}, "environment: step raised SystemExit: 3"),
     "step is async and raises": ({"step": late}, "environment: step raised ValueError: later"),
+    "step is async and leaves": ({"step": leave_async}, "environment: step raised SystemExit: 3"),
+    "a task of a step leaves": ({"step": leave_in_a_task}, "environment: step raised SystemExit: 3"),
+    "step cancels itself": ({"step": cancel_itself}, "environment: step raised CancelledError"),
     "step fails on purpose": ({"step": wrong}, "environment: the wrong room"),
     "step hangs": ({"step": hang}, "environment: step took longer than 0.5 s (--env-timeout)"),
     "step is async and hangs": ({"step": hang_async}, "environment: step took longer than 0.5 s (--env-timeout)"),

@@ -57,6 +57,14 @@ def fail(kind: str) -> str:
     raise {"value": ValueError("wrong"), "connection": ConnectionRefusedError("down"), "exit": SystemExit(3),
         "broken": EpisodeFailure("gone")}[kind]
 
+async def leave(code: int) -> str:
+    """Leave.
+
+    Args:
+        code: of the exit.
+    """
+    raise SystemExit(code)
+
 def untyped(x):
     """Have no types."""
 
@@ -125,7 +133,7 @@ def test_calls_of_one_answer_run_at_the_same_time(own: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (call("nope"), "Error: there is no tool nope; the tools are calculator, search, fail"),
+        (call("nope"), "Error: there is no tool nope; the tools are calculator, search, fail, leave"),
         (call("search"), "Error: search takes query (string), limit (integer): query is missing"),
         (
             call("search", query=3, x=1),
@@ -136,10 +144,11 @@ def test_calls_of_one_answer_run_at_the_same_time(own: str) -> None:
         (call("fail", kind="value"), "Error: ValueError: wrong"),
         (call("fail", kind="nope"), "Error: KeyError: 'nope'"),
         (call("fail", kind="exit"), "Error: RuntimeError: SystemExit(3)"),
+        (call("leave", code=3), "Error: RuntimeError: SystemExit(3)"),
     ],
 )
 def test_what_the_policy_does_wrong_is_read_by_it_and_harms_no_other_call(own: str, wrong: ToolCall, text: str) -> None:
-    toolbox = make("calculator", f"{own}:search", f"{own}:fail")
+    toolbox = make("calculator", f"{own}:search", f"{own}:fail", f"{own}:leave")
     found, other = run(toolbox, wrong, call("calculator", expression="2"))
     assert found.startswith(text)
     assert other == "2"
@@ -151,15 +160,6 @@ def test_a_tool_that_is_broken_makes_the_sample_invalid(own: str, kind: str, tex
         run(make(f"{own}:fail"), call("fail", kind=kind))
 
 
-@pytest.mark.parametrize("name", ["wait", "sleep"])
-def test_a_tool_that_hangs_makes_the_sample_invalid_and_holds_nothing_up(own: str, name: str) -> None:
-    toolbox = make(f"{own}:{name}", timeout_s=0.2)
-    begin = time.monotonic()
-    with pytest.raises(EpisodeFailure, match=f"the tool {name} took longer than 0.2 s"):
-        run(toolbox, call(name, seconds=5))
-    assert run(toolbox, call(name, seconds=0))[0] in ("waited", "slept")
-    assert time.monotonic() - begin < 3
-    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "tool")
 def test_the_calls_beside_one_that_breaks_are_cancelled(own: str) -> None:
     async def left() -> set[Any]:
         tools = make(f"{own}:wait", f"{own}:fail").open()
@@ -170,6 +170,15 @@ def test_the_calls_beside_one_that_breaks_are_cancelled(own: str) -> None:
     assert asyncio.run(left()) == set()
 
 
+@pytest.mark.parametrize("name", ["wait", "sleep"])
+def test_a_tool_that_hangs_makes_the_sample_invalid_and_holds_nothing_up(own: str, name: str) -> None:
+    toolbox = make(f"{own}:{name}", timeout_s=0.2)
+    begin = time.monotonic()
+    with pytest.raises(EpisodeFailure, match=f"the tool {name} took longer than 0.2 s"):
+        run(toolbox, call(name, seconds=5))
+    assert run(toolbox, call(name, seconds=0))[0] in ("waited", "slept")
+    assert time.monotonic() - begin < 3
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "tool")
 
 
 def test_megabytes_are_cut_with_a_note() -> None:

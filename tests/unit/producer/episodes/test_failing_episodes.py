@@ -159,6 +159,31 @@ def test_each_episode_is_closed_once_whatever_ends_it(play, step):
         time.sleep(0.05)
 
 
+class Slow(Talk):
+    """Take longer to be made than a call may."""
+
+    def __init__(self, made):
+        super().__init__()
+        time.sleep(0.8)
+        made.append(self)
+
+
+class SlowAsync(Slow):
+    async def close(self):
+        super().close()
+
+
+@pytest.mark.parametrize("kind", [Slow, SlowAsync])
+def test_an_episode_that_is_given_up_in_its_constructor_is_closed_when_it_is_made(play, kind):
+    made = []
+    (done,) = play(lambda: kind(made), timeout_s=0.2)
+    assert "the constructor took longer than 0.2 s" in done.error
+    deadline = time.monotonic() + 10.0
+    while [episode.closed for episode in made] != [1, 1]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_no_further_episode_begins_while_too_many_calls_hang(play):
     host = ThreadHost(lambda: Talk(step=hang), timeout_s=0.2, max_stuck=2)
     (done,) = play(None, host=host)

@@ -186,6 +186,16 @@ def test_a_prompt_fails_if_all_of_its_agents_do(make) -> None:
     assert rolled_out.error == "all 2 episodes failed, the first one because: agent: exit code 7"
 
 
+def test_a_command_that_the_system_does_not_start_is_a_failed_episode() -> None:
+    producer = Producer(f"true {'x' * 200_000}")
+    try:
+        (rolled_out,) = producer.run()
+    finally:
+        producer.close()
+    cause = "agent: it could not be started: [Errno 7] Argument list too long"
+    assert rolled_out.error.startswith(f"all 2 episodes failed, the first one because: {cause}")
+
+
 def test_the_scorer_is_asked_unless_only_reported_rewards_count(make) -> None:
     (rolled_out,) = make("ask(task['messages'])", rewards=False).run()
     assert rolled_out.error is None and not rolled_out.scores

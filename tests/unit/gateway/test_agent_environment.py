@@ -58,7 +58,7 @@ class Producer:
         self.tokenizer = tokenizer
         settings = {"timeout_s": 20.0, "max_processes": 8, "with_ground_truth": False, "truth_columns": frozenset()}
         self.environment = AgentEnvironment(
-            AgentCommand(command=tuple(shlex.split(command)), **{**settings, **agent}),
+            AgentCommand(**{"command": tuple(shlex.split(command)), **settings, **agent}),
             Language(tokenizer, ChatTemplate(tokenizer), tool_format_for(tokenizer)),
             correct_from={"default": 1.0} if rewards else {},
         )
@@ -187,7 +187,7 @@ def test_a_prompt_fails_if_all_of_its_agents_do(make) -> None:
 
 
 def test_a_command_that_the_system_does_not_start_is_a_failed_episode() -> None:
-    producer = Producer(f"true {'x' * 200_000}")
+    producer = Producer("", command=("true", "x" * 200_000))
     try:
         (rolled_out,) = producer.run()
     finally:

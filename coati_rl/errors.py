@@ -24,6 +24,10 @@ class RolloutError(CoatiError):
     """A prompt cannot be rolled out. It is recorded and counted, and the run goes on."""
 
 
+class ContextLengthError(RolloutError):
+    """Report that a context leaves no token for an answer."""
+
+
 class CollectiveError(EngineError):
     """Report that a collective of the trainers failed, most likely as another trainer ended or hangs."""
 

@@ -286,3 +286,4 @@ class GenerationResult:
     request_id: str
     completions: tuple[Completion, ...] = field(default=())
     error: str | None = None
+    is_too_long: bool = False  # the error is that the context leaves no token for an answer

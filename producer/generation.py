@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from coati_rl.errors import RolloutError
+from coati_rl.errors import ContextLengthError, RolloutError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import GenerationEngine, OnTokens
 from coati_rl.types import Completion, GenerationRequest, Lease, SamplingParams
@@ -91,7 +91,7 @@ class LeaseGenerate:
         result = future.result()
         span.end(tokens=sum(len(completion.token_ids) for completion in result.completions))
         if result.error is not None:
-            raise RolloutError(result.error)
+            raise (ContextLengthError if result.is_too_long else RolloutError)(result.error)
         return result.completions
 
     def end_episode(self, episode: int) -> None:

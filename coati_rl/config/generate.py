@@ -9,7 +9,7 @@ from coati_rl.config.model import ModelConfig
 from coati_rl.config.named_values import NamedValues
 from coati_rl.config.parallel import ParallelConfig
 from coati_rl.config.reward import RewardConfig
-from coati_rl.config.sampling import SamplingConfig
+from coati_rl.config.sampling import SamplingConfig, Temperature
 from coati_rl.config.sections import JobConfig
 from coati_rl.reward_spec import NO_REWARD
 
@@ -28,7 +28,7 @@ class GenerateSamplingConfig(Section):
 
     backend: Literal["vllm", "transformers", "fake"] = shared_field(SamplingConfig, "backend")
     num_generations: int = experiment(1, "Samples per prompt.", short="-g", ge=1)
-    temperature: float = experiment(1.0, "Sampling temperature; 0 is greedy.", short="-temp", ge=0)
+    temperature: Temperature = experiment(1.0, "Sampling temperature; 0 is greedy.", short="-temp", ge=0)
     top_k: int | None = shared_field(SamplingConfig, "top_k")
     top_p: float = shared_field(SamplingConfig, "top_p")
     max_new_tokens: int = shared_field(SamplingConfig, "max_new_tokens")

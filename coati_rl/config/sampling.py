@@ -1,9 +1,29 @@
 """Set how responses are sampled."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
 
 from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.config.named_values import NamedValues
+
+_MIN_TEMPERATURE = 0.01  # vLLM takes this for any that is lower, but for 0
+
+
+def temperature_problem(temperature: float) -> str | None:
+    """Return why a temperature would not be the one that is sampled at; None if it is."""
+    if not 0 < temperature < _MIN_TEMPERATURE:
+        return None
+    return f"is below {_MIN_TEMPERATURE:g}, the lowest that vLLM samples at; use {_MIN_TEMPERATURE:g} or more"
+
+
+def _check_temperature(temperature: float) -> float:
+    if problem := temperature_problem(temperature):
+        raise ValueError(problem)
+    return temperature
+
+
+Temperature = Annotated[float, AfterValidator(_check_temperature)]
 
 
 class SamplingConfig(Section):
@@ -13,7 +33,7 @@ class SamplingConfig(Section):
         "vllm", "Generation engine; fake is deterministic noise for dry runs and tests.", short="-b"
     )
     num_generations: int = experiment(8, "Samples per prompt: the group size.", short="-g", ge=1)
-    temperature: float = experiment(1.0, "Sampling temperature; the loss uses the same.", short="-temp", gt=0)
+    temperature: Temperature = experiment(1.0, "Sampling temperature; the loss uses the same.", short="-temp", gt=0)
     top_k: int | None = experiment(None, "Sample among the k likeliest tokens; default: all.", short="-topk", ge=1)
     top_p: float = experiment(1.0, "Sample among the likeliest tokens that hold this mass.", short="-topp", gt=0, le=1)
     max_new_tokens: int = experiment(3584, "Tokens per response at most.", short="-mnt", ge=1)
@@ -50,7 +70,7 @@ class SamplingConfig(Section):
     eval_samples: int = execution(
         1, "Answers per evaluation prompt; several give avg@N and pass@k, and need --eval-temperature.", ge=1
     )
-    eval_temperature: float = execution(0.0, "Sampling temperature of evaluations; 0 is greedy.", ge=0)
+    eval_temperature: Temperature = execution(0.0, "Sampling temperature of evaluations; 0 is greedy.", ge=0)
     eval_top_p: float = execution(1.0, "As --top-p, of evaluations.", gt=0, le=1)
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer
 
+from coati_rl.config.sampling import Temperature
 from coati_rl.plugins import absolute_plugin
 from coati_rl.reward_spec import MathAnswer, absolute_reward_type
 
@@ -29,7 +30,7 @@ class TaskConfig(BaseModel):
     correct_from: float = 1.0
     answer_key: str | None = None
     system_prompt: str | None = None  # None: that of the task's reward type
-    temperature: float = Field(1.0, gt=0)
+    temperature: Temperature = Field(1.0, gt=0)
     top_k: int | None = Field(None, ge=1)
     top_p: float = Field(1.0, gt=0, le=1)
     max_new_tokens: int = Field(1, ge=1)

@@ -18,6 +18,10 @@ class RequestRefusedError(ValueError):
     """Report that this request cannot be served; the engine stays usable."""
 
 
+class RequestTooLongError(RequestRefusedError):
+    """Report that the request's context leaves no token for an answer."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
     """Hold a request and its token stream until the core gets them."""
@@ -94,7 +98,7 @@ def check_request(request: GenerationRequest, *, vocab_size: int, max_model_len:
     if not prompt:
         raise RequestRefusedError("the prompt is empty")
     if len(prompt) >= max_model_len:
-        raise RequestRefusedError(
+        raise RequestTooLongError(
             f"the prompt has {len(prompt)} tokens, which leaves none of max_model_len {max_model_len} for a response"
         )
     if min(prompt) < 0 or max(prompt) >= vocab_size:

@@ -25,7 +25,13 @@ from coati_rl.protocols import OnTokens
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import GenerationRequest, GenerationResult, SamplingParams
-from producer.engines.admission import AdmissionQueue, RequestRefusedError, Submission, check_request
+from producer.engines.admission import (
+    AdmissionQueue,
+    RequestRefusedError,
+    RequestTooLongError,
+    Submission,
+    check_request,
+)
 from producer.engines.answers import Answers, Result, answer, refuse
 from producer.engines.engine_core import EngineCore
 from producer.engines.pending_commit import PendingCommit
@@ -225,7 +231,9 @@ class ThreadedEngine:
             check_request(request, vocab_size=self._core.vocab_size, max_model_len=self._core.max_model_len)
             self._core.add(request, submission.stream)
         except RequestRefusedError as error:
-            self._publish([GenerationResult(request_id=request.request_id, error=str(error))])
+            is_too_long = isinstance(error, RequestTooLongError)
+            result = GenerationResult(request_id=request.request_id, error=str(error), is_too_long=is_too_long)
+            self._publish([result])
 
     def _abort(self, request_id: str) -> None:
         result = self._admission.withdraw(request_id) or self._core.abort(request_id)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from coati_rl.text import shorten
 from producer.environments.episode import Action, Episode, EpisodeFailure, EpisodeTask, Observation, Step
-from producer.environments.loop_thread import LoopThread
+from producer.environments.loop_thread import LoopThread, is_cancellation
 from producer.environments.returned_steps import as_observation, as_rewards, as_step
 
 OPTIONAL = ("truncated", "close")  # methods of an episode
@@ -68,6 +68,7 @@ class ThreadHost:
         self._max_stuck = max_stuck
         self._stuck: set[Future[Any]] = set()
         self._loop: LoopThread | None = None
+        self._starting = threading.Lock()  # of the loop
 
     def open(self) -> "_ThreadCalls":
         """See `EpisodeHost.open`. Raises: EpisodeFailure if too many calls hang."""
@@ -94,10 +95,11 @@ class ThreadHost:
             raise EpisodeFailure(f"{name} took longer than {self._timeout_s:g} s (--env-timeout)") from None
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
-        """Run a coroutine in the event loop of async episodes."""
-        if self._loop is None:
-            self._loop = LoopThread()
-        return self._loop.run(coroutine)
+        """Run a coroutine in the event loop of async episodes, from any thread."""
+        with self._starting:
+            if self._loop is None:
+                self._loop = LoopThread()
+            return self._loop.run(coroutine)
 
 
 class _ThreadCalls:
@@ -107,12 +109,14 @@ class _ThreadCalls:
         self._make_episode = make_episode
         self._host = host
         self._thread = _CallThread()
+        self._made: Future[Episode] | None = None
         self._episode: Episode | None = None
         self._last: Future[Any] | None = None  # call
 
     async def reset(self, task: EpisodeTask) -> Observation:
         name = "the constructor"
-        self._episode = await self._answer(name, self._thread.run(name, self._make_episode))
+        self._made = self._thread.run(name, self._make_episode)
+        self._episode = await self._answer(name, self._made)
         return as_observation(await self._call("reset", task))
 
     async def step(self, action: Action) -> Step:
@@ -123,9 +127,8 @@ class _ThreadCalls:
 
     async def close(self) -> None:
         try:
-            if self._episode is None:
-                return
-            if self._last is not None and not self._last.done():  # its limit is over, and `close` waits behind it
+            is_late = self._last is not None and not self._last.done()  # its limit is over, and `close` waits behind it
+            if is_late or self._episode is None:
                 self.abandon()
             else:
                 await self._call("close")
@@ -135,12 +138,21 @@ class _ThreadCalls:
             self._thread.end()
 
     def abandon(self) -> None:
-        close = getattr(self._episode, "close", None)
+        if inspect.iscoroutinefunction(getattr(self._episode, "close", None)):
+            self._close_made()  # does not wait for a sync call that hangs
+        elif self._made is not None:
+            self._thread.run("close", self._close_made)  # behind the call that runs, which may be the constructor
+        self._thread.end()
+
+    def _close_made(self) -> None:
+        """Begin to close the episode, if its constructor has made one."""
+        if self._made is None or self._made.exception() is not None:
+            return
+        close = getattr(self._made.result(), "close", None)
         if inspect.iscoroutinefunction(close):
             self._host.run(_guarded("close", close()))
         elif close is not None:
-            self._thread.run("close", close)
-        self._thread.end()
+            close()
 
     async def _call(self, name: str, *arguments: object) -> Any:
         method = getattr(self._episode, name, None)
@@ -200,9 +212,9 @@ async def _guarded(name: str, awaitable: Awaitable[Any]) -> Any:
     """Await. Raises: EpisodeFailure for whatever it raises; a SystemExit would end the event loop."""
     try:
         return await awaitable
-    except asyncio.CancelledError:
-        raise
     except BaseException as error:
+        if is_cancellation(error):
+            raise
         raise failure_of(name, error) from error
 
 

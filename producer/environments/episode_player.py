@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from coati_rl.config.sampling import temperature_problem
 from coati_rl.errors import RolloutError
 from coati_rl.types import Completion
 from producer.environments.chat import ChatTemplate
@@ -145,8 +146,11 @@ class EpisodePlayer:
     def _sampling(self, step: Step, task: EpisodeTask) -> Mapping[str, Any] | None:
         """Return the sampling of the next turn. Raises: EpisodeFailure if its tokens could not be trained."""
         sampling = step.sampling or {}
-        if task.purpose == "train" and sampling.get("temperature") == 0:
+        temperature = sampling.get("temperature")
+        if task.purpose == "train" and temperature == 0:
             raise EpisodeFailure("sampling temperature 0 of a training turn: greedy tokens are not trained")
+        if isinstance(temperature, int | float) and (problem := temperature_problem(temperature)):
+            raise EpisodeFailure(f"sampling temperature {temperature:g} of a turn {problem}")
         narrowed = [name for name in ("top_p", "top_k") if sampling.get(name) not in (None, 1.0)]
         if narrowed and not self._may_renormalise:
             raise EpisodeFailure(

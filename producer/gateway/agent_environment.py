@@ -176,6 +176,8 @@ class AgentEnvironment:
                 task=path,
                 timeout_s=self._agent.timeout_s,
             )
+        except OSError as error:  # no process, descriptor or room on the disk is left, or the command is too long
+            return f"it could not be started: {error}"
         finally:
             self._table.end(registered)
             generate.end_episode(number)

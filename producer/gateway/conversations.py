@@ -6,7 +6,7 @@ is tokenised anew, and no loss counts it.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ from producer.environments.trajectories import Node
 from producer.gateway.api_error import ApiError
 from producer.gateway.requests import ChatRequest, CompletionRequest
 from producer.gateway.session import Place
-from producer.tools.call_formats import ToolCallFormat, answer_text, tool_format_for
+from producer.tools.call_formats import ToolCall, ToolCallFormat, answer_text, tool_format_for
+from producer.tools.tool import Schema, name_of, typed_arguments
 
 
 class Language:
@@ -67,19 +68,26 @@ class Language:
             ends = [place for mark in request.stop if (place := written.find(mark)) >= 0]
             parsed = self._tool_format.parse(written[: min(ends, default=len(written))], turn=turn)
             if parsed.calls:
+                schemas = {name_of(tool): tool for tool in request.offered_tools}
                 calls = [
                     {
                         "id": call.id,
                         "type": "function",
                         "function": {
                             "name": call.name,
-                            "arguments": json.dumps(call.arguments, ensure_ascii=False),
+                            "arguments": json.dumps(_arguments(call, schemas), ensure_ascii=False),
                         },
                     }
                     for call in parsed.calls
                 ]
                 return {"role": "assistant", "content": parsed.content, "tool_calls": calls}
         return {"role": "assistant", "content": text}
+
+
+def _arguments(call: ToolCall, schemas: Mapping[str, Schema]) -> dict[str, Any]:
+    """Return a call's arguments with the types of its tool; of a tool that there is not, as they were written."""
+    schema = schemas.get(call.name)
+    return call.arguments if schema is None else typed_arguments(schema, call.arguments)
 
 
 def tool_format_or_none(tokenizer: Any, name: str) -> ToolCallFormat | None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from coati_rl.errors import RolloutError
+from coati_rl.errors import ContextLengthError, RolloutError
 from coati_rl.protocols import GenerationEngine, OnTokens
 from coati_rl.types import Completion, GenerationRequest, SamplingParams
 from producer.environments.step_sampling import with_step_sampling
@@ -47,5 +47,5 @@ class EngineSample:
             raise
         result = future.result()
         if result.error is not None:
-            raise RolloutError(result.error)
+            raise (ContextLengthError if result.is_too_long else RolloutError)(result.error)
         return result.completions

@@ -67,7 +67,7 @@ def _call(call: Any, place: str) -> dict[str, Any]:
     if not isinstance(function, dict):
         raise _refusal(place, 'needs {"id", "type": "function", "function": {"name", "arguments"}}')
     name = _string(function.get("name"), f"{place}.function.name")
-    arguments = _string(function.get("arguments"), f"{place}.function.arguments")
+    arguments = _string(function.get("arguments"), f"{place}.function.arguments") or "{}"  # some clients write none so
     try:
         is_object = isinstance(json.loads(arguments), dict)
     except (ValueError, RecursionError):

@@ -54,6 +54,12 @@ def _one_or_more(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _only_one(value: Any) -> Any:
+    """Return the only prompt of a list of prompts; anything else as it is."""
+    is_one = isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list)
+    return value[0] if is_one else value
+
+
 class StreamOptions(BaseModel):
     """Choose what a stream ends with."""
 
@@ -118,7 +124,7 @@ class ChatRequest(SampledRequest):
 class CompletionRequest(SampledRequest):
     """Hold a request for completions of raw text or tokens."""
 
-    prompt: str | list[int] = Field(min_length=1)
+    prompt: Annotated[str | list[int], BeforeValidator(_only_one)] = Field(min_length=1)
     logprobs: int | None = Field(None, ge=0, le=0)  # 0: of the sampled token alone
 
     @property
@@ -169,3 +175,7 @@ def _check_tools(tools: Any) -> None:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             message = 'needs {"type": "function", "function": {"name": ...}}'
             raise ApiError(400, f"tools[{index}]: {message}", param=f"tools[{index}]", code="invalid_value")
+        schema = function.get("parameters") or {}
+        if not isinstance(schema, dict) or not isinstance(schema.get("properties") or {}, dict):
+            place = f"tools[{index}].function.parameters"
+            raise ApiError(400, f"{place}: needs the JSON schema of an object", param=place, code="invalid_value")

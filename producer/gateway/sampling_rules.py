@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
+from coati_rl.config.sampling import temperature_problem
 from coati_rl.types import SamplingParams
 from producer.gateway.api_error import ApiError
 from producer.gateway.requests import SampledRequest
@@ -15,7 +16,8 @@ class SamplingRules:
 
     Where the tokens are trained, the objective divides the logits by the temperature of each token and takes the
     softmax over all tokens. So the temperature is the client's choice, unless it is 0; another top-p or top-k than the
-    run's is not, unless trainers compute the log-probabilities of the sampling policy themselves.
+    run's is not, unless trainers compute the log-probabilities of the sampling policy themselves. A temperature that
+    the engine does not sample at is refused in any case.
     """
 
     sampling: SamplingParams
@@ -32,6 +34,8 @@ class SamplingRules:
         if request.temperature is not None:
             if self.is_trained and request.temperature == 0:
                 raise _refusal("temperature", "0 is greedy, which has no distribution to train; leave it out")
+            if problem := temperature_problem(request.temperature):
+                raise _refusal("temperature", f"{request.temperature:g} {problem}")
             found["temperature"] = request.temperature
         if request.top_p is not None:
             found["top_p"] = request.top_p

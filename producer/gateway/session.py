@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from coati_rl.errors import RolloutError, RunError
+from coati_rl.errors import ContextLengthError, RolloutError, RunError
 from coati_rl.protocols import OnTokens
 from coati_rl.types import Completion, TokenChunk
 from producer.environments.episode import Message
@@ -176,6 +176,8 @@ def _translated() -> Iterator[None]:
     """Raise what the engine and the template raise as an ApiError."""
     try:
         yield
+    except ContextLengthError as error:
+        raise ApiError(400, str(error), code="context_length_exceeded") from error
     except RolloutError as error:
         raise ApiError(400, str(error), code="invalid_request") from error
     except RunError as error:

@@ -1,8 +1,9 @@
 """Offer the tools of an MCP server, a process that is spoken to over its standard streams.
 
 A producer has one process for each --mcp-server, shared by all of its episodes, as a start takes seconds. One that dies
-makes the samples invalid whose calls it owes an answer, and is started again for the next call. Its client lives in an
-event loop of its own, in a thread.
+or hangs makes the samples invalid whose calls it owes an answer, and is started again for the next call. Its client
+lives in an event loop of its own, in a thread: a start, and the check of a server that may hang, go on when the call
+that began them is given up.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ class McpServer:
 
     Args:
         command: with its arguments, as a shell splits them.
-        timeout_s: for each call.
+        timeout_s: for each call; below that of the caller, so that a server that hangs is found out here.
     Raises: ConfigError if the package mcp is missing, or the server cannot be started or lists no tools.
     """
 
@@ -43,8 +44,9 @@ class McpServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mcp", daemon=True)
         self._thread.start()
-        self._connection: _Connection | None = None
-        self._starting = asyncio.Lock()
+        self._connection: _Connection | None = None  # that calls use
+        self._connections: list[_Connection] = []  # whose server may not have ended
+        self._starting: asyncio.Task[None] | None = None
         try:
             tools = self._run(self._list()).result(2 * _START_S)
         except Exception as error:  # whatever its start raises
@@ -73,7 +75,7 @@ class McpServer:
         if self._loop.is_closed():
             return
         with suppress(Exception):  # a server that does not end is killed
-            self._run(self._disconnect()).result(_END_S)
+            self._run(self._end_all()).result(2 * _END_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_END_S)
         if not self._thread.is_alive():
@@ -95,19 +97,19 @@ class McpServer:
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> str:
         from mcp import MCPError
-        from mcp_types import INVALID_PARAMS, REQUEST_TIMEOUT
+        from mcp_types import CONNECTION_CLOSED, PARSE_ERROR, REQUEST_TIMEOUT
 
         connection = await self._connected()
         try:
             result = await connection.client.call_tool(name, arguments, read_timeout_seconds=self._timeout_s)
         except MCPError as error:
-            if error.code == INVALID_PARAMS:
-                raise ToolError(error.message) from error
-            if error.code != REQUEST_TIMEOUT or not await connection.answers():
-                await self._disconnect(connection)
-            raise EpisodeFailure(f"{self._command}: {shorten(error.message, 200)}") from error
+            is_of_connection = error.code in (CONNECTION_CLOSED, PARSE_ERROR, REQUEST_TIMEOUT)  # or a server's own use
+            is_lost = is_of_connection and not await self._answers(connection)
+            if is_lost or error.code == REQUEST_TIMEOUT:
+                raise EpisodeFailure(f"{self._command}: {shorten(error.message, 200)}") from error
+            raise ToolError(error.message) from error
         except Exception as error:  # of its pipes, or a result that is none
-            await self._disconnect(connection)
+            self._give_up(connection)
             raise EpisodeFailure(f"{self._command}: {_reason(error)}") from error
         text = "\n".join(_text_of(part) for part in result.content)
         if result.is_error:
@@ -116,23 +118,59 @@ class McpServer:
 
     async def _connected(self) -> "_Connection":
         """Return the connection to a server that runs, which is started if need be. Raises: EpisodeFailure."""
-        async with self._starting:
-            if self._connection is None:
-                connection = _Connection(self._command)
-                try:
-                    await asyncio.wait_for(connection.open(), _START_S)
-                except Exception as error:  # whatever its start raises
-                    await connection.close()
-                    raise EpisodeFailure(f"{self._command}: the server does not start: {_reason(error)}") from error
-                self._connection = connection
-            return self._connection
+        while True:
+            if self._connection is None and self._starting is None:
+                self._starting = asyncio.ensure_future(self._start())
+            if self._starting is not None:
+                await asyncio.shield(self._starting)
+            connection = self._connection
+            if connection is not None:
+                if connection.check is None:
+                    return connection
+                await asyncio.shield(connection.check)
 
-    async def _disconnect(self, connection: "_Connection | None" = None) -> None:
-        """End a server; the next call starts another one."""
-        async with self._starting:
-            if self._connection is not None and connection in (None, self._connection):
-                connection, self._connection = self._connection, None
+    async def _start(self) -> None:
+        """Start a server when those before it have ended. Raises: EpisodeFailure."""
+        try:
+            await self._end_connections()
+            connection = _Connection(self._command)
+            self._connections.append(connection)
+            try:
+                await asyncio.wait_for(connection.open(), _START_S)
+            except Exception as error:  # whatever its start raises
                 await connection.close()
+                raise EpisodeFailure(f"{self._command}: the server does not start: {_reason(error)}") from error
+            self._connection = connection
+        finally:
+            self._starting = None
+
+    async def _answers(self, connection: "_Connection") -> bool:
+        """Return True if a server answers at all; one that does not is given up, also if the caller is."""
+        if connection.check is None:
+            connection.check = asyncio.ensure_future(self._check(connection))
+        return await asyncio.shield(connection.check)
+
+    async def _check(self, connection: "_Connection") -> bool:
+        if not await connection.answers():
+            self._give_up(connection)
+            return False
+        connection.check = None
+        return True
+
+    def _give_up(self, connection: "_Connection") -> None:
+        """End a server; the next call starts another one."""
+        connection.end()
+        if self._connection is connection:
+            self._connection = None
+
+    async def _end_all(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+        await self._end_connections()
+
+    async def _end_connections(self) -> None:
+        await asyncio.gather(*(connection.close() for connection in self._connections))
+        self._connections = [connection for connection in self._connections if not connection.has_ended]
 
 
 class _Connection:
@@ -144,6 +182,7 @@ class _Connection:
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
         self.client: Any = None
+        self.check: asyncio.Task[bool] | None = None  # whether it still answers
 
     async def open(self) -> None:
         """Start the server. Raises: whatever the package does."""
@@ -158,12 +197,22 @@ class _Connection:
             return False
         return True
 
+    def end(self) -> None:
+        """Have the server end, in the background; it is killed in the end."""
+        if not self._is_unwanted.is_set():
+            self._is_unwanted.set()
+            if self._task is not None and not self._opened.done():
+                self._task.cancel()  # once: again, it would cut the end of the server short
+
+    @property
+    def has_ended(self) -> bool:
+        """Return True if nothing of the server is left."""
+        return self._task is None or self._task.done()
+
     async def close(self) -> None:
-        """End the server; it is killed in the end."""
-        self._is_unwanted.set()
+        """End the server, and wait for its end."""
+        self.end()
         if self._task is not None:
-            if not self._opened.done():
-                self._task.cancel()
             await asyncio.wait({self._task}, timeout=_END_S)
 
     async def _hold(self) -> None:

@@ -12,6 +12,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.plugins import load_function
 from coati_rl.text import shorten
 from producer.environments.episode import EpisodeFailure
+from producer.environments.loop_thread import is_cancellation
 from producer.tools.tool import Schema, Tool, ToolError
 
 _MAX_STUCK = 256  # threads of calls that were given up
@@ -56,7 +57,7 @@ class OwnFunction:
         """See `Tool.call`."""
         try:
             if inspect.iscoroutinefunction(self._function):
-                returned = await self._function(**arguments)
+                returned = await self._awaited(arguments)
             else:
                 returned = await self._in_thread(arguments)
         except (EpisodeFailure, ToolError):
@@ -66,6 +67,14 @@ class OwnFunction:
         except Exception as error:  # whatever a user's function raises
             raise ToolError(f"{type(error).__name__}: {error}") from error
         return returned if isinstance(returned, str) else _as_json(returned)
+
+    async def _awaited(self, arguments: dict[str, Any]) -> Any:
+        try:
+            return await self._function(**arguments)
+        except BaseException as error:  # a SystemExit would end the event loop
+            if isinstance(error, Exception) or is_cancellation(error):
+                raise
+            raise RuntimeError(repr(error)) from error
 
     async def _in_thread(self, arguments: dict[str, Any]) -> Any:
         self._stuck = {call for call in self._stuck if not call.done()}

@@ -95,16 +95,19 @@ class PythonTool:
         self._lock = threading.Lock()  # a call that was given up may still run
         self._sandbox: Sandbox | None = None
         self._session: PythonSession | None = None
+        self._is_used = False  # a call has begun, or waits for a thread
         self._is_closed = False
 
     async def call(self, arguments: dict[str, Any]) -> str:
         """See `Tool.call`."""
         async with self._turn:
+            self._is_used = True
             return await asyncio.get_running_loop().run_in_executor(self._kit.threads, self._run, arguments["code"])
 
     async def close(self) -> None:
         """See `Tool.close`; a call that runs is waited for."""
-        if self._session is not None:
+        self._is_closed = True
+        if self._is_used:
             await asyncio.get_running_loop().run_in_executor(self._kit.threads, self._end)
 
     def _run(self, code: str) -> str:
@@ -127,7 +130,6 @@ class PythonTool:
 
     def _end(self) -> None:
         with self._lock:
-            self._is_closed = True
             session, sandbox = self._session, self._sandbox
             if session is not None and sandbox is not None:
                 with suppress(SandboxError):  # it has ended, and begins anew with its next program

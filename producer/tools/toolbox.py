@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 MAX_RESULT = 8192  # characters of a result that the policy reads
 _SHARE_OF_TIME = 0.8  # of a turn's time limit that a call may take
+_SHARE_OF_CALL = 0.9  # of that, which a server may take: it is looked after if it hangs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,8 +82,18 @@ class OpenTools:
         return tuple(self._tools)
 
     async def run(self, calls: Sequence[ToolCall]) -> list[CallResult]:
-        """Run the calls of one answer at the same time. Returns: their results, in order. Raises: EpisodeFailure."""
-        return list(await asyncio.gather(*(self._run(call) for call in calls)))
+        """Run the calls of one answer at the same time; if one cannot be answered, the others are cancelled.
+
+        Returns: their results, in order. Raises: EpisodeFailure.
+        """
+        runs = [asyncio.ensure_future(self._run(call)) for call in calls]
+        try:
+            return await asyncio.gather(*runs)
+        except BaseException:
+            for run in runs:
+                run.cancel()
+            await asyncio.gather(*runs, return_exceptions=True)
+            raise
 
     async def close(self) -> None:
         """Close all tools."""
@@ -171,4 +182,4 @@ def _maker(name: str, *, timeout_s: float, is_isolated: bool) -> Callable[[], To
 
 
 def _server_maker(command: str, *, timeout_s: float) -> Callable[[], ToolKit]:
-    return lambda: McpServer(command, timeout_s=timeout_s)
+    return lambda: McpServer(command, timeout_s=_SHARE_OF_CALL * timeout_s)

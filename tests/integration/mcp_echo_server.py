@@ -17,6 +17,7 @@ TOOLS = {
     "garbage": {},
     "process": {},
     "megabytes": {},
+    "refuse": {"code": {"type": "integer"}},
 }
 
 
@@ -46,6 +47,15 @@ def answer(method: str, parameters: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
+def reply_to(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the result or the error of a request."""
+    parameters = message.get("params") or {}
+    if parameters.get("name") == "refuse":
+        return {"error": {"code": parameters["arguments"]["code"], "message": "it is refused"}}
+    result = answer(message["method"], parameters)
+    return {"error": {"code": -32601, "message": "unknown"}} if result is None else {"result": result}
+
+
 def call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the result of a call."""
     if name == "die":
@@ -68,6 +78,4 @@ def call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 for line in sys.stdin:
     message = json.loads(line)
     if "id" in message:
-        result = answer(message["method"], message.get("params") or {})
-        reply = {"error": {"code": -32601, "message": "unknown"}} if result is None else {"result": result}
-        write(json.dumps({"jsonrpc": "2.0", "id": message["id"], **reply}))
+        write(json.dumps({"jsonrpc": "2.0", "id": message["id"], **reply_to(message)}))

@@ -2,18 +2,21 @@
 
 import asyncio
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from coati_rl.config.environment import EnvironmentConfig
 from coati_rl.errors import ConfigError
 from producer.environments.episode import EpisodeFailure
 from producer.tools.call_formats import ToolCall
 from producer.tools.mcp_server import McpServer
-from producer.tools.toolbox import Toolbox
+from producer.tools.toolbox import Toolbox, make_toolbox
 
 ECHO = f"{sys.executable} -S {Path(__file__).with_name('mcp_echo_server.py')}"
 OF_THE_PACKAGE = '''
@@ -97,6 +100,56 @@ def test_a_server_that_dies_hangs_or_writes_garbage_makes_the_sample_invalid_and
     assert after.isdigit()
     assert after != before
     assert not psutil.pid_exists(int(before))
+
+
+@contextmanager
+def made_by_flags(command: str, *, call_s: float) -> Iterator[Toolbox]:
+    before = own_processes()
+    box = make_toolbox(EnvironmentConfig(mcp_server=[command], env_timeout=call_s / 0.8), is_isolated=True)
+    try:
+        yield box
+    finally:
+        box.close()
+    assert own_processes() == before
+
+
+def process_that_answers(toolbox: Toolbox) -> str:
+    """The server's process, when it answers within a call's time limit."""
+    deadline = time.monotonic() + 60
+    while True:
+        (found,) = run(toolbox, ("process", {}))
+        if isinstance(found, str):
+            return found
+        assert isinstance(found, EpisodeFailure) and time.monotonic() < deadline
+
+
+def test_a_server_that_hangs_is_replaced_also_when_the_turn_is_over_before_its_check() -> None:
+    with made_by_flags(ECHO, call_s=1.0) as toolbox:
+        before = process_that_answers(toolbox)
+        (failure,) = run(toolbox, ("hang", {"seconds": 600}))
+        assert isinstance(failure, EpisodeFailure)
+        assert process_that_answers(toolbox) != before
+        assert not psutil.pid_exists(int(before))
+
+
+def test_a_server_whose_start_takes_longer_than_a_call_is_started_once_and_serves_later_calls() -> None:
+    others = own_processes()
+    with made_by_flags(f"sh -c 'sleep 1.5; exec {ECHO}'", call_s=0.5) as toolbox:
+        before = process_that_answers(toolbox)
+        (failure,) = run(toolbox, ("die", {}))
+        assert isinstance(failure, EpisodeFailure)
+        (late,) = run(toolbox, ("process", {}))
+        assert isinstance(late, EpisodeFailure) and "the tool process took longer than 0.5 s" in str(late)
+        after = process_that_answers(toolbox)
+        assert after != before
+        assert [pid for pid in own_processes() if pid not in others] == [int(after)]
+
+
+@pytest.mark.parametrize("code", [-32602, -32603, -32601, -32000, 7])
+def test_an_error_of_the_protocol_is_read_by_the_policy_and_the_server_goes_on(toolbox: Toolbox, code: int) -> None:
+    (before,) = run(toolbox, ("process", {}))
+    assert run(toolbox, ("refuse", {"code": code})) == ["Error: it is refused"]
+    assert run(toolbox, ("process", {})) == [before]
 
 
 def test_a_server_that_was_killed_between_calls_is_started_again(toolbox: Toolbox) -> None:

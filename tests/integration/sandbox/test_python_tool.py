@@ -3,8 +3,9 @@
 import asyncio
 import os
 import signal
+import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,7 @@ from coati_rl.sandbox import Limits
 from producer.environments.episode import EpisodeFailure
 from producer.tools.call_formats import ToolCall
 from producer.tools.python_tool import PythonKit
+from producer.tools.tool import Schema, Tool, make_schema
 from producer.tools.toolbox import MAX_RESULT, OpenTools, Toolbox
 from tests.integration.sandbox.running import own_processes
 
@@ -97,6 +99,56 @@ def test_an_episode_that_is_given_up_in_a_call_leaves_nothing(toolbox: Toolbox) 
     found = play(toolbox, given_up, lambda tools: results(tools, "3"))
     assert isinstance(found[0], TimeoutError)
     assert found[1] == ["3"]
+
+
+class BrokenKit:
+    """A tool that is always broken."""
+
+    schema: Schema = make_schema("broken", "Break.")
+    schemas = (schema,)
+
+    def open(self) -> Sequence[Tool]:
+        return (self,)
+
+    async def call(self, arguments: dict[str, Any]) -> str:
+        raise EpisodeFailure("it is broken")
+
+    async def close(self) -> None:  # of the episode; the toolbox closes its kit alone here
+        pass
+
+
+@pytest.mark.parametrize("is_answer_over", [True, False])
+def test_an_episode_that_ends_before_its_call_has_a_thread_keeps_no_sandbox(is_answer_over: bool) -> None:
+    before = own_processes()
+    kit, gate = PythonKit(limits=LIMITS), threading.Event()
+    for _ in range(kit.threads._max_workers):
+        kit.threads.submit(gate.wait)
+    tools = OpenTools([*kit.open(), BrokenKit()], timeout_s=60.0)
+    calls = [
+        ToolCall(name="python", arguments={"code": "x = 1"}, id="0"),
+        ToolCall(name="broken", arguments={}, id="1"),
+    ]
+
+    async def episode() -> None:
+        if is_answer_over:
+            with pytest.raises(EpisodeFailure, match="it is broken"):
+                await tools.run(calls)
+            waiting = None
+        else:  # nobody cancels the call
+            waiting = asyncio.ensure_future(tools.run(calls[:1]))
+            await asyncio.sleep(0.1)
+        asyncio.get_running_loop().call_later(0.2, gate.set)
+        await tools.close()
+        if waiting is not None:
+            with pytest.raises(EpisodeFailure, match="the episode is over"):
+                await waiting
+
+    try:
+        asyncio.run(episode())
+        assert kit._idle == kit._all
+    finally:
+        kit.close()
+    assert own_processes() == before
 
 
 def test_tools_that_are_closed_in_a_call_end_it() -> None:

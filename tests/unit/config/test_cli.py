@@ -234,6 +234,8 @@ def test_a_file_that_is_missing_is_refused(tmp_path):
         (["-ed", '{"a/b": "x"}'], "the task 'a/b' names the result files"),
         (["-b", "sglang"], "--backend 'sglang': Input should be 'vllm', 'transformers' or 'fake'"),
         (["-temp", "0"], "--temperature '0': Input should be greater than 0"),
+        (["-temp", "0.005"], "--temperature '0.005': is below 0.01, the lowest that vLLM samples at; use 0.01 or more"),
+        (["--eval-temperature", "0.005"], "--eval-temperature '0.005': is below 0.01"),
         (["-temp", "inf"], "--temperature 'inf': Input should be a finite number"),
         (["-lr", "nan"], "--learning-rate 'nan': Input should be a finite number"),
         (["-t", "1.5"], "--num-trainers '1.5': Input should be a valid integer"),

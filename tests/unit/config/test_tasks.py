@@ -104,6 +104,7 @@ def test_what_names_no_file_or_task_is_refused(argv, message):
             "--tasks 'math': 'num_generations': no setting of a task; use reward_type, reward_combine, math_answer",
         ),
         ({"temperature": 0}, "--tasks 'math': 'temperature': 0: Input should be greater than 0"),
+        ({"temperature": 0.005}, "--tasks 'math': 'temperature': 0.005: is below 0.01, the lowest that vLLM"),
         ({"temperature": None}, "--tasks 'math': 'temperature': None: Input should be a valid number"),
         ({"reward_type": "bxed"}, "--tasks math: --reward-type 'bxed': unknown reward 'bxed'"),
         (

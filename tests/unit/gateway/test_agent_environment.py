@@ -58,7 +58,7 @@ class Producer:
         self.tokenizer = tokenizer
         settings = {"timeout_s": 20.0, "max_processes": 8, "with_ground_truth": False, "truth_columns": frozenset()}
         self.environment = AgentEnvironment(
-            AgentCommand(command=tuple(shlex.split(command)), **{**settings, **agent}),
+            AgentCommand(**{"command": tuple(shlex.split(command)), **settings, **agent}),
             Language(tokenizer, ChatTemplate(tokenizer), tool_format_for(tokenizer)),
             correct_from={"default": 1.0} if rewards else {},
         )
@@ -184,6 +184,16 @@ def test_an_agent_that_fails_makes_its_own_sample_invalid_and_no_other(make, cod
 def test_a_prompt_fails_if_all_of_its_agents_do(make) -> None:
     (rolled_out,) = make("sys.exit(7)").run()
     assert rolled_out.error == "all 2 episodes failed, the first one because: agent: exit code 7"
+
+
+def test_a_command_that_the_system_does_not_start_is_a_failed_episode() -> None:
+    producer = Producer("", command=("true", "x" * 200_000))
+    try:
+        (rolled_out,) = producer.run()
+    finally:
+        producer.close()
+    cause = "agent: it could not be started: [Errno 7] Argument list too long"
+    assert rolled_out.error.startswith(f"all 2 episodes failed, the first one because: {cause}")
 
 
 def test_the_scorer_is_asked_unless_only_reported_rewards_count(make) -> None:

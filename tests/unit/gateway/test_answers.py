@@ -153,6 +153,37 @@ def test_a_prompt_may_be_tokens(episode) -> None:
     assert [len(each.turns) for each in episode.trajectories] == [2]
 
 
+def test_a_prompt_may_be_a_list_of_one(gateway, episode) -> None:
+    for prompt in ("Once", [5, 6, 7]):
+        for written in (prompt, [prompt]):
+            assert episode.post("completions", {"prompt": written, "max_tokens": 2}).status_code == 200
+        first, second = (request.token_ids for request in gateway.core.requests[-2:])
+        assert first == second
+
+
+def test_a_call_without_arguments_may_be_sent_back_with_an_empty_text(episode) -> None:
+    function = {"name": "now", "arguments": ""}
+    calls = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "type": "function", "function": function}],
+    }
+    result = {"role": "tool", "tool_call_id": "1", "content": "noon"}
+    assert episode.chat(USER, calls, result)["choices"][0]["finish_reason"] == "stop"
+
+
+def test_arguments_that_are_written_as_texts_have_the_types_of_their_tool() -> None:
+    written = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in (("a", 17), ("b", 25)))
+    call = f"<tool_call>\n<function=add>\n{written}</function>\n</tool_call>"
+    with served(lambda prompt, seed: "42." if "<tool_response>" in prompt else call, family="qwen3_5_think") as gateway:
+        episode = gateway.open()
+        message = episode.chat(USER, tools=[ADD])["choices"][0]["message"]
+        assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"a": 17, "b": 25}
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "42"}
+        episode.chat(USER, message, result, tools=[ADD])
+        assert sum(len(each.turns) for each in episode.trajectories) == 2
+
+
 def test_calls_of_tools_are_parsed_and_found_again_however_the_client_writes_them(gateway, episode) -> None:
     body = episode.chat(USER, tools=[ADD])
     (choice,) = body["choices"]

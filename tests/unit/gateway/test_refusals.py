@@ -79,12 +79,17 @@ def test_half_of_a_surrogate_pair_is_refused(episode) -> None:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": ["a"]}}}]},
+            "tools[0].function.parameters",
+        ),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"n": 0}, "n"),
         ({"n": 1000}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": 0}, "temperature"),
+        ({"temperature": 0.005}, "temperature"),
         ({"top_p": 0.5}, "top_p"),
         ({"top_k": 5}, "top_k"),
         ({"stop": ""}, "stop"),
@@ -117,6 +122,8 @@ def test_an_evaluation_may_be_sampled_in_any_way(gateway) -> None:
     assert chat(episode, temperature=0, top_p=0.5, top_k=5).status_code == 200
     sampling = gateway.core.requests[-1].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 5)
+    error = chat(episode, temperature=0.005).json()["error"]
+    assert error["message"] == ("temperature: 0.005 is below 0.01, the lowest that vLLM samples at; use 0.01 or more")
 
 
 @pytest.mark.parametrize(("body", "status"), [(b"{", 400), (b"[1]", 400), (b" " * 5000, 413)])
@@ -139,8 +146,16 @@ def test_a_prompt_that_the_engine_refuses_is_400_with_its_reason(gateway) -> Non
         reply = episode.post("completions", {"prompt": [1] * 9})
     finally:
         gateway.core.max_model_len = kept
-    assert reply.status_code == 400 and "9" in reply.json()["error"]["message"]
-    assert episode.post("completions", {"prompt": [10**6]}).status_code == 400
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "context_length_exceeded") and "9" in error["message"]
+    unknown = episode.post("completions", {"prompt": [10**6]})
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], [""], [[]], [], [{}]])
+def test_several_prompts_and_empty_ones_are_refused(episode, prompt) -> None:
+    reply = episode.post("completions", {"prompt": prompt})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")
 
 
 def held(gateway: Served, calls) -> list[threading.Thread]:

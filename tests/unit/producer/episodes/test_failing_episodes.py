@@ -18,6 +18,7 @@ from tests.unit.producer.episodes.talk import Talk
         ({"temperature": float("nan")}, "sampling temperature nan of a turn: use a finite number"),
         ({"max_new_tokens": 0}, "max_new_tokens 0 must be positive"),
         ({"temperature": 0.0}, "greedy tokens are not trained"),
+        ({"temperature": 0.005}, "sampling temperature 0.005 of a turn is below 0.01, the lowest that vLLM samples at"),
         ({"top_p": 0.5}, "train with --old-logprobs trainer"),
     ],
 )
@@ -46,6 +47,18 @@ async def late(*_):
     raise ValueError("later")
 
 
+async def leave_async(*_):
+    raise SystemExit(3)
+
+
+async def leave_in_a_task(*_):
+    await asyncio.create_task(leave_async())
+
+
+async def cancel_itself(*_):
+    raise asyncio.CancelledError
+
+
 def hang(*_):
     time.sleep(1.5)
 
@@ -59,6 +72,9 @@ BROKEN = {
     "step raises": ({"step": boom}, "environment: step raised KeyError: 'no such room'"),
     "step leaves": ({"step": leave}, "environment: step raised SystemExit: 3"),
     "step is async and raises": ({"step": late}, "environment: step raised ValueError: later"),
+    "step is async and leaves": ({"step": leave_async}, "environment: step raised SystemExit: 3"),
+    "a task of a step leaves": ({"step": leave_in_a_task}, "environment: step raised SystemExit: 3"),
+    "step cancels itself": ({"step": cancel_itself}, "environment: step raised CancelledError"),
     "step fails on purpose": ({"step": wrong}, "environment: the wrong room"),
     "step hangs": ({"step": hang}, "environment: step took longer than 0.5 s (--env-timeout)"),
     "step is async and hangs": ({"step": hang_async}, "environment: step took longer than 0.5 s (--env-timeout)"),
@@ -139,6 +155,31 @@ def test_each_episode_is_closed_once_whatever_ends_it(play, step):
     play(make, timeout_s=0.3 if step is hang else 30.0)
     deadline = time.monotonic() + 10.0
     while [episode.closed for episode in made] != [1, 1]:  # one that hangs is closed when it comes back
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+class Slow(Talk):
+    """Take longer to be made than a call may."""
+
+    def __init__(self, made):
+        super().__init__()
+        time.sleep(0.8)
+        made.append(self)
+
+
+class SlowAsync(Slow):
+    async def close(self):
+        super().close()
+
+
+@pytest.mark.parametrize("kind", [Slow, SlowAsync])
+def test_an_episode_that_is_given_up_in_its_constructor_is_closed_when_it_is_made(play, kind):
+    made = []
+    (done,) = play(lambda: kind(made), timeout_s=0.2)
+    assert "the constructor took longer than 0.2 s" in done.error
+    deadline = time.monotonic() + 10.0
+    while [episode.closed for episode in made] != [1, 1]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

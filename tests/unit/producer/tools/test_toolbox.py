@@ -57,6 +57,14 @@ def fail(kind: str) -> str:
     raise {"value": ValueError("wrong"), "connection": ConnectionRefusedError("down"), "exit": SystemExit(3),
         "broken": EpisodeFailure("gone")}[kind]
 
+async def leave(code: int) -> str:
+    """Leave.
+
+    Args:
+        code: of the exit.
+    """
+    raise SystemExit(code)
+
 def untyped(x):
     """Have no types."""
 
@@ -125,7 +133,7 @@ def test_calls_of_one_answer_run_at_the_same_time(own: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (call("nope"), "Error: there is no tool nope; the tools are calculator, search, fail"),
+        (call("nope"), "Error: there is no tool nope; the tools are calculator, search, fail, leave"),
         (call("search"), "Error: search takes query (string), limit (integer): query is missing"),
         (
             call("search", query=3, x=1),
@@ -136,10 +144,11 @@ def test_calls_of_one_answer_run_at_the_same_time(own: str) -> None:
         (call("fail", kind="value"), "Error: ValueError: wrong"),
         (call("fail", kind="nope"), "Error: KeyError: 'nope'"),
         (call("fail", kind="exit"), "Error: RuntimeError: SystemExit(3)"),
+        (call("leave", code=3), "Error: RuntimeError: SystemExit(3)"),
     ],
 )
 def test_what_the_policy_does_wrong_is_read_by_it_and_harms_no_other_call(own: str, wrong: ToolCall, text: str) -> None:
-    toolbox = make("calculator", f"{own}:search", f"{own}:fail")
+    toolbox = make("calculator", f"{own}:search", f"{own}:fail", f"{own}:leave")
     found, other = run(toolbox, wrong, call("calculator", expression="2"))
     assert found.startswith(text)
     assert other == "2"
@@ -149,6 +158,16 @@ def test_what_the_policy_does_wrong_is_read_by_it_and_harms_no_other_call(own: s
 def test_a_tool_that_is_broken_makes_the_sample_invalid(own: str, kind: str, text: str) -> None:
     with pytest.raises(EpisodeFailure, match=f"the tool fail is broken: {text}"):
         run(make(f"{own}:fail"), call("fail", kind=kind))
+
+
+def test_the_calls_beside_one_that_breaks_are_cancelled(own: str) -> None:
+    async def left() -> set[Any]:
+        tools = make(f"{own}:wait", f"{own}:fail").open()
+        with pytest.raises(EpisodeFailure, match="gone"):
+            await tools.run([call("wait", seconds=600), call("fail", kind="broken")])
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(left()) == set()
 
 
 @pytest.mark.parametrize("name", ["wait", "sleep"])

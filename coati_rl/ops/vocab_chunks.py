@@ -21,9 +21,7 @@ from torch import Tensor
 # in float32 on a CPU; 1 GiB on a GPU, where products of 110 rows leave most of it idle (by arithmetic, not measured).
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**28}
 ROW_MULTIPLE = 16  # of tokens in a chunk: matrix products of 96 or 112 rows take 4 % less time per row than of 110
-PRODUCT_ROWS = (
-    2048  # of a bfloat16 gradient of the head on a CPU, so that it is added to the float32 one from the cache
-)
+PRODUCT_ROWS = 2048  # of the head's gradient in bfloat16 on a CPU: added to the float32 one from the cache
 BLOCK_ELEMENTS = 2**20  # of temporaries of the logits on a CPU: 4 MiB, which fit its cache
 
 

@@ -27,6 +27,8 @@ from coati_rl.config.model import PACKED_ATTENTION
 
 NAME = "packed_sdpa"  # registered with transformers
 HALF = (torch.bfloat16, torch.float16)
+# Tokens of the longest path up to which a CPU computes the attention of half-precision samples in float32.
+_FLOAT32_UP_TO = 512
 # PyTorch 2.11's varlen_attn shares key and value heads without this argument.
 _SHARED_HEADS: dict[str, Any] = (
     {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
@@ -109,6 +111,12 @@ def packed_attention(
     """
     if query.is_cuda and query.dtype in HALF:
         return _attend_varlen(query, key, value, lengths, parents, sliding_window, kwargs["scaling"]), None
+    if query.dtype in HALF and _longest_path(lengths or ((query.shape[2],),), parents) <= _FLOAT32_UP_TO:
+        wide = (tensor.float() for tensor in (query, key, value))
+        attended, _ = packed_attention(
+            module, *wide, None, lengths=lengths, parents=parents, sliding_window=sliding_window, **kwargs
+        )
+        return attended.to(query.dtype), None
     if lengths is None:
         return _attend(module, query, key, value, sliding_window, **kwargs), None
     rows = []
@@ -214,6 +222,12 @@ def _attend_varlen(
         q, k, v, boundaries, key_boundaries, longest, longest_key, scale=scaling, window_size=window, **_SHARED_HEADS
     )
     return cast(Tensor, attended).view(rows, length, -1, query.shape[-1])
+
+
+@functools.lru_cache(maxsize=8)
+def _longest_path(lengths: RowLengths, parents: RowParents | None) -> int:
+    """Return the tokens of the longest path; the same in every layer."""
+    return max(max(row) for row in (lengths if parents is None else _path_lengths(lengths, parents)))
 
 
 def _path_lengths(lengths: RowLengths, parents: RowParents) -> RowLengths:

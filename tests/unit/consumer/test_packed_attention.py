@@ -18,7 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from consumer.models.packed_attention import MODEL_TYPES, NAME, row_lengths, row_parents
+from consumer.models.packed_attention import MODEL_TYPES, NAME, RowParents, packed_attention, row_lengths, row_parents
 
 SIZES = {
     "vocab_size": 40,
@@ -73,6 +73,24 @@ def test_packed_samples_are_as_if_alone(name: str) -> None:
     for parameter_name, p in model.base_model.named_parameters():
         difference = (gradients[parameter_name] - p.grad).norm() / p.grad.norm()
         assert difference < 1e-5, parameter_name
+
+
+@pytest.mark.parametrize("parents", [None, ((-1, 0, 0), (-1, 0, -1))], ids=["packed", "shared"])
+def test_short_samples_in_bfloat16_are_attended_to_in_float32(parents: RowParents | None) -> None:
+    """A CPU has no fast bfloat16 kernel for them; the result is rounded once."""
+    torch.manual_seed(0)
+    module = MODELS["qwen3"]().model.layers[0].self_attn
+    tensors = [torch.randn(2, heads, 15, 8).bfloat16().requires_grad_() for heads in (4, 2, 2)]
+    wide = [tensor.detach().float().requires_grad_() for tensor in tensors]
+    settings = {"lengths": LENGTHS, "parents": parents, "scaling": 0.3, "dropout": 0.0}
+    found, _ = packed_attention(module, *tensors, None, **settings)
+    right, _ = packed_attention(module, *wide, None, **settings)
+    assert torch.equal(found, right.bfloat16())
+    direction = torch.randn_like(right).bfloat16()
+    (found * direction).sum().backward()
+    (right * direction.float()).sum().backward()
+    for narrow, whole in zip(tensors, wide, strict=True):
+        assert torch.equal(narrow.grad, whole.grad.bfloat16())
 
 
 def test_rows_of_one_sample_need_no_lengths() -> None:

@@ -15,7 +15,7 @@ from producer.environments.textarena_game import TextArenaEpisode
 
 Row = dict[str, Any]
 GAME = "GuessTheNumber-v0"
-HALVING_SHARE = 0.1  # of the players
+HALVING_SHARE = 0.15  # of the players
 PROMPT = {"role": "user", "content": "Play."}  # the game's text takes its place
 
 

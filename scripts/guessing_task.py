@@ -1,7 +1,7 @@
 """Play textarena's GuessTheNumber, mostly with random guesses, as conversations for supervised fine-tuning.
 
 In: a random generator, the game's arguments. Out: rows whose prompt the game replaces with its own text, and games that
-a player of `--env textarena:GuessTheNumber-v0` reads in the same words. Nine in ten players guess numbers of the game's
+a player of `--env textarena:GuessTheNumber-v0` reads in the same words. Most players guess numbers of the game's
 range and listen to no hint; where one has guessed a number before, the game says so. The others halve what is left.
 """
 

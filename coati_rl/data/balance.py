@@ -59,7 +59,9 @@ def lockstep_cost(ranks: Sequence[Bins], lengths: Sequence[int], *, num_stages: 
     In a pipeline the last stage starts, and the first one ends, `num_stages` - 1 bins apart: so many times the largest
     bin is added.
     """
-    largest = [max(sum(lengths[i] for i in bin_) for bin_ in together) for together in zip(*ranks, strict=True)]
+    largest: list[int] = [
+        max(sum(lengths[i] for i in bin_) for bin_ in together) for together in zip(*ranks, strict=True)
+    ]
     return sum(largest) + (num_stages - 1) * max(largest, default=0)
 
 

@@ -112,9 +112,16 @@ def packed_attention(
     if query.is_cuda and query.dtype in HALF:
         return _attend_varlen(query, key, value, lengths, parents, sliding_window, kwargs["scaling"]), None
     if query.dtype in HALF and _longest_path(lengths or ((query.shape[2],),), parents) <= _FLOAT32_UP_TO:
-        wide = (tensor.float() for tensor in (query, key, value))
         attended, _ = packed_attention(
-            module, *wide, None, lengths=lengths, parents=parents, sliding_window=sliding_window, **kwargs
+            module,
+            query.float(),
+            key.float(),
+            value.float(),
+            None,
+            lengths=lengths,
+            parents=parents,
+            sliding_window=sliding_window,
+            **kwargs,
         )
         return attended.to(query.dtype), None
     if lengths is None:

@@ -53,14 +53,14 @@ class Forecast:
         """One line a kind of process, and one of the host, for people."""
         where = " of its GPU" if self.device == "cuda" else ""
         lines = [
-            f"{f'memory of a {each.name}':<24}{gib(each.device_bytes)}{where}: {listed(each.parts)}"
+            f"{f'memory, {each.name}':<24}{gib(each.device_bytes)}{where}: {listed(each.parts)}"
             f"{f' ({each.unknown})' if each.unknown else ''}"
             for each in self.processes
         ]
         who = ", ".join(f"{each.count} x {each.name}" for each in self.processes)
-        of_all = "of each host's share" if not self.is_one_host else "of the host"
+        of_all = "host" if self.is_one_host else "all hosts"
         shared = f"; {listed(self.shared)}" if any(self.shared.values()) else ""
-        return [*lines, f"{f'memory {of_all}':<24}{gib(self.host_bytes)}: {who}{shared}"]
+        return [*lines, f"{f'memory, {of_all}':<24}{gib(self.host_bytes)}: {who}{shared}"]
 
 
 def gib(count: int) -> str:

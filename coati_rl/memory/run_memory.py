@@ -170,9 +170,7 @@ def engine_memory(config: Config, hf_config: Any, machine: Machine, backend: Col
         host = {"libraries": ENGINE_LIBRARIES, "staging": 0 if backend in CUDA_BACKENDS else 2 * update}
         return ProcessMemory(name="engine rank", count=count, parts=parts, host=host)
     cache = cpu_cache_bytes(hf_config, settings, host_bytes=machine.host_bytes) if given is None else int(given)
-    parts = cpu_engine_parts(
-        shape, settings, cache_bytes=cache, update_bytes=0 if backend == "shm" else update
-    )
+    parts = cpu_engine_parts(shape, settings, cache_bytes=cache, update_bytes=0 if backend == "shm" else update)
     if sampling.backend == "fake":
         parts = {"staging": parts["staging"]}
     return ProcessMemory(name="engine rank", count=count, parts=parts, host={"libraries": ENGINE_LIBRARIES})

@@ -1,4 +1,4 @@
-"""Check the memory of runs with producers and of jobs on datasets: which models they hold, and what a micro-batch is."""
+"""Check the memory of runs with producers and of jobs on datasets: their models, and the size of a micro-batch."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +12,6 @@ from coati_rl.config.plan import resolve_precision
 from coati_rl.config.rules import check
 from coati_rl.memory.forecast import Forecast
 from coati_rl.memory.run_memory import (
-    Machine,
     RunModels,
     engine_memory,
     offline_micro_batch,
@@ -34,10 +33,9 @@ Found = tuple[tuple[str, ...], list[str]]  # lines of the plan, and warnings
 def check_run_memory(
     config: Config,
     hf_config: Any,
-    *,
     device: Device,
     backend: CollectiveBackend,
-    gpu_bytes: int | None,
+    *,
     prompt_tokens: float | None,
     check_layout: Callable[..., None],
 ) -> Found:
@@ -48,12 +46,11 @@ def check_run_memory(
         hf_config: transformers config of the policy.
         device: of the run.
         backend: of weight transfers.
-        gpu_bytes: memory of the smallest GPU; None: of no GPU here.
         prompt_tokens: of a prompt, the mean; None if unknown.
         check_layout: as of `prepare`.
     Returns: lines of the plan, and warnings. Raises: ConfigError if it cannot fit.
     """
-    machine = this_machine(device, gpu_bytes=gpu_bytes)
+    machine = this_machine(device)
     models = RunModels(policy=hf_config, frozen=_frozen_of_run(config, hf_config))
     shared = shared_update(hf_config, resolve_precision(config, device), backend)
 
@@ -80,7 +77,7 @@ def check_run_memory(
         sure=lambda each: forecast(each, prompt=least, response=1),
         is_valid=passes(check, lambda each: check_layout(each, hf_config)),
         machine=machine,
-        host_available=host_memory(config, is_planned_elsewhere=device == "cuda" and gpu_bytes is None),
+        host_available=host_memory(config, device),
     )
     found, warnings = checked.run()
     return tuple(found.lines()), warnings
@@ -89,14 +86,13 @@ def check_run_memory(
 def check_job_memory(
     config: OfflineConfig,
     hf_config: Any,
-    *,
     device: Device,
-    gpu_bytes: int | None,
+    *,
     samples: Sequence[Sample],
     check_layout: Callable[..., None],
 ) -> Found:
     """Forecast a job on a dataset; see `check_run_memory`. `samples` are those that it trains on."""
-    machine = this_machine(device, gpu_bytes=gpu_bytes)
+    machine = this_machine(device)
     teacher = config.distillation.teacher if isinstance(config, SftJobConfig) else None
     frozen = [config.reference_model] if config.uses_reference else []
     frozen += [teacher] if teacher is not None else []
@@ -127,7 +123,7 @@ def check_job_memory(
         sure=lambda each: forecast(each, mean),
         is_valid=passes(check_offline, lambda each: check_layout(each, hf_config)),
         machine=machine,
-        host_available=host_memory(config, is_planned_elsewhere=device == "cuda" and gpu_bytes is None),
+        host_available=host_memory(config, device),
     )
     found, warnings = checked.run()
     return tuple(found.lines()), warnings

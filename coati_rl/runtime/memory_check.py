@@ -15,7 +15,7 @@ from coati_rl.memory.capacity import available_bytes, total_bytes
 from coati_rl.memory.forecast import MARGIN, Forecast, ProcessMemory, gib, listed
 from coati_rl.memory.nearest import Change, largest_that_fits, nearest_changes
 from coati_rl.memory.run_memory import Machine
-from coati_rl.runtime.resources import Job
+from coati_rl.runtime.resources import Job, gpu_bytes
 from coati_rl.types import Device
 
 
@@ -53,7 +53,9 @@ class MemoryCheck(Generic[Job]):
             )
         if self.host_available is None or forecast.host_bytes * (1 - margin) <= self.host_available:
             return None
-        each = [f"{process.count} x {process.name} of {gib(_on_host(process, forecast))}" for process in _sorted(forecast)]
+        each = [
+            f"{process.count} x {process.name} of {gib(_on_host(process, forecast))}" for process in _sorted(forecast)
+        ]
         parts = listed(_sorted(forecast)[0].parts)
         return (
             f"the run needs {gib(forecast.host_bytes)} of this machine's memory, of which {gib(self.host_available)} "
@@ -133,14 +135,15 @@ class MemoryCheck(Generic[Job]):
             yield Change(flags="--precision bf16", values={"precision": "bf16"})
 
 
-def this_machine(device: Device, *, gpu_bytes: int | None = None) -> Machine:
+def this_machine(device: Device) -> Machine:
     """Return what the forecast needs to know of this machine."""
-    return Machine(device=device, host_bytes=total_bytes(), gpu_bytes=gpu_bytes)
+    return Machine(device=device, host_bytes=total_bytes(), gpu_bytes=gpu_bytes() if device == "cuda" else None)
 
 
-def host_memory(config: TrainingConfig, *, is_planned_elsewhere: bool) -> int | None:
+def host_memory(config: TrainingConfig, device: Device) -> int | None:
     """Return the bytes that a run can take on this machine; None if it will run elsewhere."""
-    return None if is_planned_elsewhere or config.cluster.master_address else available_bytes()
+    is_elsewhere = config.cluster.master_address or (device == "cuda" and gpu_bytes() is None)
+    return None if is_elsewhere else available_bytes()
 
 
 def passes(rules: Callable[[Any], None], *others: Callable[[Any], None]) -> Callable[[Any], bool]:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from random_model import save_random_model
-from shared_prefix import LOSS, RATE, make_samples, micro_batches_of, with_logprobs
+from shared_prefix import LOSS, RATE, make_samples
 
 from coati_rl.batch import MiniBatch
 from coati_rl.data.packing import pack

@@ -13,6 +13,7 @@ from coati_rl.ops.vocab_chunks import CHUNK_ELEMENTS, ROW_MULTIPLE
 from coati_rl.types import Device
 
 FLOAT32 = 4  # bytes
+HEAP_BYTES = 2**25  # of an allocation: larger ones glibc maps by themselves, and returns when they are freed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +73,24 @@ def kept_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, *, layer
     return layers * one + last_norm
 
 
+def heap_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, *, kept: int, layers: int) -> int:
+    """Return what the C library's heap holds besides tensors on the CPU, in a step of several micro-batches.
+
+    Gradients are allocated while activations of a step's first micro-batch are freed, and come to lie between them.
+    What is left between two gradients is too small for what was there, so that the next micro-batch's activations lie
+    elsewhere: the heap has room for them twice. Tensors of 32 MiB and more do not lie in the heap.
+
+    Args:
+        shape: of this rank's part of the model.
+        size: of the micro-batch.
+        precision: fp32 or bf16.
+        kept: of `kept_bytes`.
+        layers: whose activations are kept, one with gradient checkpointing.
+    """
+    widest = size.tokens * item_bytes(precision) * shape.intermediate
+    return kept - (layers * 4 * widest if widest >= HEAP_BYTES else 0)
+
+
 def backward_bytes(shape: ModelShape, size: MicroBatchSize, precision: str) -> int:
     """Return the gradients that live at a time in the backward of a layer, besides what is kept.
 
@@ -93,8 +112,8 @@ def head_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, device: 
     """Return what the LM head needs while the loss is computed, its weight's gradient apart.
 
     Logits of a chunk in float32, 4 C V, turned into their gradient in place, and hidden states of all loss tokens with
-    their gradients, e 2 H N; in bfloat16 the logits before and their gradient after the conversion, 2 C V, and the
-    product that is added to the weight's gradient, 2 V H.
+    their gradients, e 2 H N. In bfloat16 besides the logits before or their gradient after the conversion, 2 C V, and
+    the product that is added to the weight's gradient, 2 V H; to add it torch converts it on the CPU, 4 V H.
     """
     if shape.vocabulary == 1:  # a scalar head: hidden states and values in float32
         return size.loss_tokens * shape.hidden * (FLOAT32 + item_bytes(precision))
@@ -102,4 +121,5 @@ def head_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, device: 
     rows = size.loss_tokens * item_bytes(precision) * 2 * shape.hidden
     if precision == "fp32":
         return FLOAT32 * logits + rows
-    return (FLOAT32 + 2) * logits + 2 * shape.vocabulary * shape.hidden + rows
+    product = 2 + (FLOAT32 if device == "cpu" else 0)
+    return (FLOAT32 + 2) * logits + product * shape.vocabulary * shape.hidden + rows

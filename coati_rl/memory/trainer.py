@@ -12,6 +12,7 @@ from coati_rl.memory.activations import (
     MicroBatchSize,
     backward_bytes,
     head_bytes,
+    heap_bytes,
     item_bytes,
     kept_bytes,
 )
@@ -54,7 +55,12 @@ def trainer_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout
     """
     parts = _sharded_parts if layout.is_fully_sharded else _replicated_parts
     moments = parts(shape, size, layout)
-    return max(moments, key=lambda each: sum(each.values()))
+    largest = max(moments, key=lambda each: sum(each.values()))
+    if layout.device == "cpu" and layout.has_several_micro_batches:
+        layers = 1 if layout.gradient_checkpointing else -(-shape.num_layers // layout.pp)
+        kept = moments[0]["activations"]
+        largest["heap"] = heap_bytes(shape, size, layout.precision, kept=kept, layers=layers)
+    return largest
 
 
 def _replicated_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> list[Parts]:

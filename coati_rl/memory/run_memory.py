@@ -17,7 +17,7 @@ from coati_rl.memory.engine import (
     token_bytes,
 )
 from coati_rl.memory.forecast import Forecast, ProcessMemory
-from coati_rl.memory.model_shape import ModelShape, model_shape
+from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.trainer import Parts, TrainerLayout, trainer_parts
 from coati_rl.transport.manifest import DEFAULT_BUCKET_BYTES
 from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
@@ -131,8 +131,9 @@ def trainer_memory(
     frozen = [model_shape(each, tensor_parallel_size=tp).num_weights for each in models.frozen]
     parts["frozen models"] = sum(frozen) * item_bytes(precision) // shards
     host: Parts = {"libraries": TRAINER_LIBRARIES}
-    if kept_versions:
-        host["kept weights"] = kept_versions * parts["parameters"]
+    if kept_versions:  # on data-parallel rank 0, or with FSDP2 each rank its part; a mean over ranks
+        copies = 1 if layout.is_fully_sharded else config.dp
+        host["kept weights"] = kept_versions * parts["parameters"] // copies
     if sends_weights:
         host["sent weights"] = 2 * DEFAULT_BUCKET_BYTES + shape.largest_tensor * item_bytes(precision)
     if machine.device == "cuda" and layout.is_fully_sharded:  # read whole, in float32, before it is sharded
@@ -147,7 +148,7 @@ def engine_memory(config: Config, hf_config: Any, machine: Machine, backend: Col
     """Return the memory of a rank of an engine; `backend` of the weight transfers."""
     parallel, sampling = config.parallel, config.sampling
     width, precision = parallel.producer_tensor_parallel_size, resolve_precision(config, machine.device)
-    shape, whole = (_shape_or_whole(hf_config, each) for each in (width, 1))
+    shape, whole = (model_shape(hf_config, tensor_parallel_size=each) for each in (width, 1))
     settings = EngineSettings(
         precision=precision,
         tensor_parallel_size=width,
@@ -193,7 +194,3 @@ def shared_update(hf_config: Any, precision: str, backend: CollectiveBackend) ->
     if backend != "shm":
         return {}
     return {"weights in shared memory": _SEGMENT_SETS * model_shape(hf_config).num_weights * item_bytes(precision)}
-
-
-def _shape_or_whole(hf_config: Any, width: int) -> ModelShape:
-    return model_shape(hf_config, tensor_parallel_size=width)

@@ -11,6 +11,7 @@ from coati_rl.config.offline_rules import check_offline
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.rules import check
 from coati_rl.memory.forecast import Forecast
+from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.run_memory import (
     RunModels,
     engine_memory,
@@ -52,7 +53,6 @@ def check_run_memory(
     """
     machine = this_machine(device)
     models = RunModels(policy=hf_config, frozen=_frozen_of_run(config, hf_config))
-    shared = shared_update(hf_config, resolve_precision(config, device), backend)
 
     def forecast(changed: Config, *, prompt: int, response: int) -> Forecast:
         size, several = rl_micro_batch(changed, prompt_tokens=prompt, response_tokens=response)
@@ -66,6 +66,7 @@ def check_run_memory(
             sends_weights=True,
         )
         processes = [trainer, engine_memory(changed, hf_config, machine, backend)]
+        shared = shared_update(hf_config, resolve_precision(changed, device), backend)
         return run_forecast(changed, machine, processes, shared=shared)
 
     least = int(prompt_tokens or 1)
@@ -79,8 +80,7 @@ def check_run_memory(
         machine=machine,
         host_available=host_memory(config, device),
     )
-    found, warnings = checked.run()
-    return tuple(found.lines()), warnings
+    return _found(checked, models)
 
 
 def check_job_memory(
@@ -125,8 +125,18 @@ def check_job_memory(
         machine=machine,
         host_available=host_memory(config, device),
     )
-    found, warnings = checked.run()
-    return tuple(found.lines()), warnings
+    return _found(checked, models)
+
+
+def _found(checked: MemoryCheck[Any], models: RunModels) -> Found:
+    """Return the lines and warnings of a check; a warning alone for an architecture that transformers cannot build."""
+    for hf_config in (models.policy, *models.frozen):
+        try:
+            model_shape(hf_config)
+        except ValueError:
+            return (), [f"the memory of the run is not forecast, as a model's architecture is {hf_config.model_type}"]
+    forecast, warnings = checked.run()
+    return tuple(forecast.lines()), warnings
 
 
 def _frozen_of_run(config: Config, hf_config: Any) -> tuple[Any, ...]:

@@ -36,12 +36,12 @@ class MemoryCheck(Generic[Job]):
         by_budget = self.config.parallel.max_tokens_per_microbatch is not None
         sure = whole if by_budget else self.sure(self.config)
         if problem := self._problem(sure, margin=MARGIN):
-            raise ConfigError(f"{self._field(sure)}: {problem}; {self._nearest(sure=not by_budget)}")
+            raise ConfigError(f"{self._field(sure)}: {problem}; {self._nearest()}")
         problem = self._problem(whole, margin=0.0)
         if problem is None:
             return whole, []
         longest = "" if by_budget else ", if a micro-batch has the longest samples"
-        return whole, [f"{self._field(whole)}: {problem}{longest}; {self._nearest(sure=False)}"]
+        return whole, [f"{self._field(whole)}: {problem}{longest}; {self._nearest()}"]
 
     def _problem(self, forecast: Forecast, *, margin: float) -> str | None:
         """Say what exceeds its memory by more than the margin, a fraction of it; None if all fits."""
@@ -72,8 +72,8 @@ class MemoryCheck(Generic[Job]):
             return f"-tmbs {parallel.train_microbatch_size}" if budget is None else _budget(budget).flags
         return f"--model {self.config.model.model}"
 
-    def _nearest(self, *, sure: bool) -> str:
-        """Return the smallest changes of settings with which the run fits, as text."""
+    def _nearest(self) -> str:
+        """Return the smallest changes of settings with which the run fits, whatever its samples, as text."""
 
         def changed(change: Change | None) -> Job | None:
             if change is None:
@@ -85,7 +85,7 @@ class MemoryCheck(Generic[Job]):
             config = changed(change)
             if config is None:
                 return False
-            return self._problem(self.sure(config) if sure else self.forecast(config), margin=0.0) is None
+            return self._problem(self.forecast(config), margin=0.0) is None
 
         def budget(change: Change | None) -> Change | None:
             config = changed(change)

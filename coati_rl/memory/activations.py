@@ -55,7 +55,7 @@ def layer_bytes(shape: ModelShape, size: MicroBatchSize, precision: str) -> int:
 
 
 def kept_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, *, layers: int, is_recomputed: bool) -> int:
-    """Return what autograd keeps of a whole forward up to the last norm.
+    """Return what autograd keeps of a whole forward up to the last norm, and that norm's output, which the head reads.
 
     Args:
         shape: of this rank's part of the model.

@@ -23,7 +23,7 @@ SHARED = (PROMPT, RESPONSE, RESPONSE)  # a prompt and two responses behind it
 
 
 def kept_by_autograd(config, dtype, *, lengths, parents=None, is_recomputed=False):
-    """Bytes of the tensors that a forward up to the last norm keeps, weights, token ids and rotations apart."""
+    """Bytes of the tensors that a forward up to the last norm keeps, and its output; weights, ids, rotations apart."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
     prepare(model, gradient_checkpointing=is_recomputed)
@@ -41,8 +41,10 @@ def kept_by_autograd(config, dtype, *, lengths, parents=None, is_recomputed=Fals
     ids = torch.randint(0, config.vocab_size, (1, sum(lengths)))
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model.base_model(input_ids=ids, position_ids=positions, use_cache=False, lengths=(lengths,), parents=parents)
-    return sum(kept.values())
+        output = model.base_model(
+            input_ids=ids, position_ids=positions, use_cache=False, lengths=(lengths,), parents=parents
+        ).last_hidden_state
+    return sum(kept.values()) + output.untyped_storage().nbytes()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -101,5 +101,5 @@ def test_a_job_on_a_dataset_has_trainers_alone_and_counts_its_own_samples(
         printed.append(capsys.readouterr().out)
     assert all("engine" not in each for each in printed)
     assert "2 x trainer" in printed[2] and "gathered" in printed[2]
-    whole, cut = (int(re.findall(r"activations (\d+) MiB", each)[0]) for each in printed[:2])
-    assert cut < whole
+    whole, cut = (re.findall(r"activations ([\d.]+) (GiB|MiB)", each)[0] for each in printed[:2])
+    assert float(cut[0]) * {"GiB": 1024, "MiB": 1}[cut[1]] < float(whole[0]) * {"GiB": 1024, "MiB": 1}[whole[1]]

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from coati_rl.config.cli import parse_job
 from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.generate_rules import check_generate
-from coati_rl.config.named_values import named_values
 from coati_rl.errors import CoatiError, ConfigError
 from coati_rl.runtime.exit_messages import print_lines
 from coati_rl.runtime.subreaper import run_under_subreaper
@@ -97,7 +96,7 @@ def _generate(
     from producer.batch.batch_inference import BatchJob, run_batch
     from producer.batch.rows import Selection
     from producer.batch.summary import summarise
-    from producer.engines import create_engine
+    from producer.engines import EngineOptions, create_engine
 
     config, sampling, engine = prepared.config, prepared.config.sampling, prepared.config.engine
     if len(output.records) == len(prepared.prompts.prompts):
@@ -122,8 +121,8 @@ def _generate(
         stall_timeout_s=engine.stall_timeout_s,
     )
     with closing(make_scorer()) as scorer:  # its processes start while the engine loads
-        loaded = create_engine(
-            sampling.backend,
+        options = EngineOptions.with_flags(
+            engine,
             model=str(prepared.model),
             tensor_parallel_size=engine.producer_tensor_parallel_size,
             dtype=prepared.dtype,
@@ -132,12 +131,8 @@ def _generate(
             seed=sampling.seed,
             device=prepared.device,
             gpu_memory_utilization=engine.gpu_memory_utilization,
-            block_size=engine.block_size,
-            quantization=engine.quantization,
-            enforce_eager=engine.enforce_eager,
-            engine_args=named_values(engine.engine_arg),
-            load_timeout_s=_LOAD_TIMEOUT_S,
         )
+        loaded = create_engine(sampling.backend, options, load_timeout_s=_LOAD_TIMEOUT_S)
         with closing(loaded):
             return run_batch(job, output, loaded, scorer, report=_say)
 

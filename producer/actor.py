@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from coati_rl.config import Config
-from coati_rl.config.named_values import named_values
 from coati_rl.coordinator.membership import UNSYNCED
 from coati_rl.errors import EngineError
 from coati_rl.observability.phases import PHASES
@@ -21,7 +20,7 @@ from coati_rl.runtime.process import ActorContext, enter_actor
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import CommitResult, Device
-from producer.engines import create_engine
+from producer.engines import EngineOptions, create_engine
 from producer.engines.environment import engine_environment
 from producer.made_environment import OwnedEnvironment, make_environment
 from producer.rollout_loop import RolloutLoop
@@ -59,8 +58,8 @@ class ProducerActor:
     def start(self) -> float:
         """Load the engine with the initial weights. Returns: the time it took, in seconds."""
         begin, config = time.perf_counter(), self._config
-        self._engine = create_engine(
-            config.sampling.backend,
+        options = EngineOptions.with_flags(
+            config.sampling,
             model=config.model.model,
             tensor_parallel_size=config.parallel.producer_tensor_parallel_size,
             dtype=self._context.dtype,
@@ -69,12 +68,9 @@ class ProducerActor:
             seed=config.run.seed,
             device=self._context.device,
             gpu_memory_utilization=config.parallel.gpu_memory_utilization,
-            block_size=config.sampling.block_size,
-            quantization=config.sampling.quantization,
-            enforce_eager=config.sampling.enforce_eager,
-            engine_args=named_values(config.sampling.engine_arg),
-            policy_version=UNSYNCED,
-            load_timeout_s=START_TIMEOUT_S,
+        )
+        self._engine = create_engine(
+            config.sampling.backend, options, policy_version=UNSYNCED, load_timeout_s=START_TIMEOUT_S
         )
         self._environment = make_environment(config)
         logger.info("producer %d is ready", self._producer_id)

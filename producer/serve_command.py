@@ -20,7 +20,6 @@ import uvicorn
 from fastapi import FastAPI, Request
 
 from coati_rl.config.engine_rules import backend_problems, check_engine_device
-from coati_rl.config.named_values import named_values
 from coati_rl.config.serve import ServeConfig
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device, SamplingParams
@@ -74,10 +73,10 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
         say(f"would serve {told}")
         return
     with _ended_by_signals(), _listener(config, say) as listener:
-        from producer.engines import create_engine
+        from producer.engines import EngineOptions, create_engine
 
-        loaded = create_engine(
-            engine.backend,
+        options = EngineOptions.with_flags(
+            engine,
             model=str(model),
             tensor_parallel_size=engine.producer_tensor_parallel_size,
             dtype={"bf16": "bfloat16", "fp32": "float32"}[precision],
@@ -85,12 +84,8 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
             max_num_seqs=engine.max_sequences,
             device=device,
             gpu_memory_utilization=engine.gpu_memory_utilization,
-            block_size=engine.block_size,
-            quantization=engine.quantization,
-            enforce_eager=engine.enforce_eager,
-            engine_args=named_values(engine.engine_arg),
-            load_timeout_s=_LOAD_TIMEOUT_S,
         )
+        loaded = create_engine(engine.backend, options, load_timeout_s=_LOAD_TIMEOUT_S)
         with closing(loaded):
             sampling = SamplingParams(max_new_tokens=length)
             session = Session(

@@ -13,12 +13,8 @@ from coati_rl.errors import ConfigError
 from coati_rl.types import Device
 
 
-class EngineSettings(Protocol):
-    """Declare the settings of an engine that every command with one has."""
-
-    @property
-    def backend(self) -> str:
-        """Return the engine's name."""
+class EngineFlags(Protocol):
+    """Declare the flags of an engine that every command with one has."""
 
     @property
     def block_size(self) -> int | None:
@@ -35,6 +31,14 @@ class EngineSettings(Protocol):
     @property
     def engine_arg(self) -> list[str]:
         """Return further arguments of vLLM."""
+
+
+class ChosenEngine(EngineFlags, Protocol):
+    """Declare the same with the engine that they are for."""
+
+    @property
+    def backend(self) -> str:
+        """Return the engine's name."""
 
 
 def engine_problems(config: Config) -> Iterator[str]:
@@ -69,7 +73,7 @@ def partial_rollout_problems(config: Config) -> Iterator[str]:
         )
 
 
-def backend_problems(settings: EngineSettings) -> Iterator[str]:
+def backend_problems(settings: ChosenEngine) -> Iterator[str]:
     """Return the settings that only vLLM has."""
     if settings.backend == "vllm":
         return
@@ -84,7 +88,7 @@ def backend_problems(settings: EngineSettings) -> Iterator[str]:
         yield f"{', '.join(flags)} with -b {settings.backend}: only vLLM has it; use -b vllm, or leave it out"
 
 
-def check_engine_device(settings: EngineSettings, device: Device, *, max_model_len: int) -> None:
+def check_engine_device(settings: EngineFlags, device: Device, *, max_model_len: int) -> None:
     """Raise ConfigError for what vLLM, as it is run on the CPU, does not take."""
     if device != "cpu":
         return

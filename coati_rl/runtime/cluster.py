@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import AuthenticationError
 
 from coati_rl.config.training import TrainingConfig
-from coati_rl.errors import ConfigError
+from coati_rl.errors import ConfigError, RunError
 from coati_rl.runtime.interrupts import blocked_in_children, ending_signals
 from coati_rl.runtime.ray_environment import actor_environment
 
@@ -33,31 +33,43 @@ def ray_cluster(config: TrainingConfig, *, num_cpus: int, num_gpus: int, scratch
         num_cpus: logical, when Ray is started here.
         num_gpus: likewise.
         scratch: of the run, with mode 0700; a Ray started here has its sockets and logs below it, or --ray_dir.
-    Raises: ConfigError if the cluster cannot be joined, or Ray cannot use --ray_dir or TMPDIR.
+    Raises: ConfigError if the cluster cannot be joined, or Ray cannot use --ray_dir or TMPDIR; RunError if Ray does
+        not start.
     """
     handlers = {number: signal.getsignal(number) for number in ending_signals()}
     try:
         if config.cluster.master_address:
             _join(config.cluster.master_address)
         else:
-            with blocked_in_children():
-                ray.init(
-                    address="local",
-                    num_cpus=max(num_cpus, config.num_devices),  # logical: actors pin themselves to real cores
-                    num_gpus=num_gpus,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    namespace=_new_namespace(),
-                    object_store_memory=_OBJECT_STORE_BYTES,
-                    logging_level=logging.CRITICAL,
-                    _temp_dir=str(_session_path(config, scratch)),
-                    _node_ip_address="127.0.0.1",
-                )
+            _start(_session_path(config, scratch), num_cpus=max(num_cpus, config.num_devices), num_gpus=num_gpus)
         for number, handler in handlers.items():  # Ray installs its own, which abort the driver
             signal.signal(number, handler)
         yield
     finally:
         ray.shutdown()
+
+
+def _start(session: Path, *, num_cpus: int, num_gpus: int) -> None:
+    """Start Ray here. Raises: RunError."""
+    try:
+        with blocked_in_children():
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,  # logical: actors pin themselves to real cores
+                num_gpus=num_gpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                namespace=_new_namespace(),
+                object_store_memory=_OBJECT_STORE_BYTES,
+                logging_level=logging.CRITICAL,
+                _temp_dir=str(session),
+                _node_ip_address="127.0.0.1",
+            )
+    except Exception as error:  # a plain Exception if one of its processes is late, as on a busy machine
+        raise RunError(
+            f"Ray did not start on this machine: {' '.join(str(error).split())}; try again when the machine is less "
+            "busy, or give --ray_dir and read Ray's logs there"
+        ) from error
 
 
 def _session_path(config: TrainingConfig, scratch: Path) -> Path:

@@ -16,6 +16,7 @@ from coati_rl.types import Completion, GenerationRequest, GenerationResult
 from producer.engines.admission import aborted_result
 from producer.engines.checkpoint import check_manifest, find_checkpoint, read_entries
 from producer.engines.engine_thread import ThreadedEngine
+from producer.engines.options import EngineOptions
 from producer.engines.staging import StagingArea
 from producer.engines.stop_strings import Decode, ends_with_stop, final_text
 from producer.engines.token_stream import TokenStream
@@ -145,19 +146,19 @@ class _FakeCore:
         self._staging.close()
 
 
-def fake_engine_like(model: str, *, max_model_len: int, dtype: str = "float32", policy_version: int = 0) -> FakeEngine:
+def fake_engine_like(options: EngineOptions, *, policy_version: int = 0) -> FakeEngine:
     """Create a fake engine with a model's vocabulary, EOS, tokenizer and tensor names, but without its weights."""
     from transformers import AutoConfig, AutoTokenizer
 
-    directory = find_checkpoint(model)
+    directory = find_checkpoint(options.model)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     return FakeEngine(
         vocab_size=AutoConfig.from_pretrained(directory).get_text_config().vocab_size,
         eos_token_id=tokenizer.eos_token_id,
-        max_model_len=max_model_len,
+        max_model_len=options.max_model_len,
         decode=lambda token_ids: str(tokenizer.decode(token_ids, skip_special_tokens=True)),
         expected=read_entries(directory),
-        dtype=dtype,
+        dtype=options.dtype,
         policy_version=policy_version,
     )
 

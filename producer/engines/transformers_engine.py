@@ -14,10 +14,11 @@ import torch
 from coati_rl.errors import EngineError
 from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
-from coati_rl.types import Completion, Device, GenerationRequest, GenerationResult
+from coati_rl.types import Completion, GenerationRequest, GenerationResult
 from producer.engines.checkpoint import check_manifest, find_checkpoint, read_entries
 from producer.engines.decoding import DecodingBatch, Row
 from producer.engines.engine_thread import ThreadedEngine
+from producer.engines.options import EngineOptions
 from producer.engines.staging import StagingArea
 from producer.engines.stop_strings import final_text
 from producer.engines.token_stream import TokenStream
@@ -26,34 +27,22 @@ from producer.engines.token_stream import TokenStream
 class TransformersEngine(ThreadedEngine):
     """Generate with transformers' own model code."""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        dtype: str = "float32",
-        max_model_len: int,
-        max_num_seqs: int = 64,
-        device: Device = "cpu",
-        policy_version: int = 0,
-    ) -> None:
-        """Start loading; the arguments are those of `VllmEngine`."""
-        core = _TransformersCore(
-            model, dtype=dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs, device=device
-        )
-        super().__init__(core, policy_version=policy_version)
+    def __init__(self, options: EngineOptions, *, policy_version: int = 0) -> None:
+        """Start loading; see `ThreadedEngine.wait_ready`. `policy_version`: see `create_engine`."""
+        super().__init__(_TransformersCore(options), policy_version=policy_version)
 
 
 class _TransformersCore:
     """Implement `EngineCore` with transformers."""
 
-    def __init__(self, model: str, *, dtype: str, max_model_len: int, max_num_seqs: int, device: Device) -> None:
+    def __init__(self, options: EngineOptions) -> None:
         self.policy_version = 0
         self.vocab_size = 0
-        self.max_model_len = max_model_len
-        self._name = model
-        self._dtype = dtype
-        self._max_num_seqs = max_num_seqs
-        self._device = torch.device(device)
+        self.max_model_len = options.max_model_len
+        self._name = options.model
+        self._dtype = options.dtype
+        self._max_num_seqs = options.max_num_seqs
+        self._device = torch.device(options.device)
         self._staging = StagingArea(device=self._device)
         self._expected: dict[str, TensorEntry] = {}
         self._eos_token_ids: frozenset[int] = frozenset()

@@ -5,9 +5,8 @@ when the engine loads, with the environment variables of `engine_environment`; a
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from producer.engines.admission import RequestRefusedError
 from producer.engines.checkpoint import check_manifest, find_checkpoint, read_entries
 from producer.engines.cpu_memory import cpu_kv_cache_bytes
 from producer.engines.engine_thread import ThreadedEngine
+from producer.engines.options import EngineOptions
 from producer.engines.token_stream import TokenStream
 from producer.engines.vllm_requests import Outputs, RunningRequest
 
@@ -32,69 +32,42 @@ _PROBE_PREFIX = "coati probe "  # of request ids
 class VllmEngine(ThreadedEngine):
     """Generate with vLLM."""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        tensor_parallel_size: int = 1,
-        dtype: str = "float32",
-        max_model_len: int,
-        max_num_seqs: int = 64,
-        seed: int = 0,
-        device: Device = "cpu",
-        gpu_memory_utilization: float = 0.85,
-        kv_cache_memory_bytes: int | None = None,
-        block_size: int | None = None,
-        quantization: str | None = None,
-        enforce_eager: bool | None = None,
-        engine_args: Mapping[str, Any] = MappingProxyType({}),
-        policy_version: int = 0,
-    ) -> None:
-        """Start loading; see `ThreadedEngine.wait_ready`.
+    def __init__(self, options: EngineOptions, *, policy_version: int = 0) -> None:
+        """Start loading; see `ThreadedEngine.wait_ready`. `policy_version`: see `create_engine`."""
+        core = _VllmCore(_engine_args(options), device=options.device)
+        super().__init__(core, policy_version=policy_version)
 
-        Args:
-            model: a directory, or a hub name that is in the local cache.
-            dtype: "float32" or "bfloat16".
-            max_model_len: prompt and response together, in tokens.
-            max_num_seqs: samples decoded at a time; others wait.
-            seed: of vLLM; requests have seeds of their own.
-            device: the device that the engine computes on.
-            gpu_memory_utilization: fraction of the GPU's memory; CUDA only.
-            kv_cache_memory_bytes: per rank; None: what max_num_seqs needs on CPU, the remaining memory on CUDA.
-            block_size: tokens of a block of the cache, the unit in which prompts find their beginnings there; None: 32
-                on the CPU, vLLM's own on CUDA.
-            quantization: how vLLM quantizes the weights that it loads; None: not at all.
-            enforce_eager: run the model without compilation and CUDA graphs; None: on the CPU.
-            engine_args: others of vLLM's EngineArgs, which `check_engine_args` has checked.
-            policy_version: of the weights on disk; -1 until a commit has proven them.
-        """
-        settings: dict[str, Any] = {
-            "model": model,
-            "tensor_parallel_size": tensor_parallel_size,
-            "distributed_executor_backend": "uni" if tensor_parallel_size == 1 else "mp",
-            "dtype": dtype,
-            "max_model_len": max_model_len,
-            "max_num_seqs": max_num_seqs + 1,  # one for a probe, which must not wait for a long response
-            "seed": seed,
-            "kv_cache_memory_bytes": kv_cache_memory_bytes,
-            "enable_prefix_caching": True,
-            "logprobs_mode": "processed_logprobs",
-            "worker_extension_cls": "producer.engines.vllm_worker.StagingWorkerExtension",
-            "disable_log_stats": True,
-            "use_tqdm_on_load": False,
-            "block_size": block_size,
-            "quantization": quantization,
-            "enforce_eager": device == "cpu" if enforce_eager is None else enforce_eager,
-        }
-        # Other code that depends on the device: engine_environment, and vllm_worker's tied lm_head.
-        if device == "cpu":
-            settings["block_size"] = block_size or _CPU_BLOCK_SIZE
-            # With chunked prefill vLLM rewinds the request's seeded generator, which CPU generators cannot do.
-            settings["enable_chunked_prefill"] = False
-            settings["max_num_batched_tokens"] = max(_MIN_BATCHED_TOKENS, max_model_len)
-        else:
-            settings["gpu_memory_utilization"] = gpu_memory_utilization
-        super().__init__(_VllmCore(settings | dict(engine_args), device=device), policy_version=policy_version)
+
+def _engine_args(options: EngineOptions) -> dict[str, Any]:
+    """Return the arguments of vLLM's EngineArgs, by name."""
+    is_cpu, width = options.device == "cpu", options.tensor_parallel_size
+    arguments: dict[str, Any] = {
+        "model": options.model,
+        "tensor_parallel_size": width,
+        "distributed_executor_backend": "uni" if width == 1 else "mp",
+        "dtype": options.dtype,
+        "max_model_len": options.max_model_len,
+        "max_num_seqs": options.max_num_seqs + 1,  # one for a probe, which must not wait for a long response
+        "seed": options.seed,
+        "kv_cache_memory_bytes": options.kv_cache_memory_bytes,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": "producer.engines.vllm_worker.StagingWorkerExtension",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "block_size": options.block_size,
+        "quantization": options.quantization,
+        "enforce_eager": is_cpu if options.enforce_eager is None else options.enforce_eager,
+    }
+    # Other code that depends on the device: engine_environment, and vllm_worker's tied lm_head.
+    if is_cpu:
+        arguments["block_size"] = options.block_size or _CPU_BLOCK_SIZE
+        # With chunked prefill vLLM rewinds the request's seeded generator, which CPU generators cannot do.
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(_MIN_BATCHED_TOKENS, options.max_model_len)
+    else:
+        arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
+    return arguments | dict(options.engine_args)
 
 
 class _VllmCore:

@@ -60,6 +60,7 @@ async def run_agent(
             line = await errors
     except TimeoutError:
         line = ""
+        process._transport.close()  # type: ignore[attr-defined]  # closes itself only at the end of the error output
     return _failure(process.returncode, line, late)
 
 

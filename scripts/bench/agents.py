@@ -24,7 +24,7 @@ from sleeping_tool import Sleep, SleepAsync
 
 from coati_rl.observability.timeline import NO_TIMELINE
 from coati_rl.types import DEFAULT_TASK, GenerationRequest, Lease, Prompt, SamplingParams
-from producer.engines import create_engine, engine_environment
+from producer.engines import EngineOptions, create_engine, engine_environment
 from producer.environments.chat import ChatTemplate
 from producer.environments.episode import EpisodeLimits
 from producer.environments.episode_environment import EpisodeEnvironment
@@ -121,10 +121,12 @@ def measure(options: argparse.Namespace, directory: str) -> dict[str, Any]:
     engine = CountedEngine(
         create_engine(
             options.engine,
-            model=directory,
-            max_model_len=MAX_MODEL_LEN,
-            max_num_seqs=options.episodes,
-            block_size=BLOCK_SIZE,
+            EngineOptions(
+                model=directory,
+                max_model_len=MAX_MODEL_LEN,
+                max_num_seqs=options.episodes,
+                block_size=BLOCK_SIZE,
+            ),
         )
     )
     figures: dict[str, Any] = {}

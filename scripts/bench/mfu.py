@@ -111,13 +111,16 @@ def take_step(backend: Backend, micro_batch: MicroBatch, step: int) -> float:
     return float(sums["loss_sum"]) * scale
 
 
-def step_flops(model: PreTrainedModel, lengths: Sequence[int], counted_tokens: int) -> int:
+def step_flops(
+    model: PreTrainedModel, lengths: Sequence[int], counted_tokens: int, *, with_attention: bool = True
+) -> int:
     """Return the FLOPs of a step as defined in the module's docstring."""
-    head = model.get_output_embeddings()
+    head, config = model.get_output_embeddings(), model.config
     products = [module for module in model.modules() if isinstance(module, torch.nn.Linear) and module is not head]
     weights = sum(module.weight.numel() for module in products)
-    config = model.config
-    attention = config.hidden_size * config.num_hidden_layers * sum(t * t for t in lengths)
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    squares = sum(t * t for t in lengths) if with_attention else 0
+    attention = config.num_attention_heads * head_size * config.num_hidden_layers * squares
     return 6 * (weights * sum(lengths) + head.weight.numel() * counted_tokens + attention)
 
 

@@ -5,9 +5,10 @@
 
 Whole runs with one producer and one trainer, each on its own core, and the model of `length_model.py`, whose response
 lengths are geometric (mean 61, at most --max-new-tokens). Out, for each way: the share of time in which the producer
-held no prompt (producer_idle_fraction of metrics.jsonl), response tokens per second, seconds per step, and the largest
-staleness of a token, which must not exceed -nb. With --kill the producer is killed in the middle of each run; in any
-case each prompt must have come in for one step only.
+held no prompt (producer_idle_fraction of metrics.jsonl, by the time of each step), response tokens per second, seconds
+per step, and the largest staleness of a token in weight syncs, beside its bound, -nb, which it must not exceed. With
+--kill the producer is killed in the middle of each run, and the time until another has joined is not counted as idle;
+in any case each prompt must have come in for one step only. There is no table if one of the two does not hold.
 
 Each round runs every way once. The first two and the last two steps are not counted; medians over rounds.
 """
@@ -19,8 +20,9 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -55,8 +57,12 @@ def run_once(flags: list[str], scratch: Path, options: argparse.Namespace) -> di
         raise SystemExit(f"a token is {stalest} syncs old, more than -nb {options.n_behind}")
     counted = records[WARM_UP : options.steps - REST]
     seconds = counted[-1]["time_s"] - records[WARM_UP - 1]["time_s"]
+    ends_s = [record["time_s"] for record in records[WARM_UP - 1 : options.steps - REST]]
+    idle_s = sum(
+        r["producer_idle_fraction"] * (end - begin) for r, (begin, end) in zip(counted, pairwise(ends_s), strict=True)
+    )
     return {
-        "idle": mean(record["producer_idle_fraction"] for record in counted),
+        "idle": idle_s / seconds,
         "tokens_per_s": sum(record["num_response_tokens"] for record in counted) / seconds,
         "step_s": seconds / len(counted),
         "staleness": stalest,
@@ -79,10 +85,16 @@ def _kill_producer(pid: int) -> None:
 def flags_of(options: argparse.Namespace, model: Path) -> list[str]:
     """Return the flags that all ways share."""
     prompts, group_size = str(options.prompts), options.group_size
+    micro_batch = str(min(8, options.prompts) * group_size)
     values = {
         **{"-m": str(model), "-d": str(model / "prompts.jsonl"), "-rt": "boxed", "-s": "", "--device": "cpu"},
         **{"-t": "1", "-i": "1", "-ibs": prompts, "-imbs": str(options.in_flight), "-tbs": prompts, "-tMbs": prompts},
-        **{"-g": str(group_size), "-tmbs": str(8 * group_size), "-mpt": "64", "-nb": str(options.n_behind)},
+        **{
+            "-g": str(group_size),
+            "-tmbs": micro_batch,
+            "-mpt": "64",
+            "-nb": str(options.n_behind),
+        },
         **{"-mnt": str(options.max_new_tokens), "--max-steps": str(options.steps), "-lr": "1e-9", "-kl": "0"},
         **{"-si": "-1", "--master_port": "0"},
     }
@@ -116,14 +128,16 @@ def main() -> None:
             sys.stderr.write(f"round {number + 1} of {options.rounds}: {rounds[-1]}\n")
     medians = {way: {key: median(each[way][key] for each in rounds) for key in rounds[0][way]} for way in options.ways}
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians over {options.rounds} rounds")
-    print(f"{'':<20}{'idle':>8}{'tokens/s':>12}{'step':>10}{'staleness':>12}")
+    print(f"{'':<20}{'idle':>8}{'tokens/s':>12}{'step':>10}{'staleness':>12}{'bound':>8}")
     for way, found in medians.items():
         print(
             f"{way:<20}{100 * found['idle']:>6.1f} %{found['tokens_per_s']:>12.0f}{found['step_s']:>8.2f} s"
-            f"{found['staleness']:>12.0f}"
+            f"{found['staleness']:>12.0f}{options.n_behind:>8}"
         )
     if options.json:
-        options.json.write_text(json.dumps({"rounds": rounds, "medians": medians}, indent=2) + "\n", encoding="utf-8")
+        settings = {name: str(value) for name, value in vars(options).items() if name != "json"}
+        figures = {"settings": settings, "cpus": os.cpu_count(), "load": os.getloadavg()[0], "medians": medians}
+        options.json.write_text(json.dumps({**figures, "rounds": rounds}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

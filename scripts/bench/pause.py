@@ -38,7 +38,7 @@ from length_model import make_model, make_tokenizer
 from coati_rl.transport.manifest import build_manifest
 from coati_rl.transport.wire import WeightSender
 from coati_rl.types import GenerationRequest, GenerationResult, SamplingParams
-from producer.engines import create_engine, engine_environment
+from producer.engines import EngineOptions, create_engine, engine_environment
 
 MAX_MODEL_LEN = 512
 PROMPT_TOKENS, RESPONSE_TOKENS = 16, 240
@@ -226,9 +226,10 @@ def run(directory: str, *, commits: int, numbers: list[int], ranks: int) -> dict
     model = make_model(tokenizer, end_probability=0.0, seed=0)
     tokenizer.save_pretrained(directory)
     model.save_pretrained(directory)
-    engine: Any = create_engine(
-        "vllm", model=directory, max_model_len=MAX_MODEL_LEN, max_num_seqs=max(numbers), tensor_parallel_size=ranks
+    options = EngineOptions(
+        model=directory, max_model_len=MAX_MODEL_LEN, max_num_seqs=max(numbers), tensor_parallel_size=ranks
     )
+    engine: Any = create_engine("vllm", options)
     clock, figures = Clock(), {}
     clock.watch(engine._core)
     weights = [(name, parameter.data) for name, parameter in model.named_parameters()]

@@ -25,7 +25,7 @@ import torch
 from random_model import save_random_model
 
 from coati_rl.types import GenerationRequest, SamplingParams
-from producer.engines import create_engine, engine_environment
+from producer.engines import EngineOptions, create_engine, engine_environment
 
 VOCAB = 8192
 Figures = dict[str, dict[str, float]]  # by prompt length
@@ -45,13 +45,13 @@ def save_model(directory: Path, options: argparse.Namespace) -> None:
 def measure(directory: str, block_size: int, options: argparse.Namespace, seed: int) -> Figures:
     """Return the figures of one block size; a process holds one engine."""
     torch.set_num_threads(1)
-    engine: Any = create_engine(
-        "vllm",
+    engine_options = EngineOptions(
         model=directory,
         max_model_len=max(options.lengths) + options.new_tokens,
         max_num_seqs=options.prompts * options.samples,
         block_size=block_size,
     )
+    engine: Any = create_engine("vllm", engine_options)
     random = torch.Generator().manual_seed(seed)
     scheduler = engine._core._engine.engine_core.engine_core.scheduler
     schedule, scheduled = scheduler.schedule, [0]

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 from random_model import save_random_model
+from training_loops import LOG_RATIOS, LOSS, TOLERANCES
 
-from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.packing import pack
 from coati_rl.samples import Sample
@@ -39,11 +39,7 @@ from consumer.parallel.single_process import SingleProcess
 from consumer.train_step import TrainStep
 
 ON, OFF = "shared", "each its own"
-RATE = 1e-7
-LOSS = PolicyLoss(clip_low=0.2, clip_high=0.28)
-# Log ratios of sampled tokens, far enough from the clip bounds that rounding errors do not change which are clipped.
-LOG_RATIOS = (-0.6, -0.1, -0.03, 0.03, 0.1, 0.6)
-TOLERANCES = {"fp32": 1e-4, "bf16": 0.05}  # relative, of losses and norms
+RATE = 0.0  # both ways take turns with the same weights, which must not move between the steps that are compared
 FLAGS = {
     "prompts": (8, "prompts of an optimizer step"),
     "samples": (8, "samples of a prompt"),
@@ -73,7 +69,8 @@ def make_samples(arguments: argparse.Namespace, num_prompt: int, vocabulary: int
                     loss_mask=np.ones(arguments.response, dtype=bool),
                     arrays={
                         "loss_weights": 1 / arguments.response,
-                        "advantages": float(rng.normal()),
+                        # Of a mean other than 0, so that the mean loss is no small difference of large terms.
+                        "advantages": 0.5 + float(rng.normal()),
                         "rollout_logprobs": np.zeros(arguments.response, dtype=np.float32),
                         "temperature": 1.0,
                         "policy_version": np.zeros(arguments.response, dtype=np.int32),

@@ -36,9 +36,9 @@ def running(command: list[str], *, num_threads: int, log: Path) -> Iterator[subp
         _end(process)
 
 
-def finish(process: subprocess.Popen[bytes]) -> None:
+def finish(process: subprocess.Popen[bytes], *, timeout_s: float = RUN_TIMEOUT_S) -> None:
     """Wait for exit code 0. Raises: RuntimeError for another exit code, TimeoutExpired if it does not end."""
-    if code := process.wait(RUN_TIMEOUT_S):
+    if code := process.wait(timeout_s):
         raise RuntimeError(f"exit code {code}")
 
 
@@ -53,9 +53,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def wait_for_step(process: subprocess.Popen[bytes], metrics: Path, step: int) -> tuple[int, dict[str, float]]:
+def wait_for_step(
+    process: subprocess.Popen[bytes], metrics: Path, step: int, *, timeout_s: float = RUN_TIMEOUT_S
+) -> tuple[int, dict[str, float]]:
     """Wait for `step`. Returns: the recorded steps, and the CPU seconds by role then. Raises: RuntimeError."""
-    deadline = time.monotonic() + RUN_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     while True:
         steps = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
         if steps >= step:
@@ -63,7 +65,7 @@ def wait_for_step(process: subprocess.Popen[bytes], metrics: Path, step: int) ->
         if process.poll() is not None:
             raise RuntimeError(f"exit code {process.returncode} before step {step}")
         if time.monotonic() > deadline:
-            raise RuntimeError(f"step {step} was not reached in {RUN_TIMEOUT_S:.0f} s")
+            raise RuntimeError(f"step {step} was not reached in {timeout_s:.0f} s")
         time.sleep(POLL_S)
 
 

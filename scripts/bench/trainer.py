@@ -26,30 +26,29 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from random_model import save_random_model
-from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from training_loops import (
+    LOG_RATIOS,
+    MAX_NORM,
+    TOLERANCES,
+    WEIGHT_DECAY,
+    BackendLoop,
+    PlainLoop,
+    check_agreement,
+    load,
+)
+from transformers import PreTrainedModel
 
-from coati_rl.algorithms.loss import PolicyLoss
-from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.data.packing import pack
 from coati_rl.samples import Sample
-from consumer.backend import Backend, BackendConfig, make_backend
+from consumer.backend import BackendConfig, make_backend
 from consumer.models import packed_attention
 from consumer.models.loading import no_progress_bars
-from consumer.objectives.policy_gradient import PolicyGradient
-from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
-from consumer.train_step import TrainStep
 
 MU, SIGMA, LONGEST = 4.2, 0.8, 512  # lengths of prompt and response together
 PROMPT_SHARE = 0.25
-TEMPERATURE, RATE, WEIGHT_DECAY, MAX_NORM = 0.8, 1e-7, 0.01, 1.0
-PICKED = ("token_ids", "rollout_logprobs", "advantages", "loss_weights")
-LOSS = PolicyLoss(clip_low=0.2, clip_high=0.28)
-# Log ratios of sampled tokens, far enough from the clip bounds that rounding errors do not change which are clipped.
-LOG_RATIOS = (-0.6, -0.1, -0.03, 0.03, 0.1, 0.6)
-TOLERANCES = {"fp32": 1e-4, "bf16": 0.05}  # relative, of losses and norms
+TEMPERATURE = 0.8
 TIMEOUT_S = 300.0
 OURS, PLAIN, PLAIN_PACKED = "hybrid", "plain, SDPA and mask", "plain, our attention"
 # One optimizer step over all micro-batches: the mean loss, and the gradient's norm before clipping.
@@ -71,69 +70,6 @@ FLAGS = {
     "rounds": (7, "timed steps of each loop"),
     "seed": (0, "of weights, lengths and tokens"),
 }
-
-
-def load(directory: Path, attention: str = "sdpa") -> PreTrainedModel:
-    """Load the float32 model with this attention function."""
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation=attention)
-
-
-class BackendLoop:
-    """Take optimizer steps with the trainers' backend."""
-
-    def __init__(self, backend: Backend, micro_batches: tuple[MicroBatch, ...], loss_scale: float) -> None:
-        self._train_step = TrainStep(backend, PolicyGradient(loss_fn=LOSS), learning_rate=LearningRate(peak=RATE))
-        self._batch = MiniBatch(
-            step=0, micro_batches=micro_batches, is_last=True, loss_scale=loss_scale, learning_rate_progress=0.0
-        )
-
-    def step(self) -> tuple[float, float]:
-        """See `Step`; ranks without the LM head have no loss."""
-        metrics = self._train_step.run(self._batch) or {}
-        return metrics.get("loss", float("nan")), metrics["grad_norm"]
-
-
-class PlainLoop:
-    """Take the same steps in plain torch and transformers."""
-
-    def __init__(self, model: PreTrainedModel, micro_batches: tuple[MicroBatch, ...], loss_scale: float) -> None:
-        self.model, self.parameters = model, list(model.parameters())
-        self.optimizer = torch.optim.AdamW(self.parameters, RATE, weight_decay=WEIGHT_DECAY, fused=True)
-        self.micro_batches, self.loss_scale = micro_batches, loss_scale
-
-    def step(self) -> tuple[float, float]:
-        """See `Step`."""
-        loss_sum = torch.zeros(())
-        for micro_batch in self.micro_batches:
-            loss = self._loss(micro_batch) * self.loss_scale
-            loss.backward()
-            loss_sum += loss.detach()
-        # In pieces: torch's norm of a large float32 tensor on a CPU has an error of 7e-4 at 16 million elements.
-        pieces = [piece for p in self.parameters if p.grad is not None for piece in p.grad.view(-1).split(2**16)]
-        norm = torch.nn.utils.get_total_norm(pieces)
-        torch.nn.utils.clip_grads_with_norm_(self.parameters, MAX_NORM, norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss_sum.item(), norm.item()
-
-    def _loss(self, micro_batch: MicroBatch) -> Tensor:
-        arrays, arguments = micro_batch.loss_arrays, dict[str, Any]()
-        if self.model.config._attn_implementation == packed_attention.NAME:
-            arguments["lengths"] = packed_attention.row_lengths(micro_batch.segments, micro_batch.token_ids.shape)
-        logits = self.model(
-            input_ids=torch.from_numpy(micro_batch.token_ids),
-            position_ids=torch.from_numpy(micro_batch.position_ids),
-            attention_mask=None,
-            use_cache=False,
-            logits_to_keep=torch.from_numpy(arrays["sources"][0]),
-            **arguments,
-        ).logits[0]  # float32[N, V]
-        picked = (torch.from_numpy(arrays[name][0]) for name in PICKED)
-        token_ids, rollout_logprobs, advantages, weights = picked
-        logprobs = -F.cross_entropy(logits.div_(TEMPERATURE), token_ids, reduction="none")
-        ratio = torch.exp(logprobs - rollout_logprobs)
-        clipped = ratio.clamp(1 - LOSS.clip_low, 1 + LOSS.clip_high)
-        return -(weights * torch.minimum(ratio * advantages, clipped * advantages)).sum()
 
 
 def make_samples(arguments: argparse.Namespace, model: PreTrainedModel) -> Iterator[Sample]:
@@ -219,14 +155,6 @@ def run_layout(layout: str, directory: Path, arguments: argparse.Namespace) -> d
     if any(process.exitcode for process in processes):
         sys.exit(f"{layout}: a process failed")
     return dict(json.loads((directory / f"{layout}.json").read_text(encoding="utf-8")))
-
-
-def check_agreement(name: str, found: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float) -> float:
-    """Return the largest relative difference of losses and norms. Raises: SystemExit if it is too large, or NaN."""
-    worst = float(np.max([np.abs(np.divide(found[key], expected[key]) - 1) for key in ("loss", "norm")]))
-    if not worst <= tolerance:
-        sys.exit(f"{name}: a loss or gradient norm differs by {worst:.2e}: not the same computation")
-    return worst
 
 
 def medians(report: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -1,13 +1,15 @@
 """Run TRL's GRPOTrainer on one of our prompt files and record when its steps end; in TRL's own environment.
 
     TRL_PYTHON scripts/bench/trl_baseline.py MODEL_DIR --max-new-tokens 64 --steps 40 --json FILE [--threads 2]
-        [--prompts-per-step 8] [--group-size 8] [--continuous-batching]
+        [--prompts-per-step 8] [--group-size 8] [--micro-batch 64] [--reward parity] [--continuous-batching]
 
 In: a checkpoint with `prompts.jsonl` beside it, rows of {"messages", "gt_answer"}. Out: JSON, `step_ends_s` on a
-monotonic clock, `cpu_s` of the process by then, and `mean_length`, tokens of a response with its end.
+monotonic clock, `cpu_s` of the process by then, `mean_length`, tokens of a response with its end, and
+`constant_groups`, the share of groups whose rewards are equal.
 
-The settings are the fastest on a CPU: a step is one micro-batch, generated at once; float32, no gradient
-checkpointing, no reference model, no second log-probability pass (one iteration a batch), nothing saved or reported.
+The settings are the fastest on a CPU: a step is generated at once, and one micro-batch unless `--micro-batch` bounds
+its memory; float32, no gradient checkpointing, no reference model, no second log-probability pass (one iteration a
+batch), nothing saved or reported.
 """
 
 import argparse
@@ -16,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import bench_rewards
 import torch
 from datasets import Dataset
-from parity_reward import parity
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]  # not in the project's environment
 
@@ -38,41 +40,58 @@ class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
         self.cpu_s.append(time.process_time())
 
 
-class ParityReward:
-    """Provide `parity` in TRL's form, and count tokens."""
+class Reward:
+    """Provide one of `bench_rewards` in TRL's form; count tokens, and groups with equal rewards."""
 
-    __name__ = "parity"
+    __name__ = "reward"
 
-    def __init__(self) -> None:
-        self.num_completions = self.num_tokens = 0
+    def __init__(self, name: str, group_size: int) -> None:
+        self._function, self._group_size = getattr(bench_rewards, name), group_size
+        self.num_completions = self.num_tokens = self.num_constant = 0
 
-    def __call__(self, completions: list[Any], completion_ids: list[list[int]], **_: object) -> list[float]:
-        """Return the rewards of a step's completions; called by the trainer."""
+    def __call__(
+        self, completions: list[Any], completion_ids: list[list[int]], gt_answer: list[str], **_: object
+    ) -> list[float]:
+        """Return the rewards of a step's completions, group by group; called by the trainer."""
         self.num_completions += len(completions)
         self.num_tokens += sum(len(token_ids) for token_ids in completion_ids)
-        return [parity(messages[-1]["content"]) for messages in completions]
+        pairs = zip(completions, gt_answer, strict=True)
+        rewards = [self._function(messages[-1]["content"], answer) for messages, answer in pairs]
+        groups = [rewards[start : start + self._group_size] for start in range(0, len(rewards), self._group_size)]
+        self.num_constant += sum(len(set(group)) == 1 for group in groups)
+        return rewards
 
     @property
     def mean_length(self) -> float:
         """Return the mean length of a completion, in tokens."""
         return self.num_tokens / self.num_completions
 
+    @property
+    def constant_groups(self) -> float:
+        """Return the share of groups whose rewards are equal."""
+        return self.num_constant * self._group_size / self.num_completions
+
 
 def read_prompts(path: Path) -> Dataset:
     """Read prompts as conversations with TRL's column names."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return Dataset.from_list([{"prompt": [row["messages"]]} for row in rows])
+    return Dataset.from_list([{"prompt": [row["messages"]], "gt_answer": row["gt_answer"]} for row in rows])
 
 
 def make_config(arguments: argparse.Namespace, out_dir: Path) -> GRPOConfig:
     """Configure GRPO like ours: loss per sample, standardised within the group, no KL."""
+    num_samples = arguments.prompts_per_step * arguments.group_size
+    micro_batch = arguments.micro_batch or num_samples
+    if num_samples % micro_batch:
+        raise SystemExit(f"--micro-batch {micro_batch} does not divide the {num_samples} samples of a step")
     return GRPOConfig(
         output_dir=str(out_dir),
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
-        per_device_train_batch_size=arguments.prompts_per_step * arguments.group_size,
-        gradient_accumulation_steps=1,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=num_samples // micro_batch,
+        steps_per_generation=num_samples // micro_batch,
         num_generations=arguments.group_size,
         num_iterations=1,
         max_steps=arguments.steps,
@@ -101,11 +120,13 @@ def main() -> None:
     parser.add_argument("--prompts-per-step", type=int, default=8)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, required=True)
+    parser.add_argument("--micro-batch", type=int, help="samples; default: those of a step")
+    parser.add_argument("--reward", default="parity", help="a function of bench_rewards.py")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--continuous-batching", action="store_true", help="transformers' own, in place of generate()")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    clock, reward = Clock(), ParityReward()
+    clock, reward = Clock(), Reward(arguments.reward, arguments.group_size)
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),
         processing_class=AutoTokenizer.from_pretrained(arguments.model),
@@ -115,7 +136,8 @@ def main() -> None:
         callbacks=[clock],
     )
     trainer.train()
-    result = {"step_ends_s": clock.step_ends_s, "cpu_s": clock.cpu_s, "mean_length": reward.mean_length}
+    counts = {"mean_length": reward.mean_length, "constant_groups": reward.constant_groups}
+    result = {"step_ends_s": clock.step_ends_s, "cpu_s": clock.cpu_s, **counts}
     arguments.json.write_text(json.dumps(result) + "\n", encoding="utf-8")
 
 

@@ -172,11 +172,12 @@ def measure_engine(backends: Sequence[CollectiveBackend], num_rounds: int, direc
     from producer.engines import engine_environment
 
     os.environ |= engine_environment("cpu", 1)
+    from producer.engines.options import EngineOptions
     from producer.engines.vllm_engine import VllmEngine
 
     checkpoint = make_checkpoint(directory / "model")
     metadata = load_state(checkpoint)
-    engine = VllmEngine(str(checkpoint), dtype="bfloat16", max_model_len=256, max_num_seqs=4)
+    engine = VllmEngine(EngineOptions(model=str(checkpoint), dtype="bfloat16", max_model_len=256, max_num_seqs=4))
     seconds: dict[str, list[tuple[float, float]]] = {backend: [] for backend in backends}
     version = 0
     try:

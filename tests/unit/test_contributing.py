@@ -129,10 +129,12 @@ def test_the_environment_runs_with_an_engine() -> None:
 def test_the_engine_keeps_the_contract_of_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a branch of `create_engine`. The rest of the contract is about sampling, and this engine samples nothing."""
     make_engine = sys.modules["repeat_engine"].make_repeat_engine
-    monkeypatch.setattr("producer.engines.create_engine", lambda _, **settings: make_engine(**settings))
+    monkeypatch.setattr(
+        "producer.engines.create_engine",
+        lambda _, options, **others: make_engine(options, vocab_size=VOCAB_SIZE, **others),
+    )
     checkpoints = [save_checkpoint(tmp_path / str(seed), seed, tied=True) for seed in (0, 1)]
-    settings = {"model": str(checkpoints[0]), "vocab_size": VOCAB_SIZE, "max_model_len": MAX_MODEL_LEN}
-    with hosted_engine("repeat", **settings) as engine:
+    with hosted_engine("repeat", model=str(checkpoints[0]), max_model_len=MAX_MODEL_LEN) as engine:
         harness = Harness(engine, checkpoints)
         harness.has_model = False
         contract.test_staging_leaves_the_old_weights_serving_until_the_commit(harness)

@@ -100,7 +100,7 @@ def _kto(responses: Sequence[Response], kl: Tensor) -> Tensor:
     for response in responses[::2]:
         is_desirable = response.label == DESIRABLE
         sign, weight = (1, 1.5) if is_desirable else (-1, 0.75)
-        terms.append(weight * (1 - torch.sigmoid(2.0 * sign * (response.k1.sum() - kl))))
+        terms.append(weight * (1 - torch.sigmoid(1.2 * sign * (response.k1.sum() - kl))))
     return torch.stack(terms).mean()
 
 
@@ -124,7 +124,7 @@ PREFERENCES: dict[str, UnitCase] = {
     ),
     "orpo": pair_case(PairLoss(loss="orpo", orpo_lambda=2.0), orpo, likelihood, Cut(4, False, "uneven")),
     "kto": UnitCase(
-        objective=Kto(example_loss=ExampleLoss(beta=2.0, desirable_weight=1.5, undesirable_weight=0.75)),
+        objective=Kto(example_loss=ExampleLoss(beta=1.2, desirable_weight=1.5, undesirable_weight=0.75)),
         formula=kto,
         without=kto_of_each_unit,
         cuts=(Cut(1, True, "uneven"), Cut(2, False, "several")),

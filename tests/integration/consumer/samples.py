@@ -99,11 +99,12 @@ def forked_turns(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def labelled(samples: Sequence[Sample]) -> list[Sample]:
-    """Units of a desirable or an undesirable example in turn and a mismatched completion.
+    """Units of an undesirable or a desirable example in turn and a mismatched completion.
 
-    In this order the KL estimates of steps and models are on both sides of 0.
+    In this order the KL estimates of steps and models are on both sides of 0, and the terms of the examples do not
+    cancel: rounding of their weights would show in the norm.
     """
-    labels = (DESIRABLE, MISMATCHED, UNDESIRABLE, MISMATCHED)
+    labels = (UNDESIRABLE, MISMATCHED, DESIRABLE, MISMATCHED)
     return [dataclasses.replace(samples[number ^ 1], label=labels[number % 4]) for number in range(len(samples))]
 
 

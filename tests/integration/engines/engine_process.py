@@ -42,9 +42,11 @@ class HostedEngine:
     """The engine as seen from outside of its process."""
 
     def __init__(self, backend: str, settings: dict[str, Any]) -> None:
-        from producer.engines import create_engine
+        from producer.engines import EngineOptions, create_engine
 
-        self._engine = create_engine(backend, **settings)
+        others = dict(settings)
+        version = others.pop("policy_version", 0)
+        self._engine = create_engine(backend, EngineOptions(**others), policy_version=version)
         for name in METHODS:
             setattr(self, name, getattr(self._engine, name))
         self._num_computed = 0

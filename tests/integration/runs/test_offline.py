@@ -100,7 +100,7 @@ def test_sft_trains_evaluates_saves_and_leaves_nothing(start_run, job_flags):
 @pytest.mark.parametrize("job", ["sft", "rm", "dpo", "kto"])
 def test_a_job_that_is_killed_goes_on_to_the_same_bits(start_run, job_flags, job, dp):
     own = ["--precompute-reference"] if job == "dpo" else []
-    flags = [*job_flags(job, trainers=dp, dp=dp, epochs=20), *own]  # 80 steps: seconds, in which it can be killed
+    flags = [*job_flags(job, trainers=dp, dp=dp, epochs=10), *own]  # 40 steps: seconds, in which it can be killed
     whole = start_run(*flags, name="whole")
     killed = start_run(*flags, name="killed")
     killed.wait_for_step(5)
@@ -109,12 +109,12 @@ def test_a_job_that_is_killed_goes_on_to_the_same_bits(start_run, job_flags, job
     assert killed.wait() == 1, killed.text()
     last = killed.text().splitlines()[-1]
     resume = re.search(rf"; resume from step (\d+) with: coati-rl ({job} .*)$", last)
-    assert resume and int(resume[1]) in range(4, 80, 4), last
+    assert resume and int(resume[1]) in range(4, 40, 4), last
     assert whole.wait() == 0, whole.text()
     resumed = start_run(*shlex.split(resume[2]), name="killed")
     assert resumed.wait() == 0, resumed.text()
-    assert tensors(resumed, 80) == tensors(whole, 80) and tensors(whole, 80)
-    assert [record["step"] for record in resumed.records()] == list(range(1, 81))
+    assert tensors(resumed, 40) == tensors(whole, 40) and tensors(whole, 40)
+    assert [record["step"] for record in resumed.records()] == list(range(1, 41))
     assert evaluations(resumed) == evaluations(whole)
     assert resumed.left_over() == []
 

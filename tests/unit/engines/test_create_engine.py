@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coati_rl.errors import ConfigError
-from producer.engines import create_engine, engine_environment
+from producer.engines import EngineOptions, create_engine, engine_environment
 
 
 def test_importing_the_package_imports_no_engine():
@@ -17,13 +17,13 @@ def test_importing_the_package_imports_no_engine():
 
 def test_an_unknown_backend_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match="use vllm, transformers or fake"):
-        create_engine("sglang", model="m", max_model_len=8)
+        create_engine("sglang", EngineOptions(model="m", max_model_len=8))
 
 
 @pytest.mark.parametrize("backend", ["transformers", "fake"])
 def test_tensor_parallelism_is_vllms_alone(backend):
     with pytest.raises(ConfigError, match="-ptp 1"):
-        create_engine(backend, model="m", max_model_len=8, tensor_parallel_size=2)
+        create_engine(backend, EngineOptions(model="m", max_model_len=8, tensor_parallel_size=2))
 
 
 def test_the_environment_keeps_the_engine_in_process_and_pinned():

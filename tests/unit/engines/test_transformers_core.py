@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from coati_rl.types import GenerationRequest, SamplingParams
+from producer.engines import EngineOptions
 from producer.engines.transformers_engine import _TransformersCore
 
 PROMPT = (5, 6, 7, 8)
@@ -14,7 +15,7 @@ PROMPT = (5, 6, 7, 8)
 
 @pytest.fixture
 def core(model_dir):
-    core = _TransformersCore(str(model_dir), dtype="float32", max_model_len=64, max_num_seqs=8, device="cpu")
+    core = _TransformersCore(EngineOptions(model=str(model_dir), max_model_len=64, max_num_seqs=8))
     core.load()
     return core
 

@@ -7,6 +7,7 @@ import pytest
 import rl_example
 from coati_rl.errors import ConfigError
 from producer.engines import vllm_arguments
+from producer.engines.options import EngineOptions
 from producer.engines.vllm_arguments import _OWNED, _read_engine_args, check_engine_args, check_quantization
 from producer.engines.vllm_engine import VllmEngine
 
@@ -88,7 +89,9 @@ def test_an_engine_is_made_with_its_arguments_and_the_defaults_of_its_device() -
     """It does not load in a process without its environment."""
     wanted = {"block_size": 64, "quantization": "fp8", "enforce_eager": False, "engine_args": {"watermark": 0.5}}
     engines = [
-        VllmEngine("m", max_model_len=8, device=device, **own) for device in ("cpu", "cuda") for own in ({}, wanted)
+        VllmEngine(EngineOptions(model="m", max_model_len=8, device=device, **own))
+        for device in ("cpu", "cuda")
+        for own in ({}, wanted)
     ]
     names = ("block_size", "quantization", "enforce_eager", "watermark")
     found = [tuple(engine._core._engine_args.get(name) for name in names) for engine in engines]

@@ -4,6 +4,7 @@ Real: configuration, preparation, coordinator, producer and trainer actors, fake
 Replaced: what a process does on entry (pinning, logs), ColossalAI by plain torch, the reward by an inline function.
 """
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -199,11 +200,11 @@ class ThreadedRun:
             if self._replace and not self._is_over:
                 self._add_producer()
 
-    def _create_engine(self, backend, **settings):
+    def _create_engine(self, backend, options, **others):
         dies = self._dies_at_request if not self.trace.engines else None
         engine = WatchedEngine(
-            create_engine(backend, **settings),
-            {"backend": backend, **settings},
+            create_engine(backend, options, **others),
+            {"backend": backend, **dataclasses.asdict(options), **others},
             dies_at_request=dies,
             **self._engine_faults,
         )

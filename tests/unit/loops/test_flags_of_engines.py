@@ -11,50 +11,50 @@ from producer.actor import ProducerActor
 
 
 @pytest.fixture
-def engine_settings(monkeypatch, config_with, tmp_path):
+def engine_options(monkeypatch, config_with, tmp_path):
     """Return what a producer makes its engine with."""
 
     def made(**changes):
-        seen = {}
+        seen = []
         monkeypatch.setattr(producer.actor, "enter_actor", lambda context: None)
-        monkeypatch.setattr(producer.actor, "create_engine", lambda backend, **settings: seen.update(settings))
+        monkeypatch.setattr(producer.actor, "create_engine", lambda backend, options, **others: seen.append(options))
         of_actor = {"device": "cuda", "dtype": "bfloat16", "slot": 0, "num_slots": 1}
         context = ActorContext(name="producer-0", log_dir=tmp_path, **of_actor)
         ProducerActor(0, config_with(backend="vllm", **changes), context, make_reward=lambda: None).start()
-        return seen
+        return seen[0]
 
     return made
 
 
-def test_gpu_memory_utilization__is_the_engines_share(engine_settings):
-    assert engine_settings(gpu_memory_utilization=0.5)["gpu_memory_utilization"] == 0.5
+def test_gpu_memory_utilization__is_the_engines_share(engine_options):
+    assert engine_options(gpu_memory_utilization=0.5).gpu_memory_utilization == 0.5
 
 
-def test_max_num_seqs__is_the_engines_and_by_default_all_that_is_in_flight(engine_settings):
+def test_max_num_seqs__is_the_engines_and_by_default_all_that_is_in_flight(engine_options):
     in_flight = {"inference_microbatch_size": 2, "num_generations": 8}
-    found = [engine_settings(**in_flight, max_num_seqs=number)["max_num_seqs"] for number in (None, 6)]
+    found = [engine_options(**in_flight, max_num_seqs=number).max_num_seqs for number in (None, 6)]
     assert found == [16, 6]
 
 
-def test_block_size__is_that_of_the_engines_cache(engine_settings):
-    assert [engine_settings(block_size=size)["block_size"] for size in (None, 64)] == [None, 64]
+def test_block_size__is_that_of_the_engines_cache(engine_options):
+    assert [engine_options(block_size=size).block_size for size in (None, 64)] == [None, 64]
 
 
-def test_quantization__is_the_engines(engine_settings):
-    assert [engine_settings(quantization=method)["quantization"] for method in (None, "fp8")] == [None, "fp8"]
+def test_quantization__is_the_engines(engine_options):
+    assert [engine_options(quantization=method).quantization for method in (None, "fp8")] == [None, "fp8"]
 
 
-def test_enforce_eager__is_the_engines_and_lets_its_process_compile(engine_settings, config_with):
+def test_enforce_eager__is_the_engines_and_lets_its_process_compile(engine_options, config_with):
     values = [None, True, False]
-    assert [engine_settings(enforce_eager=value)["enforce_eager"] for value in values] == values
+    assert [engine_options(enforce_eager=value).enforce_eager for value in values] == values
     configs = [config_with(backend="vllm", enforce_eager=value) for value in values]
     variables = [ProducerActor.environment(config, "cpu") for config in configs]
     assert [each.get("TORCHDYNAMO_DISABLE") for each in variables] == ["1", "1", None]
 
 
-def test_engine_arg__reaches_the_engine_by_name(engine_settings):
+def test_engine_arg__reaches_the_engine_by_name(engine_options):
     texts = ["kv_cache_dtype=fp8", "max-num-batched-tokens=8192"]
-    assert engine_settings(engine_arg=texts)["engine_args"] == {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 8192}
+    assert engine_options(engine_arg=texts).engine_args == {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 8192}
 
 
 def test_partial_rollouts__asks_for_each_sample_alone_and_swaps_weights_in_flight(run_in_threads):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import consumer.actor
-from coati_rl.errors import ConfigError
+from coati_rl.errors import ConfigError, RunError
 from coati_rl.runtime import cluster
 from coati_rl.runtime.process import ActorContext
 from consumer.parallel.process_group import StoreLocation
@@ -35,6 +35,17 @@ def test_ray_dir__is_a_subdirectory_of_the_runs_own_temporary_directory_by_defau
     with cluster.ray_cluster(config_with(), num_cpus=2, num_gpus=0, scratch=Path("/tmp/coati-12345678")):
         pass
     assert [call["_temp_dir"] for call in ray_calls] == ["/tmp/coati-12345678/ray"]
+
+
+def test_ray_dir__is_where_the_logs_are_of_a_ray_that_did_not_start(monkeypatch, config_with):
+    def init(**options):
+        raise Exception("The current node timed out during startup.\nThis could happen because")  # as Ray's node.py
+
+    monkeypatch.setattr(cluster.ray, "init", init)
+    sizes = {"num_cpus": 2, "num_gpus": 0, "scratch": Path("/tmp/coati-12345678")}
+    told = "Ray did not start on this machine: The current node timed out during startup. This .*; .* give --ray_dir"
+    with pytest.raises(RunError, match=told), cluster.ray_cluster(config_with(), **sizes):
+        pass
 
 
 def test_ray_dir__in_which_others_could_put_a_directory_of_theirs_is_refused(

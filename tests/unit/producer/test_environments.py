@@ -9,7 +9,7 @@ import pytest
 
 from coati_rl.observability.timeline import NO_TIMELINE
 from coati_rl.types import Lease, Prompt, SamplingParams, SharedPrefix, Trajectory, Turn
-from producer.engines import create_engine
+from producer.engines import EngineOptions, create_engine
 from producer.environments.environment import Rollout
 from producer.environments.single_turn import SingleTurn
 from producer.group_runner import GroupRunner
@@ -86,19 +86,8 @@ class NotingEngine:
 
 @pytest.fixture
 def engine(model_dir):
-    engine = create_engine(
-        "fake",
-        model=str(model_dir),
-        tensor_parallel_size=1,
-        dtype="float32",
-        max_model_len=64,
-        max_num_seqs=8,
-        seed=0,
-        device="cpu",
-        gpu_memory_utilization=0.5,
-        policy_version=0,
-        load_timeout_s=60.0,
-    )
+    options = EngineOptions(model=str(model_dir), max_model_len=64, max_num_seqs=8)
+    engine = create_engine("fake", options, load_timeout_s=60.0)
     yield NotingEngine(engine)
     engine.close()
 

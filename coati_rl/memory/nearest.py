@@ -3,7 +3,7 @@
 In: changes in the order of their size, and a test whether a run with them fits. Out: those to name in a message.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,10 +61,5 @@ def largest_that_fits(least: int, current: int, fits: Callable[[int], bool]) -> 
     while high - low > max(1, low // 10):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    unit = 10 ** max(0, len(str(low)) - 2)
+    unit = int(10 ** max(0, len(str(low)) - 2))
     return max(least, low // unit * unit)
-
-
-def first_fitting(sizes: Iterable[int], fits: Callable[[int], bool]) -> int | None:
-    """Return the first of some sizes that fits; None if none does."""
-    return next((size for size in sizes if fits(size)), None)

@@ -98,12 +98,13 @@ def check_engine_device(settings: EngineFlags, device: Device, *, max_model_len:
             "--engine-arg enable_chunked_prefill=true: on the CPU vLLM cannot cut the prompt of a request with a seed; "
             "leave it out"
         )
-    budget = arguments.get("max_num_batched_tokens")
-    if isinstance(budget, int) and budget < max_model_len:
-        raise ConfigError(
-            f"--engine-arg max_num_batched_tokens={budget}: on the CPU prompts are not cut, and a sample may have "
-            f"{max_model_len} tokens; use {max_model_len} or more"
-        )
+    for name in ("max_num_batched_tokens", "max_num_scheduled_tokens"):
+        budget = arguments.get(name)
+        if isinstance(budget, int) and budget < max_model_len:
+            raise ConfigError(
+                f"--engine-arg {name}={budget}: on the CPU prompts are not cut, and a sample may have "
+                f"{max_model_len} tokens; use {max_model_len} or more"
+            )
     if settings.block_size is not None and settings.block_size % 32:
         raise ConfigError(
             f"--block-size {settings.block_size}: on the CPU vLLM takes multiples of 32; "

@@ -149,7 +149,8 @@ class EvaluationRounds:
 
     def _summarise(self, task: str, step: int) -> dict[str, object]:
         groups = sorted((g for g in self._groups if g.prompt.eval_set == task), key=lambda g: g.prompt.uid)
-        with (self._directory / f"{task}-step-{step:06d}.jsonl").open("w", encoding="utf-8") as file:
+        path = self._directory / f"{task}-step-{step:06d}.jsonl"
+        with path.open("w", encoding="utf-8", errors="backslashreplace") as file:  # half of a surrogate pair: escaped
             for group in groups:
                 answers = zip(final_trajectories(group.trajectories), group.scores, strict=True)
                 for sample, (last, score) in enumerate(answers):

@@ -40,7 +40,8 @@ class RolloutRecorder:
         path = self._directory / f"steps-{first:06d}-{first + _STEPS_PER_FILE - 1:06d}.jsonl"
         with disk_errors(path):
             self._directory.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
+            # Half of a surrogate pair, from an environment or an agent, becomes its JSON escape.
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 for group in groups:
                     numbers = range(len(group.trajectories))
                     file.writelines(self._line(step, group, number, advantages) for number in numbers)

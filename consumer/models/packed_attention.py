@@ -177,7 +177,7 @@ def _paths(parents: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(paths)
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=2)  # with a window and without one
 def _lower_right(length: int, past: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the additive mask [T, P + T] of T queries behind P tokens, the same in every layer.
 

@@ -91,8 +91,20 @@ def rewards_of(step: Step) -> dict[str, float]:
 def _rewards(value: object) -> dict[str, float]:
     """Return rewards by name; a single one is ONE_REWARD."""
     if isinstance(value, Mapping):
-        return {str(name): _reward(each, f"reward {name!r}") for name, each in value.items()}
+        return {_name(name): _reward(each, f"reward {name!r}") for name, each in value.items()}
     return {ONE_REWARD: _reward(value, "reward")}
+
+
+def _name(name: object) -> str:
+    text = str(name)
+    if not is_encodable(text):
+        raise EpisodeFailure(f"reward {text!r}: a name must be text that UTF-8 can hold")
+    return text
+
+
+def is_encodable(text: str) -> bool:
+    """Return whether UTF-8 can hold a text: half of a surrogate pair it cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _reward(value: object, name: str) -> float:
@@ -136,10 +148,8 @@ def _message(value: Mapping[Any, Any]) -> Message:
 
 
 def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise EpisodeFailure(f"the observation is no text that can be encoded: {error}") from error
+    if not is_encodable(text):
+        raise EpisodeFailure("the observation is no text that can be encoded: it holds half of a surrogate pair")
     return text
 
 

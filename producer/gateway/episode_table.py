@@ -16,7 +16,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from coati_rl.types import MAX_REWARD
-from producer.environments.returned_steps import ONE_REWARD
+from producer.environments.returned_steps import ONE_REWARD, is_encodable
 from producer.gateway.api_error import ApiError
 from producer.gateway.app import BodyLimits, read_body
 from producer.gateway.session import Session
@@ -117,6 +117,6 @@ def _reward_of(body: bytes) -> tuple[str, float]:
     value, name = values.get("reward"), values.get("name", ONE_REWARD)
     if not isinstance(value, int | float) or abs(value) > MAX_REWARD or not math.isfinite(value):
         raise ApiError(400, f"reward: needs a number of at most {MAX_REWARD:g}", param="reward", code="invalid_value")
-    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
+    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME or not is_encodable(name):
         raise ApiError(400, f"name: needs a text of at most {_MAX_NAME} characters", param="name", code="invalid_value")
     return name, float(value)

@@ -54,10 +54,10 @@ class CountedEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def submit(self, request: GenerationRequest) -> Any:
+    def submit(self, request: GenerationRequest, on_tokens: Any = None) -> Any:
         """Note a request."""
         self._requests[request.request_id] = request
-        return self._engine.submit(request)
+        return self._engine.submit(request, on_tokens)
 
     def _count(self, outputs: list[Any]) -> list[Any]:
         for output in outputs:

@@ -1,4 +1,4 @@
-"""Fork trainers from two processes that have imported everything, since the imports take 7 s of CPU time each.
+"""Fork trainers from two processes that have imported everything, since the imports take 6 s each.
 
 Neighbouring ranks come from different servers, so that the order of their sets differs, as between trainers of a run.
 

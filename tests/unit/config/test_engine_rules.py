@@ -66,6 +66,7 @@ def test_more_samples_than_are_in_flight_cannot_be_decoded():
     [
         ("--engine-arg enable_chunked_prefill=true", "cannot cut the prompt of a request with a seed; leave it out"),
         ("-mpt 100 -mnt 50 --engine-arg max_num_batched_tokens=149", "a sample may have 150 tokens; use 150 or more"),
+        ("-mpt 100 -mnt 50 --engine-arg max_num_scheduled_tokens=149", "a sample may have 150 tokens; use 150 or more"),
         ("--block-size 48", "on the CPU vLLM takes multiples of 32; use 64"),
     ],
 )

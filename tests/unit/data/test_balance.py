@@ -132,3 +132,9 @@ def test_bins_of_a_large_batch_are_nearly_full():
     lengths = lognormal_lengths(1024)
     (bins,) = assign_to_bins(lengths, num_ranks=1, max_samples=1024, max_tokens=1024)
     assert len(bins) * 1024 <= 1.05 * sum(lengths)
+
+
+def test_the_lightest_bin_takes_what_counts_for_several_samples_only_if_it_has_room_for_all():
+    # The last one would be put to the 8 tokens of a bin that holds 3 of 4 samples.
+    (bins,) = assign_to_bins([10, 9, 8, 1], num_ranks=1, max_samples=4, sizes=[1, 3, 3, 2])
+    assert sorted(sorted(bin_) for bin_ in bins) == [[0, 3], [1], [2]]

@@ -64,6 +64,9 @@ def test_half_of_a_surrogate_pair_is_refused(episode) -> None:
     headers = {"Authorization": f"Bearer {episode.registered.token}"}
     reply = httpx.post(f"{episode.url}/chat/completions", content=body, headers=headers, trust_env=False)
     assert (reply.status_code, "surrogate pair" in reply.json()["error"]["message"]) == (400, True)
+    named = b'{"reward": 1, "name": "\\ud800"}'
+    reply = httpx.post(f"{episode.url}/reward", content=named, headers=headers, trust_env=False)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "name")
 
 
 @pytest.mark.parametrize(

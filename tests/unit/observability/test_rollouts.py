@@ -52,6 +52,15 @@ def group(completion):
 FIRST_ONLY = {("train-3.0", 0): -0.25}
 
 
+def test_half_of_a_surrogate_pair_is_written_as_its_escape(tmp_path, group):
+    """An environment's detail may have one: it must not end the run."""
+    scores = (group.scores[0], replace(group.scores[1], detail="half \ud83d of it"))
+    RolloutRecorder(tmp_path, "text").write(1, [replace(group, scores=scores)], advantages=FIRST_ONLY)
+    (path,) = tmp_path.iterdir()
+    assert "half \\ud83d of it" in path.read_text(encoding="utf-8")
+    assert lines_of(path)[1]["detail"] == "half \ud83d of it"
+
+
 def lines_of(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 

@@ -67,6 +67,10 @@ BROKEN = {
     "a reward is no number": ({"step": lambda _: ("", "1", True)}, "environment: reward is '1' (str); return a finite"),
     "a reward is NaN": ({"step": lambda _: ("", float("nan"), True)}, "environment: reward is nan (float)"),
     "a reward is too large": ({"step": lambda _: ("", 1e300, True)}, "environment: reward is 1e+300 (float)"),
+    "a reward's name is no text": (
+        {"step": lambda _: ("", {"\ud800": 1.0}, True)},
+        "a name must be text that UTF-8 can hold",
+    ),
     "done is text": ({"step": lambda _: ("", 0, "no")}, "environment: done is 'no' (str); return True or False"),
     "info is text": ({"step": lambda _: ("", 0, True, "x")}, "environment: info is 'x' (str); return a dictionary"),
     "text is no text": ({"step": lambda _: ("\ud800", 0, False)}, "environment: the observation is no text that can"),

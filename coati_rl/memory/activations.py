@@ -77,8 +77,9 @@ def heap_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, *, kept:
     """Return what the C library's heap holds besides tensors on the CPU, in a step of several micro-batches.
 
     Gradients are allocated while activations of a step's first micro-batch are freed, and come to lie between them.
-    What is left between two gradients is too small for what was there, so that the next micro-batch's activations lie
-    elsewhere: the heap has room for them twice. Tensors of 32 MiB and more do not lie in the heap.
+    What is left between two gradients may be too small for what was there, so that the next micro-batch's activations
+    lie elsewhere. That the heap has room for them twice is an assumption, no count: nothing is refused for it. Tensors
+    of 32 MiB and more do not lie in the heap.
 
     Args:
         shape: of this rank's part of the model.

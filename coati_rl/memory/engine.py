@@ -20,6 +20,7 @@ class EngineSettings:
     max_model_len: int  # tokens of the longest sequence
     max_num_seqs: int  # decoded at a time, probes included
     block_size: int  # tokens
+    is_quantized: bool = False  # when it is loaded, by a method that says how far
 
 
 def token_bytes(hf_config: Any, settings: EngineSettings) -> int:
@@ -51,10 +52,9 @@ def cpu_engine_parts(shape: ModelShape, settings: EngineSettings, *, cache_bytes
     Returns: weights, with vLLM's packed copy of a tied LM head; cache; both sets of staging buffers; and the logits and
         log-probabilities of all sequences, float32[S, V] each.
     """
-    e = 4 if settings.precision == "fp32" else 2
     packed_head = shape.vocabulary * shape.hidden if shape.is_tied else 0
     return {
-        "parameters": e * (shape.num_weights + packed_head),
+        "parameters": _weight_bytes(shape.num_weights + packed_head, settings),
         "KV cache": cache_bytes,
         "logits": 2 * 4 * settings.max_num_seqs * shape.vocabulary * settings.tensor_parallel_size,
         "staging": _STAGING_SETS * update_bytes,
@@ -73,6 +73,30 @@ def gpu_engine_parts(
         update_bytes: a weight update that this rank stages on its GPU; 0 if it is staged in host memory.
         sequence_bytes: keys and values of a longest sequence, the least that vLLM starts with.
     """
-    weights = shape.num_weights * (4 if settings.precision == "fp32" else 2)
+    weights = _weight_bytes(shape.num_weights, settings)
     left = 0 if share_bytes is None else share_bytes - weights
     return {"parameters": weights, "KV cache": max(sequence_bytes, left), "staging": update_bytes}
+
+
+def transformers_engine_parts(
+    shape: ModelShape, settings: EngineSettings, *, cache_bytes: int, update_bytes: int
+) -> Parts:
+    """Return the parts of plain transformers, whose cache grows with its sequences.
+
+    Args:
+        shape: of the model.
+        settings: of the engine.
+        cache_bytes: of keys and values of all sequences at their lengths.
+        update_bytes: of weight updates that are staged.
+    """
+    return {
+        "parameters": _weight_bytes(shape.num_weights, settings),
+        "KV cache": cache_bytes,
+        "staging": update_bytes,
+    }
+
+
+def _weight_bytes(num_weights: int, settings: EngineSettings) -> int:
+    """Return the bytes of weights; 0 where quantization leaves them unknown."""
+    e = 4 if settings.precision == "fp32" else 2
+    return 0 if settings.is_quantized else num_weights * e

@@ -1,7 +1,7 @@
 """Add up the forecast of a run's processes by device and by host, and say it in lines. Bytes; printed in GiB."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coati_rl.memory.trainer import Parts
 from coati_rl.types import Device
@@ -34,6 +34,14 @@ class Forecast:
     processes: tuple[ProcessMemory, ...]
     shared: Parts = field(default_factory=dict)  # in host memory, used by several processes
     is_one_host: bool = True
+
+    def without(self, part: str) -> "Forecast":
+        """Return the forecast without a part of its processes."""
+        processes = [
+            replace(each, parts={name: count for name, count in each.parts.items() if name != part})
+            for each in self.processes
+        ]
+        return replace(self, processes=tuple(processes))
 
     @property
     def host_bytes(self) -> int:

@@ -15,16 +15,20 @@ from coati_rl.memory.engine import (
     cpu_engine_parts,
     gpu_engine_parts,
     token_bytes,
+    transformers_engine_parts,
 )
 from coati_rl.memory.forecast import Forecast, ProcessMemory
 from coati_rl.memory.model_shape import model_shape
-from coati_rl.memory.trainer import Parts, TrainerLayout, trainer_parts
+from coati_rl.memory.trainer import ADAM_MOMENTS, Parts, TrainerLayout, trainer_parts
+from coati_rl.plugins import is_plugin
 from coati_rl.transport.manifest import DEFAULT_BUCKET_BYTES
 from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
 from coati_rl.types import Device
 
-# Private memory of a process that has imported what it needs, without the model; bench/memory_forecast.py prints it.
-TRAINER_LIBRARIES = 2**28
+# Private memory (RssAnon) of a run's actors, measured on Linux with torch for CPUs and a tiny model: trainers had 361
+# to 364 MiB, producers with the fake engine 285 to 291. Without Ray those of bench/memory_forecast.py had 320 to 322.
+TRAINER_LIBRARIES = 360 * 2**20
+PYTHON_ENGINE_LIBRARIES = 285 * 2**20
 ENGINE_LIBRARIES = 2**29
 _CPU_BLOCK_SIZE = 32  # tokens: `producer.engines.vllm_engine`
 _SEGMENT_SETS = 2  # of shared memory, used in turns: `coati_rl.transport.segments`
@@ -124,6 +128,7 @@ def trainer_memory(
         zero_stage=parallel.zero_stage if config.dp > 1 else 0,
         gradient_checkpointing=parallel.gradient_checkpointing,
         has_several_micro_batches=has_several_micro_batches,
+        adam_moments=0 if is_plugin(config.optimizer.optimizer) else ADAM_MOMENTS,
     )
     shape = model_shape(models.policy, tensor_parallel_size=tp, has_scalar_head=models.has_scalar_head)
     parts = trainer_parts(shape, size, layout)
@@ -138,43 +143,71 @@ def trainer_memory(
         host["sent weights"] = 2 * DEFAULT_BUCKET_BYTES + shape.largest_tensor * item_bytes(precision)
     if machine.device == "cuda" and layout.is_fully_sharded:  # read whole, in float32, before it is sharded
         host["loading"] = 4 * shape.num_weights
-    unknown = "" if shape.is_known else f"activations unknown, as the architecture is {shape.model_type}"
-    if unknown:
+    unknown = []
+    if not shape.is_known:
+        unknown.append(f"activations unknown, as the architecture is {shape.model_type}")
         parts.pop("activations", None)
-    return ProcessMemory(name="trainer", count=parallel.num_trainers, parts=parts, host=host, unknown=unknown)
+    if not layout.adam_moments:
+        unknown.append("the optimizer's states unknown, as --optimizer is your own")
+    return ProcessMemory(
+        name="trainer", count=parallel.num_trainers, parts=parts, host=host, unknown="; ".join(unknown)
+    )
 
 
-def engine_memory(config: Config, hf_config: Any, machine: Machine, backend: CollectiveBackend) -> ProcessMemory:
-    """Return the memory of a rank of an engine; `backend` of the weight transfers."""
+def engine_memory(
+    config: Config, hf_config: Any, machine: Machine, backend: CollectiveBackend, *, sequence_tokens: int
+) -> ProcessMemory:
+    """Return the memory of a rank of an engine.
+
+    Args:
+        config: of the run.
+        hf_config: of the policy.
+        machine: the devices.
+        backend: of the weight transfers.
+        sequence_tokens: of each sequence, where the cache grows with them; vLLM reserves that of the longest ones.
+    """
     parallel, sampling = config.parallel, config.sampling
     width, precision = parallel.producer_tensor_parallel_size, resolve_precision(config, machine.device)
     shape, whole = (model_shape(hf_config, tensor_parallel_size=each) for each in (width, 1))
+    in_flight = sampling.max_num_seqs or config.sequences_in_flight
     settings = EngineSettings(
         precision=precision,
         tensor_parallel_size=width,
         max_model_len=config.max_model_len,
-        max_num_seqs=(sampling.max_num_seqs or config.sequences_in_flight) + 1,
+        max_num_seqs=in_flight + 1,
         block_size=sampling.block_size or _CPU_BLOCK_SIZE,
+        is_quantized=sampling.quantization is not None,
     )
     update = whole.num_weights * item_bytes(precision)
-    given = named_values(sampling.engine_arg).get("kv_cache_memory_bytes")
-    count = parallel.num_inferencer * width
-    if machine.device == "cuda":
-        share = None if machine.gpu_bytes is None else int(parallel.gpu_memory_utilization * machine.gpu_bytes)
-        parts = gpu_engine_parts(
+    on_gpu, staged_on_gpu = machine.device == "cuda", backend in CUDA_BACKENDS
+    host: Parts = {"libraries": ENGINE_LIBRARIES if sampling.backend == "vllm" else PYTHON_ENGINE_LIBRARIES}
+    staged = update if staged_on_gpu else 0
+    if on_gpu and not staged_on_gpu:
+        host["staging"] = 2 * update
+    elif not on_gpu:
+        staged = 0 if backend == "shm" else update
+    sequence = token_bytes(hf_config, settings)
+    if sampling.backend == "fake":
+        parts: Parts = {"staging": 2 * staged}
+    elif sampling.backend == "transformers":
+        parts = transformers_engine_parts(
             shape,
             settings,
-            share_bytes=share,
-            update_bytes=update if backend in CUDA_BACKENDS else 0,
-            sequence_bytes=token_bytes(hf_config, settings) * config.max_model_len,
+            cache_bytes=sequence * sequence_tokens * in_flight,
+            update_bytes=staged if on_gpu else 2 * staged,
         )
-        host = {"libraries": ENGINE_LIBRARIES, "staging": 0 if backend in CUDA_BACKENDS else 2 * update}
-        return ProcessMemory(name="engine rank", count=count, parts=parts, host=host)
-    cache = cpu_cache_bytes(hf_config, settings, host_bytes=machine.host_bytes) if given is None else int(given)
-    parts = cpu_engine_parts(shape, settings, cache_bytes=cache, update_bytes=0 if backend == "shm" else update)
-    if sampling.backend == "fake":
-        parts = {"staging": parts["staging"]}
-    return ProcessMemory(name="engine rank", count=count, parts=parts, host={"libraries": ENGINE_LIBRARIES})
+    elif on_gpu:
+        share = None if machine.gpu_bytes is None else int(parallel.gpu_memory_utilization * machine.gpu_bytes)
+        longest = sequence * config.max_model_len
+        parts = gpu_engine_parts(shape, settings, share_bytes=share, update_bytes=staged, sequence_bytes=longest)
+    else:
+        given = named_values(sampling.engine_arg).get("kv_cache_memory_bytes")
+        cache = cpu_cache_bytes(hf_config, settings, host_bytes=machine.host_bytes) if given is None else int(given)
+        parts = cpu_engine_parts(shape, settings, cache_bytes=cache, update_bytes=staged)
+    unknown = f"weights unknown, as --quantization is {sampling.quantization}" if settings.is_quantized else ""
+    return ProcessMemory(
+        name="engine rank", count=parallel.num_inferencer * width, parts=parts, host=host, unknown=unknown
+    )
 
 
 def run_forecast(

@@ -21,8 +21,10 @@ from coati_rl.types import Device
 
 Parts = dict[str, int]  # bytes by name
 
+HEAP = "heap"  # the part that is assumed, not counted: see `heap_bytes`
+
 BUCKET_BYTES = 2**26  # of a sum of gradients over ranks: `consumer.parallel.gradient_reduction`
-_ADAM_MOMENTS = 2  # float32 numbers a parameter
+ADAM_MOMENTS = 2  # float32 numbers a parameter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +39,7 @@ class TrainerLayout:
     zero_stage: int = 0  # 0 with one data-parallel rank
     gradient_checkpointing: bool = False
     has_several_micro_batches: bool = True  # in a step, so that gradients are held while activations are
-    adam_moments: int = _ADAM_MOMENTS  # float32 numbers a parameter that the optimizer keeps
+    adam_moments: int = ADAM_MOMENTS  # of the optimizer's states; 0: unknown
 
     @property
     def is_fully_sharded(self) -> bool:
@@ -56,10 +58,11 @@ def trainer_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout
     parts = _sharded_parts if layout.is_fully_sharded else _replicated_parts
     moments = parts(shape, size, layout)
     largest = max(moments, key=lambda each: sum(each.values()))
-    if layout.device == "cpu" and layout.has_several_micro_batches:
+    # FSDP2's processes on the CPU return to the system what they free: `consumer.environment`.
+    if layout.device == "cpu" and layout.has_several_micro_batches and not layout.is_fully_sharded:
         layers = 1 if layout.gradient_checkpointing else -(-shape.num_layers // layout.pp)
         kept = moments[0]["activations"]
-        largest["heap"] = heap_bytes(shape, size, layout.precision, kept=kept, layers=layers)
+        largest[HEAP] = heap_bytes(shape, size, layout.precision, kept=kept, layers=layers)
     return largest
 
 
@@ -104,8 +107,12 @@ def _replicated_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLa
     ]
     if layout.dp > 1:
         bucket = min(weights * FLOAT32, max(BUCKET_BYTES, shape.largest_tensor * FLOAT32))
-        own = bucket // shards if layout.zero_stage else 0  # this rank's slice of the sum
-        moments.append({**held, "gradients": gradients, "communication": bucket + 2 * own})
+        communication = bucket
+        if layout.zero_stage:
+            # Padded gradients, joined ones, this rank's slice of their sum; and gloo's own copy, or the slices of all.
+            own = bucket // shards
+            communication = 2 * bucket + own + (bucket if layout.device == "cpu" else own)
+        moments.append({**held, "gradients": gradients, "communication": communication})
     return moments
 
 
@@ -114,7 +121,8 @@ def _sharded_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayou
 
     Weights, moments and gradients are sharded, in float32. Embedding, last norm and LM head are gathered from the
     forward to the end of the backward, decoder layers one at a time and the next one ahead; each gather has a buffer as
-    large as what it gathers. A gradient is whole until it is copied, in float32, for the reduce-scatter.
+    large as what it gathers. A gradient is whole until it is copied, in float32, for the reduce-scatter, of whose input
+    gloo makes a copy.
     """
     e = item_bytes(layout.precision)
     shard = -(-shape.num_weights * FLOAT32 // layout.dp)
@@ -128,8 +136,9 @@ def _sharded_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayou
     kept = kept_bytes(
         shape, size, layout.precision, layers=shape.num_layers, is_recomputed=layout.gradient_checkpointing
     )
-    reduced_layer = shape.layer_weights * (e + FLOAT32)
-    reduced_root = shape.root_weights * (e + FLOAT32)
+    gloo_copy = FLOAT32 if layout.device == "cpu" else 0
+    per_weight = max(e + FLOAT32, FLOAT32 + gloo_copy + -(-FLOAT32 // layout.dp))  # copied, then reduced to a shard
+    reduced = per_weight * max(shape.layer_weights, shape.root_weights)
     return [
         {
             **held,
@@ -150,6 +159,6 @@ def _sharded_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayou
             "gradients": shard,
             "backward": head_gradient,
             "gathered": gathered_root,
-            "communication": max(reduced_layer, reduced_root),
+            "communication": reduced,
         },
     ]

@@ -65,9 +65,9 @@ def check_run_memory(
             kept_versions=changed.num_kept_versions,
             sends_weights=True,
         )
-        processes = [trainer, engine_memory(changed, hf_config, machine, backend)]
+        engine = engine_memory(changed, hf_config, machine, backend, sequence_tokens=prompt + response)
         shared = shared_update(hf_config, resolve_precision(changed, device), backend)
-        return run_forecast(changed, machine, processes, shared=shared)
+        return run_forecast(changed, machine, [trainer, engine], shared=shared)
 
     least = int(prompt_tokens or 1)
     checked = MemoryCheck(

@@ -15,6 +15,7 @@ from coati_rl.memory.capacity import available_bytes, total_bytes
 from coati_rl.memory.forecast import MARGIN, Forecast, ProcessMemory, gib, listed
 from coati_rl.memory.nearest import Change, largest_that_fits, nearest_changes
 from coati_rl.memory.run_memory import Machine
+from coati_rl.memory.trainer import HEAP
 from coati_rl.runtime.resources import Job, gpu_bytes
 from coati_rl.types import Device
 
@@ -34,7 +35,7 @@ class MemoryCheck(Generic[Job]):
         """Return the forecast, and warnings. Raises: ConfigError for a run that cannot fit."""
         whole = self.forecast(self.config)
         by_budget = self.config.parallel.max_tokens_per_microbatch is not None
-        sure = whole if by_budget else self.sure(self.config)
+        sure = (whole if by_budget else self.sure(self.config)).without(HEAP)
         if problem := self._problem(sure, margin=MARGIN):
             raise ConfigError(f"{self._field(sure)}: {problem}; {self._nearest()}")
         problem = self._problem(whole, margin=0.0)
@@ -119,8 +120,7 @@ class MemoryCheck(Generic[Job]):
         while sequences > 1:
             sequences //= 2
             yield Change(flags=f"--max-num-seqs {sequences}", values={"max_num_seqs": sequences})
-        # On the CPU the heap of FSDP2's trainers takes more than the forecast says: it would be no remedy.
-        if parallel.num_trainers > 1 and parallel.plugin == "hybrid" and self.machine.device == "cuda":
+        if parallel.num_trainers > 1 and parallel.plugin == "hybrid":
             sharded = {"plugin": "fsdp2", "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "zero_stage": 0}
             named = {"tensor_parallel_size": "-tp 1", "pipeline_parallel_size": "-pp 1", "zero_stage": "-zero 0"}
             others = [flag for name, flag in named.items() if flat[name] != sharded[name]]

@@ -4,10 +4,10 @@
 
 In: groups of samples of one prompt, each group as many tokens as `--budget`, shared ones once; a random Qwen3 without
 --model. Out: for each layout the largest rank's peak during optimizer steps through the trainers' backend, from NumPy
-arrays to updated weights, each rank in a fresh process with one thread; and the forecast of the same sizes, by its
-parts. The peak is the kernel's high-water mark of the process, without mapped files (the weights' file, libraries) and
-without what the process held before it loaded the model. The first step, which allocates the optimizer's states, is not
-measured.
+arrays to updated weights, each rank in a fresh process with one thread and the environment of a run's trainers; and the
+forecast of the same sizes, by its parts. The peak is the kernel's high-water mark of the process, without mapped files
+(the weights' file, libraries) and without what the process held before it loaded the model. The first step, which
+allocates the optimizer's states, is not measured.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.trainer import Parts, TrainerLayout, trainer_parts
 from coati_rl.runtime.resources import read_model_config
 from consumer.backend import BackendConfig, make_backend
+from consumer.environment import memory_environment
 from consumer.models.loading import no_progress_bars
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
@@ -146,6 +147,8 @@ def run_rank(
 def measure(layout: str, model: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run all ranks of a layout. Returns: the report of the rank with the largest peak."""
     context = multiprocessing.get_context("spawn")
+    os.environ.pop("MALLOC_MMAP_THRESHOLD_", None)
+    os.environ.update(memory_environment("cpu", LAYOUTS[layout][1].get("plugin", "hybrid")))  # of the ranks' processes
     ranks = range(LAYOUTS[layout][0])
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)

@@ -61,18 +61,45 @@ def test_a_plan_says_the_memory_of_trainers_engines_and_the_host(dry_run):
     assert out.splitlines()[-1].startswith("algorithm")
 
 
+def sizes_of(out):
+    """Return the host's memory and that of the trainer's heap in a plan, MiB."""
+    (host,), (heap,) = (re.findall(rf"{name} +([\d.]+) (GiB|MiB)", out) for name in ("memory, host", "heap"))
+    return tuple(float(number) * {"GiB": 1024, "MiB": 1}[unit] for number, unit in (host, heap))
+
+
+BUDGET = "-tmbs 32 --max-tokens-per-microbatch 4096 -b fake"
+
+
 def test_a_budget_that_cannot_fit_is_refused_with_one_that_does(dry_run):
-    flags = "-tmbs 32 --max-tokens-per-microbatch 4096 -b fake"
-    _, out, _ = dry_run(flags, available_mib=64 * 1024)
-    needed = float(re.findall(r"memory, host +([\d.]+) GiB", out)[0]) * 1024
-    code, _, error = dry_run(flags, available_mib=int(0.8 * needed))
+    _, out, _ = dry_run(BUDGET, available_mib=64 * 1024)
+    needed, heap = sizes_of(out)
+    available = int(0.8 * (needed - heap))
+    code, _, error = dry_run(BUDGET, available_mib=available)
     assert code == 2
     assert re.match(r"\S+: --max-tokens-per-microbatch 4096: the run needs .* GiB of this machine's memory, of", error)
-    assert "1 x trainer of" in error and "activations" in error
+    assert "1 x trainer of" in error and "activations" in error and "heap" not in error
     nearest = re.findall(r"nearest: (--max-tokens-per-microbatch \d+), or --gradient-checkpointing", error)
     assert nearest, error
-    code, _, error = dry_run(f"{flags} {nearest[0]}", available_mib=int(0.8 * needed))
+    code, _, error = dry_run(f"{BUDGET} {nearest[0]}", available_mib=available)
     assert (code, error) == (0, "")
+
+
+def test_what_the_heap_is_assumed_to_take_is_a_warning_alone(dry_run):
+    _, out, _ = dry_run(BUDGET, available_mib=64 * 1024)
+    needed, heap = sizes_of(out)
+    code, _, error = dry_run(BUDGET, available_mib=int(needed - heap / 2))
+    assert code == 0
+    assert "warning: --max-tokens-per-microbatch 4096: the run needs" in error and "heap" in error
+
+
+def test_states_of_your_own_optimizer_are_unknown_and_not_counted(dry_run, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import torch\n\ndef make(parameters, *, lr):\n    return torch.optim.SGD(parameters, lr=lr)\n")
+    code, out, _ = dry_run(f"-tmbs 4 --optimizer {path}:make", available_mib=64 * 1024)
+    assert code == 0
+    (trainer,) = re.findall(r"memory, trainer +(.*)", out)
+    assert "optimizer " not in trainer.partition("(")[0]
+    assert trainer.endswith("(the optimizer's states unknown, as --optimizer is your own)")
 
 
 def test_what_only_the_longest_samples_would_exceed_is_a_warning(dry_run):

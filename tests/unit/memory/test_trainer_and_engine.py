@@ -3,7 +3,13 @@
 import pytest
 
 from coati_rl.memory.activations import MicroBatchSize
-from coati_rl.memory.engine import EngineSettings, cpu_cache_bytes, cpu_engine_parts, gpu_engine_parts
+from coati_rl.memory.engine import (
+    EngineSettings,
+    cpu_cache_bytes,
+    cpu_engine_parts,
+    gpu_engine_parts,
+    transformers_engine_parts,
+)
 from coati_rl.memory.forecast import Forecast, ProcessMemory, gib
 from coati_rl.memory.model_shape import ModelShape
 from coati_rl.memory.trainer import BUCKET_BYTES, TrainerLayout, trainer_parts
@@ -65,6 +71,24 @@ def test_a_step_of_one_micro_batch_holds_gradients_only_as_activations_go():
     assert one < several
 
 
+@pytest.mark.parametrize(("device", "sums"), [("cpu", 3 * 4 + 1), ("cuda", 2 * 4 + 2 * 1)])
+def test_zero_pads_joins_and_on_the_cpu_copies_a_bucket_of_gradients(device, sums):
+    size = MicroBatchSize(tokens=1, loss_tokens=1)
+    layout = TrainerLayout(precision="bf16", dp=4, zero_stage=1, device=device, has_several_micro_batches=False)
+    parts = trainer_parts(SHAPE, size, layout)
+    assert parts["communication"] == sums * WEIGHTS  # a bucket has all gradients, 4 bytes a weight, a slice 1
+
+
+def test_the_heap_is_that_of_trainers_on_the_cpu_which_keep_it():
+    def has_heap(**settings):
+        return "heap" in trainer_parts(SHAPE, SIZE, TrainerLayout(precision="fp32", **settings))
+
+    assert has_heap()
+    assert not has_heap(device="cuda")
+    assert not has_heap(has_several_micro_batches=False)
+    assert not has_heap(plugin="fsdp2", dp=2)
+
+
 def test_buckets_are_those_of_the_trainers():
     assert BUCKET_BYTES == 4 * BUCKET_ELEMENTS
 
@@ -95,6 +119,26 @@ def test_an_engine_on_a_gpu_takes_its_share_and_stages_beside_it():
         SHAPE, settings(precision="bf16"), share_bytes=100_000, update_bytes=500, sequence_bytes=10
     )
     assert parts == {"parameters": 2 * WEIGHTS, "KV cache": 100_000 - 2 * WEIGHTS, "staging": 500}
+
+
+def test_quantized_weights_are_not_counted():
+    whole, quantized = (
+        gpu_engine_parts(SHAPE, settings(is_quantized=each), share_bytes=100_000, update_bytes=500, sequence_bytes=10)
+        for each in (False, True)
+    )
+    assert (whole["parameters"], quantized["parameters"]) == (4 * WEIGHTS, 0)
+    assert sum(whole.values()) == sum(quantized.values()) == 100_500
+
+
+def test_plain_transformers_have_the_cache_of_their_sequences():
+    parts = transformers_engine_parts(SHAPE, settings(precision="bf16"), cache_bytes=7, update_bytes=1000)
+    assert parts == {"parameters": 2 * WEIGHTS, "KV cache": 7, "staging": 1000}
+
+
+def test_a_forecast_without_a_part_has_the_others():
+    trainer = ProcessMemory(name="trainer", count=2, parts={"parameters": 6, "heap": 4}, host={"libraries": 3})
+    forecast = Forecast(device="cpu", processes=(trainer,))
+    assert (forecast.host_bytes, forecast.without("heap").host_bytes) == (2 * 13, 2 * 9)
 
 
 @pytest.mark.parametrize(("device", "on_host"), [("cpu", 2 * (10 + 3) + 4 * 5 + 7), ("cuda", 2 * 3 + 7)])

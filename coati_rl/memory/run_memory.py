@@ -29,7 +29,7 @@ from coati_rl.types import Device
 # to 364 MiB, producers with the fake engine 285 to 291. Without Ray those of bench/memory_forecast.py had 320 to 322.
 TRAINER_LIBRARIES = 360 * 2**20
 PYTHON_ENGINE_LIBRARIES = 285 * 2**20
-ENGINE_LIBRARIES = PYTHON_ENGINE_LIBRARIES  # at least: what vLLM has besides is not measured
+ENGINE_LIBRARIES = 440 * 2**20  # vLLM without Ray: 570 MiB, less a cache of 128
 _CPU_BLOCK_SIZE = 32  # tokens: `producer.engines.vllm_engine`
 _SEGMENT_SETS = 2  # of shared memory, used in turns: `coati_rl.transport.segments`
 

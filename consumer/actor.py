@@ -24,6 +24,7 @@ from coati_rl.runtime.cluster import own_address
 from coati_rl.runtime.heartbeats import Heartbeat, own_heartbeat
 from coati_rl.runtime.process import ActorContext, enter_actor
 from coati_rl.types import Device
+from consumer.environment import trainer_environment
 from consumer.jobs import offline, rl
 from consumer.jobs.job import Trainer
 from consumer.parallel.process_group import StoreLocation, init_process_group, open_listener, private_store_location
@@ -40,7 +41,7 @@ class TrainerActor:
     @staticmethod
     def environment(config: TrainingConfig, device: Device) -> dict[str, str]:
         """Return the environment variables that must be set before the trainer's process starts."""
-        return {"GLOO_SOCKET_IFNAME": "lo"} if not config.cluster.master_address else {}
+        return trainer_environment(config, device)
 
     def __init__(
         self,

@@ -24,12 +24,14 @@ class TrainingPlan:
     pipeline_parallel_size: int
     zero_stage: int
     num_steps: int | None
+    memory: tuple[str, ...] = ()  # its forecast, one line a kind of process; empty without the model
 
     def lines(self) -> list[str]:
         """One line a number, for people."""
         return [
             f"{'devices':<24}{self.num_devices} ({self.device}, {self.precision})",
             f"{'data-parallel groups':<24}{self.dp}{self._inside_a_group()}",
+            *self.memory,
         ]
 
     def _inside_a_group(self) -> str:
@@ -93,7 +95,14 @@ class Plan(TrainingPlan):
         ]
 
 
-def make_plan(config: Config, *, num_prompts: int | None, device: Device, prompt_tokens: float | None = None) -> Plan:
+def make_plan(
+    config: Config,
+    *,
+    num_prompts: int | None,
+    device: Device,
+    prompt_tokens: float | None = None,
+    memory: tuple[str, ...] = (),
+) -> Plan:
     """Derive the plan.
 
     Args:
@@ -101,6 +110,7 @@ def make_plan(config: Config, *, num_prompts: int | None, device: Device, prompt
         num_prompts: usable rows of the dataset; None if unknown.
         device: of the run.
         prompt_tokens: of a prompt, the mean; None if unknown.
+        memory: lines of its forecast.
     """
     data, parallel = config.data, config.parallel
     drawn = None if num_prompts is None else num_prompts * data.num_episodes
@@ -115,6 +125,7 @@ def make_plan(config: Config, *, num_prompts: int | None, device: Device, prompt
     is_cut_for_stages = at_a_time > parallel.train_microbatch_size and per_mini_batch < parallel.pipeline_parallel_size
     return Plan(
         **layout_sizes(config, device),
+        memory=memory,
         prompts_per_step=config.prompts_per_step,
         samples_per_step=config.prompts_per_step * config.sampling.num_generations,
         micro_batches_per_step=per_mini_batch * parallel.train_batch_size // parallel.train_minibatch_size,

@@ -27,11 +27,13 @@ from coati_rl.data.prompt_source import PromptSource
 from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.errors import ConfigError
 from coati_rl.own_optimizer import check_own_functions
+from coati_rl.runtime.job_memory import check_run_memory
 from coati_rl.runtime.job_models import with_run_models
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.prompts import EnvironmentFacts, RewardFacts, load_run_rows, make_run_prompts, make_source
 from coati_rl.runtime.resources import (
     find_device,
+    gpu_bytes,
     read_model_config,
     resolve_model,
     sharding_warnings,
@@ -105,7 +107,7 @@ def prepare(
         unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.parallel.num_trainers else "")
         warnings.append(f"model {config.model.model} is not on this machine: {unchecked} are not checked")
         train, evaluation = PromptSet(prompts=(), num_refused=0), dict[str, PromptSet]()
-        num_prompts, source = rows.num_train, None
+        num_prompts, source, memory = rows.num_train, None, tuple[str, ...]()
     else:
         config = config.with_changes(model=str(directory))
         hf_config = read_model_config(directory)
@@ -115,13 +117,18 @@ def prepare(
         config, tokenizer, of_models = with_run_models(
             config, directory, hf_config, check_layout=check_layout, is_dry_run=is_dry_run
         )
-        warnings += of_models
         environment.check_tokenizer(tokenizer)
         train, evaluation = make_run_prompts(rows, config, tokenizer)
         num_prompts = None if rows.generated else len(train.prompts)
         _check_prompts(config, train if rows.of_files else None, evaluation)
         source = make_source(rows, config, tokenizer, train)
-    plan = make_plan(config, num_prompts=num_prompts, device=device, prompt_tokens=_mean_prompt_tokens(train))
+        memory, of_memory = check_run_memory(
+            config, hf_config, device, backend, prompt_tokens=_mean_prompt_tokens(train), check_layout=check_layout
+        )
+        warnings += [*of_models, *of_memory]
+    plan = make_plan(
+        config, num_prompts=num_prompts, device=device, prompt_tokens=_mean_prompt_tokens(train), memory=memory
+    )
     if num_prompts is not None:
         _check_step(config, plan, num_prompts)
     resume = open_resume_point(config, source, num_prompts=num_prompts)
@@ -181,14 +188,6 @@ def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[st
     return find_device(config, needed=needed, fewer=partial(_fewer, config), is_dry_run=is_dry_run)
 
 
-def _gpu_bytes() -> int | None:
-    """Return the memory of this machine's smallest GPU; None without one."""
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return min((torch.cuda.get_device_properties(index).total_memory for index in range(count)), default=None)
-
-
 def _update_bytes(config: Config, directory: Path) -> int:
     """Return the size of a model's weights in the precision of weight transfers."""
     from safetensors import safe_open
@@ -239,7 +238,7 @@ def _check_gpu_memory(config: Config, directory: Path, backend: CollectiveBacken
     """Return warnings. Raises: ConfigError where staged weights do not fit in memory with the live ones."""
     if backend not in CUDA_BACKENDS:
         return []
-    return check_staging(config, update_bytes=_update_bytes(config, directory), gpu_bytes=_gpu_bytes())
+    return check_staging(config, update_bytes=_update_bytes(config, directory), gpu_bytes=gpu_bytes())
 
 
 def check_length(config: Config, model: Any) -> None:

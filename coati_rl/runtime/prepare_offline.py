@@ -15,6 +15,7 @@ from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.data.mixing import Mixing
 from coati_rl.errors import ConfigError
 from coati_rl.own_optimizer import check_own_functions
+from coati_rl.runtime.job_memory import check_job_memory
 from coati_rl.runtime.job_models import with_dataset_models
 from coati_rl.runtime.offline_rows import TRAIN_FLAG, SampleSet, load_forms, make_samples, needs_chat_template
 from coati_rl.runtime.prepared import PreparedJob
@@ -80,6 +81,12 @@ def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None],
         sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
         _check_not_empty(config, sets)
     config = with_offline_defaults(config, device)
+    memory: tuple[str, ...] = ()
+    if directory is not None:
+        memory, of_memory = check_job_memory(
+            config, hf_config, device, samples=sets[TRAIN_FLAG].samples, check_layout=check_layout
+        )
+        warnings += of_memory
     evaluation = {flag.partition(" ")[2]: each for flag, each in sets.items() if flag != TRAIN_FLAG}
     train = sets.get(TRAIN_FLAG)
     plan = make_offline_plan(
@@ -88,6 +95,7 @@ def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None],
         rows=None if train is None else train.counts,
         evaluation={name: each.counts for name, each in evaluation.items()},
     )
+    plan = replace(plan, memory=memory)
     _check_step(config, plan)
     source = None if train is None else DatasetSource(train.samples, dataset_settings(config, train.mixing))
     resume = open_dataset_resume(config, source)

@@ -38,6 +38,14 @@ def find_device(
     raise ConfigError(f"{message}; {fewer(available)}")
 
 
+def gpu_bytes() -> int | None:
+    """Return the memory of this machine's smallest GPU; None without one."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return min((torch.cuda.get_device_properties(index).total_memory for index in range(count)), default=None)
+
+
 def sharding_warnings(config: TrainingConfig, device: Device) -> Iterator[str]:
     """Return the settings of sharding that have no effect, or set another one."""
     parallel = config.parallel

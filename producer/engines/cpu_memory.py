@@ -1,23 +1,21 @@
 """Size the key-value cache of an engine on the CPU, where vLLM's default takes nearly all of the memory."""
 
-import os
 from typing import Any
 
-_MIN_KV_CACHE_BYTES = 2**27
+from coati_rl.memory.capacity import total_bytes
+from coati_rl.memory.engine import EngineSettings, cpu_cache_bytes
 
 
 def cpu_kv_cache_bytes(engine_args: dict[str, Any]) -> int:
-    """Return the bytes for max_num_seqs full sequences, at most 1/4 of the memory (vLLM's default: nearly all)."""
+    """Return the bytes of a rank's cache, from vLLM's arguments; the forecast of a run's memory has the same."""
     from transformers import AutoConfig
 
+    settings = EngineSettings(
+        precision="fp32" if engine_args["dtype"] == "float32" else "bf16",
+        tensor_parallel_size=int(engine_args["tensor_parallel_size"]),
+        max_model_len=engine_args["max_model_len"],
+        max_num_seqs=engine_args["max_num_seqs"],
+        block_size=engine_args["block_size"],
+    )
     config = AutoConfig.from_pretrained(engine_args["model"]).get_text_config()
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    num_kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
-    num_kv_heads = max(1, num_kv_heads // engine_args["tensor_parallel_size"])
-    item_bytes = 4 if engine_args["dtype"] == "float32" else 2
-    token_bytes = 2 * config.num_hidden_layers * num_kv_heads * head_dim * item_bytes
-    wanted: int = (
-        token_bytes * (engine_args["max_model_len"] + max(128, engine_args["block_size"])) * engine_args["max_num_seqs"]
-    )  # a block: unused tokens of a sequence's last one
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(_MIN_KV_CACHE_BYTES, min(wanted, memory // 4 // int(engine_args["tensor_parallel_size"])))
+    return cpu_cache_bytes(config, settings, host_bytes=total_bytes())

@@ -1,0 +1,126 @@
+"""Forecast the memory of activations: what autograd keeps of a micro-batch, and what its passes need besides.
+
+Of the architectures with packed attention. Every count follows from an operation of transformers' layers, and a test
+compares them with the tensors that real layers keep. Bytes throughout; e bytes of an element of the model's precision,
+H hidden size, A query heads times head size, K key heads times head size, F intermediate size, V vocabulary (A, K, F, V
+of this tensor-parallel rank), T tokens of a row, N tokens that the loss counts, C tokens of a chunk.
+"""
+
+from dataclasses import dataclass
+
+from coati_rl.memory.model_shape import ModelShape
+from coati_rl.ops.vocab_chunks import CHUNK_ELEMENTS, ROW_MULTIPLE
+from coati_rl.types import Device
+
+FLOAT32 = 4  # bytes
+HEAP_BYTES = 2**25  # of an allocation: larger ones glibc maps by themselves, and returns when they are freed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatchSize:
+    """Hold the largest micro-batch of a step."""
+
+    tokens: int  # T, shared ones once
+    loss_tokens: int  # N
+    path_tokens: int = 0  # over all segments behind a prefix: their tokens and those before them
+
+
+def item_bytes(precision: str) -> int:
+    """Return e, the bytes of an element in the model's precision, fp32 or bf16."""
+    return FLOAT32 if precision == "fp32" else 2
+
+
+def layer_bytes(shape: ModelShape, size: MicroBatchSize, precision: str) -> int:
+    """Return what autograd keeps of one decoder layer.
+
+    Of each token:
+
+    - both norms: the input in float32, and in the model's precision the normalized input, which the weight's gradient
+      needs, and the output, which the next matrix products need: 2 H (4 + e + e), and 2 roots in float32
+    - norms of queries and keys (Qwen3): input and normalized input, (A + K) (4 + e), and a root for each head
+    - attention: queries, keys and values after the rotation, e (A + 2 K); its output by sample and joined to a row,
+      e 2 A; the log-sum-exp of each head in float32
+    - the MLP: gate, activated gate, up and their product, e 4 F
+
+    and of each token on a path behind a prefix e 2 K, as keys and values are copied for each sample.
+    """
+    e = item_bytes(precision)
+    num_keys = shape.num_heads * shape.keys // shape.queries
+    norms = 2 * (shape.hidden * (FLOAT32 + 2 * e) + FLOAT32)
+    if shape.normalizes_heads:
+        norms += (shape.queries + shape.keys) * (FLOAT32 + e) + FLOAT32 * (shape.num_heads + num_keys)
+    attention = e * (3 * shape.queries + 2 * shape.keys) + FLOAT32 * shape.num_heads
+    mlp = e * 4 * shape.intermediate
+    return size.tokens * (norms + attention + mlp) + size.path_tokens * e * 2 * shape.keys
+
+
+def kept_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, *, layers: int, is_recomputed: bool) -> int:
+    """Return what autograd keeps of a whole forward up to the last norm, and that norm's output, which the head reads.
+
+    Args:
+        shape: of this rank's part of the model.
+        size: of the micro-batch.
+        precision: fp32 or bf16.
+        layers: on this pipeline stage.
+        is_recomputed: with gradient checkpointing a layer keeps its input alone, e H, and the backward computes one
+            layer at a time again.
+    """
+    e = item_bytes(precision)
+    last_norm = size.tokens * (shape.hidden * (FLOAT32 + 2 * e) + FLOAT32)
+    one = layer_bytes(shape, size, precision)
+    if is_recomputed:
+        return layers * size.tokens * e * shape.hidden + last_norm + (one if layers else 0)
+    return layers * one + last_norm
+
+
+def heap_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, *, kept: int, layers: int) -> int:
+    """Return what the C library's heap holds besides tensors on the CPU, in a step of several micro-batches.
+
+    Gradients are allocated while activations of a step's first micro-batch are freed, and come to lie between them.
+    What is left between two gradients may be too small for what was there, so that the next micro-batch's activations
+    lie elsewhere. That the heap has room for them twice is an assumption, no count: nothing is refused for it. Tensors
+    of 32 MiB and more do not lie in the heap.
+
+    Args:
+        shape: of this rank's part of the model.
+        size: of the micro-batch.
+        precision: fp32 or bf16.
+        kept: of `kept_bytes`.
+        layers: whose activations are kept, one with gradient checkpointing.
+    """
+    widest = size.tokens * item_bytes(precision) * shape.intermediate
+    return kept - (layers * 4 * widest if widest >= HEAP_BYTES else 0)
+
+
+def backward_bytes(shape: ModelShape, size: MicroBatchSize, precision: str) -> int:
+    """Return the gradients that live at a time in the backward of a layer, besides what is kept.
+
+    Largest where the MLP's product is taken apart: gradients of the product and of both factors, of which the product
+    itself is freed by then, and of the residual stream and what is added to it: e (2 F + 2 H) a token.
+    """
+    return size.tokens * item_bytes(precision) * (2 * shape.intermediate + 2 * shape.hidden)
+
+
+def chunk_rows(vocabulary: int, num_tokens: int, device: Device) -> int:
+    """Return C, the tokens whose logits exist at a time; see `vocab_chunks.LMHead.new_buffer`."""
+    rows = max(1, CHUNK_ELEMENTS[device] // vocabulary)
+    if rows > ROW_MULTIPLE:
+        rows -= rows % ROW_MULTIPLE
+    return min(rows, num_tokens)
+
+
+def head_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, device: Device) -> int:
+    """Return what the LM head needs while the loss is computed, its weight's gradient apart.
+
+    Logits of a chunk in float32, 4 C V, turned into their gradient in place, and hidden states of all loss tokens with
+    their gradients, e 2 H N. In bfloat16 besides the logits before or their gradient after the conversion, 2 C V, and
+    the product that is added to the weight's gradient, 2 V H; to add it torch converts it on the CPU, 4 V H.
+    """
+    if shape.vocabulary == 1:  # a scalar head: hidden states and values in float32
+        return size.loss_tokens * shape.hidden * (FLOAT32 + item_bytes(precision))
+    logits = chunk_rows(shape.vocabulary, size.loss_tokens, device) * shape.vocabulary
+    rows = size.loss_tokens * item_bytes(precision) * 2 * shape.hidden
+    if precision == "fp32":
+        return FLOAT32 * logits + rows
+    product = 2 + (FLOAT32 if device == "cpu" else 0)
+    return (FLOAT32 + 2) * logits + product * shape.vocabulary * shape.hidden + rows

@@ -1,0 +1,82 @@
+"""Add up the forecast of a run's processes by device and by host, and say it in lines. Bytes; printed in GiB."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from coati_rl.memory.trainer import Parts
+from coati_rl.types import Device
+
+GIB = 2**30
+MARGIN = 0.15  # how far the forecast may be from what is used: what exceeds the memory by less is warned of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessMemory:
+    """Hold the memory of equal processes, each by its parts."""
+
+    name: str  # "trainer", "engine rank"
+    count: int
+    parts: Parts  # on the device that it computes on
+    host: Parts = field(default_factory=dict)  # besides, in host memory
+    unknown: str = ""  # what is not in the parts, and why
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of one process on its device."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """Hold the memory of a run's processes at their peaks."""
+
+    device: Device
+    processes: tuple[ProcessMemory, ...]
+    shared: Parts = field(default_factory=dict)  # in host memory, used by several processes
+    is_one_host: bool = True
+
+    def without(self, part: str) -> "Forecast":
+        """Return the forecast without a part of its processes."""
+        processes = [
+            replace(each, parts={name: count for name, count in each.parts.items() if name != part})
+            for each in self.processes
+        ]
+        return replace(self, processes=tuple(processes))
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of all processes in host memory."""
+        on_host = sum(self.shared.values())
+        for each in self.processes:
+            own = sum(each.host.values()) + (each.device_bytes if self.device == "cpu" else 0)
+            on_host += each.count * own
+        return on_host
+
+    @property
+    def largest(self) -> ProcessMemory:
+        """The process with the most memory on its device."""
+        return max(self.processes, key=lambda each: each.device_bytes)
+
+    def lines(self) -> list[str]:
+        """One line a kind of process, and one of the host, for people."""
+        where = " of its GPU" if self.device == "cuda" else ""
+        lines = [
+            f"{f'memory, {each.name}':<24}{gib(each.device_bytes)}{where}: {listed(each.parts)}"
+            f"{f' ({each.unknown})' if each.unknown else ''}"
+            for each in self.processes
+        ]
+        who = ", ".join(f"{each.count} x {each.name}" for each in self.processes)
+        of_all = "host" if self.is_one_host else "all hosts"
+        shared = f"; {listed(self.shared)}" if any(self.shared.values()) else ""
+        return [*lines, f"{f'memory, {of_all}':<24}{gib(self.host_bytes)}: {who}{shared}"]
+
+
+def gib(count: int) -> str:
+    """Return bytes as text in GiB, or in MiB below a tenth of one."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:.0f} MiB"
+
+
+def listed(parts: Parts) -> str:
+    """Return the parts with their sizes, the largest first, without empty ones."""
+    ordered: Iterable[tuple[str, int]] = sorted(parts.items(), key=lambda each: -each[1])
+    return ", ".join(f"{name} {gib(count)}" for name, count in ordered if count)

@@ -1,0 +1,136 @@
+"""Read a model's sizes off its transformers config: what parameters it has, and what a rank holds of them.
+
+Parameters are those of the module on torch's meta device, which has shapes and no memory, so that every architecture
+that transformers can build is counted without a formula of its own. V vocabulary, H hidden size, A query heads times
+head size, K key heads times head size, F intermediate size.
+"""
+
+import functools
+import json
+import re
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from coati_rl.config.model import PACKED_ATTENTION
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """Hold the sizes of a model, or of one tensor-parallel rank's part of it."""
+
+    model_type: str  # of the transformers config
+    hidden: int  # H
+    queries: int  # A
+    keys: int  # K; of values too
+    intermediate: int  # F
+    vocabulary: int  # V, this rank's rows of the LM head
+    num_heads: int
+    num_layers: int
+    normalizes_heads: bool  # queries and keys, as Qwen3 does
+    is_tied: bool  # LM head and embedding are one parameter
+    layer_weights: int  # parameters of one decoder layer
+    embedding_weights: int  # of the embedding
+    head_weights: int  # of the LM head, 0 if it is tied; of a scalar head
+    norm_weights: int  # of what is left, such as the last norm
+    largest_tensor: int  # parameters of the largest tensor, not cut
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the memory of activations is known: that of the architectures with packed attention."""
+        return self.model_type in PACKED_ATTENTION
+
+    @property
+    def num_weights(self) -> int:
+        """Parameters, tied ones once."""
+        return self.num_layers * self.layer_weights + self.root_weights
+
+    @property
+    def root_weights(self) -> int:
+        """Parameters outside of the decoder layers."""
+        return self.embedding_weights + self.head_weights + self.norm_weights
+
+
+def model_shape(hf_config: Any, *, tensor_parallel_size: int = 1, has_scalar_head: bool = False) -> ModelShape:
+    """Return what one tensor-parallel rank holds of a model.
+
+    Args:
+        hf_config: transformers config of its text part.
+        tensor_parallel_size: ranks that share each matrix of the architecture's tensor-parallel plan, and the rows of
+            embedding and LM head; other parameters are whole on each.
+        has_scalar_head: one output in place of the vocabulary.
+    Raises: ValueError for an architecture that transformers cannot build.
+    """
+    return _shape(json.dumps(hf_config.to_dict(), sort_keys=True, default=str), tensor_parallel_size, has_scalar_head)
+
+
+@functools.lru_cache(maxsize=64)
+def _shape(config_json: str, tensor_parallel_size: int, has_scalar_head: bool) -> ModelShape:
+    from transformers import AutoConfig
+
+    values = json.loads(config_json)
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    sizes = _parameters(config_json)
+    cut = functools.partial(_cut, config, tensor_parallel_size)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    num_heads = config.num_attention_heads // tensor_parallel_size
+    num_keys = (getattr(config, "num_key_value_heads", None) or config.num_attention_heads) // tensor_parallel_size
+    of_layer: dict[int, int] = {}
+    embedding = head = other = 0
+    for name, shape in sizes.items():
+        count = cut(name, shape)
+        if found := _LAYER.search(name):
+            of_layer[int(found[1])] = of_layer.get(int(found[1]), 0) + count
+        elif name.startswith("lm_head"):
+            head += count
+        elif shape[0] == config.vocab_size:
+            embedding += count
+        else:
+            other += count
+    return ModelShape(
+        model_type=config.model_type,
+        hidden=config.hidden_size,
+        queries=num_heads * head_dim,
+        keys=num_keys * head_dim,
+        intermediate=getattr(config, "intermediate_size", 4 * config.hidden_size) // tensor_parallel_size,
+        vocabulary=1 if has_scalar_head else config.vocab_size // tensor_parallel_size,
+        num_heads=num_heads,
+        num_layers=config.num_hidden_layers,
+        normalizes_heads=any("q_norm" in name for name in sizes),
+        is_tied=not head and not has_scalar_head,
+        layer_weights=-(-sum(of_layer.values()) // max(1, len(of_layer))),
+        embedding_weights=embedding,
+        head_weights=config.hidden_size if has_scalar_head else head,
+        norm_weights=other,
+        largest_tensor=max(prod(shape) for shape in sizes.values()),
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _parameters(config_json: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a causal language model's parameters by name, tied ones once."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = json.loads(config_json)
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values))
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
+def _cut(config: Any, tensor_parallel_size: int, name: str, shape: tuple[int, ...]) -> int:
+    """Return the elements that a tensor-parallel rank holds of a parameter."""
+    count = prod(shape)
+    if tensor_parallel_size == 1:
+        return count
+    plan = getattr(config, "base_model_tp_plan", None) or {}
+    found = _LAYER.search(name)
+    if found is None:
+        is_cut = shape[0] == config.vocab_size
+    else:
+        module, _, kind = found[2].rpartition(".")
+        style = plan.get(f"layers.*.{module}")
+        is_cut = style == "colwise" or (style == "rowwise" and kind == "weight")
+    return -(-count // tensor_parallel_size) if is_cut else count

@@ -1,0 +1,229 @@
+"""Forecast the memory of a run's processes from its config and its models' transformers configs. Bytes throughout."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coati_rl.config.config import Config
+from coati_rl.config.named_values import named_values
+from coati_rl.config.plan import resolve_precision
+from coati_rl.config.training import TrainingConfig
+from coati_rl.memory.activations import MicroBatchSize, item_bytes
+from coati_rl.memory.engine import (
+    EngineSettings,
+    cpu_cache_bytes,
+    cpu_engine_parts,
+    gpu_engine_parts,
+    token_bytes,
+    transformers_engine_parts,
+)
+from coati_rl.memory.forecast import Forecast, ProcessMemory
+from coati_rl.memory.model_shape import model_shape
+from coati_rl.memory.trainer import ADAM_MOMENTS, Parts, TrainerLayout, trainer_parts
+from coati_rl.plugins import is_plugin
+from coati_rl.transport.manifest import DEFAULT_BUCKET_BYTES
+from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
+from coati_rl.types import Device
+
+# Private memory (RssAnon) of a run's actors, measured on Linux with torch for CPUs and a tiny model: trainers had 361
+# to 364 MiB, producers with the fake engine 285 to 291. Without Ray those of bench/memory_forecast.py had 320 to 322.
+TRAINER_LIBRARIES = 360 * 2**20
+PYTHON_ENGINE_LIBRARIES = 285 * 2**20
+ENGINE_LIBRARIES = 440 * 2**20  # vLLM without Ray: 570 MiB, less a cache of 128
+_CPU_BLOCK_SIZE = 32  # tokens: `producer.engines.vllm_engine`
+_SEGMENT_SETS = 2  # of shared memory, used in turns: `coati_rl.transport.segments`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunModels:
+    """Hold the transformers configs of the models that a trainer holds."""
+
+    policy: Any
+    frozen: tuple[Any, ...] = ()  # reference, the policy before the update, teacher
+    has_scalar_head: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """Hold what the forecast needs to know of the devices."""
+
+    device: Device
+    host_bytes: int  # in total, of which an engine's cache takes at most a part
+    gpu_bytes: int | None = None  # of the smallest GPU; None: no GPU, or unknown
+
+
+def rl_micro_batch(config: Config, *, prompt_tokens: int, response_tokens: int) -> tuple[MicroBatchSize, bool]:
+    """Return a run's micro-batch at these lengths, and whether a step has several.
+
+    Whole groups that share their prompt are not cut by -tmbs; the token budget cuts in any case.
+    """
+    parallel, group = config.parallel, config.sampling.num_generations
+    samples = parallel.train_microbatch_size
+    in_step = parallel.train_batch_size * group
+    alone, behind = prompt_tokens + response_tokens, response_tokens
+    if config.shares_prefixes and group > 1:
+        samples = min(max(1, samples // group) * group, in_step)
+        per_group = prompt_tokens + group * behind
+        tokens, loss, path = (samples // group * each for each in (per_group, group * behind, group * alone))
+    else:
+        tokens, loss, path = samples * alone, samples * behind, 0
+    size, is_cut = _within(MicroBatchSize(tokens=tokens, loss_tokens=loss, path_tokens=path), parallel)
+    return size, is_cut or in_step > samples
+
+
+def offline_micro_batch(
+    config: TrainingConfig, *, samples_at_a_time: int, samples_per_step: int, tokens: int, unit: int
+) -> tuple[MicroBatchSize, bool]:
+    """Return a micro-batch of samples of so many tokens each, all of them in the loss, and whether a step has several.
+
+    Samples that are compared (`unit` of them) may share a prompt, whose keys and values are copied for each.
+    """
+    samples = min(samples_at_a_time, samples_per_step)
+    shares = config.shares_prefixes and unit > 1
+    whole = MicroBatchSize(
+        tokens=samples * tokens, loss_tokens=samples * tokens, path_tokens=samples * tokens if shares else 0
+    )
+    size, is_cut = _within(whole, config.parallel)
+    return size, is_cut or samples_per_step > samples
+
+
+def _within(size: MicroBatchSize, parallel: Any) -> tuple[MicroBatchSize, bool]:
+    """Return the size at most at the token budget, and whether it was cut."""
+    budget = parallel.max_tokens_per_microbatch
+    if budget is None or size.tokens <= budget:
+        return size, False
+    loss, path = (-(-each * budget // size.tokens) for each in (size.loss_tokens, size.path_tokens))
+    return MicroBatchSize(tokens=budget, loss_tokens=loss, path_tokens=path), True
+
+
+def trainer_memory(
+    config: TrainingConfig,
+    models: RunModels,
+    size: MicroBatchSize,
+    machine: Machine,
+    *,
+    has_several_micro_batches: bool,
+    kept_versions: int = 0,
+    sends_weights: bool = False,
+) -> ProcessMemory:
+    """Return the memory of a trainer rank, the largest one.
+
+    Args:
+        config: of the run.
+        models: that it holds.
+        size: of its largest micro-batch.
+        machine: the devices.
+        has_several_micro_batches: in a step.
+        kept_versions: of its weights in host memory.
+        sends_weights: to engines: a bucket is sent while the next one is filled, from a tensor that is gathered whole.
+    """
+    precision, parallel = resolve_precision(config, machine.device), config.parallel
+    tp = parallel.tensor_parallel_size
+    layout = TrainerLayout(
+        precision=precision,
+        device=machine.device,
+        plugin=parallel.plugin,
+        dp=config.dp,
+        pp=parallel.pipeline_parallel_size,
+        zero_stage=parallel.zero_stage if config.dp > 1 else 0,
+        gradient_checkpointing=parallel.gradient_checkpointing,
+        has_several_micro_batches=has_several_micro_batches,
+        adam_moments=0 if is_plugin(config.optimizer.optimizer) else ADAM_MOMENTS,
+    )
+    shape = model_shape(models.policy, tensor_parallel_size=tp, has_scalar_head=models.has_scalar_head)
+    parts = trainer_parts(shape, size, layout)
+    shards = config.dp if layout.is_fully_sharded else layout.pp
+    frozen = [model_shape(each, tensor_parallel_size=tp).num_weights for each in models.frozen]
+    parts["frozen models"] = sum(frozen) * item_bytes(precision) // shards
+    host: Parts = {"libraries": TRAINER_LIBRARIES}
+    if kept_versions:  # on data-parallel rank 0, or with FSDP2 each rank its part; a mean over ranks
+        copies = 1 if layout.is_fully_sharded else config.dp
+        host["kept weights"] = kept_versions * parts["parameters"] // copies
+    if sends_weights:
+        host["sent weights"] = 2 * DEFAULT_BUCKET_BYTES + shape.largest_tensor * item_bytes(precision)
+    if machine.device == "cuda" and layout.is_fully_sharded:  # read whole, in float32, before it is sharded
+        host["loading"] = 4 * shape.num_weights
+    unknown = []
+    if not shape.is_known:
+        unknown.append(f"activations unknown, as the architecture is {shape.model_type}")
+        parts.pop("activations", None)
+    if not layout.adam_moments:
+        unknown.append("the optimizer's states unknown, as --optimizer is your own")
+    return ProcessMemory(
+        name="trainer", count=parallel.num_trainers, parts=parts, host=host, unknown="; ".join(unknown)
+    )
+
+
+def engine_memory(
+    config: Config, hf_config: Any, machine: Machine, backend: CollectiveBackend, *, sequence_tokens: int
+) -> ProcessMemory:
+    """Return the memory of a rank of an engine.
+
+    Args:
+        config: of the run.
+        hf_config: of the policy.
+        machine: the devices.
+        backend: of the weight transfers.
+        sequence_tokens: of each sequence, where the cache grows with them; vLLM reserves that of the longest ones.
+    """
+    parallel, sampling = config.parallel, config.sampling
+    width, precision = parallel.producer_tensor_parallel_size, resolve_precision(config, machine.device)
+    shape, whole = (model_shape(hf_config, tensor_parallel_size=each) for each in (width, 1))
+    in_flight = sampling.max_num_seqs or config.sequences_in_flight
+    settings = EngineSettings(
+        precision=precision,
+        tensor_parallel_size=width,
+        max_model_len=config.max_model_len,
+        max_num_seqs=in_flight + 1,
+        block_size=sampling.block_size or _CPU_BLOCK_SIZE,
+        is_quantized=sampling.quantization is not None,
+    )
+    update = whole.num_weights * item_bytes(precision)
+    on_gpu, staged_on_gpu = machine.device == "cuda", backend in CUDA_BACKENDS
+    host: Parts = {"libraries": ENGINE_LIBRARIES if sampling.backend == "vllm" else PYTHON_ENGINE_LIBRARIES}
+    staged = update if staged_on_gpu else 0
+    if on_gpu and not staged_on_gpu:
+        host["staging"] = 2 * update
+    elif not on_gpu:
+        staged = 0 if backend == "shm" else update
+    sequence = token_bytes(hf_config, settings)
+    if sampling.backend == "fake":
+        parts: Parts = {"staging": 2 * staged}
+    elif sampling.backend == "transformers":
+        parts = transformers_engine_parts(
+            shape,
+            settings,
+            cache_bytes=sequence * sequence_tokens * in_flight,
+            update_bytes=staged if on_gpu else 2 * staged,
+        )
+    elif on_gpu:
+        share = None if machine.gpu_bytes is None else int(parallel.gpu_memory_utilization * machine.gpu_bytes)
+        longest = sequence * config.max_model_len
+        parts = gpu_engine_parts(shape, settings, share_bytes=share, update_bytes=staged, sequence_bytes=longest)
+    else:
+        given = named_values(sampling.engine_arg).get("kv_cache_memory_bytes")
+        cache = cpu_cache_bytes(hf_config, settings, host_bytes=machine.host_bytes) if given is None else int(given)
+        parts = cpu_engine_parts(shape, settings, cache_bytes=cache, update_bytes=staged)
+    unknown = f"weights unknown, as --quantization is {sampling.quantization}" if settings.is_quantized else ""
+    return ProcessMemory(
+        name="engine rank", count=parallel.num_inferencer * width, parts=parts, host=host, unknown=unknown
+    )
+
+
+def run_forecast(
+    config: TrainingConfig, machine: Machine, processes: Sequence[ProcessMemory], *, shared: Parts | None = None
+) -> Forecast:
+    """Return the forecast of all processes; those of a cluster are on several hosts."""
+    return Forecast(
+        device=machine.device,
+        processes=tuple(processes),
+        shared=shared or {},
+        is_one_host=not config.cluster.master_address,
+    )
+
+
+def shared_update(hf_config: Any, precision: str, backend: CollectiveBackend) -> Parts:
+    """Return the shared memory through which weights travel: two updates, used in turns."""
+    if backend != "shm":
+        return {}
+    return {"weights in shared memory": _SEGMENT_SETS * model_shape(hf_config).num_weights * item_bytes(precision)}

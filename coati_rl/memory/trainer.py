@@ -1,0 +1,164 @@
+"""Forecast the memory of a trainer rank on the device that it computes on: parts by name, at the largest moment.
+
+A step has few moments at which most memory is in use: the end of a micro-batch's forward, when the loss has been
+computed and all activations are kept; the end of its backward, when gradients of the embedding are added; the sum of
+gradients over ranks; and the optimizer's step. The forecast is the largest of them. Bytes throughout.
+"""
+
+from dataclasses import dataclass
+
+from coati_rl.memory.activations import (
+    FLOAT32,
+    MicroBatchSize,
+    backward_bytes,
+    head_bytes,
+    heap_bytes,
+    item_bytes,
+    kept_bytes,
+)
+from coati_rl.memory.model_shape import ModelShape
+from coati_rl.types import Device
+
+Parts = dict[str, int]  # bytes by name
+
+HEAP = "heap"  # the part that is assumed, not counted: see `heap_bytes`
+
+BUCKET_BYTES = 2**26  # of a sum of gradients over ranks: `consumer.parallel.gradient_reduction`
+ADAM_MOMENTS = 2  # float32 numbers a parameter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerLayout:
+    """Hold how a model is trained: layout, precision, and what a step consists of."""
+
+    precision: str  # fp32 or bf16
+    device: Device = "cpu"
+    plugin: str = "hybrid"
+    dp: int = 1
+    pp: int = 1
+    zero_stage: int = 0  # 0 with one data-parallel rank
+    gradient_checkpointing: bool = False
+    has_several_micro_batches: bool = True  # in a step, so that gradients are held while activations are
+    adam_moments: int = ADAM_MOMENTS  # of the optimizer's states; 0: unknown
+
+    @property
+    def is_fully_sharded(self) -> bool:
+        """Whether weights are sharded over all trainers (FSDP2)."""
+        return self.plugin == "fsdp2"
+
+
+def trainer_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> Parts:
+    """Return the largest rank's memory of a step.
+
+    Args:
+        shape: of a tensor-parallel rank's part of the model.
+        size: of the largest micro-batch.
+        layout: of the trainers.
+    """
+    parts = _sharded_parts if layout.is_fully_sharded else _replicated_parts
+    moments = parts(shape, size, layout)
+    largest = max(moments, key=lambda each: sum(each.values()))
+    # FSDP2's processes on the CPU return to the system what they free: `consumer.environment`.
+    if layout.device == "cpu" and layout.has_several_micro_batches and not layout.is_fully_sharded:
+        layers = 1 if layout.gradient_checkpointing else -(-shape.num_layers // layout.pp)
+        kept = moments[0]["activations"]
+        largest[HEAP] = heap_bytes(shape, size, layout.precision, kept=kept, layers=layers)
+    return largest
+
+
+def _replicated_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> list[Parts]:
+    """Return the parts at each moment of a step where each data-parallel rank holds the weights.
+
+    The gradient of the LM head's weight is float32[V, H]. It is added to the others at the start of the backward, or if
+    the weight is the embedding's too, when the embedding's own gradient, as large, is there.
+    """
+    layers = -(-shape.num_layers // layout.pp)
+    weights = layers * shape.layer_weights + (shape.root_weights if layout.pp == 1 or shape.is_tied else 0)
+    if layout.pp > 1 and not shape.is_tied:
+        weights += max(shape.embedding_weights, shape.head_weights)
+    masters = 0 if layout.precision == "fp32" else 1
+    shards = layout.dp if layout.zero_stage else 1
+    held = {
+        "parameters": weights * item_bytes(layout.precision),
+        "optimizer": -(-weights * FLOAT32 * (masters + layout.adam_moments) // shards),
+    }
+    gradients = weights * FLOAT32
+    before = gradients if layout.has_several_micro_batches else 0
+    if layout.zero_stage == 2:
+        before = gradients = gradients // shards + BUCKET_BYTES
+    head_gradient = FLOAT32 * shape.vocabulary * shape.hidden
+    in_flight = layout.pp  # micro-batches whose backward has not begun, on the first pipeline stage
+    kept = in_flight * kept_bytes(
+        shape, size, layout.precision, layers=layers, is_recomputed=layout.gradient_checkpointing
+    )
+    head = head_gradient + head_bytes(shape, size, layout.precision, layout.device)
+    backward = (head_gradient if shape.is_tied else 0) + backward_bytes(shape, size, layout.precision)
+    embedding_gradient = shape.embedding_weights * item_bytes(layout.precision)
+    if layout.precision == "bf16":
+        embedding_gradient += shape.embedding_weights * FLOAT32  # converted before it is added
+    moments: list[Parts] = [
+        {**held, "gradients": before, "activations": kept, "LM head": head},
+        {**held, "gradients": before, "activations": kept, "backward": backward},
+        {
+            **held,
+            "gradients": gradients,
+            "backward": embedding_gradient + (head_gradient if shape.is_tied else 0),
+        },
+    ]
+    if layout.dp > 1:
+        bucket = min(weights * FLOAT32, max(BUCKET_BYTES, shape.largest_tensor * FLOAT32))
+        communication = bucket
+        if layout.zero_stage:
+            # Padded gradients, joined ones, this rank's slice of their sum; and gloo's own copy, or the slices of all.
+            own = bucket // shards
+            communication = 2 * bucket + own + (bucket if layout.device == "cpu" else own)
+        moments.append({**held, "gradients": gradients, "communication": communication})
+    return moments
+
+
+def _sharded_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> list[Parts]:
+    """Return the parts at each moment of a step with FSDP2.
+
+    Weights, moments and gradients are sharded, in float32. Embedding, last norm and LM head are gathered from the
+    forward to the end of the backward, decoder layers one at a time and the next one ahead; each gather has a buffer as
+    large as what it gathers. A gradient is whole until it is copied, in float32, for the reduce-scatter, of whose input
+    gloo makes a copy.
+    """
+    e = item_bytes(layout.precision)
+    shard = -(-shape.num_weights * FLOAT32 // layout.dp)
+    held = {
+        "parameters": shard,
+        "optimizer": layout.adam_moments * shard,
+    }
+    before = shard if layout.has_several_micro_batches else 0
+    gathered_root, gathered_layer = shape.root_weights * e, shape.layer_weights * e
+    head_gradient = FLOAT32 * shape.vocabulary * shape.hidden
+    kept = kept_bytes(
+        shape, size, layout.precision, layers=shape.num_layers, is_recomputed=layout.gradient_checkpointing
+    )
+    gloo_copy = FLOAT32 if layout.device == "cpu" else 0
+    per_weight = max(e + FLOAT32, FLOAT32 + gloo_copy + -(-FLOAT32 // layout.dp))  # copied, then reduced to a shard
+    reduced = per_weight * max(shape.layer_weights, shape.root_weights)
+    return [
+        {
+            **held,
+            "gradients": before,
+            "activations": kept,
+            "LM head": head_gradient + head_bytes(shape, size, layout.precision, layout.device),
+            "gathered": gathered_root,
+        },
+        {
+            **held,
+            "gradients": before,
+            "activations": kept,
+            "backward": head_gradient + backward_bytes(shape, size, layout.precision),
+            "gathered": gathered_root + 3 * gathered_layer,
+        },
+        {
+            **held,
+            "gradients": shard,
+            "backward": head_gradient,
+            "gathered": gathered_root,
+            "communication": reduced,
+        },
+    ]

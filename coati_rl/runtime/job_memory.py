@@ -1,0 +1,156 @@
+"""Check the memory of runs with producers and of jobs on datasets: their models, and the size of a micro-batch."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from coati_rl.config import Config
+from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.offline_jobs import RmJobConfig, SftJobConfig
+from coati_rl.config.offline_rules import check_offline
+from coati_rl.config.plan import resolve_precision
+from coati_rl.config.rules import check
+from coati_rl.memory.forecast import Forecast
+from coati_rl.memory.model_shape import model_shape
+from coati_rl.memory.run_memory import (
+    RunModels,
+    engine_memory,
+    offline_micro_batch,
+    rl_micro_batch,
+    run_forecast,
+    shared_update,
+    trainer_memory,
+)
+from coati_rl.runtime.memory_check import MemoryCheck, host_memory, passes, this_machine
+from coati_rl.runtime.resources import read_model_config
+from coati_rl.samples import Sample
+from coati_rl.transport.rendezvous import CollectiveBackend
+from coati_rl.types import Device
+
+_NUM_READ = 2000  # samples, for their lengths
+Found = tuple[tuple[str, ...], list[str]]  # lines of the plan, and warnings
+
+
+def check_run_memory(
+    config: Config,
+    hf_config: Any,
+    device: Device,
+    backend: CollectiveBackend,
+    *,
+    prompt_tokens: float | None,
+    check_layout: Callable[..., None],
+) -> Found:
+    """Forecast a run with producers.
+
+    Args:
+        config: of the run, its models as directories.
+        hf_config: transformers config of the policy.
+        device: of the run.
+        backend: of weight transfers.
+        prompt_tokens: of a prompt, the mean; None if unknown.
+        check_layout: as of `prepare`.
+    Returns: lines of the plan, and warnings. Raises: ConfigError if it cannot fit.
+    """
+    machine = this_machine(device)
+    models = RunModels(policy=hf_config, frozen=_frozen_of_run(config, hf_config))
+
+    def forecast(changed: Config, *, prompt: int, response: int) -> Forecast:
+        size, several = rl_micro_batch(changed, prompt_tokens=prompt, response_tokens=response)
+        trainer = trainer_memory(
+            changed,
+            models,
+            size,
+            machine,
+            has_several_micro_batches=several,
+            kept_versions=changed.num_kept_versions,
+            sends_weights=True,
+        )
+        engine = engine_memory(changed, hf_config, machine, backend, sequence_tokens=prompt + response)
+        shared = shared_update(hf_config, resolve_precision(changed, device), backend)
+        return run_forecast(changed, machine, [trainer, engine], shared=shared)
+
+    least = int(prompt_tokens or 1)
+    checked = MemoryCheck(
+        config=config,
+        forecast=lambda each: forecast(
+            each, prompt=each.data.max_prompt_tokens, response=each.max_model_len - each.data.max_prompt_tokens
+        ),
+        sure=lambda each: forecast(each, prompt=least, response=1),
+        is_valid=passes(check, lambda each: check_layout(each, hf_config)),
+        machine=machine,
+        host_available=host_memory(config, device),
+    )
+    return _found(checked, models)
+
+
+def check_job_memory(
+    config: OfflineConfig,
+    hf_config: Any,
+    device: Device,
+    *,
+    samples: Sequence[Sample],
+    check_layout: Callable[..., None],
+) -> Found:
+    """Forecast a job on a dataset; see `check_run_memory`. `samples` are those that it trains on."""
+    machine = this_machine(device)
+    teacher = config.distillation.teacher if isinstance(config, SftJobConfig) else None
+    frozen = [config.reference_model] if config.uses_reference else []
+    frozen += [teacher] if teacher is not None else []
+    models = RunModels(
+        policy=hf_config,
+        frozen=tuple(_config_of(each, config, hf_config) for each in frozen if _is_here(each)),
+        has_scalar_head=isinstance(config, RmJobConfig),
+    )
+    lengths = [len(sample) for sample in samples[:_NUM_READ]]
+    longest = max(lengths) if lengths and len(lengths) == len(samples) else config.max_sample_tokens
+    mean = sum(lengths) // len(lengths) if lengths else 1
+
+    def forecast(changed: OfflineConfig, tokens: int) -> Forecast:
+        unit, parallel = changed.UNIT, changed.parallel
+        size, several = offline_micro_batch(
+            changed,
+            samples_at_a_time=parallel.train_microbatch_size * unit,
+            samples_per_step=parallel.train_batch_size * unit,
+            tokens=tokens,
+            unit=unit,
+        )
+        trainer = trainer_memory(changed, models, size, machine, has_several_micro_batches=several)
+        return run_forecast(changed, machine, [trainer])
+
+    checked = MemoryCheck(
+        config=config,
+        forecast=lambda each: forecast(each, longest),
+        sure=lambda each: forecast(each, mean),
+        is_valid=passes(check_offline, lambda each: check_layout(each, hf_config)),
+        machine=machine,
+        host_available=host_memory(config, device),
+    )
+    return _found(checked, models)
+
+
+def _found(checked: MemoryCheck[Any], models: RunModels) -> Found:
+    """Return the lines and warnings of a check; a warning alone for an architecture that transformers cannot build."""
+    for hf_config in (models.policy, *models.frozen):
+        try:
+            model_shape(hf_config)
+        except ValueError:
+            return (), [f"the memory of the run is not forecast, as a model's architecture is {hf_config.model_type}"]
+    forecast, warnings = checked.run()
+    return tuple(forecast.lines()), warnings
+
+
+def _frozen_of_run(config: Config, hf_config: Any) -> tuple[Any, ...]:
+    """Return the configs of reference, policy before the update, and teacher, where a run has them."""
+    # A step's own log-probabilities are those before the update, if a sync is due after each step.
+    keeps_old = config.recomputes_old_logprobs and config.sync_period > config.algorithm.updates_per_batch
+    own = [hf_config] * ((config.algorithm.kl_coeff > 0) + keeps_old)
+    teacher = config.distillation.teacher
+    return (*own, *([_config_of(teacher, config, hf_config)] if teacher is not None and _is_here(teacher) else []))
+
+
+def _is_here(model: str) -> bool:
+    return Path(model).is_dir()
+
+
+def _config_of(model: str, config: Config | OfflineConfig, hf_config: Any) -> Any:
+    return hf_config if model == config.model.model else read_model_config(Path(model))

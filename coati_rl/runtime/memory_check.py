@@ -1,0 +1,174 @@
+"""Forecast a run's memory before anything starts, and refuse what cannot fit with the nearest flags that do.
+
+A run is refused if what is sure to be in use, less the forecast's margin, exceeds the memory. A token budget is taken
+at its word: micro-batches are filled up to it. Where only a number of samples bounds micro-batches, their real lengths
+are not known before the run, and what the longest ones would take is a warning.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Generic
+
+from coati_rl.config.training import TrainingConfig
+from coati_rl.errors import ConfigError
+from coati_rl.memory.capacity import available_bytes, total_bytes
+from coati_rl.memory.forecast import MARGIN, Forecast, ProcessMemory, gib, listed
+from coati_rl.memory.nearest import Change, largest_that_fits, nearest_changes
+from coati_rl.memory.run_memory import Machine
+from coati_rl.memory.trainer import HEAP
+from coati_rl.runtime.resources import Job, gpu_bytes
+from coati_rl.types import Device
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryCheck(Generic[Job]):
+    """Compare a job's forecast with the memory of its devices."""
+
+    config: Job
+    forecast: Callable[[Job], Forecast]  # of micro-batches of the longest samples, at most at the token budget
+    sure: Callable[[Job], Forecast]  # of what every run of the job has at least
+    is_valid: Callable[[Job], bool]  # whether a job with other settings passes the rules
+    machine: Machine
+    host_available: int | None  # bytes; None: the run's processes are elsewhere, or unknown
+
+    def run(self) -> tuple[Forecast, list[str]]:
+        """Return the forecast, and warnings. Raises: ConfigError for a run that cannot fit."""
+        whole = self.forecast(self.config)
+        by_budget = self.config.parallel.max_tokens_per_microbatch is not None
+        sure = (whole if by_budget else self.sure(self.config)).without(HEAP)
+        if problem := self._problem(sure, margin=MARGIN):
+            raise ConfigError(f"{self._field(sure)}: {problem}; {self._nearest()}")
+        problem = self._problem(whole, margin=0.0)
+        if problem is None:
+            return whole, []
+        longest = "" if by_budget else ", if a micro-batch has the longest samples"
+        return whole, [f"{self._field(whole)}: {problem}{longest}; {self._nearest()}"]
+
+    def _problem(self, forecast: Forecast, *, margin: float) -> str | None:
+        """Say what exceeds its memory by more than the margin, a fraction of it; None if all fits."""
+        largest, gpu_bytes = forecast.largest, self.machine.gpu_bytes
+        if self.machine.device == "cuda" and gpu_bytes is not None and largest.device_bytes * (1 - margin) > gpu_bytes:
+            return (
+                f"a {largest.name} needs {gib(largest.device_bytes)} of its GPU, which has {gib(gpu_bytes)} "
+                f"({listed(largest.parts)})"
+            )
+        if self.host_available is None or forecast.host_bytes * (1 - margin) <= self.host_available:
+            return None
+        each = [
+            f"{process.count} x {process.name} of {gib(_on_host(process, forecast))}" for process in _sorted(forecast)
+        ]
+        parts = listed(_sorted(forecast)[0].parts)
+        return (
+            f"the run needs {gib(forecast.host_bytes)} of this machine's memory, of which {gib(self.host_available)} "
+            f"are available ({'; '.join(each)}: {parts})"
+        )
+
+    def _field(self, forecast: Forecast) -> str:
+        """Name the setting that the largest part follows from, with its value."""
+        process = _sorted(forecast)[0]
+        parts, parallel = process.parts, self.config.parallel
+        largest = max(parts, key=lambda name: parts[name], default="")
+        if process.name == "trainer" and largest in ("activations", "LM head", "backward"):
+            budget = parallel.max_tokens_per_microbatch
+            return f"-tmbs {parallel.train_microbatch_size}" if budget is None else _budget(budget).flags
+        return f"--model {self.config.model.model}"
+
+    def _nearest(self) -> str:
+        """Return the smallest changes of settings with which the run fits, whatever its samples, as text."""
+
+        def changed(change: Change | None) -> Job | None:
+            if change is None:
+                return self.config
+            config = self.config.with_changes(**change.values)
+            return config if self.is_valid(config) else None
+
+        def fits(change: Change | None) -> bool:
+            config = changed(change)
+            if config is None:
+                return False
+            return self._problem(self.forecast(config), margin=0.0) is None
+
+        def budget(change: Change | None) -> Change | None:
+            config = changed(change)
+            if config is None:
+                return None
+            least, current = self._budgets(config)
+            tokens = largest_that_fits(
+                least, current, lambda size: fits(_budget(size) if change is None else change | _budget(size))
+            )
+            return None if tokens is None else _budget(tokens)
+
+        found = nearest_changes([*self._changes()], fits, budget=budget)
+        if not found:
+            return "no other settings of this layout fit; use a smaller model, or a machine with more memory"
+        return f"nearest: {', or '.join(change.flags for change in found)}"
+
+    def _budgets(self, config: Job) -> tuple[int, int]:
+        """Return the least token budget, that of a longest row, and the tokens that now bound a micro-batch."""
+        unit = getattr(config, "UNIT", 1)
+        budget, least = config.parallel.max_tokens_per_microbatch, unit * config.max_sample_tokens
+        group = config.flat().get("num_generations") or 1
+        return least, budget or least * max(group, config.parallel.train_microbatch_size)
+
+    def _changes(self) -> Iterator[Change]:
+        """Yield changes of one setting each, the smallest first; those of precision last, as it changes results."""
+        config, flat = self.config, self.config.flat()
+        parallel = config.parallel
+        if not parallel.gradient_checkpointing:
+            yield Change(flags="--gradient-checkpointing", values={"gradient_checkpointing": True})
+        sequences: int = flat.get("max_num_seqs") or getattr(config, "sequences_in_flight", 0)
+        while sequences > 1:
+            sequences //= 2
+            yield Change(flags=f"--max-num-seqs {sequences}", values={"max_num_seqs": sequences})
+        if parallel.num_trainers > 1 and parallel.plugin == "hybrid":
+            sharded = {"plugin": "fsdp2", "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "zero_stage": 0}
+            named = {"tensor_parallel_size": "-tp 1", "pipeline_parallel_size": "-pp 1", "zero_stage": "-zero 0"}
+            others = [flag for name, flag in named.items() if flat[name] != sharded[name]]
+            yield Change(flags=" ".join(["--plugin fsdp2", *others]), values=sharded)
+        for size in (2, 4, 8):
+            if parallel.tensor_parallel_size < size <= parallel.num_trainers and parallel.plugin == "hybrid":
+                yield Change(flags=f"-tp {size}", values={"tensor_parallel_size": size})
+        if flat.get("logprob_gap_tokens"):
+            yield Change(flags="--logprob-gap-tokens 0", values={"logprob_gap_tokens": 0})
+        for engines in range(config.num_producers - 1, 0, -1):
+            yield Change(flags=f"-i {engines}", values={"num_inferencer": engines})
+        if config.model.precision == "fp32" or (config.model.precision is None and self.machine.device == "cpu"):
+            yield Change(flags="--precision bf16", values={"precision": "bf16"})
+
+
+def this_machine(device: Device) -> Machine:
+    """Return what the forecast needs to know of this machine."""
+    return Machine(device=device, host_bytes=total_bytes(), gpu_bytes=gpu_bytes() if device == "cuda" else None)
+
+
+def host_memory(config: TrainingConfig, device: Device) -> int | None:
+    """Return the bytes that a run can take on this machine; None if it will run elsewhere."""
+    is_elsewhere = config.cluster.master_address or (device == "cuda" and gpu_bytes() is None)
+    return None if is_elsewhere else available_bytes()
+
+
+def passes(rules: Callable[[Any], None], *others: Callable[[Any], None]) -> Callable[[Any], bool]:
+    """Return a test whether a config passes rules that raise ConfigError."""
+
+    def is_valid(config: Any) -> bool:
+        try:
+            for rule in (rules, *others):
+                rule(config)
+        except ConfigError:
+            return False
+        return True
+
+    return is_valid
+
+
+def _budget(tokens: int) -> Change:
+    return Change(flags=f"--max-tokens-per-microbatch {tokens}", values={"max_tokens_per_microbatch": tokens})
+
+
+def _on_host(process: ProcessMemory, forecast: Forecast) -> int:
+    return sum(process.host.values()) + (process.device_bytes if forecast.device == "cpu" else 0)
+
+
+def _sorted(forecast: Forecast) -> list[ProcessMemory]:
+    """Return the kinds of processes, those that need most of the host first."""
+    return sorted(forecast.processes, key=lambda each: -each.count * _on_host(each, forecast))

@@ -1,0 +1,209 @@
+"""Compare the memory forecast of `--dry-run` with the measured peak of a trainer's step, by layout.
+
+    OMP_NUM_THREADS=1 python scripts/bench/memory_forecast.py [--model DIR] [--budget 512] [--json FILE]
+
+In: groups of samples of one prompt, each group as many tokens as `--budget`, shared ones once; a random Qwen3 without
+--model. Out: for each layout the largest rank's peak during optimizer steps through the trainers' backend, from NumPy
+arrays to updated weights, each rank in a fresh process with one thread and the environment of a run's trainers; and the
+forecast of the same sizes, by its parts. The peak is the kernel's high-water mark of the process, without mapped files
+(the weights' file, libraries) and without what the process held before it loaded the model. The first step, which
+allocates the optimizer's states, is not measured.
+"""
+
+import argparse
+import ctypes
+import json
+import multiprocessing
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from random_model import save_random_model
+from shared_prefix import LOSS, RATE, make_samples
+
+from coati_rl.batch import MiniBatch
+from coati_rl.data.packing import pack
+from coati_rl.memory.activations import MicroBatchSize
+from coati_rl.memory.model_shape import model_shape
+from coati_rl.memory.trainer import Parts, TrainerLayout, trainer_parts
+from coati_rl.runtime.resources import read_model_config
+from consumer.backend import BackendConfig, make_backend
+from consumer.environment import memory_environment
+from consumer.models.loading import no_progress_bars
+from consumer.objectives.policy_gradient import PolicyGradient
+from consumer.optim.learning_rate import LearningRate
+from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
+from consumer.train_step import TrainStep
+
+TIMEOUT_S = 300.0
+NUM_STEPS = 3  # measured
+MIB = 2**20
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and settings of the backend
+    "dp1": (1, {}),
+    "tp2": (2, {"tp_size": 2}),
+    "fsdp2": (2, {"plugin": "fsdp2"}),
+    "dp1_bf16": (1, {"precision": "bf16"}),
+    "zero1_bf16": (2, {"zero_stage": 1, "precision": "bf16"}),
+}
+FLAGS = {
+    "prompts": (4, "prompts of an optimizer step and data-parallel rank, each a micro-batch"),
+    "samples": (4, "samples of a prompt"),
+    "budget": (512, "tokens of a micro-batch"),
+    "hidden": (384, "hidden size without --model, a multiple of 64"),
+    "layers": (6, "decoder layers without --model"),
+    "vocab": (12288, "vocabulary without --model"),
+    "seed": (0, "of weights and tokens"),
+}
+
+
+def prompt_tokens(arguments: argparse.Namespace) -> int:
+    """Return the tokens of a prompt: an eighth of the budget or a little more, so that responses fill the rest."""
+    return arguments.budget // 8 + (arguments.budget - arguments.budget // 8) % arguments.samples
+
+
+def forecast(directory: Path, layout: str, arguments: argparse.Namespace) -> Parts:
+    """Return the forecast of the largest rank."""
+    num_processes, settings = LAYOUTS[layout]
+    tp = settings.get("tp_size", 1)
+    prompt = prompt_tokens(arguments)
+    size = MicroBatchSize(
+        tokens=arguments.budget,
+        loss_tokens=arguments.budget - prompt,
+        path_tokens=arguments.budget - prompt + arguments.samples * prompt,
+    )
+    trainers = TrainerLayout(
+        precision=settings.get("precision", "fp32"),
+        plugin=settings.get("plugin", "hybrid"),
+        dp=num_processes // tp,
+        zero_stage=settings.get("zero_stage", 0),
+        gradient_checkpointing=arguments.checkpointing,
+        has_several_micro_batches=arguments.prompts > 1,
+    )
+    return trainer_parts(model_shape(read_model_config(directory), tensor_parallel_size=tp), size, trainers)
+
+
+def memory_kib(*fields: str) -> int:
+    """Return the sum of these fields of this process's status."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return sum(int(re.findall(rf"{field}:\s+(\d+) kB", status)[0]) for field in fields)
+
+
+def run_rank(
+    rank: int, layout: str, rendezvous: StoreLocation, model: Path, directory: Path, arguments: argparse.Namespace
+) -> None:
+    """Take optimizer steps on one rank of a layout, and write its peak in bytes to LAYOUT-RANK.json."""
+    torch.set_num_threads(1)
+    num_processes, settings = LAYOUTS[layout]
+    device = init_process_group(
+        rank=rank, world_size=num_processes, rendezvous=rendezvous, timeout_s=TIMEOUT_S, seed=0, device="cpu"
+    )
+    import consumer.parallel.fsdp
+    import consumer.parallel.hybrid  # noqa: F401  (libraries, before what they hold is read)
+
+    libraries = memory_kib("RssAnon")
+    with no_progress_bars():
+        config = BackendConfig(model_dir=model, gradient_checkpointing=arguments.checkpointing, **settings)
+        backend = make_backend(config, device=device, timeout_s=TIMEOUT_S)
+    dp, dp_rank = backend.layout.dp_size, backend.layout.dp_rank
+    groups = argparse.Namespace(**{**vars(arguments), "prompts": arguments.prompts * dp})
+    groups.response = (arguments.budget - prompt_tokens(arguments)) // arguments.samples
+    samples = make_samples(groups, prompt_tokens(arguments), backend.policy.module.config.vocab_size)
+    share = pack(samples, num_ranks=dp, max_samples=len(samples), max_tokens=arguments.budget, shares_prefixes=True)
+    batch = MiniBatch(
+        step=0,
+        micro_batches=share[dp_rank],
+        is_last=True,
+        loss_scale=1 / len(samples),
+        learning_rate_progress=0.0,
+    )
+    train_step = TrainStep(backend, PolicyGradient(loss_fn=LOSS), learning_rate=LearningRate(peak=RATE))
+    train_step.run(batch)
+    peak = 0
+    held = memory_kib("RssAnon")
+    for _ in range(NUM_STEPS):
+        dist.barrier()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # forget the peak
+        train_step.run(batch)
+        peak = max(peak, memory_kib("VmHWM") - memory_kib("RssFile", "RssShmem"))
+    report = {
+        "peak": 1024 * (peak - libraries),
+        "held": 1024 * (held - libraries),
+        "libraries": 1024 * libraries,
+        "tokens": max(m.num_tokens for m in share[dp_rank]),
+        "micro_batches": len(share[dp_rank]),
+    }
+    (directory / f"{layout}-{rank}.json").write_text(json.dumps(report), encoding="utf-8")
+    dist.barrier()
+    backend.close()
+    destroy_process_group()
+
+
+def measure(layout: str, model: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run all ranks of a layout. Returns: the report of the rank with the largest peak."""
+    context = multiprocessing.get_context("spawn")
+    os.environ.pop("MALLOC_MMAP_THRESHOLD_", None)
+    os.environ.update(memory_environment("cpu", LAYOUTS[layout][1].get("plugin", "hybrid")))  # of the ranks' processes
+    ranks = range(LAYOUTS[layout][0])
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        rendezvous = StoreLocation(address="127.0.0.1", file=directory / "store")
+        common = (layout, rendezvous, model, directory, arguments)
+        processes = [context.Process(target=run_rank, args=(rank, *common), daemon=True) for rank in ranks]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        if any(process.exitcode for process in processes):
+            sys.exit(f"{layout}: a process failed")
+        reports = [json.loads((directory / f"{layout}-{rank}.json").read_text(encoding="utf-8")) for rank in ranks]
+    return dict(max(reports, key=lambda report: report["peak"]))
+
+
+def main() -> None:
+    """Measure, compare, print the table and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="model directory; without it a random Qwen3")
+    parser.add_argument("--layout", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
+    parser.add_argument("--checkpointing", action="store_true", help="recompute activations in the backward pass")
+    parser.add_argument("--untied", action="store_true", help="LM head and embedding are two, without --model")
+    for flag, (default, what) in FLAGS.items():
+        parser.add_argument(f"--{flag}", type=int, default=default, help=f"{what} (default {default})")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    arguments = parser.parse_args()
+    if torch.cuda.is_available():
+        sys.exit("this measures CPUs: set CUDA_VISIBLE_DEVICES to nothing")
+    figures: dict[str, Any] = {**vars(arguments), "torch": torch.__version__, "cpus": os.cpu_count(), "layouts": {}}
+    print(f"{'MiB':12}{'measured':>10}{'forecast':>10}{'ratio':>8}  parts of the forecast")
+    with tempfile.TemporaryDirectory() as name, no_progress_bars():
+        model = arguments.model or Path(name)
+        if arguments.model is None:
+            save_random_model(
+                model,
+                vocab=arguments.vocab,
+                hidden=arguments.hidden,
+                layers=arguments.layers,
+                max_positions=2 * arguments.budget,
+                tied=not arguments.untied,
+                seed=arguments.seed,
+            )
+        for layout in arguments.layout:
+            report = measure(layout, model, arguments)
+            parts = forecast(model, layout, arguments)
+            ratio = sum(parts.values()) / report["peak"]
+            figures["layouts"][layout] = {**report, "forecast": parts, "ratio": ratio}
+            shown = ", ".join(f"{part} {count / MIB:.0f}" for part, count in parts.items())
+            print(f"{layout:12}{report['peak'] / MIB:10.0f}{sum(parts.values()) / MIB:10.0f}{ratio:8.2f}  {shown}")
+            if report["tokens"] != arguments.budget:
+                sys.exit(f"{layout}: the largest micro-batch has {report['tokens']} tokens, not {arguments.budget}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2, default=str) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Test the counts of parameters, against real models, whole and cut."""
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from coati_rl.memory.model_shape import model_shape
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama", "mistral", "gpt2"])
+def test_parameters_are_counted_as_a_real_model_has_them(model_type, tied):
+    config = AutoConfig.for_model(model_type, **SIZES, tie_word_embeddings=tied)
+    model = AutoModelForCausalLM.from_config(config)
+    shape = model_shape(config)
+    assert shape.num_weights == sum(parameter.numel() for parameter in model.parameters())
+    assert shape.is_tied == tied
+    assert shape.largest_tensor == max(parameter.numel() for parameter in model.parameters())
+    assert shape.is_known == (model_type != "gpt2")
+
+
+def test_a_tensor_parallel_rank_holds_half_of_the_matrices_and_of_the_vocabulary_and_all_norms():
+    config = AutoConfig.for_model("llama", **SIZES, tie_word_embeddings=True)
+    whole, half = model_shape(config), model_shape(config, tensor_parallel_size=2)
+    norms = 2 * 64
+    assert half.layer_weights == (whole.layer_weights - norms) // 2 + norms
+    assert half.embedding_weights == 48 * 64 and half.norm_weights == 64
+    assert (half.queries, half.keys, half.intermediate, half.vocabulary) == (32, 16, 80, 48)
+
+
+def test_a_scalar_head_takes_the_place_of_the_vocabulary():
+    config = AutoConfig.for_model("llama", **SIZES, tie_word_embeddings=False)
+    language, scalar = model_shape(config), model_shape(config, has_scalar_head=True)
+    assert language.num_weights - scalar.num_weights == 95 * 64
+    assert scalar.vocabulary == 1 and not scalar.is_tied

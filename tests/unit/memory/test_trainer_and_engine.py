@@ -1,0 +1,158 @@
+"""Test the sums of a trainer's and an engine's parts, of sizes that a reader can multiply."""
+
+import pytest
+
+from coati_rl.memory.activations import MicroBatchSize
+from coati_rl.memory.engine import (
+    EngineSettings,
+    cpu_cache_bytes,
+    cpu_engine_parts,
+    gpu_engine_parts,
+    transformers_engine_parts,
+)
+from coati_rl.memory.forecast import Forecast, ProcessMemory, gib
+from coati_rl.memory.model_shape import ModelShape
+from coati_rl.memory.trainer import BUCKET_BYTES, TrainerLayout, trainer_parts
+from consumer.parallel.gradient_reduction import BUCKET_ELEMENTS
+
+SHAPE = ModelShape(
+    model_type="llama", hidden=8, queries=8, keys=4, intermediate=16, vocabulary=100, num_heads=2, num_layers=10,
+    normalizes_heads=False, is_tied=True, layer_weights=1000, embedding_weights=800, head_weights=0, norm_weights=8,
+    largest_tensor=800,
+)  # fmt: skip
+WEIGHTS = 10 * 1000 + 808
+SIZE = MicroBatchSize(tokens=64, loss_tokens=32)
+
+
+class LlamaSizes:
+    """What an engine's cache depends on, of a transformers config."""
+
+    num_hidden_layers, num_key_value_heads, num_attention_heads, head_dim = 10, 2, 4, 16
+
+
+def test_states_in_float32_are_weights_two_moments_and_gradients():
+    parts = trainer_parts(SHAPE, SIZE, TrainerLayout(precision="fp32"))
+    assert parts["parameters"] == parts["gradients"] == 4 * WEIGHTS and parts["optimizer"] == 8 * WEIGHTS
+
+
+def test_states_in_bfloat16_have_masters_which_zero_shards():
+    one, sharded = (
+        trainer_parts(SHAPE, SIZE, TrainerLayout(precision="bf16", dp=4, zero_stage=stage)) for stage in (0, 1)
+    )
+    assert (one["parameters"], one["optimizer"]) == (2 * WEIGHTS, 12 * WEIGHTS)
+    assert (sharded["parameters"], sharded["optimizer"]) == (2 * WEIGHTS, 3 * WEIGHTS)
+
+
+def test_fsdp2_shards_weights_moments_and_gradients():
+    parts = trainer_parts(SHAPE, SIZE, TrainerLayout(precision="fp32", plugin="fsdp2", dp=4))
+    assert parts["parameters"] == parts["gradients"] == WEIGHTS and parts["optimizer"] == 2 * WEIGHTS
+
+
+def test_recomputed_activations_take_less_and_grow_with_tokens():
+    def total(tokens, **settings):
+        size = MicroBatchSize(tokens=tokens, loss_tokens=tokens)
+        return sum(trainer_parts(SHAPE, size, TrainerLayout(precision="fp32", **settings)).values())
+
+    assert total(64) < total(128) < total(256)
+    assert total(256, gradient_checkpointing=True) < total(256)
+
+
+def test_a_step_of_one_micro_batch_holds_gradients_only_as_activations_go():
+    one, several = (
+        sum(
+            trainer_parts(
+                SHAPE,
+                MicroBatchSize(tokens=512, loss_tokens=512),
+                TrainerLayout(precision="fp32", has_several_micro_batches=several),
+            ).values()
+        )
+        for several in (False, True)
+    )
+    assert one < several
+
+
+@pytest.mark.parametrize(("device", "sums"), [("cpu", 3 * 4 + 1), ("cuda", 2 * 4 + 2 * 1)])
+def test_zero_pads_joins_and_on_the_cpu_copies_a_bucket_of_gradients(device, sums):
+    size = MicroBatchSize(tokens=1, loss_tokens=1)
+    layout = TrainerLayout(precision="bf16", dp=4, zero_stage=1, device=device, has_several_micro_batches=False)
+    parts = trainer_parts(SHAPE, size, layout)
+    assert parts["communication"] == sums * WEIGHTS  # a bucket has all gradients, 4 bytes a weight, a slice 1
+
+
+def test_the_heap_is_that_of_trainers_on_the_cpu_which_keep_it():
+    def has_heap(**settings):
+        return "heap" in trainer_parts(SHAPE, SIZE, TrainerLayout(precision="fp32", **settings))
+
+    assert has_heap()
+    assert not has_heap(device="cuda")
+    assert not has_heap(has_several_micro_batches=False)
+    assert not has_heap(plugin="fsdp2", dp=2)
+
+
+def test_buckets_are_those_of_the_trainers():
+    assert BUCKET_BYTES == 4 * BUCKET_ELEMENTS
+
+
+def settings(**changes):
+    values = {
+        "precision": "fp32", "tensor_parallel_size": 1, "max_model_len": 872, "max_num_seqs": 100, "block_size": 32,
+    }  # fmt: skip
+    return EngineSettings(**{**values, **changes})
+
+
+def test_a_cache_on_the_cpu_holds_all_sequences_within_a_quarter_of_the_memory():
+    wanted = 2 * 10 * 2 * 16 * 4 * (872 + 128) * 100
+    assert cpu_cache_bytes(LlamaSizes(), settings(), host_bytes=2**40) == wanted
+    assert cpu_cache_bytes(LlamaSizes(), settings(), host_bytes=2**29 + 2**28) == 2**27 + 2**26
+    assert cpu_cache_bytes(LlamaSizes(), settings(max_num_seqs=1), host_bytes=2**40) == 2**27
+
+
+def test_an_engine_on_the_cpu_packs_a_tied_head_and_stages_two_updates():
+    parts = cpu_engine_parts(SHAPE, settings(), cache_bytes=7, update_bytes=1000)
+    assert parts == {
+        "parameters": 4 * (WEIGHTS + 800), "KV cache": 7, "logits": 2 * 4 * 100 * 100, "staging": 2000,
+    }  # fmt: skip
+
+
+def test_an_engine_on_a_gpu_takes_its_share_and_stages_beside_it():
+    parts = gpu_engine_parts(
+        SHAPE, settings(precision="bf16"), share_bytes=100_000, update_bytes=500, sequence_bytes=10
+    )
+    assert parts == {"parameters": 2 * WEIGHTS, "KV cache": 100_000 - 2 * WEIGHTS, "staging": 500}
+
+
+def test_quantized_weights_are_not_counted():
+    whole, quantized = (
+        gpu_engine_parts(SHAPE, settings(is_quantized=each), share_bytes=100_000, update_bytes=500, sequence_bytes=10)
+        for each in (False, True)
+    )
+    assert (whole["parameters"], quantized["parameters"]) == (4 * WEIGHTS, 0)
+    assert sum(whole.values()) == sum(quantized.values()) == 100_500
+
+
+def test_plain_transformers_have_the_cache_of_their_sequences():
+    parts = transformers_engine_parts(SHAPE, settings(precision="bf16"), cache_bytes=7, update_bytes=1000)
+    assert parts == {"parameters": 2 * WEIGHTS, "KV cache": 7, "staging": 1000}
+
+
+def test_a_forecast_without_a_part_has_the_others():
+    trainer = ProcessMemory(name="trainer", count=2, parts={"parameters": 6, "heap": 4}, host={"libraries": 3})
+    forecast = Forecast(device="cpu", processes=(trainer,))
+    assert (forecast.host_bytes, forecast.without("heap").host_bytes) == (2 * 13, 2 * 9)
+
+
+@pytest.mark.parametrize(("device", "on_host"), [("cpu", 2 * (10 + 3) + 4 * 5 + 7), ("cuda", 2 * 3 + 7)])
+def test_a_host_holds_its_processes_and_on_the_cpu_their_devices_memory(device, on_host):
+    trainers = ProcessMemory(name="trainer", count=2, parts={"parameters": 6, "gradients": 4}, host={"libraries": 3})
+    engines = ProcessMemory(name="engine rank", count=4, parts={"parameters": 5})
+    forecast = Forecast(device=device, processes=(trainers, engines), shared={"weights": 7})
+    assert forecast.host_bytes == on_host and forecast.largest is trainers
+
+
+def test_lines_name_the_largest_parts_first():
+    gibibyte = 2**30
+    trainer = ProcessMemory(name="trainer", count=2, parts={"small": 2**20, "large": gibibyte, "none": 0})
+    lines = Forecast(device="cpu", processes=(trainer,)).lines()
+    assert lines[0] == "memory, trainer         1.0 GiB: large 1.0 GiB, small 1 MiB"
+    assert lines[1] == "memory, host            2.0 GiB: 2 x trainer"
+    assert gib(gibibyte // 10 - 1) == "102 MiB"

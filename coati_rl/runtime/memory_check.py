@@ -116,7 +116,8 @@ class MemoryCheck(Generic[Job]):
         parallel = config.parallel
         if not parallel.gradient_checkpointing:
             yield Change(flags="--gradient-checkpointing", values={"gradient_checkpointing": True})
-        sequences: int = flat.get("max_num_seqs") or getattr(config, "sequences_in_flight", 0)
+        in_flight: int = getattr(config, "sequences_in_flight", 0)
+        sequences = int(flat.get("max_num_seqs") or in_flight)
         while sequences > 1:
             sequences //= 2
             yield Change(flags=f"--max-num-seqs {sequences}", values={"max_num_seqs": sequences})

@@ -8,6 +8,7 @@ of this tensor-parallel rank), T tokens of a row, N tokens that the loss counts,
 
 from dataclasses import dataclass
 
+from coati_rl.config.model import FLOAT32_ATTENTION
 from coati_rl.memory.model_shape import ModelShape
 from coati_rl.ops.vocab_chunks import CHUNK_ELEMENTS, ROW_MULTIPLE
 from coati_rl.types import Device
@@ -23,6 +24,7 @@ class MicroBatchSize:
     tokens: int  # T, shared ones once
     loss_tokens: int  # N
     path_tokens: int = 0  # over all segments behind a prefix: their tokens and those before them
+    longest: int  # tokens of the longest sample, those of its prefix included
 
 
 def item_bytes(precision: str) -> int:
@@ -30,7 +32,7 @@ def item_bytes(precision: str) -> int:
     return FLOAT32 if precision == "fp32" else 2
 
 
-def layer_bytes(shape: ModelShape, size: MicroBatchSize, precision: str) -> int:
+def layer_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, device: Device) -> int:
     """Return what autograd keeps of one decoder layer.
 
     Of each token:
@@ -38,36 +40,41 @@ def layer_bytes(shape: ModelShape, size: MicroBatchSize, precision: str) -> int:
     - both norms: the input in float32, and in the model's precision the normalized input, which the weight's gradient
       needs, and the output, which the next matrix products need: 2 H (4 + e + e), and 2 roots in float32
     - norms of queries and keys (Qwen3): input and normalized input, (A + K) (4 + e), and a root for each head
-    - attention: queries, keys and values after the rotation, e (A + 2 K); its output by sample and joined to a row,
-      e 2 A; the log-sum-exp of each head in float32
+    - attention: queries, keys and values after the rotation, a (A + 2 K); its output by sample, a A, and joined to a
+      row, e A; the log-sum-exp of each head in float32
     - the MLP: gate, activated gate, up and their product, e 4 F
 
-    and of each token on a path behind a prefix e 2 K, as keys and values are copied for each sample.
+    and of each token on a path behind a prefix a 2 K, as keys and values are copied for each sample. a is e, or 4 where
+    short samples are attended to in float32.
     """
     e = item_bytes(precision)
+    a = FLOAT32 if device == "cpu" and size.longest <= FLOAT32_ATTENTION else e
     num_keys = shape.num_heads * shape.keys // shape.queries
     norms = 2 * (shape.hidden * (FLOAT32 + 2 * e) + FLOAT32)
     if shape.normalizes_heads:
         norms += (shape.queries + shape.keys) * (FLOAT32 + e) + FLOAT32 * (shape.num_heads + num_keys)
-    attention = e * (3 * shape.queries + 2 * shape.keys) + FLOAT32 * shape.num_heads
+    attention = a * 2 * (shape.queries + shape.keys) + e * shape.queries + FLOAT32 * shape.num_heads
     mlp = e * 4 * shape.intermediate
-    return size.tokens * (norms + attention + mlp) + size.path_tokens * e * 2 * shape.keys
+    return size.tokens * (norms + attention + mlp) + size.path_tokens * a * 2 * shape.keys
 
 
-def kept_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, *, layers: int, is_recomputed: bool) -> int:
+def kept_bytes(
+    shape: ModelShape, size: MicroBatchSize, precision: str, device: Device, *, layers: int, is_recomputed: bool
+) -> int:
     """Return what autograd keeps of a whole forward up to the last norm, and that norm's output, which the head reads.
 
     Args:
         shape: of this rank's part of the model.
         size: of the micro-batch.
         precision: fp32 or bf16.
+        device: of the trainers.
         layers: on this pipeline stage.
         is_recomputed: with gradient checkpointing a layer keeps its input alone, e H, and the backward computes one
             layer at a time again.
     """
     e = item_bytes(precision)
     last_norm = size.tokens * (shape.hidden * (FLOAT32 + 2 * e) + FLOAT32)
-    one = layer_bytes(shape, size, precision)
+    one = layer_bytes(shape, size, precision, device)
     if is_recomputed:
         return layers * size.tokens * e * shape.hidden + last_norm + (one if layers else 0)
     return layers * one + last_norm

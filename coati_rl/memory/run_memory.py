@@ -1,7 +1,7 @@
 """Forecast the memory of a run's processes from its config and its models' transformers configs. Bytes throughout."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from coati_rl.config.config import Config
@@ -67,7 +67,7 @@ def rl_micro_batch(config: Config, *, prompt_tokens: int, response_tokens: int) 
         tokens, loss, path = (samples // group * each for each in (per_group, group * behind, group * alone))
     else:
         tokens, loss, path = samples * alone, samples * behind, 0
-    size, is_cut = _within(MicroBatchSize(tokens=tokens, loss_tokens=loss, path_tokens=path), parallel)
+    size, is_cut = _within(MicroBatchSize(tokens=tokens, loss_tokens=loss, path_tokens=path, longest=alone), parallel)
     return size, is_cut or in_step > samples
 
 
@@ -81,7 +81,10 @@ def offline_micro_batch(
     samples = min(samples_at_a_time, samples_per_step)
     shares = config.shares_prefixes and unit > 1
     whole = MicroBatchSize(
-        tokens=samples * tokens, loss_tokens=samples * tokens, path_tokens=samples * tokens if shares else 0
+        tokens=samples * tokens,
+        loss_tokens=samples * tokens,
+        path_tokens=samples * tokens if shares else 0,
+        longest=tokens,
     )
     size, is_cut = _within(whole, config.parallel)
     return size, is_cut or samples_per_step > samples
@@ -93,7 +96,7 @@ def _within(size: MicroBatchSize, parallel: Any) -> tuple[MicroBatchSize, bool]:
     if budget is None or size.tokens <= budget:
         return size, False
     loss, path = (-(-each * budget // size.tokens) for each in (size.loss_tokens, size.path_tokens))
-    return MicroBatchSize(tokens=budget, loss_tokens=loss, path_tokens=path), True
+    return replace(size, tokens=budget, loss_tokens=loss, path_tokens=path), True
 
 
 def trainer_memory(

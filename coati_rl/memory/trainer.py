@@ -89,7 +89,7 @@ def _replicated_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLa
     head_gradient = FLOAT32 * shape.vocabulary * shape.hidden
     in_flight = layout.pp  # micro-batches whose backward has not begun, on the first pipeline stage
     kept = in_flight * kept_bytes(
-        shape, size, layout.precision, layers=layers, is_recomputed=layout.gradient_checkpointing
+        shape, size, layout.precision, layout.device, layers=layers, is_recomputed=layout.gradient_checkpointing
     )
     head = head_gradient + head_bytes(shape, size, layout.precision, layout.device)
     backward = (head_gradient if shape.is_tied else 0) + backward_bytes(shape, size, layout.precision)
@@ -134,7 +134,12 @@ def _sharded_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayou
     gathered_root, gathered_layer = shape.root_weights * e, shape.layer_weights * e
     head_gradient = FLOAT32 * shape.vocabulary * shape.hidden
     kept = kept_bytes(
-        shape, size, layout.precision, layers=shape.num_layers, is_recomputed=layout.gradient_checkpointing
+        shape,
+        size,
+        layout.precision,
+        layout.device,
+        layers=shape.num_layers,
+        is_recomputed=layout.gradient_checkpointing,
     )
     gloo_copy = FLOAT32 if layout.device == "cpu" else 0
     per_weight = max(e + FLOAT32, FLOAT32 + gloo_copy + -(-FLOAT32 // layout.dp))  # copied, then reduced to a shard

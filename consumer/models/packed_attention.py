@@ -23,12 +23,10 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from coati_rl.config.model import PACKED_ATTENTION
+from coati_rl.config.model import FLOAT32_ATTENTION, PACKED_ATTENTION
 
 NAME = "packed_sdpa"  # registered with transformers
 HALF = (torch.bfloat16, torch.float16)
-# Tokens of the longest path up to which a CPU computes the attention of half-precision samples in float32.
-_FLOAT32_UP_TO = 512
 # PyTorch 2.11's varlen_attn shares key and value heads without this argument.
 _SHARED_HEADS: dict[str, Any] = (
     {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
@@ -111,7 +109,7 @@ def packed_attention(
     """
     if query.is_cuda and query.dtype in HALF:
         return _attend_varlen(query, key, value, lengths, parents, sliding_window, kwargs["scaling"]), None
-    if query.dtype in HALF and _longest_path(lengths or ((query.shape[2],),), parents) <= _FLOAT32_UP_TO:
+    if query.dtype in HALF and _longest_path(lengths or ((query.shape[2],),), parents) <= FLOAT32_ATTENTION:
         attended, _ = packed_attention(
             module,
             query.float(),

@@ -75,6 +75,7 @@ def forecast(directory: Path, layout: str, arguments: argparse.Namespace) -> Par
         tokens=arguments.budget,
         loss_tokens=arguments.budget - prompt,
         path_tokens=arguments.budget - prompt + arguments.samples * prompt,
+        longest=prompt + (arguments.budget - prompt) // arguments.samples,
     )
     trainers = TrainerLayout(
         precision=settings.get("precision", "fp32"),

@@ -52,8 +52,8 @@ def kept_by_autograd(config, dtype, *, lengths, parents=None, is_recomputed=Fals
 def test_kept_bytes_are_those_of_real_layers(model_type, precision):
     config = AutoConfig.for_model(model_type, **SIZES, sliding_window=None)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-    size = MicroBatchSize(tokens=80, loss_tokens=60)
-    found = kept_bytes(model_shape(config), size, precision, layers=3, is_recomputed=False)
+    size = MicroBatchSize(tokens=80, loss_tokens=60, longest=50)
+    found = kept_bytes(model_shape(config), size, precision, "cpu", layers=3, is_recomputed=False)
     assert found == kept_by_autograd(config, dtype, lengths=(50, 30))
 
 
@@ -62,31 +62,33 @@ def test_keys_and_values_of_a_shared_prompt_are_copied_for_each_response():
     lengths = (PROMPT, RESPONSE, RESPONSE)
     alone = kept_by_autograd(config, torch.float32, lengths=lengths)
     shared = kept_by_autograd(config, torch.float32, lengths=lengths, parents=((-1, 0, 0),))
-    size = MicroBatchSize(tokens=64, loss_tokens=40, path_tokens=2 * (PROMPT + RESPONSE))
+    size = MicroBatchSize(tokens=64, loss_tokens=40, path_tokens=2 * (PROMPT + RESPONSE), longest=PROMPT + RESPONSE)
     masks = 4 * RESPONSE * (PROMPT + RESPONSE)  # float32[T, P + T], the same in all layers
-    assert kept_bytes(model_shape(config), size, "fp32", layers=3, is_recomputed=False) == shared - masks
+    assert kept_bytes(model_shape(config), size, "fp32", "cpu", layers=3, is_recomputed=False) == shared - masks
     assert shared - masks - alone == 3 * 2 * (PROMPT + RESPONSE) * 2 * 32 * 4
 
 
 def test_a_recomputed_layer_keeps_its_input_and_one_is_computed_at_a_time():
     config = AutoConfig.for_model("qwen3", **SIZES)
-    size = MicroBatchSize(tokens=80, loss_tokens=60)
+    size = MicroBatchSize(tokens=80, loss_tokens=60, longest=50)
     shape = model_shape(config)
     inputs = kept_by_autograd(config, torch.float32, lengths=(50, 30), is_recomputed=True)
-    one = kept_bytes(shape, size, "fp32", layers=1, is_recomputed=False)
-    none = kept_bytes(shape, size, "fp32", layers=0, is_recomputed=False)
-    assert kept_bytes(shape, size, "fp32", layers=3, is_recomputed=True) == inputs + one - none
+    one = kept_bytes(shape, size, "fp32", "cpu", layers=1, is_recomputed=False)
+    none = kept_bytes(shape, size, "fp32", "cpu", layers=0, is_recomputed=False)
+    assert kept_bytes(shape, size, "fp32", "cpu", layers=3, is_recomputed=True) == inputs + one - none
 
 
 def test_logits_exist_for_a_chunk_of_tokens_at_a_time():
     assert chunk_rows(151_936, 2000, "cpu") == 96  # 2^24 // 151,936 = 110, rounded down to a multiple of 16
     assert chunk_rows(151_936, 50, "cpu") == 50
     shape = model_shape(AutoConfig.for_model("llama", **SIZES))
-    few, more = (head_bytes(shape, MicroBatchSize(tokens=80, loss_tokens=n), "fp32", "cpu") for n in (10, 20))
+    few, more = (
+        head_bytes(shape, MicroBatchSize(tokens=80, loss_tokens=n, longest=50), "fp32", "cpu") for n in (10, 20)
+    )
     assert more - few == 10 * 4 * (96 + 2 * 64)  # a token's logits, its hidden state and that one's gradient
 
 
 def test_a_backward_holds_gradients_of_the_mlp_and_of_the_residual_stream():
     shape = model_shape(AutoConfig.for_model("llama", **SIZES))
-    size = MicroBatchSize(tokens=80, loss_tokens=60)
+    size = MicroBatchSize(tokens=80, loss_tokens=60, longest=50)
     assert backward_bytes(shape, size, "bf16") == 80 * 2 * (2 * 160 + 2 * 64)

@@ -21,7 +21,7 @@ SHAPE = ModelShape(
     largest_tensor=800,
 )  # fmt: skip
 WEIGHTS = 10 * 1000 + 808
-SIZE = MicroBatchSize(tokens=64, loss_tokens=32)
+SIZE = MicroBatchSize(tokens=64, loss_tokens=32, longest=64)
 
 
 class LlamaSizes:
@@ -50,7 +50,7 @@ def test_fsdp2_shards_weights_moments_and_gradients():
 
 def test_recomputed_activations_take_less_and_grow_with_tokens():
     def total(tokens, **settings):
-        size = MicroBatchSize(tokens=tokens, loss_tokens=tokens)
+        size = MicroBatchSize(tokens=tokens, loss_tokens=tokens, longest=tokens)
         return sum(trainer_parts(SHAPE, size, TrainerLayout(precision="fp32", **settings)).values())
 
     assert total(64) < total(128) < total(256)
@@ -62,7 +62,7 @@ def test_a_step_of_one_micro_batch_holds_gradients_only_as_activations_go():
         sum(
             trainer_parts(
                 SHAPE,
-                MicroBatchSize(tokens=512, loss_tokens=512),
+                MicroBatchSize(tokens=512, loss_tokens=512, longest=512),
                 TrainerLayout(precision="fp32", has_several_micro_batches=several),
             ).values()
         )
@@ -73,7 +73,7 @@ def test_a_step_of_one_micro_batch_holds_gradients_only_as_activations_go():
 
 @pytest.mark.parametrize(("device", "sums"), [("cpu", 3 * 4 + 1), ("cuda", 2 * 4 + 2 * 1)])
 def test_zero_pads_joins_and_on_the_cpu_copies_a_bucket_of_gradients(device, sums):
-    size = MicroBatchSize(tokens=1, loss_tokens=1)
+    size = MicroBatchSize(tokens=1, loss_tokens=1, longest=1)
     layout = TrainerLayout(precision="bf16", dp=4, zero_stage=1, device=device, has_several_micro_batches=False)
     parts = trainer_parts(SHAPE, size, layout)
     assert parts["communication"] == sums * WEIGHTS  # a bucket has all gradients, 4 bytes a weight, a slice 1

@@ -52,7 +52,7 @@ reward(task["episode"] + 1)
 class Producer:
     """One engine, one environment of agents, and their runner."""
 
-    def __init__(self, command: str, *, rewards: bool = True, **agent) -> None:
+    def __init__(self, command: str, /, *, rewards: bool = True, **agent) -> None:
         tokenizer = family_tokenizer("qwen2_5")
         self.engine, self.core = speaking_engine(tokenizer, lambda prompt, seed: f" It is {seed % 97}.")
         self.tokenizer = tokenizer

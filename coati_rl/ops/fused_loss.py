@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from coati_rl.algorithms.sums import merge_sums
-from coati_rl.ops.vocab_chunks import ChosenTokens, HeadGradients, LMHead, TokenGradients, choose_tokens, slices
+from coati_rl.ops.head_gradients import HeadGradients, TokenGradients
+from coati_rl.ops.vocab_chunks import ChosenTokens, LMHead, choose_tokens, slices
 
 if TYPE_CHECKING:
     from coati_rl.protocols import LossFn

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from coati_rl.ops.vocab_chunks import ChosenTokens, HeadGradients, LMHead, TokenGradients, choose_tokens, slices
+from coati_rl.ops.head_gradients import HeadGradients, TokenGradients
+from coati_rl.ops.vocab_chunks import ChosenTokens, LMHead, choose_tokens, slices
 
 
 def token_logprobs(

@@ -1,4 +1,4 @@
-"""Compute logits, softmax and gradients of chunks of tokens, for every path through the LM head.
+"""Compute logits and softmax of chunks of tokens, for every path through the LM head.
 
 At most float32[C, V] logits exist, in one reused buffer: at V = 151,936 the logits of all tokens would be the largest
 tensor of the training step.
@@ -8,7 +8,7 @@ chunk, z logits over temperature. Under tensor parallelism V is the vocabulary o
 rows of the LM head alone, and ranks exchange numbers per token, not per vocabulary entry.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +21,6 @@ from torch import Tensor
 # in float32 on a CPU; 1 GiB on a GPU, where products of 110 rows leave most of it idle (by arithmetic, not measured).
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**28}
 ROW_MULTIPLE = 16  # of tokens in a chunk: matrix products of 96 or 112 rows take 4 % less time per row than of 110
-PRODUCT_ROWS = 2048  # of the head's gradient in bfloat16 on a CPU: added to the float32 one from the cache
 BLOCK_ELEMENTS = 2**20  # of temporaries of the logits on a CPU: 4 MiB, which fit its cache
 
 
@@ -92,25 +91,6 @@ class ChunkSoftmax(NamedTuple):
     log_normaliser: Tensor  # float32[C], log sum exp z
     logprobs: Tensor  # float32[C], of the targets, nats
     entropy: Tensor  # float32[C], nats
-
-
-class TokenGradients(NamedTuple):
-    """Hold the loss's gradients of log-probabilities and entropies, divided by temperature as the logits are."""
-
-    logprob: Tensor  # float32[N], d loss / d logprob / temperature
-    entropy: Tensor | None  # float32[N], d loss / d entropy / temperature; None: the loss does not use entropies
-
-    @classmethod
-    def from_grads(cls, logprob: Tensor | None, entropy: Tensor | None, temperature: Tensor) -> "TokenGradients":
-        """Divide float32[N] gradients by temperature; None where autograd has none."""
-        return cls(
-            torch.zeros_like(temperature) if logprob is None else logprob / temperature,
-            None if entropy is None else entropy / temperature,
-        )
-
-    def at(self, chunk: slice) -> "TokenGradients":
-        """Return float32[C] of a chunk of the N tokens."""
-        return TokenGradients(self.logprob[chunk], None if self.entropy is None else self.entropy[chunk])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,91 +178,6 @@ class LMHead:
         if self.group is not None:
             dist.all_reduce(values, op, self.group)
         return values
-
-
-class HeadGradients:
-    """Accumulate gradients of the chosen hidden states and of the LM head over chunks.
-
-    Chunks add up in float32 also under bfloat16: a sum of hundreds of terms would lose small ones in 8 bits.
-    """
-
-    def __init__(self, head: LMHead, num_tokens: int, *, needs: Sequence[bool]) -> None:
-        """Start at zero; `needs` tells which of (hidden, weight, bias) carry gradient."""
-        self.head = head
-        weight, bias = head.weight, head.bias
-        needs_hidden, needs_weight, needs_bias = needs
-        # Ranks sum theirs in float32, for the same reason.
-        dtype = weight.dtype if head.group is None else torch.float32
-        self.rows = weight.new_empty((num_tokens, weight.shape[1]), dtype=dtype) if needs_hidden else None
-        self.weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
-        self.bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
-
-    def add(
-        self,
-        chunk: slice,
-        hidden: Tensor,
-        exponentials: Tensor,
-        total: Tensor,
-        entropy: Tensor,
-        targets: Tensor,
-        token_grads: TokenGradients,
-    ) -> None:
-        """Add the gradients of the tokens `chunk` of the N; overwrites the exponentials.
-
-        Args:
-            chunk: which of the N.
-            hidden: [C, H], that predicted them.
-            exponentials: float32[C, V], of which softmax = exponentials / total.
-            total: float32[C], or float32[] if it is the same for all.
-            entropy: float32[C], nats.
-            targets: int64[C], token ids.
-            token_grads: of these C.
-        """
-        # With p = softmax: d logprob / dz = one_hot(target) - p, d entropy / dz = -p (log p + entropy).
-        grad_logits = _without_targets(exponentials, total, entropy, token_grads)
-        self.add_logits(chunk, hidden, self.head.add_to_targets(grad_logits, targets, token_grads.logprob))
-
-    def add_logits(self, chunk: slice, hidden: Tensor, grad_logits: Tensor) -> None:
-        """Add the gradients that follow from float32[C, V] gradients of the logits before division by temperature."""
-        weight = self.head.weight
-        if self.bias is not None:
-            self.bias += grad_logits.sum(dim=0)
-        grad_logits = grad_logits.to(weight.dtype)
-        if self.rows is not None:
-            self.rows[chunk] = grad_logits @ weight
-        if self.weight is not None:
-            if weight.dtype == torch.float32:
-                self.weight.addmm_(grad_logits.T, hidden)
-            else:
-                for block in slices(len(weight), len(weight) if weight.is_cuda else PRODUCT_ROWS):
-                    self.weight[block] += grad_logits[:, block].T @ hidden
-
-    def of_inputs(self, hidden: Tensor, sources: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return gradients of (hidden [R * L, H], weight, bias), the latter two float32 and of this rank's rows.
-
-        Autograd casts them to the parameter's dtype, or its `grad_dtype`. Collective over the group.
-        """
-        grad_hidden = None
-        if self.rows is not None:
-            if self.head.group is not None:
-                dist.all_reduce(self.rows, dist.ReduceOp.SUM, self.head.group)
-            # Tokens that one hidden state predicts, as the first ones after a shared prompt, add up.
-            grad_hidden = sum_rows(self.rows.to(hidden.dtype), sources, length=len(hidden))
-        return grad_hidden, self.weight, self.bias
-
-
-def _without_targets(exponentials: Tensor, total: Tensor, entropy: Tensor, token_grads: TokenGradients) -> Tensor:
-    """Compute float32[C, V] gradients of the logits without the one_hot(target), in the exponentials' memory."""
-    if token_grads.entropy is None:
-        return exponentials.mul_((-token_grads.logprob / total)[:, None])
-    # With p = x / total: -p (log p + entropy) = (entr x - x (entropy - log total)) / total, where entr x = -x log x.
-    of_exponential = (token_grads.entropy * (total.log() - entropy) - token_grads.logprob) / total
-    of_entr = token_grads.entropy / total
-    for block in row_blocks(exponentials):
-        rows = exponentials[block]
-        entr = torch.special.entr(rows)  # 0 where x has underflown to 0, not 0 * -inf
-        rows.mul_(of_exponential[block, None]).addcmul_(entr, of_entr[block, None])
-    return exponentials
 
 
 def row_blocks(logits: Tensor) -> Iterator[slice]:

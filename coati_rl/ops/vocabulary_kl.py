@@ -13,7 +13,8 @@ from torch import Tensor
 
 from coati_rl.ops.distilled_loss import Direction
 from coati_rl.ops.fused_loss import StoredGradients
-from coati_rl.ops.vocab_chunks import HeadGradients, LMHead, choose_tokens, slices
+from coati_rl.ops.head_gradients import HeadGradients
+from coati_rl.ops.vocab_chunks import LMHead, choose_tokens, slices
 
 
 def vocabulary_kl_loss(

@@ -33,8 +33,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # Before anything imports torch: with two threads each on two cores, processes are many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A shell without job control starts what runs in the background with SIGINT ignored, which programs under test inherit.
+# Programs under test inherit what this process ignores: SIGINT and SIGQUIT if a shell without job control started it in
+# the background, SIGHUP under nohup.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

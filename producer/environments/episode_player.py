@@ -40,7 +40,7 @@ class EpisodePlayer:
         limits: of the episode.
         generate: asks the engine.
         calls: of the user's object.
-        may_renormalise: turns may be sampled with a top_p or top_k of their own.
+        may_renormalise: turns may be sampled with another top_p or top_k than the run's.
     """
 
     def __init__(
@@ -151,11 +151,13 @@ class EpisodePlayer:
             raise EpisodeFailure("sampling temperature 0 of a training turn: greedy tokens are not trained")
         if isinstance(temperature, int | float) and (problem := temperature_problem(temperature)):
             raise EpisodeFailure(f"sampling temperature {temperature:g} of a turn {problem}")
-        narrowed = [name for name in ("top_p", "top_k") if sampling.get(name) not in (None, 1.0)]
-        if narrowed and not self._may_renormalise:
+        own = self._generate.sampling
+        others = [name for name in ("top_p", "top_k") if name in sampling and sampling[name] != getattr(own, name)]
+        if others and not self._may_renormalise:
             raise EpisodeFailure(
-                f"sampling {narrowed[0]} of a training turn: the engine's log-probabilities would be of a part of the "
-                "vocabulary; train with --old-logprobs trainer, or leave it out"
+                f"sampling {others[0]} of a training turn: the engine's log-probabilities would be of another part of "
+                f"the vocabulary than the run's ({getattr(own, others[0])}); train with --old-logprobs trainer, or "
+                "leave it out"
             )
         return step.sampling
 

@@ -77,13 +77,13 @@ class _Server:
         self._control = control
         self._make_episode = make_episode
         self._pids: dict[int, int] = {}  # by number
+        self._killed: set[int] = set()  # process ids that have not been collected yet
 
     def serve(self) -> None:
         """Execute requests until the producer closes its end, then end all processes."""
-        has_killed = False
         while True:
-            has_message, _, _ = select.select([self._control], [], [], _COLLECT_S if has_killed else None)
-            has_killed = has_killed and self._collect()
+            has_message, _, _ = select.select([self._control], [], [], _COLLECT_S if self._killed else None)
+            self._collect()
             if not has_message:
                 continue
             message, descriptors, _, _ = socket.recv_fds(self._control, 1024, 1)
@@ -93,16 +93,16 @@ class _Server:
             if command == "start":
                 self._start(number, socket.socket(fileno=descriptors[0]))
             elif number in self._pids:
-                _kill(self._pids[number])
-                has_killed = True
+                self._kill(self._pids[number])
         while children := psutil.Process().children(recursive=True):
             for process in children:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             self._collect()
 
-    def _collect(self) -> bool:
-        """Collect the processes that have ended, after killing what they have left. Returns: some have not ended."""
+    def _collect(self) -> None:
+        """Collect the processes that have ended, after killing what they have left."""
+        num_collected = 0
         with suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 pid = ended.si_pid  # of a zombie, so that no other process can have it
@@ -110,7 +110,16 @@ class _Server:
                     _kill(pid)
                     self._pids = {number: each for number, each in self._pids.items() if each != pid}
                 os.waitpid(pid, 0)
-        return bool(self._pids)
+                self._killed.discard(pid)
+                num_collected += 1
+        if num_collected:  # what they have left, also in sessions of its own, is a child of this process now
+            for child in psutil.Process().children():
+                if child.pid not in self._pids.values():
+                    self._kill(child.pid)
+
+    def _kill(self, pid: int) -> None:
+        _kill(pid)
+        self._killed.add(pid)
 
     def _start(self, number: int, sock: socket.socket) -> None:
         sock.set_inheritable(False)  # what an episode starts must not get it
@@ -129,6 +138,7 @@ class _Server:
             self._control.close()
             os.setpgid(0, 0)
             _die_with_parent(parent_pid)
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # daemons that it starts stay below it
             serve_episode(self._make_episode, sock)
             exit_code = 0
         except BaseException:  # a fork must not return into the loop of `serve`

@@ -48,11 +48,6 @@ class ConversationTree:
         self._answers: list[Node] = []
         self._by_messages: dict[tuple[object, ...], Node] = {}  # by the identities of the conversation's messages
 
-    @property
-    def num_tokens(self) -> int:
-        """Return the number of tokens that the policy has sampled."""
-        return sum(len(node.token_ids) - node.num_context for node in self._answers)
-
     def start(
         self,
         token_ids: Sequence[int],

@@ -32,7 +32,8 @@ from producer.gateway.server import ServerThread
 from producer.gateway.session import Session
 
 _MODEL = "policy"  # as the API names it
-_MAX_IN_FLIGHT = 64  # calls of an agent at a time
+_MAX_IN_FLIGHT = 64  # calls of an agent that are sampled at a time
+_MAX_WAITING = 4096  # further ones that wait for these
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,13 +138,19 @@ class AgentEnvironment:
             may_renormalise=self._may_renormalise or not is_trained,
             seed_scope=f"{generate.sampling.seed}/{number}",
         )
-        session = Session(conversation, sample, rules, decode=self._language.decode, max_in_flight=_MAX_IN_FLIGHT)
+        session = Session(
+            conversation,
+            sample,
+            rules,
+            decode=self._language.decode,
+            max_in_flight=_MAX_IN_FLIGHT,
+            max_waiting=_MAX_WAITING,
+        )
         begin = time.perf_counter()
-        async with self._places:
-            work = self._run(prompt, generate, number, session, conversation)
-            failure = await _unless_cut(work, cut)
+        failure = await _unless_cut(self._placed(prompt, generate, number, session, conversation), cut)
         if sample.engine_error is not None:
             raise sample.engine_error
+        failure = failure or session.fault
         if failure is None and conversation.last is None:
             failure = "it ended without a call that was answered"
         return _Played(
@@ -155,6 +162,13 @@ class AgentEnvironment:
             },
             failure=None if failure is None else f"agent: {failure}",
         )
+
+    async def _placed(
+        self, prompt: Prompt, generate: Generate, number: int, session: Session, conversation: RecordedConversation
+    ) -> str | None:
+        """Wait for one of the places of agents' processes, then run the episode. Returns: as `_run`."""
+        async with self._places:
+            return await self._run(prompt, generate, number, session, conversation)
 
     async def _run(
         self, prompt: Prompt, generate: Generate, number: int, session: Session, conversation: RecordedConversation
@@ -186,6 +200,9 @@ class AgentEnvironment:
 
 async def _unless_cut(work: Coroutine[Any, Any, str | None], cut: asyncio.Event) -> str | None:
     """Return what an episode's work returns; cancel it if the episode is cut. Returns: why it failed, then."""
+    if cut.is_set():
+        work.close()
+        return CUT
     running, cutting = asyncio.ensure_future(work), asyncio.ensure_future(cut.wait())
     try:
         await asyncio.wait({running, cutting}, return_when=asyncio.FIRST_COMPLETED)

@@ -72,7 +72,8 @@ class EpisodeTable:
             return found
         if any(hmac.compare_digest(token, ended.encode()) for name, ended in self._ended if name == wanted):
             raise ApiError(503, "the episode has ended", code="episode_ended", is_final=True)
-        if any(hmac.compare_digest(token, other.token.encode()) for other in self._open.values()):
+        others = [*(other.token for other in self._open.values()), *(ended for _, ended in self._ended)]
+        if any(hmac.compare_digest(token, other.encode()) for other in others):
             raise ApiError(403, "the token is that of another episode: use the base URL that it was given with")
         raise wrong_token(token)
 

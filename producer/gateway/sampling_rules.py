@@ -23,7 +23,7 @@ class SamplingRules:
     sampling: SamplingParams
     is_trained: bool = False
     may_renormalise: bool = True  # the engine's log-probabilities may be of a part of the vocabulary
-    seed_scope: str = ""  # a client's seed stands for different numbers under different scopes; "": for itself
+    seed_scope: str = ""  # a client's seed stands for different numbers under different scopes
 
     def changes(self, request: SampledRequest) -> dict[str, Any]:
         """Return what differs from `sampling` for a request, by field name of `SamplingParams`.

@@ -91,6 +91,7 @@ class Session:
         *,
         decode: Callable[[Sequence[int]], str],
         max_in_flight: int,
+        max_waiting: int = 0,
     ) -> None:
         """Begin without calls.
 
@@ -99,14 +100,17 @@ class Session:
             sample: asks the engine.
             rules: of sampling.
             decode: returns the text of token ids, special tokens left out.
-            max_in_flight: calls at a time; further ones are refused with 429, which clients repeat.
+            max_in_flight: calls that are sampled at a time.
+            max_waiting: calls that wait for these; further ones are refused with 429, which clients repeat.
         """
         self._conversation = conversation
         self._sample = sample
         self._rules = rules
         self.decode = decode
-        self._max_in_flight = max_in_flight
+        self._max_calls = max_in_flight + max_waiting
+        self._turns = asyncio.Semaphore(max_in_flight)
         self._calls: set[asyncio.Task[Any]] = set()
+        self.fault: str | None = None  # why the engine or the gateway has failed a call that the client may make
         self._is_closed = False
 
     async def call(self, request: ChatRequest | CompletionRequest, on_text: OnText | None = None) -> Answers:
@@ -118,29 +122,42 @@ class Session:
         Raises: ApiError.
         """
         with self._tracked(), _translated():
-            changes, talk = self._rules.changes(request), self._conversation
-            place = talk.chat(request) if isinstance(request, ChatRequest) else talk.text(request)
-            texts = [TextStream(self.decode, request.stop) for _ in range(request.n)]
-            begin = time.perf_counter()
+            async with self._turns:
+                changes, talk = self._rules.changes(request), self._conversation
+                place = talk.chat(request) if isinstance(request, ChatRequest) else talk.text(request)
+                texts = [TextStream(self.decode, request.stop) for _ in range(request.n)]
+                begin = time.perf_counter()
+                on_tokens = _listener(texts, on_text) if on_text is not None else None
+                completions = await self._sampled(place, request.n, changes, on_tokens)
+                seconds = time.perf_counter() - begin
+                temperature = changes.get("temperature", self._rules.sampling.temperature)
+                choices = []
+                for completion, text in zip(completions, texts, strict=True):
+                    text.finish(completion.token_ids.tolist())
+                    message: Message = {"role": "assistant", "content": text.text}
+                    if isinstance(request, ChatRequest):
+                        message = talk.parse(completion, text.text, request)
+                    talk.record(place, completion, temperature=temperature, message=message, seconds=seconds)
+                    choices.append(Answer(message=message, completion=completion))
+                return Answers(num_prompt_tokens=len(place.token_ids), choices=tuple(choices))
+
+    async def _sampled(
+        self, place: Place, num_samples: int, changes: dict[str, Any], on_tokens: OnTokens | None
+    ) -> tuple[Completion, ...]:
+        """Ask the engine. Raises: ApiError(503) if it fails, which is noted; ContextLengthError; RunError."""
+        try:
             completions = await self._sample(
-                place.token_ids,
-                num_samples=request.n,
-                sampling=changes,
-                on_tokens=_listener(texts, on_text) if on_text is not None else None,
+                place.token_ids, num_samples=num_samples, sampling=changes, on_tokens=on_tokens
             )
-            if any(completion.finish_reason == "abort" for completion in completions):
-                raise ApiError(503, "the engine has ended the request", is_final=True)
-            seconds = time.perf_counter() - begin
-            temperature = changes.get("temperature", self._rules.sampling.temperature)
-            choices = []
-            for completion, text in zip(completions, texts, strict=True):
-                text.finish(completion.token_ids.tolist())
-                message: Message = {"role": "assistant", "content": text.text}
-                if isinstance(request, ChatRequest):
-                    message = talk.parse(completion, text.text, request)
-                talk.record(place, completion, temperature=temperature, message=message, seconds=seconds)
-                choices.append(Answer(message=message, completion=completion))
-            return Answers(num_prompt_tokens=len(place.token_ids), choices=tuple(choices))
+        except ContextLengthError:
+            raise
+        except RolloutError as error:
+            self.fault = str(error)
+            raise ApiError(503, self.fault, is_final=True) from error
+        if any(completion.finish_reason == "abort" for completion in completions):
+            self.fault = "the engine has ended the request"
+            raise ApiError(503, self.fault, is_final=True)
+        return completions
 
     def close(self) -> None:
         """Refuse further calls, and end those in flight: their clients get 503, their requests are aborted."""
@@ -156,8 +173,8 @@ class Session:
     @contextmanager
     def _tracked(self) -> Iterator[None]:
         self.check_open()
-        if len(self._calls) >= self._max_in_flight:
-            raise ApiError(429, f"{self._max_in_flight} calls of this client are in flight; wait for one of them")
+        if len(self._calls) >= self._max_calls:
+            raise ApiError(429, f"{self._max_calls} calls of this client are in flight; wait for one of them")
         call = cast("asyncio.Task[Any]", asyncio.current_task())
         self._calls.add(call)
         try:
@@ -166,6 +183,11 @@ class Session:
             if self._is_closed:
                 call.uncancel()
                 self.check_open()
+            raise
+        except ApiError:
+            raise
+        except Exception as error:
+            self.fault = f"internal error of the gateway: {type(error).__name__}"
             raise
         finally:
             self._calls.discard(call)

@@ -87,7 +87,9 @@ class OwnFunction:
             try:
                 returned = self._function(**arguments)
             except BaseException as error:  # noqa: BLE001 - a user's function may raise SystemExit
-                future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+                # asyncio's futures take no StopIteration.
+                is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+                future.set_exception(error if is_plain else RuntimeError(repr(error)))
             else:
                 future.set_result(returned)
 

@@ -52,11 +52,13 @@ class OpenEpisode:
 class Served:
     """The gateway of one engine; `open` makes episodes."""
 
-    def __init__(self, engine: ThreadedEngine, core: SpeakingCore, *, limits: BodyLimits, max_in_flight: int) -> None:
+    def __init__(
+        self, engine: ThreadedEngine, core: SpeakingCore, *, limits: BodyLimits, in_flight: tuple[int, int]
+    ) -> None:
         self.engine, self.core = engine, core
         self.tokenizer = core.tokenizer
         self.table = EpisodeTable()
-        self._max_in_flight = max_in_flight
+        self._in_flight = in_flight  # calls at a time, and waiting
         self.language = Language(self.tokenizer, ChatTemplate(self.tokenizer), tool_format_for(self.tokenizer))
         app = make_app(lambda request: self.table.find(request).session, prefix=PREFIX, model="policy", limits=limits)
         app.include_router(reward_router(self.table, limits))
@@ -72,7 +74,8 @@ class Served:
             EngineSample(self.engine, sampling),
             rules,
             decode=self.language.decode,
-            max_in_flight=self._max_in_flight,
+            max_in_flight=self._in_flight[0],
+            max_waiting=self._in_flight[1],
         )
 
         async def register() -> Registered:
@@ -100,10 +103,15 @@ class Served:
 
 @contextmanager
 def served(
-    speech: Speech, *, family: str = "qwen2_5", limits: BodyLimits | None = None, max_in_flight: int = 8
+    speech: Speech,
+    *,
+    family: str = "qwen2_5",
+    limits: BodyLimits | None = None,
+    max_in_flight: int = 8,
+    max_waiting: int = 0,
 ) -> Iterator[Served]:
     engine, core = speaking_engine(family_tokenizer(family), speech)
-    gateway = Served(engine, core, limits=limits or BodyLimits(), max_in_flight=max_in_flight)
+    gateway = Served(engine, core, limits=limits or BodyLimits(), in_flight=(max_in_flight, max_waiting))
     try:
         yield gateway
     finally:

@@ -13,6 +13,7 @@ import pytest
 from coati_rl.errors import EngineError
 from coati_rl.observability.timeline import NO_TIMELINE
 from coati_rl.types import Lease, Prompt, SamplingParams
+from producer.engines.admission import RequestRefusedError
 from producer.environments.chat import ChatTemplate
 from producer.gateway.agent_environment import AgentCommand, AgentEnvironment
 from producer.gateway.conversations import Language
@@ -179,6 +180,41 @@ def test_an_agent_that_fails_makes_its_own_sample_invalid_and_no_other(make, cod
     assert (first.verdict, first.detail) == ("invalid", detail)
     assert (second.verdict, second.reward) == ("ok", 2.0)
     assert [each.episode for each in rolled_out.trajectories] == [0, 1]
+
+
+def test_an_agent_that_reports_a_failure_of_the_engine_as_a_zero_is_invalid(make) -> None:
+    code = """
+try:
+    ask(task["messages"])
+except urllib.error.HTTPError as error:
+    assert (error.code, error.headers["x-should-retry"]) == (503, "false")
+ask([*task["messages"], *task["messages"]])
+reward(0)
+"""
+    producer, refused = make(code), set()
+
+    def speech(prompt: str, seed: int) -> str:
+        if prompt.count("17") == 1 and not refused:  # of one episode, whichever is first
+            refused.add(seed)
+            raise RequestRefusedError("a broken kernel")
+        return " It is 42."
+
+    producer.core.speech = speech
+    (rolled_out,) = producer.run()
+    assert sorted(score.verdict for score in rolled_out.scores.values()) == ["invalid", "wrong"]
+    (detail,) = [score.detail for score in rolled_out.scores.values() if score.verdict == "invalid"]
+    assert detail == "agent: a broken kernel"
+
+
+def test_an_agent_that_is_cut_while_it_waits_for_a_place_is_never_started(make, tmp_path) -> None:
+    code = "open(f'{os.path.dirname(sys.argv[0])}/started-{task[\"episode\"]}', 'w'); ask(task['messages'])\n"
+    producer = make(code + "time.sleep(600)", max_processes=1)
+    producer.submit(group_size=3)
+    wait_for(producer, lambda: producer.core.requests and not producer.core.running)
+    producer.runner.cut([0])
+    (rolled_out,) = producer.finish()
+    assert rolled_out.error.startswith("all 3 episodes failed, the first one because: agent: it was cut")
+    assert len(list(tmp_path.glob("started-*"))) == 1
 
 
 def test_a_prompt_fails_if_all_of_its_agents_do(make) -> None:

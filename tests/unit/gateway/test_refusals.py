@@ -52,6 +52,9 @@ def test_an_episode_that_does_not_exist_looks_like_any_other_to_a_wrong_token(ga
         for token in ("wrong", episode.registered.token)
     ]
     assert replies == [401, 403]
+    gateway.end(episode)
+    ended = {"Authorization": f"Bearer {episode.registered.token}"}
+    assert httpx.get(url, headers=ended, trust_env=False).status_code == 403
 
 
 def test_a_path_that_does_not_exist_is_404_in_the_same_form(episode) -> None:
@@ -207,6 +210,22 @@ def test_the_end_of_an_episode_ends_its_call_in_flight_and_refuses_the_next_one(
     assert len(gateway.core.aborted) == aborted + 1
     assert len(episode.conversation.turns) == 1, "what was cut off is in no loss"
     assert httpx.get(f"{episode.url}/models", headers={"Authorization": "Bearer x"}, trust_env=False).status_code == 401
+
+
+def test_calls_that_may_wait_are_answered_after_those_that_are_sampled() -> None:
+    with served(lambda prompt, seed: f"Said by {seed}.", max_in_flight=2, max_waiting=3) as gateway:
+        episode, statuses = gateway.open(), list[int]()
+        threads = held(gateway, [lambda: statuses.append(chat(episode).status_code)] * 2)
+        waiting = [threading.Thread(target=lambda: statuses.append(chat(episode).status_code)) for _ in range(3)]
+        for thread in waiting:
+            thread.start()
+        deadline = time.monotonic() + 10
+        while len(episode.registered.session._calls) < 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        assert len(gateway.core.running) == 2 and chat(episode).status_code == 429
+        release(gateway, [*threads, *waiting])
+        assert statuses == [200] * 5 and gateway.core.max_running == 2
 
 
 def test_a_dead_engine_is_503(tmp_path) -> None:

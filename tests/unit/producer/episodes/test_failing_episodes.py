@@ -20,6 +20,7 @@ from tests.unit.producer.episodes.talk import Talk
         ({"temperature": 0.0}, "greedy tokens are not trained"),
         ({"temperature": 0.005}, "sampling temperature 0.005 of a turn is below 0.01, the lowest that vLLM samples at"),
         ({"top_p": 0.5}, "train with --old-logprobs trainer"),
+        ({"top_k": 1}, "of another part of the vocabulary than the run's (None); train with --old-logprobs trainer"),
     ],
 )
 def test_sampling_that_cannot_be_done_or_trained_makes_the_sample_invalid(play, sampling, message):

@@ -15,6 +15,7 @@ import os, random, signal, subprocess, time
 
 random.seed(0)  # in the process that others are forked from
 BROKEN = {1: "hang", 2: "die", 3: "raise", 4: "much"}
+DAEMON = "setsid sh -c 'setsid sleep 3218 & echo'"  # its parent ends at once
 
 
 class World:
@@ -33,8 +34,11 @@ class World:
     def step(self, action):
         if self.mood == "hang":
             subprocess.Popen(["sleep", "3217"])
+            subprocess.run(DAEMON, shell=True, stdout=subprocess.DEVNULL)
             time.sleep(3217)
         if self.mood == "die":
+            subprocess.Popen(["sleep", "3219"], start_new_session=True)
+            subprocess.run(DAEMON, shell=True, stdout=subprocess.DEVNULL)
             os.kill(os.getpid(), signal.SIGKILL)
         if self.mood == "raise":
             raise OSError("broken")

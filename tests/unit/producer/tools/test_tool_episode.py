@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coati_rl.config.environment import EnvironmentConfig
-from coati_rl.types import Completion, Prompt
+from coati_rl.types import Completion, Prompt, SamplingParams
 from producer.environments.chat import ChatTemplate
 from producer.environments.environment import Rollout
 from producer.environments.episode import EpisodeFailure, EpisodeLimits
@@ -60,6 +60,7 @@ class Scripted:
     """Answers in the place of an engine's, in order for each episode."""
 
     temperature = 1.0
+    sampling = SamplingParams()
 
     def __init__(self, tokenizer: Any, answers: Mapping[int, Sequence[str]]) -> None:
         self._tokenizer = tokenizer

@@ -55,7 +55,7 @@ def fail(kind: str) -> str:
         kind: of error.
     """
     raise {"value": ValueError("wrong"), "connection": ConnectionRefusedError("down"), "exit": SystemExit(3),
-        "broken": EpisodeFailure("gone")}[kind]
+        "stop": StopIteration(), "broken": EpisodeFailure("gone")}[kind]
 
 async def leave(code: int) -> str:
     """Leave.
@@ -144,6 +144,7 @@ def test_calls_of_one_answer_run_at_the_same_time(own: str) -> None:
         (call("fail", kind="value"), "Error: ValueError: wrong"),
         (call("fail", kind="nope"), "Error: KeyError: 'nope'"),
         (call("fail", kind="exit"), "Error: RuntimeError: SystemExit(3)"),
+        (call("fail", kind="stop"), "Error: RuntimeError: StopIteration()"),
         (call("leave", code=3), "Error: RuntimeError: SystemExit(3)"),
     ],
 )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from coati_rl.config.model import FLOAT32_ATTENTION
 from coati_rl.memory.model_shape import ModelShape
+from coati_rl.ops.head_gradients import PRODUCT_ROWS
 from coati_rl.ops.vocab_chunks import CHUNK_ELEMENTS, ROW_MULTIPLE
 from coati_rl.types import Device
 
@@ -121,7 +122,8 @@ def head_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, device: 
 
     Logits of a chunk in float32, 4 C V, turned into their gradient in place, and hidden states of all loss tokens with
     their gradients, e 2 H N. In bfloat16 besides the logits before or their gradient after the conversion, 2 C V, and
-    the product that is added to the weight's gradient, 2 V H; to add it torch converts it on the CPU, 4 V H.
+    the product that is added to the weight's gradient, 2 V H; on the CPU it is made and added in blocks of rows, and to
+    add one torch converts it to float32.
     """
     if shape.vocabulary == 1:  # a scalar head: hidden states and values in float32
         return size.loss_tokens * shape.hidden * (FLOAT32 + item_bytes(precision))
@@ -129,5 +131,8 @@ def head_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, device: 
     rows = size.loss_tokens * item_bytes(precision) * 2 * shape.hidden
     if precision == "fp32":
         return FLOAT32 * logits + rows
-    product = 2 + (FLOAT32 if device == "cpu" else 0)
-    return (FLOAT32 + 2) * logits + product * shape.vocabulary * shape.hidden + rows
+    if device == "cpu":
+        product = (2 + FLOAT32) * min(shape.vocabulary, PRODUCT_ROWS) * shape.hidden
+    else:
+        product = 2 * shape.vocabulary * shape.hidden
+    return (FLOAT32 + 2) * logits + product + rows

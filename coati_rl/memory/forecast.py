@@ -25,6 +25,10 @@ class ProcessMemory:
         """Bytes of one process on its device."""
         return sum(self.parts.values())
 
+    def on_host(self, device: Device) -> Parts:
+        """Return the parts of one process in host memory, if it computes on this device."""
+        return {**self.host, **self.parts} if device == "cpu" else self.host
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
@@ -47,10 +51,7 @@ class Forecast:
     def host_bytes(self) -> int:
         """Bytes of all processes in host memory."""
         on_host = sum(self.shared.values())
-        for each in self.processes:
-            own = sum(each.host.values()) + (each.device_bytes if self.device == "cpu" else 0)
-            on_host += each.count * own
-        return on_host
+        return on_host + sum(each.count * sum(each.on_host(self.device).values()) for each in self.processes)
 
     @property
     def largest(self) -> ProcessMemory:

@@ -34,7 +34,7 @@ class ModelShape:
     layer_weights: int  # parameters of one decoder layer
     embedding_weights: int  # of the embedding
     head_weights: int  # of the LM head, 0 if it is tied; of a scalar head
-    norm_weights: int  # of what is left, such as the last norm
+    other_root_weights: int  # of what is left, such as the last norm
     largest_tensor: int  # parameters of the largest tensor, not cut
 
     @property
@@ -50,10 +50,12 @@ class ModelShape:
     @property
     def root_weights(self) -> int:
         """Parameters outside of the decoder layers."""
-        return self.embedding_weights + self.head_weights + self.norm_weights
+        return self.embedding_weights + self.head_weights + self.other_root_weights
 
 
-def model_shape(hf_config: Any, *, tensor_parallel_size: int = 1, has_scalar_head: bool = False) -> ModelShape:
+def model_shape(
+    hf_config: Any, *, tensor_parallel_size: int = 1, has_scalar_head: bool = False, cuts_all: bool = False
+) -> ModelShape:
     """Return what one tensor-parallel rank holds of a model.
 
     Args:
@@ -61,19 +63,21 @@ def model_shape(hf_config: Any, *, tensor_parallel_size: int = 1, has_scalar_hea
         tensor_parallel_size: ranks that share each matrix of the architecture's tensor-parallel plan, and the rows of
             embedding and LM head; other parameters are whole on each.
         has_scalar_head: one output in place of the vocabulary.
+        cuts_all: all matrices of layers are shared, as vLLM's engines do, also those that the plan leaves whole.
     Raises: ValueError for an architecture that transformers cannot build.
     """
-    return _shape(json.dumps(hf_config.to_dict(), sort_keys=True, default=str), tensor_parallel_size, has_scalar_head)
+    config_json = json.dumps(hf_config.to_dict(), sort_keys=True, default=str)
+    return _shape(config_json, tensor_parallel_size, has_scalar_head, cuts_all)
 
 
 @functools.lru_cache(maxsize=64)
-def _shape(config_json: str, tensor_parallel_size: int, has_scalar_head: bool) -> ModelShape:
+def _shape(config_json: str, tensor_parallel_size: int, has_scalar_head: bool, cuts_all: bool) -> ModelShape:
     from transformers import AutoConfig
 
     values = json.loads(config_json)
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     sizes = _parameters(config_json)
-    cut = functools.partial(_cut, config, tensor_parallel_size)
+    cut = functools.partial(_cut, config, tensor_parallel_size, cuts_all)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     num_heads = config.num_attention_heads // tensor_parallel_size
     num_keys = (getattr(config, "num_key_value_heads", None) or config.num_attention_heads) // tensor_parallel_size
@@ -103,7 +107,7 @@ def _shape(config_json: str, tensor_parallel_size: int, has_scalar_head: bool) -
         layer_weights=-(-sum(of_layer.values()) // max(1, len(of_layer))),
         embedding_weights=embedding,
         head_weights=config.hidden_size if has_scalar_head else head,
-        norm_weights=other,
+        other_root_weights=other,
         largest_tensor=max(prod(shape) for shape in sizes.values()),
     )
 
@@ -120,7 +124,7 @@ def _parameters(config_json: str) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
 
 
-def _cut(config: Any, tensor_parallel_size: int, name: str, shape: tuple[int, ...]) -> int:
+def _cut(config: Any, tensor_parallel_size: int, cuts_all: bool, name: str, shape: tuple[int, ...]) -> int:
     """Return the elements that a tensor-parallel rank holds of a parameter."""
     count = prod(shape)
     if tensor_parallel_size == 1:
@@ -129,6 +133,8 @@ def _cut(config: Any, tensor_parallel_size: int, name: str, shape: tuple[int, ..
     found = _LAYER.search(name)
     if found is None:
         is_cut = shape[0] == config.vocab_size
+    elif cuts_all:
+        is_cut = len(shape) > 1
     else:
         module, _, kind = found[2].rpartition(".")
         style = plan.get(f"layers.*.{module}")

@@ -8,7 +8,7 @@ from coati_rl.config.config import Config
 from coati_rl.config.named_values import named_values
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
-from coati_rl.memory.activations import MicroBatchSize, item_bytes
+from coati_rl.memory.activations import FLOAT32, MicroBatchSize, item_bytes
 from coati_rl.memory.engine import (
     EngineSettings,
     cpu_cache_bytes,
@@ -107,7 +107,7 @@ def trainer_memory(
     *,
     has_several_micro_batches: bool,
     kept_versions: int = 0,
-    sends_weights: bool = False,
+    backend: CollectiveBackend | None = None,
 ) -> ProcessMemory:
     """Return the memory of a trainer rank, the largest one.
 
@@ -118,7 +118,8 @@ def trainer_memory(
         machine: the devices.
         has_several_micro_batches: in a step.
         kept_versions: of its weights in host memory.
-        sends_weights: to engines: a bucket is sent while the next one is filled, from a tensor that is gathered whole.
+        backend: by which weights are sent to engines: a bucket is sent while the next one is filled, from a tensor that
+            is gathered whole; with ipc engines read them from segments on the trainer's GPU. None: nothing is sent.
     """
     precision, parallel = resolve_precision(config, machine.device), config.parallel
     tp = parallel.tensor_parallel_size
@@ -142,10 +143,15 @@ def trainer_memory(
     if kept_versions:  # on data-parallel rank 0, or with FSDP2 each rank its part; a mean over ranks
         copies = 1 if layout.is_fully_sharded else config.dp
         host["kept weights"] = kept_versions * parts["parameters"] // copies
-    if sends_weights:
+    if backend == "ipc":
+        senders = 1 if layout.is_fully_sharded else layout.pp
+        whole = model_shape(models.policy).num_weights * item_bytes(precision)
+        parts["sent weights"] = _SEGMENT_SETS * whole // senders
+    elif backend is not None:
         host["sent weights"] = 2 * DEFAULT_BUCKET_BYTES + shape.largest_tensor * item_bytes(precision)
     if machine.device == "cuda" and layout.is_fully_sharded:  # read whole, in float32, before it is sharded
-        host["loading"] = 4 * shape.num_weights
+        later = sum(host.values()) - TRAINER_LIBRARIES
+        host["loading"] = max(0, FLOAT32 * shape.num_weights - later)  # its memory is used again
     unknown = []
     if not shape.is_known:
         unknown.append(f"activations unknown, as the architecture is {shape.model_type}")
@@ -171,7 +177,8 @@ def engine_memory(
     """
     parallel, sampling = config.parallel, config.sampling
     width, precision = parallel.producer_tensor_parallel_size, resolve_precision(config, machine.device)
-    shape, whole = (model_shape(hf_config, tensor_parallel_size=each) for each in (width, 1))
+    whole = model_shape(hf_config)
+    shape = model_shape(hf_config, tensor_parallel_size=width, cuts_all=True)
     in_flight = sampling.max_num_seqs or config.sequences_in_flight
     settings = EngineSettings(
         precision=precision,
@@ -184,7 +191,7 @@ def engine_memory(
     update = whole.num_weights * item_bytes(precision)
     on_gpu, staged_on_gpu = machine.device == "cuda", backend in CUDA_BACKENDS
     host: Parts = {"libraries": ENGINE_LIBRARIES if sampling.backend == "vllm" else PYTHON_ENGINE_LIBRARIES}
-    staged = update if staged_on_gpu else 0
+    staged = update if backend == "nccl" else 0  # with ipc engines read the trainers' memory
     if on_gpu and not staged_on_gpu:
         host["staging"] = 2 * update
     elif not on_gpu:

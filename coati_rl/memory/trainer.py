@@ -61,7 +61,7 @@ def trainer_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout
     # FSDP2's processes on the CPU return to the system what they free: `consumer.environment`.
     if layout.device == "cpu" and layout.has_several_micro_batches and not layout.is_fully_sharded:
         layers = 1 if layout.gradient_checkpointing else -(-shape.num_layers // layout.pp)
-        kept = moments[0]["activations"]
+        kept = moments[1]["activations"]
         largest[HEAP] = heap_bytes(shape, size, layout.precision, kept=kept, layers=layers)
     return largest
 
@@ -87,10 +87,11 @@ def _replicated_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLa
     if layout.zero_stage == 2:
         before = gradients = gradients // shards + BUCKET_BYTES
     head_gradient = FLOAT32 * shape.vocabulary * shape.hidden
-    in_flight = layout.pp  # micro-batches whose backward has not begun, on the first pipeline stage
-    kept = in_flight * kept_bytes(
+    kept = kept_bytes(
         shape, size, layout.precision, layout.device, layers=layers, is_recomputed=layout.gradient_checkpointing
     )
+    # Micro-batches whose backward has not begun: as many as stages on the first one, one on the last, with the head.
+    on_first = kept * (layout.pp if layout.has_several_micro_batches else 1)
     head = head_gradient + head_bytes(shape, size, layout.precision, layout.device)
     backward = (head_gradient if shape.is_tied else 0) + backward_bytes(shape, size, layout.precision)
     embedding_gradient = shape.embedding_weights * item_bytes(layout.precision)
@@ -98,7 +99,7 @@ def _replicated_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLa
         embedding_gradient += shape.embedding_weights * FLOAT32  # converted before it is added
     moments: list[Parts] = [
         {**held, "gradients": before, "activations": kept, "LM head": head},
-        {**held, "gradients": before, "activations": kept, "backward": backward},
+        {**held, "gradients": before, "activations": on_first, "backward": backward},
         {
             **held,
             "gradients": gradients,

@@ -10,6 +10,7 @@ from coati_rl.config.offline_jobs import RmJobConfig, SftJobConfig
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.rules import check
+from coati_rl.memory.activations import item_bytes
 from coati_rl.memory.forecast import Forecast
 from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.run_memory import (
@@ -24,6 +25,7 @@ from coati_rl.memory.run_memory import (
 from coati_rl.runtime.memory_check import MemoryCheck, host_memory, passes, this_machine
 from coati_rl.runtime.resources import read_model_config
 from coati_rl.samples import Sample
+from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CollectiveBackend
 from coati_rl.types import Device
 
@@ -35,7 +37,6 @@ def check_run_memory(
     config: Config,
     hf_config: Any,
     device: Device,
-    backend: CollectiveBackend,
     *,
     prompt_tokens: float | None,
     check_layout: Callable[..., None],
@@ -46,13 +47,12 @@ def check_run_memory(
         config: of the run, its models as directories.
         hf_config: transformers config of the policy.
         device: of the run.
-        backend: of weight transfers.
         prompt_tokens: of a prompt, the mean; None if unknown.
         check_layout: as of `prepare`.
     Returns: lines of the plan, and warnings. Raises: ConfigError if it cannot fit.
     """
-    machine = this_machine(device)
-    models = RunModels(policy=hf_config, frozen=_frozen_of_run(config, hf_config))
+    machine = this_machine(config, device)
+    models = RunModels(policy=hf_config, frozen=_frozen_of_run(config.with_gap_correction(), hf_config))
 
     def forecast(changed: Config, *, prompt: int, response: int) -> Forecast:
         size, several = rl_micro_batch(changed, prompt_tokens=prompt, response_tokens=response)
@@ -63,7 +63,7 @@ def check_run_memory(
             machine,
             has_several_micro_batches=several,
             kept_versions=changed.num_kept_versions,
-            sends_weights=True,
+            backend=(backend := _backend(changed, hf_config, device)),
         )
         engine = engine_memory(changed, hf_config, machine, backend, sequence_tokens=prompt + response)
         shared = shared_update(hf_config, resolve_precision(changed, device), backend)
@@ -92,15 +92,20 @@ def check_job_memory(
     check_layout: Callable[..., None],
 ) -> Found:
     """Forecast a job on a dataset; see `check_run_memory`. `samples` are those that it trains on."""
-    machine = this_machine(device)
+    machine = this_machine(config, device)
     teacher = config.distillation.teacher if isinstance(config, SftJobConfig) else None
-    frozen = [config.reference_model] if config.uses_reference else []
-    frozen += [teacher] if teacher is not None else []
-    models = RunModels(
-        policy=hf_config,
-        frozen=tuple(_config_of(each, config, hf_config) for each in frozen if _is_here(each)),
-        has_scalar_head=isinstance(config, RmJobConfig),
-    )
+
+    def models(changed: OfflineConfig) -> RunModels:
+        # A reference that is computed first is freed before the first step.
+        has_reference = changed.uses_reference and not changed.precomputes_reference
+        frozen = [changed.reference_model] if has_reference else []
+        frozen += [teacher] if teacher is not None else []
+        return RunModels(
+            policy=hf_config,
+            frozen=tuple(_config_of(each, changed, hf_config) for each in frozen if _is_here(each)),
+            has_scalar_head=isinstance(changed, RmJobConfig),
+        )
+
     lengths = [len(sample) for sample in samples[:_NUM_READ]]
     longest = max(lengths) if lengths and len(lengths) == len(samples) else config.max_sample_tokens
     mean = sum(lengths) // len(lengths) if lengths else 1
@@ -114,7 +119,7 @@ def check_job_memory(
             tokens=tokens,
             unit=unit,
         )
-        trainer = trainer_memory(changed, models, size, machine, has_several_micro_batches=several)
+        trainer = trainer_memory(changed, models(changed), size, machine, has_several_micro_batches=several)
         return run_forecast(changed, machine, [trainer])
 
     checked = MemoryCheck(
@@ -125,7 +130,7 @@ def check_job_memory(
         machine=machine,
         host_available=host_memory(config, device),
     )
-    return _found(checked, models)
+    return _found(checked, models(config))
 
 
 def _found(checked: MemoryCheck[Any], models: RunModels) -> Found:
@@ -133,10 +138,17 @@ def _found(checked: MemoryCheck[Any], models: RunModels) -> Found:
     for hf_config in (models.policy, *models.frozen):
         try:
             model_shape(hf_config)
-        except ValueError:
+        except (ValueError, TypeError, AttributeError):  # also fields that other architectures lack
             return (), [f"the memory of the run is not forecast, as a model's architecture is {hf_config.model_type}"]
     forecast, warnings = checked.run()
     return tuple(forecast.lines()), warnings
+
+
+def _backend(config: Config, hf_config: Any, device: Device) -> CollectiveBackend:
+    """Return the backend that the trainers will choose for an update of this size."""
+    update = model_shape(hf_config).num_weights * item_bytes(resolve_precision(config, device))
+    is_one_node = not config.cluster.master_address
+    return choose_backend(config.sync.weight_transport, device=device, is_one_node=is_one_node, update_bytes=update)
 
 
 def _frozen_of_run(config: Config, hf_config: Any) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from coati_rl.memory.capacity import available_bytes, total_bytes
 from coati_rl.memory.forecast import MARGIN, Forecast, ProcessMemory, gib, listed
 from coati_rl.memory.nearest import Change, largest_that_fits, nearest_changes
 from coati_rl.memory.run_memory import Machine
-from coati_rl.memory.trainer import HEAP
+from coati_rl.memory.trainer import HEAP, Parts
 from coati_rl.runtime.resources import Job, gpu_bytes
 from coati_rl.types import Device
 
@@ -34,39 +34,53 @@ class MemoryCheck(Generic[Job]):
     def run(self) -> tuple[Forecast, list[str]]:
         """Return the forecast, and warnings. Raises: ConfigError for a run that cannot fit."""
         whole = self.forecast(self.config)
-        by_budget = self.config.parallel.max_tokens_per_microbatch is not None
+        by_budget = self._is_bound_by_budget()
         sure = (whole if by_budget else self.sure(self.config)).without(HEAP)
         if problem := self._problem(sure, margin=MARGIN):
-            raise ConfigError(f"{self._field(sure)}: {problem}; {self._nearest()}")
+            raise ConfigError(f"{problem}; {self._nearest()}")
         problem = self._problem(whole, margin=0.0)
         if problem is None:
             return whole, []
         longest = "" if by_budget else ", if a micro-batch has the longest samples"
-        return whole, [f"{self._field(whole)}: {problem}{longest}; {self._nearest()}"]
+        return whole, [f"{problem}{longest}; {self._nearest()}"]
+
+    def _is_bound_by_budget(self) -> bool:
+        """Whether micro-batches are taken to be as large as the token budget: if there is a smaller one that fits.
+
+        To refuse such a run costs nothing, as a smaller budget changes no gradient. A budget has to hold a longest
+        sample, however, and real ones may be far shorter.
+        """
+        budget = self.config.parallel.max_tokens_per_microbatch
+        if budget is None:
+            return False
+        least, _ = self._budgets(self.config)
+        smaller = self.config.with_changes(max_tokens_per_microbatch=min(least, budget))
+        return self._problem(self.forecast(smaller), margin=0.0) is None
 
     def _problem(self, forecast: Forecast, *, margin: float) -> str | None:
-        """Say what exceeds its memory by more than the margin, a fraction of it; None if all fits."""
-        largest, gpu_bytes = forecast.largest, self.machine.gpu_bytes
-        if self.machine.device == "cuda" and gpu_bytes is not None and largest.device_bytes * (1 - margin) > gpu_bytes:
+        """Say what exceeds its memory by more than the margin, a fraction, and by which setting; None if all fits."""
+        largest, gpu_memory = forecast.largest, self.machine.gpu_bytes
+        on_gpu = self.machine.device == "cuda"
+        if on_gpu and gpu_memory is not None and largest.device_bytes * (1 - margin) > gpu_memory:
             return (
-                f"a {largest.name} needs {gib(largest.device_bytes)} of its GPU, which has {gib(gpu_bytes)} "
-                f"({listed(largest.parts)})"
+                f"{self._setting(largest, largest.parts)}: a {largest.name} needs {gib(largest.device_bytes)} of its "
+                f"GPU, which has {gib(gpu_memory)} ({listed(largest.parts)})"
             )
         if self.host_available is None or forecast.host_bytes * (1 - margin) <= self.host_available:
             return None
-        each = [
-            f"{process.count} x {process.name} of {gib(_on_host(process, forecast))}" for process in _sorted(forecast)
-        ]
-        parts = listed(_sorted(forecast)[0].parts)
+        processes = sorted(
+            forecast.processes, key=lambda each: -each.count * sum(each.on_host(forecast.device).values())
+        )
+        each = [f"{one.count} x {one.name} of {gib(sum(one.on_host(forecast.device).values()))}" for one in processes]
+        parts = processes[0].on_host(forecast.device)
         return (
-            f"the run needs {gib(forecast.host_bytes)} of this machine's memory, of which {gib(self.host_available)} "
-            f"are available ({'; '.join(each)}: {parts})"
+            f"{self._setting(processes[0], parts)}: the run needs {gib(forecast.host_bytes)} of this machine's memory, "
+            f"of which {gib(self.host_available)} are available ({'; '.join(each)}: {listed(parts)})"
         )
 
-    def _field(self, forecast: Forecast) -> str:
-        """Name the setting that the largest part follows from, with its value."""
-        process = _sorted(forecast)[0]
-        parts, parallel = process.parts, self.config.parallel
+    def _setting(self, process: ProcessMemory, parts: Parts) -> str:
+        """Name the setting that the largest of a process's parts follows from, with its value."""
+        parallel = self.config.parallel
         largest = max(parts, key=lambda name: parts[name], default="")
         if process.name == "trainer" and largest in ("activations", "LM head", "backward"):
             budget = parallel.max_tokens_per_microbatch
@@ -116,6 +130,8 @@ class MemoryCheck(Generic[Job]):
         parallel = config.parallel
         if not parallel.gradient_checkpointing:
             yield Change(flags="--gradient-checkpointing", values={"gradient_checkpointing": True})
+        if flat.get("precompute_reference") is False:
+            yield Change(flags="--precompute-reference", values={"precompute_reference": True})
         in_flight: int = getattr(config, "sequences_in_flight", 0)
         sequences = int(flat.get("max_num_seqs") or in_flight)
         while sequences > 1:
@@ -137,14 +153,14 @@ class MemoryCheck(Generic[Job]):
             yield Change(flags="--precision bf16", values={"precision": "bf16"})
 
 
-def this_machine(device: Device) -> Machine:
-    """Return what the forecast needs to know of this machine."""
-    return Machine(device=device, host_bytes=total_bytes(), gpu_bytes=gpu_bytes() if device == "cuda" else None)
+def this_machine(config: TrainingConfig, device: Device) -> Machine:
+    """Return what the forecast of a job needs to know of this machine."""
+    return Machine(device=device, host_bytes=total_bytes(), gpu_bytes=gpu_bytes(config) if device == "cuda" else None)
 
 
 def host_memory(config: TrainingConfig, device: Device) -> int | None:
     """Return the bytes that a run can take on this machine; None if it will run elsewhere."""
-    is_elsewhere = config.cluster.master_address or (device == "cuda" and gpu_bytes() is None)
+    is_elsewhere = config.cluster.master_address or (device == "cuda" and gpu_bytes(config) is None)
     return None if is_elsewhere else available_bytes()
 
 
@@ -164,12 +180,3 @@ def passes(rules: Callable[[Any], None], *others: Callable[[Any], None]) -> Call
 
 def _budget(tokens: int) -> Change:
     return Change(flags=f"--max-tokens-per-microbatch {tokens}", values={"max_tokens_per_microbatch": tokens})
-
-
-def _on_host(process: ProcessMemory, forecast: Forecast) -> int:
-    return sum(process.host.values()) + (process.device_bytes if forecast.device == "cpu" else 0)
-
-
-def _sorted(forecast: Forecast) -> list[ProcessMemory]:
-    """Return the kinds of processes, those that need most of the host first."""
-    return sorted(forecast.processes, key=lambda each: -each.count * _on_host(each, forecast))

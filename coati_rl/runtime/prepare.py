@@ -39,7 +39,7 @@ from coati_rl.runtime.resources import (
     sharding_warnings,
 )
 from coati_rl.transport.choice import choose_backend
-from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
+from coati_rl.transport.rendezvous import CollectiveBackend
 from coati_rl.types import Device, Prompt
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ def prepare(
         _check_prompts(config, train if rows.of_files else None, evaluation)
         source = make_source(rows, config, tokenizer, train)
         memory, of_memory = check_run_memory(
-            config, hf_config, device, backend, prompt_tokens=_mean_prompt_tokens(train), check_layout=check_layout
+            config, hf_config, device, prompt_tokens=_mean_prompt_tokens(train), check_layout=check_layout
         )
         warnings += [*of_models, *of_memory]
     plan = make_plan(
@@ -236,9 +236,9 @@ def _with_others(flags: str, config: Config, sizes: dict[str, int]) -> str:
 
 def _check_gpu_memory(config: Config, directory: Path, backend: CollectiveBackend) -> list[str]:
     """Return warnings. Raises: ConfigError where staged weights do not fit in memory with the live ones."""
-    if backend not in CUDA_BACKENDS:
+    if backend != "nccl":  # with ipc an engine reads the trainers' memory
         return []
-    return check_staging(config, update_bytes=_update_bytes(config, directory), gpu_bytes=gpu_bytes())
+    return check_staging(config, update_bytes=_update_bytes(config, directory), gpu_bytes=gpu_bytes(config))
 
 
 def check_length(config: Config, model: Any) -> None:

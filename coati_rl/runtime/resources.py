@@ -38,11 +38,16 @@ def find_device(
     raise ConfigError(f"{message}; {fewer(available)}")
 
 
-def gpu_bytes() -> int | None:
-    """Return the memory of this machine's smallest GPU; None without one."""
+def gpu_bytes(config: TrainingConfig) -> int | None:
+    """Return the memory of this machine's smallest GPU; None if a job's GPUs are elsewhere, or this machine lacks some.
+
+    The GPUs of a cluster are not known before it is joined, and need not be those of the driver's machine.
+    """
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.cluster.master_address or count < config.num_devices:
+        return None
     return min((torch.cuda.get_device_properties(index).total_memory for index in range(count)), default=None)
 
 

@@ -12,7 +12,10 @@ from consumer.__main__ import _main as train_on_dataset
 
 MIB = 2**20
 SIZES = "-i 1 -t 1 -ibs 8 -imbs 8 -tbs 8 -tMbs 8 -g 4 -mpt 128 -mnt 128 -kl 0"
-SHAPE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 12, "num_attention_heads": 32}
+SHAPE = {
+    **{"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 12, "num_attention_heads": 32},
+    "max_position_embeddings": 4096,
+}
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +114,47 @@ def test_what_only_the_longest_samples_would_exceed_is_a_warning(dry_run):
     assert "warning: -tmbs 32: the run needs" in error and "if a micro-batch has the longest samples" in error
 
 
+def test_a_budget_that_cannot_be_lowered_is_a_warning_as_real_samples_may_be_shorter(dry_run):
+    flags = "-tmbs 32 --max-tokens-per-microbatch 2048 -mpt 128 -mnt 1920 -b fake"  # 2048 is a longest sample
+    _, out, _ = dry_run(flags, available_mib=64 * 1024)
+    needed, heap = sizes_of(out)
+    available = int((needed - heap) * 0.8)
+    code, _, error = dry_run(flags, available_mib=available)
+    assert code == 0
+    assert "the run needs" in error and "if a micro-batch has the longest samples" in error
+
+
+class Gpu:
+    total_memory = 1024 * MIB
+
+
+@pytest.mark.parametrize(("flags", "found"), [("", "a trainer needs"), ("--master_address 10.0.0.1", ""), ("-i 2", "")])
+def test_gpus_of_a_cluster_and_too_few_ones_are_not_compared(dry_run, monkeypatch, flags, found):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: Gpu)
+    gpu = "-tmbs 4 --device cuda --weight-transport gloo --gpu-memory-utilization 0.5 --precision bf16 --max-steps 1"
+    code, _, error = dry_run(f"{gpu} {flags}", available_mib=64 * 1024)
+    if found:
+        assert code == 2 and found in error and "of its GPU, which has 1.0 GiB" in error
+    else:
+        assert code == 0 and "which has" not in error
+
+
 def test_where_no_setting_helps_the_refusal_says_so(dry_run):
     code, _, error = dry_run("-tmbs 4", available_mib=16)
     assert code == 2
     assert "--model" in error and "no other settings of this layout fit; use a smaller model" in error
+
+
+def test_a_reference_that_is_computed_first_is_not_there_in_the_steps(large_model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("coati_rl.runtime.memory_check.available_bytes", lambda: 64 * 1024 * MIB)
+    pair = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    (tmp_path / "pairs.jsonl").write_text((json.dumps(pair) + "\n") * 64)
+    words = ["-m", str(large_model), "-d", str(tmp_path / "pairs.jsonl"), "--device", "cpu", "-tbs", "8", "--dry-run"]
+    for flags, is_there in (([], True), (["--precompute-reference"], False)):
+        assert train_on_dataset(OFFLINE["dpo"], [*words, *flags], tmp_path) == 0
+        assert ("frozen models" in capsys.readouterr().out) == is_there
 
 
 def test_a_job_on_a_dataset_has_trainers_alone_and_counts_its_own_samples(

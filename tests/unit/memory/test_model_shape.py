@@ -32,8 +32,18 @@ def test_a_tensor_parallel_rank_holds_half_of_the_matrices_and_of_the_vocabulary
     whole, half = model_shape(config), model_shape(config, tensor_parallel_size=2)
     norms = 2 * 64
     assert half.layer_weights == (whole.layer_weights - norms) // 2 + norms
-    assert half.embedding_weights == 48 * 64 and half.norm_weights == 64
+    assert half.embedding_weights == 48 * 64 and half.other_root_weights == 64
     assert (half.queries, half.keys, half.intermediate, half.vocabulary) == (32, 16, 80, 48)
+
+
+def test_an_engine_shares_also_what_the_plan_of_the_trainers_leaves_whole():
+    config = AutoConfig.for_model("phi3", **SIZES, tie_word_embeddings=True, pad_token_id=0)
+    whole, planned, engine = (
+        model_shape(config, tensor_parallel_size=size, cuts_all=cuts_all)
+        for size, cuts_all in ((1, False), (2, False), (2, True))
+    )
+    norms = 2 * 64
+    assert engine.layer_weights == (whole.layer_weights - norms) // 2 + norms < planned.layer_weights
 
 
 def test_a_scalar_head_takes_the_place_of_the_vocabulary():

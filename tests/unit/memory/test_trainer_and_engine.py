@@ -1,8 +1,10 @@
 """Test the sums of a trainer's and an engine's parts, of sizes that a reader can multiply."""
 
+from dataclasses import replace
+
 import pytest
 
-from coati_rl.memory.activations import MicroBatchSize
+from coati_rl.memory.activations import MicroBatchSize, head_bytes, kept_bytes
 from coati_rl.memory.engine import (
     EngineSettings,
     cpu_cache_bytes,
@@ -17,8 +19,8 @@ from consumer.parallel.gradient_reduction import BUCKET_ELEMENTS
 
 SHAPE = ModelShape(
     model_type="llama", hidden=8, queries=8, keys=4, intermediate=16, vocabulary=100, num_heads=2, num_layers=10,
-    normalizes_heads=False, is_tied=True, layer_weights=1000, embedding_weights=800, head_weights=0, norm_weights=8,
-    largest_tensor=800,
+    normalizes_heads=False, is_tied=True, layer_weights=1000, embedding_weights=800, head_weights=0,
+    other_root_weights=8, largest_tensor=800,
 )  # fmt: skip
 WEIGHTS = 10 * 1000 + 808
 SIZE = MicroBatchSize(tokens=64, loss_tokens=32, longest=64)
@@ -55,6 +57,24 @@ def test_recomputed_activations_take_less_and_grow_with_tokens():
 
     assert total(64) < total(128) < total(256)
     assert total(256, gradient_checkpointing=True) < total(256)
+
+
+@pytest.mark.parametrize(("several", "in_flight"), [(True, 4), (False, 1)])
+def test_the_first_of_four_stages_keeps_four_micro_batches_and_no_logits(several, in_flight):
+    size = MicroBatchSize(tokens=4096, loss_tokens=1, longest=4096)
+    layout = TrainerLayout(precision="fp32", pp=4, has_several_micro_batches=several, device="cuda")
+    parts = trainer_parts(SHAPE, size, layout)
+    # 10 layers on 4 stages: 3 at most.
+    assert parts["activations"] == in_flight * kept_bytes(SHAPE, size, "fp32", "cuda", layers=3, is_recomputed=False)
+    assert ("LM head" in parts) != ("backward" in parts)
+
+
+def test_a_product_for_the_heads_gradient_in_bfloat16_has_2048_rows_on_the_cpu_and_all_on_a_gpu():
+    size = MicroBatchSize(tokens=1, loss_tokens=1, longest=1)
+    shape = replace(SHAPE, vocabulary=10_000)
+    rest = 6 * 10_000 + 2 * 2 * 8  # logits of a token in both precisions; its hidden state and gradient
+    assert head_bytes(shape, size, "bf16", "cpu") == rest + 6 * 2048 * 8
+    assert head_bytes(shape, size, "bf16", "cuda") == rest + 2 * 10_000 * 8
 
 
 def test_a_step_of_one_micro_batch_holds_gradients_only_as_activations_go():

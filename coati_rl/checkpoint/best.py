@@ -18,7 +18,7 @@ from coati_rl.errors import RunError
 from coati_rl.observability.records import evaluation_metrics, step_of_record
 
 BEST_FILE = "best.json"
-_SMALLEST = ("loss", "perplexity")  # metrics whose best value is the smallest, by the last part of their names
+_SMALLEST = ("loss", "perplexity", "kl")  # metrics whose best value is the smallest, by the ends of their names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class BestCheckpoint:
             if not candidates:
                 self._remove()
                 return None
-            sign = -1 if self.metric.rpartition("/")[2] in _SMALLEST else 1
+            sign = -1 if self.metric.endswith(_SMALLEST) else 1
             step = max(candidates, key=lambda each: (sign * values[each], -each))
             record = {"step": step, "metric": self.metric, "value": values[step]}
             if record != before:

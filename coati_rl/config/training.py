@@ -77,7 +77,8 @@ class TrainingRunConfig(Section):
     keep_best: str | None = execution(
         None,
         "Metric of evaluations, such as eval/NAME/accuracy, whose best checkpoint is kept besides those of "
-        "--keep-checkpoints and named checkpoints/best; the smallest of a loss or a perplexity, the largest of others.",
+        "--keep-checkpoints and named checkpoints/best; the smallest of a loss, a perplexity or a kl, the largest of "
+        "others.",
         metavar="METRIC",
     )
     save_on_interrupt: bool = execution(

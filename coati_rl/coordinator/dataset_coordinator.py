@@ -78,7 +78,7 @@ class DatasetCoordinator:
         self._next = 0  # number of the next item
         self._parts: deque[tuple[str, Sequence[RaggedBatch]]] = deque()  # of the evaluation that is under way
         self._step = self._saved = source.first_step  # optimizer steps that are decided, and in a checkpoint
-        self._evaluated = last_evaluated
+        self._evaluated = self._evaluated_before = last_evaluated
         self._is_stopped = False
         self._doing = "the trainers are starting"
         self._changed_at = time.monotonic()
@@ -152,7 +152,9 @@ class DatasetCoordinator:
         """Write a checkpoint after the step in progress, and let the trainers end."""
         with self._changed:
             self._is_stopped = True
-            self._parts.clear()
+            if self._parts:  # the evaluation is not complete: a resumed run has it again
+                self._parts.clear()
+                self._evaluated = self._evaluated_before
 
     def flush(self, *, timeout_s: float) -> None:
         """Return at once: everything reported is written."""
@@ -174,7 +176,7 @@ class DatasetCoordinator:
             return [ReferenceWork(part=-1, batch=None)] * num_ranks
         is_over = self._is_stopped or step >= self._source.num_steps
         if not self._is_stopped and not self._parts and self._evaluation_is_due():
-            self._evaluated = step
+            self._evaluated_before, self._evaluated = self._evaluated, step
             self._parts.extend(
                 (name, part)
                 for name, samples in self._evaluation.items()

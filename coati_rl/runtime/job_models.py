@@ -7,9 +7,9 @@ from typing import Any
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_jobs import SftJobConfig
-from coati_rl.errors import ConfigError
 from coati_rl.runtime.prefix_sharing import with_prefix_sharing
-from coati_rl.runtime.resources import read_model_config, resolve_model, with_tokenizer
+from coati_rl.runtime.resources import read_model_config, read_tokenizer, resolve_model, with_tokenizer
+from coati_rl.runtime.same_tokens import check_positions, check_vocabulary, check_vocabulary_sizes
 from coati_rl.runtime.teacher import with_teacher
 
 
@@ -62,8 +62,8 @@ def with_dataset_models(
     Raises: ConfigError for a chat template, a reference model or a teacher that does not fit the model.
     """
     warnings = list[str]()
-    config = _with_reference(config, hf_config, is_dry_run=is_dry_run)
     config, tokenizer = with_tokenizer(config, directory, needs_chat_template=needs_chat_template)
+    config = _with_reference(config, tokenizer, hf_config, check_layout=check_layout, is_dry_run=is_dry_run)
     if isinstance(config, SftJobConfig):
         config, warnings = with_teacher(
             config,
@@ -77,19 +77,21 @@ def with_dataset_models(
     return config, tokenizer, [*warnings, *of_sharing]
 
 
-def _with_reference(config: OfflineConfig, hf_config: Any, *, is_dry_run: bool) -> OfflineConfig:
-    """Resolve --reference-model. Raises: ConfigError if it has another vocabulary than the model."""
+def _with_reference(
+    config: OfflineConfig, tokenizer: Any, hf_config: Any, *, check_layout: Callable[..., None], is_dry_run: bool
+) -> OfflineConfig:
+    """Resolve --reference-model. Raises: ConfigError if it cannot score the model's samples in this layout."""
     if not config.uses_reference or config.reference_model == config.model.model:
         return config
-    directory = resolve_model(config.reference_model, is_dry_run=is_dry_run, flag="--reference-model")
+    flag = "--reference-model"
+    directory = resolve_model(config.reference_model, is_dry_run=is_dry_run, flag=flag)
     if directory is None:
         return config
-    vocabulary, own = read_model_config(directory).vocab_size, hf_config.vocab_size
-    if vocabulary != own:
-        raise ConfigError(
-            f"--reference-model {config.reference_model}: its vocabulary has {vocabulary} tokens, that of --model "
-            f"{own}; use a model with the same tokenizer"
-        )
+    named, its_config = f"{flag} {config.reference_model}", read_model_config(directory, flag)
+    check_vocabulary(tokenizer, read_tokenizer(directory, flag), model=config.model.model, other=named)
+    check_vocabulary_sizes(hf_config.vocab_size, its_config.vocab_size, without_full=None, other=named)
+    check_positions(config, its_config, other=named)
+    check_layout(config, its_config, named)
     return config.with_changes(reference_model=str(directory))
 
 

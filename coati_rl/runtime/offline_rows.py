@@ -13,7 +13,7 @@ from coati_rl.data.files import read_rows
 from coati_rl.data.forms import Conversation, Form
 from coati_rl.data.mixing import Mixing
 from coati_rl.data.offline_samples import LossOn, OfflineSamples, kto_samples, pair_samples, sft_samples
-from coati_rl.data.reward_samples import prm_samples, rm_samples
+from coati_rl.data.reward_samples import label_token_ids, prm_samples, rm_samples
 from coati_rl.data.row_formats import Columns, read_forms
 from coati_rl.data.streamed_samples import StreamedForms, StreamedSamples
 from coati_rl.errors import ConfigError
@@ -113,6 +113,7 @@ def _samples(config: OfflineConfig, forms: Sequence[Form], tokenizer: Any) -> Of
     if isinstance(config, SftJobConfig):
         return sft_samples(forms, tokenizer, max_length=length, loss_on=config.objective.loss_on)
     if isinstance(config, PrmJobConfig):
+        label_token_ids(tokenizer, config.objective.reward_tokens)  # refused before anything starts
         return prm_samples(forms, tokenizer, max_length=length, placeholder=config.objective.placeholder_token)
     make = {"rm": rm_samples, "dpo": pair_samples, "kto": kto_samples}[config.JOB]
     return make(forms, tokenizer, max_length=length)

@@ -3,7 +3,7 @@
 Mistakes in files are reported here, before Ray starts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,14 @@ from coati_rl.errors import ConfigError
 from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.job_memory import check_job_memory
 from coati_rl.runtime.job_models import with_dataset_models
-from coati_rl.runtime.offline_rows import TRAIN_FLAG, SampleSet, load_forms, make_samples, needs_chat_template
+from coati_rl.runtime.offline_rows import (
+    TRAIN_FLAG,
+    SampleSet,
+    SourceForms,
+    load_forms,
+    make_samples,
+    needs_chat_template,
+)
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.resources import (
     find_device,
@@ -59,6 +66,7 @@ def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None],
     paths = {TRAIN_FLAG: config.data.dataset}
     paths |= {f"--eval-dataset {name}": path for name, path in (config.data.eval_dataset or {}).items()}
     forms = {flag: load_forms(config, path, flag=flag) for flag, path in paths.items()}
+    _check_template(config, forms)
     warnings += [*sharding_warnings(config, device), *_reference_warnings(config)]
     directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     sets: dict[str, SampleSet] = {}
@@ -132,6 +140,18 @@ def dataset_settings(config: OfflineConfig, mixing: Mixing | None) -> DatasetSet
         seed=run.seed,
         mixing=mixing,
     )
+
+
+def _check_template(config: OfflineConfig, forms: Mapping[str, SourceForms]) -> None:
+    """Raise ConfigError for --input-template beside rows of messages, which the chat template renders."""
+    if config.data.input_template is None:
+        return
+    for flag, rows in forms.items():
+        if needs_chat_template(rows):
+            raise ConfigError(
+                f"--input-template is for prompts that are text, and {flag} has rows of messages; leave it out, or use "
+                "--chat-template"
+            )
 
 
 def _within_positions(config: OfflineConfig, hf_config: Any) -> OfflineConfig:

@@ -32,7 +32,7 @@ class ExampleLoss:
     Reports, detached float64[] each, summed over examples unless said: loss_sum (as returned); num_chosen and
     num_rejected, the desirable and the undesirable examples; of each of both chosen_reward_sum and rejected_reward_sum
     (beta * log-ratio), chosen_logprob_sum and rejected_logprob_sum (nats); num_tokens, entropy_sum (nats, over tokens
-    of examples); kl_max, the KL estimate of the step in nats.
+    of examples); kl_sum_of_examples, the KL estimate of the step in nats, once for each.
     """
 
     beta: float = 0.1
@@ -76,7 +76,11 @@ class ExampleLoss:
             undesirable_weight=self.undesirable_weight,
         )
         loss = terms.sum()
-        reported = {"num_tokens": loss_mask.sum().double(), "loss_sum": loss.detach(), "kl_max": kl}
+        reported = {
+            "num_tokens": loss_mask.sum().double(),
+            "loss_sum": loss.detach(),
+            "kl_sum_of_examples": kl * len(terms),
+        }
         reported["entropy_sum"] = torch.where(loss_mask, entropy.detach(), 0.0).double().sum()
         for name, chosen in (("chosen", is_desirable), ("rejected", ~is_desirable)):
             reported[f"num_{name}"] = chosen.sum().double()
@@ -132,9 +136,10 @@ class Kto(Objective):
 
     def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
         """Return means over the step's desirable ("chosen") and undesirable examples; see docs/metrics.md."""
+        num_examples = sums["num_chosen"] + sums["num_rejected"]
         return {
             "loss": sums["loss_sum"] * loss_scale if loss_scale else None,
-            "kl": sums["kl_max"],
+            "kl": sums["kl_sum_of_examples"] / num_examples if num_examples else None,
             **completion_metrics(sums, num_chosen="num_chosen", num_rejected="num_rejected"),
             "examples_desirable": int(sums["num_chosen"]),
             "examples_undesirable": int(sums["num_rejected"]),

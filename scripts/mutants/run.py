@@ -110,7 +110,7 @@ def _run_pytest(tree: Path, tests: Sequence[str], output: Path) -> None:
 
     code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])
     sys.stdout.flush()
-    sys.exit(EXIT_CODES + code)
+    os._exit(EXIT_CODES + code)  # what a mutant has left behind may crash the interpreter's end
 
 
 def judge(mutant: Mutant, code: int | None) -> Outcome:

@@ -54,12 +54,14 @@ def test_value_and_gradient_are_the_papers(seed: int) -> None:
 
 
 def test_both_sides_of_the_bound_of_the_kl_estimate_are_met() -> None:
-    found = {evaluate_kto(KTO, random_completions(seed), LABELS)[2]["kl_max"] > 0 for seed in SEEDS}
+    found = {evaluate_kto(KTO, random_completions(seed), LABELS)[2]["kl_sum_of_examples"] > 0 for seed in SEEDS}
     assert found == {True, False}
 
 
 def test_the_kl_estimate_is_one_for_the_step_however_it_is_split() -> None:
-    seed = next(seed for seed in SEEDS if evaluate_kto(KTO, random_completions(seed), LABELS)[2]["kl_max"] > 0)
+    seed = next(
+        seed for seed in SEEDS if evaluate_kto(KTO, random_completions(seed), LABELS)[2]["kl_sum_of_examples"] > 0
+    )
     completions = random_completions(seed)
     value, gradients, sums = evaluate_kto(KTO, completions, LABELS)
     for limits in (
@@ -90,7 +92,7 @@ def test_a_rank_without_the_lm_head_sums_nothing_and_one_without_samples_sums_0(
 
 
 def test_metrics_are_means_of_desirable_and_undesirable_examples_and_null_without_any() -> None:
-    sums = {"loss_sum": 3.0, "kl_max": 0.5, "num_tokens": 10.0, "entropy_sum": 20.0}
+    sums = {"loss_sum": 3.0, "kl_sum_of_examples": 1.5, "num_tokens": 10.0, "entropy_sum": 20.0}
     sums |= {"num_chosen": 2.0, "chosen_reward_sum": 1.0, "chosen_logprob_sum": -8.0}
     sums |= {"num_rejected": 1.0, "rejected_reward_sum": -0.5, "rejected_logprob_sum": -6.0}
     assert KTO.metrics(sums, loss_scale=1 / 3) == {
@@ -106,6 +108,7 @@ def test_metrics_are_means_of_desirable_and_undesirable_examples_and_null_withou
         "examples_undesirable": 1,
         "loss_tokens": 10,
     }
+    assert KTO.metrics({**sums, "num_chosen": 0.0, "num_rejected": 0.0}, loss_scale=0.0)["kl"] is None
     alone = KTO.metrics({**sums, "num_rejected": 0.0}, loss_scale=1 / 2)
     assert (alone["rewards/rejected"], alone["rewards/margins"], alone["rewards/chosen"]) == (None, None, 0.5)
 

@@ -68,8 +68,8 @@ def test_only_a_new_best_is_told(run):
     ]
 
 
-@pytest.mark.parametrize("key", ["loss", "perplexity"])
-def test_of_a_loss_and_a_perplexity_the_smallest_is_the_best(run, key):
+@pytest.mark.parametrize("key", ["loss", "perplexity", "nll_loss", "kl"])
+def test_of_a_loss_a_perplexity_and_a_divergence_the_smallest_is_the_best(run, key):
     best = run(f"eval/math/{key}")
     for step, value in [(2, 3.5), (4, 1.5), (6, 2.5)]:
         save(best, step)

@@ -119,6 +119,14 @@ def test_a_stop_ends_an_evaluation_between_its_parts_and_writes_no_checkpoint_tw
     assert kinds(items_of(saved, stop_after=3)) == "train train save finish"
 
 
+def test_an_evaluation_that_a_stop_ends_is_due_again_when_the_run_goes_on(coordinator_of):
+    intervals = {"evaluates": True, "eval_interval": 2, "save_interval": 2}
+    items = items_of(coordinator_of(**intervals), stop_after=5)
+    assert kinds(items) == "evaluate evaluate train train evaluate save finish", "its second part is not given out"
+    rest = items_of(coordinator_of(**intervals, resumed=items[-2].data_state))
+    assert kinds(rest) == "evaluate evaluate train train evaluate evaluate save finish"
+
+
 def test_records_hold_the_figures_of_the_data_and_come_in_order(coordinator_of):
     coordinator = coordinator_of()
     items_of(coordinator)

@@ -13,7 +13,8 @@ from tests.unit.loops.harness import parity_reward
 # The gap of tokens that earlier weights sampled is known as long as these are.
 DIFFERS = {"time_s", "train_s", "rollout_wait_s", "sync_s", "producer_idle_fraction", "trainer_idle_fraction"}
 DIFFERS |= {"logprob_gap_mean", "logprob_gap_max", "logprob_gap_tokens"}
-# -imbs is -ibs: slots are taken as soon as a sync frees them, and time does not decide which weights sample a prompt.
+# -imbs is -ibs: slots are taken as soon as a sync frees them, and the first step waits until all are full (`start_of`).
+# So time does not decide which weights sample a prompt.
 K1 = {"inference_batch_size": 2, "inference_microbatch_size": 2}
 K2 = {"inference_batch_size": 4, "inference_microbatch_size": 4}
 RUNS = {
@@ -22,6 +23,11 @@ RUNS = {
     "two behind": {"n_behind": 2, **K1},
     "K = 2, old policy": {"n_behind": 1, "old_logprobs": "trainer", **K2},
 }
+
+
+def start_of(fields):
+    """Return the options of a run whose trainer starts when all groups that can be ahead have come in."""
+    return {"score": slow_reward, "hold_trainer": (fields["n_behind"] + 1) * fields["inference_batch_size"]}
 
 
 def slow_reward(response, ground_truth):
@@ -39,7 +45,7 @@ def sizes(write_prompts):
 def whole(request, run_in_threads, sizes):
     """A run that is not interrupted, with a checkpoint after each step, and its fields."""
     fields = {**sizes, **RUNS[request.param]}
-    return run_in_threads(fields, score=slow_reward), fields
+    return run_in_threads(fields, **start_of(fields)), fields
 
 
 def samples_after(trace, step):
@@ -70,7 +76,7 @@ def test_a_run_resumed_from_any_of_its_checkpoints_is_the_uninterrupted_one(whol
 
 def test_saving_does_not_change_a_run(whole, run_in_threads):
     whole, fields = whole
-    trace = run_in_threads({**fields, "save_interval": -1}, score=slow_reward)
+    trace = run_in_threads({**fields, "save_interval": -1}, **start_of(fields))
     assert samples_after(trace, 0) == samples_after(whole, 0)
     for name, weight in whole.weights.items():
         torch.testing.assert_close(trace.weights[name], weight, rtol=0, atol=0)

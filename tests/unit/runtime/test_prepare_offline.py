@@ -94,6 +94,18 @@ def test_a_row_that_cannot_be_trained_on_is_named(prepared, job, row, message):
         prepared(job, [good, row])
 
 
+def test_a_template_of_text_beside_rows_of_messages_is_refused(prepared):
+    with pytest.raises(ConfigError, match=r"--input-template is for prompts that are text, and --dataset has rows of"):
+        prepared("sft", [{"messages": TURNS}] * 2, "--input-template", "{}")
+    assert len(prepared("dpo", [PAIR] * 2, "--input-template", "Q: {}").train) == 4
+
+
+def test_labels_of_a_process_reward_model_that_are_no_tokens_are_refused_before_anything_starts(prepared):
+    row = {"prompt": "q", "completions": ["a"], "labels": [True]}
+    with pytest.raises(ConfigError, match="--reward-tokens 'right_step' is 10 tokens of this model"):
+        prepared("prm", [row] * 2, "--reward-tokens=right_step", "--reward-tokens=wrong_step")
+
+
 def test_too_few_rows_for_a_step_are_refused_with_sizes_that_fit(prepared):
     with pytest.raises(
         ConfigError, match=r"1 usable rows x 1 epoch\(s\) do not fill one optimizer step of tbs \* dp = 2"
@@ -110,12 +122,22 @@ def test_the_default_length_is_at_most_the_models_positions_and_one_that_is_give
         prepared("sft", rows, "--max-length", 1025)
 
 
-def test_a_reference_model_of_another_vocabulary_is_refused(prepared, model_dir, tmp_path):
+def test_a_reference_model_that_cannot_score_the_samples_is_refused(prepared, model_dir, tmp_path):
     other = tmp_path / "other"
-    other.mkdir()
+    shutil.copytree(model_dir, other)
     config = json.loads((model_dir / "config.json").read_text())
+    for changes, message in (
+        ({"vocab_size": 100}, r"--reference-model .*: has logits for 100 tokens, and the model for 272"),
+        ({"max_position_embeddings": 64}, r"--reference-model .*: has 64 positions, and a sample may have 1024 tokens"),
+    ):
+        (other / "config.json").write_text(json.dumps(config | changes))
+        with pytest.raises(ConfigError, match=message):
+            prepared("dpo", [PAIR] * 2, "--reference-model", other)
     (other / "config.json").write_text(json.dumps(config | {"vocab_size": 999}))
-    with pytest.raises(ConfigError, match=r"--reference-model .*: its vocabulary has 999 tokens, that of --model 272"):
+    assert prepared("dpo", [PAIR] * 2, "--reference-model", other).config.reference_model == str(other), "filled up"
+    tokens = other / "tokenizer.json"
+    tokens.write_text(tokens.read_text().replace('"A": ', '"AA": '))
+    with pytest.raises(ConfigError, match=r"--reference-model .*: its vocabulary .*'AA' there, 'A' of the model"):
         prepared("dpo", [PAIR] * 2, "--reference-model", other)
     with pytest.raises(ConfigError, match=r"--reference-model no/where/at/all: no such directory"):
         prepared("dpo", [PAIR] * 2, "--reference-model", "no/where/at/all")

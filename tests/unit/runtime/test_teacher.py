@@ -10,7 +10,7 @@ from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
 from coati_rl.runtime.prepare import prepare
 from coati_rl.runtime.prompts import RewardFacts
-from coati_rl.runtime.teacher import check_vocabulary, check_vocabulary_sizes
+from coati_rl.runtime.same_tokens import check_vocabulary, check_vocabulary_sizes
 from consumer.parallel.layout_rules import check_layout
 
 SIZES = "-t 1 -i 1 -ibs 2 -imbs 1 -tbs 2 -tMbs 1 -tmbs 1 -g 2 -mpt 128 -mnt 64 --device cpu"
@@ -65,7 +65,7 @@ def test_another_vocabulary_is_refused_with_both_sizes_and_the_first_difference(
         prepare_with(f"--teacher {directory}")
     message = str(caught.value)
     assert message.startswith(f"--teacher {directory}: its vocabulary of 257 tokens is not that of --model {model_dir}")
-    assert "which has 257; the first difference is id 32: 'AA' of the teacher, 'A' of the model" in message
+    assert "which has 257; the first difference is id 32: 'AA' there, 'A' of the model" in message
 
 
 class Tokenizer:
@@ -74,7 +74,7 @@ class Tokenizer:
 
 
 def test_tokens_that_only_one_of_both_has_are_a_difference():
-    names = {"model": "m", "teacher": "t"}
+    names = {"model": "m", "other": "--teacher t"}
     check_vocabulary(Tokenizer(a=0, b=1), Tokenizer(b=1, a=0), **names)
     with pytest.raises(ConfigError, match=r"of 3 tokens .* has 2; the first difference is id 2: 'c' .*, none of the m"):
         check_vocabulary(Tokenizer(a=0, b=1), Tokenizer(a=0, b=1, c=2), **names)
@@ -83,14 +83,12 @@ def test_tokens_that_only_one_of_both_has_are_a_difference():
 
 
 def test_embeddings_of_other_sizes_do_for_sampled_tokens_if_the_teachers_is_larger():
-    check_vocabulary_sizes(8, 8, without_full="use x", teacher="t")
-    check_vocabulary_sizes(8, 10, without_full=None, teacher="t")
-    with pytest.raises(
-        ConfigError, match=r"--teacher t: .* the teacher has 10 logits, the model 8; use x, or another te"
-    ):
-        check_vocabulary_sizes(8, 10, without_full="use x", teacher="t")
-    with pytest.raises(ConfigError, match="--teacher t: has logits for 8 tokens, and the model samples from 10"):
-        check_vocabulary_sizes(10, 8, without_full=None, teacher="t")
+    check_vocabulary_sizes(8, 8, without_full="use x", other="--teacher t")
+    check_vocabulary_sizes(8, 10, without_full=None, other="--teacher t")
+    with pytest.raises(ConfigError, match=r"--teacher t: .* it has 10 logits, the model 8; use x, or use another one"):
+        check_vocabulary_sizes(8, 10, without_full="use x", other="--teacher t")
+    with pytest.raises(ConfigError, match="--teacher t: has logits for 8 tokens, and the model for 10"):
+        check_vocabulary_sizes(10, 8, without_full=None, other="--teacher t")
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,8 @@ class DatasetCoordinator:
         self._next = 0  # number of the next item
         self._parts: deque[tuple[str, Sequence[RaggedBatch]]] = deque()  # of the evaluation that is under way
         self._step = self._saved = source.first_step  # optimizer steps that are decided, and in a checkpoint
-        self._evaluated = self._evaluated_before = last_evaluated
+        self._evaluated = last_evaluated
+        self._evaluated_before = last_evaluated  # of the evaluation that is under way
         self._is_stopped = False
         self._doing = "the trainers are starting"
         self._changed_at = time.monotonic()

@@ -25,7 +25,7 @@ def test_a_turn_is_bridged_and_its_end_is_masked_where_it_was_cut_off():
     assert [turn.finish_reason for turn in trajectory.turns] == ["stop", "length", "stop"]
     assert trajectory.text == "three"
     assert set(trajectory.temperature) == {0.5}
-    assert talk.tree.num_tokens == trajectory.num_loss_tokens == int(trajectory.loss_mask.sum())
+    assert trajectory.num_loss_tokens == int(trajectory.loss_mask.sum())
 
 
 def test_what_was_sampled_stays_as_it_was_where_the_tokenizer_would_write_it_otherwise():

@@ -23,7 +23,6 @@ NO_LIMITS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 def check(family, turns, with_tools, seed):
     played = play(family, turns, with_tools=with_tools, seed=seed)
     check_trajectories(played.log, played.tree.trajectories(), played.prompt)
-    assert played.tree.num_tokens == sum(len(said.completion.token_ids) for said in played.log)
     return played
 
 

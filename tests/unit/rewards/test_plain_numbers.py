@@ -144,7 +144,7 @@ def cpu_time_limit(seconds: float) -> Iterator[None]:
         raise _TooSlowError
 
     previous = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 0.5)  # again, since one that is raised in a __del__ is lost
     try:
         yield
     finally:

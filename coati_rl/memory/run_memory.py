@@ -121,34 +121,23 @@ def trainer_memory(
         backend: by which weights are sent to engines: a bucket is sent while the next one is filled, from a tensor that
             is gathered whole; with ipc engines read them from segments on the trainer's GPU. None: nothing is sent.
     """
-    precision, parallel = resolve_precision(config, machine.device), config.parallel
-    tp = parallel.tensor_parallel_size
-    layout = TrainerLayout(
-        precision=precision,
-        device=machine.device,
-        plugin=parallel.plugin,
-        dp=config.dp,
-        pp=parallel.pipeline_parallel_size,
-        zero_stage=parallel.zero_stage if config.dp > 1 else 0,
-        gradient_checkpointing=parallel.gradient_checkpointing,
-        has_several_micro_batches=has_several_micro_batches,
-        adam_moments=0 if is_plugin(config.optimizer.optimizer) else ADAM_MOMENTS,
-    )
+    tp = config.parallel.tensor_parallel_size
+    layout = _trainer_layout(config, machine.device, has_several_micro_batches=has_several_micro_batches)
     shape = model_shape(models.policy, tensor_parallel_size=tp, has_scalar_head=models.has_scalar_head)
     parts = trainer_parts(shape, size, layout)
     shards = config.dp if layout.is_fully_sharded else layout.pp
     frozen = [model_shape(each, tensor_parallel_size=tp).num_weights for each in models.frozen]
-    parts["frozen models"] = sum(frozen) * item_bytes(precision) // shards
+    parts["frozen models"] = sum(frozen) * item_bytes(layout.precision) // shards
     host: Parts = {"libraries": TRAINER_LIBRARIES}
     if kept_versions:  # on data-parallel rank 0, or with FSDP2 each rank its part; a mean over ranks
         copies = 1 if layout.is_fully_sharded else config.dp
         host["kept weights"] = kept_versions * parts["parameters"] // copies
     if backend == "ipc":
         senders = 1 if layout.is_fully_sharded else layout.pp
-        whole = model_shape(models.policy).num_weights * item_bytes(precision)
+        whole = model_shape(models.policy).num_weights * item_bytes(layout.precision)
         parts["sent weights"] = _SEGMENT_SETS * whole // senders
     elif backend is not None:
-        host["sent weights"] = 2 * DEFAULT_BUCKET_BYTES + shape.largest_tensor * item_bytes(precision)
+        host["sent weights"] = 2 * DEFAULT_BUCKET_BYTES + shape.largest_tensor * item_bytes(layout.precision)
     if machine.device == "cuda" and layout.is_fully_sharded:  # read whole, in float32, before it is sharded
         later = sum(host.values()) - TRAINER_LIBRARIES
         host["loading"] = max(0, FLOAT32 * shape.num_weights - later)  # its memory is used again
@@ -159,7 +148,22 @@ def trainer_memory(
     if not layout.adam_moments:
         unknown.append("the optimizer's states unknown, as --optimizer is your own")
     return ProcessMemory(
-        name="trainer", count=parallel.num_trainers, parts=parts, host=host, unknown="; ".join(unknown)
+        name="trainer", count=config.parallel.num_trainers, parts=parts, host=host, unknown="; ".join(unknown)
+    )
+
+
+def _trainer_layout(config: TrainingConfig, device: Device, *, has_several_micro_batches: bool) -> TrainerLayout:
+    parallel = config.parallel
+    return TrainerLayout(
+        precision=resolve_precision(config, device),
+        device=device,
+        plugin=parallel.plugin,
+        dp=config.dp,
+        pp=parallel.pipeline_parallel_size,
+        zero_stage=parallel.zero_stage if config.dp > 1 else 0,
+        gradient_checkpointing=parallel.gradient_checkpointing,
+        has_several_micro_batches=has_several_micro_batches,
+        adam_moments=0 if is_plugin(config.optimizer.optimizer) else ADAM_MOMENTS,
     )
 
 

@@ -43,7 +43,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
 
     make_scorer = scorer_factory(config)
     check_engine_args(config.sampling.engine_arg)
-    check_quantization(config.sampling.quantization)
+    check_quantization(config.sampling.quantization, gets_updates=True)
     environment = check_environment(config)
     prepared = prepare(
         config,

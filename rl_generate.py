@@ -67,7 +67,7 @@ def _run(config: GenerateConfig, *, is_dry_run: bool) -> int:
 
     run = config.as_run()
     check_engine_args(run.sampling.engine_arg)
-    check_quantization(run.sampling.quantization)
+    check_quantization(run.sampling.quantization, gets_updates=False)
     make_scorer: Callable[[], GroupScorer] = scorer_factory(run, in_cluster=False) if config.is_scored else Unscored
     facts = RewardFacts(
         default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth, columns_of=columns_of

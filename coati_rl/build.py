@@ -36,7 +36,7 @@ def load_estimator(name: str) -> Estimator:
 
 
 def load_terms(name: str) -> TermsFn:
-    """Load a user's policy term: (logprobs, old_logprobs, advantages, micro_batch) to float32[R, L].
+    """Load a user's policy term: (logprobs, old_logprobs, advantages, micro_batch) to float32[R, M].
 
     Raises: ConfigError if it cannot be loaded or takes other arguments.
     """
@@ -69,14 +69,14 @@ def build_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
         terms_fn=load_terms(algorithm.policy_loss) if is_plugin(algorithm.policy_loss) else None,
     )
     if loss.terms_fn is not None:
-        _try_out(loss, algorithm.policy_loss)
+        _try_out(loss, algorithm.policy_loss, has_reference=algorithm.kl_coeff > 0)
     return loss
 
 
-def _try_out(loss: PolicyLoss, name: str) -> None:
+def _try_out(loss: PolicyLoss, name: str, *, has_reference: bool) -> None:
     """Evaluate a user's loss on three tokens, with gradient; also token by token, if it is token-separable."""
     alone = dataclasses.replace(loss, kl_coeff=0.0, entropy_coeff=0.0)  # these have gradients of their own
-    arrays = _three_tokens()
+    arrays = _three_tokens(has_reference=has_reference)
     places = [slice(1, 4)] + ([slice(place, place + 1) for place in (1, 2, 3)] if loss.is_token_separable else [])
     try:
         on_policy = _gradient_at(alone, arrays, places[0], log_ratio=0.0)
@@ -95,21 +95,24 @@ def _try_out(loss: PolicyLoss, name: str) -> None:
         )
 
 
-def _three_tokens() -> dict[str, Tensor]:
-    """Return one row, a prompt token and three of a response, with all arrays that a loss may read."""
+def _three_tokens(*, has_reference: bool) -> dict[str, Tensor]:
+    """Return one row, padding and three tokens of a response, with the arrays that every micro-batch has.
+
+    Where trainers score `old_logprobs` too, a loss reads them from its argument.
+    """
     logprobs = torch.tensor([[0.0, -1.0, -2.0, -0.5]])
+    of_reference = {"ref_logprobs": logprobs - 0.01} if has_reference else {}
     return {
         "loss_mask": torch.tensor([[False, True, True, True]]),
         "loss_weights": torch.tensor([[0.0, 0.5, 0.5, 0.5]]),
         "advantages": torch.tensor([[0.0, 1.0, -0.5, 1.0]]),
         "sample_index": torch.zeros((1, 4), dtype=torch.int32),
-        "position_ids": torch.tensor([[0, 1, 2, 3]]),
         "token_ids": torch.zeros((1, 4), dtype=torch.int64),
+        "sources": torch.tensor([[0, 0, 1, 2]]),
         "policy_version": torch.zeros((1, 4), dtype=torch.int32),
         "temperature": torch.ones((1, 4)),
         "rollout_logprobs": logprobs,
-        "old_logprobs": logprobs + 0.01,
-        "ref_logprobs": logprobs - 0.01,
+        **of_reference,
     }
 
 
@@ -118,7 +121,7 @@ def _gradient_at(loss: PolicyLoss, arrays: dict[str, Tensor], places: slice, *, 
     chosen = {name: array[:, places] for name, array in arrays.items()}
     if chosen["loss_mask"].numel() == 1:
         del chosen["sample_index"]
-    logprobs = (chosen["old_logprobs"] + log_ratio).requires_grad_()
+    logprobs = (chosen["rollout_logprobs"] + log_ratio).requires_grad_()
     value, _ = loss(logprobs, torch.zeros_like(logprobs), {**chosen, "trainer_version": torch.tensor(0)})
     (gradient,) = torch.autograd.grad(value, logprobs)
     return gradient.flatten()

@@ -64,7 +64,7 @@ class ProducerActor:
             tensor_parallel_size=config.parallel.producer_tensor_parallel_size,
             dtype=self._context.dtype,
             max_model_len=config.max_model_len,
-            max_num_seqs=config.sampling.max_num_seqs or config.sequences_in_flight,
+            max_num_seqs=config.sequences_at_a_time,
             seed=config.run.seed,
             device=self._context.device,
             gpu_memory_utilization=config.parallel.gpu_memory_utilization,

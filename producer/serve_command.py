@@ -57,14 +57,14 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
     if problem := next(backend_problems(engine), None):
         raise ConfigError(problem)
     check_engine_args(engine.engine_arg)
-    check_quantization(engine.quantization)
+    check_quantization(engine.quantization, gets_updates=False)
     device = engine_device(engine.device, width=engine.producer_tensor_parallel_size)
     _set_environment(device, config)  # before transformers is imported
     model = resolve_model(config.model.model, is_dry_run=False)
     if model is None:
         raise AssertionError("a model is None in a dry run only")
     length = _max_model_len(engine.max_model_len, getattr(read_model_config(model), "max_position_embeddings", None))
-    check_engine_device(engine, device, max_model_len=length)
+    check_engine_device(engine, device, max_model_len=length, max_num_seqs=engine.max_sequences)
     tokenizer = load_tokenizer(model, needs_chat_template=False)
     language = Language(tokenizer, ChatTemplate(tokenizer), tool_format_or_none(tokenizer, engine.tool_format))
     precision = config.model.precision or ("bf16" if device == "cuda" else "fp32")

@@ -49,7 +49,7 @@ trap 'kill "$sampler" 2>/dev/null || true' EXIT
     --eval-interval 10 --save-interval -1 --seed 0 --max-steps 50 --run-dir "$run_dir" "$@"
 kill "$sampler"
 timing+=", training $((SECONDS - phase_start)) s"
-lowest=$(sort -n "$root/available.txt" | head -n 1)
+lowest=$(awk 'NR == 1 || $1 < lowest { lowest = $1 } END { print lowest }' "$root/available.txt")
 
 say "$timing; total $((SECONDS - start)) s; memory in use at the peak, above what was in use before: $((before - lowest)) MiB"
 phase="report"

@@ -91,11 +91,29 @@ def backend_problems(settings: ChosenEngine) -> Iterator[str]:
         yield f"{', '.join(flags)} with -b {settings.backend}: only vLLM has it; use -b vllm, or leave it out"
 
 
-def check_engine_device(settings: EngineFlags, device: Device, *, max_model_len: int) -> None:
-    """Raise ConfigError for what vLLM, as it is run on the CPU, does not take."""
-    if device != "cpu":
-        return
+def check_engine_device(settings: EngineFlags, device: Device, *, max_model_len: int, max_num_seqs: int) -> None:
+    """Raise ConfigError for what vLLM, as it is run on this device, does not take.
+
+    Args:
+        settings: of the engine.
+        device: of the engine.
+        max_model_len: tokens of the longest sequence.
+        max_num_seqs: samples that are decoded at a time.
+    """
     arguments = named_values(settings.engine_arg)
+    budget = arguments.get("max_num_batched_tokens")
+    if isinstance(budget, int) and budget <= max_num_seqs:
+        raise ConfigError(
+            f"--engine-arg max_num_batched_tokens={budget}: a step computes a token of each of {max_num_seqs} samples, "
+            f"and of a probe of new weights; use {max_num_seqs + 1} or more, or --max-num-seqs {max(1, budget - 1)}"
+        )
+    if device != "cpu":
+        if arguments.get("kv_cache_memory_bytes") is not None:
+            raise ConfigError(
+                "--engine-arg kv_cache_memory_bytes: on GPUs the cache has what weights leave of "
+                "--gpu-memory-utilization; use that flag"
+            )
+        return
     # The threshold cuts prompts without chunked prefill too, unless a request is alone.
     for name in ("enable_chunked_prefill", "long_prefill_token_threshold"):
         if arguments.get(name):
@@ -119,7 +137,9 @@ def check_engine_device(settings: EngineFlags, device: Device, *, max_model_len:
 
 def check_engines(config: Config, device: Device) -> None:
     """Raise ConfigError for what cannot run on the engines' device, or is sure to be stopped there."""
-    check_engine_device(config.sampling, device, max_model_len=config.max_model_len)
+    check_engine_device(
+        config.sampling, device, max_model_len=config.max_model_len, max_num_seqs=config.sequences_at_a_time
+    )
     flag, sync = _quantization(config.sampling, exact_caches=("auto",)), config.sync
     is_judged = sync.max_logprob_gap is None and sync.on_logprob_gap == "stop"
     if flag is not None and is_judged and resolve_precision(config, device) == "fp32":

@@ -123,6 +123,7 @@ def make_plan(
         at_a_time = max(1, at_a_time // group) * group
     per_mini_batch = -(-parallel.train_minibatch_size * group // at_a_time)
     is_cut_for_stages = at_a_time > parallel.train_microbatch_size and per_mini_batch < parallel.pipeline_parallel_size
+    is_cut_for_copies = config.shares_prefixes and group > 1 and config.dp > 1
     return Plan(
         **layout_sizes(config, device),
         memory=memory,
@@ -130,7 +131,7 @@ def make_plan(
         samples_per_step=config.prompts_per_step * config.sampling.num_generations,
         micro_batches_per_step=per_mini_batch * parallel.train_batch_size // parallel.train_minibatch_size,
         shared_prefix=_shared_prefix(config, prompt_tokens),
-        may_be_more=parallel.max_tokens_per_microbatch is not None or is_cut_for_stages,
+        may_be_more=parallel.max_tokens_per_microbatch is not None or is_cut_for_stages or is_cut_for_copies,
         updates_per_batch=num_updates,
         sync_period=config.sync_period,
         num_slots=config.num_slots,

@@ -25,6 +25,7 @@ class MicroBatchSize:
     tokens: int  # T, shared ones once
     loss_tokens: int  # N
     path_tokens: int = 0  # over all segments behind a prefix: their tokens and those before them
+    masked: int = 0  # pairs of a segment behind a prefix and the tokens that it may attend to, where it takes a mask
     longest: int  # tokens of the longest sample, those of its prefix included
 
 
@@ -48,8 +49,7 @@ def layer_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, device:
     and of each token on a path behind a prefix a 2 K, as keys and values are copied for each sample. a is e, or 4 where
     short samples are attended to in float32.
     """
-    e = item_bytes(precision)
-    a = FLOAT32 if device == "cpu" and size.longest <= FLOAT32_ATTENTION else e
+    e, a = item_bytes(precision), _attention_item_bytes(size, precision, device)
     num_keys = shape.num_heads * shape.keys // shape.queries
     norms = 2 * (shape.hidden * (FLOAT32 + 2 * e) + FLOAT32)
     if shape.normalizes_heads:
@@ -59,10 +59,18 @@ def layer_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, device:
     return size.tokens * (norms + attention + mlp) + size.path_tokens * a * 2 * shape.keys
 
 
+def _attention_item_bytes(size: MicroBatchSize, precision: str, device: Device) -> int:
+    """Return a: as an element of the model, or 4 bytes where short samples are attended to in float32."""
+    is_short = device == "cpu" and size.longest <= FLOAT32_ATTENTION
+    return FLOAT32 if is_short else item_bytes(precision)
+
+
 def kept_bytes(
     shape: ModelShape, size: MicroBatchSize, precision: str, device: Device, *, layers: int, is_recomputed: bool
 ) -> int:
     """Return what autograd keeps of a whole forward up to the last norm, and that norm's output, which the head reads.
+
+    Behind shared prefixes attention has a mask where no kernel aligns causality to the last key, one for all layers.
 
     Args:
         shape: of this rank's part of the model.
@@ -74,11 +82,13 @@ def kept_bytes(
             layer at a time again.
     """
     e = item_bytes(precision)
-    last_norm = size.tokens * (shape.hidden * (FLOAT32 + 2 * e) + FLOAT32)
+    once = size.tokens * (shape.hidden * (FLOAT32 + 2 * e) + FLOAT32)
+    if device == "cpu" or precision == "fp32":
+        once += size.masked * _attention_item_bytes(size, precision, device)
     one = layer_bytes(shape, size, precision, device)
     if is_recomputed:
-        return layers * size.tokens * e * shape.hidden + last_norm + (one if layers else 0)
-    return layers * one + last_norm
+        return layers * size.tokens * e * shape.hidden + once + (one if layers else 0)
+    return layers * one + once
 
 
 def heap_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, *, kept: int, layers: int) -> int:

@@ -1,6 +1,6 @@
 """Forecast the memory of a run's processes from its config and its models' transformers configs. Bytes throughout."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,9 +65,11 @@ def rl_micro_batch(config: Config, *, prompt_tokens: int, response_tokens: int) 
         samples = min(max(1, samples // group) * group, in_step)
         per_group = prompt_tokens + group * behind
         tokens, loss, path = (samples // group * each for each in (per_group, group * behind, group * alone))
+        masked = behind * alone if behind < 4 * prompt_tokens else 0  # `consumer.models.packed_attention`
     else:
-        tokens, loss, path = samples * alone, samples * behind, 0
-    size, is_cut = _within(MicroBatchSize(tokens=tokens, loss_tokens=loss, path_tokens=path, longest=alone), parallel)
+        tokens, loss, path, masked = samples * alone, samples * behind, 0, 0
+    whole = MicroBatchSize(tokens=tokens, loss_tokens=loss, path_tokens=path, masked=masked, longest=alone)
+    size, is_cut = _within(whole, parallel)
     return size, is_cut or in_step > samples
 
 
@@ -183,7 +185,7 @@ def engine_memory(
     width, precision = parallel.producer_tensor_parallel_size, resolve_precision(config, machine.device)
     whole = model_shape(hf_config)
     shape = model_shape(hf_config, tensor_parallel_size=width, cuts_all=True)
-    in_flight = sampling.max_num_seqs or config.sequences_in_flight
+    in_flight = config.sequences_at_a_time
     settings = EngineSettings(
         precision=precision,
         tensor_parallel_size=width,
@@ -222,6 +224,31 @@ def engine_memory(
     return ProcessMemory(
         name="engine rank", count=parallel.num_inferencer * width, parts=parts, host=host, unknown=unknown
     )
+
+
+def reward_model_memory(config: Config, machine: Machine, hf_configs: Mapping[str, Any]) -> list[ProcessMemory]:
+    """Return the memory of the copies of each reward model: its weights, in the run's precision.
+
+    Args:
+        config: of the run.
+        machine: the devices.
+        hf_configs: of the models that are known, by directory.
+    """
+    e = item_bytes(resolve_precision(config, machine.device))
+    processes = []
+    for directory, hf_config in hf_configs.items():
+        weights: Parts = {"parameters": model_shape(hf_config, has_scalar_head=True).num_weights * e}
+        on_host = machine.device == "cuda" and not config.reward_models.num_gpus
+        processes.append(
+            ProcessMemory(
+                name="reward model",
+                count=len(config.reward_models.names[directory]),
+                parts={} if on_host else weights,
+                host={"libraries": PYTHON_ENGINE_LIBRARIES, **(weights if on_host else {})},
+                unknown="in host memory, as --reward-devices is 0" if on_host else "",
+            )
+        )
+    return processes
 
 
 def run_forecast(

@@ -113,7 +113,7 @@ class HeadGradients:
             if self.head.group is not None:
                 dist.all_reduce(self.rows, dist.ReduceOp.SUM, self.head.group)
             # Tokens that one hidden state predicts, as the first ones after a shared prompt, add up.
-            grad_hidden = sum_rows(self.rows.to(hidden.dtype), sources, length=len(hidden))
+            grad_hidden = sum_rows(self.rows, sources, length=len(hidden)).to(hidden.dtype)
         return grad_hidden, self.weight, self.bias
 
 

@@ -61,26 +61,31 @@ def choose_tokens(
 
 
 def sum_rows(rows: Tensor, index: Tensor, *, length: int) -> Tensor:
-    """Sum rows [N, H] by their place, int64[N], into [length, H]; always in the same order.
+    """Sum rows [N, H] by their place, int64[N], into [length, H]; always in the same order, and at least in float32.
 
-    `index_add_` adds atomically on a GPU, in an order that changes from run to run. Here a first pass copies the first
-    row of each place, and every further one adds at most one row to each; there are as many passes as rows of the most
-    frequent place.
+    `index_add_` adds atomically on a GPU, in an order that changes from run to run. Here the rows of places that have
+    several are added in passes, at most one to each place; there are as many passes as the most frequent one has rows.
     """
-    total = rows.new_zeros((length, rows.shape[1]))
     order = index.argsort(stable=True)
     ordered = index[order]
     is_first = torch.ones_like(ordered, dtype=torch.bool)
     is_first[1:] = ordered[1:] != ordered[:-1]
+    places = ordered[is_first]
+    total = rows.new_zeros((length, rows.shape[1])).index_copy_(0, places, rows[order[is_first]])
     if is_first.all():
-        return total.index_copy_(0, index, rows)
-    positions = torch.arange(len(ordered), device=index.device)
-    repeat = positions - torch.where(is_first, positions, 0).cummax(dim=0).values  # rows of the same place before it
+        return total
+    numbers = torch.arange(len(ordered), device=index.device)
+    repeat = numbers - torch.where(is_first, numbers, 0).cummax(dim=0).values  # rows of the same place before it
+    of_place = is_first.cumsum(dim=0) - 1
+    has_several = of_place.bincount() > 1
+    is_added = has_several[of_place]
+    added, sum_of, repeat = order[is_added], (has_several.cumsum(dim=0) - 1)[of_place[is_added]], repeat[is_added]
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    sums = rows.new_zeros((int(has_several.sum()), rows.shape[1]), dtype=dtype)
     for number in range(int(repeat.max()) + 1):
-        chosen = order[repeat == number]
-        places = index[chosen]
-        total.index_copy_(0, places, total[places] + rows[chosen])
-    return total
+        chosen = repeat == number
+        sums.index_copy_(0, sum_of[chosen], sums[sum_of[chosen]] + rows[added[chosen]])
+    return total.index_copy_(0, places[has_several], sums.to(rows.dtype))
 
 
 class ChunkSoftmax(NamedTuple):

@@ -17,6 +17,7 @@ from coati_rl.memory.run_memory import (
     RunModels,
     engine_memory,
     offline_micro_batch,
+    reward_model_memory,
     rl_micro_batch,
     run_forecast,
     shared_update,
@@ -54,6 +55,8 @@ def check_run_memory(
     machine = this_machine(config, device)
     models = RunModels(policy=hf_config, frozen=_frozen_of_run(config.with_gap_correction(), hf_config))
 
+    of_rewards = {each: read_model_config(Path(each)) for each in config.reward_models.names if _is_here(each)}
+
     def forecast(changed: Config, *, prompt: int, response: int) -> Forecast:
         size, several = rl_micro_batch(changed, prompt_tokens=prompt, response_tokens=response)
         trainer = trainer_memory(
@@ -66,8 +69,9 @@ def check_run_memory(
             backend=(backend := _backend(changed, hf_config, device)),
         )
         engine = engine_memory(changed, hf_config, machine, backend, sequence_tokens=prompt + response)
+        reward_models = reward_model_memory(changed, machine, of_rewards)
         shared = shared_update(hf_config, resolve_precision(changed, device), backend)
-        return run_forecast(changed, machine, [trainer, engine], shared=shared)
+        return run_forecast(changed, machine, [trainer, engine, *reward_models], shared=shared)
 
     least = int(prompt_tokens or 1)
     checked = MemoryCheck(
@@ -80,7 +84,7 @@ def check_run_memory(
         machine=machine,
         host_available=host_memory(config, device),
     )
-    return _found(checked, models)
+    return _found(checked, [models.policy, *models.frozen, *of_rewards.values()])
 
 
 def check_job_memory(
@@ -130,12 +134,13 @@ def check_job_memory(
         machine=machine,
         host_available=host_memory(config, device),
     )
-    return _found(checked, models(config))
+    found = models(config)
+    return _found(checked, [found.policy, *found.frozen])
 
 
-def _found(checked: MemoryCheck[Any], models: RunModels) -> Found:
+def _found(checked: MemoryCheck[Any], models: Sequence[Any]) -> Found:
     """Return the lines and warnings of a check; a warning alone for an architecture that transformers cannot build."""
-    for hf_config in (models.policy, *models.frozen):
+    for hf_config in models:
         try:
             model_shape(hf_config)
         except (ValueError, TypeError, AttributeError):  # also fields that other architectures lack

@@ -30,7 +30,14 @@ from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.job_memory import check_run_memory
 from coati_rl.runtime.job_models import with_run_models
 from coati_rl.runtime.prepared import PreparedJob
-from coati_rl.runtime.prompts import EnvironmentFacts, RewardFacts, load_run_rows, make_run_prompts, make_source
+from coati_rl.runtime.prompts import (
+    EnvironmentFacts,
+    RewardFacts,
+    RunRows,
+    load_run_rows,
+    make_run_prompts,
+    make_source,
+)
 from coati_rl.runtime.resources import (
     find_device,
     gpu_bytes,
@@ -74,6 +81,19 @@ class Prepared(PreparedJob):
         return tuple(name for name in self.config.by_task if name in used)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Inputs:
+    """Hold what a run trains on, as far as it is known."""
+
+    config: Config  # as the model asks for it
+    train: PromptSet
+    evaluation: dict[str, PromptSet]
+    num_prompts: int | None  # of a pass; None: without end
+    source: PromptSource | None = None
+    memory: tuple[str, ...] = ()  # lines of the plan
+    warnings: tuple[str, ...]
+
+
 def prepare(
     config: Config,
     *,
@@ -104,45 +124,85 @@ def prepare(
     warnings += _warnings(config, device)
     directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     if directory is None:
-        unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.parallel.num_trainers else "")
-        warnings.append(f"model {config.model.model} is not on this machine: {unchecked} are not checked")
-        train, evaluation = PromptSet(prompts=(), num_refused=0), dict[str, PromptSet]()
-        num_prompts, source, memory = rows.num_train, None, tuple[str, ...]()
+        found = _without_model(config, rows)
     else:
-        config = config.with_changes(model=str(directory))
-        hf_config = read_model_config(directory)
-        check_length(config, hf_config)
-        check_layout(config, hf_config)
-        warnings += _check_gpu_memory(config, directory, backend)
-        config, tokenizer, of_models = with_run_models(
-            config, directory, hf_config, check_layout=check_layout, is_dry_run=is_dry_run
+        found = _with_model(
+            config,
+            rows,
+            directory,
+            device,
+            backend,
+            environment=environment,
+            check_layout=check_layout,
+            is_dry_run=is_dry_run,
         )
-        environment.check_tokenizer(tokenizer)
-        train, evaluation = make_run_prompts(rows, config, tokenizer)
-        num_prompts = None if rows.generated else len(train.prompts)
-        _check_prompts(config, train if rows.of_files else None, evaluation)
-        source = make_source(rows, config, tokenizer, train)
-        memory, of_memory = check_run_memory(
-            config, hf_config, device, prompt_tokens=_mean_prompt_tokens(train), check_layout=check_layout
-        )
-        warnings += [*of_models, *of_memory]
+    config, train, num_prompts = found.config, found.train, found.num_prompts
     plan = make_plan(
-        config, num_prompts=num_prompts, device=device, prompt_tokens=_mean_prompt_tokens(train), memory=memory
+        config, num_prompts=num_prompts, device=device, prompt_tokens=_mean_prompt_tokens(train), memory=found.memory
     )
     if num_prompts is not None:
         _check_step(config, plan, num_prompts)
-    resume = open_resume_point(config, source, num_prompts=num_prompts)
+    resume = open_resume_point(config, found.source, num_prompts=num_prompts)
     if resume is not None:
         plan = replace(plan, num_steps=resume.num_steps)
     return Prepared(
         config=config,
         plan=plan,
         train=train,
-        source=source,
-        evaluation=evaluation,
-        warnings=tuple(warnings),
+        source=found.source,
+        evaluation=found.evaluation,
+        warnings=(*warnings, *found.warnings),
         resume=resume,
         generated_tasks=tuple(each.task.name for each in rows.generated.values()),
+    )
+
+
+def _without_model(config: Config, rows: RunRows) -> _Inputs:
+    """Return what a dry run can say without the model."""
+    unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.parallel.num_trainers else "")
+    return _Inputs(
+        config=config,
+        train=PromptSet(prompts=(), num_refused=0),
+        evaluation={},
+        num_prompts=rows.num_train,
+        warnings=(f"model {config.model.model} is not on this machine: {unchecked} are not checked",),
+    )
+
+
+def _with_model(
+    config: Config,
+    rows: RunRows,
+    directory: Path,
+    device: Device,
+    backend: CollectiveBackend,
+    *,
+    environment: EnvironmentFacts,
+    check_layout: Callable[..., None],
+    is_dry_run: bool,
+) -> _Inputs:
+    """Tokenise the rows, and check what depends on the model in `directory`. Raises: ConfigError."""
+    config = config.with_changes(model=str(directory))
+    hf_config = read_model_config(directory)
+    check_length(config, hf_config)
+    check_layout(config, hf_config)
+    of_staging = _check_gpu_memory(config, directory, backend)
+    config, tokenizer, of_models = with_run_models(
+        config, directory, hf_config, check_layout=check_layout, is_dry_run=is_dry_run
+    )
+    environment.check_tokenizer(tokenizer)
+    train, evaluation = make_run_prompts(rows, config, tokenizer)
+    _check_prompts(config, train if rows.of_files else None, evaluation)
+    memory, of_memory = check_run_memory(
+        config, hf_config, device, prompt_tokens=_mean_prompt_tokens(train), check_layout=check_layout
+    )
+    return _Inputs(
+        config=config,
+        train=train,
+        evaluation=evaluation,
+        num_prompts=None if rows.generated else len(train.prompts),
+        source=make_source(rows, config, tokenizer, train),
+        memory=memory,
+        warnings=(*of_staging, *of_models, *of_memory),
     )
 
 

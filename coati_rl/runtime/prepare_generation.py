@@ -94,7 +94,7 @@ def prepare_generation(config: GenerateConfig, *, rewards: RewardFacts) -> Prepa
     """
     run = config.as_run()
     device = engine_device(config.engine.device, width=config.engine.producer_tensor_parallel_size)
-    check_engine_device(run.sampling, device, max_model_len=run.max_model_len)
+    check_engine_device(run.sampling, device, max_model_len=run.max_model_len, max_num_seqs=run.sequences_at_a_time)
     rows = load_run_rows(run, rewards if config.is_scored else _NO_REWARDS)
     model = resolve_model(config.model.model, is_dry_run=False)
     if model is None:

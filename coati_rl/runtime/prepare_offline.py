@@ -4,7 +4,8 @@ Mistakes in files are reported here, before Ray starts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from coati_rl.checkpoint.dataset_resume import DatasetResume, open_dataset_resume
@@ -33,6 +34,7 @@ from coati_rl.runtime.resources import (
     sharding_warnings,
 )
 from coati_rl.samples import Sample
+from coati_rl.types import Device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +47,16 @@ class PreparedDataset(PreparedJob):
     mixing: Mixing | None = None  # of the training rows' sources
     evaluation: dict[str, Sequence[Sample]]  # by the set's name
     resume: DatasetResume | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Inputs:
+    """Hold what a job trains on, as far as it is known."""
+
+    config: OfflineConfig  # as the model asks for it
+    sets: Mapping[str, SampleSet] = field(default_factory=dict)  # by flag; none without the model
+    memory: tuple[str, ...] = ()  # lines of the plan
+    warnings: tuple[str, ...]
 
 
 def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None], is_dry_run: bool) -> PreparedDataset:
@@ -69,41 +81,21 @@ def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None],
     _check_template(config, forms)
     warnings += [*sharding_warnings(config, device), *_reference_warnings(config)]
     directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
-    sets: dict[str, SampleSet] = {}
     if directory is None:
-        warnings.append(f"model {config.model.model} is not on this machine: lengths and the layout are not checked")
+        unchecked = f"model {config.model.model} is not on this machine: lengths and the layout are not checked"
+        found = _Inputs(config=with_offline_defaults(config, device), warnings=(unchecked,))
     else:
-        config = config.with_changes(model=str(directory))
-        hf_config = read_model_config(directory)
-        config = _within_positions(config, hf_config)
-        check_layout(config, hf_config)
-        config, tokenizer, of_models = with_dataset_models(
-            config,
-            directory,
-            hf_config,
-            needs_chat_template=any(needs_chat_template(rows) for rows in forms.values()),
-            check_layout=check_layout,
-            is_dry_run=is_dry_run,
-        )
-        warnings += of_models
-        sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
-        _check_not_empty(config, sets)
-    config = with_offline_defaults(config, device)
-    memory: tuple[str, ...] = ()
-    if directory is not None:
-        memory, of_memory = check_job_memory(
-            config, hf_config, device, samples=sets[TRAIN_FLAG].samples, check_layout=check_layout
-        )
-        warnings += of_memory
-    evaluation = {flag.partition(" ")[2]: each for flag, each in sets.items() if flag != TRAIN_FLAG}
-    train = sets.get(TRAIN_FLAG)
+        found = _with_model(config, forms, directory, device, check_layout=check_layout, is_dry_run=is_dry_run)
+    config = found.config
+    evaluation = {flag.partition(" ")[2]: each for flag, each in found.sets.items() if flag != TRAIN_FLAG}
+    train = found.sets.get(TRAIN_FLAG)
     plan = make_offline_plan(
         config,
         device=device,
         rows=None if train is None else train.counts,
         evaluation={name: each.counts for name, each in evaluation.items()},
     )
-    plan = replace(plan, memory=memory)
+    plan = replace(plan, memory=found.memory)
     _check_step(config, plan)
     source = None if train is None else DatasetSource(train.samples, dataset_settings(config, train.mixing))
     resume = open_dataset_resume(config, source)
@@ -115,9 +107,40 @@ def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None],
         train=() if train is None else train.samples,
         mixing=None if train is None else train.mixing,
         evaluation={name: each.samples for name, each in evaluation.items()},
-        warnings=tuple(warnings),
+        warnings=(*warnings, *found.warnings),
         resume=resume,
     )
+
+
+def _with_model(
+    config: OfflineConfig,
+    forms: Mapping[str, SourceForms],
+    directory: Path,
+    device: Device,
+    *,
+    check_layout: Callable[..., None],
+    is_dry_run: bool,
+) -> _Inputs:
+    """Tokenise the rows, and check what depends on the model in `directory`. Raises: ConfigError."""
+    config = config.with_changes(model=str(directory))
+    hf_config = read_model_config(directory)
+    config = _within_positions(config, hf_config)
+    check_layout(config, hf_config)
+    config, tokenizer, of_models = with_dataset_models(
+        config,
+        directory,
+        hf_config,
+        needs_chat_template=any(needs_chat_template(rows) for rows in forms.values()),
+        check_layout=check_layout,
+        is_dry_run=is_dry_run,
+    )
+    sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
+    _check_not_empty(config, sets)
+    config = with_offline_defaults(config, device)
+    memory, of_memory = check_job_memory(
+        config, hf_config, device, samples=sets[TRAIN_FLAG].samples, check_layout=check_layout
+    )
+    return _Inputs(config=config, sets=sets, memory=memory, warnings=(*of_models, *of_memory))
 
 
 def dataset_settings(config: OfflineConfig, mixing: Mixing | None) -> DatasetSettings:

@@ -11,7 +11,7 @@ R rows, L tokens per row, T tokens of a segment, P of its ancestors, D size of a
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -170,7 +170,7 @@ def _attend_paths(
             padded = F.pad(query, (0, 0, before, 0))
             attended.append(_attend(module, padded, key, value, None, **kwargs)[:, before:])
             continue
-        mask = _lower_right(longest, deepest, sliding_window, query.dtype, query.device)
+        mask = _mask_maker(sliding_window)(longest, deepest, query.dtype, query.device)
         mask = mask[:length, deepest - before : deepest + length]
         if query.is_cuda:  # no fused kernel shares heads under a mask there; transformers' function repeats them
             attended.append(sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0])
@@ -190,9 +190,14 @@ def _paths(parents: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(paths)
 
 
-@functools.lru_cache(maxsize=2)  # with a window and without one
-def _lower_right(length: int, past: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the additive mask [T, P + T] of T queries behind P tokens, the same in every layer.
+@functools.cache
+def _mask_maker(window: int | None) -> Callable[[int, int, torch.dtype, torch.device], Tensor]:
+    """Return `_lower_right` of a window; it keeps its last mask, that of the other layers of a micro-batch."""
+    return functools.lru_cache(maxsize=1)(functools.partial(_lower_right, window))
+
+
+def _lower_right(window: int | None, length: int, past: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the additive mask [T, P + T] of T queries behind P tokens.
 
     That of t queries behind p tokens are its first t rows, and its columns from P - p to P + t.
     """

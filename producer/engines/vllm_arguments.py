@@ -29,6 +29,9 @@ _OWNED = {  # what stands in the way, by name
     "tensor_parallel_size": "use -ptp",
     "gpu_memory_utilization": "use --gpu-memory-utilization",
     "max_num_seqs": "use --max-num-seqs",
+    "max_num_active_seqs": "use --max-num-seqs",
+    "scheduling_policy": "requests run in their order, after a probe of new weights",
+    "num_gpu_blocks_override": "use --max-num-seqs, or on the CPU kv_cache_memory_bytes",
     "block_size": "use --block-size",
     "quantization": "use --quantization",
     "enforce_eager": "use --enforce-eager or --no-enforce-eager",
@@ -67,6 +70,12 @@ _OWNED = {  # what stands in the way, by name
     "spec_model": "weight updates do not reach a draft model",
     "spec_tokens": "weight updates do not reach a draft model",
 }
+# Methods for weights that are quantized in the checkpoint.
+_OF_CHECKPOINTS = (
+    *("awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin", "compressed-tensors", "quark", "moe_wna16"),
+    *("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "fbgemm_fp8", "fp_quant", "humming", "torchao"),
+    *("inc", "mxfp4", "gpt_oss_mxfp4", "deepseek_v4_fp8"),
+)
 _PREFIXES = {"data_parallel_": _LAYOUT, "enable_eplb": _LAYOUT}
 
 
@@ -86,10 +95,21 @@ def check_engine_args(texts: Sequence[str]) -> None:
         _check_type(name, value, types[name])
 
 
-def check_quantization(method: str | None) -> None:
-    """Check a method of quantization. Raises: ConfigError with the nearest one that vLLM has."""
+def check_quantization(method: str | None, *, gets_updates: bool) -> None:
+    """Check a method of quantization.
+
+    Args:
+        method: of the engine's weights.
+        gets_updates: trainers send it their weights, which are not quantized.
+    Raises: ConfigError with the nearest one that vLLM has, or those that quantize on loading.
+    """
     if method is None:
         return
+    if gets_updates and method in _OF_CHECKPOINTS:
+        raise ConfigError(
+            f"--quantization {method}: is for checkpoints whose weights are quantized, and trainers send full "
+            "ones; use a method that quantizes on loading, as fp8"
+        )
     tree = _read("model_executor/layers/quantization/__init__.py")
     for node in tree.body if tree is not None else ():
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "QuantizationMethods":

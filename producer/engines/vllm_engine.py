@@ -26,6 +26,7 @@ from producer.engines.vllm_requests import Outputs, RunningRequest
 
 _CPU_BLOCK_SIZE = 32  # tokens, the least there; vLLM's 128 would compute shorter prompts once for each sample
 _MIN_BATCHED_TOKENS = 4096  # of a step, without chunked prefill
+_GPU_BATCHED_TOKENS = 2048  # vLLM's default on GPUs, for engines that run in their caller's process
 _PROBE_PREFIX = "coati probe "  # of request ids
 
 
@@ -48,6 +49,7 @@ def _engine_args(options: EngineOptions) -> dict[str, Any]:
         "dtype": options.dtype,
         "max_model_len": options.max_model_len,
         "max_num_seqs": options.max_num_seqs + 1,  # one for a probe, which must not wait for a long response
+        "max_num_active_seqs": options.max_num_seqs,
         "seed": options.seed,
         "kv_cache_memory_bytes": options.kv_cache_memory_bytes,
         "enable_prefix_caching": True,
@@ -64,9 +66,11 @@ def _engine_args(options: EngineOptions) -> dict[str, Any]:
         arguments["block_size"] = options.block_size or _CPU_BLOCK_SIZE
         # With chunked prefill vLLM rewinds the request's seeded generator, which CPU generators cannot do.
         arguments["enable_chunked_prefill"] = False
-        arguments["max_num_batched_tokens"] = max(_MIN_BATCHED_TOKENS, options.max_model_len)
+        arguments["max_num_batched_tokens"] = max(_MIN_BATCHED_TOKENS, options.max_model_len, arguments["max_num_seqs"])
     else:
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
+        if arguments["max_num_seqs"] > _GPU_BATCHED_TOKENS:  # a step decodes a token of each
+            arguments["max_num_batched_tokens"] = arguments["max_num_seqs"]
     return arguments | dict(options.engine_args)
 
 
@@ -168,9 +172,13 @@ class _VllmCore:
         probe_id = f"{_PROBE_PREFIX}{self._num_probes}"
         self._add_probe(probe_id, token_ids)
         self._probes[probe_id] = (token_ids, answer)
+        self._reserve_place()
 
     def _add_probe(self, probe_id: str, token_ids: tuple[int, ...]) -> None:
-        """Add a probe request; vLLM computes prompt log-probabilities without temperature, top-k, top-p and cache."""
+        """Add a probe request ahead of all that wait.
+
+        vLLM computes prompt log-probabilities without temperature, top-k, top-p and cache.
+        """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -184,6 +192,16 @@ class _VllmCore:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         self._add_request(probe_id, token_ids, params)
+        waiting = self._scheduler.waiting  # a deque; the probe is its last
+        waiting.prepend_request(waiting.pop())
+
+    def _reserve_place(self) -> None:
+        """Have one request more run than samples may, while there is a probe."""
+        self._scheduler.max_num_active_reqs = self._engine_args["max_num_active_seqs"] + bool(self._probes)
+
+    @property
+    def _scheduler(self) -> Any:
+        return self._engine.engine_core.engine_core.scheduler  # runs in this process, unlike tensor-parallel workers
 
     def _add_request(self, request_id: str, token_ids: tuple[int, ...], params: Any) -> None:
         """Add a request. Raises: RequestRefusedError, whatever vLLM raises: one request must not end the engine."""
@@ -197,6 +215,7 @@ class _VllmCore:
 
     def _answer(self, output: Any) -> None:
         token_ids, answer = self._probes.pop(output.request_id)
+        self._reserve_place()
         found = output.prompt_logprobs.logprobs if output.prompt_logprobs is not None else []
         logprobs = np.asarray(found, dtype=np.float32)
         if len(logprobs) != len(token_ids) - 1:
@@ -222,10 +241,10 @@ class _VllmCore:
     def commit(self, policy_version: int) -> list[GenerationResult]:
         from vllm.v1.core.sched.interface import PauseState
 
-        core = self._engine.engine_core.engine_core  # runs in this process, unlike tensor-parallel workers
+        core = self._engine.engine_core.engine_core
         results: list[GenerationResult] = []
         self._engine.abort_request(list(self._probes))  # a probe may be partly computed
-        core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        self._scheduler.set_pause_state(PauseState.PAUSED_ALL)
         try:
             while core.batch_queue:  # steps in flight (asynchronous scheduling) sample with the old weights
                 results += self.step()

@@ -15,7 +15,7 @@ transformers' generation, in a separate environment that is created on first use
 measured, and ours is compared with the fastest.
 
 Each round runs every variant once, in new processes. Time is measured between the ends of two steps, without start-up,
-the first steps (warm-up) and the last ones, in which nothing is generated. CPU time is of the same interval, for ours
+the first steps (warm-up) and our last ones, in which nothing is generated. CPU time is of the same interval, for ours
 by role, which shows the bottleneck. The share of groups with equal rewards is of all steps. Figures are medians over
 rounds.
 """
@@ -132,9 +132,9 @@ def run_trl(bench: Bench, workload: Workload, num_threads: int) -> Figures:
     with TemporaryDirectory(dir=bench.scratch) as directory:
         result = Path(directory) / "result.json"
         options = {
-            **{"--max-new-tokens": workload.max_new_tokens, "--steps": workload.steps, "--threads": num_threads},
+            **{"--max-new-tokens": workload.max_new_tokens, "--threads": num_threads},
             **{"--prompts-per-step": bench.prompts_per_step, "--group-size": bench.group_size, "--json": result},
-            **{"--reward": workload.reward},
+            **{"--reward": workload.reward, "--steps": workload.counted[1]},  # on-policy: each step generates
             **({"--micro-batch": workload.trl_micro_batch} if workload.trl_micro_batch else {}),
         }
         flags = [str(part) for option in options.items() for part in option]

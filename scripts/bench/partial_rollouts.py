@@ -7,8 +7,8 @@ Whole runs with one producer and one trainer, each on its own core, and the mode
 lengths are geometric (mean 61, at most --max-new-tokens). Out, for each way: the share of time in which the producer
 held no prompt (producer_idle_fraction of metrics.jsonl, by the time of each step), response tokens per second, seconds
 per step, and the largest staleness of a token in weight syncs, beside its bound, -nb, which it must not exceed. With
---kill the producer is killed in the middle of each run, and the time until another has joined is not counted as idle;
-in any case each prompt must have come in for one step only. There is no table if one of the two does not hold.
+--kill the producer is killed in the middle of each run, and only the steps before are counted; in any case each prompt
+must have come in for one step only. There is no table if one of the two does not hold.
 
 Each round runs every way once. The first two and the last two steps are not counted; medians over rounds.
 """
@@ -55,9 +55,10 @@ def run_once(flags: list[str], scratch: Path, options: argparse.Namespace) -> di
     stalest = max(record["staleness_max"] for record in records)
     if stalest > options.n_behind:
         raise SystemExit(f"a token is {stalest} syncs old, more than -nb {options.n_behind}")
-    counted = records[WARM_UP : options.steps - REST]
+    last = options.steps // 2 if options.kill else options.steps - REST
+    counted = records[WARM_UP:last]
     seconds = counted[-1]["time_s"] - records[WARM_UP - 1]["time_s"]
-    ends_s = [record["time_s"] for record in records[WARM_UP - 1 : options.steps - REST]]
+    ends_s = [record["time_s"] for record in records[WARM_UP - 1 : last]]
     idle_s = sum(
         r["producer_idle_fraction"] * (end - begin) for r, (begin, end) in zip(counted, pairwise(ends_s), strict=True)
     )

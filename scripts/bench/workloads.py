@@ -53,7 +53,7 @@ _TOY: dict[str, Any] = {
     **{"is_toy": True, "reward": "parity", "warm_up": 4, "rest": 3, "rollout_prompts": 16, "max_prompt_tokens": 64},
 }
 _REAL: dict[str, Any] = {
-    **{"max_new_tokens": 128, "steps": 8, "warm_up": 2, "rest": 2, "rollout_prompts": 8, "timeout_s": 7200.0},
+    **{"max_new_tokens": 128, "steps": 4, "warm_up": 1, "rest": 1, "rollout_prompts": 8, "timeout_s": 7200.0},
     **{"our_micro_batch_tokens": 2048, "trl_micro_batch": 8},
 }
 _WORKLOADS = (

@@ -69,11 +69,21 @@ def test_a_policy_loss_of_the_users_own_is_evaluated_with_the_other_parts_around
         assert got.tolist() == pytest.approx((-sample.loss_weights * sample.advantages).tolist(), rel=1e-12)
 
 
-def test_a_policy_loss_may_use_any_array_of_the_micro_batch(write) -> None:
-    names = "loss_mask loss_weights sample_index position_ids token_ids policy_version temperature trainer_version"
-    names += " rollout_logprobs old_logprobs ref_logprobs advantages"
-    body = f"    [arrays[name] for name in {names.split()}]\n    return logprobs\n"
-    assert loss_with(write(f"def terms(logprobs, old, advantages, arrays):\n{body}")).terms_fn is not None
+READS = "def terms(logprobs, old, advantages, arrays):\n    [arrays[name] for name in {}]\n    return logprobs\n"
+
+
+def test_a_policy_loss_may_use_the_arrays_that_every_micro_batch_has(write) -> None:
+    names = "loss_mask loss_weights sample_index sources token_ids policy_version temperature trainer_version"
+    name = write(READS.format([*names.split(), "rollout_logprobs", "advantages"]))
+    assert loss_with(name).terms_fn is not None
+    of_reference = write(READS.format(["ref_logprobs"]), file="reference.py")
+    assert loss_with(of_reference, kl_coeff=0.1, kl_place="loss").terms_fn is not None
+
+
+@pytest.mark.parametrize("array", ["position_ids", "old_logprobs", "ref_logprobs"])
+def test_a_policy_loss_that_uses_an_array_which_is_not_there_is_refused_at_once(write, array: str) -> None:
+    message = refusal_of(lambda name: loss_with(name, kl_coeff=0, kl_place="none"), write(READS.format([array])))
+    assert f"fails on three tokens: KeyError: '{array}'" in message
 
 
 def test_a_file_is_run_once_in_a_process_and_an_import_of_another_name_is_another_module(write, tmp_path) -> None:

@@ -1,5 +1,6 @@
 """Run a trainer that takes the optimizer steps of recorded rollouts, through the real batcher and train step."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.data.batcher import BatchSettings, StepBatcher
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.packing import build_mini_batch
+from coati_rl.data.sample_selection import SelectionSettings
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score
 from coati_rl.work import RepeatWork
 from consumer.backend import Backend
@@ -53,6 +55,8 @@ class Replay:
     objective: PolicyGradient
     loss_variation: LossVariation = "token_level"
     advantage_estimator: str = "group_norm"
+    has_equal_rewards: bool = False  # the second half of each step's groups; of step 1 all
+    selection: SelectionSettings | None = None  # None: every sample is computed
 
 
 LEARNING_RATE, KL_COEFF = 1e-3, 0.1
@@ -86,6 +90,12 @@ REPLAYS = {
             loss_fn=PolicyLoss(kl_coeff=KL_COEFF), has_reference=True, old_policy_period=4, updates_per_batch=2
         ),
     ),
+}
+# The same steps with and without the samples that have no gradient. In dp2 and pp2 each second mini-batch has none.
+_CLIPPED = PolicyGradient(loss_fn=PolicyLoss(), old_policy_period=2)
+SELECTIONS = {
+    "all_computed": Replay(objective=_CLIPPED, has_equal_rewards=True),
+    "selected": Replay(objective=_CLIPPED, has_equal_rewards=True, selection=SelectionSettings(min_tokens=0, seed=0)),
 }
 # Of a replay with two updates per batch: the optimizer step that first trained the batch of each step, K = 2.
 FIRST_STEPS = (0, 1, 0, 1, 4)
@@ -132,6 +142,11 @@ def read_group(group: dict[str, Any]) -> RolloutGroup:
     )
 
 
+def with_equal_rewards(group: RolloutGroup) -> RolloutGroup:
+    """All of its samples have the first one's score."""
+    return dataclasses.replace(group, scores=group.scores[:1] * len(group.scores))
+
+
 def take_steps(model_dir: Path, steps: list[list[RolloutGroup]], layout: str, replay: Replay) -> list[dict[str, Any]]:
     """The metrics of every step; empty on ranks that do not report."""
     backend = make_trainer(
@@ -148,6 +163,7 @@ def take_steps(model_dir: Path, steps: list[list[RolloutGroup]], layout: str, re
         loss_variation=replay.loss_variation,
         advantage_estimator=replay.advantage_estimator,
         rules=GroupRules(max_new_tokens=MAX_NEW_TOKENS),
+        selection=replay.selection,
         **EXECUTION[layout],
     )
     # On every copy, unlike in a run, so that the metrics are alike in all layouts.
@@ -161,10 +177,15 @@ def take_steps(model_dir: Path, steps: list[list[RolloutGroup]], layout: str, re
             work = RepeatWork(step=step, first_step=first, is_last=True, learning_rate_progress=step / 10)
             metrics.append(train_step.repeat(work))
             continue
+        if replay.has_equal_rewards:
+            num_varied = 0 if step == 1 else PROMPTS_PER_STEP // 2
+            groups = [*groups[:num_varied], *map(with_equal_rewards, groups[num_varied:])]
         batcher = StepBatcher(settings, step=step, learning_rate_progress=step / 10, estimator=estimator)
         size = settings.prompts_per_mini_batch
         for first in range(0, len(groups), size):
             metrics.append(train_step.run(build_mini_batch(batcher.add(groups[first : first + size])[place.dp_rank])))
+        if metrics[-1] is not None:
+            metrics[-1] |= {"samples_computed": batcher.close().num_computed}
     backend.close()
     return [step for step in metrics if step is not None] if place.is_reporter else []
 
@@ -176,6 +197,6 @@ def run_replays(
     if is_faulty:
         whitened_by_rank()
     for layout, name in replays:
-        metrics = take_steps(model_dir, read_groups(recording), layout, REPLAYS[name])
+        metrics = take_steps(model_dir, read_groups(recording), layout, (REPLAYS | SELECTIONS)[name])
         if metrics:
             (out_dir / f"{layout}-{name}.json").write_text(json.dumps(metrics))

@@ -10,7 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.integration.consumer.conftest import LAYOUTS, VOCAB_SIZE, reference_of, save_with_reference
-from tests.integration.consumer.replay_process import EXECUTION, KL_COEFF, PROMPTS_PER_STEP, REPLAYS, run_replays
+from tests.integration.consumer.replay_process import (
+    EXECUTION,
+    KL_COEFF,
+    PROMPTS_PER_STEP,
+    REPLAYS,
+    SELECTIONS,
+    run_replays,
+)
 from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerServers
 
 pytestmark = pytest.mark.timeout(LAUNCH_TIMEOUT_S)  # whichever test is first waits for all launches
@@ -19,13 +26,13 @@ NUM_STEPS, GROUP_SIZE, TEMPERATURE = 5, 4, 0.9
 TOLERANCE = 1e-5
 # Every replay in one process, and where its sums or its models are shared out; reinforce_pp whitens over copies.
 FAST = {
-    "dp1": tuple(REPLAYS),
-    "dp2": ("grpo", "reinforce_pp", "old_policy", "skip", "updates"),
+    "dp1": (*REPLAYS, *SELECTIONS),
+    "dp2": ("grpo", "reinforce_pp", "old_policy", "skip", "updates", "selected"),
     "tp2": ("gspo", "skip"),
-    "pp2": ("gspo", "old_policy"),
+    "pp2": ("gspo", "old_policy", "selected"),
     "tp2_pp2": ("grpo",),
     "pp2_dp2": ("reinforce_pp",),
-    "fsdp2_dp2": ("old_policy",),
+    "fsdp2_dp2": ("old_policy", "selected"),
 }
 
 Metrics = dict[tuple[str, str], list[dict[str, Any]]]  # layout and replay to those of each step
@@ -77,7 +84,8 @@ def metrics(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Metrics:
     directory = tmp_path_factory.mktemp("replay")
-    chosen = {layout: REPLAYS if request.config.getoption("--all") else FAST[layout] for layout in EXECUTION}
+    everything = (*REPLAYS, *SELECTIONS)
+    chosen = {layout: everything if request.config.getoption("--all") else FAST[layout] for layout in EXECUTION}
     due = [(layout, replay) for layout, replays in chosen.items() for replay in replays]
     for world_size in (1, 2, 4):
         replays = [pair for pair in due if LAYOUTS[pair[0]][0] == world_size]
@@ -104,6 +112,20 @@ def test_five_steps_have_the_losses_norms_and_metrics_of_one_process(
             assert found[name] == pytest.approx(value, rel=1e-4, abs=TOLERANCE), (step, name)
         assert {name for name, value in found.items() if value is not None} == {*known, "train_s"}
         assert abs(found["loss"] - expected["loss"]) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(each, marks=[] if "selected" in FAST[each] else pytest.mark.full) for each in EXECUTION]
+)
+def test_samples_without_a_gradient_can_be_left_out_in_every_layout(metrics: Metrics, layout: str) -> None:
+    steps = list(zip(metrics[layout, "selected"], metrics["dp1", "all_computed"], strict=True))
+    for step, (found, expected) in enumerate(steps):
+        assert expected["samples_computed"] == PROMPTS_PER_STEP * GROUP_SIZE
+        assert found["samples_computed"] < PROMPTS_PER_STEP * GROUP_SIZE, step
+        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4, abs=TOLERANCE), step
+        assert abs(found["loss"] - expected["loss"]) < TOLERANCE, step
+    assert steps[1][0]["grad_norm"] == 0
+    assert all(expected["grad_norm"] > 100 * TOLERANCE for step, (_, expected) in enumerate(steps) if step != 1)
 
 
 def test_every_step_is_measured_with_the_weights_that_sampled_the_recording(metrics: Metrics) -> None:

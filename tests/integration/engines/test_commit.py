@@ -128,6 +128,17 @@ def test_a_probe_sees_the_serving_weights_alone_whatever_runs_beside_it(harness)
     assert harness.engine.num_sequences() == 0
 
 
+@pytest.mark.parametrize("commits", [False, True])
+def test_a_probe_does_not_wait_for_samples_that_are_queued(harness, commits):
+    prompts = submit_many(harness)
+    if commits:  # running samples begin anew, ahead of those that wait
+        harness.sync(1 - harness.serving, in_flight=True)
+    assert harness.probe_gap(PROMPTS[0]) < 1e-4
+    assert harness.engine.num_sequences() > 16  # more than run at a time
+    collect(harness, prompts)
+    assert harness.probe_gap(PROMPTS[0]) < 1e-4
+
+
 def test_probes_and_commits_may_meet(harness):
     prompts = submit_many(harness)
     with ThreadPoolExecutor(max_workers=1) as pool:

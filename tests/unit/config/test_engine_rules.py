@@ -84,13 +84,30 @@ def test_more_samples_than_are_in_flight_cannot_be_decoded(text, most, formula):
 )
 def test_what_the_cpu_does_not_take_is_refused_there_alone(text, message):
     config = config_of(text)
-    assert message in refusal(check_engine_device, config.sampling, "cpu", max_model_len=config.max_model_len)
-    check_engine_device(config.sampling, "cuda", max_model_len=config.max_model_len)
+    sizes = {"max_model_len": config.max_model_len, "max_num_seqs": 8}
+    assert message in refusal(check_engine_device, config.sampling, "cpu", **sizes)
+    check_engine_device(config.sampling, "cuda", **sizes)
     enough = config_of(
         "-mpt 100 -mnt 50 --engine-arg max_num_batched_tokens=150 --engine-arg long_prefill_token_threshold=0 "
         "--block-size 64"
     )
-    check_engine_device(enough.sampling, "cpu", max_model_len=150)
+    check_engine_device(enough.sampling, "cpu", max_model_len=150, max_num_seqs=149)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_step_of_the_engine_has_a_token_of_each_sample_and_of_a_probe(device):
+    config = config_of("-imbs 8 -g 8 -mpt 32 -mnt 32 --engine-arg max_num_batched_tokens=64")
+    assert refusal(check_engines, config, device) == (
+        "--engine-arg max_num_batched_tokens=64: a step computes a token of each of 64 samples, and of a probe of new "
+        "weights; use 65 or more, or --max-num-seqs 63"
+    )
+    check_engines(config.with_changes(max_num_seqs=63), device)
+
+
+def test_the_cache_is_sized_by_bytes_on_the_cpu_alone():
+    config = config_of("--engine-arg kv_cache_memory_bytes=1000000")
+    check_engines(config, "cpu")
+    assert "use that flag" in refusal(check_engines, config, "cuda")
 
 
 QUANTIZED = ["--quantization fp8", "--engine-arg kv_cache_dtype=fp8"]

@@ -64,7 +64,7 @@ def test_the_printed_plan_names_each_number():
         "data-parallel groups    2",
         "prompts per step        8",
         "samples per step        40",
-        "micro-batches per step  4 per dp rank",
+        "micro-batches per step  at least 4 per dp rank",  # a group may be cut for the copies
         "shared prefixes         on: a prompt once for its 5 samples",
         "sync period             3 optimizer step(s)",
         "rollout slots           48 prompts",
@@ -88,13 +88,17 @@ def test_the_printed_plan_names_what_splits_a_trainer_and_what_is_not_known_yet(
     ("change", "text"),
     [
         ("-pp 2", "4 per dp rank"),  # 2 mini-batches of 2 groups, one at a time
+        ("-pp 3", "at least 4 per dp rank"),
+        ("-pp 3 -tmbs 10", "2 per dp rank"),  # two groups at a time: nothing is cut
+        ("-pp 3 --no-shared-prefix", "8 per dp rank"),
         ("-pp 3 -t 6", "at least 4 per dp rank"),
-        ("-pp 3 -t 6 -tmbs 10", "2 per dp rank"),  # two groups at a time: nothing is cut
-        ("-pp 3 -t 6 --no-shared-prefix", "8 per dp rank"),
+        ("-pp 2 -t 4", "at least 4 per dp rank"),  # for the two copies
+        ("-pp 2 -t 4 --no-shared-prefix", "8 per dp rank"),
     ],
 )
-def test_groups_may_be_cut_where_they_are_fewer_than_pipeline_stages(change, text):
-    assert f"micro-batches per step  {text}" in plan_of(f"{ARGV} -t 4 {change}").lines()
+def test_groups_may_be_cut_for_copies_and_where_they_are_fewer_than_pipeline_stages(change, text):
+    trainers = "" if "-t" in change.split() else f"-t {change.split()[1]}"
+    assert f"micro-batches per step  {text}" in plan_of(f"{ARGV} {trainers} {change}").lines()
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,13 @@ def test_without_vllm_on_this_machine_our_own_names_are_refused_all_the_same(mon
 
 
 def test_a_method_of_quantization_is_one_of_vllms() -> None:
-    check_quantization(None)
-    check_quantization("fp8")
+    check_quantization(None, gets_updates=True)
+    check_quantization("fp8", gets_updates=True)
     with pytest.raises(ConfigError, match=r"--quantization fp9: vLLM has no such method; did you mean fp8\?"):
-        check_quantization("fp9")
+        check_quantization("fp9", gets_updates=True)
+    check_quantization("awq", gets_updates=False)
+    with pytest.raises(ConfigError, match=r"--quantization awq: is for checkpoints whose weights are quantized"):
+        check_quantization("awq", gets_updates=True)
 
 
 @pytest.mark.parametrize(

@@ -62,9 +62,12 @@ def test_keys_and_values_of_a_shared_prompt_are_copied_for_each_response():
     lengths = (PROMPT, RESPONSE, RESPONSE)
     alone = kept_by_autograd(config, torch.float32, lengths=lengths)
     shared = kept_by_autograd(config, torch.float32, lengths=lengths, parents=((-1, 0, 0),))
-    size = MicroBatchSize(tokens=64, loss_tokens=40, path_tokens=2 * (PROMPT + RESPONSE), longest=PROMPT + RESPONSE)
-    masks = 4 * RESPONSE * (PROMPT + RESPONSE)  # float32[T, P + T], the same in all layers
-    assert kept_bytes(model_shape(config), size, "fp32", "cpu", layers=3, is_recomputed=False) == shared - masks
+    masked = RESPONSE * (PROMPT + RESPONSE)
+    size = MicroBatchSize(
+        tokens=64, loss_tokens=40, path_tokens=2 * (PROMPT + RESPONSE), masked=masked, longest=PROMPT + RESPONSE
+    )
+    masks = 4 * masked  # float32[T, P + T], the same in all layers
+    assert kept_bytes(model_shape(config), size, "fp32", "cpu", layers=3, is_recomputed=False) == shared
     assert shared - masks - alone == 3 * 2 * (PROMPT + RESPONSE) * 2 * 32 * 4
 
 

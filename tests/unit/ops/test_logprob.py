@@ -158,6 +158,13 @@ def test_rows_are_summed_by_place_in_their_order() -> None:
     assert sum_rows(rows, torch.tensor([0, 0, 0]), length=1).tolist() == [[0.0]]
 
 
+def test_rows_in_bfloat16_are_summed_in_float32() -> None:
+    rows = torch.ones((512, 1), dtype=torch.bfloat16)  # added one by one in bfloat16 they would stay at 256
+    total = sum_rows(torch.cat([rows, rows[:2]]), torch.tensor([1] * 512 + [0, 3]), length=4)
+    assert total.dtype == torch.bfloat16
+    assert total.tolist() == [[1.0], [512.0], [0.0], [1.0]]
+
+
 def test_split_rows_one_by_one_add_up_to_the_gradient_of_all() -> None:
     inputs = make_inputs()
     whole, parts = (inputs["weight"].clone().requires_grad_() for _ in range(2))

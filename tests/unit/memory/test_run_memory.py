@@ -1,0 +1,38 @@
+"""Test what a run's settings make of sizes: its micro-batch, and the processes beside trainers and engines."""
+
+import pytest
+from transformers import AutoConfig
+
+from coati_rl.config.cli import parse
+from coati_rl.memory.model_shape import model_shape
+from coati_rl.memory.run_memory import Machine, reward_model_memory, rl_micro_batch
+
+MACHINE = Machine(device="cpu", host_bytes=2**34)
+JUDGE = AutoConfig.for_model("llama", hidden_size=64, intermediate_size=128, num_hidden_layers=2, vocab_size=100)
+
+
+def config_of(text):
+    return parse(text.split())[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "prompt", "masked"),
+    [("", 100, 30 * 130), ("", 7, 0), ("--no-shared-prefix", 100, 0)],  # 30 tokens of a response
+)
+def test_responses_behind_a_prompt_take_a_mask_unless_the_prompt_is_much_shorter(flags, prompt, masked):
+    config = config_of(f"-g 8 -tbs 4 -tMbs 4 -tmbs 16 {flags}")
+    size, has_several = rl_micro_batch(config, prompt_tokens=prompt, response_tokens=30)
+    assert size.masked == masked
+    assert has_several
+
+
+@pytest.mark.parametrize(("devices", "count", "on_host"), [(0, 1, True), (2, 2, False)])
+def test_each_copy_of_a_reward_model_has_its_weights_where_it_computes(devices, count, on_host, tmp_path):
+    config = config_of(f"-rt model:{tmp_path} --reward-devices {devices}")
+    (directory,) = config.reward_models.names
+    weights = model_shape(JUDGE, has_scalar_head=True).num_weights
+    (on_cpu,) = reward_model_memory(config, MACHINE, {directory: JUDGE})
+    assert (on_cpu.count, on_cpu.parts["parameters"]) == (count, 4 * weights)
+    (in_gpu_mode,) = reward_model_memory(config, Machine(device="cuda", host_bytes=2**34), {directory: JUDGE})
+    assert in_gpu_mode.device_bytes == (0 if on_host else 2 * weights)
+    assert in_gpu_mode.on_host("cuda").get("parameters", 0) == (2 * weights if on_host else 0)

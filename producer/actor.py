@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from coati_rl.config import Config
+from coati_rl.config.engine_rules import sequences_at_a_time
 from coati_rl.coordinator.membership import UNSYNCED
 from coati_rl.errors import EngineError
 from coati_rl.observability.phases import PHASES
@@ -64,7 +65,7 @@ class ProducerActor:
             tensor_parallel_size=config.parallel.producer_tensor_parallel_size,
             dtype=self._context.dtype,
             max_model_len=config.max_model_len,
-            max_num_seqs=config.sequences_at_a_time,
+            max_num_seqs=sequences_at_a_time(config),
             seed=config.run.seed,
             device=self._context.device,
             gpu_memory_utilization=config.parallel.gpu_memory_utilization,

@@ -122,11 +122,6 @@ class Config(TrainingConfig):
         return self.parallel.inference_microbatch_size * self.sampling.num_generations
 
     @property
-    def sequences_at_a_time(self) -> int:
-        """Samples that an engine decodes at a time; others wait in it."""
-        return self.sampling.max_num_seqs or self.sequences_in_flight
-
-    @property
     def sync_period(self) -> int:
         """Optimizer steps between weight syncs: K batches of --updates-per-batch each."""
         return self.prompts_per_rollout // self.prompts_per_step * self.algorithm.updates_per_batch

@@ -42,6 +42,11 @@ class ChosenEngine(EngineFlags, Protocol):
         """Return the engine's name."""
 
 
+def sequences_at_a_time(config: Config) -> int:
+    """Return the samples that an engine decodes at a time; others of those in flight wait in it."""
+    return config.sampling.max_num_seqs or config.sequences_in_flight
+
+
 def engine_problems(config: Config) -> Iterator[str]:
     """Return why the engines of a run cannot be made like this, each with a remedy."""
     yield from backend_problems(config.sampling)
@@ -138,7 +143,7 @@ def check_engine_device(settings: EngineFlags, device: Device, *, max_model_len:
 def check_engines(config: Config, device: Device) -> None:
     """Raise ConfigError for what cannot run on the engines' device, or is sure to be stopped there."""
     check_engine_device(
-        config.sampling, device, max_model_len=config.max_model_len, max_num_seqs=config.sequences_at_a_time
+        config.sampling, device, max_model_len=config.max_model_len, max_num_seqs=sequences_at_a_time(config)
     )
     flag, sync = _quantization(config.sampling, exact_caches=("auto",)), config.sync
     is_judged = sync.max_logprob_gap is None and sync.on_logprob_gap == "stop"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coati_rl.config.config import Config
+from coati_rl.config.engine_rules import sequences_at_a_time
 from coati_rl.config.named_values import named_values
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
@@ -185,7 +186,7 @@ def engine_memory(
     width, precision = parallel.producer_tensor_parallel_size, resolve_precision(config, machine.device)
     whole = model_shape(hf_config)
     shape = model_shape(hf_config, tensor_parallel_size=width, cuts_all=True)
-    in_flight = config.sequences_at_a_time
+    in_flight = sequences_at_a_time(config)
     settings = EngineSettings(
         precision=precision,
         tensor_parallel_size=width,

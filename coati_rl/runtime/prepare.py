@@ -4,12 +4,9 @@ Mistakes in files are reported here, before Ray starts.
 """
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from coati_rl.build import build_loss, load_estimator
 from coati_rl.checkpoint.resume import ResumePoint, open_resume_point
@@ -18,10 +15,9 @@ from coati_rl.config.algorithm_rules import algorithm_warnings
 from coati_rl.config.distillation_rules import distillation_warnings
 from coati_rl.config.engine_rules import check_engines, engine_warnings
 from coati_rl.config.environment_rules import environment_warnings
-from coati_rl.config.gpu_rules import check_staging, with_device_defaults
-from coati_rl.config.plan import Plan, make_plan, resolve_precision
+from coati_rl.config.gpu_rules import with_device_defaults
+from coati_rl.config.plan import Plan, make_plan
 from coati_rl.config.reward_rules import reward_warnings
-from coati_rl.config.rules import nearest_flags
 from coati_rl.data.dataset import PromptSet
 from coati_rl.data.prompt_source import PromptSource
 from coati_rl.data.streamed_prompts import StreamedPrompts
@@ -38,13 +34,8 @@ from coati_rl.runtime.prompts import (
     make_run_prompts,
     make_source,
 )
-from coati_rl.runtime.resources import (
-    find_device,
-    gpu_bytes,
-    read_model_config,
-    resolve_model,
-    sharding_warnings,
-)
+from coati_rl.runtime.resources import read_model_config, resolve_model, sharding_warnings
+from coati_rl.runtime.size_checks import check_gpu_memory, check_length, check_prompts, check_step, resolve_device
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CollectiveBackend
 from coati_rl.types import Device, Prompt
@@ -141,7 +132,7 @@ def prepare(
         config, num_prompts=num_prompts, device=device, prompt_tokens=_mean_prompt_tokens(train), memory=found.memory
     )
     if num_prompts is not None:
-        _check_step(config, plan, num_prompts)
+        check_step(config, plan, num_prompts)
     resume = open_resume_point(config, found.source, num_prompts=num_prompts)
     if resume is not None:
         plan = replace(plan, num_steps=resume.num_steps)
@@ -185,13 +176,13 @@ def _with_model(
     hf_config = read_model_config(directory)
     check_length(config, hf_config)
     check_layout(config, hf_config)
-    of_staging = _check_gpu_memory(config, directory, backend)
+    of_staging = check_gpu_memory(config, directory, backend)
     config, tokenizer, of_models = with_run_models(
         config, directory, hf_config, check_layout=check_layout, is_dry_run=is_dry_run
     )
     environment.check_tokenizer(tokenizer)
     train, evaluation = make_run_prompts(rows, config, tokenizer)
-    _check_prompts(config, train if rows.of_files else None, evaluation)
+    check_prompts(config, train if rows.of_files else None, evaluation)
     memory, of_memory = check_run_memory(
         config, hf_config, device, prompt_tokens=_mean_prompt_tokens(train), check_layout=check_layout
     )
@@ -226,116 +217,3 @@ def _evaluation_warnings(config: Config) -> Iterator[str]:
         raise ConfigError(f"--eval-interval {run.eval_interval}: needs --eval-dataset, or -1 to switch it off")
     if config.data.eval_dataset and run.eval_interval < 0:
         yield "--eval-dataset is not evaluated: --eval-interval is -1 (off)"
-
-
-def _check_step(config: Config, plan: Plan, num_prompts: int) -> None:
-    if plan.num_steps == 0:
-        raise ConfigError(
-            f"--dataset {config.data.dataset_text}: {num_prompts} usable prompts x {config.data.num_episodes} "
-            f"episode(s) do not fill one optimizer step of tbs * dp = {config.prompts_per_step} prompts; "
-            f"nearest: {_smaller_step(config, num_prompts)}"
-        )
-
-
-def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[str]]:
-    """Return the device, and warnings. Raises: ConfigError when this machine has too few GPUs."""
-    parallel, reward_gpus = config.parallel, config.reward_models.num_gpus
-    formula, of_models = ("P * ptp + T + R", f" + {reward_gpus}") if reward_gpus else ("P * ptp + T", "")
-    needed = (
-        f"GPUs = {formula}: {parallel.num_inferencer} * {parallel.producer_tensor_parallel_size} + "
-        f"{parallel.num_trainers}{of_models} = {config.num_devices} are needed"
-    )
-    return find_device(config, needed=needed, fewer=partial(_fewer, config), is_dry_run=is_dry_run)
-
-
-def _update_bytes(config: Config, directory: Path) -> int:
-    """Return the size of a model's weights in the precision of weight transfers."""
-    from safetensors import safe_open
-
-    num_weights = 0
-    for file in directory.glob("model*.safetensors"):
-        with safe_open(file, framework="pt") as tensors:
-            names = tensors.keys()
-            num_weights += sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
-    return num_weights * (4 if resolve_precision(config, "cuda") == "fp32" else 2)
-
-
-def _fewer(config: Config, available: int) -> str:
-    parallel = config.parallel
-    available -= config.reward_models.num_gpus
-    if available < 2:
-        without = "--reward-devices 0, " if config.reward_models.num_gpus else ""
-        return f"use {without}--device cpu, or --master_address of a Ray cluster"
-    split = parallel.num_trainers // config.dp  # tp * pp
-    layout = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1} if split >= available else {}
-    split = 1 if layout else split
-    width = wanted if (wanted := parallel.producer_tensor_parallel_size) <= available - split else 1
-    engines = min(parallel.num_inferencer, (available - split) // width)
-    trainers = min(parallel.num_trainers, available - engines * width) // split * split
-    sizes = {"num_inferencer": engines, "num_trainers": trainers, "producer_tensor_parallel_size": width, **layout}
-    flags = f"-i {engines} -t {trainers}" + (" -ptp 1" if width != wanted else "")
-    flags += " -tp 1 -pp 1" if layout else ""
-    return f"nearest: {_with_others(flags, config, sizes)}; or --master_address of a Ray cluster"
-
-
-def _smaller_step(config: Config, num_prompts: int) -> str:
-    """Return the flags with which so many prompts fill an optimizer step."""
-    more_episodes = f"-e {-(-config.prompts_per_step // num_prompts)}"
-    limit = num_prompts * config.data.num_episodes // config.dp
-    if limit < 1:
-        return more_episodes
-    per_rollout = config.prompts_per_rollout // config.dp
-    size = next(size for size in range(min(limit, per_rollout), 0, -1) if per_rollout % size == 0)
-    return f"{more_episodes} or {_with_others(f'-tbs {size}', config, {'train_batch_size': size})}"
-
-
-def _with_others(flags: str, config: Config, sizes: dict[str, int]) -> str:
-    """Return `flags`, and the other flags that have to change with these sizes for the rules to hold."""
-    return " ".join([flags, *nearest_flags(config.with_changes(**sizes))[:1]])
-
-
-def _check_gpu_memory(config: Config, directory: Path, backend: CollectiveBackend) -> list[str]:
-    """Return warnings. Raises: ConfigError where staged weights do not fit in memory with the live ones."""
-    if backend != "nccl":  # with ipc an engine reads the trainers' memory
-        return []
-    return check_staging(config, update_bytes=_update_bytes(config, directory), gpu_bytes=gpu_bytes(config))
-
-
-def check_length(config: Config, model: Any) -> None:
-    """Raise ConfigError if the longest episode exceeds the positions of the model, given by its transformers config."""
-    limit = getattr(model, "max_position_embeddings", None)
-    rope = getattr(model, "rope_parameters", None) or {}
-    is_extended = rope.get("rope_type", "default") != "default"  # the engine knows its limit
-    if isinstance(limit, int) and config.max_model_len > limit and not is_extended:
-        raise ConfigError(
-            f"{_length(config)} the {limit} positions of --model {config.model.model}; "
-            f"nearest: {_shorter(config, limit)}"
-        )
-
-
-def _length(config: Config) -> str:
-    sampling = config.sampling
-    if sampling.max_episode_tokens is not None:
-        return f"--max-episode-tokens {sampling.max_episode_tokens} exceeds"
-    return (
-        f"-mpt {config.data.max_prompt_tokens} + -mnt {sampling.max_new_tokens} = {config.max_model_len} tokens exceed"
-    )
-
-
-def _shorter(config: Config, limit: int) -> str:
-    data = config.data
-    if config.sampling.max_episode_tokens is not None:
-        return f"--max-episode-tokens {limit}{f' -mpt {limit // 2}' if limit <= data.max_prompt_tokens else ''}"
-    if data.max_prompt_tokens < limit:
-        return f"-mnt {limit - data.max_prompt_tokens}"
-    return f"-mpt {limit // 2} -mnt {min(config.sampling.max_new_tokens, limit - limit // 2)}"
-
-
-def _check_prompts(config: Config, train: PromptSet | None, evaluation: dict[str, PromptSet]) -> None:
-    sets = {} if train is None else {"--dataset": train}
-    for name, prompt_set in {**sets, **{f"--eval-dataset {t}": s for t, s in evaluation.items()}}.items():
-        if not prompt_set.prompts:
-            raise ConfigError(
-                f"{name}: all {prompt_set.num_refused} prompts exceed "
-                f"--max-prompt-tokens {config.data.max_prompt_tokens}"
-            )

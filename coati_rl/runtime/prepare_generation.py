@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import xxhash
 
-from coati_rl.config.engine_rules import check_engine_device
+from coati_rl.config.engine_rules import check_engine_device, sequences_at_a_time
 from coati_rl.config.fields import role_of
 from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.plan import resolve_precision
@@ -19,9 +19,9 @@ from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.coordinator.leases import LeaseTable, SamplingPlan
 from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.prepare import check_length
 from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts
 from coati_rl.runtime.resources import load_tokenizer, read_model_config, resolve_model
+from coati_rl.runtime.size_checks import check_length
 from coati_rl.types import Device, Prompt, SamplingParams
 
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -94,7 +94,7 @@ def prepare_generation(config: GenerateConfig, *, rewards: RewardFacts) -> Prepa
     """
     run = config.as_run()
     device = engine_device(config.engine.device, width=config.engine.producer_tensor_parallel_size)
-    check_engine_device(run.sampling, device, max_model_len=run.max_model_len, max_num_seqs=run.sequences_at_a_time)
+    check_engine_device(run.sampling, device, max_model_len=run.max_model_len, max_num_seqs=sequences_at_a_time(run))
     rows = load_run_rows(run, rewards if config.is_scored else _NO_REWARDS)
     model = resolve_model(config.model.model, is_dry_run=False)
     if model is None:

@@ -27,12 +27,7 @@ from coati_rl.runtime.offline_rows import (
     needs_chat_template,
 )
 from coati_rl.runtime.prepared import PreparedJob
-from coati_rl.runtime.resources import (
-    find_device,
-    read_model_config,
-    resolve_model,
-    sharding_warnings,
-)
+from coati_rl.runtime.resources import find_device, read_model_config, resolve_model, sharding_warnings
 from coati_rl.samples import Sample
 from coati_rl.types import Device
 

@@ -12,8 +12,9 @@ import torch
 from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.prepare import prepare, resolve_device
+from coati_rl.runtime.prepare import prepare
 from coati_rl.runtime.prompts import RewardFacts
+from coati_rl.runtime.size_checks import resolve_device
 from consumer.parallel.layout_rules import check_layout
 
 SIZES = "-t 1 -i 1 -ibs 2 -imbs 1 -tbs 2 -tMbs 1 -tmbs 1 -g 2 -mpt 128 -mnt 64"

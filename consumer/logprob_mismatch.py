@@ -5,6 +5,7 @@ weight sync, a batch may hold none of those; the tokens are then scored with kep
 them.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,7 +38,7 @@ class MismatchMeter:
             backend: computes the log-probabilities.
             history: weights of earlier versions; the same versions on all ranks that run a forward together.
             timeline: records the spans of scoring.
-            num_tokens: tokens to measure per step, if there are as many; whole micro-batches are measured.
+            num_tokens: tokens to measure per step, if there are as many.
             sync_period: optimizer steps between weight syncs.
         """
         self._backend = backend
@@ -56,10 +57,10 @@ class MismatchMeter:
         """
         versions, chosen = self._history.versions - {step}, list[MicroBatch]()
         for micro_batch in micro_batches:
-            num_found = int(_sampled_by(micro_batch, *versions).sum())
-            if num_found and self._num_left > 0:
-                chosen.append(micro_batch)
-                self._num_left -= num_found
+            sampled = _sampled_by(micro_batch, *versions)
+            if self._num_left > 0 and sampled.any():
+                chosen.append(_cut(micro_batch, sampled, self._num_left))
+                self._num_left -= int(sampled.sum())
         sums: dict[str, Tensor] = {}
         for version in sorted(versions):
             scored = [m for m in chosen if _sampled_by(m, version).any()]
@@ -96,6 +97,35 @@ def _sampled_by(micro_batch: MicroBatch, *versions: int) -> np.ndarray:
     arrays = micro_batch.loss_arrays
     sampled: np.ndarray = np.isin(arrays["policy_version"], versions) & arrays["loss_mask"]
     return sampled
+
+
+def _cut(micro_batch: MicroBatch, sampled: np.ndarray, num_tokens: int) -> MicroBatch:
+    """Return the first rows with `num_tokens` sampled tokens, of a single row only these; all if there are fewer.
+
+    Tokens of a row depend on earlier ones alone, so that what is left is scored as in the whole.
+
+    Args:
+        micro_batch: R rows.
+        sampled: bool[R, M], which loss tokens are counted.
+        num_tokens: at least 1.
+    """
+    num_rows = int(np.searchsorted(np.cumsum(sampled.sum(axis=1)), num_tokens)) + 1
+    arrays = {name: array[:num_rows] for name, array in micro_batch.loss_arrays.items()}
+    length = micro_batch.token_ids.shape[1]
+    if num_rows == 1:
+        num_loss_tokens = int(np.searchsorted(np.cumsum(sampled[0]), num_tokens)) + 1
+        arrays = {name: array[:, :num_loss_tokens] for name, array in arrays.items()}
+        length = int(arrays["sources"].max()) + 1  # the last place that predicts one of them
+    segments = micro_batch.segments
+    kept = segments[(segments[:, 0] < num_rows) & (segments[:, 1] < length)].copy()
+    kept[:, 2] = np.minimum(kept[:, 2], length - kept[:, 1])
+    return dataclasses.replace(
+        micro_batch,
+        token_ids=micro_batch.token_ids[:num_rows, :length],
+        position_ids=micro_batch.position_ids[:num_rows, :length],
+        segments=kept,
+        loss_arrays=arrays,
+    )
 
 
 def _gap_sums(micro_batch: MicroBatch, logprobs: np.ndarray, version: int) -> dict[str, Tensor]:

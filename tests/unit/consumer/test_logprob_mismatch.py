@@ -1,6 +1,7 @@
 """Test which tokens are measured, with which weights, and how many per step, with a backend of one number."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,11 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from coati_rl.algorithms.advantage import group_norm
 from coati_rl.batch import MicroBatch
 from coati_rl.config import Config
+from coati_rl.data.batcher import BatchSettings, StepBatcher
+from coati_rl.data.group_rules import GroupRules
+from coati_rl.data.packing import build_mini_batch
+from coati_rl.protocols import Role
+from coati_rl.types import RolloutGroup
+from consumer.backend import Backend, BackendConfig
 from consumer.logprob_mismatch import MismatchMeter, make_mismatch_meter
 from consumer.models.weight_history import WeightHistory
+from consumer.parallel.single_process import SingleProcess
 from tests.unit.consumer.conftest import make_micro_batch
+from tests.unit.groups import group_of
+
+__all__ = ["group_of"]
 
 
 class OneWeight:
@@ -26,7 +38,7 @@ class OneWeight:
 
     def score(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         self.calls.append((self.weight.item(), len(micro_batches)))
-        scores = [torch.full(m.token_ids.shape, -self.weight.item()) for m in micro_batches]
+        scores = [torch.full(m.loss_arrays["token_ids"].shape, -self.weight.item()) for m in micro_batches]
         return scores if self.has_head else []
 
     def any_rank(self, is_needed: bool) -> bool:
@@ -91,15 +103,63 @@ def test_tokens_of_weights_that_are_not_kept_are_not_measured() -> None:
     assert make_meter(OneWeight(), num_versions=0).measure([sampled_by(0)], step=2) == {}
 
 
-def test_whole_micro_batches_are_measured_until_a_step_has_enough_tokens() -> None:
+def test_a_step_measures_as_many_tokens_as_are_asked_for() -> None:
     backend = OneWeight()
     meter = make_meter(backend, num_tokens=3)
     take_steps(meter, backend, 1)
     assert meter.measure([sampled_by(1)], step=1) == {}, "nothing to measure in the first mini-batch"
-    assert numbers(meter.measure([sampled_by(0, 0), sampled_by(0, 0), sampled_by(0)], step=1))["gap_tokens"] == 4
+    assert numbers(meter.measure([sampled_by(0, 0), sampled_by(0, 0), sampled_by(0)], step=1))["gap_tokens"] == 3
     assert meter.measure([sampled_by(0)], step=1) == {}
     take_steps(meter, backend, 1, first=1)
     assert numbers(meter.measure([sampled_by(0)], step=2))["gap_tokens"] == 1, "each step anew"
+
+
+class RecordingBackend(Backend):
+    """Keeps the micro-batches that it scored and their scores."""
+
+    def __init__(self, model_dir: Path) -> None:
+        super().__init__(BackendConfig(model_dir=model_dir), SingleProcess(device=torch.device("cpu")))
+        self.scored: list[tuple[MicroBatch, Tensor]] = []
+
+    def score(self, micro_batches: Sequence[MicroBatch], model: Role = "policy") -> list[Tensor]:
+        scores = super().score(micro_batches, model)
+        self.scored += zip(micro_batches, scores, strict=True)
+        return scores
+
+
+@pytest.mark.parametrize("num_tokens", [1, 10, 40, 70, 1000])
+@pytest.mark.parametrize("layout", [{"shares_prefixes": True}, {}, {"one_sample_per_row": True}])
+def test_tokens_of_a_part_of_a_micro_batch_have_the_scores_of_the_whole(
+    model_dir: Path, group_of: Callable[..., RolloutGroup], layout: dict[str, bool], num_tokens: int
+) -> None:
+    # Two groups; the responses of each go on with each other's tokens: in a row that shares prefixes they are a tree.
+    groups = [group_of([(1.0, 20), (0.0, 9), (1.0, 30)], uid=uid, version=0) for uid in ("p0", "p1")]
+    settings = BatchSettings(
+        dp=1,
+        train_batch_size=2,
+        train_minibatch_size=2,
+        train_microbatch_size=6,
+        loss_variation="sample_level",
+        advantage_estimator="group_norm",
+        rules=GroupRules(max_new_tokens=32),
+        **layout,
+    )
+    batcher = StepBatcher(settings, step=1, learning_rate_progress=0.0, estimator=group_norm)
+    (whole,) = build_mini_batch(batcher.add(groups)[0]).micro_batches
+    backend = RecordingBackend(model_dir)
+    meter = MismatchMeter(
+        backend, WeightHistory(backend.live_weights(), max_versions=1), num_tokens=num_tokens, sync_period=1
+    )
+    meter.end_step(0)
+    sums = numbers(meter.measure([whole], step=1))
+    ((part, found),) = backend.scored
+    rows, columns = part.loss_arrays["token_ids"].shape
+    (expected,) = backend.score([whole])
+    torch.testing.assert_close(found, expected[:rows, :columns], rtol=0, atol=1e-5)
+    assert sums["gap_tokens"] == int(part.loss_arrays["loss_mask"].sum()) >= min(num_tokens, 118)
+    if rows == 1 < len(whole.token_ids) or len(whole.token_ids) == 1:
+        assert sums["gap_tokens"] == min(num_tokens, 118)
+    assert part.num_tokens < whole.num_tokens or num_tokens == 1000
 
 
 def test_of_several_steps_per_sync_the_first_ones_weights_are_kept_and_a_resumes_checkpoint() -> None:

@@ -71,7 +71,7 @@ def run_once(flags: list[str], scratch: Path, options: argparse.Namespace) -> di
 
 
 def _read(files: list[Path]) -> list[dict[str, Any]]:
-    return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for file in files for line in file.open(encoding="utf-8")]  # texts have other line ends
 
 
 def _kill_producer(pid: int) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 import rl_example
 from coati_rl.errors import ConfigError
+from coati_rl.types import Device
 from producer.engines import vllm_arguments
 from producer.engines.options import EngineOptions
 from producer.engines.vllm_arguments import _OWNED, _read_engine_args, check_engine_args, check_quantization
@@ -104,3 +105,17 @@ def test_an_engine_is_made_with_its_arguments_and_the_defaults_of_its_device() -
         engine.close()
     given = (64, "fp8", False, 0.5)
     assert found == [(32, None, True, None), given, (None, None, False, None), given]
+
+
+@pytest.mark.parametrize(
+    ("device", "samples", "budget"),
+    [("cpu", 64, 4096), ("cpu", 4096, 4097), ("cuda", 2047, None), ("cuda", 2048, 2049)],
+)
+def test_a_step_has_room_for_a_token_of_each_sample_and_for_a_probe(
+    device: Device, samples: int, budget: int | None
+) -> None:
+    engine = VllmEngine(EngineOptions(model="m", max_model_len=8, device=device, max_num_seqs=samples))
+    arguments = engine._core._engine_args
+    engine.close()
+    names = ("max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens")
+    assert tuple(arguments.get(name) for name in names) == (samples + 1, samples, budget)

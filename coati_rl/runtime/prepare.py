@@ -131,8 +131,7 @@ def prepare(
     plan = make_plan(
         config, num_prompts=num_prompts, device=device, prompt_tokens=_mean_prompt_tokens(train), memory=found.memory
     )
-    if num_prompts is not None:
-        check_step(config, plan, num_prompts)
+    check_step(config, plan, num_prompts)
     resume = open_resume_point(config, found.source, num_prompts=num_prompts)
     if resume is not None:
         plan = replace(plan, num_steps=resume.num_steps)

@@ -108,9 +108,9 @@ def check_prompts(config: Config, train: PromptSet | None, evaluation: dict[str,
             )
 
 
-def check_step(config: Config, plan: Plan, num_prompts: int) -> None:
-    """Raise ConfigError if the usable prompts do not fill one optimizer step."""
-    if plan.num_steps == 0:
+def check_step(config: Config, plan: Plan, num_prompts: int | None) -> None:
+    """Raise ConfigError if the usable prompts do not fill one optimizer step. `num_prompts`: None if unknown."""
+    if num_prompts is not None and plan.num_steps == 0:
         raise ConfigError(
             f"--dataset {config.data.dataset_text}: {num_prompts} usable prompts x {config.data.num_episodes} "
             f"episode(s) do not fill one optimizer step of tbs * dp = {config.prompts_per_step} prompts; "

@@ -14,10 +14,11 @@ producer and one trainer with a core each, one rollout step (-ibs) ahead. TRL: i
 transformers' generation, in a separate environment that is created on first use; each given number of threads is
 measured, and ours is compared with the fastest.
 
-Each round runs every variant once, in new processes. Time is measured between the ends of two steps, without start-up,
-the first steps (warm-up) and our last ones, in which nothing is generated. CPU time is of the same interval, for ours
-by role, which shows the bottleneck. The share of groups with equal rewards is of all steps. Figures are medians over
-rounds.
+Each round measures every variant once, one after the other. Ours is started anew, and measured between the ends of two
+steps, without start-up, the first steps (warm-up) and the last ones, in which nothing is generated and for which nobody
+waits. TRL's process is kept: it has as many steps of warm-up, and does not run while another is measured. CPU time is
+of the same interval, for ours by role, which shows the bottleneck. Token counts and the share of groups with equal
+rewards are of all steps so far. Figures are medians over rounds.
 """
 
 import argparse
@@ -27,7 +28,8 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +37,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from timed_process import finish, running, wait_for_step
+from timed_process import continue_until_stopped, running, wait_for_step
 from trl_environment import DIRECTORY, TRL_PINS, ensure_trl
 from workloads import PROBLEMS, WORKLOADS, Workload, make_workload, share_of_constant_groups
 
@@ -107,8 +109,7 @@ def run_ours(bench: Bench, workload: Workload) -> Figures:
         command = [sys.executable, str(ROOT / "rl_example.py"), *our_flags(bench, workload, metrics.parent)]
         with running(command, num_threads=1, log=Path(directory) / "log") as process:
             wait = partial(wait_for_step, process, metrics, timeout_s=workload.timeout_s)
-            used = [wait(step) for step in workload.counted]
-            finish(process, timeout_s=workload.timeout_s)
+            used = [wait(step) for step in workload.counted]  # the steps after them are not waited for
         rollouts = metrics.parent / "rollouts"
         samples = [json.loads(line) for file in rollouts.iterdir() for line in file.open(encoding="utf-8")]
         records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
@@ -127,26 +128,37 @@ def run_ours(bench: Bench, workload: Workload) -> Figures:
 # --- TRL ------------------------------------------------------------------------------------------------------------
 
 
-def run_trl(bench: Bench, workload: Workload, num_threads: int) -> Figures:
-    """Run TRL's trainer once."""
+@contextmanager
+def trl_rounds(
+    bench: Bench, workload: Workload, num_rounds: int, num_threads: int
+) -> Iterator[Callable[[Bench, Workload], Figures]]:
+    """Start TRL's trainer, which does not run between two rounds. Yields: a function that runs a round."""
     with TemporaryDirectory(dir=bench.scratch) as directory:
         result = Path(directory) / "result.json"
+        first, last = workload.counted
         options = {
             **{"--max-new-tokens": workload.max_new_tokens, "--threads": num_threads},
             **{"--prompts-per-step": bench.prompts_per_step, "--group-size": bench.group_size, "--json": result},
-            **{"--reward": workload.reward, "--steps": workload.counted[1]},  # on-policy: each step generates
+            **{"--reward": workload.reward, "--warm-up": first, "--stop-every": last - first},
+            **{"--steps": first + num_rounds * (last - first)},  # on-policy: each step generates
             **({"--micro-batch": workload.trl_micro_batch} if workload.trl_micro_batch else {}),
         }
         flags = [str(part) for option in options.items() for part in option]
         command = [str(bench.trl_python), str(HERE / "trl_baseline.py"), str(bench.scratch / workload.name), *flags]
         with running(command, num_threads=num_threads, log=Path(directory) / "log") as process:
-            finish(process, timeout_s=workload.timeout_s)
-        found = json.loads(result.read_text(encoding="utf-8"))
-    first, last = (step - 1 for step in workload.counted)
-    num_completions = bench.completions(workload)
+            continue_until_stopped(process, timeout_s=workload.timeout_s)
+            yield partial(run_trl, process, result)
+
+
+def run_trl(process: subprocess.Popen[bytes], result: Path, bench: Bench, workload: Workload) -> Figures:
+    """Let TRL's trainer run until it stops itself; the figures are of the steps since then."""
+    continue_until_stopped(process, timeout_s=workload.timeout_s)
+    found = json.loads(result.read_text(encoding="utf-8"))
+    first, last = workload.counted
+    steps, num_completions = slice(first - last, None), bench.completions(workload)
     return Figures(
-        completions_per_s=num_completions / (found["step_ends_s"][last] - found["step_ends_s"][first]),
-        cpu_ms={"trainer": 1000 * (found["cpu_s"][last] - found["cpu_s"][first]) / num_completions},
+        completions_per_s=num_completions / sum(found["step_s"][steps]),
+        cpu_ms={"trainer": 1000 * sum(found["cpu_s"][steps]) / num_completions},
         mean_length=found["mean_length"],
         constant_groups=found["constant_groups"],
     )
@@ -159,15 +171,18 @@ def measure(bench: Bench, workload: Workload, num_rounds: int, trl_threads: list
     """Run all variants in turn. Returns: the figures of each round by variant."""
     rounds: dict[str, list[Figures]] = {}
     ways: dict[str, Callable[[Bench, Workload], Figures]] = {OURS: run_ours}
-    ways |= {f"TRL, {count} thread{'s'[: count > 1]}": partial(run_trl, num_threads=count) for count in trl_threads}
-    for index in range(num_rounds):
-        for name, run in ways.items():
-            figures = run(bench, workload)
-            check(name, figures, workload)
-            rounds.setdefault(name, []).append(figures)
-            parts = ", ".join(f"{role} {cpu_ms:.2f}" for role, cpu_ms in figures.cpu_ms.items())
-            speed = f"{workload.name}, round {index + 1}, {name}: {figures.completions_per_s:.1f}/s"
-            print(f"{speed}; CPU ms a completion: {parts}", flush=True)
+    with ExitStack() as processes:
+        for count in trl_threads:
+            trl = trl_rounds(bench, workload, num_rounds, count)
+            ways[f"TRL, {count} thread{'s'[: count > 1]}"] = processes.enter_context(trl)
+        for index in range(num_rounds):
+            for name, run in ways.items():
+                figures = run(bench, workload)
+                check(name, figures, workload)
+                rounds.setdefault(name, []).append(figures)
+                parts = ", ".join(f"{role} {cpu_ms:.2f}" for role, cpu_ms in figures.cpu_ms.items())
+                speed = f"{workload.name}, round {index + 1}, {name}: {figures.completions_per_s:.3f}/s"
+                print(f"{speed}; CPU ms a completion: {parts}", flush=True)
     return rounds
 
 

@@ -46,11 +46,31 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Stop the process if it runs; our command line then stops all its processes."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGCONT)  # if it has stopped itself
         try:
             process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def continue_until_stopped(process: subprocess.Popen[bytes], *, timeout_s: float) -> None:
+    """Continue a process that has stopped itself, or has just started, until it stops itself (SIGSTOP).
+
+    Raises: RuntimeError if it ends before, or does not stop in time.
+    """
+    process.send_signal(signal.SIGCONT)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        pid, status = os.waitpid(process.pid, os.WUNTRACED | os.WNOHANG)
+        if pid and os.WIFSTOPPED(status):
+            return
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            raise RuntimeError(f"exit code {process.returncode}")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"it did not stop itself in {timeout_s:.0f} s")
+        time.sleep(POLL_S)
 
 
 def wait_for_step(

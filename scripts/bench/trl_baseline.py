@@ -1,11 +1,13 @@
-"""Run TRL's GRPOTrainer on one of our prompt files and record when its steps end; in TRL's own environment.
+"""Run TRL's GRPOTrainer on one of our prompt files and record how long its steps take; in TRL's own environment.
 
     TRL_PYTHON scripts/bench/trl_baseline.py MODEL_DIR --max-new-tokens 64 --steps 40 --json FILE [--threads 2]
         [--prompts-per-step 8] [--group-size 8] [--micro-batch 64] [--reward parity] [--continuous-batching]
+        [--warm-up 4] [--stop-every 53]
 
-In: a checkpoint with `prompts.jsonl` beside it, rows of {"messages", "gt_answer"}. Out: JSON, `step_ends_s` on a
-monotonic clock, `cpu_s` of the process by then, `mean_length`, tokens of a response with its end, and
-`constant_groups`, the share of groups whose rewards are equal.
+In: a checkpoint with `prompts.jsonl` beside it, rows of {"messages", "gt_answer"}. Out: JSON, `step_s` and
+`cpu_s`, wall-clock and CPU seconds of each step, `mean_length`, tokens of a response with its end, and
+`constant_groups`, the share of groups whose rewards are equal. With --stop-every the process stops itself (SIGSTOP)
+after the warm-up and after every so many steps, with the file written; it is continued with SIGCONT.
 
 The settings are the fastest on a CPU: a step is generated at once, and one micro-batch unless `--micro-batch` bounds
 its memory; float32, no gradient checkpointing, no reference model, no second log-probability pass (one iteration a
@@ -14,7 +16,10 @@ batch), nothing saved or reported.
 
 import argparse
 import json
+import os
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +33,23 @@ LEARNING_RATE = 1e-9  # trains without changing the model, so that lengths stay 
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
-    """Record when each step ended, and the CPU time until then."""
+    """Record the wall-clock and CPU seconds of each step; call `pause` between the steps, which does not count."""
 
-    def __init__(self) -> None:
-        self.step_ends_s: list[float] = []
+    def __init__(self, pause: Callable[[int], None]) -> None:
+        self.step_s: list[float] = []
         self.cpu_s: list[float] = []
+        self._pause = pause
+
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        """Called by the trainer."""
+        self._start_s, self._start_cpu_s = time.monotonic(), time.process_time()
 
     def on_step_end(self, *_: object, **__: object) -> None:
         """Called by the trainer."""
-        self.step_ends_s.append(time.monotonic())
-        self.cpu_s.append(time.process_time())
+        self.step_s.append(time.monotonic() - self._start_s)
+        self.cpu_s.append(time.process_time() - self._start_cpu_s)
+        self._pause(len(self.step_s))
+        self._start_s, self._start_cpu_s = time.monotonic(), time.process_time()
 
 
 class Reward:
@@ -123,10 +135,22 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, help="samples; default: those of a step")
     parser.add_argument("--reward", default="parity", help="a function of bench_rewards.py")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--warm-up", type=int, default=0, help="steps before the first stop")
+    parser.add_argument("--stop-every", type=int, help="steps between two stops; default: none")
     parser.add_argument("--continuous-batching", action="store_true", help="transformers' own, in place of generate()")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    clock, reward = Clock(), Reward(arguments.reward, arguments.group_size)
+    reward = Reward(arguments.reward, arguments.group_size)
+
+    def write_and_stop(num_steps: int) -> None:
+        counts = {"mean_length": reward.mean_length, "constant_groups": reward.constant_groups}
+        result = {"step_s": clock.step_s, "cpu_s": clock.cpu_s, **counts}
+        arguments.json.write_text(json.dumps(result) + "\n", encoding="utf-8")
+        since = num_steps - arguments.warm_up
+        if arguments.stop_every and since >= 0 and since % arguments.stop_every == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    clock = Clock(write_and_stop)
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),
         processing_class=AutoTokenizer.from_pretrained(arguments.model),
@@ -136,9 +160,6 @@ def main() -> None:
         callbacks=[clock],
     )
     trainer.train()
-    counts = {"mean_length": reward.mean_length, "constant_groups": reward.constant_groups}
-    result = {"step_ends_s": clock.step_ends_s, "cpu_s": clock.cpu_s, **counts}
-    arguments.json.write_text(json.dumps(result) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

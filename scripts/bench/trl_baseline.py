@@ -15,6 +15,8 @@ batch), nothing saved or reported.
 """
 
 import argparse
+import ctypes
+import gc
 import json
 import os
 import signal
@@ -148,6 +150,8 @@ def main() -> None:
         arguments.json.write_text(json.dumps(result) + "\n", encoding="utf-8")
         since = num_steps - arguments.warm_up
         if arguments.stop_every and since >= 0 and since % arguments.stop_every == 0:
+            gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)  # what is freed is left to the other side
             os.kill(os.getpid(), signal.SIGSTOP)
 
     clock = Clock(write_and_stop)

@@ -63,9 +63,8 @@ def fused_token_loss(
     tokens = choose_tokens(hidden, arrays["token_ids"], arrays["sources"], arrays["loss_mask"], arrays["temperature"])
     flat_hidden = hidden.flatten(0, 1)
     inputs = (flat_hidden, weight, bias)
-    needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in inputs]
     head = LMHead(weight=weight, bias=bias, group=group)
-    gradients = HeadGradients(head, len(tokens.places), needs=needs) if any(needs) else None
+    gradients = HeadGradients.if_needed(head, len(tokens.places), inputs)
     with torch.no_grad():
         loss, sums = _evaluate(flat_hidden, head, tokens, arrays, loss_fn, gradients, chunk_elements)
         if gradients is None:

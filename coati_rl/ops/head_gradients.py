@@ -54,6 +54,12 @@ class HeadGradients:
         self._is_filled = False
         self.bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
 
+    @classmethod
+    def if_needed(cls, head: LMHead, num_tokens: int, inputs: Sequence[Tensor | None]) -> "HeadGradients | None":
+        """Start at zero; None if gradients are disabled, or none of `inputs` (hidden, weight, bias) carries one."""
+        needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in inputs]
+        return cls(head, num_tokens, needs=needs) if any(needs) else None
+
     def add(
         self,
         chunk: slice,

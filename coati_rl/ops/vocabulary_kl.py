@@ -58,11 +58,10 @@ def vocabulary_kl_loss(
     of_teacher = teacher_hidden.flatten(0, 1)[tokens.places].to(teacher_weight.dtype)  # [N, G]
     flat_hidden = hidden.flatten(0, 1)
     inputs = (flat_hidden, weight, bias)
-    needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in inputs]
     head = LMHead(weight=weight, bias=bias, group=group)
     teacher = LMHead(weight=teacher_weight, bias=teacher_bias, group=group)
     num_tokens = len(tokens.places)
-    gradients = HeadGradients(head, num_tokens, needs=needs) if any(needs) else None
+    gradients = HeadGradients.if_needed(head, num_tokens, inputs)
     kl = torch.zeros(num_tokens, dtype=torch.float32, device=hidden.device)
     with torch.no_grad():
         buffer, its_buffer = (each.new_buffer(num_tokens, chunk_elements) for each in (head, teacher))

@@ -144,3 +144,4 @@ def test_the_engine_keeps_the_contract_of_updates(tmp_path: Path, monkeypatch: p
         contract.test_an_update_that_is_not_this_model_is_refused_before_a_byte_is_sent(harness, "wrong shape")
         harness.sender.close()
         contract.test_unfinished_requests_need_different_ids(harness)
+        assert engine.version() == max(harness.checkpoint_of) > 0  # the last one that was committed

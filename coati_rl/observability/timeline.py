@@ -85,6 +85,7 @@ class Timeline:
         self._num_threads = 0
         self._closing = threading.Event()
         self._file: IO[bytes] | None = None
+        self._writer: threading.Thread | None = None
         if directory is not None:
             self._path = directory / f"{actor}.jsonl"
             self._writer = threading.Thread(target=self._write, name="timeline", daemon=True)
@@ -111,10 +112,10 @@ class Timeline:
     def close(self) -> None:
         """Write the remaining events; later ones are lost."""
         atexit.unregister(self.close)
-        if self._is_on and not self._closing.is_set():
+        if self._writer is not None and not self._closing.is_set():
             self._closing.set()
-            self._writer.join(timeout=5.0)
-            self._is_on = False
+            self._writer.join(timeout=5.0)  # also one that the disk has refused: it may be about to say so
+        self._is_on = False
 
     # ---- called by the recorded threads ----
 

@@ -117,11 +117,12 @@ def run_ours(bench: Bench, workload: Workload) -> Figures:
     (steps_before, before), (steps_after, after) = used
     seen = (steps_after - steps_before) * bench.prompts_per_step * bench.group_size
     first, last = workload.counted
+    counted = [sample for sample in samples if first < sample["step"] <= last]
     return Figures(
         completions_per_s=bench.completions(workload) / (ends_s[last] - ends_s[first]),
         cpu_ms={role: 1000 * (after[role] - before.get(role, 0.0)) / max(1, seen) for role in after},
         mean_length=sum(record["response_tokens_mean"] for record in records) / len(records),
-        constant_groups=share_of_constant_groups(samples),
+        constant_groups=share_of_constant_groups(counted),
     )
 
 

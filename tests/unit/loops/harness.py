@@ -83,13 +83,15 @@ class ThreadedRun:
         values,
         *,
         score=parity_reward,
-        hold_trainer=0,
+        hold_trainer=False,
         replace=True,
         dies_at_request=None,
         display=None,
         **engine,
     ):
-        """`hold_trainer`: groups to wait for first; `dies_at_request`: of producer 0; `engine`: faults of all."""
+        """`hold_trainer`: until time decides nothing, see `_recording`; `dies_at_request`: of producer 0; `engine`:
+        faults of all.
+        """
         config = build_config(values)
         check(config)
         facts = RewardFacts(default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth)
@@ -250,17 +252,28 @@ class _LocalProducer:
 
 
 def _recording(coordinator_cls, trace, *, hold_trainer):
-    """The coordinator's class, with what passes through it noted in the trace, and the trainer held."""
+    """The coordinator's class, with what passes through it noted in the trace.
+
+    With `hold_trainer` the trainer waits until producers have leased every free slot and delivered what a step could
+    train: neither the weights that sample a prompt nor the groups of a step depend on how long anything takes.
+    """
 
     class Recorded(coordinator_cls):
         def next_work(self, index, *, rank, timeout_s):
-            if index > 0 and len(trace.groups) < hold_trainer:  # item 0 brings the producer its weights
+            if hold_trainer and index > 0 and self._may_depend_on_time():  # item 0 brings the producer its weights
                 time.sleep(0.001)
                 return Wait(reason="the test holds the trainer")
             work = super().next_work(index, rank=rank, timeout_s=timeout_s)
             if not isinstance(work, Wait):
                 trace.work.append(work)
             return work
+
+        def _may_depend_on_time(self):
+            with self._changed:
+                flow, last_sync = self._state.flow, self._state.members.sync_index
+                # A checkpoint at each sync waits for older prompts itself; the others are trained after the next sync.
+                waits_itself = self._state.settings.save_interval == 1 and flow.step > 0
+                return flow.refusal() is None or flow.num_leased_before(last_sync + (not waits_itself)) > 0
 
         def lease(self, producer_id, **options):
             reply = super().lease(producer_id, **options)

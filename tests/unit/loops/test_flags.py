@@ -138,7 +138,7 @@ IN_RUNS = {
     "train_microbatch_size": Row(1, num_micro_batches, [1] * 4, [2] * 4),  # whole groups
     "max_tokens_per_microbatch": Row(36, lambda t: max(micro_batch_tokens(t)) <= 36, False, True, SHORT),
     "one_sample_per_row": Row(True, micro_batch_rows, [1] * 4, [4] * 4),
-    "n_behind": Row(1, lambda t: max(r["staleness_max"] for r in t.steps), 0, 1, options={"hold_trainer": "slots"}),
+    "n_behind": Row(1, lambda t: max(r["staleness_max"] for r in t.steps), 0, 1, options={"hold_trainer": True}),
     # outputs, intervals, deadlines
     "run_dir": Row("<tmp>/other", directories, ["checkpoints", "rollouts"], ["other"]),
     "save_dir": Row("<tmp>/other", directories, ALL_DIRECTORIES, ["other", "eval", "rollouts"], MATH),
@@ -200,9 +200,7 @@ def run_once(run_in_threads, make_model_dir, write_prompts, tmp_path_factory):
         key = json.dumps([changes, options], sort_keys=True)
         if key not in traces:
             tmp = tmp_path_factory.mktemp("runs")
-            hold = options.get("hold_trainer") and {"hold_trainer": 4 * (1 + changes.get("n_behind", 0))}
-            filled = {"run_dir": f"{tmp}/run", **fill(changes, tmp)}
-            traces[key] = run_in_threads(filled, **{**options, **(hold or {})})
+            traces[key] = run_in_threads({"run_dir": f"{tmp}/run", **fill(changes, tmp)}, **options)
         return traces[key]
 
     return run

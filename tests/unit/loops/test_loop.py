@@ -94,7 +94,7 @@ def test_the_reward_decides_which_way_the_weights_go(trace, run_in_threads):
 
 def test_running_one_rollout_step_ahead_bounds_staleness_by_one_sync(run_in_threads):
     # The trainer starts when both rollout steps of slots are full, all sampled with the start weights.
-    trace = run_in_threads({"n_behind": 1}, hold_trainer=8)
+    trace = run_in_threads({"n_behind": 1}, hold_trainer=True)
     assert [record["staleness_max"] for record in trace.steps] == [0, 0, 1, 1]
     assert trained_prompts(trace) == ALL_PROMPTS
 

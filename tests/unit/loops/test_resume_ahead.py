@@ -13,8 +13,7 @@ from tests.unit.loops.harness import parity_reward
 # The gap of tokens that earlier weights sampled is known as long as these are.
 DIFFERS = {"time_s", "train_s", "rollout_wait_s", "sync_s", "producer_idle_fraction", "trainer_idle_fraction"}
 DIFFERS |= {"logprob_gap_mean", "logprob_gap_max", "logprob_gap_tokens"}
-# -imbs is -ibs: slots are taken as soon as a sync frees them, and the first step waits until all are full (`start_of`).
-# So time does not decide which weights sample a prompt.
+# -imbs is -ibs: all slots that a sync frees are leased at once.
 K1 = {"inference_batch_size": 2, "inference_microbatch_size": 2}
 K2 = {"inference_batch_size": 4, "inference_microbatch_size": 4}
 RUNS = {
@@ -25,15 +24,13 @@ RUNS = {
 }
 
 
-def start_of(fields):
-    """Return the options of a run whose trainer starts when all groups that can be ahead have come in."""
-    return {"score": slow_reward, "hold_trainer": (fields["n_behind"] + 1) * fields["inference_batch_size"]}
-
-
 def slow_reward(response, ground_truth):
     """Responses come in while the trainer steps: some of older weights are out when a checkpoint is due."""
     time.sleep(0.004)
     return parity_reward(response, ground_truth)
+
+
+OPTIONS = {"score": slow_reward, "hold_trainer": True}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +42,7 @@ def sizes(write_prompts):
 def whole(request, run_in_threads, sizes):
     """A run that is not interrupted, with a checkpoint after each step, and its fields."""
     fields = {**sizes, **RUNS[request.param]}
-    return run_in_threads(fields, **start_of(fields)), fields
+    return run_in_threads(fields, **OPTIONS), fields
 
 
 def samples_after(trace, step):
@@ -66,7 +63,7 @@ def test_a_run_resumed_from_any_of_its_checkpoints_is_the_uninterrupted_one(whol
     assert len(ahead) >= 2
     for step in (ahead[0], ahead[-1]):
         checkpoint = whole.paths.checkpoints / f"step-{step}"
-        trace = run_in_threads({**fields, "checkpoint_path": str(checkpoint)}, score=slow_reward)
+        trace = run_in_threads({**fields, "checkpoint_path": str(checkpoint)}, **OPTIONS)
         assert trace.prepared.resume.changes == ()
         assert samples_after(trace, step) == samples_after(whole, step)
         assert records_after(trace, step) == records_after(whole, step)
@@ -76,7 +73,7 @@ def test_a_run_resumed_from_any_of_its_checkpoints_is_the_uninterrupted_one(whol
 
 def test_saving_does_not_change_a_run(whole, run_in_threads):
     whole, fields = whole
-    trace = run_in_threads({**fields, "save_interval": -1}, **start_of(fields))
+    trace = run_in_threads({**fields, "save_interval": -1}, **OPTIONS)
     assert samples_after(trace, 0) == samples_after(whole, 0)
     for name, weight in whole.weights.items():
         torch.testing.assert_close(trace.weights[name], weight, rtol=0, atol=0)
@@ -84,13 +81,16 @@ def test_saving_does_not_change_a_run(whole, run_in_threads):
 
 def test_rollouts_of_other_settings_are_sampled_again(run_in_threads, sizes):
     fields = {**sizes, **RUNS["K = 1"]}
-    whole = run_in_threads(fields)
+    whole = run_in_threads(fields, hold_trainer=True)
     changed = {**fields, "checkpoint_path": str(whole.paths.checkpoints / "step-3"), "temperature": 0.5, "n_behind": 0}
+    save = next(work for work in whole.work if isinstance(work, SaveWork) and work.step == 3)
+    num_kept = len(read_data_state(save.data_state)[0].kept)
+    assert num_kept >= 2, "a rollout step is finished ahead of the checkpoint's weights"
     trace = run_in_threads(changed)
     assert trace.prepared.resume.changes == (
         "temperature was 1.0 and is 0.5 now",
         "n_behind was 1 and is 0 now",
-        "2 prompts with finished rollouts are therefore sampled again",
+        f"{num_kept} prompts with finished rollouts are therefore sampled again",
     )
     assert len(trace.groups) == 10 and {group.temperature for group in trace.groups} == {0.5}
     assert [record["staleness_max"] for record in trace.steps] == [0] * 5

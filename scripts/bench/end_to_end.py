@@ -17,8 +17,8 @@ measured, and ours is compared with the fastest.
 Each round measures every variant once, one after the other. Ours is started anew, and measured between the ends of two
 steps, without start-up, the first steps (warm-up) and the last ones, in which nothing is generated and for which nobody
 waits. TRL's process is kept: it has as many steps of warm-up, and does not run while another is measured. CPU time is
-of the same interval, for ours by role, which shows the bottleneck. Token counts and the share of groups with equal
-rewards are of all steps so far. Figures are medians over rounds.
+of the same interval, for ours by role, which shows the bottleneck. Token counts are of all steps so far, and so is
+TRL's share of groups with equal rewards; ours is of the measured steps. Figures are medians over rounds.
 """
 
 import argparse

@@ -270,6 +270,8 @@ def _recording(coordinator_cls, trace, *, hold_trainer):
 
         def _may_depend_on_time(self):
             with self._changed:
+                if self._state.problem:  # the trainer's next call raises it, and no prompt is leased any more
+                    return False
                 flow, last_sync = self._state.flow, self._state.members.sync_index
                 # A checkpoint at each sync waits for older prompts itself; the others are trained after the next sync.
                 waits_itself = self._state.settings.save_interval == 1 and flow.step > 0

@@ -111,13 +111,13 @@ def run_ours(bench: Bench, workload: Workload) -> Figures:
             wait = partial(wait_for_step, process, metrics, timeout_s=workload.timeout_s)
             used = [wait(step) for step in workload.counted]  # the steps after them are not waited for
         rollouts = metrics.parent / "rollouts"
-        samples = [json.loads(line) for file in rollouts.iterdir() for line in file.open(encoding="utf-8")]
+        samples = (json.loads(line) for file in rollouts.iterdir() for line in file.open(encoding="utf-8"))
+        first, last = workload.counted
+        counted = [sample for sample in samples if first < sample["step"] <= last]
         records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     ends_s = {record["step"]: record["time_s"] for record in records}
     (steps_before, before), (steps_after, after) = used
     seen = (steps_after - steps_before) * bench.prompts_per_step * bench.group_size
-    first, last = workload.counted
-    counted = [sample for sample in samples if first < sample["step"] <= last]
     return Figures(
         completions_per_s=bench.completions(workload) / (ends_s[last] - ends_s[first]),
         cpu_ms={role: 1000 * (after[role] - before.get(role, 0.0)) / max(1, seen) for role in after},

@@ -32,7 +32,7 @@ Steps = list[dict[str, Any]]
 
 
 def plain_steps(model_dir: Path, loss: str, precision: str = "fp32") -> Steps:
-    """Hold the results of two optimizer steps with a loss: loss, gradient, its norm, weights."""
+    """Hold the results of two optimizer steps with a loss: loss, gradient, weights."""
     case = CASES[loss]
     return plain_training(
         model_dir, precision, case.formula, case.aggregation, case.recomputes_old, case.kind, case.unit
@@ -61,7 +61,7 @@ def plain_training(
             loss, gradients = plain_gradients(model, samples, ref_logprobs, formula, aggregation, unit)
         for name, master in masters.named_parameters():
             master.grad = gradients[name].clone()
-        norm = torch.nn.utils.clip_grad_norm_(masters.parameters(), MAX_GRAD_NORM).item()
+        torch.nn.utils.clip_grad_norm_(masters.parameters(), MAX_GRAD_NORM)
         optimizer.step()
         with torch.no_grad():
             for master, parameter in zip(masters.parameters(), model.parameters(), strict=True):
@@ -69,7 +69,7 @@ def plain_training(
         stepped = {name: p.detach().clone() for name, p in masters.named_parameters()}
         scales = {name: gradient.norm().item() for name, gradient in gradients.items()}
         scales |= {name: total**0.5 for name, total in squares.items()} if precision == "bf16" else {}
-        steps.append({"loss": loss, "gradients": gradients, "scales": scales, "norm": norm, "masters": stepped})
+        steps.append({"loss": loss, "gradients": gradients, "scales": scales, "masters": stepped})
     return steps
 
 

@@ -152,7 +152,7 @@ def plain_model(case: RewardCase, model_dir: Path) -> PreTrainedModel:
 
 @functools.cache
 def plain_training(name: str, model_dir: Path, precision: str) -> list[dict[str, Any]]:
-    """Two steps: loss, gradients, norm, masters. With "bf16" weights are rounded after each step."""
+    """Two steps: loss, gradients, masters. With "bf16" weights are rounded after each step."""
     case = CASES[name]
     masters = plain_model(case, model_dir)
     model = copy.deepcopy(masters)
@@ -165,11 +165,11 @@ def plain_training(name: str, model_dir: Path, precision: str) -> list[dict[str,
         gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
         for name, master in masters.named_parameters():
             master.grad = gradients[name].clone()
-        norm = torch.nn.utils.clip_grad_norm_(masters.parameters(), MAX_GRAD_NORM).item()
+        torch.nn.utils.clip_grad_norm_(masters.parameters(), MAX_GRAD_NORM)
         optimizer.step()
         with torch.no_grad():
             for master, parameter in zip(masters.parameters(), model.parameters(), strict=True):
                 parameter.copy_(master.bfloat16() if precision == "bf16" else master)
         stepped = {name: p.detach().clone() for name, p in masters.named_parameters()}
-        steps.append({"loss": loss.item(), "gradients": gradients, "norm": norm, "masters": stepped})
+        steps.append({"loss": loss.item(), "gradients": gradients, "masters": stepped})
     return steps

@@ -144,7 +144,7 @@ def test_every_cut_gives_the_plain_gradient_and_norm_for_two_steps(trained: Call
             gradients = results.joined(trial, step, "gradients")
             found = differences(gradients, right[step]["gradients"], right[step]["scales"])
             assert max(found.values()) < TOLERANCE[run.precision], (trial, step, found)
-            norm = math.sqrt(sum(float(gradient.norm()) ** 2 for gradient in gradients.values()))
+            norm = math.hypot(*(float(gradient.norm()) for gradient in gradients.values()))
             for steps in ranks:
                 assert steps[step]["norm"] == pytest.approx(norm, rel=NORM_TOLERANCE), (trial, step)
                 assert steps[step]["norm"] > MAX_GRAD_NORM

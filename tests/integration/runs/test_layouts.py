@@ -1,7 +1,5 @@
 """Test runs with sharded trainers: they sync and save the whole model, and -cp resumes from it."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import xxhash
@@ -20,7 +18,6 @@ LAYOUTS = {
     "tp2_pp2": ("-t", 4, "-tp", 2, "-pp", 2, "-tbs", 4, "-tMbs", 4),
     "fsdp2": ("-t", 2, "--plugin", "fsdp2", "-tbs", 2, "-tMbs", 2),
 }
-GSM8K = Path(__file__).parents[2] / "data" / "gsm8k_16.jsonl"
 
 
 def digest_of(checkpoint):
@@ -80,12 +77,16 @@ def test_one_process_resumes_what_trainers_that_are_cut_up_have_saved(make_tiny,
 ONE_STEP_AHEAD = ("-nb", 1, "-si", 1, "--keep-checkpoints", 2)
 
 
-def assert_one_step_ahead(records):
+def assert_one_step_ahead(run, records):
+    """Tokens of earlier weights are trained, and measured with the weights that sampled them."""
     assert max(record["staleness_max"] for record in records) == 1
     assert any(record["staleness_mean"] == 1 for record in records), "no token of the trainer's own version"
-    assert all(record["logprob_gap_mean"] < 5e-3 for record in records), (
-        "bfloat16 at most; with the weights that sampled"
-    )
+    assert any(record["grad_norm"] > 0 for record in records), "else the weights never moved and the gap proves nothing"
+    # What rounding is on this processor: the probe under the weights that both sides have loaded.
+    rounding = lines(run.run_dir / "syncs.jsonl")[0]["probe_gap_mean"]
+    num_tokens = sum(record["logprob_gap_tokens"] for record in records)
+    gap = sum(record["logprob_gap_mean"] * record["logprob_gap_tokens"] for record in records) / num_tokens
+    assert gap < max(GAP_LIMIT, 2 * rounding)
 
 
 def test_a_pipeline_one_step_ahead_is_rewarded_for_programs_that_pass_their_tests(make_tiny, start_run, flags):
@@ -95,7 +96,7 @@ def test_a_pipeline_one_step_ahead_is_rewarded_for_programs_that_pass_their_test
     run.wait_for_step(1)
     assert any("bwrap" in process.name() for process in run.processes()), "programs run in the sandbox"
     records = assert_complete(run, steps=4)
-    assert_one_step_ahead(records)
+    assert_one_step_ahead(run, records)
     assert all(record["samples_invalid"] == 0 for record in records)
     assert all(record["kl_mean"] is not None for record in records)
     assert all(0 <= record["reward_mean"] <= record["reward/tests_passed"] <= 1 for record in records)
@@ -114,10 +115,9 @@ def test_a_pipeline_one_step_ahead_is_rewarded_for_programs_that_pass_their_test
 
 @pytest.mark.full
 def test_zero_trainers_one_step_ahead_resume_in_their_own_run_directory(make_tiny, start_run, flags):
-    data = ("-d", GSM8K, "-mpt", 1024, "-rt", "think_answer_tags", "-e", 2)
-    job = (*flags(make_tiny(tied=False), trainers=2), *data, *ONE_STEP_AHEAD, "-zero", 1)
+    job = (*flags(make_tiny(tied=False), trainers=2), *ONE_STEP_AHEAD, "-zero", 1)
     first = start_run(*job, "--max-steps", 3)
-    assert_one_step_ahead(assert_complete(first, steps=3))
+    assert_one_step_ahead(first, assert_complete(first, steps=3))
     checkpoints = first.run_dir / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step-2", "step-3"]
 

@@ -3,11 +3,11 @@
     OMP_NUM_THREADS=1 python scripts/bench/memory_forecast.py [--model DIR] [--budget 512] [--json FILE]
 
 In: groups of samples of one prompt, each group as many tokens as `--budget`, shared ones once; a random Qwen3 without
---model. Out: for each layout the largest rank's peak during optimizer steps through the trainers' backend, from NumPy
-arrays to updated weights, each rank in a fresh process with one thread and the environment of a run's trainers; and the
-forecast of the same sizes, by its parts. The peak is the kernel's high-water mark of the process, without mapped files
-(the weights' file, libraries) and without what the process held before it loaded the model. The first step, which
-allocates the optimizer's states, is not measured.
+--model. Out: for each layout that the model allows the largest rank's peak during optimizer steps through the trainers'
+backend, from NumPy arrays to updated weights, each rank in a fresh process with one thread and the environment of a
+run's trainers; and the forecast of the same sizes, by its parts. The peak is the kernel's high-water mark of the
+process, without mapped files (the weights' file, libraries) and without what the process held before it loaded the
+model. The first step, which allocates the optimizer's states, is not measured.
 """
 
 import argparse
@@ -27,7 +27,9 @@ from random_model import save_random_model
 from shared_prefix import LOSS, RATE, make_samples
 
 from coati_rl.batch import MiniBatch
+from coati_rl.config.cli import build_config
 from coati_rl.data.packing import pack
+from coati_rl.errors import ConfigError
 from coati_rl.memory.activations import MicroBatchSize
 from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.trainer import Parts, TrainerLayout, trainer_parts
@@ -37,6 +39,7 @@ from consumer.environment import memory_environment
 from consumer.models.loading import no_progress_bars
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
+from consumer.parallel.layout_rules import check_layout
 from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
 from consumer.train_step import TrainStep
 
@@ -86,6 +89,17 @@ def forecast(directory: Path, layout: str, arguments: argparse.Namespace) -> Par
         has_several_micro_batches=arguments.prompts > 1,
     )
     return trainer_parts(model_shape(read_model_config(directory), tensor_parallel_size=tp), size, trainers)
+
+
+def refusal(directory: Path, layout: str) -> str | None:
+    """Return why the model cannot be trained in this layout; None if it can."""
+    num_processes, settings = LAYOUTS[layout]
+    sizes = {"num_trainers": num_processes, "tensor_parallel_size": settings.get("tp_size", 1)}
+    try:
+        check_layout(build_config({"model": str(directory), **sizes}), read_model_config(directory))
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def memory_kib(*fields: str) -> int:
@@ -194,6 +208,10 @@ def main() -> None:
                 seed=arguments.seed,
             )
         for layout in arguments.layout:
+            if reason := refusal(model, layout):
+                figures["layouts"][layout] = {"refused": reason}
+                print(f"{layout:12}refused: {reason}")
+                continue
             report = measure(layout, model, arguments)
             parts = forecast(model, layout, arguments)
             ratio = sum(parts.values()) / report["peak"]

@@ -113,6 +113,11 @@ def trained(
     return results
 
 
+def norm_of(gradients: dict[str, Tensor]) -> float:
+    """L2 over all tensors, before clipping."""
+    return math.hypot(*(float(gradient.norm()) for gradient in gradients.values()))
+
+
 def differences(
     left: Mapping[str, Tensor], right: Mapping[str, Tensor], scales: Mapping[str, float] | None = None
 ) -> dict[str, float]:
@@ -144,7 +149,7 @@ def test_every_cut_gives_the_plain_gradient_and_norm_for_two_steps(trained: Call
             gradients = results.joined(trial, step, "gradients")
             found = differences(gradients, right[step]["gradients"], right[step]["scales"])
             assert max(found.values()) < TOLERANCE[run.precision], (trial, step, found)
-            norm = math.hypot(*(float(gradient.norm()) for gradient in gradients.values()))
+            norm = norm_of(gradients)
             for steps in ranks:
                 assert steps[step]["norm"] == pytest.approx(norm, rel=NORM_TOLERANCE), (trial, step)
                 assert steps[step]["norm"] > MAX_GRAD_NORM

@@ -12,12 +12,11 @@ from torch import Tensor
 from tests.integration.consumer.conftest import LAYOUTS, MAX_GRAD_NORM, NUM_STEPS
 from tests.integration.consumer.reward_cases import CASES, plain_model, plain_training, save_reward_model
 from tests.integration.consumer.reward_process import CUTS, take_reward_steps
-from tests.integration.consumer.test_gradients import differences, join
+from tests.integration.consumer.test_gradients import NORM_TOLERANCE, differences, join, norm_of
 from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerServers
 
 pytestmark = pytest.mark.timeout(LAUNCH_TIMEOUT_S)
 GRADIENT_TOLERANCE = {"fp32": 1e-5, "bf16": 2.5e-2}  # L2 per tensor, relative to its norm
-NORM_TOLERANCE = 1e-5  # relative, of the clip norm, to the norm of the gradients that are compared
 LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3}
 UPDATE_TOLERANCE = {"fp32": 2e-3, "bf16": 0.2}  # of what two steps made of all masters; see test_gradients.py
 RUNS = [run for run in itertools.product(LAYOUTS, ("fp32", "bf16")) if not ("zero" in run[0] and run[1] == "fp32")]
@@ -62,7 +61,7 @@ def test_every_cut_gives_the_plain_gradient_update_and_metrics(
             gradients = joined(ranks, name, cut, step, "gradients", is_sliced=is_sliced)
             found = differences(gradients, right[step]["gradients"])
             assert max(found.values()) < GRADIENT_TOLERANCE[precision], (name, cut, step, found)
-            norm = math.hypot(*(float(gradient.norm()) for gradient in gradients.values()))
+            norm = norm_of(gradients)
             for rank in ranks:
                 result = rank[name, tuple(cut)][step]
                 assert result["norm"] == pytest.approx(norm, rel=NORM_TOLERANCE)

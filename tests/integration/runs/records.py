@@ -35,9 +35,13 @@ def assert_complete(run: Run, *, steps: int | None = None) -> list[dict]:
     return records
 
 
+def assert_weights_moved(records: list[dict]) -> None:
+    assert any(record["grad_norm"] > 0 for record in records), "else the gap proves nothing"
+
+
 def assert_engine_and_trainer_agree(records: list[dict]) -> None:
     """After every weight sync the engine's log-probabilities are the trainer's."""
     assert all(record["sync_s"] > 0 for record in records[1:]), "K = 1: a sync before every step but the first"
     assert all(record["staleness_max"] == 0 for record in records)
     assert all(record["logprob_gap_mean"] < GAP_LIMIT for record in records)
-    assert any(record["grad_norm"] > 0 for record in records), "else the weights never moved and the gap proves nothing"
+    assert_weights_moved(records)

@@ -1,10 +1,13 @@
 """Define the environment variables of a trainer's process, which libraries read when it starts."""
 
 from coati_rl.config.training import TrainingConfig
+from coati_rl.runtime.process import HUGE_PAGES
 from coati_rl.types import Device
 
-# Bytes from which glibc maps an allocation by itself: its own start value, which it otherwise raises up to 32 MiB.
-MMAP_THRESHOLD = 2**17
+# Bytes from which glibc maps an allocation by itself, so that it goes back to the system when it is freed.
+START_THRESHOLD = 2**17  # at the start of a process
+LARGEST_THRESHOLD = 2**25  # to which glibc raises it as larger ones are freed
+NEVER = 2**40
 
 
 def trainer_environment(config: TrainingConfig, device: Device) -> dict[str, str]:
@@ -14,10 +17,15 @@ def trainer_environment(config: TrainingConfig, device: Device) -> dict[str, str
 
 
 def memory_environment(device: Device, plugin: str) -> dict[str, str]:
-    """Return the variables with which FSDP2's trainers on a CPU return to the system what they free.
+    """Return the variables that tell glibc how to get and to return a CPU trainer's memory; torch has its own on a GPU.
 
-    Layers are gathered and freed between activations that stay. In glibc's heap they leave gaps that later tensors do
-    not fit, more than sharding saves: see decision 0045. Fresh memory costs page faults, so that other layouts, in
-    which few tensors come and go, keep the heap. On a GPU torch keeps tensors in memory of its own.
+    With FSDP2 what is freed returns to the system. Layers are gathered and freed between activations that stay. In
+    glibc's heap they leave gaps that later tensors do not fit, more than sharding saves: see decision 0045. In other
+    layouts few tensors come and go between them, and the heap is kept for the next micro-batch.
     """
-    return {"MALLOC_MMAP_THRESHOLD_": str(MMAP_THRESHOLD)} if (device, plugin) == ("cpu", "fsdp2") else {}
+    if device != "cpu":
+        return {}
+    threshold, trimmed = (START_THRESHOLD, START_THRESHOLD) if plugin == "fsdp2" else (LARGEST_THRESHOLD, NEVER)
+    tunables = {"glibc.malloc.mmap_threshold": threshold, "glibc.malloc.trim_threshold": trimmed}
+    added = "".join(f":{name}={value}" for name, value in tunables.items())
+    return {name: value + added for name, value in HUGE_PAGES.items()}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from coati_rl.config.model import FLOAT32_ATTENTION
 from coati_rl.memory.model_shape import ModelShape
-from coati_rl.ops.head_gradients import PRODUCT_ROWS
+from coati_rl.ops.cpu_products import PRODUCT_BLOCK
 from coati_rl.ops.vocab_chunks import CHUNK_ELEMENTS, ROW_MULTIPLE
 from coati_rl.types import Device
 
@@ -142,7 +142,7 @@ def head_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, device: 
     if precision == "fp32":
         return FLOAT32 * logits + rows
     if device == "cpu":
-        product = (2 + FLOAT32) * min(shape.vocabulary, PRODUCT_ROWS) * shape.hidden
+        product = (2 + FLOAT32) * min(shape.vocabulary, PRODUCT_BLOCK) * shape.hidden
     else:
         product = 2 * shape.vocabulary * shape.hidden
     return (FLOAT32 + 2) * logits + product + rows

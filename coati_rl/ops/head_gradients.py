@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from coati_rl.ops.vocab_chunks import LMHead, row_blocks, slices, sum_rows
-
-PRODUCT_ROWS = 2048  # of the head's gradient in bfloat16 on a CPU: added to the float32 one from the cache
+from coati_rl.ops.cpu_products import add_product, product
+from coati_rl.ops.vocab_chunks import LMHead, row_blocks, sum_rows
 
 
 class TokenGradients(NamedTuple):
@@ -92,22 +91,10 @@ class HeadGradients:
             self.bias += grad_logits.sum(dim=0)
         grad_logits = grad_logits.to(weight.dtype)
         if self.rows is not None:
-            self.rows[chunk] = grad_logits @ weight
+            self.rows[chunk] = product(grad_logits, weight)
         if self.weight is not None:
-            self._add_to_weight(self.weight, grad_logits, hidden)
+            add_product(self.weight, grad_logits.T, hidden, fills=not self._is_filled)
             self._is_filled = True
-
-    def _add_to_weight(self, total: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
-        """Add grad_logits.T @ hidden to float32[V, H], or fill it."""
-        if grad_logits.dtype == torch.float32:
-            torch.addmm(total, grad_logits.T, hidden, beta=int(self._is_filled), out=total)
-            return
-        for block in slices(len(total), len(total) if total.is_cuda else PRODUCT_ROWS):
-            product = grad_logits[:, block].T @ hidden
-            if self._is_filled:
-                total[block] += product
-            else:
-                total[block] = product
 
     def of_inputs(self, hidden: Tensor, sources: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return gradients of (hidden [R * L, H], weight, bias), the latter two float32 and of this rank's rows.

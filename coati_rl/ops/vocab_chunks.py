@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
+
+from coati_rl.ops.cpu_products import linear_into
 
 # Logits of a chunk, C * V, by device type: smaller chunks make matrix products slower, larger ones need memory. 64 MiB
 # in float32 on a CPU; 1 GiB on a GPU, where products of 110 rows leave most of it idle (by arithmetic, not measured).
@@ -122,14 +123,7 @@ class LMHead:
 
     def logits(self, hidden: Tensor, temperature: Tensor, buffer: Tensor) -> Tensor:
         """Compute float32[C, V] logits in the buffer: in the model's dtype, as inference engines do, then divided."""
-        logits = buffer[: len(hidden)]
-        if self.weight.dtype != torch.float32:
-            logits.copy_(F.linear(hidden, self.weight, self.bias))
-        elif self.bias is None:
-            torch.mm(hidden, self.weight.T, out=logits)
-        else:
-            torch.addmm(self.bias, hidden, self.weight.T, out=logits)
-        return logits.div_(temperature[:, None])
+        return linear_into(buffer[: len(hidden)], hidden, self.weight, self.bias).div_(temperature[:, None])
 
     def softmax(self, logits: Tensor, targets: Tensor) -> ChunkSoftmax:
         """Compute the softmax in the memory of float32[C, V] logits, which it overwrites. Collective over the group."""

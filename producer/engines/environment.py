@@ -1,5 +1,6 @@
 """Define the environment variables of an engine's process, which libraries read when they are imported."""
 
+from coati_rl.runtime.process import HUGE_PAGES
 from coati_rl.types import Device
 
 
@@ -25,6 +26,7 @@ def engine_environment(
         "OMP_NUM_THREADS": str(num_threads),
     }
     if device == "cpu":
+        environment |= HUGE_PAGES
         # Otherwise all engines of a machine are bound to the same cores.
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         if not compiles:

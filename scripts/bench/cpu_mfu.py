@@ -11,12 +11,14 @@ The FLOPs are `mfu.step_flops`, for T tokens of which the loss counts T': 6 N T 
 weights), 6 V H T' of the LM head, and 12 for each pair of a query and a key that it sees, layer and unit of width.
 Embedding look-ups, norms, the optimizer and what is computed twice do not count. Before the timed steps torch counts
 the matrix products that each way executes, attention's left out; nothing is measured if they are not 6 N T + 6 V H T'.
-MFU is the share of a measured peak: the rate of the best of some square matrix products in the same thread and dtype.
+MFU is the share of a measured peak: the rate of the best of some square matrix products in the same thread and dtype,
+torch's or, where they are faster, those of `coati_rl.ops.cpu_products`; the share of torch's is printed beside it.
 Nothing is printed of a precision unless losses and gradient norms agree in every step.
 """
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -31,12 +33,15 @@ import torch.distributed as dist
 from mfu import step_flops
 from random_model import save_random_model
 from shared_prefix import make_samples, micro_batches_of, with_logprobs
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
+from trainer_process import run_as_trainer
 from training_loops import MAX_NORM, TOLERANCES, WEIGHT_DECAY, BackendLoop, PlainLoop, check_agreement, load
 from transformers import PreTrainedModel
 
 from coati_rl.batch import MicroBatch
 from coati_rl.config.optimizer import OptimizerConfig
+from coati_rl.ops.cpu_products import product
 from consumer.backend import BackendConfig, make_backend
 from consumer.models.loading import no_progress_bars
 from consumer.models.policy_model import DTYPES
@@ -44,6 +49,8 @@ from consumer.parallel.process_group import StoreLocation, destroy_process_group
 
 OURS, PLAIN = "ours", "plain transformers"
 Step = Callable[[], tuple[float, float]]  # takes an optimizer step; the mean loss, the norm before clipping
+TORCH = "torch"
+PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {TORCH: torch.mm, "the trainers'": product}
 PEAK_SIZES = (1024, 2048, 4096)  # of square matrices
 TIMEOUT_S = 300.0
 FLAGS = {
@@ -60,20 +67,20 @@ FLAGS = {
 }
 
 
-def peak_flop_per_s(size: int, dtype: torch.dtype) -> float:
+def flop_per_s(multiply: Callable[[Tensor, Tensor], Tensor], size: int, dtype: torch.dtype) -> float:
     """Measure FLOP/s of a matrix product."""
-    left, right, out = torch.randn(3, size, size).to(dtype)
-    torch.mm(left, right, out=out)  # libraries prepare themselves
+    left, right = torch.randn(2, size, size).to(dtype)
+    multiply(left, right)  # libraries prepare themselves
     begin = time.perf_counter()
-    torch.mm(left, right, out=out)
+    multiply(left, right)
     return 2 * size**3 / (time.perf_counter() - begin)
 
 
 def executed_flops(step: Step) -> tuple[int, dict[str, float]]:
     """Take a step. Returns: the FLOPs of its matrix products, without batched ones and attention; loss and norm."""
-    in_place = torch.ops.aten.addmm_  # which torch does not count by itself
-    products = (torch.ops.aten.mm, torch.ops.aten.addmm, in_place)
-    with FlopCounterMode(display=False, custom_mapping={in_place: _addmm_flops}) as counter:
+    in_place, onednn = torch.ops.aten.addmm_, torch.ops.mkldnn._linear_pointwise  # torch does not count these by itself
+    products = (torch.ops.aten.mm, torch.ops.aten.addmm, in_place, onednn)
+    with FlopCounterMode(display=False, custom_mapping={in_place: _addmm_flops, onednn: _linear_flops}) as counter:
         loss, norm = step()
     counts = counter.get_flop_counts()["Global"]
     return int(sum(counts.get(product, 0) for product in products)), {"loss": loss, "norm": norm}
@@ -82,6 +89,11 @@ def executed_flops(step: Step) -> tuple[int, dict[str, float]]:
 def _addmm_flops(_: Sequence[int], left: Sequence[int], right: Sequence[int], **__: object) -> int:
     """Return the FLOPs of a product of matrices of these shapes."""
     return 2 * left[0] * left[1] * right[1]
+
+
+def _linear_flops(rows: Sequence[int], weight: Sequence[int], *_: object, **__: object) -> int:
+    """Return the FLOPs of rows [..., K] @ weight.T, of a weight [N, K]."""
+    return 2 * math.prod(rows) * weight[0]
 
 
 def timed_step(step: Step) -> dict[str, float]:
@@ -126,14 +138,16 @@ def measure(directory: Path, precision: str, arguments: argparse.Namespace) -> d
     ways: dict[str, Step] = {OURS: BackendLoop(backend, *batch).step, PLAIN: PlainLoop(model, *batch).step}
     counts = count_flops(ways, model, batch[0], TOLERANCES[precision])
     report: dict[str, Any] = {**counts, "micro_batches": len(batch[0])}
-    report |= {"peaks": {size: [] for size in PEAK_SIZES}, "steps": {name: [] for name in ways}}
+    report |= {"steps": {name: [] for name in ways}}
+    report |= {"peaks": {name: {size: [] for size in PEAK_SIZES} for name in PRODUCTS}}
     for index in range(arguments.rounds):
-        for size, rates in report["peaks"].items():
-            rates.append(peak_flop_per_s(size, dtype))
+        for name, multiply in PRODUCTS.items():
+            for size, rates in report["peaks"][name].items():
+                rates.append(flop_per_s(multiply, size, dtype))
         for name in [*ways][:: 1 if index % 2 else -1]:
             report["steps"][name].append(timed_step(ways[name]))
         if index == 0:
-            least = 2 * arguments.rounds * report["flops"] / max(rates[0] for rates in report["peaks"].values())
+            least = 2 * arguments.rounds * report["flops"] / max(peaks(report).values())
             sys.stderr.write(f"{precision}: the timed steps would take {least / 60:.1f} minutes at the peak\n")
     backend.close()
     found, expected = (
@@ -143,10 +157,16 @@ def measure(directory: Path, precision: str, arguments: argparse.Namespace) -> d
     return report
 
 
+def peaks(report: dict[str, Any]) -> dict[str, float]:
+    """Return the FLOP/s of the best size by product."""
+    return {name: max(map(statistics.median, sizes.values())) for name, sizes in report["peaks"].items()}
+
+
 def medians(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the peak, and by way seconds, tokens/s, FLOP/s, MFU and the ratio of plain's time to its own."""
-    peak = max(statistics.median(rates) for rates in report["peaks"].values())
-    table: dict[str, Any] = {"peak_flop_per_s": peak}
+    """Return the peaks, and by way seconds, tokens/s, FLOP/s, MFU and the ratio of plain's time to its own."""
+    found = peaks(report)
+    peak = max(found.values())
+    table: dict[str, Any] = {"peak_flop_per_s": peak, "torch_peak_flop_per_s": found[TORCH]}
     for name, steps in report["steps"].items():
         wall_s = statistics.median(step["wall_s"] for step in steps)
         ratios = {
@@ -160,6 +180,7 @@ def medians(report: dict[str, Any]) -> dict[str, Any]:
             "tokens_per_s": report["tokens"] / wall_s,
             "flop_per_s": report["flops"] / wall_s,
             "mfu": report["flops"] / wall_s / peak,
+            "of_torch_peak": report["flops"] / wall_s / found[TORCH],
             "plain_over_it": ratios["wall_s"],
             "plain_over_it_by_cpu": ratios["cpu_s"],
         }
@@ -169,14 +190,14 @@ def medians(report: dict[str, Any]) -> dict[str, Any]:
 def print_rows(precision: str, report: dict[str, Any], table: dict[str, Any]) -> None:
     """Print a line for each way."""
     shares = f"{report['tokens']} tokens, {report['loss_tokens']} in the loss, {report['micro_batches']} micro-batches"
-    print(
-        f"{precision}: {report['flops'] / 1e9:.1f} GFLOPs, {shares}; peak {table['peak_flop_per_s'] / 1e9:.1f} GFLOP/s"
-    )
+    rates = f"peak {table['peak_flop_per_s'] / 1e9:.1f} GFLOP/s, torch's {table['torch_peak_flop_per_s'] / 1e9:.1f}"
+    print(f"{precision}: {report['flops'] / 1e9:.1f} GFLOPs, {shares}; {rates}")
     print(f"losses and gradient norms agree within {report['difference']:.1e}")
-    print(f"{'':20}{'step s':>9}{'tokens/s':>10}{'GFLOP/s':>9}{'MFU':>7}{'plain / it':>12}{'by CPU':>8}")
+    print(f"{'':20}{'step s':>9}{'tokens/s':>10}{'GFLOP/s':>9}{'MFU':>7}{'of torch':>12}{'plain / it':>12}{'by CPU':>8}")
     for name in (OURS, PLAIN):
         row = table[name]
         rates = f"{row['wall_s']:9.3f}{row['tokens_per_s']:10.1f}{row['flop_per_s'] / 1e9:9.1f}{row['mfu']:7.3f}"
+        rates += f"{row['of_torch_peak']:12.3f}"
         print(f"{name:20}{rates}{row['plain_over_it']:12.3f}{row['plain_over_it_by_cpu']:8.3f}")
 
 

@@ -162,7 +162,6 @@ def run_rank(
 def measure(layout: str, model: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run all ranks of a layout. Returns: the report of the rank with the largest peak."""
     context = multiprocessing.get_context("spawn")
-    os.environ.pop("MALLOC_MMAP_THRESHOLD_", None)
     os.environ.update(memory_environment("cpu", LAYOUTS[layout][1].get("plugin", "hybrid")))  # of the ranks' processes
     ranks = range(LAYOUTS[layout][0])
     with tempfile.TemporaryDirectory() as name:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from random_model import save_random_model
 from torch import Tensor
+from trainer_process import run_as_trainer
 from transformers import AutoModelForCausalLM
 
 from coati_rl.algorithms.advantage import group_norm
@@ -194,6 +195,7 @@ def summary(report: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Measure, print the table and write the figures."""
+    run_as_trainer()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a model in Hugging Face format; default: a random Qwen3")
     parser.add_argument("--precision", choices=list(TOLERANCES), default="fp32", help="of the trainer [fp32]")

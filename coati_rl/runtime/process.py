@@ -11,8 +11,8 @@ from pathlib import Path
 from coati_rl.types import Device
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-# What glibc is told in a process that computes on a CPU. Tensors come and go with every operation, and fresh memory costs
-# a page fault per 4 KiB: huge pages, of 2 MiB, are asked for where the system leaves that to programs.
+# What glibc is told where tensors are on a CPU. They come and go with every operation, and fresh memory costs a page
+# fault per 4 KiB: huge pages, of 2 MiB, are asked for where the system leaves that to programs.
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)

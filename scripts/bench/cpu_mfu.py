@@ -193,7 +193,9 @@ def print_rows(precision: str, report: dict[str, Any], table: dict[str, Any]) ->
     rates = f"peak {table['peak_flop_per_s'] / 1e9:.1f} GFLOP/s, torch's {table['torch_peak_flop_per_s'] / 1e9:.1f}"
     print(f"{precision}: {report['flops'] / 1e9:.1f} GFLOPs, {shares}; {rates}")
     print(f"losses and gradient norms agree within {report['difference']:.1e}")
-    print(f"{'':20}{'step s':>9}{'tokens/s':>10}{'GFLOP/s':>9}{'MFU':>7}{'of torch':>12}{'plain / it':>12}{'by CPU':>8}")
+    print(
+        f"{'':20}{'step s':>9}{'tokens/s':>10}{'GFLOP/s':>9}{'MFU':>7}{'of torch':>12}{'plain / it':>12}{'by CPU':>8}"
+    )
     for name in (OURS, PLAIN):
         row = table[name]
         rates = f"{row['wall_s']:9.3f}{row['tokens_per_s']:10.1f}{row['flop_per_s'] / 1e9:9.1f}{row['mfu']:7.3f}"
@@ -203,6 +205,7 @@ def print_rows(precision: str, report: dict[str, Any], table: dict[str, Any]) ->
 
 def main() -> None:
     """Measure, check, print the results and write them."""
+    run_as_trainer()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a model in Hugging Face format; default: a random Qwen3")
     parser.add_argument("--precision", nargs="+", choices=list(TOLERANCES), default=list(TOLERANCES))

@@ -132,9 +132,7 @@ def test_small_products_and_other_dtypes_stay_with_torch(
     assert torch.equal(product(inputs, inputs.T), inputs @ inputs.T)
 
 
-def test_on_a_processor_where_mkl_is_as_fast_nothing_changes(
-    monkeypatch: pytest.MonkeyPatch, no_onednn: None
-) -> None:
+def test_on_a_processor_where_mkl_is_as_fast_nothing_changes(monkeypatch: pytest.MonkeyPatch, no_onednn: None) -> None:
     monkeypatch.setattr(cpu_products, "_onednn_is_faster", lambda: False)
     layer, inputs = nn.Linear(64, 130), drawn(300, 64)
     expected = layer(inputs)

@@ -7,7 +7,7 @@ from coati_rl.types import Device
 # Bytes from which glibc maps an allocation by itself, so that it goes back to the system when it is freed.
 START_THRESHOLD = 2**17  # at the start of a process
 LARGEST_THRESHOLD = 2**25  # to which glibc raises it as larger ones are freed
-NEVER = 2**40
+NEVER_TRIMMED = 2**40  # bytes, free at the heap's end, that glibc returns
 
 
 def trainer_environment(config: TrainingConfig, device: Device) -> dict[str, str]:
@@ -25,7 +25,7 @@ def memory_environment(device: Device, plugin: str) -> dict[str, str]:
     """
     if device != "cpu":
         return {}
-    threshold, trimmed = (START_THRESHOLD, START_THRESHOLD) if plugin == "fsdp2" else (LARGEST_THRESHOLD, NEVER)
+    threshold, trimmed = (START_THRESHOLD, START_THRESHOLD) if plugin == "fsdp2" else (LARGEST_THRESHOLD, NEVER_TRIMMED)
     tunables = {"glibc.malloc.mmap_threshold": threshold, "glibc.malloc.trim_threshold": trimmed}
     added = "".join(f":{name}={value}" for name, value in tunables.items())
     return {name: value + added for name, value in HUGE_PAGES.items()}

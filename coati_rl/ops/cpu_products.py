@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_ZEN_5 = 26  # cpu family; vector units of earlier ones execute AVX-512 in halves, so that nothing is to be gained
+_ZEN_5 = 26  # cpu family, the earliest that was measured
 _MIN_TERMS = 2**21  # M * K * N; below, a call of oneDNN costs more than it saves
 PRODUCT_BLOCK = 2048  # columns or rows of a product that are copied or added to other memory at a time, from the cache
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """Return left @ right, [M, N], of [M, K] and [K, N], without gradient."""
-    return _linear(left, right.T, None) if _prefers_onednn(left, right.shape[1]) else left @ right
+    return _onednn_linear(left, right.T, None) if _prefers_onednn(left, right.shape[1]) else left @ right
 
 
 def linear_into(out: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -43,7 +43,7 @@ def linear_into(out: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None) 
     if _prefers_onednn(rows, len(weight)):  # it has no output argument
         for start in range(0, len(weight), PRODUCT_BLOCK):
             block = slice(start, start + PRODUCT_BLOCK)
-            out[:, block] = _linear(rows, weight[block], None if bias is None else bias[block])
+            out[:, block] = _onednn_linear(rows, weight[block], None if bias is None else bias[block])
         return out
     return torch.mm(rows, weight.T, out=out) if bias is None else torch.addmm(bias, rows, weight.T, out=out)
 
@@ -80,16 +80,16 @@ def use_fast_products(model: nn.Module) -> None:
 def _linear_forward(module: nn.Linear, inputs: Tensor) -> Tensor:
     if not _prefers_onednn(inputs, module.out_features):
         return F.linear(inputs, module.weight, module.bias)
-    return _Linear.apply(inputs, module.weight, module.bias)  # type: ignore[no-any-return, no-untyped-call]
+    return _OnednnLinear.apply(inputs, module.weight, module.bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Linear(torch.autograd.Function):
+class _OnednnLinear(torch.autograd.Function):
     """Compute inputs @ weight.T + bias, [..., N], of inputs [..., K], weight [N, K] and bias [N]."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        return _linear(inputs, weight, bias)
+        return _onednn_linear(inputs, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -110,7 +110,7 @@ def _prefers_onednn(left: Tensor, num_columns: int) -> bool:
     return is_float32_on_cpu and left.numel() * num_columns >= _MIN_TERMS and _onednn_is_faster()
 
 
-def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _onednn_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return inputs @ weight.T + bias by oneDNN's inner product, which torch offers to its compiler alone."""
     return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")  # type: ignore[no-any-return]
 

@@ -26,7 +26,7 @@ def no_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Tensor:
         raise AssertionError("oneDNN was called")
 
-    monkeypatch.setattr(cpu_products, "_linear", fail)
+    monkeypatch.setattr(cpu_products, "_onednn_linear", fail)
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -35,6 +35,8 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
     from coati_rl.runtime.prepare import prepare
     from coati_rl.runtime.prompts import RewardFacts
     from consumer.parallel.layout_rules import check_layout
+    from consumer.proofs.model import try_model
+    from producer.engines.decoding_trial import check_decoding
     from producer.engines.vllm_arguments import check_engine_args, check_quantization
     from producer.made_environment import check_environment
     from rewards.ground_truths import ground_truth_warnings
@@ -51,9 +53,13 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
             default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth, columns_of=columns_of
         ),
         check_layout=check_layout,
+        try_model=try_model,
         is_dry_run=is_dry_run,
         environment=environment,
     )
+    model = Path(prepared.config.model.model)
+    if prepared.config.sampling.backend == "transformers" and model.is_dir():  # in a dry run it may be elsewhere
+        check_decoding(model)
     datasets = {"--dataset": prepared.read_prompts}
     datasets |= {f"--eval-dataset {task}": prompts.prompts for task, prompts in prepared.evaluation.items()}
     warnings = (*prepared.warnings, *ground_truth_warnings(config, datasets))

@@ -60,6 +60,7 @@ def _run(config: GenerateConfig, *, is_dry_run: bool) -> int:
     from coati_rl.runtime.prompts import RewardFacts
     from producer.batch.output import BatchOutput
     from producer.batch.unscored import Unscored
+    from producer.engines.decoding_trial import check_decoding
     from producer.engines.vllm_arguments import check_engine_args, check_quantization
     from rewards.ground_truths import ground_truth_warnings
     from rewards.registry import columns_of, default_system_prompt, needs_ground_truth
@@ -73,6 +74,8 @@ def _run(config: GenerateConfig, *, is_dry_run: bool) -> int:
         default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth, columns_of=columns_of
     )
     prepared = prepare_generation(config, rewards=facts)
+    if config.sampling.backend == "transformers":
+        check_decoding(prepared.model)
     told = [*prepared.warnings]
     if config.is_scored:
         told += ground_truth_warnings(run, {"--dataset": prepared.prompts.prompts})

@@ -73,8 +73,9 @@ def _main(job: type[OfflineConfig], arguments: Sequence[str], scratch: Path) -> 
 def _run(config: OfflineConfig, is_dry_run: bool, scratch: Path) -> None:
     from coati_rl.runtime.prepare_offline import prepare_offline
     from consumer.parallel.layout_rules import check_layout
+    from consumer.proofs.model import try_model
 
-    prepared = prepare_offline(config, check_layout=check_layout, is_dry_run=is_dry_run)
+    prepared = prepare_offline(config, check_layout=check_layout, try_model=try_model, is_dry_run=is_dry_run)
     plan_or_launch(prepared, _classes, warnings=prepared.warnings, is_dry_run=is_dry_run, scratch=scratch)
 
 

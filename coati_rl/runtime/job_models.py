@@ -7,14 +7,20 @@ from typing import Any
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_jobs import SftJobConfig
-from coati_rl.runtime.prefix_sharing import with_prefix_sharing
 from coati_rl.runtime.resources import read_model_config, read_tokenizer, resolve_model, with_tokenizer
 from coati_rl.runtime.same_tokens import check_positions, check_vocabulary, check_vocabulary_sizes
+from coati_rl.runtime.sample_rows import TryModel, with_sample_rows
 from coati_rl.runtime.teacher import with_teacher
 
 
 def with_run_models(
-    config: Config, directory: Path, hf_config: Any, *, check_layout: Callable[..., None], is_dry_run: bool
+    config: Config,
+    directory: Path,
+    hf_config: Any,
+    *,
+    check_layout: Callable[..., None],
+    try_model: TryModel,
+    is_dry_run: bool,
 ) -> tuple[Config, Any, list[str]]:
     """Return the config of a run with producers as its models ask for it, the tokenizer, and warnings.
 
@@ -23,6 +29,7 @@ def with_run_models(
         directory: of the model.
         hf_config: its transformers config.
         check_layout: of the trainers; raises ConfigError if a teacher cannot be cut as asked.
+        try_model: tries whether a model computes packed samples apart.
         is_dry_run: do not fetch a teacher.
     Raises: ConfigError for a chat template or a teacher that does not fit the model.
     """
@@ -37,8 +44,8 @@ def with_run_models(
         is_dry_run=is_dry_run,
     )
     models = {"--model": config.model.model, "--teacher": config.distillation.teacher}
-    config, of_sharing = with_prefix_sharing(config, models)
-    return config, tokenizer, [*of_teacher, *of_sharing]
+    config, of_rows = with_sample_rows(config, models, try_model=try_model)
+    return config, tokenizer, [*of_teacher, *of_rows]
 
 
 def with_dataset_models(
@@ -48,6 +55,7 @@ def with_dataset_models(
     *,
     needs_chat_template: bool,
     check_layout: Callable[..., None],
+    try_model: TryModel,
     is_dry_run: bool,
 ) -> tuple[OfflineConfig, Any, list[str]]:
     """Return the config of a job on a dataset as its models ask for it, the tokenizer, and warnings.
@@ -57,7 +65,7 @@ def with_dataset_models(
         directory: of the model.
         hf_config: its transformers config.
         needs_chat_template: rows are conversations.
-        check_layout: as of `with_run_models`.
+        check_layout, try_model: as of `with_run_models`.
         is_dry_run: do not fetch a reference model or a teacher.
     Raises: ConfigError for a chat template, a reference model or a teacher that does not fit the model.
     """
@@ -73,8 +81,8 @@ def with_dataset_models(
             check_layout=check_layout,
             is_dry_run=is_dry_run,
         )
-    config, of_sharing = with_prefix_sharing(config, _computed_models(config))
-    return config, tokenizer, [*warnings, *of_sharing]
+    config, of_rows = with_sample_rows(config, _computed_models(config), try_model=try_model)
+    return config, tokenizer, [*warnings, *of_rows]
 
 
 def _with_reference(

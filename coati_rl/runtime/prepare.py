@@ -35,6 +35,7 @@ from coati_rl.runtime.prompts import (
     make_source,
 )
 from coati_rl.runtime.resources import read_model_config, resolve_model, sharding_warnings
+from coati_rl.runtime.sample_rows import TryModel
 from coati_rl.runtime.size_checks import check_gpu_memory, check_length, check_prompts, check_step, resolve_device
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CollectiveBackend
@@ -90,6 +91,7 @@ def prepare(
     *,
     rewards: RewardFacts,
     check_layout: Callable[..., None],
+    try_model: TryModel,
     is_dry_run: bool,
     environment: EnvironmentFacts | None = None,
 ) -> Prepared:
@@ -99,6 +101,7 @@ def prepare(
         config: checked by `rules.check`.
         rewards: what they ask of rows.
         check_layout: of the trainers; raises ConfigError if a model (its transformers config) cannot be cut as asked.
+        try_model: of the trainers; tries whether a model computes packed samples apart.
         is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
         environment: what it asks of prompts; None: nothing.
     Raises: ConfigError.
@@ -125,6 +128,7 @@ def prepare(
             backend,
             environment=environment,
             check_layout=check_layout,
+            try_model=try_model,
             is_dry_run=is_dry_run,
         )
     config, train, num_prompts = found.config, found.train, found.num_prompts
@@ -168,6 +172,7 @@ def _with_model(
     *,
     environment: EnvironmentFacts,
     check_layout: Callable[..., None],
+    try_model: TryModel,
     is_dry_run: bool,
 ) -> _Inputs:
     """Tokenise the rows, and check what depends on the model in `directory`. Raises: ConfigError."""
@@ -177,7 +182,12 @@ def _with_model(
     check_layout(config, hf_config)
     of_staging = check_gpu_memory(config, directory, backend)
     config, tokenizer, of_models = with_run_models(
-        config, directory, hf_config, check_layout=check_layout, is_dry_run=is_dry_run
+        config,
+        directory,
+        hf_config,
+        check_layout=check_layout,
+        try_model=try_model,
+        is_dry_run=is_dry_run,
     )
     environment.check_tokenizer(tokenizer)
     train, evaluation = make_run_prompts(rows, config, tokenizer)

@@ -28,6 +28,7 @@ from coati_rl.runtime.offline_rows import (
 )
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.resources import find_device, read_model_config, resolve_model, sharding_warnings
+from coati_rl.runtime.sample_rows import TryModel
 from coati_rl.samples import Sample
 from coati_rl.types import Device
 
@@ -54,12 +55,19 @@ class _Inputs:
     warnings: tuple[str, ...]
 
 
-def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None], is_dry_run: bool) -> PreparedDataset:
+def prepare_offline(
+    config: OfflineConfig,
+    *,
+    check_layout: Callable[..., None],
+    try_model: TryModel,
+    is_dry_run: bool,
+) -> PreparedDataset:
     """Resolve device and model, read, validate and tokenise the rows, and plan.
 
     Args:
         config: checked by `offline_rules.check_offline`.
         check_layout: of the trainers; raises ConfigError if a model (its transformers config) cannot be cut as asked.
+        try_model: of the trainers; tries whether a model computes packed samples apart.
         is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
     Raises: ConfigError.
     """
@@ -80,7 +88,15 @@ def prepare_offline(config: OfflineConfig, *, check_layout: Callable[..., None],
         unchecked = f"model {config.model.model} is not on this machine: lengths and the layout are not checked"
         found = _Inputs(config=with_offline_defaults(config, device), warnings=(unchecked,))
     else:
-        found = _with_model(config, forms, directory, device, check_layout=check_layout, is_dry_run=is_dry_run)
+        found = _with_model(
+            config,
+            forms,
+            directory,
+            device,
+            check_layout=check_layout,
+            try_model=try_model,
+            is_dry_run=is_dry_run,
+        )
     config = found.config
     evaluation = {flag.partition(" ")[2]: each for flag, each in found.sets.items() if flag != TRAIN_FLAG}
     train = found.sets.get(TRAIN_FLAG)
@@ -114,6 +130,7 @@ def _with_model(
     device: Device,
     *,
     check_layout: Callable[..., None],
+    try_model: TryModel,
     is_dry_run: bool,
 ) -> _Inputs:
     """Tokenise the rows, and check what depends on the model in `directory`. Raises: ConfigError."""
@@ -127,6 +144,7 @@ def _with_model(
         hf_config,
         needs_chat_template=any(needs_chat_template(rows) for rows in forms.values()),
         check_layout=check_layout,
+        try_model=try_model,
         is_dry_run=is_dry_run,
     )
     sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}

@@ -23,19 +23,23 @@ def read_config(model_dir: Path) -> Any:
         raise _unreadable(model_dir, error) from error
 
 
+def attention_of(config: Any) -> str:
+    """Return the name of the attention function that trainers use for a model."""
+    return packed_attention.NAME if config.model_type in packed_attention.MODEL_TYPES else "sdpa"
+
+
 def read_model(auto_class: Any, model_dir: Path, config: Any, *, dtype: torch.dtype, **arguments: Any) -> Any:
     """Return what `auto_class.from_pretrained` returns. Raises: ConfigError if it cannot be loaded.
 
     Attention separates packed samples without a mask where `packed_attention` supports the architecture.
     """
-    attention = packed_attention.NAME if config.model_type in packed_attention.MODEL_TYPES else "sdpa"
     try:
         with no_progress_bars():
             return auto_class.from_pretrained(
                 model_dir,
                 config=config,
                 dtype=dtype,
-                attn_implementation=attention,
+                attn_implementation=attention_of(config),
                 trust_remote_code=False,
                 **arguments,
             )

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-# Config fields of architectures that change their logits after the LM head, which `policy_forward` does not support.
-LOGIT_SETTINGS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-
 
 class HeadWeights(NamedTuple):
     """Hold an LM head's weights, or this tensor-parallel rank's rows of them."""
@@ -208,11 +205,15 @@ def _loss_of_tokens(
 def load_policy(model_dir: Path, *, dtype: torch.dtype, gradient_checkpointing: bool = False) -> PreTrainedModel:
     """Load a Hugging Face causal language model without running any code from the model directory; see `prepare`.
 
-    Raises: ConfigError if it cannot be read, or if its logits are not the plain output of its LM head.
+    Raises: ConfigError if it cannot be read, or has no plain LM head. Whether its logits are the head's plain output is
+        tried before a job starts; see `consumer.proofs`.
     """
     model: PreTrainedModel = read_model(AutoModelForCausalLM, model_dir, read_config(model_dir), dtype=dtype)
-    altered = [name for name in LOGIT_SETTINGS if getattr(model.config, name, None) not in (None, 1, 1.0)]
-    if altered or not isinstance(model.get_output_embeddings(), nn.Linear):
-        what = f"changes its logits by {', '.join(altered)}" if altered else "has no plain LM head"
-        raise ConfigError(f"--model {model_dir}: {type(model).__name__} {what}, which training does not support")
+    if not has_plain_head(model):
+        raise ConfigError(f"--model {model_dir}: {type(model).__name__} has no plain LM head, which training needs")
     return prepare(model, gradient_checkpointing=gradient_checkpointing)
+
+
+def has_plain_head(model: PreTrainedModel) -> bool:
+    """Return True if the logits come from one linear layer, whose weights `policy_forward` uses in chunks."""
+    return isinstance(model.get_output_embeddings(), nn.Linear)

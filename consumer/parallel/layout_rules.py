@@ -14,7 +14,13 @@ from coati_rl.errors import ConfigError
 # Sharded by output features, sharded by input features, and replicated with the gradient summed over ranks.
 TP_STYLES = frozenset({"colwise", "rowwise", "replicated_with_grad_allreduce"})
 PP_PARTS = frozenset({"embed_tokens", "layers", "norm"})
-TESTED = ("llama", "mistral", "qwen2", "qwen3")  # architectures whose gradients are compared in tests
+TESTED = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+)  # architectures whose gradients are compared in tests; see `proofs.layout`
+_TESTED_TEXT = f"{', '.join(TESTED)} (tested); other architectures are tried before a job starts"
 
 _TP_PLAN, _PP_PLAN = "base_model_tp_plan", "base_model_pp_plan"
 _TIED_EMBEDDING = ("embed_tokens", "embedding_rowwise")  # transformers adds it to the plan of tied models
@@ -70,7 +76,7 @@ def _tensor_plan_problem(hf_config: Any) -> str | None:
     if plan and not others:
         return None
     what = f"declares unsupported styles ({', '.join(others)})" if others else "declares no tensor-parallel plan"
-    return f"the architecture {model.model_type} {what}; use -tp 1 or {_architectures(_TP_PLAN)}"
+    return f"the architecture {model.model_type} {what}; use -tp 1 or one of {_TESTED_TEXT}"
 
 
 def _pipeline_plan_problem(hf_config: Any) -> str | None:
@@ -79,7 +85,7 @@ def _pipeline_plan_problem(hf_config: Any) -> str | None:
     if plan.keys() == PP_PARTS:
         return None
     what = f"declares unsupported parts ({', '.join(plan)})" if plan else "declares no pipeline plan"
-    return f"the architecture {model.model_type} {what}; use -pp 1 or {_architectures(_PP_PLAN)}"
+    return f"the architecture {model.model_type} {what}; use -pp 1 or one of {_TESTED_TEXT}"
 
 
 def _sizes_problem(tp: int, hf_config: Any) -> str | None:
@@ -97,19 +103,3 @@ def _sizes_problem(tp: int, hf_config: Any) -> str | None:
 def _depth_problem(pp: int, hf_config: Any) -> str | None:
     layers = hf_config.get_text_config().num_hidden_layers
     return f"more stages than num_hidden_layers {layers}; use -pp {layers} or less" if pp > layers else None
-
-
-def _architectures(plan_attribute: str) -> str:
-    """Return a list, for messages, of the causal language models with a supported plan."""
-    from transformers import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    others = []
-    for name in sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) & set(CONFIG_MAPPING.keys()) - set(TESTED)):
-        plan = getattr(CONFIG_MAPPING[name], plan_attribute, None) or {}
-        if plan_attribute == _TP_PLAN:
-            is_handled = bool(plan) and all(_is_handled(pattern, style) for pattern, style in plan.items())
-        else:
-            is_handled = plan.keys() == PP_PARTS
-        others += [name] if is_handled else []
-    return f"one of {', '.join(TESTED)} (tested), {', '.join(others)} (not tested)"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from coati_rl.errors import ConfigError
-from consumer.models.policy_model import LOGIT_SETTINGS, load_policy, make_input, policy_forward
+from consumer.models.policy_model import load_policy, make_input, policy_forward
 from tests.unit.consumer.conftest import make_micro_batch
 
 CPU = torch.device("cpu")
@@ -72,18 +72,6 @@ def test_a_directory_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"--model {tmp_path / 'none'} cannot be loaded"):
         load_policy(tmp_path / "none", dtype=torch.float32)
     with pytest.raises(ConfigError, match="cannot be loaded"):
-        load_policy(tmp_path, dtype=torch.float32)
-
-
-@pytest.mark.parametrize("setting", LOGIT_SETTINGS)
-def test_a_model_that_changes_its_logits_after_the_head_is_refused(
-    model_dir: Path, tmp_path: Path, setting: str
-) -> None:
-    for path in model_dir.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, setting: 30.0}))
-    with pytest.raises(ConfigError, match=f"Qwen3ForCausalLM changes its logits by {setting}"):
         load_policy(tmp_path, dtype=torch.float32)
 
 

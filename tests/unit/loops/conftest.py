@@ -12,6 +12,7 @@ from coati_rl.runtime import cluster
 from coati_rl.runtime.prepare import prepare
 from coati_rl.runtime.prompts import RewardFacts
 from consumer.parallel.layout_rules import check_layout
+from consumer.proofs.model import try_model
 from rewards.registry import default_system_prompt, needs_ground_truth
 
 
@@ -86,7 +87,13 @@ def config_with(small_run, tmp_path):
 def prepare_with(config_with):
     """Changes to the small run's fields -> the run, prepared."""
     facts = RewardFacts(default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth)
-    return lambda **changes: prepare(config_with(**changes), rewards=facts, check_layout=check_layout, is_dry_run=False)
+    return lambda **changes: prepare(
+        config_with(**changes),
+        rewards=facts,
+        check_layout=check_layout,
+        try_model=try_model,
+        is_dry_run=False,
+    )
 
 
 @pytest.fixture

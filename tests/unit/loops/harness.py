@@ -31,6 +31,7 @@ from consumer.backend import Backend
 from consumer.parallel.layout_rules import check_layout
 from consumer.parallel.process_group import StoreLocation
 from consumer.parallel.single_process import SingleProcess
+from consumer.proofs.model import try_model
 from producer.engines import create_engine
 from producer.made_environment import check_environment
 from rewards import default_system_prompt, make_reward
@@ -96,7 +97,12 @@ class ThreadedRun:
         check(config)
         facts = RewardFacts(default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth)
         prepared = prepare(
-            config, rewards=facts, check_layout=check_layout, is_dry_run=False, environment=check_environment(config)
+            config,
+            rewards=facts,
+            check_layout=check_layout,
+            try_model=try_model,
+            is_dry_run=False,
+            environment=check_environment(config),
         )
         self.trace = Trace(prepared=prepared, paths=make_run_dir(config, prepared.resume))
         self._config = prepared.config

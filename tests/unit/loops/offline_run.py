@@ -19,6 +19,7 @@ from consumer.backend import Backend
 from consumer.parallel.layout_rules import check_layout
 from consumer.parallel.process_group import StoreLocation
 from consumer.parallel.single_process import SingleProcess
+from consumer.proofs.model import try_model
 
 
 def write_rows(path, rows):
@@ -49,7 +50,7 @@ def run_offline(job, values, *, stop_after=None):
     """Run a job to its end; `stop_after` optimizer steps it is interrupted."""
     config = build_job(values, OFFLINE[job])
     check_offline(config)
-    prepared = prepare_offline(config, check_layout=check_layout, is_dry_run=False)
+    prepared = prepare_offline(config, check_layout=check_layout, try_model=try_model, is_dry_run=False)
     paths = make_run_dir(prepared.config, prepared.resume)
     trace = OfflineTrace(run_dir=paths.run_dir, plan=prepared.plan.lines())
     backends = []

@@ -115,5 +115,10 @@ def test_bad_input_is_refused_before_anything_starts(write, model_dir, job, rows
     dataset = write("rows", *rows)
     argv = ["-m", str(model_dir), "-d", dataset, *flags.split(), "--device", "cpu", "-tbs", "1"]
     with pytest.raises(ConfigError) as caught:
-        prepare_offline(parse_job(argv, OFFLINE[job])[0], check_layout=lambda *_: None, is_dry_run=False)
+        prepare_offline(
+            parse_job(argv, OFFLINE[job])[0],
+            check_layout=lambda *_: None,
+            try_model=lambda *_, **__: 0.0,
+            is_dry_run=False,
+        )
     assert (f"--dataset {dataset}, {message}" if message.startswith("line") else message) in str(caught.value)

@@ -16,6 +16,7 @@ from coati_rl.runtime.prepare import prepare
 from coati_rl.runtime.prompts import RewardFacts
 from coati_rl.runtime.size_checks import resolve_device
 from consumer.parallel.layout_rules import check_layout
+from consumer.proofs.model import try_model
 
 SIZES = "-t 1 -i 1 -ibs 2 -imbs 1 -tbs 2 -tMbs 1 -tmbs 1 -g 2 -mpt 128 -mnt 64"
 
@@ -43,6 +44,7 @@ def prepare_with(model_dir, dataset):
                 needs_ground_truth=lambda reward_type: needs_truth,
             ),
             check_layout=check_layout,
+            try_model=try_model,
             is_dry_run=is_dry_run,
         )
 

@@ -14,6 +14,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.runtime.prepare_offline import prepare_offline
 from consumer.__main__ import _main, main
 from consumer.parallel.layout_rules import check_layout
+from consumer.proofs.model import try_model
 
 TURNS = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "answer"}]  # u:q\na:answer\n: 13 tokens
 PAIR = {"prompt": "q", "chosen": "yes", "rejected": "no"}
@@ -32,7 +33,7 @@ def prepared(model_dir, tmp_path, monkeypatch):
                 argv += [flag, str(tmp_path / name)]
         config = parse_job(argv, OFFLINE[job])[0]
         check_offline(config)
-        return prepare_offline(config, check_layout=check_layout, is_dry_run=is_dry_run)
+        return prepare_offline(config, check_layout=check_layout, try_model=try_model, is_dry_run=is_dry_run)
 
     return run
 

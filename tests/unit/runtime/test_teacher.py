@@ -12,6 +12,7 @@ from coati_rl.runtime.prepare import prepare
 from coati_rl.runtime.prompts import RewardFacts
 from coati_rl.runtime.same_tokens import check_vocabulary, check_vocabulary_sizes
 from consumer.parallel.layout_rules import check_layout
+from consumer.proofs.model import try_model
 
 SIZES = "-t 1 -i 1 -ibs 2 -imbs 1 -tbs 2 -tMbs 1 -tmbs 1 -g 2 -mpt 128 -mnt 64 --device cpu"
 
@@ -25,7 +26,7 @@ def prepare_with(model_dir, tmp_path):
     def run(flags, *, model=model_dir, is_dry_run=False):
         config = parse(["-m", str(model), "-d", str(tmp_path / "train.jsonl"), *SIZES.split(), *flags.split()])[0]
         check(config)
-        return prepare(config, rewards=facts, check_layout=check_layout, is_dry_run=is_dry_run)
+        return prepare(config, rewards=facts, check_layout=check_layout, try_model=try_model, is_dry_run=is_dry_run)
 
     return run
 

@@ -1,0 +1,30 @@
+"""Try a job's model before anything starts: as the trainers compute its samples, and as they cut it over ranks."""
+
+from pathlib import Path
+
+from coati_rl.config.offline_jobs import RmJobConfig
+from coati_rl.config.training import TrainingConfig
+from consumer.proofs.layout import check_layout_runs
+from consumer.proofs.samples import packed_difference
+
+
+def try_model(config: TrainingConfig, directory: Path, *, flag: str) -> float:
+    """Return by how many nats samples that are packed into a row change each other; 0 if they do not.
+
+    Args:
+        config: of the job.
+        directory: of the model.
+        flag: that names the model; the trained one is --model.
+    Raises: ConfigError if the job cannot compute its samples right, or not in its layout.
+    """
+    name, parallel = f"{flag} {directory}", config.parallel
+    difference = packed_difference(
+        directory,
+        name=name,
+        max_tokens=config.max_sample_tokens,
+        has_scalar_head=flag == "--model" and isinstance(config, RmJobConfig),
+    )
+    check_layout_runs(
+        directory, name=name, tp_size=parallel.tensor_parallel_size, pp_size=parallel.pipeline_parallel_size
+    )
+    return difference

@@ -130,7 +130,10 @@ def _cut_layers(config: Any, layers: Sequence[int]) -> None:
     total = getattr(config, _LAYERS, None)
     if not isinstance(total, int) or total <= len(layers):
         return
+    place_of = {index: place for place, index in enumerate(layers)}
     for name, value in config.to_dict().items():
+        if isinstance(value, dict) and value and all(isinstance(key, int) for key in value):  # by layer
+            setattr(config, name, {place_of[key]: each for key, each in value.items() if key in place_of})
         if not isinstance(value, list | tuple | str) or name in ("model_type", "architectures"):
             continue
         if len(value) == total and isinstance(value, str):
@@ -138,7 +141,7 @@ def _cut_layers(config: Any, layers: Sequence[int]) -> None:
         elif len(value) == total:
             setattr(config, name, [value[index] for index in layers])
         elif value and all(isinstance(each, int) and 0 <= each < total for each in value):
-            setattr(config, name, [place for place, index in enumerate(layers) if index in value])
+            setattr(config, name, [place_of[index] for index in value if index in place_of])
     setattr(config, _LAYERS, len(layers))
 
 

@@ -39,9 +39,9 @@ class _WeightedSum:
         return True
 
     def __call__(
-        self, logprobs: Tensor, entropy: Tensor, arrays: dict[str, Tensor]
+        self, logprobs: Tensor, entropy: Tensor, micro_batch: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        return -(logprobs * weights_of(logprobs.shape[-1]) * arrays["loss_mask"]).sum(), {}
+        return -(logprobs * weights_of(logprobs.shape[-1]) * micro_batch["loss_mask"]).sum(), {}
 
 
 def weights_of(number: int) -> Tensor:
@@ -51,8 +51,13 @@ def weights_of(number: int) -> Tensor:
 
 def trial(model_dir: Path, flag: str, rank: int) -> tuple[float, str]:
     """Return the largest difference of this rank, in units of the tolerance, and a text about it."""
-    sizes = {"tp_size": _RANKS} if flag == "-tp" else {"pp_size": _RANKS}
-    config = BackendConfig(model_dir=model_dir, optimizer=OptimizerConfig(max_grad_norm=1e9), **sizes)
+    is_tensor_parallel = flag == "-tp"
+    config = BackendConfig(
+        model_dir=model_dir,
+        tp_size=_RANKS if is_tensor_parallel else 1,
+        pp_size=1 if is_tensor_parallel else _RANKS,
+        optimizer=OptimizerConfig(max_grad_norm=1e9),
+    )
     backend = make_backend(config, device=torch.device("cpu"), timeout_s=_TIMEOUT_S)
     plain = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
     tokens = range(FIRST_TOKEN, plain.config.get_text_config().vocab_size)

@@ -160,7 +160,8 @@ def micro_batch_of(rows: Sequence[Sequence[Segment]]) -> tuple[MicroBatch, list[
     length = max(sum(len(segment.token_ids) for segment in row) for row in rows)
     token_ids, position_ids = np.zeros((2, len(rows), length), dtype=np.int64)
     position_ids[:] = np.arange(length)  # of the padding
-    segments, targets, sources, counts = [], [], [], []
+    segments = list[tuple[int, int, int, int]]()
+    targets, sources, counts = list[list[int]](), list[list[int]](), list[list[int]]()
     for r, row in enumerate(rows):
         first_of_row, place = len(segments), 0
         targets.append(list[int]())

@@ -28,7 +28,7 @@ def test_model_and_data_come_first_and_the_groups_are_the_sections_in_order(caps
     sections += ["sync", "run"]
     assert titles == ["model and data", *sections, "general"]
     assert flags_in(text)[:2] == ["-m", "-d"]
-    assert len(flags_in(text)) == len(Config.fields()) + 3, "and --help, --config, --dry-run"
+    assert len(flags_in(text)) == len(Config.fields()) + 4, "and --help, --version, --config, --dry-run"
     assert "--help GROUP shows one group of flags: model, data, sampling," in " ".join(text.split())
 
 

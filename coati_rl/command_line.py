@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
 
 # Name -> "module:function" of a function from arguments to exit code, and what --help says of it. The modules are above
 # this package in the order of imports, so they are named here and imported when they run.
@@ -33,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         sys.stdout.write(usage() + "\n")
+        return 0
+    if name == "--version":
+        sys.stdout.write(f"coati-rl {version('coati_rl')}\n")
         return 0
     if name not in COMMANDS:
         sys.stderr.write(f"coati-rl: no command {name!r}; use one of {', '.join(COMMANDS)}\n")

@@ -8,6 +8,7 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
@@ -18,6 +19,7 @@ from coati_rl.config.commands import commands_with
 from coati_rl.config.config import Config
 from coati_rl.config.fields import described, shown, spelling
 from coati_rl.config.named_paths import read_paths
+from coati_rl.config.other_names import answer_for
 from coati_rl.config.presets import without_dependents
 from coati_rl.config.sections import JobConfig
 from coati_rl.config.tasks import TaskConfig
@@ -75,6 +77,7 @@ def build_parser(group: str | None = None, job: type[JobConfig] = Config) -> arg
         metavar="GROUP",
         help="List flags and exit.",
     )
+    general.add_argument("--version", action="version", version=f"%(prog)s {version('coati_rl')}")
     general.add_argument("--config", metavar="FILE.yaml", help="Read fields from YAML; flags override them.")
     general.add_argument("--dry-run", action="store_true", help="Print the resolved plan and exit.")
     return parser
@@ -145,12 +148,13 @@ def _known_spellings(argv: Sequence[str], names: set[str], job: type[JobConfig])
     for word in argv:
         glued = re.fullmatch(r"(-[A-Za-z]+)(\d+)", word)  # -t4 is -t 4
         name, equals, value = (glued[1], "=", glued[2]) if glued else word.partition("=")
-        if re.fullmatch(r"--?[A-Za-z][\w-]*", name):
+        if re.fullmatch(r"--?[A-Za-z][\w.-]*", name):
             found = by_hyphens.get(name.replace("_", "-"))
             if found is None:
                 if others := commands_with(name):
                     raise ConfigError(f"{name}: is a flag of coati-rl {' | '.join(others)}, and {job.prog()} lacks it")
-                raise ConfigError(f"unknown flag {name}; {did_you_mean(name, names, '--help lists the flags')}")
+                remedy = answer_for(name) or did_you_mean(name, names, "--help lists the flags")
+                raise ConfigError(f"unknown flag {name}; {remedy}")
             word = found + equals + value
         known.append(word)
     return known

@@ -1,5 +1,6 @@
 """The configuration of a reinforcement learning run: its sections, and the numbers that follow from several of them."""
 
+from contextlib import suppress
 from typing import Any, ClassVar, Self
 
 from coati_rl.algorithms.choices import CORRECTION_BOUNDS
@@ -35,6 +36,9 @@ _SECTIONS = (
     "run",
 )
 
+# The prompts of a batch, and those of a part of it, which divide them.
+_PARTS = {"inference_batch_size": "inference_microbatch_size", "train_batch_size": "train_minibatch_size"}
+
 
 class Config(TrainingConfig):
     """A run's settings, each validated alone; `rules.check` validates them together."""
@@ -61,7 +65,7 @@ class Config(TrainingConfig):
 
     @classmethod
     def _completed(cls, flat: dict[str, Any]) -> dict[str, Any]:
-        """A preset of one's own may set the optimizer too, and an environment gives its own rewards.
+        """A preset of one's own may set the optimizer, an environment gives its own rewards, and parts divide batches.
 
         `AlgorithmConfig` takes the rest of the preset.
         """
@@ -69,7 +73,7 @@ class Config(TrainingConfig):
         follows = {name: value for name, value in preset.items() if name in OptimizerConfig.model_fields}
         if flat.get("env") is not None or flat.get("agent_command") is not None:
             follows["reward_type"] = ENVIRONMENT_REWARD
-        return follows | flat
+        return follows | _parts_of_batches(flat) | flat
 
     def of_task(self, name: str) -> Self:
         """Return the settings of a task's rows: the run's, with what the task sets for itself."""
@@ -190,3 +194,16 @@ class Config(TrainingConfig):
     def max_response_tokens(self) -> int:
         """Tokens that an episode may have after its prompt: L_max of length rules and normalisation."""
         return self.max_model_len - self.data.max_prompt_tokens
+
+
+def _parts_of_batches(flat: dict[str, Any]) -> dict[str, int]:
+    """Return -imbs and -tMbs where only -ibs or -tbs is given: the largest divisor up to the default."""
+    parts = dict[str, int]()
+    for whole, part in _PARTS.items():
+        with suppress(TypeError, ValueError):  # a mistake that the field's own check explains
+            size = int(flat[whole]) if whole in flat and part not in flat else 0
+            most = min(size, ParallelConfig.model_fields[part].default)
+            parts |= (
+                {part: next(part_size for part_size in range(most, 0, -1) if size % part_size == 0)} if most > 0 else {}
+            )
+    return parts

@@ -14,13 +14,19 @@ from producer.environments.episode import EpisodeTask
 # The producer's own: credentials of its cluster, settings of its engine, another gateway's address.
 _WITHHELD = ("COATI_", "OPENAI_", "RAY_", "VLLM_")
 _LOOPBACK = "127.0.0.1"
+_SCRIPTS = (".py", ".sh", ".js", ".mjs", ".ts", ".rb", ".pl")
 
 
 def check_agent(command: str) -> None:
-    """Raise ConfigError if the program of --agent-command does not exist."""
-    program = shlex.split(command)[0]
+    """Raise ConfigError if the program of --agent-command, or the script that it is given first, does not exist."""
+    program, *arguments = shlex.split(command)
     if shutil.which(program) is None:
         raise ConfigError(f"--agent-command {command}: no program {program}; give a path, or a name on PATH")
+    script = next((Path(word) for word in arguments if not word.startswith("-")), Path())
+    if script.suffix in _SCRIPTS and not script.expanduser().is_file():
+        raise ConfigError(
+            f"--agent-command {command}: no file {script} in {Path.cwd()}; give its path from here, or an absolute one"
+        )
 
 
 def task_object(task: EpisodeTask, *, with_ground_truth: bool, truth_columns: Collection[str]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def test_model_and_data_come_first_and_the_groups_are_the_sections_in_order(caps
     sections += ["sync", "run"]
     assert titles == ["model and data", *sections, "general"]
     assert flags_in(text)[:2] == ["-m", "-d"]
-    assert len(flags_in(text)) == len(Config.fields()) + 3, "and --help, --config, --dry-run"
+    assert len(flags_in(text)) == len(Config.fields()) + 4, "and --help, --version, --config, --dry-run"
     assert "--help GROUP shows one group of flags: model, data, sampling," in " ".join(text.split())
 
 
@@ -37,7 +37,7 @@ def test_one_group_shows_the_flags_of_its_section_alone(capsys, group):
     text = printed(capsys, "-t", "4", "--help", group)
     actions = {action.dest: action.option_strings[0] for action in build_parser()._actions}
     expected = [actions[name] for name in Config.sections()[group].model_fields]
-    assert flags_in(text) == [*expected, "-h", "--config", "--dry-run"]
+    assert flags_in(text) == [*expected, "-h", "--version", "--config", "--dry-run"]
 
 
 def test_help_before_another_flag_shows_all_groups(capsys):

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, overload
 
-from coati_rl.data.files import LocatedRow, files_of
+from coati_rl.data.files import LocatedRow, files_of, row_of_line
+from coati_rl.data.lines import line_at, lines_of
 from coati_rl.errors import ConfigError, RunError
 
 
@@ -70,8 +71,7 @@ class StreamedRows(Sequence[LocatedRow]):
             now = os.fstat(handle.fileno())
             if (now.st_size, now.st_mtime_ns) != (file.size, file.mtime_ns):
                 raise RunError(f"{where}: the file has changed since the run began; leave it as it was, or begin again")
-            handle.seek(self._offsets[index])
-            return where, json.loads(handle.readline())
+            return where, json.loads(line_at(handle, self._offsets[index]))
         except (OSError, ValueError) as error:
             raise RunError(f"{where}: cannot be read any more: {error}") from error
 
@@ -91,21 +91,10 @@ class StreamedRows(Sequence[LocatedRow]):
 
     def _scan(self, number: int) -> Iterator[tuple[int, int, Any]]:
         """Yield offset, line and row of each line that is not blank."""
-        offset, path = 0, self._files[number].path
-        with path.open("rb") as lines:
-            if lines.read(3) == b"\xef\xbb\xbf":
-                offset = 3
-            lines.seek(offset)
-            for line, text in enumerate(lines, 1):
+        with self._files[number].path.open("rb") as file:
+            for line, (offset, text) in enumerate(lines_of(file), 1):
                 if text.strip():
-                    try:
-                        yield offset, line, json.loads(text)
-                    except UnicodeDecodeError as error:
-                        raise ConfigError(f"{self._flag} {path}: is not UTF-8 text: {error}") from error
-                    except json.JSONDecodeError as error:
-                        shown = text.decode(errors="replace").strip()[:80]
-                        raise ConfigError(f"{self._where(number, line)}: not JSON: {error.msg}: {shown}") from error
-                offset += len(text)
+                    yield offset, line, row_of_line(text, self._where(number, line))
 
 
 def _jsonl_files(source: str, flag: str) -> list[Path]:

@@ -4,6 +4,7 @@
 |---|---|
 | float32, float16 | the number whose text is the shortest that has this value: 72.3, not 72.30000305175781 |
 | dates; times without a zone that are all at midnight, as loaders of JSON make them of dates | text: 2012-07-15 |
+| integers of any length, as decimals without places | the integer |
 | JSON as `datasets` keeps it | what it holds |
 
 Keys that only other rows have are null here; what reads a column decides what that means.
@@ -42,6 +43,8 @@ def _converter(kind: Any, chunks: Sequence[Any]) -> _Convert | None:
         convert = _shortest(kind)
     elif types.is_date(kind) or (types.is_timestamp(kind) and kind.tz is None and _are_dates(chunks)):
         convert = _date
+    elif types.is_decimal(kind) and kind.scale <= 0:
+        convert = int
     elif getattr(kind, "extension_name", None) == "arrow.json":
         convert = parse_json
     elif types.is_struct(kind):

@@ -19,6 +19,7 @@ from coati_rl.errors import ConfigError, RunError
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _File:
     path: Path
+    name: str  # as it was given, for messages
     size: int
     mtime_ns: int
 
@@ -87,14 +88,18 @@ class StreamedRows(Sequence[LocatedRow]):
         return self._handles[number]
 
     def _where(self, number: int, line: int) -> str:
-        return f"{self._flag} {self._files[number].path}, line {line}"
+        return f"{self._flag} {self._files[number].name}, line {line}"
 
     def _scan(self, number: int) -> Iterator[tuple[int, int, Any]]:
         """Yield offset, line and row of each line that is not blank."""
-        with self._files[number].path.open("rb") as file:
-            for line, (offset, text) in enumerate(lines_of(file), 1):
-                if text.strip():
-                    yield offset, line, row_of_line(text, self._where(number, line))
+        try:
+            with self._files[number].path.open("rb") as file:
+                for line, (offset, text) in enumerate(lines_of(file), 1):
+                    if text.strip():
+                        yield offset, line, row_of_line(text, self._where(number, line))
+        except OSError as error:
+            name = self._files[number].name
+            raise ConfigError(f"{self._flag} {name}: cannot be read: {error.strerror or error}") from error
 
 
 def _jsonl_files(source: str, flag: str) -> list[Path]:
@@ -115,4 +120,4 @@ def _described(path: Path, source: str, flag: str) -> _File:
         stat = path.stat()
     except OSError as error:
         raise ConfigError(f"{flag} {source}: cannot be read: {error.strerror or error}") from error
-    return _File(path=path.resolve(), size=stat.st_size, mtime_ns=stat.st_mtime_ns)
+    return _File(path=path.resolve(), name=str(path), size=stat.st_size, mtime_ns=stat.st_mtime_ns)

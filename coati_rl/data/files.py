@@ -89,12 +89,12 @@ def row_of_line(line: bytes, where: str) -> Any:
     """Return the row of a line of JSONL. Raises: ConfigError; `where` names flag, file and line."""
     text = ""
     try:
-        text = line.decode().strip()
+        text = line.decode()
         return parse_json(text)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: is not UTF-8 text: {error}") from error
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: not JSON: {error.msg}: {text[:80]}") from error
+        raise ConfigError(f"{where}: not JSON: {error.msg}: {text.strip()[:80]}") from error
     except UnusableJsonError as error:
         raise ConfigError(f"{where}: {error}") from error
 

@@ -49,11 +49,11 @@ def parse_json_at(text: str, start: int) -> tuple[Any, int]:
     return value, end
 
 
-def check_json(value: Any) -> None:
-    """Raise UnusableJsonError for a value that is nested too deep, or holds half of a surrogate pair."""
+def check_json(value: Any, column: str = "") -> None:
+    """Raise UnusableJsonError for a column's value that is nested too deep, or holds half of a surrogate pair."""
     if _is_deep(value):
-        raise UnusableJsonError(_too_deep())
-    if (half := _half_of_pair(value)) is not None:
+        raise UnusableJsonError(f"{column} {_too_deep()}".lstrip())
+    if (half := _half_of_pair(value, column)) is not None:
         raise UnusableJsonError(half)
 
 

@@ -14,6 +14,7 @@ from coati_rl.data.forms import Content, Conversation, Form, Labelled, Pair, Ste
 from coati_rl.data.row_contents import completions_of, content_of, paired_completions, step_labels, truth_of_label
 from coati_rl.data.row_messages import (
     conversation_of,
+    is_completion,
     is_missing,
     messages_of_value,
     plain_messages,
@@ -137,14 +138,16 @@ def _read(row: dict[str, Any], job: OfflineJob, columns: Columns, where: str) ->
 def _format_of(row: dict[str, Any], job: OfflineJob) -> tuple[dict[str, Any], tuple[str, ...] | None]:
     """Return a row and the columns of its format; an empty column, as in CSV, counts where there is no other format.
 
-    Messages may stand in the column `conversations` where the row is in no format otherwise.
+    Without `messages` and `prompt`, the column `conversations` stands in their place: for `sft` in a row of no other
+    format, for other jobs beside completions that do not hold their prompt.
     """
-    formats, conversation = FORMATS[job], conversation_of(row)
     held = {key for key, value in row.items() if not is_missing(value)}
-    named = {**row, "messages": conversation}
     choices = [(row, held), (row, {*row})]
-    choices += [] if conversation is None else [(named, {*held, "messages"}), (named, {*named})]
-    found = ((each, keys) for each, given in choices for keys in formats if given.issuperset(keys))
+    conversation = None if held & {"messages", "prompt"} else conversation_of(row)
+    if conversation is not None:
+        is_prompt = job != "sft" and is_completion(row.get("chosen", row.get("completion")))
+        choices.insert(0 if is_prompt else 1, ({**row, "messages": conversation}, {*held, "messages"}))
+    found = ((each, keys) for each, given in choices for keys in FORMATS[job] if given.issuperset(keys))
     return next(found, (row, None))
 
 

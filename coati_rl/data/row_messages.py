@@ -61,6 +61,14 @@ def conversation_of(row: Mapping[str, Any]) -> list[Any] | None:
     return messages if has_own else [{"role": "system", "content": system}, *messages]
 
 
+def is_completion(value: object) -> bool:
+    """Return True for text, and for messages that begin with the assistant's: their prompt stands elsewhere."""
+    messages = messages_of_value(value)
+    if not messages:
+        return isinstance(value, str)
+    return "assistant" in (messages[0].get("role"), _ROLES.get(messages[0].get("from")))
+
+
 def tools_of(row: Mapping[str, Any], where: str) -> tuple[dict[str, Any], ...]:
     """Return the schemas of a row's column `tools`, a list or JSON text of it. Raises: ConfigError."""
     tools = json_of_text(row.get("tools"))
@@ -94,9 +102,9 @@ def _is_message(value: object) -> bool:
 def _check_usable(value: Any, name: str, where: str) -> None:
     """Refuse what JSON text in a column holds; what stands in a row itself was checked when it was read."""
     try:
-        check_json(value)
+        check_json(value, name)
     except UnusableJsonError as error:
-        raise ConfigError(f"{where}: {name} {error}") from error
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _without_nulls(value: Any) -> Any:

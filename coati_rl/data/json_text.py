@@ -50,11 +50,11 @@ def parse_json_at(text: str, start: int) -> tuple[Any, int]:
 
 
 def check_json(value: Any, column: str = "") -> None:
-    """Raise UnusableJsonError for a column's value that is nested too deep, or holds half of a surrogate pair."""
+    """Raise UnusableJsonError for a column's value that is nested too deep, or holds what no JSON or tokenizer has."""
     if _is_deep(value):
         raise UnusableJsonError(f"{column} {_too_deep()}".lstrip())
-    if (half := _half_of_pair(value, column)) is not None:
-        raise UnusableJsonError(half)
+    if (problem := _problem(value, column)) is not None:
+        raise UnusableJsonError(problem)
 
 
 def json_of_text(value: Any) -> Any:
@@ -116,19 +116,21 @@ def _is_deep(value: Any) -> bool:
 def _children(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return [*value.values()]
-    return value if isinstance(value, list) else []
+    return [*value] if isinstance(value, list | tuple) else []
 
 
-def _half_of_pair(value: Any, column: str = "") -> str | None:
-    """Return a message if a text holds half of a surrogate pair; `column` is the row's that it is in."""
-    if isinstance(value, str):
-        found = None if value.isascii() else _SURROGATE.search(value)
-        if found is None:
-            return None
-        where = f"{column} holds" if column else "holds"
-        return f"{where} \\u{ord(found[0]):04x}, half of a surrogate pair, which no tokenizer takes; write both halves"
+def _problem(value: Any, column: str = "") -> str | None:
+    """Return what a value holds that nothing can use, else None; `column` is the row's that it is in."""
     if isinstance(value, dict):
-        parts = ((_half_of_pair(key, column) or _half_of_pair(part, column or key)) for key, part in value.items())
-    else:
-        parts = (_half_of_pair(part, column) for part in (value if isinstance(value, list) else ()))
-    return next((part for part in parts if part is not None), None)
+        parts = ((_problem(key, column) or _problem(part, column or key)) for key, part in value.items())
+        return next((part for part in parts if part is not None), None)
+    if isinstance(value, list | tuple):
+        return next((each for part in value if (each := _problem(part, column)) is not None), None)
+    holds = f"{column} holds".lstrip()
+    if not isinstance(value, str):
+        is_json = value is None or isinstance(value, bool | int | float)
+        return None if is_json else f"{holds} a {type(value).__name__}, which JSON does not have; write it as text"
+    half = None if value.isascii() else _SURROGATE.search(value)
+    if half is None:
+        return None
+    return f"{holds} \\u{ord(half[0]):04x}, half of a surrogate pair, which no tokenizer takes; write both halves"

@@ -100,7 +100,7 @@ def _is_message(value: object) -> bool:
 
 
 def _check_usable(value: Any, name: str, where: str) -> None:
-    """Refuse what JSON text in a column holds; what stands in a row itself was checked when it was read."""
+    """Refuse what JSON text in a column may hold, and types of tables that JSON lacks, such as times."""
     try:
         check_json(value, name)
     except UnusableJsonError as error:

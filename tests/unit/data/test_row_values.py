@@ -13,6 +13,7 @@ from coati_rl.data.files import read_rows
 from coati_rl.data.json_text import json_values
 from coati_rl.data.offline_samples import sft_samples
 from coati_rl.data.row_formats import read_forms
+from coati_rl.errors import ConfigError
 
 FORMATS = ("jsonl", "json", "csv", "parquet", "arrow", "saved", "hub")
 COLUMNS = "parquet", "arrow", "saved", "hub"  # whose values have the type of a column
@@ -206,6 +207,14 @@ def test_dates_of_columns_are_their_text(form, read):
     assert row["at"] == datetime.datetime(2013, 1, 1, 9), (
         "its text is not known: 2013-01-01 09:00 or 2013-01-01T09:00:00"
     )
+
+
+def test_times_of_columns_are_refused_in_messages_as_their_text_is_not_known(read):
+    import datetime
+
+    rows = [row_of_call("f", {"at": datetime.datetime(2013, 1, 1, 9)}, {})]
+    with pytest.raises(ConfigError, match=r"line 1: messages holds a datetime, which JSON does not have; write it as"):
+        trained(read("parquet", rows), None)
 
 
 def test_dates_of_a_json_file_that_the_hub_was_given_are_text_again(tmp_path, monkeypatch):

@@ -212,7 +212,7 @@ def test_dates_of_columns_are_their_text(form, read):
 def test_times_of_columns_are_refused_in_messages_as_their_text_is_not_known(read):
     import datetime
 
-    rows = [row_of_call("f", {"at": datetime.datetime(2013, 1, 1, 9)}, {})]
+    rows = [row_of_call("f", {"at": datetime.datetime(2013, 1, 1, 9)}, {"at": {"type": "string"}})]
     with pytest.raises(ConfigError, match=r"line 1: messages holds a datetime, which JSON does not have; write it as"):
         trained(read("parquet", rows), None)
 

@@ -6,9 +6,11 @@ from copy import copy
 
 import pytest
 
+from coati_rl.config.cli import build_config
 from coati_rl.data.dataset import load_rows, make_prompts
 from coati_rl.data.tasks import RowTasks, Task
 from coati_rl.errors import ConfigError
+from coati_rl.runtime.prompts import RewardFacts, load_run_rows
 
 ASKED = {"messages": {"role": "user", "content": "1+1?"}, "gt_answer": "2"}
 
@@ -114,9 +116,15 @@ def test_variables_of_a_row_go_to_the_chat_template(write, tokenizer):
 
 
 def test_variables_are_refused_where_later_turns_are_rendered_without_them(write):
+    facts = RewardFacts(default_system_prompt=lambda _: "", needs_ground_truth=lambda _: False)
     path = write("a.jsonl", [{**ASKED, "chat_template_kwargs": {"quiet": True}}])
-    cause = "line 1: has chat_template_kwargs, which the turns of an environment or agent are not rendered with; leave"
-    assert cause in refusal(path, takes_template_options=False)
+    alone = {"reward_type": "boxed", "dataset": path}
+    assert load_run_rows(build_config(alone), facts).num_train == 1
+    for environment in ({"env": "own.py:Game"}, {"agent_command": "python agent.py"}):
+        with pytest.raises(
+            ConfigError, match=r"line 1: has chat_template_kwargs, which the turns of an environment or"
+        ):
+            load_run_rows(build_config(alone | environment), facts)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 """Give a tokenizer the chat template of --chat-template, and apply templates, which may raise anything."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from inspect import signature
 from typing import Any
 
+from coati_rl.data.tool_arguments import with_object_arguments, with_text_arguments
 from coati_rl.errors import ConfigError
 
 _CHATML = (
@@ -37,6 +40,8 @@ def set_chat_template(tokenizer: Any, template: str) -> None:
 def apply_chat_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], where: str, **options: Any) -> Any:
     """Return what the tokenizer makes of messages.
 
+    Arguments of tool calls are given as objects, and as JSON text where the template refuses objects.
+
     Args:
         tokenizer: with a chat template.
         messages: of a row.
@@ -45,7 +50,21 @@ def apply_chat_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], w
     Raises: ConfigError naming the row, whatever an expression of the template raises.
     """
     try:
-        return tokenizer.apply_chat_template([dict(message) for message in messages], **options)
+        return tokenizer.apply_chat_template(with_object_arguments(messages), **options)
     except Exception as error:
+        if any(message.get("tool_calls") for message in messages):
+            with suppress(Exception):  # the first refusal says more
+                return tokenizer.apply_chat_template(with_text_arguments(messages), **options)
         what = str(error) or type(error).__name__
         raise ConfigError(f"{where}: the model's chat template refuses it: {what}") from error
+
+
+def check_options(tokenizer: Any, options: Mapping[str, Any], where: str) -> None:
+    """Refuse variables of a row's chat_template_kwargs that the tokenizer's own method takes. Raises: ConfigError."""
+    if not options:
+        return
+    own = [name for name in signature(tokenizer.apply_chat_template).parameters if name != "documents"]
+    if taken := [name for name in options if name in own]:
+        raise ConfigError(
+            f"{where}: chat_template_kwargs sets {taken[0]}, which is not the template's to read; leave it out"
+        )

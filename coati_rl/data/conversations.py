@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from coati_rl.data.chat_template import apply_chat_template
+from coati_rl.data.chat_template import apply_chat_template, check_options
 from coati_rl.data.forms import Message, Messages
 from coati_rl.errors import ConfigError
+
+NO_OPTIONS: Mapping[str, Any] = {}
 
 _MARKS = re.compile(r"\{%-?\s*generation\b")
 
@@ -36,6 +38,7 @@ def encode_conversation(
     *,
     turns: Sequence[int],
     tools: Sequence[Mapping[str, Any]] = (),
+    options: Mapping[str, Any] = NO_OPTIONS,
     where: str = "row",
 ) -> EncodedText:
     """Render and tokenise messages.
@@ -45,10 +48,12 @@ def encode_conversation(
         tokenizer: a fast transformers tokenizer with a chat template.
         turns: indices of the messages whose tokens are marked, ascending.
         tools: JSON schemas of functions, for the template.
+        options: further variables of the template.
         where: flag, file and row, for messages.
     Raises: ConfigError if the chat template fails, or a turn cannot be located.
     """
-    chat = _Chat(tokenizer=tokenizer, tools=tools, where=where)
+    check_options(tokenizer, options, where)
+    chat = _Chat(tokenizer=tokenizer, tools=tools, options=options, where=where)
     marked = _marked_turns(messages, chat) if _MARKS.search(str(tokenizer.chat_template)) else None
     if marked is not None:
         token_ids, by_turn = marked
@@ -103,11 +108,12 @@ class _Chat:
 
     tokenizer: Any
     tools: Sequence[Mapping[str, Any]]
+    options: Mapping[str, Any]
     where: str
 
     def apply(self, messages: Sequence[Message], **options: Any) -> Any:
         tools = list(self.tools) or None
-        return apply_chat_template(self.tokenizer, messages, self.where, tools=tools, **options)
+        return apply_chat_template(self.tokenizer, messages, self.where, tools=tools, **self.options, **options)
 
     def rendered(self, messages: Sequence[Message], *, is_asking: bool) -> str:
         return str(self.apply(messages, add_generation_prompt=is_asking, tokenize=False))

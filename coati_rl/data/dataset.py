@@ -1,9 +1,13 @@
 """Read the rows of prompts, validate each, render and tokenise it once.
 
-A row is {"messages": {"role", "content"} or a list of them, "gt_answer": text or number}; `prompt`, or a column that is
-named, may stand in the place of messages, and text in that of the user's message. Which other columns may hold
-the answer, and what takes its place, is in `coati_rl.data.ground_truth`; which task a row belongs to, in
+A row is {"messages": {"role", "content"} or a list of them, "gt_answer": text or number}; `prompt`, `conversations` or
+a column that is named may stand in the place of messages, and text in that of the user's message. Which other columns
+may hold the answer, and what takes its place, is in `coati_rl.data.ground_truth`; which task a row belongs to, in
 `coati_rl.data.tasks`.
+
+A conversation that ends with a turn of the assistant's is refused: rows of supervised fine-tuning end with the
+solution, which the policy would read before it answers. It may also be meant as the beginning of the answer, so that
+leaving it out would be wrong, too.
 """
 
 import json
@@ -13,10 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from coati_rl.data.chat_template import apply_chat_template
+from coati_rl.data.chat_template import apply_chat_template, check_options
 from coati_rl.data.conversations import leading_ids
 from coati_rl.data.files import read_rows
 from coati_rl.data.ground_truth import ground_truth
+from coati_rl.data.json_text import json_of_text
+from coati_rl.data.row_messages import conversation_of, is_missing, plain_messages, template_options_of
 from coati_rl.data.tasks import ONE_TASK, RowTasks, Task, TaskRow
 from coati_rl.errors import ConfigError
 from coati_rl.types import DEFAULT_TASK, Prompt, Purpose
@@ -54,8 +60,11 @@ def checked_row(row: Any, tasks: RowTasks, where: str) -> TaskRow:
     task = tasks.of(row, where)
     where += "" if task.name == DEFAULT_TASK else f" (task {task.name})"
     key = _prompt_key(row, task)
-    if row.get(key) in (None, "", [], {}):
-        raise ConfigError(f"{where}: has no {key}; every row needs {_needed(task)}")
+    if is_missing(row.get(key)):
+        raise ConfigError(
+            f"{where}: has no {key}; every row needs {_needed(task)}. Its columns are {', '.join(row) or 'none'}: name "
+            "the one with the prompt by --prompt-key COLUMN"
+        )
     ground_truth(row, task.truth, where, answer_key=task.answer_key)
     missing = [name for name in task.columns.required if name not in row]
     if missing:
@@ -63,9 +72,18 @@ def checked_row(row: Any, tasks: RowTasks, where: str) -> TaskRow:
             f"{where}: has no column {missing[0]}, which the function of --reward-type takes; add it to the row, or "
             "give the parameter a default"
         )
-    for message in messages_of(row, where, key=key):
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str) or "role" not in message:
-            raise ConfigError(f'{where}: a message is not {{"role": ..., "content": text}}')
+    messages = messages_of(row, where, key=key)
+    if messages[-1]["role"] == "assistant":
+        raise ConfigError(
+            f"{where}: {key} ends with a turn of the assistant, which the policy would read before it answers; leave "
+            f"that message out of the row, or name the column with the question alone by --prompt-key COLUMN (its "
+            f"columns are {', '.join(row)})"
+        )
+    if template_options_of(row, where) and not task.takes_template_options:
+        raise ConfigError(
+            f"{where}: has chat_template_kwargs, which the turns of an environment or agent are not rendered with; "
+            "leave the column out, and set the variables in a template of --chat-template"
+        )
     return TaskRow(fields=row, task=task)
 
 
@@ -80,23 +98,21 @@ def _prompt_key(row: dict[str, Any], task: Task) -> str:
     """Return the column that holds the prompt of a row."""
     if task.prompt_key is not None:
         return task.prompt_key
-    return "prompt" if row.get("messages") is None and row.get("prompt") is not None else "messages"
+    held = [key for key in ("messages", "prompt") if not is_missing(row.get(key))]
+    return next(iter(held), "messages" if conversation_of(row) is None else "conversations")
 
 
-def messages_of(row: dict[str, Any], where: str = "row", *, key: str = "messages") -> list[dict[str, str]]:
+def messages_of(row: dict[str, Any], where: str = "row", *, key: str = "messages") -> list[dict[str, Any]]:
     """Return the chat messages of a row's column: one object, a list, JSON text of them, or the user's plain text."""
-    messages = row[key]
+    messages = (key == "conversations" and conversation_of(row)) or row[key]
     if isinstance(messages, str):
         text = messages
-        try:
-            messages = json.loads(text)
-        except json.JSONDecodeError:
-            messages = text
+        messages = json_of_text(text)
         if not messages or not isinstance(messages, dict | list):  # "12" is a prompt too
             messages = {"role": "user", "content": text}
     if not isinstance(messages, dict | list):
         raise ConfigError(f"{where}: {key} is {type(messages).__name__}; write an object or a list of objects")
-    return [messages] if isinstance(messages, dict) else list(messages)
+    return plain_messages([messages] if isinstance(messages, dict) else messages, key, where)
 
 
 def json_columns(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,7 +172,7 @@ def render_prompts(
         conversations.append(messages)
     render = _with_chat_template if input_template is None else partial(_with_text, template=input_template)
     texts = [
-        render(messages, tokenizer, f"{name}, prompt {n}", row.task.tools)
+        render(messages, tokenizer, f"{name}, prompt {n}", row)
         for n, (row, messages) in enumerate(zip(rows, conversations, strict=True), first + 1)
     ]
     # The template has written the special tokens already; a second BOS would be a token the model never saw.
@@ -180,16 +196,14 @@ def render_prompts(
     ]
 
 
-def _with_chat_template(
-    messages: Sequence[dict[str, str]], tokenizer: Any, where: str, tools: Sequence[dict[str, Any]]
-) -> str:
-    options = {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
+def _with_chat_template(messages: Sequence[dict[str, Any]], tokenizer: Any, where: str, row: TaskRow) -> str:
+    own = template_options_of(row.fields, where)
+    check_options(tokenizer, own, where)
+    options = {**own, "tools": list(row.task.tools) or None, "add_generation_prompt": True, "tokenize": False}
     return str(apply_chat_template(tokenizer, messages, where, **options))
 
 
-def _with_text(
-    messages: Sequence[dict[str, str]], _: Any, where: str, tools: Sequence[dict[str, Any]], *, template: str
-) -> str:
+def _with_text(messages: Sequence[dict[str, Any]], _: Any, where: str, row: TaskRow, *, template: str) -> str:
     if len(messages) > 1:
         raise ConfigError(f"{where}: has several messages, and --input-template takes the text of one; leave it out")
     return template.replace("{}", messages[0]["content"])

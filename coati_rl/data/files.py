@@ -1,7 +1,8 @@
 """Read the rows of a file (JSONL, JSON, CSV, Parquet, Arrow), of the files in a directory, or of a dataset on the hub.
 
-A row comes with its flag, file and line or row, for messages. Values of CSV are text: read as numbers, 4.0 would be the
-answer 4 where another row has none.
+A row comes with its flag, file and line or row, for messages. JSON is read row by row, and not into columns, whose type
+would change values: an integer beside 0.5, text that looks like a date. Values of CSV are text: read as numbers, 4.0
+would be the answer 4 where another row has none.
 """
 
 import csv
@@ -13,11 +14,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from coati_rl.data.arrow_values import rows_of_dataset
+from coati_rl.data.json_text import UnusableJsonError, json_values, parse_json
+from coati_rl.data.lines import lines_of
 from coati_rl.errors import ConfigError
 
 LocatedRow = tuple[str, Any]  # flag, file and row, and the row itself
 
-_LOADERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
+_LOADERS = {".jsonl": "", ".json": "", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}  # of `datasets`
 _HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))??(?::([^:\[]+(?:\[[^\]]*\])?))?")
 _STATE_OF_SAVED = ("dataset_info.json", "state.json", "dataset_dict.json")  # which `Dataset.save_to_disk` writes
 
@@ -71,8 +75,9 @@ def _rows_of_file(file: Path, name: str, flag: str) -> Iterator[LocatedRow]:
     if suffix not in _LOADERS:
         raise ConfigError(f"{flag} {name}: unknown format {file.suffix!r}; use one of {', '.join(_LOADERS)}")
     unit = "line" if suffix == ".jsonl" else "row"
+    read = {".jsonl": _read_jsonl, ".json": _read_json}.get(suffix, _read_with_datasets)
     try:
-        for number, row in _read_jsonl(file, flag) if suffix == ".jsonl" else _read_with_datasets(file, flag):
+        for number, row in read(file, flag):
             yield f"{flag} {name}, {unit} {number}", row
     except UnicodeDecodeError as error:
         raise ConfigError(f"{flag} {name}: is not UTF-8 text: {error}") from error
@@ -80,17 +85,37 @@ def _rows_of_file(file: Path, name: str, flag: str) -> Iterator[LocatedRow]:
         raise ConfigError(f"{flag} {name}: cannot be read: {error.strerror or error}") from error
 
 
+def row_of_line(line: bytes, where: str) -> Any:
+    """Return the row of a line of JSONL. Raises: ConfigError; `where` names flag, file and line."""
+    text = ""
+    try:
+        text = line.decode()
+        return parse_json(text)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: is not UTF-8 text: {error}") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where}: not JSON: {error.msg}: {text.strip()[:80]}") from error
+    except UnusableJsonError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
 def _read_jsonl(file: Path, flag: str) -> Iterator[tuple[int, Any]]:
     # Line by line ourselves: the loader of `datasets` names no line, and a typo in line 7000 must be found.
-    with file.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
+    with file.open("rb") as lines:
+        for number, (_, line) in enumerate(lines_of(lines), 1):
             if line.strip():
-                try:
-                    yield number, json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise ConfigError(
-                        f"{flag} {file}, line {number}: not JSON: {error.msg}: {line.strip()[:80]}"
-                    ) from error
+                yield number, row_of_line(line, f"{flag} {file}, line {number}")
+
+
+def _read_json(file: Path, flag: str) -> Iterator[tuple[int, Any]]:
+    number = 0
+    try:
+        for number, row in enumerate(json_values(file.read_text(encoding="utf-8-sig")), 1):
+            yield number, {"text": row} if isinstance(row, str) else row
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{flag} {file}: cannot be read as json: {error}") from error
+    except UnusableJsonError as error:
+        raise ConfigError(f"{flag} {file}, row {number + 1}: {error}") from error
 
 
 def _read_with_datasets(file: Path, flag: str) -> Iterator[tuple[int, Any]]:
@@ -104,13 +129,22 @@ def _read_with_datasets(file: Path, flag: str) -> Iterator[tuple[int, Any]]:
     with tempfile.TemporaryDirectory(prefix="coati-datasets-") as cache:
         try:
             table = datasets.load_dataset(loader, data_files=str(file), split="train", cache_dir=cache, **options)
-            rows = table.to_list()
         except (datasets.exceptions.DatasetGenerationError, ValueError, TypeError, RuntimeError, OSError) as error:
             cause = " ".join(str(error.__cause__ or error).split())
             if "corresponds to no data" in cause:
                 return
             raise ConfigError(f"{flag} {file}: cannot be read as {loader}: {cause[:200]}") from error
-    yield from enumerate(rows, 1)
+        yield from _numbered(table, f"{flag} {file}")
+
+
+def _numbered(table: Any, where: str) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of a `datasets.Dataset` with their number. Raises: ConfigError."""
+    number = 0
+    try:
+        for number, row in enumerate(rows_of_dataset(table), 1):
+            yield number, row
+    except (json.JSONDecodeError, UnusableJsonError) as error:
+        raise ConfigError(f"{where}, row {number + 1}: {error}") from error
 
 
 def _all_as_text(file: Path) -> dict[str, Any]:
@@ -139,7 +173,7 @@ def _rows_of_hub(source: str, name: str, subset: str | None, split: str, flag: s
             f"{flag} {source}: neither a file nor a dataset that the hub provides as {name}, split {split}: "
             f"{type(error).__name__}: {cause[:200]}"
         ) from error
-    for number, row in enumerate(table, 1):
+    for number, row in _numbered(table, f"{flag} {source}"):
         yield f"{flag} {source}, row {number}", row
 
 

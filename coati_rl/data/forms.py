@@ -5,7 +5,7 @@ as it is. `row_formats` reads rows into forms, `offline_samples` makes samples o
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Message = Mapping[str, Any]  # {"role": text, "content": text}; a template may read more: "tool_calls", "name"
@@ -14,12 +14,19 @@ Content = Messages | str  # messages for the chat template, or plain text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Conversation:
+class Rendered:
+    """Hold what a row gives to the chat template besides messages, and where the row is."""
+
+    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of functions
+    options: Mapping[str, Any] = field(default_factory=dict)  # variables by name, such as enable_thinking
+    where: str = ""  # flag, file and row, for messages
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation(Rendered):
     """Hold a conversation with at least one turn of the assistant, for supervised fine-tuning."""
 
     messages: Messages
-    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of functions, for the chat template
-    where: str = ""  # flag, file and row, for messages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,34 +39,32 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
+class Pair(Rendered):
     """Hold two completions of a prompt, one of which is preferred; all three are messages, or all are plain text."""
 
     prompt: Content  # may be empty where all three are plain text
     chosen: Content
     rejected: Content
     margin: float = 0.0  # by which the reward of the chosen one should be larger
-    where: str = ""
 
     def __post_init__(self) -> None:
         _check_kinds(self.prompt, self.chosen, self.rejected)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Labelled:
+class Labelled(Rendered):
     """Hold a completion of a prompt and whether it is desirable; both are messages, or both are plain text."""
 
     prompt: Content
     completion: Content
     label: bool
-    where: str = ""
 
     def __post_init__(self) -> None:
         _check_kinds(self.prompt, self.completion)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Steps:
+class Steps(Rendered):
     """Hold the S steps of a solution and how right each is.
 
     Where a row is one text with a mark after each step, the prompt is empty and the first step begins with it.
@@ -68,7 +73,6 @@ class Steps:
     prompt: Content  # messages: the chat template renders them, and asks for the assistant's turn
     steps: tuple[str, ...]  # S texts, in order
     labels: tuple[float, ...]  # S numbers from 0 (wrong) to 1 (right)
-    where: str = ""
 
     def __post_init__(self) -> None:
         if len(self.steps) != len(self.labels):

@@ -14,6 +14,7 @@ import json
 import math
 from typing import Any, Literal
 
+from coati_rl.data.json_text import UnusableJsonError, parse_json
 from coati_rl.data.listed_tests import read_listed_tests
 from coati_rl.errors import ConfigError
 from coati_rl.reward_spec import BINARY_REWARDS, NO_REWARD, parse_reward_type
@@ -135,8 +136,10 @@ def _tests(value: object, where: str) -> dict[str, Any]:
 def _test_object(value: object, where: str) -> dict[str, Any]:
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
+            value = parse_json(value)
+        except UnusableJsonError as error:
+            raise ConfigError(f"{where}: test_cases {error}") from error
+        except ValueError as error:
             raise ConfigError(f"{where}: test_cases is text that is not JSON ({error}); write {_FORM}") from error
     if isinstance(value, list):
         return read_listed_tests(value, where)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from coati_rl.data.conversations import EncodedText, assistant_turns, encode_conversation, encode_text
-from coati_rl.data.forms import Content, Conversation, Form, Labelled, Pair, Text
+from coati_rl.data.forms import Content, Conversation, Form, Labelled, Messages, Pair, Rendered, Text
 from coati_rl.errors import ConfigError
 from coati_rl.samples import Sample
 
@@ -46,8 +46,8 @@ def sft_samples(
         forms: Conversation or Text.
         tokenizer: a fast transformers tokenizer; with a chat template if there are conversations.
         max_length: tokens of a sample.
-        loss_on: "assistant" all its turns, "last" the last of them, "all" every token. Of text it is the completion,
-            or all that there is.
+        loss_on: "assistant" all its turns, "last" the last of them, "all" every token; in each case without turns of
+            weight 0. Of text it is the completion, or all that there is.
         first: number of the first form, by which samples are named.
     Raises: ConfigError naming the row of which the chat template makes no turns.
     """
@@ -57,11 +57,14 @@ def sft_samples(
             encoded = encode_text(form.prompt, form.text, tokenizer)
         else:
             assert isinstance(form, Conversation)  # noqa: S101, of the job's formats
-            turns = assistant_turns(form.messages)[-1 if loss_on == "last" else 0 :]
-            turns = [] if loss_on == "all" else turns
-            encoded = encode_conversation(form.messages, tokenizer, turns=turns, tools=form.tools, where=form.where)
-        every = np.ones(len(encoded.token_ids), dtype=bool)
-        return (EncodedText(token_ids=encoded.token_ids, is_completion=every) if loss_on == "all" else encoded,)
+            trained = _trained_turns(form.messages)[-1 if loss_on == "last" else 0 :]
+            untrained = [index for index in assistant_turns(form.messages) if index not in trained]
+            turns = untrained if loss_on == "all" else trained
+            encoded = _encode_messages(form.messages, tokenizer, form, turns)
+        if loss_on != "all":
+            return (encoded,)
+        every = np.ones(len(encoded.token_ids), dtype=bool) if isinstance(form, Text) else ~encoded.is_completion
+        return (EncodedText(token_ids=encoded.token_ids, is_completion=every),)
 
     return _samples([(encode(form), ({},)) for form in forms], max_length, shares_prompt=False, first=first)
 
@@ -75,7 +78,7 @@ def pair_samples(forms: Sequence[Form], tokenizer: Any, *, max_length: int) -> O
     for form in forms:
         assert isinstance(form, Pair)  # noqa: S101, of the job's formats
         completions = (form.chosen, form.rejected)
-        both = tuple(_encode(form.prompt, completion, tokenizer, form.where) for completion in completions)
+        both = tuple(_encode(form.prompt, completion, tokenizer, form) for completion in completions)
         units.append((both, ({}, {})))
     return _samples(units, max_length, shares_prompt=True)
 
@@ -91,22 +94,30 @@ def kto_samples(forms: Sequence[Form], tokenizer: Any, *, max_length: int) -> Of
     others = _next_with_another_prompt(forms)
     for form, other in zip(forms, others, strict=True):
         assert isinstance(form, Labelled) and isinstance(other, Labelled)  # noqa: S101, of the job's formats
-        own = _encode(form.prompt, form.completion, tokenizer, form.where)
+        own = _encode(form.prompt, form.completion, tokenizer, form)
         completion = other.completion
         if isinstance(form.prompt, str) is not isinstance(completion, str):
             completion = _as_kind_of(form.prompt, completion)
-        mismatched = _encode(form.prompt, completion, tokenizer, form.where)
+        mismatched = _encode(form.prompt, completion, tokenizer, form)
         units.append(((own, mismatched), ({"label": float(form.label)}, {"label": -1.0})))
     return _samples(units, max_length, shares_prompt=True)
 
 
-def _encode(prompt: Content, completion: Content, tokenizer: Any, where: str) -> EncodedText:
+def _encode(prompt: Content, completion: Content, tokenizer: Any, row: Rendered) -> EncodedText:
     if isinstance(prompt, str) or isinstance(completion, str):
         assert isinstance(prompt, str) and isinstance(completion, str)  # noqa: S101, forms hold one kind
         return encode_text(prompt, completion, tokenizer)
     messages = (*prompt, *completion)
-    turns = assistant_turns(messages, first=len(prompt))
-    return encode_conversation(messages, tokenizer, turns=turns, where=where)
+    return _encode_messages(messages, tokenizer, row, _trained_turns(messages, first=len(prompt)))
+
+
+def _encode_messages(messages: Messages, tokenizer: Any, row: Rendered, turns: Sequence[int]) -> EncodedText:
+    return encode_conversation(messages, tokenizer, turns=turns, tools=row.tools, options=row.options, where=row.where)
+
+
+def _trained_turns(messages: Messages, first: int = 0) -> list[int]:
+    """Return the indices of the assistant's messages that are trained, from message `first` on."""
+    return [index for index in assistant_turns(messages, first) if messages[index].get("weight", 1)]
 
 
 def _as_kind_of(prompt: Content, completion: Content) -> Content:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from coati_rl.data.chat_template import apply_chat_template
+from coati_rl.data.chat_template import apply_chat_template, check_options
 from coati_rl.data.conversations import leading_ids
 from coati_rl.data.forms import Form, Pair, Steps
 from coati_rl.data.offline_samples import OfflineSamples, pair_samples
@@ -180,7 +180,9 @@ def _token_ids(form: Steps, tokenizer: Any, placeholder: str, placeholder_id: in
     if form.prompt:
         prompt = form.prompt
         if not isinstance(prompt, str):
-            prompt = apply_chat_template(tokenizer, prompt, form.where, add_generation_prompt=True, tokenize=False)
+            check_options(tokenizer, form.options, form.where)
+            given = {**form.options, "tools": list(form.tools) or None, "add_generation_prompt": True}
+            prompt = apply_chat_template(tokenizer, prompt, form.where, tokenize=False, **given)
         steps = [token for step in form.steps for token in (*encode(step), placeholder_id)]
         return [*leading_ids(prompt, tokenizer), *encode(prompt), *steps]
     text = "".join(step + placeholder for step in form.steps)

@@ -1,36 +1,15 @@
 """Read the values of a row's columns: messages or text, prompts with their completions, labels.
 
-Text of JSON that holds messages, as in CSV, is messages. Keys without a value are left out of messages: tables give
-every message the keys of all others.
+Text of JSON that holds messages, as in CSV, is messages; `row_messages` brings them into one form.
 """
 
-import json
-from collections.abc import Mapping
 from typing import Any
 
 from coati_rl.data.forms import Content, Messages
+from coati_rl.data.row_messages import is_missing, messages_of_value, plain_messages
 from coati_rl.errors import ConfigError
 
 _TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
-
-
-def is_missing(value: object) -> bool:
-    """True for a column that holds nothing."""
-    return value in (None, "", [], {})
-
-
-def messages_of_value(value: object) -> list[Any] | None:
-    """Return the list of messages that a value is, or is JSON text of; None for anything else."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
-    if isinstance(value, Mapping):
-        value = [value]
-    if isinstance(value, list | tuple) and all(isinstance(each, Mapping) and "role" in each for each in value):
-        return list(value)
-    return None
 
 
 def content_of(value: Any, name: str, where: str) -> Content:
@@ -40,14 +19,7 @@ def content_of(value: Any, name: str, where: str) -> Content:
         if isinstance(value, str):
             return value
         raise ConfigError(f'{where}: {name} is {type(value).__name__}; write text, or a list of {{"role", "content"}}')
-    checked = []
-    for number, message in enumerate(messages, 1):
-        kept = {key: part for key, part in message.items() if part is not None}
-        is_call = kept.get("role") == "assistant" and bool(kept.get("tool_calls"))
-        if not isinstance(kept.get("role"), str) or not isinstance(kept.get("content", "" if is_call else None), str):
-            raise ConfigError(f'{where}: {name}, message {number} is not {{"role": ..., "content": text}}')
-        checked.append(kept)
-    return tuple(checked)
+    return tuple(plain_messages(messages, name, where))
 
 
 def completions_of(prompt: Any, completion: Any, template: str | None, where: str) -> tuple[Content, Content]:

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from coati_rl.data.forms import Content, Conversation, Form, Labelled, Pair, Steps, Text
-from coati_rl.data.row_contents import (
-    completions_of,
-    content_of,
+from coati_rl.data.row_contents import completions_of, content_of, paired_completions, step_labels, truth_of_label
+from coati_rl.data.row_messages import (
+    conversation_of,
+    is_completion,
     is_missing,
     messages_of_value,
-    paired_completions,
-    step_labels,
-    truth_of_label,
+    plain_messages,
+    template_options_of,
+    tools_of,
 )
 from coati_rl.errors import ConfigError
 from coati_rl.types import OfflineJob
@@ -113,7 +114,7 @@ def _usual_name(key: str, value: object, job: OfflineJob, columns: Columns) -> s
 
 def _read(row: dict[str, Any], job: OfflineJob, columns: Columns, where: str) -> Sequence[Form] | None:
     """Return the forms of a row; None for a pair of equal completions."""
-    present = next((each for each in FORMATS[job] if all(key in row for key in each)), None)
+    row, present = _format_of(row, job)
     if present is None:
         raise ConfigError(f"{where}: {_refusal(row, job)}")
     if job == "sft":
@@ -126,11 +127,33 @@ def _read(row: dict[str, Any], job: OfflineJob, columns: Columns, where: str) ->
     if "chosen" not in present:
         prompt, completion = completions_of(_prompt(row), row["completion"], columns.input_template, where)
         label = truth_of_label(row["label"], f"{where}: its label")
-        return [Labelled(prompt=prompt, completion=completion, label=label, where=where)]
+        return [Labelled(prompt=prompt, completion=completion, label=label, **_rendered_with(row, where))]
     if pair is None:
         return None
     both = ((pair.chosen, True), (pair.rejected, False))
-    return [Labelled(prompt=pair.prompt, completion=text, label=label, where=where) for text, label in both]
+    given = _rendered_with(row, where)
+    return [Labelled(prompt=pair.prompt, completion=text, label=label, **given) for text, label in both]
+
+
+def _format_of(row: dict[str, Any], job: OfflineJob) -> tuple[dict[str, Any], tuple[str, ...] | None]:
+    """Return a row and the columns of its format; an empty column, as in CSV, counts where there is no other format.
+
+    Without `messages` and `prompt`, the column `conversations` stands in their place: for `sft` in a row of no other
+    format, for other jobs beside completions that do not hold their prompt.
+    """
+    held = {key for key, value in row.items() if not is_missing(value)}
+    choices = [(row, held), (row, {*row})]
+    conversation = None if held & {"messages", "prompt"} else conversation_of(row)
+    if conversation is not None:
+        is_prompt = job != "sft" and is_completion(row.get("chosen", row.get("completion")))
+        choices.insert(0 if is_prompt else 1, ({**row, "messages": conversation}, {*held, "messages"}))
+    found = ((each, keys) for each, given in choices for keys in FORMATS[job] if given.issuperset(keys))
+    return next(found, (row, None))
+
+
+def _rendered_with(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the fields of a form that the chat template reads besides messages, and where the row is."""
+    return {"tools": tools_of(row, where), "options": template_options_of(row, where), "where": where}
 
 
 def _supervised(row: dict[str, Any], present: tuple[str, ...], columns: Columns, where: str) -> Form:
@@ -138,8 +161,7 @@ def _supervised(row: dict[str, Any], present: tuple[str, ...], columns: Columns,
         messages = messages_of_value(row["messages"])
         if messages is None:
             raise ConfigError(f'{where}: messages is {type(row["messages"]).__name__}; write a list of {{"role", ...}}')
-        content = content_of(messages, "messages", where)
-        return _conversation(content, row, where)
+        return _conversation(plain_messages(messages, "messages", where), row, where)
     if present == ("text",):
         if not isinstance(row["text"], str) or not row["text"].strip():
             raise ConfigError(f"{where}: its text is empty, or no text")
@@ -153,10 +175,7 @@ def _supervised(row: dict[str, Any], present: tuple[str, ...], columns: Columns,
 def _conversation(messages: Any, row: dict[str, Any], where: str) -> Conversation:
     if not any(message["role"] == "assistant" for message in messages):
         raise ConfigError(f"{where}: no message has the role assistant; every row needs one")
-    tools = row.get("tools") or ()
-    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise ConfigError(f"{where}: tools is no list of JSON schemas")
-    return Conversation(messages=tuple(messages), tools=tuple(tools), where=where)
+    return Conversation(messages=tuple(messages), **_rendered_with(row, where))
 
 
 def _pair(row: dict[str, Any], columns: Columns, where: str) -> Pair | None:
@@ -166,7 +185,7 @@ def _pair(row: dict[str, Any], columns: Columns, where: str) -> Pair | None:
     margin = _margin(row.get("margin") or 0.0, where)  # empty in CSV
     if chosen == rejected:
         return None
-    return Pair(prompt=prompt, chosen=chosen, rejected=rejected, margin=margin, where=where)
+    return Pair(prompt=prompt, chosen=chosen, rejected=rejected, margin=margin, **_rendered_with(row, where))
 
 
 def _prompt(row: dict[str, Any]) -> Any:
@@ -200,7 +219,7 @@ def _stepwise(row: dict[str, Any], present: tuple[str, ...], columns: Columns, w
     values = step_labels(labels, where)
     if len(values) != len(steps):
         raise ConfigError(f"{where}: has {len(steps)} steps and {len(values)} labels; write a label for each step")
-    return Steps(prompt=prompt, steps=tuple(steps), labels=values, where=where)
+    return Steps(prompt=prompt, steps=tuple(steps), labels=values, **_rendered_with(row, where))
 
 
 def _marked_steps(text: Any, mark: str | None, where: str) -> list[str]:

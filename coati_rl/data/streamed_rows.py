@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, overload
 
-from coati_rl.data.files import LocatedRow, files_of
+from coati_rl.data.files import LocatedRow, files_of, row_of_line
+from coati_rl.data.lines import line_at, lines_of
 from coati_rl.errors import ConfigError, RunError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _File:
     path: Path
+    name: str  # as it was given, for messages
     size: int
     mtime_ns: int
 
@@ -70,8 +72,7 @@ class StreamedRows(Sequence[LocatedRow]):
             now = os.fstat(handle.fileno())
             if (now.st_size, now.st_mtime_ns) != (file.size, file.mtime_ns):
                 raise RunError(f"{where}: the file has changed since the run began; leave it as it was, or begin again")
-            handle.seek(self._offsets[index])
-            return where, json.loads(handle.readline())
+            return where, json.loads(line_at(handle, self._offsets[index]))
         except (OSError, ValueError) as error:
             raise RunError(f"{where}: cannot be read any more: {error}") from error
 
@@ -87,25 +88,18 @@ class StreamedRows(Sequence[LocatedRow]):
         return self._handles[number]
 
     def _where(self, number: int, line: int) -> str:
-        return f"{self._flag} {self._files[number].path}, line {line}"
+        return f"{self._flag} {self._files[number].name}, line {line}"
 
     def _scan(self, number: int) -> Iterator[tuple[int, int, Any]]:
         """Yield offset, line and row of each line that is not blank."""
-        offset, path = 0, self._files[number].path
-        with path.open("rb") as lines:
-            if lines.read(3) == b"\xef\xbb\xbf":
-                offset = 3
-            lines.seek(offset)
-            for line, text in enumerate(lines, 1):
-                if text.strip():
-                    try:
-                        yield offset, line, json.loads(text)
-                    except UnicodeDecodeError as error:
-                        raise ConfigError(f"{self._flag} {path}: is not UTF-8 text: {error}") from error
-                    except json.JSONDecodeError as error:
-                        shown = text.decode(errors="replace").strip()[:80]
-                        raise ConfigError(f"{self._where(number, line)}: not JSON: {error.msg}: {shown}") from error
-                offset += len(text)
+        try:
+            with self._files[number].path.open("rb") as file:
+                for line, (offset, text) in enumerate(lines_of(file), 1):
+                    if text.strip():
+                        yield offset, line, row_of_line(text, self._where(number, line))
+        except OSError as error:
+            name = self._files[number].name
+            raise ConfigError(f"{self._flag} {name}: cannot be read: {error.strerror or error}") from error
 
 
 def _jsonl_files(source: str, flag: str) -> list[Path]:
@@ -126,4 +120,4 @@ def _described(path: Path, source: str, flag: str) -> _File:
         stat = path.stat()
     except OSError as error:
         raise ConfigError(f"{flag} {source}: cannot be read: {error.strerror or error}") from error
-    return _File(path=path.resolve(), size=stat.st_size, mtime_ns=stat.st_mtime_ns)
+    return _File(path=path.resolve(), name=str(path), size=stat.st_size, mtime_ns=stat.st_mtime_ns)

@@ -27,6 +27,7 @@ class Task:
     system_prompt: str = ""  # put first, unless empty or the row brings its own
     columns: Columns = NO_COLUMNS  # that its reward reads besides messages and ground truth
     tools: tuple[dict[str, Any], ...] = ()  # schemas that the chat template writes into its prompts
+    takes_template_options: bool = True  # of a row, as nothing but the prompt is rendered
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -231,6 +231,7 @@ def _task(name: str, settings: Config, rewards: RewardFacts) -> Task:
         answer_key=settings.data.answer_key,
         system_prompt=_system_prompt(settings, rewards),
         columns=rewards.columns_of(reward_type) | Columns(are_kept=settings.environment.is_given),
+        takes_template_options=not settings.environment.is_given,
     )
 
 

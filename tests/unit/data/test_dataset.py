@@ -162,9 +162,9 @@ def test_a_missing_file_and_an_unknown_format_are_refused(tmp_path, text_file):
         (row_line(gt_answer="true"), "gt_answer is bool; write text or a number"),
         (row_line(gt_answer="NaN"), "gt_answer is nan; write text or a finite number"),
         (row_line(messages="5"), "messages is int; write an object or a list of objects"),
-        (row_line(messages='{"role": "user"}'), 'a message is not {"role": ..., "content": text}'),
-        (row_line(messages='{"content": "hi"}'), 'a message is not {"role": ..., "content": text}'),
-        (row_line(messages='["hi"]'), 'a message is not {"role": ..., "content": text}'),
+        (row_line(messages='{"role": "user"}'), 'messages, message 1 is not {"role": ..., "content": text}'),
+        (row_line(messages='{"content": "hi"}'), 'messages, message 1 is not {"role": ..., "content": text}'),
+        (row_line(messages='["hi"]'), 'messages, message 1 is not {"role": ..., "content": text}'),
     ],
 )
 def test_a_wrong_line_is_named_by_its_number(text_file, line, cause):
@@ -177,9 +177,9 @@ def test_wrong_tests_are_named_by_their_line_and_wrong_rows_by_what_they_need(te
     with pytest.raises(ConfigError, match=r"line 1: test_cases has no list of outputs; write"):
         load_rows(path, flag="--dataset", tasks=one_task(truth="test_cases"))
     path = text_file("b.jsonl", '{"test_cases": {"inputs": ["1"], "outputs": ["1"]}}\n')
-    with pytest.raises(ConfigError, match=r"line 1: has no messages; every row needs messages and test_cases$"):
+    with pytest.raises(ConfigError, match=r"line 1: has no messages; every row needs messages and test_cases\. Its"):
         load_rows(path, flag="--dataset", tasks=one_task(truth="test_cases"))
-    with pytest.raises(ConfigError, match=r"line 1: has no messages; every row needs messages$"):
+    with pytest.raises(ConfigError, match=r"line 1: has no messages; every row needs messages\. Its columns are test"):
         load_rows(path, flag="--dataset", tasks=one_task(truth=None))
 
 

@@ -111,6 +111,7 @@ def prepare_interpreter(folder: str) -> None:
     sys.argv = ["solution.py"]
     sys.path.insert(0, folder)
     sys.setrecursionlimit(_RECURSION_LIMIT)
+    sys.set_int_max_str_digits(0)  # as elsewhere: no limit. A conversion that takes too long ends at that of CPU time.
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D"))
     builtins.help = _sitebuiltins._Helper()

@@ -20,6 +20,7 @@ from typing import Any
 
 from coati_rl.data.listed_tests import read_listed_tests
 from coati_rl.errors import ConfigError
+from rewards.code.long_integers import any_number_of_digits, dump_json, load_json
 
 _MAX_CACHED = 64  # the G responses of a group share their tests
 # Relative and absolute tolerances of numbers with a decimal point or an exponent: the defaults of NumPy's allclose,
@@ -51,10 +52,10 @@ class CodeTests:
         """Return True if a run that ended without error gave the expected output or value."""
         if not self.function:
             return _same_bytes(output, test.expected)
-        if len(returned) > _MAX_LENGTH_RATIO * (len(json.dumps(test.expected)) + 64):
+        if len(returned) > _MAX_LENGTH_RATIO * (len(json.dumps(test.expected, default=str)) + 64):
             return False  # checked before parsing: 16 MiB of brackets would take 400 MiB
         try:
-            value = json.loads(returned)
+            value = load_json(returned)
         except (ValueError, RecursionError):
             return False
         return same_value(value, test.expected)
@@ -67,7 +68,7 @@ def parse_tests(ground_truth: str) -> CodeTests:
     Raises: ValueError with the problem.
     """
     try:
-        return _tests(json.loads(ground_truth))
+        return _tests(load_json(ground_truth))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
@@ -173,7 +174,7 @@ def _as_text(value: Any, what: str) -> str:
 
 def _values(outputs: list[Any]) -> list[Any]:
     """Return the expected return value of each test."""
-    for read in (json.loads, _literal):
+    for read in (load_json, _literal):
         with suppress(ValueError, SyntaxError, TypeError):
             return [read(output) if isinstance(output, str) else output for output in outputs]
     return outputs
@@ -181,12 +182,14 @@ def _values(outputs: list[Any]) -> list[Any]:
 
 def _literal(text: str) -> Any:
     """Read a Python literal, such as True or ['a', (1, 2)], and convert it to JSON types."""
-    return json.loads(json.dumps(ast.literal_eval(text)))
+    with any_number_of_digits():
+        value = json.dumps(ast.literal_eval(text))
+    return load_json(value)
 
 
 def _function_test(given: Any, expected: Any) -> CodeTest:
-    arguments = [json.loads(line) for line in given.split("\n") if line.strip()] if isinstance(given, str) else given
+    arguments = [load_json(line) for line in given.split("\n") if line.strip()] if isinstance(given, str) else given
     if not isinstance(arguments, list):
         raise ValueError(f"an input is {type(given).__name__}; write a list of arguments, or one JSON value per line")
     same_value(expected, expected)  # raises RecursionError if it is nested too deeply to be compared
-    return CodeTest(stdin=json.dumps(arguments).encode(), expected=expected)
+    return CodeTest(stdin=dump_json(arguments).encode(), expected=expected)

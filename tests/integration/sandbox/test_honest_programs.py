@@ -1,5 +1,6 @@
 """Test that correct programs in many styles get their reward."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 
@@ -34,3 +35,28 @@ def test_an_honest_program_is_right(program: HonestProgram, reward: CodeReward) 
         lambda scores: scores[0].verdict == "invalid",
     )
     assert (found.verdict, found.reward) == ("ok", 1.0), found.detail
+
+
+SEVENS = 5001 * "7"
+PLUS_1 = f"{SEVENS[:-1]}8"
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "expected"),
+    [
+        ("print(10**5001 // 9 * 7)", "", SEVENS),
+        ("print(int(input()) + 1)", SEVENS, PLUS_1),
+        ("from multiprocessing import Pool\nprint(*Pool(1).map(str, [10**5001 // 9 * 7]))", "", SEVENS),
+        ("def f(a): return a + 1", SEVENS, PLUS_1),
+        ("def f(a): return [a, {'b': a + 1}]", SEVENS, f'[{SEVENS}, {{"b": {PLUS_1}}}]'),
+        ("def f(a): return (True, a)", SEVENS, f"(True, {SEVENS})"),
+    ],
+    ids=["printed", "read", "in another process", "returned", "returned in a list", "expected as Python's literals"],
+)
+def test_an_integer_may_have_more_digits_than_python_converts(
+    source: str, given: str, expected: str, reward: CodeReward
+) -> None:
+    function = {"fn_name": "f"} if source.startswith("def") else {}
+    tests = json.dumps({"inputs": [given], "outputs": [expected], **function})
+    (found,) = reward.score([f"```python\n{source}\n```"], Problem(ground_truth=tests))
+    assert found.verdict == "ok", found.detail

@@ -61,6 +61,11 @@ def test_variables_functions_and_files_are_kept_between_calls(session: PythonSes
     assert output(session, "math.floor(2.5)") == "2\n"
 
 
+def test_an_integer_may_have_more_digits_than_python_converts(session: PythonSession) -> None:
+    assert output(session, "10**5000") == "1" + 5000 * "0" + "\n"
+    assert output(session, "print(int('7' * 5000) % 10)") == "7\n"
+
+
 def test_an_exception_is_told_with_the_lines_of_its_call_and_ends_nothing(session: PythonSession) -> None:
     output(session, "x = 1\ndef f():\n    return x / 0")
     outcome = session.call("\nf()")

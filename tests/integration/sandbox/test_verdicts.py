@@ -96,6 +96,13 @@ def test_a_program_without_the_function_does_not_have_a_library_s(judge: Judge) 
     assert score(judge.reward, fenced(own), tests).verdict == "ok"
 
 
+def test_converting_an_integer_that_takes_too_long_ends_at_the_limit_of_cpu_time(judge: Judge) -> None:
+    for source in ("print(1 << (1 << 26))", "int('7' * (1 << 23))"):
+        found = score(judge.reward, fenced(source), SUM)
+        assert (found.verdict, found.reward) == ("wrong", 0.0), found
+        assert "more than 0.5 s of CPU time" in found.detail
+
+
 def test_a_program_with_a_low_priority_on_a_busy_machine_is_too_slow_not_invalid(judge: Judge) -> None:
     source = """
 import os

@@ -10,6 +10,8 @@ import yaml
 from coati_rl.config.fields import role_of
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.stored import read_stored
+from coati_rl.model_files.values import has_own_head
 
 Job = TypeVar("Job", bound=TrainingConfig)
 
@@ -76,13 +78,21 @@ def changed_settings(before: Job, now: Job, *, sizes: tuple[str, ...], without: 
 
 def check_shape(config: TrainingConfig, directory: Path) -> None:
     """Raise ConfigError if the checkpoint's model has other sizes than --model."""
-    here, there = _shape(Path(config.model.model)), _shape(directory)
+    model = Path(config.model.model)
+    here, there = _shape(model), _shape(directory)
+    if here["tie_word_embeddings"] and not there["tie_word_embeddings"] and _has_own_head(model):
+        here["tie_word_embeddings"] = False  # as checkpoints of such a model say
     differences = [f"{name} {there[name]} instead of {here[name]}" for name in _SHAPE if here[name] != there[name]]
     if differences:
         raise ConfigError(
             f"--checkpoint-path {directory}: its model differs from --model {config.model.model}: "
             f"{', '.join(differences)}; use the --model of that run"
         )
+
+
+def _has_own_head(directory: Path) -> bool:
+    where = f"--model {directory}"
+    return has_own_head(read_stored(directory, where), None, where)
 
 
 def _shape(directory: Path) -> dict[str, Any]:

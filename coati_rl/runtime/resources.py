@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from coati_rl.config.training import TrainingConfig
 from coati_rl.data.chat_template import set_chat_template
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device
+
+if TYPE_CHECKING:
+    from coati_rl.model_files.check import Use
 
 Job = TypeVar("Job", bound=TrainingConfig)
 
@@ -122,6 +125,23 @@ def read_tokenizer(directory: Path, flag: str = "--model") -> Any:
         return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{flag} {directory}: the tokenizer cannot be loaded: {error}") from error
+
+
+def checked_model_config(
+    directory: Path, *uses: "Use", flag: str = "--model", precision: str | None = None
+) -> tuple[Any, list[str]]:
+    """Check a model's files for what is done with it; the arguments are those of `check_model_files`.
+
+    Returns: the transformers config of the model's text part, with the LM head that the files have; and warnings.
+    Raises: ConfigError, which names `flag`.
+    """
+    from coati_rl.model_files.check import check_model_files
+
+    facts = check_model_files(directory, *uses, where=f"{flag} {directory}", precision=precision)
+    config = read_model_config(directory, flag)
+    if facts.has_own_head:
+        config.tie_word_embeddings = False
+    return config, [*facts.warnings]
 
 
 def read_model_config(directory: Path, flag: str = "--model") -> Any:

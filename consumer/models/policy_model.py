@@ -210,7 +210,8 @@ def load_policy(model_dir: Path, *, dtype: torch.dtype, gradient_checkpointing: 
 
     Raises: ConfigError if it cannot be read, or if its logits are not the plain output of its LM head.
     """
-    model: PreTrainedModel = read_model(AutoModelForCausalLM, model_dir, read_config(model_dir), dtype=dtype)
+    model: PreTrainedModel
+    model, _ = read_model(AutoModelForCausalLM, model_dir, read_config(model_dir), dtype=dtype)
     altered = [name for name in LOGIT_SETTINGS if getattr(model.config, name, None) not in (None, 1, 1.0)]
     if altered or not isinstance(model.get_output_embeddings(), nn.Linear):
         what = f"changes its logits by {', '.join(altered)}" if altered else "has no plain LM head"

@@ -78,18 +78,22 @@ class StagingWorkerExtension:
             initialize_layerwise_reload(model)
             model.load_weights(iter(staged.tensors))
             finalize_layerwise_reload(model, self.model_config)
-            self._coati_repack_tied_head(model)
+            if not any(name.endswith("lm_head.weight") for name, _ in staged.tensors):
+                self._coati_repack_tied_head(model)
 
     def coati_close(self) -> None:
         """Close the transfer group."""
         self.coati_staging.close()
 
     def _coati_repack_tied_head(self, model: Any) -> None:
-        """Repack a tied lm_head on CPU: it is a packed copy of the embeddings, which a reload does not update."""
+        """Repack a tied lm_head on CPU: it is a packed copy of the embeddings, which a reload does not update.
+
+        An update without an lm_head says that it is tied. vLLM's own configuration says otherwise where the checkpoint
+        has a copy of the embeddings.
+        """
         head = getattr(model, "lm_head", None)
         embeddings = getattr(getattr(model, "model", None), "embed_tokens", None)
-        tied = getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)
-        if self.device.type != "cpu" or not tied or head is None or embeddings is None or head is embeddings:
+        if self.device.type != "cpu" or head is None or embeddings is None or head is embeddings:
             return
         head.weight = embeddings.weight
         head.quant_method.process_weights_after_loading(head)

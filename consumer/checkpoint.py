@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from coati_rl.checkpoint.directory import prune, write_manifest, write_state
 from coati_rl.disk import disk_problem
 from coati_rl.errors import ConfigError, RunError
-from coati_rl.model_files.saving import write_settings
+from coati_rl.model_files.saving import file_of_model, write_settings
 from consumer.parallel.parameters import ParameterInfo
 
 logger = logging.getLogger(__name__)
@@ -113,8 +113,9 @@ class CheckpointWriter:
                 logger.warning("%s: %s", self.directory, line)
             self._write_index()
             for name in TOKENIZER_FILES:
-                if (tokenizer_dir / name).is_file():
-                    shutil.copyfile(tokenizer_dir / name, self._partial / name)
+                content = file_of_model(tokenizer_dir / name)
+                if content is not None:
+                    (self._partial / name).write_bytes(content)
             for name, content in (files or {}).items():
                 (self._partial / name).write_bytes(content)
             write_state(self._partial, state)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.config import DEQUANTIZED, quantization_method, read_config
 from coati_rl.model_files.names import compare
 from coati_rl.model_files.saving import try_to_save
 from coati_rl.model_files.stored import StoredTensor, read_stored
@@ -21,7 +22,6 @@ from coati_rl.model_files.values import HEAD, check_stored_values, has_own_head
 # trained: by trainers, who save it; scored: by trainers, frozen; sampled: by an engine; rated: with a scalar head.
 Use = Literal["trained", "scored", "sampled", "rated"]
 
-DEQUANTIZED = frozenset({"fp8"})  # quantisation methods that transformers' loader undoes
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ENGINE_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -56,7 +56,7 @@ def _check(
     directory: Path, uses: frozenset[Use], where: str, precision: str | None, seen: tuple[tuple[str, int, int], ...]
 ) -> ModelFacts:
     """Check as `check_model_files` does, once as long as the files' sizes and times (`seen`) are the same."""
-    config = _read_config(directory, where)
+    config = read_config(directory, where)
     _check_kind(directory, config, uses, where)
     if not uses:
         return ModelFacts(has_own_head=False)
@@ -73,36 +73,6 @@ def _check(
             "trainers and engines, and checkpoints say so"
         )
     return ModelFacts(has_own_head=is_own, warnings=tuple(warnings))
-
-
-def _read_config(directory: Path, where: str) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{where}: config.json cannot be read: {' '.join(str(error).split())}") from error
-    return dequantized(config)
-
-
-def dequantized(config: Any) -> Any:
-    """Have a checkpoint of a method of DEQUANTIZED loaded in floating point, on GPUs that compute in it, too."""
-    method = quantization_method(config)
-    if method in DEQUANTIZED:
-        found = config.quantization_config
-        settings = found if isinstance(found, dict) else found.to_dict()
-        config.quantization_config = {**settings, "dequantize": True}
-    return config
-
-
-def quantization_method(config: Any) -> str | None:
-    """Return the name of the quantisation that config.json declares, None if it declares none."""
-    for each in (config, config.get_text_config()):
-        settings = getattr(each, "quantization_config", None)
-        if settings is not None:
-            found = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
-            return str(getattr(found, "value", found) or "unknown")
-    return None
 
 
 def _check_kind(directory: Path, config: Any, uses: frozenset[Use], where: str) -> None:

@@ -5,7 +5,7 @@ they are written back as they were. The same function is tried before anything s
 """
 
 import copy
-import shutil
+import logging
 import tempfile
 from collections.abc import Iterator
 from numbers import Integral, Real
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -41,11 +43,24 @@ def write_settings(directory: Path, config: Any, generation: Any | None, source:
         except _REFUSED as error:
             what = " ".join(str(error).split())
             (directory / name).unlink(missing_ok=True)  # half of it may be written
-            if (source / name).is_file():
-                shutil.copyfile(source / name, directory / name)
+            content = file_of_model(source / name)
+            if content is not None:
+                (directory / name).write_bytes(content)
                 yield f"{name}: transformers reads it and does not write it ({what}): checkpoints get it as it is"
             else:
                 yield f"{name}: transformers does not write it ({what}): checkpoints are without it"
+
+
+def file_of_model(path: Path) -> bytes | None:
+    """Return a file of the model's directory; None if there is none, or, with a warning, if it cannot be read any more.
+
+    A checkpoint is written in any case: its weights took hours, and this file is elsewhere, too.
+    """
+    try:
+        return path.read_bytes() if path.is_file() else None
+    except OSError as error:
+        logger.warning("checkpoints are without %s: %s cannot be read: %s", path.name, path, error.strerror or error)
+        return None
 
 
 def try_to_save(directory: Path, config: Any, where: str) -> list[str]:

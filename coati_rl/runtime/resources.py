@@ -145,10 +145,7 @@ def checked_model_config(
 
 
 def read_model_config(directory: Path, flag: str = "--model") -> Any:
-    """Return the transformers config of the model's text part."""
-    from transformers import AutoConfig
+    """Return the transformers config of the model's text part. Raises: ConfigError, which names `flag`."""
+    from coati_rl.model_files.config import read_config
 
-    try:
-        return AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{flag} {directory}: config.json cannot be read: {error}") from error
+    return read_config(directory, f"{flag} {directory}").get_text_config()

@@ -5,24 +5,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from coati_rl.errors import ConfigError
-from coati_rl.model_files.check import dequantized
 from coati_rl.model_files.names import Differences
 from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.model_files.values import check_finite
 from coati_rl.ops.cpu_products import use_fast_products
 from consumer.models import packed_attention
-
-
-def read_config(model_dir: Path) -> Any:
-    """Return the transformers config. Raises: ConfigError if it cannot be read."""
-    try:
-        return dequantized(AutoConfig.from_pretrained(model_dir, trust_remote_code=False))
-    except (OSError, ValueError) as error:
-        raise _unreadable(model_dir, error) from error
 
 
 def read_model(

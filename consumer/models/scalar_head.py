@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.config import read_config
 from coati_rl.model_files.quiet import no_load_report
-from consumer.models.loading import prepare, read_config, read_model
+from consumer.models.loading import prepare, read_model
 
 _NAME = "score"  # of the layer in transformers' decoders
 _WEIGHT = f"{_NAME}.weight"
@@ -66,7 +67,7 @@ def load_scalar(
     Raises: ConfigError if the directory cannot be read, its classifier has several labels, or its architecture has no
         classifier of this form.
     """
-    config = read_config(model_dir)
+    config = read_config(model_dir, f"--model {model_dir}")
     is_classifier = any("SequenceClassification" in name for name in config.architectures or ())
     if is_classifier and config.num_labels != 1:
         raise ConfigError(

@@ -52,6 +52,13 @@ class StoredTensor:
     meta: Tensor  # on torch's meta device: shape and dtype
 
 
+def has_weights(directory: Path) -> bool:
+    """Return True if there is any file of weights, whole or not."""
+    return any(
+        True for suffix in ("safetensors", "safetensors.index.json", "bin") for _ in directory.glob(f"*.{suffix}")
+    )
+
+
 def weight_files(directory: Path, where: str, *, takes_any: bool = False) -> tuple[Path, ...]:
     """Return the files of a model's weights.
 

@@ -98,7 +98,7 @@ def _with_reference(
     check_vocabulary_sizes(hf_config.vocab_size, its_config.vocab_size, without_full=None, other=named)
     check_positions(config, its_config, other=named)
     check_layout(config, its_config, named)
-    checked_model_config(directory, "scored", flag=flag)
+    checked_model_config(directory, "scored", flag=flag, is_dry_run=is_dry_run)
     return config.with_changes(reference_model=str(directory))
 
 

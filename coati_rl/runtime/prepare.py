@@ -178,7 +178,8 @@ def _with_model(
     check_layout(config, hf_config)
     of_staging = check_gpu_memory(config, directory, backend)
     uses: tuple[Use, ...] = ("trained",) if config.sampling.backend == "fake" else ("trained", "sampled")
-    hf_config, of_files = checked_model_config(directory, *uses, precision=resolve_precision(config, device))
+    precision = resolve_precision(config, device)
+    hf_config, of_files = checked_model_config(directory, *uses, precision=precision, is_dry_run=is_dry_run)
     config, tokenizer, of_models = with_run_models(
         config, directory, hf_config, check_layout=check_layout, is_dry_run=is_dry_run
     )

@@ -131,7 +131,8 @@ def _with_model(
     config = _within_positions(config, hf_config)
     check_layout(config, hf_config)
     uses: tuple[Use, ...] = ("trained", "rated") if isinstance(config, RmJobConfig) else ("trained",)
-    hf_config, of_files = checked_model_config(directory, *uses, precision=resolve_precision(config, device))
+    precision = resolve_precision(config, device)
+    hf_config, of_files = checked_model_config(directory, *uses, precision=precision, is_dry_run=is_dry_run)
     config, tokenizer, of_models = with_dataset_models(
         config,
         directory,

@@ -128,15 +128,20 @@ def read_tokenizer(directory: Path, flag: str = "--model") -> Any:
 
 
 def checked_model_config(
-    directory: Path, *uses: "Use", flag: str = "--model", precision: str | None = None
+    directory: Path, *uses: "Use", flag: str = "--model", precision: str | None = None, is_dry_run: bool = False
 ) -> tuple[Any, list[str]]:
     """Check a model's files for what is done with it; the arguments are those of `check_model_files`.
+
+    A dry run plans for a directory without any weights, too: they may not have been fetched yet.
 
     Returns: the transformers config of the model's text part, with the LM head that the files have; and warnings.
     Raises: ConfigError, which names `flag`.
     """
     from coati_rl.model_files.check import check_model_files
+    from coati_rl.model_files.stored import has_weights
 
+    if is_dry_run and not has_weights(directory):
+        return read_model_config(directory, flag), [f"{flag} {directory} has no weights yet: they are not checked"]
     facts = check_model_files(directory, *uses, where=f"{flag} {directory}", precision=precision)
     config = read_model_config(directory, flag)
     if facts.has_own_head:

@@ -43,5 +43,5 @@ def with_teacher(
     check_vocabulary_sizes(hf_config.vocab_size, its_config.vocab_size, without_full=without_full, other=named)
     check_positions(config, its_config, other=named)
     check_layout(config, its_config, named)
-    _, warnings = checked_model_config(directory, "scored", flag="--teacher")
+    _, warnings = checked_model_config(directory, "scored", flag="--teacher", is_dry_run=is_dry_run)
     return config.with_changes(teacher=str(directory)), warnings

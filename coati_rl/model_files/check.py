@@ -15,7 +15,7 @@ import torch
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.config import DEQUANTIZED, quantization_method, read_config
 from coati_rl.model_files.names import compare
-from coati_rl.model_files.saving import try_to_save
+from coati_rl.model_files.saving import read_generation, try_to_save
 from coati_rl.model_files.stored import StoredTensor, read_stored
 from coati_rl.model_files.values import HEAD, check_stored_values, has_own_head
 
@@ -64,6 +64,7 @@ def _check(
     _check_for_engine(stored, uses, where)
     _check_names(config, stored, uses, where)
     check_stored_values(stored, where)
+    read_generation(directory, where)
     warnings = try_to_save(directory, config, where) if "trained" in uses else []
     reads_tied_head = "rated" not in uses and getattr(config.get_text_config(), "tie_word_embeddings", False)
     is_own = reads_tied_head and has_own_head(stored, _PRECISIONS.get(precision or ""), where)

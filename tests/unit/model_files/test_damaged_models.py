@@ -5,6 +5,7 @@ The model has one layer, width 64, a vocabulary of 272 and an LM head that is it
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import rl_example
+import rl_generate
 from coati_rl.config.commands import OFFLINE
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.check import check_model_files
@@ -177,6 +179,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     row = {"messages": turns, "prompt": "q", "chosen": "a", "rejected": "b", "gt_answer": "1"}
     monkeypatch.setattr("coati_rl.runtime.driver.prepare_ray_environment", lambda config: pytest.fail("it was started"))
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # commands set variables of their engines
 
     def run(command: str, *flags: object) -> str:
         if command in ("rl", "generate"):
@@ -185,6 +188,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         arguments = [*map(str, flags), "--device", "cpu"]
         if command == "serve":
             code = serve_main([*arguments[1:], "--dry-run"], tmp_path)
+        elif command == "generate":
+            monkeypatch.setattr("producer.engines.create_engine", lambda *_, **__: pytest.fail("it was started"))
+            flags = ["-mpt", "64", "-mnt", "8", "-o", str(tmp_path / "run"), "--prompt-key", "prompt"]
+            monkeypatch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()])
+            code = rl_generate.main([*arguments, "-d", str(rows), *flags], tmp_path)
         elif command == "rl":
             sizes = [f"{flag}=1" for flag in ("-t", "-i", "-ibs", "-imbs", "-tbs", "-tMbs")]
             sizes += ["-mpt", "64", "-mnt", "64", "-rt", "boxed", "--prompt-key", "prompt"]
@@ -223,12 +231,14 @@ def test_a_damaged_model_is_refused_by_file_tensor_or_field_before_anything_star
         ("kto", "another shape", "--model"),
         ("serve", "a tensor is missing", "--model"),
         ("serve", "infinity", "--model"),
+        ("serve", "a token id that is text", "--model"),
+        ("generate", "a missing shard", "--model"),
     ],
 )
 def test_every_job_refuses_it_in_every_role(damaged, run, model_dir, command, damage, flag) -> None:
     directory = damaged(damage)
     models = ("-m", directory) if flag == "--model" else ("-m", model_dir, flag, directory)
-    message = run(command, *models, *(() if command == "serve" else ("--dry-run",)))
+    message = run(command, *models, *(() if command in ("serve", "generate") else ("--dry-run",)))
     assert f": {flag} {directory}: " in message and WRONG[damage][1].replace("CausalLM", "") in message
 
 

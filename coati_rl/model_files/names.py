@@ -5,16 +5,19 @@ loads them by its own renamings, conversions (experts that are stacked, dequanti
 architecture may lack.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Size, Tensor
 
 from coati_rl.errors import ConfigError
-from coati_rl.model_files.quiet import no_load_report, no_progress_bars
+from coati_rl.model_files.quiet import held_load_report, no_progress_bars
 
 _MAX_NAMED = 3  # tensors named in a message
+_STYLE = re.compile(r"\x1b\[[\d;]*m")  # of a terminal
 
 Mismatch = tuple[str, Size, Size]  # name, shape in the file, shape of the model
 
@@ -29,19 +32,26 @@ class Differences:
     mismatched: tuple[Mismatch, ...] = ()
 
     @classmethod
-    def of_report(cls, model: Any, report: Mapping[str, Any], *, has_new_head: bool = False) -> "Differences":
+    def of_report(
+        cls, model: Any, report: Mapping[str, Any], tensors: Mapping[str, Tensor], *, has_new_head: bool = False
+    ) -> "Differences":
         """Return what transformers reports of a loaded model.
 
         Args:
             model: that was loaded.
             report: of `from_pretrained(..., output_loading_info=True, ignore_mismatched_sizes=True)`.
+            tensors: of the files by name, on any device.
             has_new_head: heads are meant to differ: what is outside of the base model does not count.
         """
         base = f"{model.base_model_prefix}." if has_new_head else ""
+        # A scalar or a mask that the model does not have is no parameter: it is a buffer of older versions of
+        # transformers, such as GPT-2's attn.masked_bias.
+        buffers = {name for name, each in tensors.items() if not each.dim() or each.dtype is torch.bool}
+        unexpected = {*report["unexpected_keys"]} - buffers
         return cls(
             architecture=type(model).__name__,
             missing=tuple(sorted(name for name in report["missing_keys"] if name.startswith(base))),
-            unexpected=tuple(sorted(name for name in report["unexpected_keys"] if name.startswith(base))),
+            unexpected=tuple(sorted(name for name in unexpected if name.startswith(base))),
             mismatched=tuple(sorted(report["mismatched_keys"])),
         )
 
@@ -86,33 +96,41 @@ def compare(
         has_new_head: as of `Differences.of_report`.
     Raises: ValueError if the model cannot be built from the config, or the tensors cannot be converted for it.
     """
-    import torch
-
-    # A scalar or a mask is no parameter: buffers of older versions of transformers, such as GPT-2's attn.masked_bias.
-    given = {name: each for name, each in tensors.items() if each.dim() and each.dtype is not torch.bool}
+    told: list[str] = []
     try:
-        with torch.device("meta"), no_progress_bars(), no_load_report():
+        with torch.device("meta"), no_progress_bars(), held_load_report() as told:
             built = build(config)
             model, report = type(built).from_pretrained(
                 None,
                 config=built.config,
-                state_dict=given,
+                state_dict=dict(tensors),
                 device_map={"": "meta"},
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
     except Exception as error:  # the class's own code, with whatever values config.json has
+        if names := _not_converted("\n".join(told)):
+            raise ValueError(
+                f"the weight files do not give {_named(names)} of {config.model_type}: a part of it is missing or has "
+                "another shape; download or save the model again"
+            ) from error
         what = (str(error).splitlines() or [""])[0]
         raise ValueError(
             f"config.json: no {config.model_type} can be built from it and the weight files: {type(error).__name__}: "
             f"{what}"
         ) from error
-    return Differences.of_report(model, report, has_new_head=has_new_head)
+    return Differences.of_report(model, report, tensors, has_new_head=has_new_head)
 
 
 def _named(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return ", ".join(names[:_MAX_NAMED]) + more
+
+
+def _not_converted(report: str) -> list[str]:
+    """Return the parameters that several tensors make up, such as stacked experts, and that could not be made."""
+    rows = [_STYLE.sub("", line).split("|") for line in report.splitlines() if "CONVERSION" in line and "|" in line]
+    return sorted({row[0].strip() for row in rows})
 
 
 def _common_prefix(missing: Sequence[str], unexpected: Sequence[str]) -> str:

@@ -20,6 +20,22 @@ def no_progress_bars() -> Iterator[None]:
 
 
 @contextmanager
+def held_load_report() -> Iterator[list[str]]:
+    """Hold back transformers' report, as `no_load_report` does, and provide its text."""
+    logger, held = logging.getLogger("transformers.modeling_utils"), list[str]()
+
+    def hold(record: logging.LogRecord) -> bool:
+        held.append(record.getMessage())
+        return False
+
+    logger.addFilter(hold)
+    try:
+        yield held
+    finally:
+        logger.removeFilter(hold)
+
+
+@contextmanager
 def no_load_report() -> Iterator[None]:
     """Hide transformers' report of tensors that are missing or unused; what it says is checked by name."""
     logger = logging.getLogger("transformers")

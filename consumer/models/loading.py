@@ -11,6 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.names import Differences
 from coati_rl.model_files.quiet import no_progress_bars
+from coati_rl.model_files.stored import read_stored
 from coati_rl.model_files.values import check_finite
 from coati_rl.ops.cpu_products import use_fast_products
 from consumer.models import packed_attention
@@ -35,6 +36,7 @@ def read_model(
     """
     attention = packed_attention.NAME if config.model_type in packed_attention.MODEL_TYPES else "sdpa"
     where = f"--model {model_dir}"
+    tensors = {name: each.meta for name, each in read_stored(model_dir, where).items()}
     try:
         with no_progress_bars():
             model, report = auto_class.from_pretrained(
@@ -48,7 +50,7 @@ def read_model(
             )
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise _unreadable(model_dir, error) from error
-    Differences.of_report(model, report, has_new_head=has_new_head).check(where)
+    Differences.of_report(model, report, tensors, has_new_head=has_new_head).check(where)
     check_finite(model.named_parameters(), where)
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if head is not None and getattr(model.config, "tie_word_embeddings", False):

@@ -284,3 +284,20 @@ def test_a_dry_run_plans_for_a_model_whose_weights_are_not_there_yet(model_dir, 
     (directory / WHOLE).touch()
     with pytest.raises(ConfigError, match=f"{WHOLE} is cut off"):
         checked_model_config(directory, "trained", is_dry_run=True)
+
+
+def test_values_of_large_files_are_left_to_the_trainers(damaged, monkeypatch) -> None:
+    directory = damaged("NaN")
+    monkeypatch.setattr("coati_rl.model_files.values.MAX_SCANNED_BYTES", 1000)
+    assert check_model_files(directory, "trained").warnings == ()
+    with pytest.raises(ConfigError, match=f"{DOWN} has NaN"):
+        load_policy(directory, dtype=torch.float32)
+
+
+def test_a_model_is_read_once_until_its_files_change(model_dir, tmp_path) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(model_dir, directory)
+    assert check_model_files(directory, "trained") is check_model_files(directory, "trained")
+    value(float("nan"))(directory)
+    with pytest.raises(ConfigError, match=f"{DOWN} has NaN"):
+        check_model_files(directory, "trained")

@@ -7,6 +7,7 @@ of trainers can read it. The first rank of each pipeline stage writes its own fi
 
 import copy
 import json
+import logging
 import os
 import re
 import shutil
@@ -25,7 +26,10 @@ from transformers import PreTrainedModel
 from coati_rl.checkpoint.directory import prune, write_manifest, write_state
 from coati_rl.disk import disk_problem
 from coati_rl.errors import ConfigError, RunError
+from coati_rl.model_files.saving import file_of_model, write_settings
 from consumer.parallel.parameters import ParameterInfo
+
+logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 2 * 2**30  # of weights per file; their optimizer state goes to a second file of the same number
 TOKENIZER_FILES = (
@@ -94,7 +98,8 @@ class CheckpointWriter:
 
         Args:
             model: its configuration is saved.
-            tokenizer_dir: the tokenizer's files are copied from here, byte for byte.
+            tokenizer_dir: the tokenizer's files are copied from here, byte for byte, and settings of the model that
+                transformers refuses to write.
             state: the remaining state that a resume needs, written as JSON.
             files: further files, by name.
             keep: number of checkpoints to keep in the parent directory, this one included; None: all.
@@ -103,13 +108,14 @@ class CheckpointWriter:
             config = copy.deepcopy(model.config)
             # transformers removes this prefix, too, when it saves: FSDP2 derives a class of that name from the model's.
             config.dtype, config.architectures = self._dtype, [type(model).__name__.removeprefix("FSDP")]
-            config.save_pretrained(self._partial)
-            if model.can_generate():
-                model.generation_config.save_pretrained(self._partial)
+            generation = model.generation_config if model.can_generate() else None
+            for line in write_settings(self._partial, config, generation, tokenizer_dir):
+                logger.warning("%s: %s", self.directory, line)
             self._write_index()
             for name in TOKENIZER_FILES:
-                if (tokenizer_dir / name).is_file():
-                    shutil.copyfile(tokenizer_dir / name, self._partial / name)
+                content = file_of_model(tokenizer_dir / name)
+                if content is not None:
+                    (self._partial / name).write_bytes(content)
             for name, content in (files or {}).items():
                 (self._partial / name).write_bytes(content)
             write_state(self._partial, state)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -33,6 +34,9 @@ from producer.gateway.sampling_rules import SamplingRules
 from producer.gateway.server import listen, server_config, url_of
 from producer.gateway.session import Session
 
+if TYPE_CHECKING:
+    from coati_rl.model_files.check import Use
+
 API_KEY_VARIABLE = "COATI_API_KEY"
 _MAX_MODEL_LEN = 8192  # tokens, by default: a longer context takes memory for each sample
 _MIN_KEY_LENGTH = 16
@@ -49,7 +53,7 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
     key = _api_key(config)
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before torch is imported
     from coati_rl.runtime.prepare_generation import engine_device
-    from coati_rl.runtime.resources import load_tokenizer, read_model_config, resolve_model
+    from coati_rl.runtime.resources import checked_model_config, load_tokenizer, resolve_model
 
     engine = config.engine
     if engine.producer_tensor_parallel_size > 1 and engine.backend != "vllm":
@@ -63,11 +67,15 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
     model = resolve_model(config.model.model, is_dry_run=False)
     if model is None:
         raise AssertionError("a model is None in a dry run only")
-    length = _max_model_len(engine.max_model_len, getattr(read_model_config(model), "max_position_embeddings", None))
+    precision = config.model.precision or ("bf16" if device == "cuda" else "fp32")
+    uses: tuple[Use, ...] = () if engine.backend == "fake" else ("sampled",)
+    hf_config, of_files = checked_model_config(model, *uses, precision=precision)
+    length = _max_model_len(engine.max_model_len, getattr(hf_config, "max_position_embeddings", None))
     check_engine_device(engine, device, max_model_len=length, max_num_seqs=engine.max_sequences)
     tokenizer = load_tokenizer(model, needs_chat_template=False)
     language = Language(tokenizer, ChatTemplate(tokenizer), tool_format_or_none(tokenizer, engine.tool_format))
-    precision = config.model.precision or ("bf16" if device == "cuda" else "fp32")
+    for warning in of_files:
+        say(f"warning: {warning}")
     told = f"{config.model.model} (engine {engine.backend}, {device}, {precision}, {length} tokens)"
     if is_dry_run:
         say(f"would serve {told}")

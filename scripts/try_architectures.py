@@ -26,8 +26,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging as hf_logging
 
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.preflight.tiny_model import FIRST_TOKEN, tiny_model
-from consumer.models.loading import no_progress_bars
 from consumer.models.policy_model import load_policy, make_input, policy_forward
 from consumer.parallel.layout_rules import check_pipeline_plan, tensor_parallel_plan
 from consumer.proofs.layout import check_layout_runs

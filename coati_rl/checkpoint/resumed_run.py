@@ -10,6 +10,9 @@ import yaml
 from coati_rl.config.fields import role_of
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.config import read_config
+from coati_rl.model_files.stored import read_stored
+from coati_rl.model_files.values import has_own_head
 
 Job = TypeVar("Job", bound=TrainingConfig)
 
@@ -76,7 +79,10 @@ def changed_settings(before: Job, now: Job, *, sizes: tuple[str, ...], without: 
 
 def check_shape(config: TrainingConfig, directory: Path) -> None:
     """Raise ConfigError if the checkpoint's model has other sizes than --model."""
-    here, there = _shape(Path(config.model.model)), _shape(directory)
+    model = Path(config.model.model)
+    here, there = _shape(model, f"--model {model}"), _shape(directory, f"--checkpoint-path {directory}")
+    if here["tie_word_embeddings"] and not there["tie_word_embeddings"] and _has_own_head(model):
+        here["tie_word_embeddings"] = False  # as checkpoints of such a model say
     differences = [f"{name} {there[name]} instead of {here[name]}" for name in _SHAPE if here[name] != there[name]]
     if differences:
         raise ConfigError(
@@ -85,11 +91,11 @@ def check_shape(config: TrainingConfig, directory: Path) -> None:
         )
 
 
-def _shape(directory: Path) -> dict[str, Any]:
-    from transformers import AutoConfig
+def _has_own_head(directory: Path) -> bool:
+    where = f"--model {directory}"
+    return has_own_head(read_stored(directory, where), None, where)
 
-    try:
-        model = AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"--checkpoint-path {directory}: config.json cannot be read: {error}") from error
+
+def _shape(directory: Path, where: str) -> dict[str, Any]:
+    model = read_config(directory, where).get_text_config()
     return {name: getattr(model, name, None) for name in _SHAPE}

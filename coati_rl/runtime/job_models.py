@@ -7,7 +7,13 @@ from typing import Any
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_jobs import SftJobConfig
-from coati_rl.runtime.resources import read_model_config, read_tokenizer, resolve_model, with_tokenizer
+from coati_rl.runtime.resources import (
+    checked_model_config,
+    read_model_config,
+    read_tokenizer,
+    resolve_model,
+    with_tokenizer,
+)
 from coati_rl.runtime.same_tokens import check_positions, check_vocabulary, check_vocabulary_sizes
 from coati_rl.runtime.sample_rows import TryModel, with_sample_rows
 from coati_rl.runtime.teacher import with_teacher
@@ -100,6 +106,7 @@ def _with_reference(
     check_vocabulary_sizes(hf_config.vocab_size, its_config.vocab_size, without_full=None, other=named)
     check_positions(config, its_config, other=named)
     check_layout(config, its_config, named)
+    checked_model_config(directory, "scored", flag=flag, is_dry_run=is_dry_run)
     return config.with_changes(reference_model=str(directory))
 
 

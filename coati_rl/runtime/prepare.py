@@ -16,12 +16,13 @@ from coati_rl.config.distillation_rules import distillation_warnings
 from coati_rl.config.engine_rules import check_engines, engine_warnings
 from coati_rl.config.environment_rules import environment_warnings
 from coati_rl.config.gpu_rules import with_device_defaults
-from coati_rl.config.plan import Plan, make_plan
+from coati_rl.config.plan import Plan, make_plan, resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.data.dataset import PromptSet
 from coati_rl.data.prompt_source import PromptSource
 from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.check import Use
 from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.job_memory import check_run_memory
 from coati_rl.runtime.job_models import with_run_models
@@ -34,7 +35,7 @@ from coati_rl.runtime.prompts import (
     make_run_prompts,
     make_source,
 )
-from coati_rl.runtime.resources import read_model_config, resolve_model, sharding_warnings
+from coati_rl.runtime.resources import checked_model_config, read_model_config, resolve_model, sharding_warnings
 from coati_rl.runtime.sample_rows import TryModel
 from coati_rl.runtime.size_checks import check_gpu_memory, check_length, check_prompts, check_step, resolve_device
 from coati_rl.transport.choice import choose_backend
@@ -181,6 +182,9 @@ def _with_model(
     check_length(config, hf_config)
     check_layout(config, hf_config)
     of_staging = check_gpu_memory(config, directory, backend)
+    uses: tuple[Use, ...] = ("trained",) if config.sampling.backend == "fake" else ("trained", "sampled")
+    precision = resolve_precision(config, device)
+    hf_config, of_files = checked_model_config(directory, *uses, precision=precision, is_dry_run=is_dry_run)
     config, tokenizer, of_models = with_run_models(
         config,
         directory,
@@ -202,7 +206,7 @@ def _with_model(
         num_prompts=None if rows.generated else len(train.prompts),
         source=make_source(rows, config, tokenizer, train),
         memory=memory,
-        warnings=(*of_staging, *of_models, *of_memory),
+        warnings=(*of_files, *of_staging, *of_models, *of_memory),
     )
 
 

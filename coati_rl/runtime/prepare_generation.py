@@ -19,8 +19,9 @@ from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.coordinator.leases import LeaseTable, SamplingPlan
 from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.check import Use
 from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts
-from coati_rl.runtime.resources import load_tokenizer, read_model_config, resolve_model
+from coati_rl.runtime.resources import checked_model_config, load_tokenizer, resolve_model
 from coati_rl.runtime.size_checks import check_length
 from coati_rl.types import Device, Prompt, SamplingParams
 
@@ -99,7 +100,9 @@ def prepare_generation(config: GenerateConfig, *, rewards: RewardFacts) -> Prepa
     model = resolve_model(config.model.model, is_dry_run=False)
     if model is None:
         raise AssertionError("a model is None in a dry run only")
-    check_length(run, read_model_config(model))
+    uses: tuple[Use, ...] = () if config.sampling.backend == "fake" else ("sampled",)
+    hf_config, of_files = checked_model_config(model, *uses, precision=resolve_precision(run, device))
+    check_length(run, hf_config)
     data = config.data
     tokenizer = load_tokenizer(model, chat_template=data.chat_template, needs_chat_template=data.input_template is None)
     prompts, _ = make_run_prompts(rows, run, tokenizer)
@@ -107,7 +110,7 @@ def prepare_generation(config: GenerateConfig, *, rewards: RewardFacts) -> Prepa
         raise ConfigError(
             f"--dataset: all {prompts.num_refused} prompts exceed --max-prompt-tokens {config.data.max_prompt_tokens}"
         )
-    warnings = [*reward_warnings(run)] if config.is_scored else []
+    warnings = [*of_files, *(reward_warnings(run) if config.is_scored else ())]
     if prompts.num_refused:
         limit = config.data.max_prompt_tokens
         warnings.append(f"--dataset: {prompts.num_refused} prompts exceed --max-prompt-tokens {limit}: left out")

@@ -10,11 +10,14 @@ from typing import Any
 
 from coati_rl.checkpoint.dataset_resume import DatasetResume, open_dataset_resume
 from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.offline_jobs import RmJobConfig
 from coati_rl.config.offline_plan import OfflinePlan, make_offline_plan
 from coati_rl.config.offline_rules import with_offline_defaults
+from coati_rl.config.plan import resolve_precision
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.data.mixing import Mixing
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.check import Use
 from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.job_memory import check_job_memory
 from coati_rl.runtime.job_models import with_dataset_models
@@ -27,7 +30,13 @@ from coati_rl.runtime.offline_rows import (
     needs_chat_template,
 )
 from coati_rl.runtime.prepared import PreparedJob
-from coati_rl.runtime.resources import find_device, read_model_config, resolve_model, sharding_warnings
+from coati_rl.runtime.resources import (
+    checked_model_config,
+    find_device,
+    read_model_config,
+    resolve_model,
+    sharding_warnings,
+)
 from coati_rl.runtime.sample_rows import TryModel
 from coati_rl.samples import Sample
 from coati_rl.types import Device
@@ -138,6 +147,9 @@ def _with_model(
     hf_config = read_model_config(directory)
     config = _within_positions(config, hf_config)
     check_layout(config, hf_config)
+    uses: tuple[Use, ...] = ("trained", "rated") if isinstance(config, RmJobConfig) else ("trained",)
+    precision = resolve_precision(config, device)
+    hf_config, of_files = checked_model_config(directory, *uses, precision=precision, is_dry_run=is_dry_run)
     config, tokenizer, of_models = with_dataset_models(
         config,
         directory,
@@ -153,7 +165,7 @@ def _with_model(
     memory, of_memory = check_job_memory(
         config, hf_config, device, samples=sets[TRAIN_FLAG].samples, check_layout=check_layout
     )
-    return _Inputs(config=config, sets=sets, memory=memory, warnings=(*of_models, *of_memory))
+    return _Inputs(config=config, sets=sets, memory=memory, warnings=(*of_files, *of_models, *of_memory))
 
 
 def dataset_settings(config: OfflineConfig, mixing: Mixing | None) -> DatasetSettings:

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from coati_rl.config.training import TrainingConfig
 from coati_rl.data.chat_template import set_chat_template
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device
+
+if TYPE_CHECKING:
+    from coati_rl.model_files.check import Use
 
 Job = TypeVar("Job", bound=TrainingConfig)
 
@@ -124,11 +127,30 @@ def read_tokenizer(directory: Path, flag: str = "--model") -> Any:
         raise ConfigError(f"{flag} {directory}: the tokenizer cannot be loaded: {error}") from error
 
 
-def read_model_config(directory: Path, flag: str = "--model") -> Any:
-    """Return the transformers config of the model's text part."""
-    from transformers import AutoConfig
+def checked_model_config(
+    directory: Path, *uses: "Use", flag: str = "--model", precision: str | None = None, is_dry_run: bool = False
+) -> tuple[Any, list[str]]:
+    """Check a model's files for what is done with it; the arguments are those of `check_model_files`.
 
-    try:
-        return AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{flag} {directory}: config.json cannot be read: {error}") from error
+    A dry run plans for a directory without any weights, too: they may not have been fetched yet.
+
+    Returns: the transformers config of the model's text part, with the LM head that the files have; and warnings.
+    Raises: ConfigError, which names `flag`.
+    """
+    from coati_rl.model_files.check import check_model_files
+    from coati_rl.model_files.stored import has_weights
+
+    if is_dry_run and not has_weights(directory):
+        return read_model_config(directory, flag), [f"{flag} {directory} has no weights yet: they are not checked"]
+    facts = check_model_files(directory, *uses, where=f"{flag} {directory}", precision=precision)
+    config = read_model_config(directory, flag)
+    if facts.has_own_head:
+        config.tie_word_embeddings = False
+    return config, [*facts.warnings]
+
+
+def read_model_config(directory: Path, flag: str = "--model") -> Any:
+    """Return the transformers config of the model's text part. Raises: ConfigError, which names `flag`."""
+    from coati_rl.model_files.config import read_config
+
+    return read_config(directory, f"{flag} {directory}").get_text_config()

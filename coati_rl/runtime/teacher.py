@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from coati_rl.config import Config
 from coati_rl.config.offline_jobs import SftJobConfig
-from coati_rl.runtime.resources import read_model_config, read_tokenizer, resolve_model
+from coati_rl.runtime.resources import checked_model_config, read_model_config, read_tokenizer, resolve_model
 from coati_rl.runtime.same_tokens import check_positions, check_vocabulary, check_vocabulary_sizes
 
 Distilled = TypeVar("Distilled", Config, SftJobConfig)
@@ -43,4 +43,5 @@ def with_teacher(
     check_vocabulary_sizes(hf_config.vocab_size, its_config.vocab_size, without_full=without_full, other=named)
     check_positions(config, its_config, other=named)
     check_layout(config, its_config, named)
-    return config.with_changes(teacher=str(directory)), []
+    _, warnings = checked_model_config(directory, "scored", flag="--teacher", is_dry_run=is_dry_run)
+    return config.with_changes(teacher=str(directory)), warnings

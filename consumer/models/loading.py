@@ -1,26 +1,20 @@
 """Read a Hugging Face model directory without running any code from it, and prepare the model for training."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils import logging as hf_logging
 
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.names import Differences
+from coati_rl.model_files.quiet import no_progress_bars
+from coati_rl.model_files.stored import read_stored
+from coati_rl.model_files.values import check_finite
 from coati_rl.ops.cpu_products import use_fast_products
 from consumer.models import packed_attention
-
-
-def read_config(model_dir: Path) -> Any:
-    """Return the transformers config. Raises: ConfigError if it cannot be read."""
-    try:
-        return AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise _unreadable(model_dir, error) from error
 
 
 def attention_of(config: Any) -> str:
@@ -28,23 +22,44 @@ def attention_of(config: Any) -> str:
     return packed_attention.NAME if config.model_type in packed_attention.MODEL_TYPES else "sdpa"
 
 
-def read_model(auto_class: Any, model_dir: Path, config: Any, *, dtype: torch.dtype, **arguments: Any) -> Any:
-    """Return what `auto_class.from_pretrained` returns. Raises: ConfigError if it cannot be loaded.
+def read_model(
+    auto_class: Any, model_dir: Path, config: Any, *, dtype: torch.dtype, has_new_head: bool = False
+) -> tuple[Any, frozenset[str]]:
+    """Load a model, with every tensor of its files and no other, of finite values.
 
-    Attention separates packed samples without a mask where `packed_attention` supports the architecture.
+    Attention separates packed samples without a mask where `packed_attention` supports the architecture. A head that is
+    not the embedding although config.json says so is kept, and the model's config says so.
+
+    Args:
+        auto_class: of transformers, such as AutoModelForCausalLM.
+        model_dir: of the model.
+        config: its transformers config.
+        dtype: of the weights.
+        has_new_head: the files may lack the head, and have another.
+    Returns: the model, and the names of the parameters that are not in the files: of a new head.
+    Raises: ConfigError if it cannot be loaded, naming tensors that are missing, unknown, mis-shaped or not finite.
     """
+    where = f"--model {model_dir}"
+    tensors = {name: each.meta for name, each in read_stored(model_dir, where).items()}
     try:
         with no_progress_bars():
-            return auto_class.from_pretrained(
+            model, report = auto_class.from_pretrained(
                 model_dir,
                 config=config,
                 dtype=dtype,
                 attn_implementation=attention_of(config),
                 trust_remote_code=False,
-                **arguments,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # which are refused by name
             )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise _unreadable(model_dir, error) from error
+    Differences.of_report(model, report, tensors, has_new_head=has_new_head).check(where)
+    check_finite(model.named_parameters(), where)
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is not None and getattr(model.config, "tie_word_embeddings", False):
+        model.config.tie_word_embeddings = head.weight is embeddings.weight
+    return model, frozenset(report["missing_keys"])
 
 
 def prepare(model: PreTrainedModel, *, gradient_checkpointing: bool) -> PreTrainedModel:
@@ -72,15 +87,3 @@ def _checkpoint_in_eval_mode(layer: GradientCheckpointingLayer) -> None:
     layer.register_forward_pre_hook(lambda layer, _: setattr(layer, "training", False))
     # always_call: recomputation leaves the forward by an exception as soon as it has the tensors it needs.
     layer.register_forward_hook(lambda layer, *_: setattr(layer, "training", True), always_call=True)
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Disable transformers' progress bars, which would overwrite the run's own progress display."""
-    were_on = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if were_on:
-            hf_logging.enable_progress_bar()

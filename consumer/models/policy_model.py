@@ -18,12 +18,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.config import read_config
 from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.ops.fused_loss import fused_token_loss
 from coati_rl.ops.logprob import token_logprobs
 from coati_rl.ops.vocabulary_kl import vocabulary_kl_loss
 from consumer.models import packed_attention
-from consumer.models.loading import prepare, read_config, read_model
+from consumer.models.loading import prepare, read_model
 from consumer.models.packed_attention import RowLengths, RowParents, row_lengths, row_parents
 from consumer.models.scalar_head import scalar_head, scalar_values
 
@@ -208,7 +209,9 @@ def load_policy(model_dir: Path, *, dtype: torch.dtype, gradient_checkpointing: 
     Raises: ConfigError if it cannot be read, or has no plain LM head. Whether its logits are the head's plain output is
         tried before a job starts; see `consumer.proofs`.
     """
-    model: PreTrainedModel = read_model(AutoModelForCausalLM, model_dir, read_config(model_dir), dtype=dtype)
+    model: PreTrainedModel
+    config = read_config(model_dir, f"--model {model_dir}")
+    model, _ = read_model(AutoModelForCausalLM, model_dir, config, dtype=dtype)
     if not has_plain_head(model):
         raise ConfigError(f"--model {model_dir}: {type(model).__name__} has no plain LM head, which training needs")
     return prepare(model, gradient_checkpointing=gradient_checkpointing)

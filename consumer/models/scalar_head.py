@@ -8,9 +8,6 @@ tensor-parallel ranks, which all have the same hidden states, and is on the last
 R rows, L tokens per row, M loss tokens per row, H hidden size.
 """
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +18,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from coati_rl.errors import ConfigError
-from consumer.models.loading import no_progress_bars, prepare, read_config, read_model
+from coati_rl.model_files.config import read_config
+from coati_rl.model_files.quiet import no_load_report
+from consumer.models.loading import prepare, read_model
 
 _NAME = "score"  # of the layer in transformers' decoders
 _WEIGHT = f"{_NAME}.weight"
@@ -68,7 +67,7 @@ def load_scalar(
     Raises: ConfigError if the directory cannot be read, its classifier has several labels, or its architecture has no
         classifier of this form.
     """
-    config = read_config(model_dir)
+    config = read_config(model_dir, f"--model {model_dir}")
     is_classifier = any("SequenceClassification" in name for name in config.architectures or ())
     if is_classifier and config.num_labels != 1:
         raise ConfigError(
@@ -78,11 +77,11 @@ def load_scalar(
     config.num_labels = 1
     text_config = config.get_text_config()
     text_config.pad_token_id = _pad_token_id(model_dir, text_config, head)
-    with no_progress_bars(), _no_load_report():
-        model, report = read_model(
-            AutoModelForSequenceClassification, model_dir, config, dtype=dtype, output_loading_info=True
+    with no_load_report():  # the LM head is unused and the score layer new; both are intended
+        model, missing = read_model(
+            AutoModelForSequenceClassification, model_dir, config, dtype=dtype, has_new_head=True
         )
-    layer, missing = scalar_head(model), set(report["missing_keys"])
+    layer = scalar_head(model)
     if layer is None or missing - {_WEIGHT}:
         lacks = ", ".join(sorted(missing - {_WEIGHT})) or f"a linear layer {_NAME}"
         raise ConfigError(f"--model {model_dir}: {type(model).__name__} lacks {lacks}, which a reward model needs")
@@ -116,15 +115,3 @@ def _pad_token_id(model_dir: Path, config: Any, head: ScalarHead) -> int:
             "sequence's score by its padding; set pad_token_id in config.json"
         )
     return cast(int, found)
-
-
-@contextmanager
-def _no_load_report() -> Iterator[None]:
-    """Hide transformers' report that the LM head is unused and the score layer new; both are intended."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

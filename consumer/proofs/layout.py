@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.config import read_config
 from consumer.parallel.layout_rules import TESTED
 
 _TIMEOUT_S = 300.0  # also on a machine that is busy with other work
@@ -31,9 +32,7 @@ def check_layout_runs(directory: Path, *, name: str, tp_size: int, pp_size: int)
         pp_size: pipeline stages.
     Raises: ConfigError if it cannot run, or its log-probabilities or gradients differ.
     """
-    from consumer.models.loading import read_config
-
-    config = read_config(directory)
+    config = read_config(directory, name)
     asked = {"-tp": tp_size, "-pp": pp_size}
     if config.model_type in TESTED or max(asked.values()) == 1:
         return
@@ -51,8 +50,8 @@ def check_layout_runs(directory: Path, *, name: str, tp_size: int, pp_size: int)
 def _save_tiny(config: Any, directory: Path, name: str) -> None:
     from transformers import AutoModelForCausalLM
 
+    from coati_rl.model_files.quiet import no_progress_bars
     from coati_rl.preflight.tiny_model import tiny_model
-    from consumer.models.loading import no_progress_bars
 
     try:
         model = tiny_model(config, AutoModelForCausalLM.from_config, num_kv_heads=_RANKS)

@@ -20,9 +20,10 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from coati_rl.batch import MicroBatch
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.config import read_config
 from coati_rl.preflight.tiny_model import FIRST_TOKEN, tiny_model
 from consumer.models import packed_attention
-from consumer.models.loading import attention_of, prepare, read_config
+from consumer.models.loading import attention_of, prepare
 from consumer.models.policy_model import has_plain_head, make_input, policy_forward
 from consumer.models.scalar_head import scalar_head
 
@@ -201,7 +202,7 @@ def micro_batch_of(rows: Sequence[Sequence[Segment]]) -> tuple[MicroBatch, list[
 
 def tried_model(directory: Path, name: str, *, has_scalar_head: bool) -> PreTrainedModel:
     """Return a tiny model of the architecture with the trainers' attention function. Raises: ConfigError."""
-    config = read_config(directory)
+    config = read_config(directory, name)
     auto_class: Any = AutoModelForCausalLM
     if has_scalar_head:
         auto_class, config.num_labels = AutoModelForSequenceClassification, 1

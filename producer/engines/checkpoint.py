@@ -4,16 +4,17 @@ vLLM silently accepts an update that lacks a layer, and an unknown name ends it.
 compared before the first byte is received.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import safe_open
+import torch
 
-from coati_rl.errors import EngineError, TransferError
+from coati_rl.errors import ConfigError, EngineError, TransferError
+from coati_rl.model_files.stored import read_stored
+from coati_rl.model_files.values import HEAD, has_own_head
 from coati_rl.transport.manifest import TensorEntry, WeightManifest
 
-_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_DTYPES = ("float32", "bfloat16", "float16")
 _MAX_NAMED = 3  # tensors named in an error message
 
 
@@ -31,42 +32,38 @@ def find_checkpoint(model: str) -> Path:
         raise EngineError(f"model {model!r} is neither a directory nor in the Hugging Face cache") from error
 
 
-def read_entries(directory: Path) -> dict[str, TensorEntry]:
+def read_entries(directory: Path, *, dtype: str | None = None) -> dict[str, TensorEntry]:
     """Return the tensors that an update of this model must hold, by name, without a tied lm_head.
 
-    Raises: EngineError if there is no safetensors file, or one has an unsupported dtype.
+    Args:
+        directory: of the model.
+        dtype: that the engine loads weights in; None: that of the files.
+    Raises: EngineError if there is no safetensors file, or one cannot be read or has an unsupported dtype.
     """
-    index, whole = directory / "model.safetensors.index.json", directory / "model.safetensors"
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        files = [directory / name for name in names]
-    elif whole.is_file():
-        files = [whole]  # our checkpoints hold optimizer tensors in further files
-    else:
-        files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise EngineError(
-            f"{directory} holds no .safetensors file, which is needed to check weight updates; "
-            "save the model with safe_serialization=True"
-        )
+    where = f"model {directory}"
+    try:
+        stored = read_stored(directory, where, takes_any=True)
+    except ConfigError as error:
+        raise EngineError(f"{error}; engines read .safetensors files") from error
     entries: dict[str, TensorEntry] = {}
-    for file in files:
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  (not a mapping)
-                part = tensors.get_slice(name)
-                dtype = _DTYPES.get(part.get_dtype())
-                if dtype is None:
-                    raise EngineError(
-                        f"{file.name}: tensor {name!r} is {part.get_dtype()}; known: {', '.join(_DTYPES)}"
-                    )
-                entries[name] = TensorEntry(name=name, dtype=dtype, shape=tuple(part.get_shape()))
-    if ties_embeddings(directory):
-        entries.pop("lm_head.weight", None)
+    for name, each in stored.items():
+        its_dtype = str(each.meta.dtype).removeprefix("torch.")
+        if each.file.suffix == ".bin":
+            raise EngineError(
+                f"{directory} holds no .safetensors file, which is needed to check weight updates; "
+                "save the model with safe_serialization=True"
+            )
+        if its_dtype not in _DTYPES:
+            raise EngineError(f"{each.file.name}: tensor {name!r} is {its_dtype}; known: {', '.join(_DTYPES)}")
+        entries[name] = TensorEntry(name=name, dtype=its_dtype, shape=tuple(each.meta.shape))
+    loaded_in = None if dtype is None else getattr(torch, dtype)
+    if _ties_embeddings(directory) and not has_own_head(stored, loaded_in, where):
+        entries = {name: entry for name, entry in entries.items() if not name.endswith(HEAD)}
     return entries
 
 
-def ties_embeddings(directory: Path) -> bool:
-    """Return True if the model's lm_head is its embedding."""
+def _ties_embeddings(directory: Path) -> bool:
+    """Return True if config.json says that the model's lm_head is its embedding."""
     from transformers import AutoConfig
 
     return bool(AutoConfig.from_pretrained(directory).get_text_config().tie_word_embeddings)

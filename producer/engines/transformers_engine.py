@@ -56,7 +56,7 @@ class _TransformersCore:
 
         transformers_logging.disable_progress_bar()
         directory = find_checkpoint(self._name)
-        self._expected = read_entries(directory)
+        self._expected = read_entries(directory, dtype=self._dtype)
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, self._dtype))
         self._model: Any = model.to(self._device).eval().requires_grad_(False)
         self._parameters: dict[str, torch.nn.Parameter] = dict(self._model.named_parameters())

@@ -98,7 +98,7 @@ class _VllmCore:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         directory = find_checkpoint(self._engine_args["model"])
-        self._expected = read_entries(directory)
+        self._expected = read_entries(directory, dtype=self._engine_args["dtype"])
         if self._device == "cpu" and self._engine_args["kv_cache_memory_bytes"] is None:
             self._engine_args["kv_cache_memory_bytes"] = cpu_kv_cache_bytes(self._engine_args)
         self._engine = LLMEngine.from_engine_args(EngineArgs(**self._engine_args))

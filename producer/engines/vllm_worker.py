@@ -8,9 +8,11 @@ import ctypes
 import logging
 import os
 import signal
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from coati_rl.errors import TransferError, TransferTimeoutError
+from coati_rl.model_files.values import HEAD
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from producer.engines.staging import StagingArea
@@ -78,18 +80,22 @@ class StagingWorkerExtension:
             initialize_layerwise_reload(model)
             model.load_weights(iter(staged.tensors))
             finalize_layerwise_reload(model, self.model_config)
-            self._coati_repack_tied_head(model)
+            self._coati_repack_tied_head(model, [name for name, _ in staged.tensors])
 
     def coati_close(self) -> None:
         """Close the transfer group."""
         self.coati_staging.close()
 
-    def _coati_repack_tied_head(self, model: Any) -> None:
-        """Repack a tied lm_head on CPU: it is a packed copy of the embeddings, which a reload does not update."""
+    def _coati_repack_tied_head(self, model: Any, updated: Sequence[str]) -> None:
+        """Repack a tied lm_head on CPU: it is a packed copy of the embeddings, which a reload does not update.
+
+        An update without an lm_head says that it is tied. vLLM's own configuration says otherwise where the checkpoint
+        has a copy of the embeddings.
+        """
         head = getattr(model, "lm_head", None)
         embeddings = getattr(getattr(model, "model", None), "embed_tokens", None)
-        tied = getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)
-        if self.device.type != "cpu" or not tied or head is None or embeddings is None or head is embeddings:
+        is_tied = not any(name.endswith(HEAD) for name in updated)
+        if self.device.type != "cpu" or not is_tied or head is None or embeddings is None or head is embeddings:
             return
         head.weight = embeddings.weight
         head.quant_method.process_weights_after_loading(head)

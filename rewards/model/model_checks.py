@@ -32,6 +32,9 @@ def check_reward_model(directory: Path, *, flag: str = "--reward-type") -> None:
         raise ConfigError(f"{where}: has {num_labels} labels, and a reward is one number; give a model with one label")
     _check_head(directory, where)
     _check_tokenizer(directory, where)
+    from coati_rl.model_files.check import check_model_files  # imports torch
+
+    check_model_files(directory, "rated", where=where)
 
 
 def _read_json(file: Path, where: str) -> dict[str, Any]:

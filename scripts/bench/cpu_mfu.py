@@ -41,9 +41,9 @@ from transformers import PreTrainedModel
 
 from coati_rl.batch import MicroBatch
 from coati_rl.config.optimizer import OptimizerConfig
+from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.ops.cpu_products import product
 from consumer.backend import BackendConfig, make_backend
-from consumer.models.loading import no_progress_bars
 from consumer.models.policy_model import DTYPES
 from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
 

@@ -33,10 +33,10 @@ from coati_rl.errors import ConfigError
 from coati_rl.memory.activations import MicroBatchSize
 from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.trainer import Parts, TrainerLayout, trainer_parts
+from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.runtime.resources import read_model_config
 from consumer.backend import BackendConfig, make_backend
 from consumer.environment import memory_environment
-from consumer.models.loading import no_progress_bars
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.layout_rules import check_layout

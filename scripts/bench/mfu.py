@@ -32,9 +32,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.packing import pack
+from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.samples import Sample
 from consumer.backend import Backend, BackendConfig
-from consumer.models.loading import no_progress_bars
 from consumer.parallel.single_process import SingleProcess
 
 # Full names as the driver reports them: laptop and export variants are other chips, a MIG slice is a part of one.

@@ -31,9 +31,9 @@ from coati_rl.data.batcher import BatchSettings, StepBatcher
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.packing import build_mini_batch
 from coati_rl.data.sample_selection import SelectionSettings
+from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score
 from consumer.backend import Backend, BackendConfig
-from consumer.models.loading import no_progress_bars
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.single_process import SingleProcess

@@ -31,9 +31,9 @@ from training_loops import LOG_RATIOS, LOSS, TOLERANCES
 
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.packing import pack
+from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.samples import Sample
 from consumer.backend import Backend, BackendConfig
-from consumer.models.loading import no_progress_bars
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.single_process import SingleProcess

@@ -40,10 +40,10 @@ from transformers import PreTrainedModel
 
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.data.packing import pack
+from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.samples import Sample
 from consumer.backend import BackendConfig, make_backend
 from consumer.models import packed_attention
-from consumer.models.loading import no_progress_bars
 from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
 
 MU, SIGMA, LONGEST = 4.2, 0.8, 512  # lengths of prompt and response together

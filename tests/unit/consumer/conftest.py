@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coati_rl.batch import MicroBatch
-from consumer.models.loading import no_progress_bars
+from coati_rl.model_files.quiet import no_progress_bars
 from tests.micro_batches import grid_micro_batch
 
 Sample = tuple[Sequence[int], int]  # token ids, how many of them are the prompt

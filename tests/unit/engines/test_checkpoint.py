@@ -54,7 +54,7 @@ def test_the_trainers_tensors_in_a_checkpoint_of_ours_are_no_part_of_the_model(t
 
 
 def test_a_directory_without_safetensors_is_refused(tmp_path):
-    with pytest.raises(EngineError, match=r"no \.safetensors"):
+    with pytest.raises(EngineError, match=r"engines read \.safetensors"):
         read_entries(tmp_path)
 
 

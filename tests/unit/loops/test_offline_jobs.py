@@ -5,6 +5,7 @@ import math
 import shutil
 
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from coati_rl.errors import ConfigError
 from tests.unit.loops.offline_run import run_offline, write_rows
@@ -144,8 +145,8 @@ def test_a_checkpoint_is_refused_where_the_run_differs(values_of, tmp_path, mode
     first = run_offline("sft", values)
     if changes.get("model") == "other":
         changes = {"model": str(shutil.copytree(model_dir, tmp_path / "other"))}
-        config = json.loads((tmp_path / "other" / "config.json").read_text())
-        (tmp_path / "other" / "config.json").write_text(json.dumps(config | {"hidden_size": 128}))
+        config = AutoConfig.from_pretrained(model_dir, hidden_size=128)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "other")
     changes = {"max_steps": 6} | changes
     with pytest.raises(ConfigError, match=message):
         run_offline("sft", values | {"checkpoint_path": str(first.run_dir)} | changes)

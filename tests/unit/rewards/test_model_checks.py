@@ -56,6 +56,16 @@ def test_a_model_without_a_score_head_is_refused(tmp_path):
     assert "has no score head (score.weight), so its scores would be random" in refusal_of(tmp_path)
 
 
+def test_a_model_that_lacks_a_tensor_or_holds_nan_is_refused_by_its_name(tmp_path):
+    write_reward_model(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file({key: each for key, each in weights.items() if key != name}, tmp_path / "model.safetensors")
+    assert f"the files lack {name}" in refusal_of(tmp_path)
+    save_file(weights | {name: weights[name] * float("nan")}, tmp_path / "model.safetensors")
+    assert f"model.safetensors: {name} has NaN" in refusal_of(tmp_path)
+
+
 def test_a_pickle_of_weights_is_refused(tmp_path):
     write_reward_model(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")

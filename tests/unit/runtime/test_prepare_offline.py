@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coati_rl.config.cli import parse_job
 from coati_rl.config.commands import OFFLINE
@@ -134,7 +134,8 @@ def test_a_reference_model_that_cannot_score_the_samples_is_refused(prepared, mo
         (other / "config.json").write_text(json.dumps(config | changes))
         with pytest.raises(ConfigError, match=message):
             prepared("dpo", [PAIR] * 2, "--reference-model", other)
-    (other / "config.json").write_text(json.dumps(config | {"vocab_size": 999}))
+    larger = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config | {"vocab_size": 999}))
+    larger.save_pretrained(other)
     assert prepared("dpo", [PAIR] * 2, "--reference-model", other).config.reference_model == str(other), "filled up"
     tokens = other / "tokenizer.json"
     tokens.write_text(tokens.read_text().replace('"A": ', '"AA": '))
@@ -154,6 +155,15 @@ def test_a_dry_run_without_the_model_checks_the_rows_alone(prepared):
         prepared("sft", [{"messages": TURNS[:1]}], is_dry_run=True, model="owner/name")
 
 
+FROM_PRETRAINED = PreTrainedModel.from_pretrained.__func__
+
+
+def compare_or_fail(cls, name, **arguments):
+    """What reads a model's names alone has no memory for it."""
+    assert name is None and arguments["device_map"] == {"": "meta"}, "a model was loaded"
+    return FROM_PRETRAINED(cls, name, **arguments)
+
+
 @pytest.fixture
 def run_command(monkeypatch, tmp_path, capsys):
     """(job, arguments) -> exit code and messages; nothing may be started."""
@@ -164,7 +174,7 @@ def run_command(monkeypatch, tmp_path, capsys):
         return code, capsys.readouterr()
 
     monkeypatch.setattr("coati_rl.runtime.driver.prepare_ray_environment", lambda config: pytest.fail("it was started"))
-    monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(compare_or_fail))
     return run
 
 

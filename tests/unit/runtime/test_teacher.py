@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
@@ -111,7 +112,7 @@ def test_a_teacher_that_does_not_fit_the_run_is_refused_by_name(prepare_with, te
     shutil.copytree(directory, model)
     config = json.loads((model / "config.json").read_text())
     whole = {"max_position_embeddings": 1024, "vocab_size": 272, "num_attention_heads": 2}
-    (model / "config.json").write_text(json.dumps(config | whole))
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**config | whole)).save_pretrained(model)
     with pytest.raises(ConfigError) as caught:
         prepare_with(f"--teacher {directory} {flags}", model=model)
     assert str(caught.value).startswith(message)

@@ -1,0 +1,41 @@
+"""Read a model's config.json, and the quantisation that it declares."""
+
+from pathlib import Path
+from typing import Any
+
+from coati_rl.errors import ConfigError
+
+DEQUANTIZED = frozenset({"fp8"})  # quantisation methods that transformers' loader undoes
+
+
+def read_config(directory: Path, where: str) -> Any:
+    """Return the transformers config; no code from the directory is run.
+
+    A checkpoint of a method of DEQUANTIZED is loaded in floating point, on GPUs that compute in it, too.
+
+    Args:
+        directory: of the model.
+        where: the flag and what it named, for messages.
+    Raises: ConfigError.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    except Exception as error:  # of the class's own code and checks, with whatever values there are
+        raise ConfigError(f"{where}: config.json cannot be read: {' '.join(str(error).split())}") from error
+    if quantization_method(config) in DEQUANTIZED:
+        found = config.quantization_config
+        settings = found if isinstance(found, dict) else found.to_dict()
+        config.quantization_config = {**settings, "dequantize": True}
+    return config
+
+
+def quantization_method(config: Any) -> str | None:
+    """Return the name of the quantisation that config.json declares, None if it declares none."""
+    for each in (config, config.get_text_config()):
+        settings = getattr(each, "quantization_config", None)
+        if settings is not None:
+            found = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
+            return str(getattr(found, "value", found) or "unknown")
+    return None

@@ -129,11 +129,18 @@ class TrainBackend(Protocol):
     def device(self) -> torch.device:
         """Return the device that this rank computes on."""
 
+    @property
+    def precision(self) -> str:
+        """Return what the models compute in: fp32 or bf16."""
+
     def score(self, micro_batches: Sequence[MicroBatch], model: Role = "policy") -> list[torch.Tensor]:
         """Compute log-probabilities at the sampling temperature by one of the models, without gradient.
 
         Returns: a float32[R, M] per micro-batch; nothing on ranks without the LM head, where no loss is computed.
         """
+
+    def score_float32(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+        """Compute the policy's log-probabilities as `score` does, with the same weights, but in float32."""
 
     def score_hidden(self, micro_batches: Sequence[MicroBatch], model: Role) -> list[torch.Tensor]:
         """Compute one of the models' last hidden states that predict the loss tokens, without gradient.
@@ -236,8 +243,14 @@ class ProducerCoordinator(Protocol):
 class SyncReports(Protocol):
     """Declare the reports of a weight sync; see `coati_rl.coordinator.coordinator.Coordinator`."""
 
-    def report_probe(self, policy_version: int, logprobs: np.ndarray) -> None:
-        """Report the trainers' log-probabilities of a sync's probe, float32[T - 1]; before `report_sync`."""
+    def report_probe(self, policy_version: int, logprobs: np.ndarray, reference: np.ndarray | None = None) -> None:
+        """Report the trainers' log-probabilities of a sync's probe, float32[T - 1]; before `report_sync`.
+
+        Args:
+            policy_version: of the weights that are sent.
+            logprobs: in the run's precision.
+            reference: computed in float32, where that is another one and bounds the mismatch.
+        """
 
     def report_sync(self, report: SyncReport) -> None:
         """Report that the transfer of a weight sync has ended."""

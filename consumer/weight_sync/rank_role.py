@@ -54,7 +54,7 @@ def publishing(
         send = _make_send(backend, config, connect, reports, sender)
 
         def publish(work: SyncWork) -> None:
-            _score_probe(backend, work, reports)
+            _score_probe(backend, work, reports, in_float32=config.sync.judges_rounding and backend.precision == "bf16")
             # Collective: with sharded weights other ranks take part in the export; one of each stage sends.
             send(work, backend.export_weights())
 
@@ -90,13 +90,19 @@ def _make_send(
     ).publish
 
 
-def _score_probe(backend: TrainBackend, work: SyncWork, reports: SyncReports) -> None:
-    """Score the probe on all ranks and report its log-probabilities from the rank that has them."""
+def _score_probe(backend: TrainBackend, work: SyncWork, reports: SyncReports, *, in_float32: bool) -> None:
+    """Score the probe on all ranks and report its log-probabilities from the rank that has them.
+
+    With `in_float32` it is scored a second time: what bfloat16 rounds of it.
+    """
     if not work.probe:
         return
-    scores = backend.score([probe_micro_batch(work.probe)])
+    probe = probe_micro_batch(work.probe)
+    scores = backend.score([probe])
+    references = backend.score_float32([probe]) if in_float32 else []
     if backend.layout.is_reporter:
-        reports.report_probe(work.policy_version, scores[0][0].float().cpu().numpy())
+        logprobs, *reference = (each[0][0].float().cpu().numpy() for each in (scores, references) if each)
+        reports.report_probe(work.policy_version, logprobs, *reference)
 
 
 def make_manifest(backend: TrainBackend, version: int) -> WeightManifest:

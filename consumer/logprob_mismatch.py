@@ -2,7 +2,8 @@
 
 The loss measures the mismatch on tokens of the trainer's current policy_version. With --n-behind, or several optimizer
 steps per weight sync, a batch may hold none of those; the tokens are then scored with kept copies of the weights that
-sampled them. In bfloat16 some tokens of every version are scored in float32, too: see `RoundingSums`.
+sampled them. In bfloat16 some tokens are scored in float32, too, in the first step and then from time to time: see
+`RoundingSums`.
 """
 
 import dataclasses
@@ -20,6 +21,8 @@ from coati_rl.config import Config
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import TrainBackend
 from consumer.models.weight_history import WeightHistory
+
+_ROUNDING_SHARE = 1 / 32  # of the tokens that are trained: the most that are scored in float32, after the first
 
 
 class MismatchMeter:
@@ -43,8 +46,8 @@ class MismatchMeter:
             timeline: records the spans of scoring.
             num_tokens: tokens to measure per step, if there are as many.
             sync_period: optimizer steps between weight syncs.
-            num_rounding_tokens: of the trainer's own version, to score in float32 per step, like all that are measured;
-                0: another rank does; None: rounding is not reported.
+            num_rounding_tokens: of the trainer's own version, to score in float32 in a step in which rounding is
+                measured, like those of kept versions; 0: another rank does it; None: rounding is not reported.
         """
         self._backend = backend
         self._history = history
@@ -52,6 +55,9 @@ class MismatchMeter:
         self._num_tokens = num_tokens
         self._sync_period = sync_period
         self._num_rounding_tokens = num_rounding_tokens
+        self._num_trained = 0  # tokens in rows
+        self._num_in_float32 = 0  # of those, scored in float32 as well
+        self._num_known = 0  # sampled tokens among them
         self._is_first_step = True
         self._begin_step()
 
@@ -65,12 +71,13 @@ class MismatchMeter:
         kept = self._history.versions - {step}
         chosen, self._num_left = _choose(micro_batches, kept, self._num_left)
         own, self._num_own_left = _choose(micro_batches, {step}, self._num_own_left)
+        self._num_trained += sum(micro_batch.num_tokens for micro_batch in micro_batches)
         sums: dict[str, Tensor] = {}
         if self._num_rounding_tokens is not None:
             sums = _rounding_sums(RoundingSums())  # every rank reports the same names
         for version in sorted(kept):
             sums = merge_sums(sums, self._score(chosen, version, is_live=False))
-        if self._num_rounding_tokens:
+        if self._measures_rounding:
             sums = merge_sums(sums, self._score(own, step, is_live=True))
         return sums
 
@@ -86,7 +93,10 @@ class MismatchMeter:
 
     def _begin_step(self) -> None:
         self._num_left = self._num_tokens  # to be measured in this step
-        self._num_own_left = self._num_rounding_tokens or 0
+        wanted = self._num_rounding_tokens or 0
+        is_rare = self._num_in_float32 <= _ROUNDING_SHARE * self._num_trained
+        self._num_own_left = wanted if is_rare or self._num_known < wanted else 0
+        self._measures_rounding = self._num_own_left > 0
 
     def _score(self, chosen: Sequence[MicroBatch], version: int, *, is_live: bool) -> dict[str, Tensor]:
         """Return the sums over what a version sampled; the loss has the gap of the live one."""
@@ -97,8 +107,10 @@ class MismatchMeter:
         references: list[Tensor] = []
         with self._timeline.span("score version", version=version), weights:
             scores = self._backend.score(scored)
-            if self._num_rounding_tokens:
+            if self._measures_rounding:
                 references = self._backend.score_float32(scored)
+                self._num_in_float32 += sum(micro_batch.num_tokens for micro_batch in scored)
+                self._num_known += sum(int(_sampled_by(micro_batch, version).sum()) for micro_batch in scored)
         sums: dict[str, Tensor] = {}
         for micro_batch, score in zip(scored, scores, strict=False):
             if not is_live:

@@ -23,7 +23,7 @@ FLOAT32_LIMIT = 1e-4  # nats; vLLM against transformers: 6e-5 at most
 _NUM_EXPECTED = 4  # policy versions whose expected values are kept, to recognise an engine with stale weights
 _BFLOAT16_SIZE = (1e-3, LARGEST)  # nats: range of bfloat16 rounding, mean over tokens
 MIN_SAMPLED_TOKENS = 256  # whose rounding is known, before sampled tokens are judged in bfloat16
-_NUM_STEPS = 16  # over which rounding and shift of sampled tokens are averaged; they change as weights move
+_NUM_MEASURED = 8  # steps over which rounding and shift of sampled tokens are averaged; they change as weights move
 _FLOAT32_REMEDY = "use --precision fp32, or --max-logprob-gap to accept it"
 _STALE_FRACTION = 0.1  # of the mismatch; an older version that is closer than this explains it
 
@@ -58,7 +58,7 @@ class LogprobMismatchMonitor:
         self.is_corrected = False  # True: the loss corrects for the mismatch
         self._expected: deque[tuple[int, np.ndarray]] = deque(maxlen=_NUM_EXPECTED)
         self._reference: tuple[int, np.ndarray] | None = None  # in float32, of the newest version
-        self._sampled: deque[RoundingSums] = deque(maxlen=_NUM_STEPS)
+        self._sampled: deque[RoundingSums] = deque(maxlen=_NUM_MEASURED)
         self._last_probe: LogprobMismatch | None = None
 
     def expect(self, version: int, logprobs: np.ndarray, reference: np.ndarray | None = None) -> None:
@@ -108,7 +108,8 @@ class LogprobMismatchMonitor:
             metrics: the trainers', with logprob_gap_mean, logprob_gap_tokens, the number of tokens in the mean, and in
                 bfloat16 those of `RoundingSums.from_metrics`.
         """
-        self._sampled.append(RoundingSums.from_metrics(metrics))
+        if (measured := RoundingSums.from_metrics(metrics)).tokens:
+            self._sampled.append(measured)
         gap, num_tokens = metrics.get("logprob_gap_mean"), metrics.get("logprob_gap_tokens", 0)
         if gap is None or self._last_probe is None or not self._judges_sampled:
             return None

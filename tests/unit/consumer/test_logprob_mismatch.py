@@ -246,7 +246,19 @@ def test_as_many_of_the_trainers_own_tokens_are_scored_in_float32_as_are_asked_f
     second = meter.measure([sampled_by(0, 0), sampled_by(0, 0)], step=0)
     assert [numbers(each)["rounding_tokens"] for each in (first, second)] == [2, 1]
     meter.end_step(0)
-    assert numbers(meter.measure([sampled_by(1, 1)], step=1))["rounding_tokens"] == 2
+    assert numbers(meter.measure([sampled_by(1, 1)], step=1))["rounding_tokens"] == 0
+
+
+def test_after_the_first_tokens_a_thirty_second_of_all_is_scored_in_float32() -> None:
+    backend, measured = OneWeight(), list[float]()
+    meter = make_meter(backend, num_rounding_tokens=2, num_versions=1)
+    for step in range(130):
+        sums = meter.measure([sampled_by(step)], step=step)  # two tokens in its row, one of them sampled
+        measured.append(numbers(sums)["rounding_tokens"])
+        take_steps(meter, backend, 1, first=step)
+    assert [step for step, number in enumerate(measured) if number] == [0, 1, 64, 96, 128]
+    # Of earlier versions, too: with weights of the last step two of three tokens are its own.
+    assert numbers(meter.measure([sampled_by(129)], step=130)).get("gap_tokens") == 1
 
 
 def test_a_rank_that_leaves_rounding_to_another_reports_it_of_no_token_and_scores_nothing() -> None:

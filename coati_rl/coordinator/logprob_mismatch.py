@@ -57,7 +57,7 @@ class LogprobMismatchMonitor:
         self.problem: str | None = None  # for which the run has to stop
         self.is_corrected = False  # True: the loss corrects for the mismatch
         self._expected: deque[tuple[int, np.ndarray]] = deque(maxlen=_NUM_EXPECTED)
-        self._reference: tuple[int, np.ndarray] | None = None  # in float32, of the newest version
+        self._rounding: np.ndarray | None = None  # of the probe, float32 minus bfloat16, measured last
         self._sampled: deque[RoundingSums] = deque(maxlen=_NUM_MEASURED)
         self._last_probe: LogprobMismatch | None = None
 
@@ -67,11 +67,11 @@ class LogprobMismatchMonitor:
         Args:
             version: of the weights.
             logprobs: in the run's precision.
-            reference: in float32; None: no limit depends on rounding.
+            reference: in float32; None: not measured this time, or no limit depends on it.
         """
         if not self._expected or self._expected[-1][0] != version:
             self._expected.append((version, logprobs))
-            self._reference = None if reference is None else (version, reference)
+            self._rounding = self._rounding if reference is None else reference - logprobs
 
     def measure(self, version: int, logprobs: np.ndarray) -> LogprobMismatch | None:
         """Compare an engine's float32[T - 1] with the expected ones; None if either is missing."""
@@ -144,9 +144,9 @@ class LogprobMismatchMonitor:
         if self._precision == "fp32" or self._limit is not None:
             return None
         expected = dict(self._expected)[version]
-        if self._reference is None or self._reference[0] != version or logprobs.shape != expected.shape:
+        if self._rounding is None or logprobs.shape != expected.shape:
             return RoundingSums()
-        return RoundingSums.of(logprobs, expected, self._reference[1])
+        return RoundingSums.of(logprobs, expected, expected + self._rounding)
 
     def _sampled_diagnosis(self, gap: float, rounding: RoundingSums | None) -> str:
         if rounding is not None and gap <= rounding.explained:

@@ -65,12 +65,16 @@ def test_in_bf16_twice_the_trainers_own_rounding_of_the_probe_is_too_much():
     assert "engine and trainer compute different models" in problem
 
 
-def test_in_bf16_the_rounding_is_that_of_the_weights_that_were_sent_last():
+def test_in_bf16_the_rounding_of_the_probe_is_what_was_measured_last():
     monitor = bf16_monitor()
     monitor.expect(1, PROBE, PROBE + np.float32(0.03) * SIGNS)
     assert problem_of(monitor, 1, PROBE + 0.05 * SIGNS) is None
-    monitor.expect(2, PROBE, PROBE + np.float32(0.01) * SIGNS)
-    assert "above the limit 0.02" in problem_of(monitor, 2, PROBE + 0.05 * SIGNS)
+    moved = PROBE + np.float32(1.0)
+    monitor.expect(2, moved)
+    assert problem_of(monitor, 2, moved + 0.05 * SIGNS) is None
+    assert "above the limit 0.06 (the trainer's own rounding: 0.03" in problem_of(monitor, 2, moved + 0.07 * SIGNS)
+    monitor.expect(3, PROBE, PROBE + np.float32(0.01) * SIGNS)
+    assert "above the limit 0.02" in problem_of(monitor, 3, PROBE + 0.05 * SIGNS)
 
 
 def test_in_bf16_a_shift_of_the_probe_is_too_much_where_its_size_is_not():

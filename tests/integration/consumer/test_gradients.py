@@ -118,7 +118,9 @@ def trained(
 @torch.no_grad()
 def exact_logprobs(model_dir: Path) -> Tensor:
     """float32 log-probabilities of a step's counted tokens, from weights rounded to bfloat16."""
-    model = copy.deepcopy(plain_model(model_dir)).bfloat16().float()
+    model = copy.deepcopy(plain_model(model_dir))
+    for parameter in model.parameters():
+        parameter.copy_(parameter.bfloat16())
     return torch.cat([sample_logprobs(model, sample) for sample in samples_near(model_dir, 0)])
 
 
@@ -236,7 +238,7 @@ def test_every_layout_scores_in_float32_what_its_bfloat16_weights_say(
                 assert rounded == exact == []
                 continue
             torch.testing.assert_close(torch.cat(exact, dim=1)[0], right, rtol=0, atol=1e-5)
-            assert (torch.cat(rounded, dim=1)[0] - right).abs().mean() > 1e-3, "bfloat16 rounds"
+            assert (torch.cat(rounded, dim=1)[0] - right).abs().mean() > 1e-4, "bfloat16 rounds"
 
 
 @pytest.mark.parametrize(

@@ -121,19 +121,21 @@ class TrainBackend(Protocol):
     the global batch. All methods are collective over the trainers unless stated otherwise.
     """
 
+    device: torch.device  # that this rank computes on
+    precision: Literal["fp32", "bf16"]  # that the models compute in
+
     @property
     def layout(self) -> TrainerLayout:
         """Return this rank's place in the layout."""
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device that this rank computes on."""
 
     def score(self, micro_batches: Sequence[MicroBatch], model: Role = "policy") -> list[torch.Tensor]:
         """Compute log-probabilities at the sampling temperature by one of the models, without gradient.
 
         Returns: a float32[R, M] per micro-batch; nothing on ranks without the LM head, where no loss is computed.
         """
+
+    def score_float32(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+        """Compute the policy's log-probabilities as `score` does, with the same weights, but in float32."""
 
     def score_hidden(self, micro_batches: Sequence[MicroBatch], model: Role) -> list[torch.Tensor]:
         """Compute one of the models' last hidden states that predict the loss tokens, without gradient.
@@ -221,9 +223,7 @@ class ProducerCoordinator(Protocol):
     def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float, is_drained: bool) -> LeaseReply:
         """Lease up to `max_prompts` prompts to roll out.
 
-        Args:
-            is_drained: True if nothing is generating, so that a commit need not wait: prompts may then be leased before
-                it, for its weights.
+        If `is_drained`, nothing is generating, so that a commit need not wait: prompts may be leased before it.
         """
 
     def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
@@ -236,8 +236,8 @@ class ProducerCoordinator(Protocol):
 class SyncReports(Protocol):
     """Declare the reports of a weight sync; see `coati_rl.coordinator.coordinator.Coordinator`."""
 
-    def report_probe(self, policy_version: int, logprobs: np.ndarray) -> None:
-        """Report the trainers' log-probabilities of a sync's probe, float32[T - 1]; before `report_sync`."""
+    def report_probe(self, policy_version: int, logprobs: np.ndarray, reference: np.ndarray | None = None) -> None:
+        """Report the float32[T - 1] of a sync's probe before `report_sync`; in bf16 those of float32, too."""
 
     def report_sync(self, report: SyncReport) -> None:
         """Report that the transfer of a weight sync has ended."""

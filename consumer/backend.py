@@ -24,6 +24,7 @@ from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.protocols import LossFn, Role
 from coati_rl.transport.manifest import TensorEntry, dtype_name
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
+from consumer.models.float32_compute import Float32Compute
 from consumer.models.policy_model import DTYPES, Precision, make_input
 from consumer.models.scalar_head import ScalarHead
 from consumer.parallel.parallelism import Parallelism
@@ -91,6 +92,7 @@ class Backend:
         self._config = config
         self._parallelism = parallelism
         self.device = parallelism.device
+        self.precision = config.precision
         self.layout = parallelism.layout
         self.policy = self._load("policy", config.model_dir, config.optimizer)
         self._models: dict[Role, Model] = {"policy": self.policy}
@@ -118,6 +120,11 @@ class Backend:
         Raises: ValueError if the backend was built without this model.
         """
         return self._score(micro_batches, model, returns_hidden=True)
+
+    def score_float32(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """Compute the policy's log-probabilities as `score` does, from the same weights, but in float32."""
+        with Float32Compute():
+            return self._score(micro_batches, "policy")
 
     def keep_old_policy(self) -> None:
         """Copy the current policy's weights to the "old" model; every rank copies its own part.

@@ -13,6 +13,8 @@ from coati_rl.config.plan import resolve_precision
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device
 
+_HALF_CACHES = ("auto", "bfloat16", "float16")  # that keep keys and values as a bfloat16 model computes them
+
 
 class EngineFlags(Protocol):
     """Declare the flags of an engine that every command with one has."""
@@ -145,18 +147,19 @@ def check_engines(config: Config, device: Device) -> None:
     check_engine_device(
         config.sampling, device, max_model_len=config.max_model_len, max_num_seqs=sequences_at_a_time(config)
     )
-    flag, sync = _quantization(config.sampling, exact_caches=("auto",)), config.sync
-    is_judged = sync.max_logprob_gap is None and sync.on_logprob_gap == "stop"
-    if flag is not None and is_judged and resolve_precision(config, device) == "fp32":
+    sync, precision = config.sync, resolve_precision(config, device)
+    flag = _quantization(config.sampling, exact_caches=_HALF_CACHES if precision == "bf16" else ("auto",))
+    if flag is not None and sync.max_logprob_gap is None and sync.on_logprob_gap == "stop":
         raise ConfigError(
-            f"{flag} with --precision fp32: the log-probabilities of the engine differ by more than "
-            "1e-4 nats from the trainers', which stops the run; use --on-logprob-gap tis, or --max-logprob-gap"
+            f"{flag} with --precision {precision}: the log-probabilities of the engine differ by more than "
+            f"{'rounding' if precision == 'bf16' else '1e-4 nats'} from the trainers', which stops the run; use "
+            "--on-logprob-gap tis, or --max-logprob-gap"
         )
 
 
 def engine_warnings(config: Config) -> Iterator[str]:
     """Return what can be run, and is hardly meant."""
-    flag = _quantization(config.sampling, exact_caches=("auto", "bfloat16", "float16"))
+    flag = _quantization(config.sampling, exact_caches=_HALF_CACHES)
     if flag is not None and config.algorithm.off_policy_correction == "none" and config.sync.on_logprob_gap == "stop":
         yield (
             f"{flag}: samples come from the quantized policy, and trainers compute with another; "

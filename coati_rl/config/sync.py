@@ -43,7 +43,7 @@ class SyncConfig(Section):
     max_logprob_gap: float | None = execution(
         None,
         "Engine-trainer gap of log-probabilities, nats, past which --on-logprob-gap acts. Default: 1e-4 in fp32; in "
-        "bf16 twice what it was at the start.",
+        "bf16 twice the trainer's own rounding of the same tokens, and its statistical error.",
         gt=0,
     )
     on_logprob_gap: OnLogprobGap = execution(
@@ -51,6 +51,11 @@ class SyncConfig(Section):
         "What a gap past the limit does: stop the run with a diagnosis, or from then on correct for it (tis, icepop, "
         "sequence_mask: see --off-policy-correction).",
     )
+
+    @property
+    def judges_rounding(self) -> bool:
+        """Return True if the limit in bfloat16 is what rounding explains."""
+        return self.max_logprob_gap is None
 
     @property
     def commits_in_flight(self) -> bool:

@@ -120,10 +120,10 @@ class Coordinator:
         with self._changed:
             self._reports.saved(step, path)
 
-    def report_probe(self, policy_version: int, logprobs: np.ndarray) -> None:
+    def report_probe(self, policy_version: int, logprobs: np.ndarray, reference: np.ndarray | None = None) -> None:
         """See SyncReports."""
         with self._changed:
-            self._reports.probe(policy_version, logprobs)
+            self._reports.probe(policy_version, logprobs, reference)
 
     def report_sync(self, report: SyncReport) -> None:
         """See SyncReports."""

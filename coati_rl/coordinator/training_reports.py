@@ -33,9 +33,9 @@ class TrainingReports:
             state.writer.submit(partial(self._write_step, record, closed))
         state.progressed()
 
-    def probe(self, policy_version: int, logprobs: np.ndarray) -> None:
-        """Store the trainers' log-probabilities of a sync's probe, float32[T - 1]."""
-        self._state.mismatch_monitor.expect(policy_version, logprobs)
+    def probe(self, policy_version: int, logprobs: np.ndarray, reference: np.ndarray | None) -> None:
+        """Store the trainers' log-probabilities of a sync's probe, float32[T - 1], and those in float32."""
+        self._state.mismatch_monitor.expect(policy_version, logprobs, reference)
 
     def sync(self, report: SyncReport) -> None:
         """Record how the transfer of the last SyncWork ended."""

@@ -116,9 +116,9 @@ class RemoteCoordinator:
         """See Coordinator."""
         self._call("report_sync", report)
 
-    def report_probe(self, policy_version: int, logprobs: np.ndarray) -> None:
+    def report_probe(self, policy_version: int, logprobs: np.ndarray, reference: np.ndarray | None = None) -> None:
         """See Coordinator."""
-        self._call("report_probe", policy_version, logprobs)
+        self._call("report_probe", policy_version, logprobs, reference)
 
     def report_commit(self, report: CommitReport) -> None:
         """See Coordinator."""

@@ -4,6 +4,7 @@ Targets are advantages: KL to the reference is subtracted if it is part of the r
 are added in a distillation, and they are whitened over the step's loss tokens if `whiten_advantages` is set.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -91,6 +92,7 @@ class PolicyGradient(Objective):
 
     def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
         """Return means over the step's loss tokens; see docs/metrics.md."""
+        squares = mean_of(sums, "rounding_squares", "rounding_tokens")
         is_rescored = self.old_policy_period is not None
         return {
             "loss": sums["loss_sum"] * loss_scale if loss_scale else None,
@@ -105,6 +107,10 @@ class PolicyGradient(Objective):
             "logprob_gap_mean": mean_of(sums, "gap_sum", "gap_tokens"),
             "logprob_gap_max": sums["gap_max"] if sums["gap_tokens"] else None,
             "logprob_gap_tokens": int(sums["gap_tokens"]),
+            "logprob_rounding_mean": mean_of(sums, "rounding_sum", "rounding_tokens"),
+            "logprob_rounding_rms": None if squares is None else math.sqrt(squares),
+            "logprob_rounding_tokens": int(sums.get("rounding_tokens", 0)),
+            "logprob_shift_mean": mean_of(sums, "rounding_shift", "rounding_tokens"),
             "old_logprob_gap_mean": mean_of(sums, "old_gap_sum") if is_rescored else None,
             "old_logprob_gap_max": sums["old_gap_max"] if is_rescored else None,
         }

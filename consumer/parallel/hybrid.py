@@ -139,6 +139,7 @@ class HybridParallelism:
                 custom_policy=DecoderPolicy(),
             )
             module.require_grad_sync = False
+            module.convert_fn = None  # hidden states of the stage before have the right dtype, float32 where asked for
             if optimizer is None:
                 return module, None
             wrapped, boosted, *_ = Booster(plugin=plugin).boost(module, optimizer)

@@ -8,6 +8,7 @@ probe with the weights that are sent; the engines' log-probabilities are compare
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
 
 from coati_rl.config import Config
@@ -19,6 +20,8 @@ from coati_rl.transport.wire import WeightSender
 from coati_rl.work import SyncWork
 from consumer.train_loop import Publish
 from consumer.weight_sync.publisher import StageSender, WeightPublisher, Weights
+
+PROBES_PER_REFERENCE = 8  # of which the first is scored in float32, too
 
 Send = Callable[[SyncWork, Weights], None]
 
@@ -52,9 +55,12 @@ def publishing(
     )
     with closing(WeightSender(backend=wire, host=host, device=device, directory=directory)) as sender:
         send = _make_send(backend, config, connect, reports, sender)
+        is_rounded, numbers = config.sync.judges_rounding and backend.precision == "bf16", count()
 
         def publish(work: SyncWork) -> None:
-            _score_probe(backend, work, reports)
+            if work.probe:
+                in_float32 = is_rounded and next(numbers) % PROBES_PER_REFERENCE == 0
+                _score_probe(backend, work, reports, in_float32=in_float32)
             # Collective: with sharded weights other ranks take part in the export; one of each stage sends.
             send(work, backend.export_weights())
 
@@ -90,13 +96,17 @@ def _make_send(
     ).publish
 
 
-def _score_probe(backend: TrainBackend, work: SyncWork, reports: SyncReports) -> None:
-    """Score the probe on all ranks and report its log-probabilities from the rank that has them."""
-    if not work.probe:
-        return
-    scores = backend.score([probe_micro_batch(work.probe)])
+def _score_probe(backend: TrainBackend, work: SyncWork, reports: SyncReports, *, in_float32: bool) -> None:
+    """Score the probe on all ranks and report its log-probabilities from the rank that has them.
+
+    With `in_float32` it is scored a second time: what bfloat16 rounds of it.
+    """
+    probe = probe_micro_batch(work.probe)
+    scores = backend.score([probe])
+    references = backend.score_float32([probe]) if in_float32 else []
     if backend.layout.is_reporter:
-        reports.report_probe(work.policy_version, scores[0][0].float().cpu().numpy())
+        logprobs, *reference = (each[0][0].float().cpu().numpy() for each in (scores, references) if each)
+        reports.report_probe(work.policy_version, logprobs, *reference)
 
 
 def make_manifest(backend: TrainBackend, version: int) -> WeightManifest:

@@ -179,6 +179,9 @@ def take_trials(
             backend = make_trained(model_root / model, run)
             results["place"] = (backend.layout.dp_rank, backend.layout.stage, backend.layout.tp_rank)
             results[model, "shards"] = shards_of(backend)
+            if run.precision == "bf16":
+                parts = cut(samples_near(model_root / model, 0), per_micro_batch=4, packed=True)
+                results[model, "scores"] = (backend.score(parts), backend.score_float32(parts))
             restarts = Restarts(backend)
             for trial in of_model:
                 restarts.restart()

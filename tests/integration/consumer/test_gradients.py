@@ -3,6 +3,7 @@
 The oracle is `plain_training`: it knows no rows, micro-batches or ranks.
 """
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from tests.integration.consumer.gradient_matrix import CASES, MODELS, OTHER_MODE
 from tests.integration.consumer.gradient_process import take_trials
 from tests.integration.consumer.losses import LOSSES, NUM_SKIPPED
 from tests.integration.consumer.plain_training import plain_gradients, plain_steps, ref_logprobs_of
-from tests.integration.consumer.samples import plain_model, samples_near
+from tests.integration.consumer.samples import plain_model, sample_logprobs, samples_near
 from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerServers
 
 pytestmark = pytest.mark.timeout(LAUNCH_TIMEOUT_S)  # whichever test needs a launch first waits for it
@@ -111,6 +112,16 @@ def trained(
         return Trained(model_root, run, trials[run], out_dir)
 
     return results
+
+
+@functools.cache
+@torch.no_grad()
+def exact_logprobs(model_dir: Path) -> Tensor:
+    """float32 log-probabilities of a step's counted tokens, from weights rounded to bfloat16."""
+    model = copy.deepcopy(plain_model(model_dir))
+    for parameter in model.parameters():
+        parameter.copy_(parameter.bfloat16())
+    return torch.cat([sample_logprobs(model, sample) for sample in samples_near(model_dir, 0)])
 
 
 def norm_of(gradients: dict[str, Tensor]) -> float:
@@ -211,6 +222,23 @@ def test_ranks_with_the_lm_head_report_the_plain_loss(trained: Callable[[Run], T
                 loss = sums["loss_sum"] * steps[step]["loss_scale"]
                 assert loss == pytest.approx(right[step]["loss"], abs=LOSS_TOLERANCE[run.precision]), (trial, step)
                 assert sums.get("skipped_samples") == (NUM_SKIPPED if "skip" in trial.loss else None)
+
+
+@pytest.mark.parametrize("run", [run for run in RUNS if run.precision == "bf16"], ids="-".join)
+def test_every_layout_scores_in_float32_what_its_bfloat16_weights_say(
+    model_root: Path, trained: Callable[[Run], Trained], run: Run
+) -> None:
+    results = trained(run)
+    last = max(rank["place"][1] for rank in results.ranks)
+    for model in {trial.model for trial, _, _ in results}:
+        right = exact_logprobs(model_root / model)
+        for rank in results.ranks:
+            rounded, exact = rank[model, "scores"]
+            if rank["place"][1] < last:
+                assert rounded == exact == []
+                continue
+            torch.testing.assert_close(torch.cat(exact, dim=1)[0], right, rtol=0, atol=1e-5)
+            assert (torch.cat(rounded, dim=1)[0] - right).abs().mean() > 1e-4, "bfloat16 rounds"
 
 
 @pytest.mark.parametrize(

@@ -113,16 +113,26 @@ def test_the_cache_is_sized_by_bytes_on_the_cpu_alone():
 QUANTIZED = ["--quantization fp8", "--engine-arg kv_cache_dtype=fp8"]
 
 
-@pytest.mark.parametrize("flag", [*QUANTIZED, "--engine-arg kv-cache-dtype=bfloat16"])
-def test_a_quantized_engine_is_not_measured_by_the_limit_of_float32(flag):
-    config = config_of(flag)
-    message = refusal(check_engines, config, "cpu")
-    assert message.startswith(f"{flag.replace('kv-cache-dtype', 'kv_cache_dtype')} with --precision fp32")
-    assert "use --on-logprob-gap tis, or --max-logprob-gap" in message
-    for text in ("", "--engine-arg kv_cache_dtype=auto", f"{flag} --on-logprob-gap tis", f"{flag} --max-logprob-gap 1"):
-        check_engines(config_of(text), "cpu")
-    check_engines(config, "cuda")
-    check_engines(config_of(f"{flag} --precision bf16"), "cpu")
+@pytest.mark.parametrize(
+    ("flag", "precision", "is_exact"),
+    [
+        (QUANTIZED[0], "fp32", False),
+        (QUANTIZED[0], "bf16", False),
+        (QUANTIZED[1], "fp32", False),
+        (QUANTIZED[1], "bf16", False),
+        ("--engine-arg kv-cache-dtype=bfloat16", "fp32", False),
+        ("--engine-arg kv-cache-dtype=bfloat16", "bf16", True),
+        ("--engine-arg kv_cache_dtype=auto", "fp32", True),
+    ],
+)
+def test_a_quantized_engine_is_not_measured_by_the_limit_of_rounding(flag, precision, is_exact):
+    text = f"{flag} --precision {precision}"
+    for accepted in (f"{text} --on-logprob-gap tis", f"{text} --max-logprob-gap 1", *([text] if is_exact else [])):
+        check_engines(config_of(accepted), "cpu")
+    if not is_exact:
+        message = refusal(check_engines, config_of(text), "cpu")
+        assert message.startswith(f"{flag.replace('kv-cache-dtype', 'kv_cache_dtype')} with --precision {precision}")
+        assert "use --on-logprob-gap tis, or --max-logprob-gap" in message
 
 
 @pytest.mark.parametrize("flag", [*QUANTIZED, '--engine-arg quantization_config={"ignore":[]}'])

@@ -41,6 +41,11 @@ class OneWeight:
         scores = [torch.full(m.loss_arrays["token_ids"].shape, -self.weight.item()) for m in micro_batches]
         return scores if self.has_head else []
 
+    def score_float32(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """A tenth above what `score` gives, for what is odd among the tokens' places, and below for the others."""
+        tenths = [torch.tensor([[0.1, -0.1] * 8])[:, : m.loss_arrays["token_ids"].shape[1]] for m in micro_batches]
+        return [score + tenth for score, tenth in zip(self.score(micro_batches), tenths, strict=False)]
+
     def any_rank(self, is_needed: bool) -> bool:
         return is_needed or self.is_needed_elsewhere
 
@@ -50,10 +55,21 @@ class OneWeight:
 
 
 def make_meter(
-    backend: OneWeight, *, num_versions: int = 8, num_tokens: int = 1000, sync_period: int = 1
+    backend: OneWeight,
+    *,
+    num_versions: int = 8,
+    num_tokens: int = 1000,
+    sync_period: int = 1,
+    num_rounding_tokens: int | None = None,
 ) -> MismatchMeter:
     history = WeightHistory([backend.weight], max_versions=num_versions)
-    return MismatchMeter(backend, history, num_tokens=num_tokens, sync_period=sync_period)
+    return MismatchMeter(
+        backend,
+        history,
+        num_tokens=num_tokens,
+        sync_period=sync_period,
+        num_rounding_tokens=num_rounding_tokens,
+    )
 
 
 def sampled_by(*versions: int, error: float = 0.0) -> MicroBatch:
@@ -202,8 +218,71 @@ def test_a_run_keeps_as_many_versions_as_may_have_sampled(
 ) -> None:
     sizes = {"num_inferencer": 1, "num_trainers": 1, "inference_batch_size": 8, "train_batch_size": 8}
     layout = SimpleNamespace(is_first_copy=is_first_copy)
-    backend = SimpleNamespace(layout=layout, live_weights=lambda: [torch.zeros(1)])
+    backend = SimpleNamespace(layout=layout, live_weights=lambda: [torch.zeros(1)], precision="fp32")
     meter = make_mismatch_meter(backend, Config(**{**sizes, **flags}))
     for step in range(8):
         meter.end_step(step)
     assert len(meter._history.versions) == expected
+
+
+def test_in_bf16_tokens_of_every_version_are_scored_in_float32_too_with_the_weights_that_sampled_them() -> None:
+    backend = OneWeight()
+    meter = make_meter(backend, num_rounding_tokens=1000)
+    take_steps(meter, backend, 1)
+    # The engine is off by -0.5 on the first sample's tokens; the last token of it is of a version that nobody holds.
+    sums = numbers(meter.measure([sampled_by(0, 1, 1, 7, error=0.5), sampled_by(1)], step=1))
+    assert (sums["rounding_tokens"], sums["gap_tokens"]) == (4, 1)
+    assert sums["rounding_sum"] == pytest.approx(0.4)
+    assert sums["rounding_squares"] == pytest.approx(0.04)
+    assert sums["rounding_shift"] == pytest.approx(-1.5)
+    assert [weight for weight, _ in backend.calls] == [1.0, 1.0, 2.0, 2.0]
+    assert backend.weight.item() == 2.0
+
+
+def test_as_many_of_the_trainers_own_tokens_are_scored_in_float32_as_are_asked_for_per_step() -> None:
+    backend = OneWeight()
+    meter = make_meter(backend, num_rounding_tokens=3)
+    first = meter.measure([sampled_by(0, 0)], step=0)
+    second = meter.measure([sampled_by(0, 0), sampled_by(0, 0)], step=0)
+    assert [numbers(each)["rounding_tokens"] for each in (first, second)] == [2, 1]
+    meter.end_step(0)
+    assert numbers(meter.measure([sampled_by(1, 1)], step=1))["rounding_tokens"] == 0
+
+
+def test_after_the_first_tokens_a_thirty_second_of_all_is_scored_in_float32() -> None:
+    backend, measured = OneWeight(), list[float]()
+    meter = make_meter(backend, num_rounding_tokens=2, num_versions=1)
+    for step in range(130):
+        sums = meter.measure([sampled_by(step)], step=step)  # two tokens in its row, one of them sampled
+        measured.append(numbers(sums)["rounding_tokens"])
+        take_steps(meter, backend, 1, first=step)
+    assert [step for step, number in enumerate(measured) if number] == [0, 1, 64, 96, 128]
+    # Of earlier versions, too: with weights of the last step two of three tokens are its own.
+    assert numbers(meter.measure([sampled_by(129)], step=130)).get("gap_tokens") == 1
+
+
+def test_a_rank_that_leaves_rounding_to_another_reports_it_of_no_token_and_scores_nothing() -> None:
+    backend = OneWeight()
+    sums = numbers(make_meter(backend, num_rounding_tokens=0).measure([sampled_by(0)], step=0))
+    assert sums == dict.fromkeys(("rounding_tokens", "rounding_sum", "rounding_squares", "rounding_shift"), 0.0)
+    assert backend.calls == []
+
+
+@pytest.mark.parametrize(
+    ("precision", "flags", "is_first_copy", "expected"),
+    [
+        ("bf16", {}, True, 256),
+        ("bf16", {"logprob_gap_tokens": 100}, True, 100),
+        ("bf16", {}, False, 0),  # the same names on all ranks
+        ("fp32", {}, True, None),
+        ("bf16", {"max_logprob_gap": 0.1}, True, None),  # a limit that does not depend on it
+        ("bf16", {"old_logprobs": "trainer"}, True, None),  # the gap of sampled tokens is not judged
+    ],
+)
+def test_rounding_is_measured_where_a_limit_depends_on_it(
+    precision: str, flags: dict[str, object], is_first_copy: bool, expected: int | None
+) -> None:
+    sizes = {"num_inferencer": 1, "num_trainers": 1, "inference_batch_size": 8, "train_batch_size": 8}
+    layout = SimpleNamespace(is_first_copy=is_first_copy)
+    backend = SimpleNamespace(layout=layout, live_weights=lambda: [torch.zeros(1)], precision=precision)
+    assert make_mismatch_meter(backend, Config(**{**sizes, **flags}))._num_rounding_tokens == expected

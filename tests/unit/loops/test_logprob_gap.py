@@ -3,12 +3,24 @@
 The part of a test's name before two underscores is the field (see test_flags.py).
 """
 
+import shutil
+
 import pytest
+from safetensors.torch import load_file, save_file
 
 from coati_rl.errors import RunError
 from coati_rl.work import SyncWork, TrainWork
 
 REAL = {"backend": "transformers"}
+# Two prompts a step, with eight samples of at most 32 tokens.
+BF16 = {**REAL, "precision": "bf16", "num_generations": 8, "max_new_tokens": 32, "train_microbatch_size": 8}
+LAYOUTS = [
+    {},
+    {"num_inferencer": 2, "n_behind": 1},
+    {"inference_batch_size": 2, "one_sample_per_row": True},
+    {"inflight_update": True, "n_behind": 1, "temperature": 0.7},
+]
+WRONG = [(0.02, -0.02), (0.02, 0.02), (-0.02, -0.02)]  # nats, on a response's tokens in turn
 
 
 def test_every_sync_is_proved_by_the_probe(run_in_threads):
@@ -91,3 +103,48 @@ def test_the_trainer_divides_logits_by_the_temperature_that_samples_were_drawn_a
     gaps = [record["logprob_gap_max"] for record in trace.steps]
     assert len(gaps) == 4
     assert max(gaps) < 1e-5  # 0.14 at a temperature of 1
+
+
+def test_in_bfloat16_the_trainers_rounding_is_measured_on_the_first_steps_tokens(run_in_threads):
+    trace = run_in_threads({**BF16, "n_behind": 1}, hold_trainer=True)
+    assert all(0 < event["probe_gap_mean"] < 0.01 for event in trace.of("sync"))
+    first = trace.steps[0]
+    assert 0 < first["logprob_rounding_mean"] < first["logprob_rounding_rms"] < 0.01
+    assert first["logprob_rounding_tokens"] >= 256
+    assert abs(first["logprob_shift_mean"]) < first["logprob_rounding_mean"]
+    assert all(step["logprob_gap_mean"] < 2 * first["logprob_rounding_mean"] for step in trace.steps)
+    in_float32 = run_in_threads({**BF16, "precision": "fp32"}).steps
+    assert {(step["logprob_rounding_mean"], step["logprob_rounding_tokens"]) for step in in_float32} == {(None, 0)}
+
+
+@pytest.mark.parametrize("error", WRONG[:2])
+def test_in_bfloat16_an_engine_that_is_off_by_two_hundredths_is_stopped_in_its_first_steps(run_in_threads, error):
+    with pytest.raises(RunError, match=r"in step [12] .*the trainer's own rounding: 0\.00\d+.* on the same weights"):
+        run_in_threads(BF16, logprob_error=error)
+
+
+@pytest.fixture(scope="module")
+def peaked_model(model_dir, tmp_path_factory):
+    """A model whose rounding has heavy tails, as of trained ones: of most tokens it is sure."""
+    directory = tmp_path_factory.mktemp("models") / "peaked"
+    shutil.copytree(model_dir, directory)
+    weights = load_file(directory / "model.safetensors")
+    save_file(
+        {name: weight * (1 if weight.dim() < 2 else 5) for name, weight in weights.items()},
+        directory / "model.safetensors",
+        {"format": "pt"},
+    )
+    return str(directory)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("seed", "precision"), [*((seed, "bf16") for seed in range(20)), *((seed, "fp32") for seed in range(4))]
+)
+def test_twenty_seeds_pass_with_an_honest_engine_and_none_with_one_that_is_off_by_two_hundredths(
+    run_in_threads, peaked_model, seed, precision
+):
+    fields = {**BF16, "model": peaked_model, "precision": precision, "seed": seed, **LAYOUTS[seed % len(LAYOUTS)]}
+    assert len(run_in_threads({**fields, "num_episodes": 5}).steps) == 20
+    with pytest.raises(RunError, match=r"in step [1-4] the log-probabilities"):
+        run_in_threads(fields, logprob_error=WRONG[seed % len(WRONG)])

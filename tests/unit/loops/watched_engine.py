@@ -2,6 +2,8 @@
 
 from concurrent.futures import Future
 
+import numpy as np
+
 from coati_rl.errors import RunError
 from coati_rl.types import GenerationResult
 
@@ -17,6 +19,7 @@ class WatchedEngine:
         dies_at_request=None,
         fails=(),
         logprob_scale=1.0,
+        logprob_error=(0.0,),
         scales_after_commit=0,
         forgets_to_commit=False,
     ):
@@ -24,6 +27,7 @@ class WatchedEngine:
         self._dies_at_request = dies_at_request
         self._fails = fails  # text of prompts that it cannot answer
         self._logprob_scale = logprob_scale
+        self._logprob_error = logprob_error  # nats, added to a response's tokens in turn
         self._scales_after_commit = scales_after_commit  # of this number, from 1; 0: from the start
         self._forgets_to_commit = forgets_to_commit  # after its first one
         self.settings = settings
@@ -54,6 +58,7 @@ class WatchedEngine:
             if len(self.commits_in_flight) > self._scales_after_commit:
                 for completion in done.result().completions:
                     completion.logprobs[:] *= self._logprob_scale
+                    completion.logprobs[:] += np.resize(self._logprob_error, len(completion.logprobs))
             seen.set_result(done.result())
 
     def stage_weights(self, manifest, rendezvous, *, timeout_s):

@@ -34,6 +34,8 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
     "mistral, sliding": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)),
+    # A window that holds the longest segment below, and not the prefix before it.
+    "mistral, wide": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=28)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "qwen2, sliding": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, **SLIDING)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,19 @@ def test_the_reward_is_the_weighted_sum_and_the_first_part_decides_the_rest() ->
     assert (wrong.reward, wrong.verdict, wrong.detail) == (-1.5, "wrong", "scored 0.25")  # 2 * 0.25 - 0.5 * 4
     assert wrong.breakdown == {"answer": 0.25, "length": 4.0, "length/group": 2.0}
     assert wrong.filter_score == 0.25, "what the first reward says of the answer, not the sum"
+
+
+def test_a_score_of_its_own_for_the_filter_is_kept_if_the_first_reward_has_one() -> None:
+    class Graded:
+        is_batch = False
+
+        def score(self, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
+            for response in responses:
+                yield replace(scoring(response, ""), filter_score=0.5)
+
+    for parts in itertools.permutations([("graded", 1.0, Graded()), ("answer", 1.0, ResponseReward(scoring))]):
+        (score,) = weighted(*parts).score(["1"], PROBLEM)
+        assert score.filter_score == (0.5 if parts[0][0] == "graded" else 1.0)
 
 
 def test_a_sum_that_is_too_large_to_train_on_is_invalid() -> None:

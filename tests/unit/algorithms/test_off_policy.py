@@ -96,7 +96,9 @@ def test_mask_what_is_not_counted_has_the_weight_1_and_no_influence(name: str) -
         assert found[0].tolist() == pytest.approx(expected, rel=1e-15)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("tis", 2.0), ("icepop", 0.0), ("sequence_mask", 0.0), ("sequence_mask_tis", 0.0)])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("tis", 2.0), ("icepop", 0.0), ("sequence_mask", 0.0), ("sequence_mask_tis", 0.0)]
+)
 def test_mask_what_is_not_counted_has_the_weight_1_even_if_the_band_does_not_hold_it(
     name: str, expected: float
 ) -> None:

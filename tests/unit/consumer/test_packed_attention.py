@@ -95,6 +95,21 @@ def test_short_samples_in_bfloat16_are_attended_to_in_float32(parents: RowParent
         assert torch.equal(narrow.grad, whole.grad.bfloat16())
 
 
+def test_long_paths_in_bfloat16_are_attended_to_in_bfloat16_though_their_segments_are_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    module = MODELS["qwen3"]().model.layers[0].self_attn
+    tensors = [torch.randn(1, heads, 15, 8).bfloat16() for heads in (4, 2, 2)]
+    settings = {"lengths": ((5, 4, 6),), "parents": ((-1, 0, 1),), "scaling": 0.3, "dropout": 0.0}
+    found = {}
+    for limit in (14, 15, 0):  # the longest path has 15 tokens, the longest segment 6
+        monkeypatch.setattr("consumer.models.packed_attention.FLOAT32_ATTENTION", limit)
+        found[limit] = packed_attention(module, *tensors, None, **settings)[0]
+    assert torch.equal(found[14], found[0])
+    assert not torch.equal(found[15], found[0])
+
+
 def test_rows_of_one_sample_need_no_lengths() -> None:
     torch.manual_seed(0)
     model = MODELS["qwen3"]().eval()

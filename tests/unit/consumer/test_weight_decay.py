@@ -33,7 +33,20 @@ EXEMPT = {
     },
 }
 SETTINGS = {"gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2}, "cohere": {"use_qk_norm": True, "pad_token_id": 0}}
-EVERY = ("llama", "qwen2", "qwen3", "gpt2", "cohere", "gemma3_text", "olmo2", "phi", "opt", "mamba", "gpt_neox", "apertus")
+EVERY = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "gpt2",
+    "cohere",
+    "gemma3_text",
+    "olmo2",
+    "phi",
+    "opt",
+    "mamba",
+    "gpt_neox",
+    "apertus",
+)
 
 
 def model_of(model_type: str) -> nn.Module:

@@ -110,6 +110,20 @@ def test_one_part_that_needs_the_group_or_is_slow_is_enough(parts: list[Reward],
     assert (reward.is_batch, reward.is_fast) == (is_batch, is_fast)
 
 
+def test_it_is_concurrent_if_one_part_is_and_only_computes_if_all_do_and_no_function_of_the_user_combines() -> None:
+    class Asks(ResponseReward):
+        is_concurrent = True
+        only_computes = False
+
+    asks, computes = Asks(scoring), ResponseReward(scoring)
+    assert weighted(("a", 1.0, asks), ("b", 1.0, computes)).is_concurrent
+    assert not weighted(("a", 1.0, computes)).is_concurrent
+    parts = [WeightedPart(name=name, weight=1.0, reward=computes) for name in "ab"]
+    assert WeightedReward(parts).only_computes
+    assert not WeightedReward(parts, combine=lambda rewards: 0.0).only_computes
+    assert not weighted(("a", 1.0, asks), ("b", 1.0, computes)).only_computes
+
+
 def test_all_parts_are_warmed_up() -> None:
     seen = []
 
@@ -168,6 +182,7 @@ def test_a_combination_that_fails_on_a_response_is_invalid(combine) -> None:
     ("source", "message"),
     [
         ("def combine(r): return r['anwser']", "fails on rewards of 0: KeyError: 'anwser'; it is called with a"),
+        ("def combine(r): return r['answr/group']", "fails on rewards of 0: KeyError: 'answr/group'"),
         ("def combine(a, b): return a", "fails on rewards of 0: TypeError"),
         ("def combine(r): return 'good'", "returned 'good'; return a finite number"),
         ("combine = 1", "has no function 'combine'"),

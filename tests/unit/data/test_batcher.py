@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coati_rl.algorithms.advantage import group_mean, group_norm, reward
+from coati_rl.algorithms.advantage import group_norm, reward
 from coati_rl.data.batcher import BatchSettings, StepBatcher
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.packing import build_mini_batch
@@ -216,49 +216,6 @@ def test_rewards_are_normalised_over_the_valid_samples_of_a_mini_batch(group_of)
     expected = {("p0", 0): -1.0, ("p0", 1): -0.3873, ("p1", 0): 0.3873, ("p1", 1): 1.0}
     assert batcher.close().advantages == pytest.approx(expected, abs=1e-4)
     assert [score.reward for group in batcher.close().groups for score in group.scores][:2] == [1.0, 3.0], "as recorded"
-
-
-def test_rewards_of_a_task_are_normalised_among_themselves(group_of):
-    groups = [group_of([(1.0, 1), (3.0, 1)], uid="p0"), group_of([(100.0, 1), (300.0, 1)], uid="p1")]
-    large = replace(groups[1], prompt=replace(groups[1].prompt, task="large"))
-    batcher = StepBatcher(
-        replace(one_step(2), advantage_estimator="reward", normalizes_rewards=True),
-        step=0,
-        learning_rate_progress=0.0,
-        estimator=reward,
-    )
-    batcher.add([groups[0], large])
-    low, high = -1 / 2**0.5, 1 / 2**0.5  # of two values: half their distance over its root of 2
-    expected = {("p0", 0): low, ("p0", 1): high, ("p1", 0): low, ("p1", 1): high}
-    assert batcher.close().advantages == pytest.approx(expected, abs=1e-5)
-
-
-def one_step(num_prompts):
-    """A step of one mini-batch."""
-    return BatchSettings(
-        dp=1,
-        train_batch_size=num_prompts,
-        train_minibatch_size=num_prompts,
-        train_microbatch_size=4,
-        loss_variation="sample_level",
-        advantage_estimator="group_norm",
-        rules=GroupRules(max_new_tokens=8),
-    )
-
-
-def test_a_trajectory_whose_turns_have_advantages_of_their_own_is_recorded_with_their_mean(forked_group):
-    settings = replace(one_step(1), rules=GroupRules(max_new_tokens=8, turn_discount=0.5))
-    batcher = StepBatcher(settings, step=0, learning_rate_progress=0.0, estimator=group_mean)
-    batcher.add([forked_group()])
-    # Tokens of the first trajectory: two of the first turn, at 0.3125, and three of the second, at 0.
-    expected = {("p0", 0): 0.3125 * 2 / 5, ("p0", 1): 0.0, ("p0", 2): -0.3125}
-    assert batcher.close().advantages == pytest.approx(expected)
-
-
-def test_each_mini_batch_has_its_share_of_the_samples_that_are_computed_for_the_metrics(batches_of):
-    equal = [[(1.0, 1), (1.0, 1), (1.0, 1), (1.0, 1)]] * 4
-    batches = batches_of(equal, tMbs=1, selection=SelectionSettings(min_tokens=0, seed=0))
-    assert [sum(map(len, samples_in([shares]))) for shares in batches] == [2, 2, 2, 2], "8 samples of a step"
 
 
 MIXED = [*GROUPS, [(1.0, 9), (1.0, 2)], [(0.0, 3), (0.0, 4)], [(1.0, 5), (1.0, 6)], [(0.0, 7), (0.0, 8)]]

@@ -21,6 +21,7 @@ from consumer.models.scalar_head import ScalarHead, load_scalar
 from consumer.optim.gradient_clipping import scale_and_clip, sum_of_squares
 from consumer.optim.optimizer import make_optimizer, set_learning_rate, state_kinds
 from consumer.optim.optimizer_state import MASTER, pack_state, unpack_state
+from consumer.optim.weight_decay import names_without_decay
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.parameters import ParameterInfo, describe_parameters
 
@@ -64,7 +65,9 @@ class Model:
         if optimizer is None:
             self.module.requires_grad_(False)
         else:
-            self.torch_optimizer = make_optimizer(self.module.parameters(), optimizer)
+            self.torch_optimizer = make_optimizer(
+                dict(self.module.named_parameters()), optimizer, without_decay=names_without_decay(self.module)
+            )
         self._sharded = parallelism.shard(self.module, self.infos, self.torch_optimizer)
         self.parameters = self._sharded.parameters
         self.gradients: dict[str, Tensor] = {}  # summed over all ranks; set from a step's last backward to its update

@@ -82,11 +82,13 @@ class TrainLoop:
         self._reason = ""  # last reported reason for waiting
         self._timeline = timeline
         self._wait_s = 0.0  # time spent waiting for rollouts since the last optimizer step
+        self._step_began = time.perf_counter()  # at the last one's end, or the loop's beginning
         self._idle = IdleFraction()  # of this rank; a sync counts as idle time
 
     def run(self) -> int:
         """Execute items until the source says that the run is over. Returns: optimizer steps taken."""
         fetcher, index = ThreadPoolExecutor(1, thread_name_prefix="next-work"), 0
+        self._step_began = time.perf_counter()
         try:
             coming = fetcher.submit(self._next_work, index)
             while not isinstance(work := self._await(coming, index), FinishWork):
@@ -138,9 +140,10 @@ class TrainLoop:
             step, metrics = work.batch.step, train_step.run(build_mini_batch(work.batch))
         if metrics is None:
             return  # the optimizer step continues with the next mini-batch
+        began, self._step_began = self._step_began, time.perf_counter()
         if self._is_reporter:
-            waits = {"rollout_wait_s": self._wait_s, "trainer_idle_fraction": self._idle.take()}
-            self._reports.report_step(step, {**metrics, **waits})
+            times = {"step_s": self._step_began - began, "rollout_wait_s": self._wait_s}
+            self._reports.report_step(step, {**metrics, **times, "trainer_idle_fraction": self._idle.take()})
         self._wait_s = 0.0
         self._on_step()
 

@@ -11,7 +11,7 @@ CONTRACT = [
 OURS = [
     "samples_failed", "samples_invalid", "samples_in_loss", "samples_skipped", "over_length_penalty_mean",
     "correction_mean", "correction_dropped_fraction", "old_logprob_gap_mean", "old_logprob_gap_max", "teacher_kl_mean",
-    "trainer_idle_fraction", "producer_idle_fraction", "logprob_gap_tokens", "samples_computed",
+    "step_s", "trainer_idle_fraction", "producer_idle_fraction", "logprob_gap_tokens", "samples_computed",
     "logprob_rounding_mean", "logprob_rounding_rms", "logprob_rounding_tokens", "logprob_shift_mean",
 ]  # fmt: skip
 ROLLOUT_RUN = frozenset({*CONTRACT, *OURS})

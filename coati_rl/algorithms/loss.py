@@ -11,7 +11,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from coati_rl.algorithms.choices import POLICY_LOSSES, Correction, KLEstimator, RatioLevel
+from coati_rl.algorithms.choices import OF_SEQUENCES, POLICY_LOSSES, Correction, KLEstimator, RatioLevel
 from coati_rl.algorithms.kl import kl_terms
 from coati_rl.algorithms.off_policy import correction_weights
 from coati_rl.algorithms.policy_loss import ClipBounds, check_bounds, cispo_terms, clipped_policy_terms, clipped_tokens
@@ -72,7 +72,7 @@ class PolicyLoss:
     def is_token_separable(self) -> bool:
         """See LossFn. Skipping samples needs whole samples only if a ratio exceeds the threshold, see `is_final`."""
         are_terms = self.terms_fn is None or bool(getattr(self.terms_fn, "is_token_separable", False))
-        return are_terms and self.ratio_level == "token" and self.correction != "sequence_mask"
+        return are_terms and self.ratio_level == "token" and self.correction not in OF_SEQUENCES
 
     def is_final(self, sums: Mapping[str, Tensor]) -> bool:
         """See LossFn: return False if a ratio exceeds the threshold, so that its sample has to be skipped."""

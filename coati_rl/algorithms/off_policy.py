@@ -4,10 +4,12 @@ Log-probabilities of engine and trainer differ a little under the same weights, 
 R rows, M loss tokens per row, w = pi_old(token) / pi_engine(token).
 """
 
+from typing import get_args
+
 import torch
 from torch import Tensor
 
-from coati_rl.algorithms.choices import Correction
+from coati_rl.algorithms.choices import OF_SEQUENCES, Correction
 from coati_rl.algorithms.ratio import masked_log_ratio, ratio_of, sample_mean
 
 
@@ -25,20 +27,21 @@ def correction_weights(
 
     "tis" (truncated importance sampling) is min(max(w, low), high), with low = 0 one-sided; "icepop" is w inside
     [low, high] and 0 outside; "sequence_mask" is 1 on all tokens of a sample where exp(mean(log w)) lies in [low, high]
-    and 0 on all others. A token with weight 0 stays in the loss's denominator.
+    and 0 on all others; "sequence_mask_tis" is w there, without bounds of its own. A token with weight 0 stays in the
+    loss's denominator.
 
     Args:
         old_logprobs: float32[R, M], nats, of the trainer before the update.
         rollout_logprobs: float32[R, M], nats, of the engine that sampled.
         loss_mask: bool[R, M].
-        sample_index: int[R, M], -1 on padding; only "sequence_mask" needs it.
+        sample_index: int[R, M], -1 on padding; only the sequence masks need it.
         correction: "none" gives 1 everywhere.
         low: lower bound of w, not negative.
         high: upper bound of w, above `low`.
     Returns: float32[R, M], 1 where the mask is False.
     Raises: ValueError if shapes differ, the correction is unknown or the bounds are not in order.
     Source: TIS: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training" (2025), two-sided
-        as in OpenRLHF; ICEPOP: arXiv:2510.18855; sequence mask: the geometric mean of OpenRLHF's seq-mask-tis.
+        as in OpenRLHF; ICEPOP: arXiv:2510.18855; sequence masks: OpenRLHF's seq-mask-tis, and its geometric mean alone.
     """
     if not 0 <= low < high:
         raise ValueError(f"off-policy bounds [{low}, {high}] must be in order and not negative")
@@ -50,11 +53,12 @@ def correction_weights(
         weight = weight.clamp(low, high)
     elif correction == "icepop":
         weight = torch.where((weight >= low) & (weight <= high), weight, 0.0)
-    elif correction == "sequence_mask":
+    elif correction in OF_SEQUENCES:
         if sample_index is None:
-            raise ValueError("sequence_mask judges whole samples: it needs sample_index")
+            raise ValueError(f"{correction} judges whole samples: it needs sample_index")
         mean = ratio_of(sample_mean(log_ratio, loss_mask, sample_index))
-        weight = ((mean >= low) & (mean <= high)).to(weight.dtype)
+        is_kept = (mean >= low) & (mean <= high)
+        weight = torch.where(is_kept, weight if correction == "sequence_mask_tis" else 1.0, 0.0)
     else:
-        raise ValueError(f"off-policy correction {correction!r} is unknown; use none, tis, icepop or sequence_mask")
+        raise ValueError(f"off-policy correction {correction!r} is unknown; use {', '.join(get_args(Correction))}")
     return torch.where(loss_mask, weight, 1.0)

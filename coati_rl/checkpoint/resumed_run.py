@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from coati_rl.checkpoint.former_settings import read_flat
 from coati_rl.config.fields import role_of
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
@@ -55,8 +56,8 @@ def read_settings(config: Job, directory: Path) -> Job | str:
     """Return the settings of the checkpoint's run, of the same job as `config`; a line that says why if it cannot."""
     path = directory.parent.parent / "config.yaml"
     try:
-        return type(config).model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, yaml.YAMLError, TypeError) as error:
+        return type(config).model_validate(read_flat(config, directory))
+    except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError) as error:
         cause = " ".join(str(error).split())
         return f"settings are not compared with the checkpoint's run: {path} cannot be read: {cause}"
 

@@ -76,7 +76,9 @@ class AlgorithmConfig(Section):
         "auto", "Where old_logprobs come from: engine, or trainer (recomputed, where auto finds that they must be)."
     )
     off_policy_correction: Correction = part(
-        "none", "Weight against the difference of trainer and engine: truncated (tis), band (icepop), whole samples."
+        "none",
+        "Weight against the difference of trainer and engine: truncated (tis), band (icepop), whole samples "
+        "(sequence_mask), and these with their tokens' ratios (sequence_mask_tis).",
     )
     off_policy_low: float | None = experiment(
         None,

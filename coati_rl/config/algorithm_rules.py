@@ -161,7 +161,7 @@ def _off_policy(config: Config) -> Iterator[str]:
         if bounds != (None, None):
             yield (
                 "--off-policy-low, --off-policy-high: are bounds of a correction, and there is none; "
-                "give --off-policy-correction tis, icepop or sequence_mask, or leave them out"
+                "give --off-policy-correction tis, icepop, sequence_mask or sequence_mask_tis, or leave them out"
             )
         return
     if algorithm.old_logprobs == "engine":

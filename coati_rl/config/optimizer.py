@@ -1,6 +1,6 @@
 """Set the optimizer: AdamW or the user's own, the learning rate's schedule and gradient clipping."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import field_validator
 
@@ -8,6 +8,7 @@ from coati_rl.config.fields import Section, experiment
 from coati_rl.plugins import absolute
 
 SCHEDULE_NAMES = ("cosine", "linear", "constant")
+WeightDecayExempt = Literal["norms_and_biases", "none"]
 
 
 class OptimizerConfig(Section):
@@ -26,6 +27,9 @@ class OptimizerConfig(Section):
     warmup_steps: int = experiment(0, "The same, in optimizer steps.", ge=0)
     optimizer: str = experiment("adamw", "adamw, or FILE.py:FUNCTION, which makes a torch optimizer.")
     weight_decay: float = experiment(0.01, "AdamW's weight decay.", ge=0)
+    weight_decay_exempt: WeightDecayExempt = experiment(
+        "norms_and_biases", "Parameters that AdamW's weight decay leaves alone, as in transformers; none: all decay."
+    )
     adam_betas: tuple[float, float] = experiment(
         (0.9, 0.999), "AdamW's decay rates of the means of gradients and of their squares.", metavar="BETA1,BETA2"
     )

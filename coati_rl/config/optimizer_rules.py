@@ -6,7 +6,7 @@ from coati_rl.config.fields import shown, spelling
 from coati_rl.config.optimizer import SCHEDULE_NAMES, OptimizerConfig
 from coati_rl.plugins import is_plugin
 
-_OF_ADAMW = ("weight_decay", "adam_betas", "adam_eps")
+_OF_ADAMW = ("weight_decay", "weight_decay_exempt", "adam_betas", "adam_eps")
 
 
 def optimizer_problems(optimizer: OptimizerConfig) -> Iterator[str]:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.coordinator.settings import CoordinatorSettings
+from coati_rl.data.episodes import has_logprobs
 from coati_rl.data.group_rules import NoEffect, is_valid, reason_without_effect
-from coati_rl.types import MAX_REWARD, RolloutGroup, Score
+from coati_rl.types import MAX_REWARD, RolloutGroup
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class GroupCounts:
         """Log why samples of the group could not be scored. Returns: their number."""
         failed = [index for index, valid in enumerate(is_valid(group)) if not valid]
         for index in failed:
-            cause = _cause(group.scores[index])
+            cause = _cause(group, index)
             self._note_cause(cause, 1)
             logger.warning("sample %d of prompt %s could not be scored: %s", index, group.prompt.uid, cause)
         return len(failed)
@@ -155,10 +156,13 @@ class GroupCounts:
         return self._settings.max_failed_samples * (due + extra) // due
 
 
-def _cause(score: Score) -> str:
-    """Return why a sample is not valid."""
+def _cause(group: RolloutGroup, episode: int) -> str:
+    """Return why an episode is not valid."""
+    score = group.scores[episode]
     if score.verdict == "invalid":
         return score.detail or "no reason is given"
+    if not has_logprobs(group)[episode]:
+        return "the engine's log-probability of a token is not finite"
     if abs(score.reward) <= MAX_REWARD:
         return "an empty response"
     return f"a reward of {score.reward:g} exceeds the largest absolute value, {MAX_REWARD:g}"

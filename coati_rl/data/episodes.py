@@ -56,6 +56,18 @@ def is_truncated(group: RolloutGroup) -> np.ndarray:
     return np.array(truncated)
 
 
+@cached_on_group
+def has_logprobs(group: RolloutGroup) -> np.ndarray:
+    """Return bool[G], False where the engine's log-probability of a token is -inf, inf or NaN: it has no ratio."""
+    arrays = group_arrays(group)
+    finite = np.isfinite(arrays.logprobs)
+    has_all = [True] * len(group.scores)
+    if not finite.all():
+        for described, counted in zip(as_packed(group).trajectories, arrays.counted, strict=True):
+            has_all[described["episode"]] &= bool(finite[counted].all())
+    return np.array(has_all)
+
+
 def final_trajectories(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """Return the last trajectory of each episode, in order, whose text is scored.
 

@@ -1,7 +1,7 @@
 """Decide which episodes of a scored group are valid and which are trained, and compute length penalties.
 
-G episodes of one prompt. Valid: the scorer decided and a token was sampled; the group's statistics are over valid
-episodes. In the loss: valid and not filtered. A group has an effect if at least one of its episodes is in the loss.
+G episodes of one prompt. Valid: the scorer decided and a token was sampled, each with a finite log-probability; the
+group's statistics are over valid episodes. In the loss: valid and not filtered. A group has an effect if at least one of its episodes is in the loss.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from coati_rl.algorithms.over_length import over_length_penalty
-from coati_rl.data.episodes import cached_on_group, episode_tokens, is_truncated
+from coati_rl.data.episodes import cached_on_group, episode_tokens, has_logprobs, is_truncated
 from coati_rl.types import MAX_REWARD, RolloutGroup, Score
 
 # Why a group has no effect. "out of range": mean score outside of --filter-range, but neither 0 nor 1.
@@ -47,10 +47,10 @@ class GroupRules:
 
 
 @cached_on_group
-@cached_on_group
 def is_valid(group: RolloutGroup) -> np.ndarray:
-    """Return bool[G], True for episodes with a verdict, |reward| at most MAX_REWARD and at least one loss token."""
-    return np.array([_is_scored(score) for score in group.scores]) & (episode_tokens(group) > 0)
+    """Return bool[G], True for episodes with a verdict, |reward| at most MAX_REWARD, loss tokens and their logprobs."""
+    scored = np.array([_is_scored(score) for score in group.scores])
+    return scored & (episode_tokens(group) > 0) & has_logprobs(group)
 
 
 def is_in_loss(group: RolloutGroup, rules: GroupRules) -> np.ndarray:

@@ -30,8 +30,8 @@ def step_line(record: dict[str, Any], num_steps: int | None) -> str:
 
 
 def tokens_per_s(record: dict[str, Any]) -> float:
-    """Return response tokens, or without rollouts the samples' tokens, over the step's wall time on the trainers."""
-    seconds = sum(record.get(key) or 0 for key in ("rollout_wait_s", "train_s", "sync_s"))
+    """Return response tokens, or without rollouts the samples' tokens, over the wall time since the last step."""
+    seconds = record.get("step_s")
     counts = (record.get(name) for name in ("num_response_tokens", "num_tokens", "loss_tokens"))
     num_tokens = next((count for count in counts if count is not None), 0)
     return float(num_tokens / seconds) if seconds else 0.0

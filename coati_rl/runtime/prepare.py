@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coati_rl.build import build_loss, load_estimator
+from coati_rl.checkpoint.former_settings import with_former_settings
 from coati_rl.checkpoint.resume import ResumePoint, open_resume_point
 from coati_rl.config import Config
 from coati_rl.config.algorithm_rules import algorithm_warnings
@@ -108,6 +109,7 @@ def prepare(
     Raises: ConfigError.
     """
     environment = environment or EnvironmentFacts()
+    config, of_resume = with_former_settings(config)
     load_estimator(config.algorithm.advantage_estimator)  # a user's own functions are tried before anything starts
     build_loss(config.algorithm)
     check_own_functions(config)
@@ -146,7 +148,7 @@ def prepare(
         train=train,
         source=found.source,
         evaluation=found.evaluation,
-        warnings=(*warnings, *found.warnings),
+        warnings=(*of_resume, *warnings, *found.warnings),
         resume=resume,
         generated_tasks=tuple(each.task.name for each in rows.generated.values()),
     )

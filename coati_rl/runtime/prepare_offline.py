@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.checkpoint.dataset_resume import DatasetResume, open_dataset_resume
+from coati_rl.checkpoint.former_settings import with_former_settings
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_jobs import RmJobConfig
 from coati_rl.config.offline_plan import OfflinePlan, make_offline_plan
@@ -80,6 +81,7 @@ def prepare_offline(
         is_dry_run: plan for devices that this machine lacks, and do not fetch a model.
     Raises: ConfigError.
     """
+    config, of_resume = with_former_settings(config)
     check_own_functions(config)
     device, warnings = find_device(
         config,
@@ -127,7 +129,7 @@ def prepare_offline(
         train=() if train is None else train.samples,
         mixing=None if train is None else train.mixing,
         evaluation={name: each.samples for name, each in evaluation.items()},
-        warnings=(*warnings, *found.warnings),
+        warnings=(*of_resume, *warnings, *found.warnings),
         resume=resume,
     )
 

@@ -247,12 +247,15 @@ class HybridModel:
         self._boosted.zero_grad()
 
     def _store_slices(self, gradients: Mapping[str, Tensor]) -> None:
+        groups = self._boosted._working_param_groups
+        group_of = {id(parameter): group for group, parameters in groups.items() for parameter in parameters}
         for name, gradient in gradients.items():
-            parameter = self.parameters.by_name[name]
-            store = self._boosted.pid_to_grad_store[id(parameter)]
+            key = id(self.parameters.by_name[name])
+            store = self._boosted.pid_to_grad_store[key]
             # It expects the slices of all data-parallel ranks and reads its own; with ZeRO stage 2 only its own.
+            # A parameter whose slices are stored under another group than its own would not be updated.
             for _ in range(1 if self._layout.zero_stage == 2 else self._layout.dp_size):
-                store.append_gradients_by_param_id(gradient, 0, id(parameter))
+                store.append_gradients_by_param_id(gradient, group_of[key], key)
 
     def _run_pipeline(self, inputs: Sequence[PolicyInput], criterion: Callable[[Any, Any], Tensor]) -> None:
         """Run all micro-batches through all pipeline stages, forward and, with gradients enabled, backward."""

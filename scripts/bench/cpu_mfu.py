@@ -127,7 +127,7 @@ def count_flops(
 
 def measure(directory: Path, precision: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Take steps both ways in turns. Returns: what a step computes, the peaks and each step's figures."""
-    optimizer = OptimizerConfig(weight_decay=WEIGHT_DECAY, max_grad_norm=MAX_NORM)
+    optimizer = OptimizerConfig(weight_decay=WEIGHT_DECAY, weight_decay_exempt="none", max_grad_norm=MAX_NORM)
     config = BackendConfig(model_dir=directory, optimizer=optimizer, precision=precision)  # type: ignore[arg-type]
     backend = make_backend(config, device=torch.device("cpu"), timeout_s=TIMEOUT_S)
     dtype = DTYPES[config.precision]

@@ -121,7 +121,7 @@ def run_rank(rank: int, layout: str, rendezvous: StoreLocation, directory: Path,
     )
     with no_progress_bars():
         samples = list(make_samples(arguments, load(directory)))
-        optimizer = OptimizerConfig(weight_decay=WEIGHT_DECAY, max_grad_norm=MAX_NORM)
+        optimizer = OptimizerConfig(weight_decay=WEIGHT_DECAY, weight_decay_exempt="none", max_grad_norm=MAX_NORM)
         config = BackendConfig(model_dir=directory, optimizer=optimizer, **settings)
         backend = make_backend(config, device=device, timeout_s=TIMEOUT_S)
         limits = {"max_samples": len(samples), "max_tokens": arguments.budget}

@@ -94,11 +94,13 @@ def make_coordinator(make_settings, make_prompts, tmp_path: Path):
 def make_group():
     """A finished group for a lease; rewards 1, 0, 1, 0, ... unless given."""
 
-    def make(lease, *, producer=0, version=0, rewards=None, verdict="ok", num_tokens=3, finish_reason="stop"):
+    def make(
+        lease, *, producer=0, version=0, rewards=None, verdict="ok", num_tokens=3, finish_reason="stop", logprob=-0.5
+    ):
         rewards = rewards or [float(i % 2 == 0) for i in range(lease.group_size)]
         completion = Completion(
             token_ids=np.arange(num_tokens, dtype=np.int32),
-            logprobs=np.full(num_tokens, -0.5, dtype=np.float32),
+            logprobs=np.full(num_tokens, logprob, dtype=np.float32),
             policy_versions=np.full(num_tokens, version, dtype=np.int32),
             finish_reason=finish_reason,
             text="4",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from tests.integration.consumer.trainer_server import TrainerServers
 
@@ -66,6 +66,13 @@ def save_with_reference(directory: Path, architecture: str = "qwen3", **settings
     save_model(directory, architecture, **settings)
     save_model(reference_of(directory), architecture, **settings, seed=1)
     return directory
+
+
+def decay_groups(model: PreTrainedModel) -> list[dict[str, Any]]:
+    """Parameter groups for AdamW: of these models norms and biases are the vectors, and do not decay."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
 
 
 def reference_of(model_dir: Path) -> Path:

@@ -29,7 +29,8 @@ def run(rank: int, directory: Path, layout: str) -> None:
     file = directory / "own.py"
 
     def make(model_dir: Path, name: str) -> Backend:
-        optimizer = OptimizerConfig(optimizer=name if name == "adamw" else f"{file}:{name.removeprefix('own ')}")
+        function = name if name == "adamw" else f"{file}:{name.removeprefix('own ')}"
+        optimizer = OptimizerConfig(optimizer=function, weight_decay_exempt="none")
         settings = {"optimizer": optimizer, "precision": precision, "tokenizer_dir": directory / "model"}
         return make_trainer(model_dir, **settings, **LAYOUTS[layout][1])
 

@@ -15,7 +15,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coati_rl.algorithms.aggregation import LossVariation
-from tests.integration.consumer.conftest import LEARNING_RATE, MAX_GRAD_NORM, NUM_STEPS, WEIGHT_DECAY, reference_of
+from tests.integration.consumer.conftest import (
+    LEARNING_RATE,
+    MAX_GRAD_NORM,
+    NUM_STEPS,
+    WEIGHT_DECAY,
+    decay_groups,
+    reference_of,
+)
 from tests.integration.consumer.gradient_matrix import CASES
 from tests.integration.consumer.losses import Formula, Response
 from tests.integration.consumer.preference_losses import StepFormula
@@ -52,7 +59,7 @@ def plain_training(
     """In float32; with "bf16" the weights that are computed with are rounded to bfloat16, as those of a trainer are."""
     masters = copy.deepcopy(plain_model(model_dir))
     model = copy.deepcopy(masters)
-    optimizer = torch.optim.AdamW(masters.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    optimizer = torch.optim.AdamW(decay_groups(masters), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     steps = []
     for step in range(NUM_STEPS):
         samples = samples_near(model_dir, step, recomputes_old=recomputes_old, kind=kind)

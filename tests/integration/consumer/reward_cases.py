@@ -30,6 +30,7 @@ from tests.integration.consumer.conftest import (
     NUM_STEPS,
     VOCAB_SIZE,
     WEIGHT_DECAY,
+    decay_groups,
     save_model,
 )
 
@@ -156,7 +157,7 @@ def plain_training(name: str, model_dir: Path, precision: str) -> list[dict[str,
     case = CASES[name]
     masters = plain_model(case, model_dir)
     model = copy.deepcopy(masters)
-    optimizer = torch.optim.AdamW(masters.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    optimizer = torch.optim.AdamW(decay_groups(masters), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     steps = []
     for step in range(NUM_STEPS):
         loss = case.plain_loss(model, case.samples(step))

@@ -154,7 +154,7 @@ def correction(sample: Sample, name: str, low: float, high: float) -> list[float
     """Weights of w = pi_old / pi_engine.
 
     tis: min(max(w, low), high), Yao et al. (2025); icepop: w inside the band, else 0, arXiv:2510.18855;
-    sequence_mask: 1 if (prod w)^(1 / T) lies in the band, else 0, OpenRLHF.
+    sequence_mask: 1 if (prod w)^(1 / T) lies in the band, else 0; sequence_mask_tis: w there, OpenRLHF.
     """
     gaps = [float(o - e) for o, e in zip(sample.old_logprobs, sample.rollout_logprobs, strict=True)]
     weights = [exp_ratio(gap)[0] for gap in gaps]
@@ -162,8 +162,9 @@ def correction(sample: Sample, name: str, low: float, high: float) -> list[float
         return [min(max(w, low), high) for w in weights]
     if name == "icepop":
         return [w if low <= w <= high else 0.0 for w in weights]
-    if name == "sequence_mask":
-        return [1.0 if low <= exp_ratio(mean(gaps))[0] <= high else 0.0] * len(gaps)
+    if name.startswith("sequence_mask"):
+        is_kept = low <= exp_ratio(mean(gaps))[0] <= high
+        return [(w if name == "sequence_mask_tis" else 1.0) if is_kept else 0.0 for w in weights]
     return [1.0] * len(gaps)
 
 

@@ -31,6 +31,7 @@ BY_TOKEN = (FULL, dataclasses.replace(FULL, policy_loss="cispo"), dataclasses.re
 BY_SAMPLE = (
     dataclasses.replace(FULL, ratio_level="sequence"),
     dataclasses.replace(FULL, correction="sequence_mask"),
+    dataclasses.replace(FULL, correction="sequence_mask_tis"),
     dataclasses.replace(FULL, skip_threshold=1.5),
 )
 
@@ -65,6 +66,7 @@ def two_tokens() -> dict[str, Tensor]:
         ({"correction": "tis", "correction_high": 1.25}, 1.25 * -0.5),
         ({"correction": "icepop", "correction_low": 0.5, "correction_high": 2.0}, 1.5 * -0.5),
         ({"correction": "sequence_mask", "correction_low": 0.5, "correction_high": 1.4}, 0.0),
+        ({"correction": "sequence_mask_tis", "correction_low": 0.5, "correction_high": 2.0}, 1.5 * -0.5),
         ({"correction": "tis", "kl_coeff": 0.1, "kl_estimator": "k1"}, 1.5 * -0.5 + 0.25 * 0.1 * LN2),  # KL as it is
         # geometric mean of 1 and 2 is sqrt 2, cut to 1.2 for A = 2 and not cut for A = -1
         ({"ratio_level": "sequence"}, 0.5 * -2 * 1.2 + 0.25 * math.sqrt(2)),

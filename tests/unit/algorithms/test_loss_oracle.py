@@ -12,7 +12,10 @@ from coati_rl.algorithms.loss import PolicyLoss
 from tests.unit.algorithms.batches import LEAVES, any_samples, evaluate, lay_out, numbers, random_samples
 from tests.unit.algorithms.oracle import VERSION, Sample, correction, exp_ratio, kl_term, log_ratios, sample_loss
 
-BOUNDS = {"none": (0.0, 1.0), "tis": (0.0, 2.0), "icepop": (0.5, 5.0), "sequence_mask": (0.4, 2.1)}
+BOUNDS = {"none": (0.0, 1.0), "tis": (0.0, 2.0), "icepop": (0.5, 5.0)} | {
+    "sequence_mask": (0.4, 2.1),
+    "sequence_mask_tis": (0.4, 2.1),
+}
 
 
 @st.composite

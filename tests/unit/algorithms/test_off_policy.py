@@ -1,6 +1,7 @@
 """Test off-policy weights: w = 1/4, 1, 3/2 and 8 by hand, any tokens against the oracle."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from coati_rl.algorithms.choices import Correction
 from coati_rl.algorithms.off_policy import correction_weights
 from tests.unit.algorithms.batches import any_samples, lay_out
 from tests.unit.algorithms.oracle import Sample, correction
@@ -35,6 +37,8 @@ def weights_of(name: str, low: float, high: float, samples: Tensor = ONE_SAMPLE,
         ("icepop", 0.1, 9.0, [0.25, 1, 1.5, 8]),
         ("sequence_mask", 0.5, 2.0, [1, 1, 1, 1]),  # (1/4 * 1 * 3/2 * 8)^(1/4) = 3^(1/4) = 1.32
         ("sequence_mask", 0.5, 1.3, [0, 0, 0, 0]),
+        ("sequence_mask_tis", 0.5, 2.0, [0.25, 1, 1.5, 8]),  # OpenRLHF's seq-mask-tis: w as it is
+        ("sequence_mask_tis", 0.5, 1.3, [0, 0, 0, 0]),
     ],
 )
 def test_value_by_hand(name: str, low: float, high: float, expected: list[float]) -> None:
@@ -47,7 +51,14 @@ def test_value_a_sequence_is_dropped_alone_where_two_share_a_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "low", "high"), [("tis", 0.0, 2.0), ("tis", 0.5, 5.0), ("icepop", 0.5, 5.0), ("sequence_mask", 0.5, 2.0)]
+    ("name", "low", "high"),
+    [
+        ("tis", 0.0, 2.0),
+        ("tis", 0.5, 5.0),
+        ("icepop", 0.5, 5.0),
+        ("sequence_mask", 0.5, 2.0),
+        ("sequence_mask_tis", 0.5, 2.0),
+    ],
 )
 @settings(max_examples=60, deadline=None)
 @given(samples=any_samples(), seed=st.integers(0, 1000))
@@ -66,14 +77,14 @@ def test_value_of_any_tokens_is_the_formulas(
         np.testing.assert_allclose(got, correction(sample, name, low, high), rtol=1e-12, atol=1e-300)
 
 
-@pytest.mark.parametrize("name", ["none", "tis", "icepop", "sequence_mask"])
+@pytest.mark.parametrize("name", get_args(Correction))
 def test_gradient_weights_carry_none(name: str) -> None:
     old_logprobs = torch.zeros(1, 4, requires_grad=True)
     found = correction_weights(old_logprobs, W.log(), ALL, ONE_SAMPLE, correction=name, low=0.0, high=2.0)
     assert not found.requires_grad
 
 
-@pytest.mark.parametrize("name", ["tis", "icepop", "sequence_mask"])
+@pytest.mark.parametrize("name", ["tis", "icepop", "sequence_mask", "sequence_mask_tis"])
 def test_mask_what_is_not_counted_has_the_weight_1_and_no_influence(name: str) -> None:
     mask = torch.tensor([[False, True, True, False]])
     for poison in (math.nan, -math.inf, math.inf):
@@ -85,7 +96,9 @@ def test_mask_what_is_not_counted_has_the_weight_1_and_no_influence(name: str) -
         assert found[0].tolist() == pytest.approx(expected, rel=1e-15)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("tis", 2.0), ("icepop", 0.0), ("sequence_mask", 0.0)])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("tis", 2.0), ("icepop", 0.0), ("sequence_mask", 0.0), ("sequence_mask_tis", 0.0)]
+)
 def test_mask_what_is_not_counted_has_the_weight_1_even_if_the_band_does_not_hold_it(
     name: str, expected: float
 ) -> None:

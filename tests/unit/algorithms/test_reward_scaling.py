@@ -29,6 +29,14 @@ def test_mean_and_deviation_are_of_all_groups_of_the_mini_batch():
     assert scaling(np.array([1.0, 7.0])) == pytest.approx(np.array([-3, 3]) / (math.sqrt(20 / 3) + 1e-6), rel=1e-12)
 
 
+def test_rewards_whose_mean_or_deviation_is_that_of_normalised_ones_already_are_normalised_too():
+    centred = fit_scaling(arrays([-4, 4]), is_normalized=True, clip=None)  # mean 0, deviation sqrt(32)
+    assert centred(np.array([-4.0, 4.0])) == pytest.approx(np.array([-4, 4]) / (math.sqrt(32) + 1e-6), rel=1e-12)
+    equal = fit_scaling(arrays([3.0, 3.0]), is_normalized=True, clip=None)  # deviation 1 stands for none
+    assert (equal.mean, equal.std) == (3.0, 1.0)
+    assert equal(np.array([3.0])).tolist() == [0.0]
+
+
 def test_the_normalised_rewards_are_clipped():
     scaling = fit_scaling(arrays([1, 3], [5, 7]), is_normalized=True, clip=(-1.0, 0.5))
     assert scaling(np.array([1.0, 4.0, 7.0])) == pytest.approx([-1.0, 0.0, 0.5], abs=1e-12)

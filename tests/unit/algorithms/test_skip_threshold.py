@@ -1,6 +1,7 @@
 """Test that only a sample with a ratio above the threshold is skipped and counted, and stays in the denominator."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -44,6 +45,16 @@ def test_value_of_a_packed_row_lacks_the_skipped_sample_and_keeps_the_others() -
     assert sums["ratio_max"].item() == pytest.approx(math.exp(4), rel=1e-6)
     assert gradients["logprobs"][0].tolist() == pytest.approx([0, -0.5, -0.5, 0, 0, 0, 0, -0.5])
     assert gradients["entropy"][0].tolist() == pytest.approx([0, -0.05, -0.05, 0, 0, 0, 0, -0.05])
+
+
+def test_a_ratio_that_is_the_threshold_is_not_above_it() -> None:
+    batch = packed_row([0.0, 4.0], [0.0])
+    largest = evaluate(LOSS, batch)[1]["ratio_max"].item()
+    for threshold, num_skipped in ((largest, 0), (0.999 * largest, 1)):
+        loss = replace(LOSS, skip_threshold=threshold)
+        _, sums, _ = evaluate(loss, batch)
+        assert sums["skipped_samples"].item() == num_skipped
+        assert loss.is_final(sums) == (num_skipped == 0)
 
 
 def test_gradient_of_the_samples_that_stay_is_what_it_is_without_the_other() -> None:

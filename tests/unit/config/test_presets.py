@@ -165,7 +165,8 @@ def test_kl_of_some_weight_has_the_presets_place(name, place):
 
 
 @pytest.mark.parametrize(
-    ("correction", "low", "high"), [("tis", 0.0, 2.0), ("icepop", 0.5, 5.0), ("sequence_mask", 0.5, 2.0)]
+    ("correction", "low", "high"),
+    [("tis", 0.0, 2.0), ("icepop", 0.5, 5.0), ("sequence_mask", 0.5, 2.0), ("sequence_mask_tis", 0.5, 5.0)],
 )
 def test_a_correction_without_bounds_has_its_papers(correction, low, high):
     config = config_of(f"--off-policy-correction {correction}")

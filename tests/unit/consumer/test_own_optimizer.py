@@ -35,7 +35,7 @@ def test_an_optimizer_of_the_users_own_steps_as_the_same_one_built_in(
 ) -> None:
     built_in, users = (
         make_backend(model_dir, precision=precision, optimizer=optimizer)
-        for optimizer in (OptimizerConfig(), own("adamw"))
+        for optimizer in (OptimizerConfig(weight_decay_exempt="none"), own("adamw"))
     )
     for backend in (built_in, users):
         train(backend)

@@ -34,6 +34,8 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
     "mistral, sliding": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)),
+    # A window that holds the longest segment below, and not the prefix before it.
+    "mistral, wide": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=28)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "qwen2, sliding": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, **SLIDING)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
@@ -91,6 +93,21 @@ def test_short_samples_in_bfloat16_are_attended_to_in_float32(parents: RowParent
     (right * direction.float()).sum().backward()
     for narrow, whole in zip(tensors, wide, strict=True):
         assert torch.equal(narrow.grad, whole.grad.bfloat16())
+
+
+def test_long_paths_in_bfloat16_are_attended_to_in_bfloat16_though_their_segments_are_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    module = MODELS["qwen3"]().model.layers[0].self_attn
+    tensors = [torch.randn(1, heads, 15, 8).bfloat16() for heads in (4, 2, 2)]
+    settings = {"lengths": ((5, 4, 6),), "parents": ((-1, 0, 1),), "scaling": 0.3, "dropout": 0.0}
+    found = {}
+    for limit in (14, 15, 0):  # the longest path has 15 tokens, the longest segment 6
+        monkeypatch.setattr("consumer.models.packed_attention.FLOAT32_ATTENTION", limit)
+        found[limit] = packed_attention(module, *tensors, None, **settings)[0]
+    assert torch.equal(found[14], found[0])
+    assert not torch.equal(found[15], found[0])
 
 
 def test_rows_of_one_sample_need_no_lengths() -> None:

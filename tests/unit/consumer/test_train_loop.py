@@ -1,6 +1,7 @@
 """Test the trainer's loop on sources of work without producers."""
 
 import logging
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -30,8 +31,10 @@ class Reports:
 
     def __init__(self):
         self.heard = []
+        self.step_s = []
 
     def report_step(self, step, metrics):
+        self.step_s.append(metrics["step_s"])
         self.heard.append(("step", step, metrics["loss"]))
 
     def report_saved(self, step, path):
@@ -65,8 +68,8 @@ def train(step, *, is_last=True):
 def run(tmp_path):
     """(items) -> (optimizer steps at the end, reports, checkpoints) of a loop over them."""
 
-    def run(*items):
-        reports, backend = Reports(), Backend()
+    def run(*items, reports=None, backend=None):
+        reports, backend = reports or Reports(), backend or Backend()
         step = SimpleNamespace(run=lambda batch: {"loss": batch.step / 2} if batch.is_last else None)
         loop = TrainLoop(0, Script(*items), reports, backend, lambda _: step, is_reporter=True, checkpoint_dir=tmp_path)
         return loop.run(), reports.heard, backend.saved
@@ -81,6 +84,19 @@ def test_a_run_without_producers_trains_saves_and_ends(run, tmp_path):
     assert steps == 2
     assert heard == [("step", 0, 0.0), ("step", 1, 0.5), ("saved", 2, str(tmp_path / "step-2"))]
     assert saved == [("step-2", {"step": 2, "policy_version": 2, "data": {"place": 4}}, {})]
+
+
+def test_a_step_takes_the_time_since_the_last_one_with_all_that_was_done_in_between(run):
+    class SlowDisk(Backend):
+        def save(self, directory, *, state, files):
+            time.sleep(0.03)
+
+    reports, began = Reports(), time.perf_counter()
+    items = [train(0), SaveWork(step=1, data_state={}), train(1, is_last=False), train(1), FinishWork(step=2)]
+    run(*items, reports=reports, backend=SlowDisk())
+    first, second = reports.step_s
+    assert first > 0 and second >= 0.03
+    assert first + second <= time.perf_counter() - began
 
 
 def test_what_is_waited_for_is_in_the_log_once(run, caplog):

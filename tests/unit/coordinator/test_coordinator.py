@@ -152,6 +152,32 @@ def test_evaluation_runs_before_training_at_due_syncs_and_at_the_end(make_coordi
     assert len((tmp_path / "eval" / "summary.jsonl").read_text().splitlines()) == 3
 
 
+def test_an_evaluation_prompt_that_fails_is_not_correct_and_the_round_ends(make_coordinator, make_group):
+    coordinator = make_coordinator(eval_prompts=2, eval_interval=2)
+    coordinator.add_producer(0, version=0)
+    leases = {lease.prompt.uid: lease for lease in lease_all(coordinator)}
+    coordinator.fail(0, leases["arithmetic-0"].lease_id, "no room")
+    finish_leases(coordinator, make_group, [leases["arithmetic-1"]])
+    coordinator.flush(timeout_s=10)
+    (summary,) = events(coordinator, "evaluation")
+    assert (summary["accuracy"], summary["num_prompts"], summary["num_failed"]) == (0.5, 2, 1)
+
+
+def test_a_group_is_as_old_as_the_sync_before_its_lease_whenever_it_is_handed_in(make_coordinator, make_group):
+    coordinator = make_coordinator(num_prompts=12, n_behind=1)
+    coordinator.add_producer(0, version=0)
+    first = lease_all(coordinator)
+    finish_leases(coordinator, make_group, first[:4])
+    assert [type(work(coordinator, index)) for index in (0, 1)] == [TrainWork] * 2
+    report_sync(coordinator, work(coordinator, 2))
+    assert work(coordinator, 3) is None
+    finish_leases(coordinator, make_group, first[4:])
+    finish_leases(coordinator, make_group, lease_all(coordinator)[:1], version=2)
+    state = coordinator._state
+    assert [each.sync_index for each in state.flow.finished] == [0, 0, 0, 0, 1]
+    assert state.members.sync_index == 1
+
+
 def test_the_next_sync_waits_until_the_evaluation_of_these_weights_is_complete(make_coordinator, make_group):
     coordinator = make_coordinator(eval_prompts=1, eval_interval=1)
     coordinator.add_producer(0, version=0)

@@ -80,6 +80,17 @@ def test_open_prompts_are_known_by_uid_and_purpose(book, make_prompts):
     assert leases.uids("eval") == ["math-0"]
 
 
+def test_what_a_producer_has_held_since_a_sync_are_its_training_leases_from_then_or_before(book, make_prompts):
+    leases, draw = book
+    old, at, new = (leases.issue(0, draw, sync_index=index).lease_id for index in (1, 2, 3))
+    other = leases.issue(1, draw, sync_index=1).lease_id
+    leases.issue(0, iter(make_prompts(1, name="math")).__next__, sync_index=1)
+    assert leases.held_since(0, 2) == (old, at)
+    assert leases.held_since(0, 3) == (old, at, new)
+    assert leases.held_since(1, 2) == (other,)
+    assert leases.held_since(0, 0) == ()
+
+
 def test_there_is_no_lease_without_a_prompt(book):
     leases, _ = book
     assert leases.issue(0, lambda: None) is None

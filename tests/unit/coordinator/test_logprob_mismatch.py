@@ -200,6 +200,13 @@ def test_a_low_temperature_magnifies_what_is_allowed_for_sampled_tokens():
     assert monitor.sampled_problem(1, sampled(4.1e-4, 1000)) is not None
 
 
+def test_a_high_temperature_allows_no_less():
+    monitor = monitor_of(EXPECTED, temperature=2.0)
+    monitor.measure(0, EXPECTED)
+    assert monitor.sampled_problem(1, sampled(0.9e-4, 1000)) is None
+    assert monitor.sampled_problem(1, sampled(1.1e-4, 1000)) is not None
+
+
 def test_the_first_problem_stops_the_run_or_is_corrected_for_and_told_once():
     stops, corrects = monitor_of(EXPECTED), monitor_of(EXPECTED, on_logprob_gap="tis")
     assert [stops.judge(problem) for problem in (None, "first", "second")] == [None, None, None]

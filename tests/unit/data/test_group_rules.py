@@ -7,6 +7,7 @@ import pytest
 
 from coati_rl.data.group_rules import (
     GroupRules,
+    LengthLimit,
     is_in_loss,
     is_valid,
     over_length_penalties,
@@ -130,6 +131,24 @@ def test_answers_that_were_all_cut_off_are_truncated_before_they_are_wrong(group
     both = GroupRules(max_new_tokens=8, filter_range=(0.01, 0.99), filter_truncated_response=True)
     assert reason_without_effect(group, both) == "truncated"
     assert reason_without_effect(group, IN_RANGE) == "always wrong"
+
+
+def test_a_group_of_which_some_answers_were_cut_off_has_the_reason_of_the_others(group_of):
+    both = GroupRules(max_new_tokens=8, filter_range=(0.01, 0.99), filter_truncated_response=True)
+    group = group_of([(1.0, 1), (1.0, 8, "ok", "length")])
+    assert reason_without_effect(group, both) == "always right"
+
+
+def test_a_task_has_its_own_limit_of_length(group_of):
+    limits = {
+        "long": LengthLimit(max_new_tokens=12, over_length_cache=2),
+        "any": LengthLimit(max_new_tokens=9, over_length_cache=None),
+    }
+    rules = GroupRules(max_new_tokens=8, over_length_cache=4, length_limits=limits)
+    group = group_of([(1.0, 8), (1.0, 11)])
+    for task, penalties in (("default", [-1.0, -1.0]), ("long", [0.0, -0.5]), ("any", [0.0, 0.0])):
+        of_task = replace(group, prompt=replace(group.prompt, task=task))
+        assert over_length_penalties(of_task, rules).tolist() == penalties, task
 
 
 def test_length_takes_off_reward_from_the_cache_up_to_the_cap_and_no_more_past_it(group_of):

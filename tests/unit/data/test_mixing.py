@@ -42,6 +42,18 @@ def test_each_source_passes_over_its_rows_at_its_own_pace():
     assert [MixedOrder([2, 3], TENTHS, seed=2).draw(number) for number in range(20)] != draws
 
 
+def test_each_pass_over_a_source_has_an_order_of_its_own_and_so_has_each_source():
+    order = MixedOrder([9, 9], [Fraction(1, 2)] * 2, seed=1)
+    draws = [order.draw(number) for number in range(36)]
+    orders = [
+        tuple(row % 9 for row, passed in draws if row // 9 == source and passed == n)
+        for source in (0, 1)
+        for n in (0, 1)
+    ]
+    assert all(sorted(each) == [*range(9)] for each in orders)
+    assert len({*orders}) == 4
+
+
 @pytest.mark.parametrize("shares", [(Fraction(1, 2),), (Fraction(0), Fraction(1)), ()])
 def test_shares_must_add_up_to_one(shares):
     with pytest.raises(ValueError, match="must be above 0, with a sum of 1"):

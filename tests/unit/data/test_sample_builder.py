@@ -146,11 +146,22 @@ def test_a_sequence_of_another_context_begins_with_what_it_shares(forked_group):
     assert [sample.token_ids.tolist() for sample in samples[3:]] == [[40, 41, 18], [42, 19]]
 
 
-def test_turns_of_different_temperatures_keep_theirs(forked_group):
+def test_a_fork_that_leaves_its_parent_inside_the_prompt_begins_with_that_part_of_it_and_so_do_its_own(forked_group):
+    first, _, other = forked_group().trajectories
+    early = trajectory([1, 2, 42, 18, 19], (3, 5), shared=2, parent=0, index=2)
+    late = trajectory([1, 2, 42, 18, 19, 43, 20], (6, 7), shared=5, parent=1, index=3)
+    samples = build(forked_group((first, early, late, other)))
+    assert [sample.prefix_ids.tolist() for sample in samples] == [[1, 2, 3], [1, 2], [1, 2], [1, 2, 3]]
+    assert [sample.token_ids.tolist() for sample in samples[1:3]] == [[42, 18, 19], [42, 18, 19, 43, 20]]
+    assert [np.flatnonzero(sample.loss_mask).tolist() for sample in samples[1:3]] == [[1, 2], [4]]
+
+
+@pytest.mark.parametrize("values", [[0.5, 0.5, 1, 1, 1], [0.5, 0.5, 1, 1, 0.5]])  # the ends may be equal
+def test_turns_of_different_temperatures_keep_theirs(forked_group, values):
     first, *others = forked_group().trajectories
-    temperature = np.array([0.5, 0.5, 1, 1, 1], dtype=np.float32)
+    temperature = np.array(values, dtype=np.float32)
     samples = build(forked_group((replace(first, temperature=temperature), *others)))
-    assert samples[0].arrays["temperature"].tolist() == [0.5, 0.5, 1.0, 1.0, 1.0]
+    assert samples[0].arrays["temperature"].tolist() == values
     assert [sample.arrays["temperature"] for sample in samples[1:]] == [np.float32(0.7)] * 2
 
 

@@ -127,6 +127,7 @@ IN_RUNS = {
     "adam_betas": Row((0.5, 0.9), weights),
     "adam_eps": Row(1e-3, weights),
     "weight_decay": Row(0.5, weights),
+    "weight_decay_exempt": Row("none", weights),
     "max_grad_norm": Row(1e-4, lambda t: gradient_norm_after_clipping(t) <= 1e-4, False, True),
     # sizes: 8 prompts, P * ibs = 4, tbs = 2, so K = 2
     "num_inferencer": Row(2, num_events("producer_joined"), 1, 2),

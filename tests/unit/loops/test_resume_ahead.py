@@ -12,7 +12,7 @@ from tests.unit.loops.harness import parity_reward
 
 # The gap of tokens that earlier weights sampled is known as long as these are.
 DIFFERS = {"time_s", "train_s", "rollout_wait_s", "sync_s", "producer_idle_fraction", "trainer_idle_fraction"}
-DIFFERS |= {"logprob_gap_mean", "logprob_gap_max", "logprob_gap_tokens"}
+DIFFERS |= {"step_s", "logprob_gap_mean", "logprob_gap_max", "logprob_gap_tokens"}
 # -imbs is -ibs: all slots that a sync frees are leased at once.
 K1 = {"inference_batch_size": 2, "inference_microbatch_size": 2}
 K2 = {"inference_batch_size": 4, "inference_microbatch_size": 4}

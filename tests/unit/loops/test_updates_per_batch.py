@@ -49,8 +49,12 @@ def train_plainly(trace):
     config, batches = batches_of(trace)
     load = lambda: AutoModelForCausalLM.from_pretrained(config["model"], dtype=torch.float32)  # noqa: E731
     model, reference, losses, rates = load(), load(), [], [step["learning_rate"] for step in trace.steps]
+    vectors = {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0}  # norms and biases
     optimizer = torch.optim.AdamW(
-        model.parameters(), betas=config["adam_betas"], eps=config["adam_eps"], weight_decay=config["weight_decay"]
+        [{"params": [p for p in model.parameters() if p.dim() > 1]}, vectors],
+        betas=config["adam_betas"],
+        eps=config["adam_eps"],
+        weight_decay=config["weight_decay"],
     )
     for start in range(0, len(batches), NUM_BATCHES):
         rollout_step = [[line for line in batch if line["is_trained"]] for batch in batches[start:][:NUM_BATCHES]]

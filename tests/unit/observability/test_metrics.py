@@ -13,7 +13,8 @@ RECORD = {
     "answer_accuracy": 0.25,
     "loss": -0.01,
     "num_response_tokens": 600,
-    "rollout_wait_s": 1.0,
+    "step_s": 3.0,
+    "rollout_wait_s": 0.5,
     "train_s": 1.5,
     "sync_s": 0.5,
     "staleness_mean": 0.0,
@@ -28,8 +29,8 @@ def test_every_key_of_a_rollout_run_is_described():
 
 
 def test_throughput_is_response_tokens_over_the_steps_wall_time():
-    assert tokens_per_s(RECORD) == 200.0  # 600 / (1 + 1.5 + 0.5)
-    assert tokens_per_s({**RECORD, "rollout_wait_s": None, "train_s": None, "sync_s": None}) == 0.0
+    assert tokens_per_s(RECORD) == 200.0  # 600 / 3, and not over what was measured of it
+    assert tokens_per_s({**RECORD, "step_s": None}) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -68,5 +69,5 @@ def test_a_step_is_one_line_for_people(change, num_steps, line):
 
 
 def test_a_record_without_rollouts_is_shown_without_what_it_lacks():
-    record = {"step": 2, "loss": 1.5, "perplexity": 4.4817, "loss_tokens": 90, "train_s": 0.3, "rollout_wait_s": 0.0}
+    record = {"step": 2, "loss": 1.5, "perplexity": 4.4817, "loss_tokens": 90, "step_s": 0.3, "train_s": 0.2}
     assert step_line(record, 4) == "step 2/4  loss +1.5000  perplexity 4.482  300 tok/s"

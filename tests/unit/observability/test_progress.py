@@ -12,7 +12,7 @@ STEP = {
     **{"step": 2, "reward_mean": 0.5, "answer_accuracy": 0.25, "loss": 0.1},
     **{"staleness_mean": 1.0, "logprob_gap_mean": None},
     "num_response_tokens": 100,
-    "train_s": 0.5,
+    "step_s": 0.5,
 }
 
 

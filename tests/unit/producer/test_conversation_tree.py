@@ -1,5 +1,7 @@
 """Test what of an episode is trained: bridges, forks, branches, appended text and tokens, clients that are found."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -101,6 +103,24 @@ def test_two_equal_answers_in_one_context_are_both_trained():
     talk.answer("one<|im_end|>", context=context)
     talk.answer("one<|im_end|>", context=context)
     assert talk.pieces() == [f"{START}|[one<|im_end|>]"] * 2
+
+
+def test_what_an_answer_shares_with_the_prompt_and_as_much_with_earlier_ones_is_the_prompts():
+    talk = Talk()
+    prompt = talk.tree.extend(talk.node)
+    for text in ("one<|im_end|>", "two<|im_end|>"):
+        talk.answer(text, context=prompt)
+    for text in ("three<|im_end|>", "four<|im_end|>"):  # of two that share as much, the first is the parent
+        elsewhere = replace(talk.tree.extend(talk.node, [NEXT]), token_ids=(*prompt.token_ids, 7, 8), is_fork=True)
+        talk.answer(text, context=elsewhere)
+    talk.answer("five<|im_end|>", context=elsewhere)
+    assert [each.prefix for each in talk.tree.trajectories()] == [
+        SharedPrefix(num_tokens=len(talk.prompt)),
+        SharedPrefix(num_tokens=len(talk.prompt)),
+        SharedPrefix(num_tokens=len(talk.prompt)),
+        SharedPrefix(num_tokens=len(talk.prompt) + 2, parent=2),
+        SharedPrefix(num_tokens=len(talk.prompt) + 2, parent=2),
+    ]
 
 
 def test_a_client_is_found_by_its_messages_whatever_else_it_sends():

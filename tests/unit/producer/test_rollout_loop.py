@@ -11,6 +11,7 @@ import pytest
 from coati_rl.errors import EngineError
 from coati_rl.types import Completion, GenerationResult, Lease, Prompt, SamplingParams, Score
 from coati_rl.work import LeaseReply
+from producer.environments.single_turn import SingleTurn
 from producer.group_runner import GroupRunner
 from producer.rollout_loop import IDLE_WAIT_S, RolloutLoop
 
@@ -113,7 +114,7 @@ class Reward:
 def roll_out(monkeypatch):
     """(leases, what goes wrong in the engine) -> coordinator and engine after the run."""
 
-    def run(*leases, max_sequences=4, reward=None, coordinator=None, **faults):
+    def run(*leases, max_sequences=4, reward=None, coordinator=None, environment=None, **faults):
         coordinator, engine = coordinator or Coordinator(*leases), Engine(**faults)
         honest, taken = GroupRunner.take_finished, []
 
@@ -127,7 +128,8 @@ def roll_out(monkeypatch):
             return finished
 
         monkeypatch.setattr(GroupRunner, "take_finished", take_finished)
-        loop = RolloutLoop(3, coordinator, engine, reward or Reward(), max_sequences=max_sequences, group_size=2)
+        sizes = {"max_sequences": max_sequences, "group_size": 2}
+        loop = RolloutLoop(3, coordinator, engine, reward or Reward(), environment=environment, **sizes)
         try:
             loop.run()
         except EngineError as error:
@@ -166,6 +168,20 @@ def test_a_group_holds_its_prompts_samples_and_scores_in_order(roll_out):
             (0.0, group.prompt.uid),
             (1.0, group.prompt.uid),
         ]
+
+
+def test_episodes_that_their_environment_has_scored_are_not_scored_again_and_the_others_get_their_own_scores(roll_out):
+    failed = Score(reward=0.0, answer_correct=False, format_valid=False, verdict="invalid", detail="broke")
+
+    class FirstFails(SingleTurn):
+        async def run(self, prompt, generate, *, group_size):
+            rollout = await super().run(prompt, generate, group_size=group_size)
+            return replace(rollout, scores={0: failed})
+
+    coordinator, _ = roll_out(lease(0, group_size=3), environment=FirstFails())
+    (group,) = coordinator.groups
+    assert group.scores[0] == failed
+    assert [(score.reward, score.verdict) for score in group.scores[1:]] == [(1.0, "ok"), (2.0, "ok")]
 
 
 def test_a_prompt_that_the_engine_refuses_is_reported_and_the_others_go_on(roll_out):

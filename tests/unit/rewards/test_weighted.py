@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -62,6 +63,19 @@ def test_the_reward_is_the_weighted_sum_and_the_first_part_decides_the_rest() ->
     assert wrong.filter_score == 0.25, "what the first reward says of the answer, not the sum"
 
 
+def test_a_score_of_its_own_for_the_filter_is_kept_if_the_first_reward_has_one() -> None:
+    class Graded:
+        is_batch = False
+
+        def score(self, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
+            for response in responses:
+                yield replace(scoring(response, ""), filter_score=0.5)
+
+    for parts in itertools.permutations([("graded", 1.0, Graded()), ("answer", 1.0, ResponseReward(scoring))]):
+        (score,) = weighted(*parts).score(["1"], PROBLEM)
+        assert score.filter_score == (0.5 if parts[0][0] == "graded" else 1.0)
+
+
 def test_a_sum_that_is_too_large_to_train_on_is_invalid() -> None:
     (score,) = weighted(("answer", 1e300, ResponseReward(scoring)), ("length", 1.0, Length())).score(["1"], PROBLEM)
     assert score.verdict == "invalid"
@@ -94,6 +108,20 @@ def test_if_any_part_cannot_decide_the_score_is_invalid_and_names_the_part() -> 
 def test_one_part_that_needs_the_group_or_is_slow_is_enough(parts: list[Reward], is_batch: bool, is_fast: bool) -> None:
     reward = weighted(*((f"part {index}", 1.0, part) for index, part in enumerate(parts)))
     assert (reward.is_batch, reward.is_fast) == (is_batch, is_fast)
+
+
+def test_it_is_concurrent_if_one_part_is_and_only_computes_if_all_do_and_no_function_of_the_user_combines() -> None:
+    class Asks(ResponseReward):
+        is_concurrent = True
+        only_computes = False
+
+    asks, computes = Asks(scoring), ResponseReward(scoring)
+    assert weighted(("a", 1.0, asks), ("b", 1.0, computes)).is_concurrent
+    assert not weighted(("a", 1.0, computes)).is_concurrent
+    parts = [WeightedPart(name=name, weight=1.0, reward=computes) for name in "ab"]
+    assert WeightedReward(parts).only_computes
+    assert not WeightedReward(parts, combine=lambda rewards: 0.0).only_computes
+    assert not weighted(("a", 1.0, asks), ("b", 1.0, computes)).only_computes
 
 
 def test_all_parts_are_warmed_up() -> None:
@@ -154,6 +182,7 @@ def test_a_combination_that_fails_on_a_response_is_invalid(combine) -> None:
     ("source", "message"),
     [
         ("def combine(r): return r['anwser']", "fails on rewards of 0: KeyError: 'anwser'; it is called with a"),
+        ("def combine(r): return r['answr/group']", "fails on rewards of 0: KeyError: 'answr/group'"),
         ("def combine(a, b): return a", "fails on rewards of 0: TypeError"),
         ("def combine(r): return 'good'", "returned 'good'; return a finite number"),
         ("combine = 1", "has no function 'combine'"),

@@ -147,6 +147,24 @@ def test_an_episode_whose_conversation_is_rendered_anew_has_forks_of_its_own_tra
     assert any(turn.get("is_fork") for turn in done.records[0]["turns"])
 
 
+def test_of_an_episode_with_forks_that_a_limit_ends_the_last_answer_is_truncated(play, tokenizer):
+    (done,) = play(lambda: Talk(turns=99), chat=ChatTemplate(tokenizer), max_turns=3)
+    for episode in (0, 1):
+        parts = [each for each in done.trajectories if each.episode == episode]
+        last = max((turn for each in parts for turn in each.turns), key=lambda turn: turn.index)
+        assert (last.index, last.finish_reason, parts[-1].turns[-1]) == (2, "length", last)
+    assert len(done.trajectories) > 2, "there are forks"
+
+
+def test_a_turn_of_an_evaluation_may_be_greedy(play, lease_of, engine):
+    def step(action):
+        return Step(observation="+", done=action.turn == 1, sampling={"temperature": 0.0})
+
+    (done,) = play(lambda: Talk(step=step), leases=[lease_of(purpose="eval")])
+    assert [done.scores[episode].verdict == "invalid" for episode in (0, 1)] == [False, False]
+    assert sorted(request.sampling.temperature for request in engine.requests) == [0.0, 0.0, 0.7, 0.7]
+
+
 def test_the_next_turn_is_sampled_as_the_step_says(play, engine):
     sampling = {"temperature": 1.5, "max_new_tokens": 3, "stop": ["a", "b"], "seed": 77}
 

@@ -1,7 +1,10 @@
 """Test episodes that fail: they are invalid, counted and closed, and the others of their group go on."""
 
 import asyncio
+import itertools
 import time
+from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +33,26 @@ def test_sampling_that_cannot_be_done_or_trained_makes_the_sample_invalid(play, 
     (done,) = play(lambda: Faulty({"step": step}))
     assert [done.scores[n].verdict for n in (0, 1)] == ["ok", "invalid"]
     assert message in done.scores[1].detail
+
+
+def test_an_answer_that_the_engine_aborted_makes_its_sample_invalid(play, engine):
+    submit, numbers = engine.submit, itertools.count()
+
+    def aborting(request, on_tokens=None):
+        future = submit(request)
+        if next(numbers) != 2:  # the second answer of an episode
+            return future
+        result = future.result(30.0)
+        ended = Future()
+        ended.set_result(
+            replace(result, completions=tuple(replace(c, finish_reason="abort") for c in result.completions))
+        )
+        return ended
+
+    engine.submit = aborting
+    (done,) = play(lambda: Talk(turns=2))
+    details = sorted(done.scores[episode].detail for episode in (0, 1))
+    assert details == ["", "environment: the engine aborted an answer"]
 
 
 def boom(*_):

@@ -47,7 +47,6 @@ class GroupRules:
 
 
 @cached_on_group
-@cached_on_group
 def is_valid(group: RolloutGroup) -> np.ndarray:
     """Return bool[G], True for episodes with a verdict, |reward| at most MAX_REWARD and at least one loss token."""
     return np.array([_is_scored(score) for score in group.scores]) & (episode_tokens(group) > 0)

@@ -216,11 +216,3 @@ def test_a_reward_that_the_file_gives_already_is_not_counted_again(file):
     loop = EXAMPLES / "rl4llm_env.py"
     with pytest.raises(ConfigError, match=r"rl4llm_env.py:CustomReward with --env .*rl4llm_env.py: "):
         check_environment(parse(["--env", f"{loop}", "-rt", f"{loop}:CustomReward"])[0])
-
-
-def test_the_first_turn_of_an_executor_is_sampled_as_the_flags_say(play_file, file):
-    text = EXECUTE.replace("{}", "return {'reward': 1}")
-    for change in ("temperature = 0.5", "max_tokens = 5"):
-        script = file(text.replace("output =", f"sampling_params.{change}\n        output ="))
-        cause = str(play_file(f"{script.rename(script.with_stem(change[:5]))}", lambda context: "hm").error)
-        assert "of the first turn: it is sampled as the run's flags say" in cause

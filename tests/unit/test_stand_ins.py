@@ -1,0 +1,59 @@
+"""Import modules of systems that are not installed."""
+
+import importlib
+import importlib.util
+import sys
+
+import pytest
+
+from coati_rl.stand_ins import finder, openrlhf
+
+
+@pytest.fixture(autouse=True)
+def nothing_imported():
+    def forget():
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("openrlhf", "rl4llm")]:
+            del sys.modules[name]
+
+    forget()
+    finder.install()
+    yield
+    forget()
+
+
+def test_what_their_documents_import_is_there_and_nothing_else():
+    from openrlhf.utils.agent import AgentInstanceBase  # type: ignore[import-not-found]
+
+    assert AgentInstanceBase is openrlhf.AgentInstanceBase
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'openrlhf.models'"):
+        importlib.import_module("openrlhf.models")
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'") as caught:
+        from openrlhf.utils.agent import Nothing  # noqa: F401
+    assert "without it a file can import openrlhf.utils.agent (AgentInstanceBase, " in finder.remedy(caught.value)
+
+
+def test_a_directory_of_a_systems_name_is_not_the_system(tmp_path, monkeypatch):
+    (tmp_path / "rl4llm" / "docs").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert importlib.import_module("rl4llm.core.base_env").BaseMDPEnv.__module__ == "coati_rl.stand_ins.rl4llm"
+
+
+@pytest.mark.parametrize("as_package", [True, False])
+def test_a_system_that_is_installed_is_imported_itself(tmp_path, monkeypatch, as_package):
+    (tmp_path / "rl4llm" / "core").mkdir(parents=True)
+    (tmp_path / "rl4llm" / "core" / "own.py").write_text("x = 1")
+    if as_package:
+        (tmp_path / "rl4llm" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert importlib.import_module("rl4llm.core.own").x == 1
+    with pytest.raises(ModuleNotFoundError) as caught:  # of a version without it; ours does not mix with theirs
+        importlib.import_module("rl4llm.core.base_env")
+    assert finder.remedy(caught.value) == ""
+
+
+def test_other_imports_are_left_alone():
+    assert finder.remedy(ModuleNotFoundError("No module named 'gem'", name="gem")) == ""
+    assert finder.remedy(ValueError("x")) == ""
+    assert importlib.util.find_spec("openrlhf_agent") is None
+    finder.install()
+    assert sum(type(each).__name__ == "_StandIns" for each in sys.meta_path) == 1

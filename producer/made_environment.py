@@ -44,7 +44,7 @@ def check_environment(config: Config) -> EnvironmentFacts:
         if ENVIRONMENT_REWARD in types and not form.gives_rewards:
             raise ConfigError(
                 f"--env {environment.env}: gives no rewards; define reward_fn(messages, answer) or a "
-                "BaseRewardFunction in the file, or name another -rt"
+                "BaseRewardFunction in the file (or a list reward_functions), or name another -rt"
             )
         _check_counted_once(environment.env, form.rewards, types)
         if form.writes_messages and config.data.input_template is not None:

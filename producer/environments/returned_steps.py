@@ -65,7 +65,7 @@ def as_step(value: object) -> Step:
         sampling=_sampling(full.sampling),
         answer=None if full.answer is None else _answer(full.answer),
         filter_score=None if full.filter_score is None else _reward(full.filter_score, "filter_score"),
-        metrics={_name(name, "metric"): _reward(each, f"metric {name!r}") for name, each in full.metrics.items()},
+        metrics={_name(name, "metric"): _metric(each, name) for name, each in full.metrics.items()},
     )
 
 
@@ -118,6 +118,13 @@ def _reward(value: object, name: str) -> float:
     number = _plain(value)
     if not isinstance(number, int | float) or not math.isfinite(number) or abs(number) > MAX_REWARD:
         raise EpisodeFailure(f"{name} is {_shown(value)}; return a finite number of at most {MAX_REWARD:g}")
+    return float(number)
+
+
+def _metric(value: object, name: str) -> float:
+    number = _plain(value)
+    if not isinstance(number, int | float) or not math.isfinite(number):
+        raise EpisodeFailure(f"metric {name!r} is {_shown(value)}; return a finite number")
     return float(number)
 
 

@@ -34,8 +34,8 @@ from producer.environments.episode import Episode
 _LOOP = "MultiTurnAgentExecutor"
 _OLD = ("max_steps", "max_length", "llm_engine", "hf_tokenizer", "result_queue")  # of constructors before 0.9
 _OTHER_STEP = (
-    ". Its function step is of OpenRLHF before 0.8 or of RL2 after its README; write it as RL2's env_step(state, action, "
-    'answer), which returns {"next_state", "done", "reward"}'
+    ". Its function step is of OpenRLHF before 0.8 or of RL2 after its README; write it as RL2's "
+    'env_step(state, action, answer), which returns {"next_state", "done", "reward"}'
 )
 NAMES = ("interact", "env_step", "AgentExecutor", "AgentInstance")  # of a file without a name, the first that it has
 
@@ -134,7 +134,8 @@ def _loop_form(
     made: type, module: ModuleType, arguments: Mapping[str, Any], name: str, limits: RunLimits | None
 ) -> Form:
     try:
-        rewards, transform = reward_functions(module), transform_of(module)
+        rewards = reward_functions(module)
+        transform = transform_of(module, is_needed=len(rewards) > 1)
     except ValueError as error:
         raise ConfigError(f"--env {name}: {error}") from error
     loop = LoopEnvironment(made=made, arguments=arguments, rewards=rewards, transform=transform)

@@ -3,6 +3,7 @@
 Source: the README of github.com/OpenRLHF/OpenRLHF, section Multi-Turn Agent, and its openrlhf/utils/agent.py.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -68,9 +69,9 @@ class AgentInstanceEpisode:
 
 
 def numbers_of(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of OpenRLHF's `extra_logs`, by name; of other values there is no mean."""
+    """Return the finite numbers of OpenRLHF's `extra_logs`, by name; of other values there is no mean."""
     numbers = {str(name): one_number(value) for name, value in logs.items()}
-    return {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
+    return {name: value for name, value in numbers.items() if isinstance(value, int | float) and math.isfinite(value)}
 
 
 def one_number(value: Any) -> Any:

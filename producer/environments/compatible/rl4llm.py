@@ -175,16 +175,19 @@ def reward_functions(module: Any) -> tuple[Any, ...]:
     return rewards
 
 
-def transform_of(module: Any) -> Callable[..., Any] | None:
-    """Return the function of a file that makes one reward of several, None if there is none.
+def transform_of(module: Any, *, is_needed: bool) -> Callable[..., Any] | None:
+    """Return the function of a file that makes the reward, None if there is none.
 
-    It is known by its name, `reward_transform_fn`, or by its one parameter, `reward_dict`, as RL4LLM prints both.
+    It is known by its name, `reward_transform_fn`; where several rewards need one, also by its one parameter,
+    `reward_dict`, as RL4LLM prints both.
 
     Raises: ValueError if there are several.
     """
     named = getattr(module, "reward_transform_fn", None)
     if callable(named):
         return named  # type: ignore[no-any-return]
+    if not is_needed:
+        return None
     found = [
         each
         for each in vars(module).values()

@@ -145,7 +145,11 @@ class Env(BaseMDPEnv):
             "class Other(Reward):\n    def __init__(self, cost):\n        super().__init__('two')",
             "the reward Other cannot be made without arguments (TypeError: ",
         ),
-        ("def a(reward_dict): ...\ndef b(reward_dict): ...", "a and b both take reward_dict"),
+        (
+            "class Other(Reward):\n    def __init__(self):\n        super().__init__('two')\n"
+            "def a(reward_dict): ...\ndef b(reward_dict): ...",
+            "a and b both take reward_dict",
+        ),
     ],
 )
 def test_rewards_of_which_nobody_says_what_counts_are_refused(tmp_path, text, message):
@@ -165,6 +169,26 @@ def test_a_list_of_rewards_says_which_count_and_with_which_arguments(play_file, 
         + "def reward_transform_fn(reward_dict):\n    return reward_dict['a'] + 2 * reward_dict['two']\n"
     )
     assert play_file(path, lambda context: "hm").scores[0].reward == 3.0
+
+
+def test_one_reward_is_not_changed_by_a_function_that_is_not_called_reward_transform_fn(play_file, tmp_path):
+    path = tmp_path / "env.py"
+    path.write_text(REWARD.replace("ROLE", "'assistant'") + "def shown(reward_dict): return 5\n")
+    assert play_file(path, lambda context: "hm").scores[0].reward == 1.0
+
+
+def test_a_log_that_is_no_finite_number_is_no_metric_and_spoils_no_sample(play_file, tmp_path):
+    path = tmp_path / "agent.py"
+    path.write_text("""
+from openrlhf.utils.agent import AgentInstanceBase
+class AgentInstance(AgentInstanceBase):
+    async def step(self, states):
+        logs = {"nan": float("nan"), "many": [1, 2], "ns": 10**18, "yes": True, "nothing": None}
+        return {"rewards": 1, "scores": None, "environment_feedback": "", "done": True, "extra_logs": logs}
+""")
+    done = play_file(path, lambda context: "hm")
+    assert metrics_of(done) == {"ns": 1e18, "yes": 1.0}
+    assert (done.scores[0].reward, done.scores[0].filter_score) == (1.0, None)
 
 
 def test_a_conversation_that_ends_with_another_role_is_invalid_as_for_rl4llm(play_file, tmp_path):

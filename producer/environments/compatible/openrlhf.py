@@ -28,6 +28,7 @@ class AgentInstanceEpisode:
         made, arguments = self._make()
         self._agent = await make_instance(made, **arguments)
         self._text, self._label, self._sampling = task.prompt, task.ground_truth, task.sampling
+        self._params: Any = params_of(task.sampling)
         returned = await finished(self._agent.reset({"observation": task.prompt, "label": task.ground_truth}))
         if not isinstance(returned, Mapping) or not isinstance(returned.get("observation"), str):
             raise EpisodeFailure('reset has to return {"observation": text}')
@@ -35,12 +36,17 @@ class AgentInstanceEpisode:
         return None if self._text == task.prompt else self._text
 
     async def step(self, action: Action) -> Step:
-        """Return the feedback, and what it rewards."""
+        """Return the feedback, and what it rewards.
+
+        The sampling that a step has changed holds until another one changes it, but for max_tokens, of one turn.
+        """
+        if hasattr(self._params, "max_tokens"):
+            self._params.max_tokens = self._sampling["max_new_tokens"]
         states = {
             "observation_text": self._text,
             "action_text": action.text,
             "label": self._label,
-            "sampling_params": params_of(self._sampling),
+            "sampling_params": self._params,
         }
         returned = await finished(self._agent.step(states))
         missing = {"rewards", "environment_feedback", "done"} - set(returned if isinstance(returned, Mapping) else ())
@@ -51,12 +57,14 @@ class AgentInstanceEpisode:
         self._text += action.text + str(feedback)
         extra = {"scores": returned["scores"]} if "scores" in returned else {}
         logs = returned.get("extra_logs") or {}
+        if returned.get("sampling_params") is not None:
+            self._params = returned["sampling_params"]
         return Step(
             observation=feedback,
             reward=one_number(returned["rewards"]),
             done=one_number(returned["done"]),
             info={**extra, **logs},
-            sampling=changes_of(returned.get("sampling_params"), self._sampling),
+            sampling=changes_of(self._params, self._sampling),
             filter_score=one_number(returned.get("scores")),
             metrics=numbers_of(logs),
         )

@@ -109,6 +109,27 @@ class AgentInstance(AgentInstanceBase):
     assert done.scores[0].reward == 6.0
 
 
+def test_a_change_of_the_sampling_holds_for_later_turns_and_one_of_max_tokens_for_one(play_file, file):
+    """OpenRLHF gives the same object to each step, and sets its max_tokens anew."""
+    script = file("""
+from openrlhf.utils.agent import AgentInstanceBase
+
+class AgentInstance(AgentInstanceBase):
+    def __init__(self):
+        self.turn = 0
+    async def step(self, states):
+        self.turn += 1
+        params = states["sampling_params"]
+        assert params.max_tokens == 64
+        if self.turn == 1:
+            params.temperature, params.max_tokens = 0.25, 1
+        return {"rewards": 1, "environment_feedback": "+", "done": self.turn == 3}
+""")
+    (trajectory,) = play_file(script, lambda context: "hm", group_size=1).trajectories
+    assert trajectory.temperature.tolist() == pytest.approx([0.7] * 3 + [0.25] * 4)
+    assert [turn.end - turn.start for turn in trajectory.turns] == [3, 1, 3]
+
+
 @pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.full)])
 def test_execute_of_openrlhf_asks_the_engine_and_is_recorded_as_it_was_sampled(play_file, template, isolation):
     done = play_file(EXAMPLES / "openrlhf_executor.py", lambda context: "hm", "--env-isolation", isolation)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from coati_rl.stand_ins import finder, openrlhf
+from coati_rl.stand_ins import finder, openrlhf, rl4llm
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +49,27 @@ def test_a_system_that_is_installed_is_imported_itself(tmp_path, monkeypatch, as
     with pytest.raises(ModuleNotFoundError) as caught:  # of a version without it; ours does not mix with theirs
         importlib.import_module("rl4llm.core.base_env")
     assert finder.remedy(caught.value) == ""
+
+
+def test_a_conversation_that_ends_with_the_policys_turn_is_continued(monkeypatch):
+    """RL4LLM joins turns of the policy that follow one another."""
+
+    class Tokenizer:
+        eos_token_id, pad_token_id = 7, None
+
+        def apply_chat_template(self, messages, **options):
+            return [(each["role"], each["content"]) for each in messages], options
+
+    env = rl4llm.BaseMDPEnv(tokenizer=Tokenizer(), reward_functions=[], tool_schemas=["tool"])
+    said = [("user", "q"), ("assistant", "a"), ("assistant", "b")]
+    messages = [rl4llm.ChatMessage(role=role, content=text) for role, text in said]
+    states = [rl4llm.SampleState(messages=messages[:size], init_msg_size=1) for size in (1, 3)]
+    first, second = env._convert_to_batch_prompts(rl4llm.EnvState(sample_states=states))
+    usual = {"tools": ["tool"], "tokenize": False}
+    assert first == (said[:1], {**usual, "add_generation_prompt": True, "continue_final_message": False})
+    joined = [("user", "q"), ("assistant", "ab")]
+    assert second == (joined, {**usual, "add_generation_prompt": False, "continue_final_message": True})
+    assert (env.pad_token_id, env.random_state.randint(9), env.random_state is env.random_state) == (7, 6, True)
 
 
 def test_other_imports_are_left_alone():

@@ -161,6 +161,11 @@ class AgentExecutor(AgentExecutorBase):
         ("return {'reward': None}", "execute has to return a dictionary with a reward"),
         ("return {'reward': 1, 'observation_tokens': tokens}", "observation_tokens that execute returned are not"),
         ("return {'reward': 1, 'action_ranges': [(0, 1)]}", "execute returned action_ranges [(0, 1)]"),
+        ("return {'reward': 1, 'action_loss_mask': [1, 0]}", "execute returned an action_loss_mask with zeros"),
+        (
+            "await llm_engine.generate(tokens, sampling_params, multi_modal_data={'image': 1})",
+            "takes token ids and sampling_params, and not multi_modal_data; only text is supported",
+        ),
         ("raise OSError('no search')", "the agent raised OSError: no search"),
         ("sampling_params.n = 4; await llm_engine.generate(tokens, sampling_params)", "n=4 answers to a turn"),
         (

@@ -171,6 +171,28 @@ def test_a_list_of_rewards_says_which_count_and_with_which_arguments(play_file, 
     assert play_file(path, lambda context: "hm").scores[0].reward == 3.0
 
 
+@pytest.mark.parametrize(
+    ("body", "reward", "cause"),
+    [
+        ("reward_dict['one'] += reward_dict['two']\n    return reward_dict['one']", 3.0, None),
+        ("return [2.5]", 2.5, None),
+        ("return 2.5", None, "reward_transform_fn returned the shape (), (1,) is expected"),
+        ("return reward_dict['none']", None, "the agent raised KeyError: 'none'"),
+    ],
+)
+def test_a_transformer_leaves_the_rewards_and_returns_one_number(play_file, tmp_path, body, reward, cause):
+    path = tmp_path / "env.py"
+    two = "class Two(Reward):\n    def __init__(self):\n        super().__init__('two')\n"
+    two += "    def __call__(self, messages, ground_truth):\n        return 2\n"
+    text = REWARD.replace("ROLE", "'assistant'") + two + f"def reward_transform_fn(reward_dict):\n    {body}\n"
+    path.write_text(text)
+    done = play_file(path, lambda context: "hm")
+    if cause is not None:
+        assert cause in str(done.error)
+        return
+    assert (done.scores[0].reward, metrics_of(done)) == (reward, {"one": 1.0, "two": 2.0})
+
+
 def test_one_reward_is_not_changed_by_a_function_that_is_not_called_reward_transform_fn(play_file, tmp_path):
     path = tmp_path / "env.py"
     path.write_text(REWARD.replace("ROLE", "'assistant'") + "def shown(reward_dict): return 5\n")
@@ -203,3 +225,14 @@ def test_an_environment_that_cannot_be_made_is_refused_before_anything_starts(te
     facts = check_environment(parse(["--env", f"{path}"])[0])
     with pytest.raises(ConfigError, match=r"env.py: cannot be made: TypeError: .*'tools'"):
         facts.check_tokenizer(template._tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("url", "cause"),
+    [("http://rm:5000", "a served reward model is named by -rt, beside --env"), ("no.py", "no.py: there is no such")],
+)
+def test_a_reward_that_an_executor_cannot_ask_is_refused_before_anything_starts(tmp_path, url, cause):
+    path = tmp_path / "agent.py"
+    path.write_text((OPENRLHF / "single_turn.py").read_text().replace("reward_func.py", url))
+    with pytest.raises(ConfigError, match=cause):
+        check_environment(parse(["--env", f"{path}"])[0]).check_tokenizer(None)

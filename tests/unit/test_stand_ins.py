@@ -38,14 +38,16 @@ def test_a_directory_of_a_systems_name_is_not_the_system(tmp_path, monkeypatch):
     assert importlib.import_module("rl4llm.core.base_env").BaseMDPEnv.__module__ == "coati_rl.stand_ins.rl4llm"
 
 
-@pytest.mark.parametrize("as_package", [True, False])
-def test_a_system_that_is_installed_is_imported_itself(tmp_path, monkeypatch, as_package):
+@pytest.mark.parametrize("files", [["__init__.py", "own.py"], ["core/own.py"]], ids=["package", "namespace"])
+def test_a_system_that_is_installed_is_imported_itself(tmp_path, monkeypatch, files):
     (tmp_path / "rl4llm" / "core").mkdir(parents=True)
-    (tmp_path / "rl4llm" / "core" / "own.py").write_text("x = 1")
-    if as_package:
-        (tmp_path / "rl4llm" / "__init__.py").touch()
+    for file in files:
+        (tmp_path / "rl4llm" / file).write_text("x = 1")
+    if "core/own.py" not in files:
+        (tmp_path / "rl4llm" / "core").rmdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert importlib.import_module("rl4llm.core.own").x == 1
+    own = files[-1].removesuffix(".py").replace("/", ".")
+    assert importlib.import_module(f"rl4llm.{own}").x == 1
     with pytest.raises(ModuleNotFoundError) as caught:  # of a version without it; ours does not mix with theirs
         importlib.import_module("rl4llm.core.base_env")
     assert finder.remedy(caught.value) == ""

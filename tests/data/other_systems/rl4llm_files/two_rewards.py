@@ -40,6 +40,7 @@ class CustomEnv(BaseMDPEnv):
         sampling_params: Dict[str, Any],
         **kwargs: Optional[Dict[str, Any]],
     ) -> EnvState:
+        assert isinstance(env_state, EnvState) and isinstance(env_state.sample_states[0].messages[0], ChatMessage)
         prompts = self._convert_to_batch_prompts(env_state)
         sampling_params["max_new_tokens"] = min(8, sampling_params["max_new_tokens"])
         outputs = llm.generate(prompts=prompts, sampling_params=sampling_params)

@@ -199,6 +199,15 @@ def test_one_reward_is_not_changed_by_a_function_that_is_not_called_reward_trans
     assert play_file(path, lambda context: "hm").scores[0].reward == 1.0
 
 
+def test_a_reward_that_a_function_has_made_has_no_name(play_file, tmp_path):
+    """Nor if the function has returned the one that there is: names do not depend on values."""
+    path = tmp_path / "env.py"
+    made = "def reward_transform_fn(reward_dict): return reward_dict['one']\n"
+    path.write_text(REWARD.replace("ROLE", "'assistant'") + made)
+    done = play_file(path, lambda context: "hm")
+    assert (done.scores[0].reward, done.scores[0].breakdown, metrics_of(done)) == (1.0, {}, {"one": 1.0})
+
+
 def test_a_log_that_is_no_finite_number_is_no_metric_and_spoils_no_sample(play_file, tmp_path):
     path = tmp_path / "agent.py"
     path.write_text("""

@@ -1,4 +1,7 @@
-"""Load a user's own function, given as FILE.py:FUNCTION; it runs with the user's rights."""
+"""Load a user's own function, given as FILE.py:FUNCTION; it runs with the user's rights.
+
+Files that were written for other systems find what these have users import: `coati_rl.stand_ins`.
+"""
 
 import hashlib
 import importlib.util
@@ -9,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from coati_rl.errors import ConfigError
+from coati_rl.stand_ins import finder
 
 
 def is_plugin(name: str) -> bool:
@@ -70,9 +74,11 @@ def load_module(path: Path, name: str, *, flag: str) -> ModuleType:
             raise ConfigError(f"{flag} {name}: {path} is not a Python file; write FILE.py:FUNCTION")
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module
+        finder.install()
         try:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:  # whatever a user's file raises
             del sys.modules[module_name]
-            raise ConfigError(f"{flag} {name}: {path} fails on import: {type(error).__name__}: {error}") from error
+            cause = f"{type(error).__name__}: {error}{finder.remedy(error)}"
+            raise ConfigError(f"{flag} {name}: {path} fails on import: {cause}") from error
     return module

@@ -44,9 +44,15 @@ def check_environment(config: Config) -> EnvironmentFacts:
         if ENVIRONMENT_REWARD in types and not form.gives_rewards:
             raise ConfigError(
                 f"--env {environment.env}: gives no rewards; define reward_fn(messages, answer) or a "
-                "BaseRewardFunction in the file, or name another -rt"
+                "BaseRewardFunction in the file (or a list reward_functions), or name another -rt"
             )
         _check_counted_once(environment.env, form.rewards, types)
+        if form.writes_messages and config.data.input_template is not None:
+            raise ConfigError(
+                f"--env {environment.env} with --input-template: its turns are messages, which a chat template writes; "
+                "leave --input-template out, or use --chat-template"
+            )
+        return EnvironmentFacts(check_tokenizer=form.check_tokenizer)
     if not environment.has_tools:
         return EnvironmentFacts()
     is_isolated = not config.reward.run_model_code_without_sandbox
@@ -90,7 +96,10 @@ def make_environment(config: Config) -> OwnedEnvironment | None:
         from producer.gateway.made_agents import make_agents  # with a web server, which other runs do not load
 
         return make_agents(config)
-    tokenizer = load_tokenizer(Path(config.model.model), chat_template=config.data.chat_template)
+    is_text = config.data.input_template is not None
+    tokenizer = load_tokenizer(
+        Path(config.model.model), chat_template=config.data.chat_template, needs_chat_template=not is_text
+    )
     limits = EpisodeLimits(
         max_turns=environment.max_turns, max_tokens=config.max_model_len, timeout_s=environment.env_timeout
     )
@@ -116,11 +125,11 @@ def make_environment(config: Config) -> OwnedEnvironment | None:
         chat_template=config.data.chat_template,
         max_turns=limits.max_turns,
         max_tokens=limits.max_tokens,
-        max_new_tokens=config.sampling.max_new_tokens,
+        needs_chat_template=not is_text,
     )
     is_apart = environment.env_isolation == "process"
     return make(
         episode_factory(name, arguments, run_limits).make,
-        ChatTemplate(tokenizer),
+        ChatTemplate(tokenizer, writes_messages=not is_text),
         host=ProcessHost(name, arguments, timeout_s=limits.timeout_s, limits=run_limits) if is_apart else None,
     )

@@ -188,6 +188,10 @@ def _scores(item: _Scoring) -> tuple[Score, ...]:
     for each in item.trajectories:
         parts.setdefault(each.episode, []).append(each)
     return tuple(
-        given if (given := item.given.get(episode)) is not None else with_environment_rewards(next(scored), part)
+        given
+        if (given := item.given.get(episode)) is not None
+        else with_environment_rewards(
+            next(scored), part, filter_score=item.records.get(episode, {}).get("filter_score")
+        )
         for episode, part in parts.items()
     )

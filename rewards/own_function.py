@@ -44,6 +44,10 @@ class ChatMessage(dict[str, Any]):
         except KeyError as error:
             raise AttributeError(name) from error
 
+    def model_dump(self, **_: Any) -> dict[str, Any]:
+        """Return a plain dictionary, as pydantic's method does."""
+        return dict(self)
+
 
 class OwnFunctionReward:
     """Implement `Reward` with a user's function.
@@ -59,6 +63,8 @@ class OwnFunctionReward:
         self._function = _made(load_function(name, flag="--reward-type"), name)
         self._file = str(Path(name.rpartition(":")[0]))
         self._form = form_of(self._function, name)
+        given = getattr(self._function, "name", None)
+        self.own_name = given if isinstance(given, str) else None  # that RL4LLM's classes give themselves
         self.needs_truth = self._form.needs_truth
         self.columns = self._form.columns
         self.is_batch = self._form.is_batch

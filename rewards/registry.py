@@ -83,7 +83,7 @@ def make_reward(spec: RewardSpec) -> Reward:
     """
     parts = parse_reward_type(spec.reward_type)
     names = short_names(parts)
-    combine = load_combine(spec.combine, names)
+    combine = load_combine(spec.combine, names, own_names=lambda: own_names(spec.reward_type))
     if len(parts) == 1 and parts[0].weight == 1 and combine is None:
         return _make_one(parts[0].name, spec)
     return WeightedReward(
@@ -125,6 +125,20 @@ def columns_of(reward_type: str) -> Columns:
         operator.or_, (OwnFunctionReward(name).columns for name in names if is_own(name)), NO_COLUMNS
     )
     return of_own | GENERATED_COLUMNS if GENERATED in names else of_own
+
+
+def own_names(reward_type: str) -> dict[str, str]:
+    """Return the names that classes of rewards give themselves, by the short names that they have here.
+
+    Raises: ConfigError for an invalid reward type or function.
+    """
+    parts = parse_reward_type(reward_type)
+    found = {
+        short: OwnFunctionReward(part.name).own_name
+        for part, short in zip(parts, short_names(parts), strict=True)
+        if is_own(part.name)
+    }
+    return {short: own for short, own in found.items() if own is not None}
 
 
 def _make_one(name: str, spec: RewardSpec) -> Reward:

@@ -13,7 +13,7 @@ from rewards.combined_scorer import CombinedScorer
 from rewards.model.judgement import ModelClient
 from rewards.model.model_checks import check_reward_model
 from rewards.model.model_scorer import ModelScorer, open_local_model
-from rewards.registry import make_reward
+from rewards.registry import make_reward, own_names
 from rewards.weighted import Combination, load_combine
 from rewards.workers.pool import RewardPool
 
@@ -61,7 +61,7 @@ def model_factory(
     """Return the factory of a reward with at least one model; its other parts have scoring processes each."""
     parts = parse_reward_type(spec.reward_type)
     names = short_names(parts)
-    load_combine(spec.combine, names)
+    load_combine(spec.combine, names, own_names=lambda: own_names(spec.reward_type))
     factories: list[Factory] = []
     for part in parts:
         if is_model(part.name):
@@ -74,7 +74,7 @@ def model_factory(
     if len(parts) == 1 and parts[0].weight == 1 and spec.combine is None:
         return factories[0]
     weights = {name: part.weight for name, part in zip(names, parts, strict=True)}
-    return functools.partial(_combined, factories, weights, spec.combine)
+    return functools.partial(_combined, factories, weights, spec)
 
 
 def _model_scorer(directory: str, actors: Sequence[str], correct_from: float) -> "GroupScorer":
@@ -88,8 +88,8 @@ def _model_scorer(directory: str, actors: Sequence[str], correct_from: float) ->
     return ModelScorer(client, correct_from=correct_from)
 
 
-def _combined(factories: Sequence[Factory], weights: Mapping[str, float], combine: str | None) -> "GroupScorer":
-    function = load_combine(combine, [*weights])
+def _combined(factories: Sequence[Factory], weights: Mapping[str, float], spec: RewardSpec) -> "GroupScorer":
+    function = load_combine(spec.combine, [*weights], own_names=lambda: own_names(spec.reward_type))
     scorers: list[GroupScorer] = []
     try:
         for factory in factories:

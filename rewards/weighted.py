@@ -5,6 +5,7 @@ and the value that --filter-range filters are those of the first reward; if any 
 invalid.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,24 +110,55 @@ class _TrialBreakdown(dict[str, float]):
         raise KeyError(key)
 
 
-def load_combine(name: str | None, rewards: Sequence[str]) -> Combine | None:
+def load_combine(
+    name: str | None, rewards: Sequence[str], *, own_names: Callable[[], Mapping[str, str]] = dict
+) -> Combine | None:
     """Load the function of --reward-combine, and call it once with rewards of 0.
+
+    One whose only parameter is `reward_dict` is RL4LLM's: it gets a tensor of one number by each reward's own name.
 
     Args:
         name: FILE.py:FUNCTION, with an absolute path; None: there is none.
         rewards: their short names.
+        own_names: returns those that classes give themselves, by short name.
     Raises: ConfigError if it cannot be loaded, fails, or returns no finite number.
     """
     if name is None:
         return None
     function: Combine = load_function(name, flag="--reward-combine")
+    names = list(rewards)
+    if _parameters(function) == ["reward_dict"]:
+        given = own_names()
+        own = {short: given.get(short, short) for short in rewards}
+        names = [*own.values()]
+        if twice := [each for each in names if names.count(each) > 1]:
+            raise ConfigError(f"--reward-combine {name}: two rewards have the name {twice[0]!r}; name them differently")
+        function = _of_tensors(function, own)
     try:
         value = function(_TrialBreakdown.fromkeys(rewards, 0.0))
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"--reward-combine {name}: fails on rewards of 0: {type(error).__name__}: {error}; it is called with a "
-            f"dictionary of the rewards {', '.join(rewards)}"
+            f"dictionary of the rewards {', '.join(names)}"
         ) from error
     if as_number(value) is None:
         raise ConfigError(f"--reward-combine {name}: returned {shorten(repr(value))}; return a finite number")
     return function
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    try:
+        return [*inspect.signature(function).parameters]
+    except (TypeError, ValueError):  # written in C
+        return []
+
+
+def _of_tensors(function: Callable[..., Any], own_names: Mapping[str, str]) -> Combine:
+    """Return a function of rewards by short name that calls RL4LLM's."""
+
+    def combine(rewards: Mapping[str, float]) -> Any:
+        import torch  # the function needs it, others do without
+
+        return function({own: torch.tensor([float(rewards[short])]) for short, own in own_names.items()})
+
+    return combine

@@ -41,10 +41,11 @@ def environment_problems(config: Config) -> Iterator[str]:
         yield f"--tool-format {environment.tool_format} without --tools: has no effect; leave it out"
     if environment.env is not None and not (is_plugin(environment.env) or environment.env.endswith(".py")):
         yield f"--env {environment.env}: is no environment; write FILE.py:CLASS"
-    if data.input_template is not None:
+    is_game = (environment.env or "").startswith("textarena:")
+    if data.input_template is not None and (environment.has_tools or is_game):
         yield (
-            f"{_name(environment)} with --input-template: turns are written by a chat template; leave it out, or use "
-            "--chat-template"
+            f"{_name(environment)} with --input-template: its turns are messages, which a chat template writes; leave "
+            "it out, or use --chat-template"
         )
 
 

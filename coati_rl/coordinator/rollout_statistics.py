@@ -2,8 +2,8 @@
 
 Rewards and accuracies are over all groups received for the step: over the trained ones alone they would show prompts
 of medium difficulty only. Staleness is over the step's own groups. If rewards have several parts, each has its own
-mean, `reward/<name>`. If prompts are of several tasks, each has its own `OF_A_TASK`, `<key>/<task>`. A sample is an
-episode; its length counts all tokens sampled in it.
+mean, `reward/<name>`, and so has each metric of environments, `agent/<name>_mean`. If prompts are of several tasks,
+each has its own `OF_A_TASK`, `<key>/<task>`. A sample is an episode; its length counts all tokens sampled in it.
 """
 
 from collections import Counter
@@ -45,6 +45,7 @@ def rollout_statistics(
         **_staleness(groups, staleness),
         **_breakdown(came_in),
         **_of_turns(came_in),
+        **_of_agents(came_in),
         **_of_tasks(came_in, rules, tasks),
     }
 
@@ -109,6 +110,17 @@ def _of_turns(came_in: Sequence[RolloutGroup]) -> dict[str, float]:
         "environment_s_mean": float(np.mean(seconds)),
         "model_s_mean": float(np.mean(in_model)),
     }
+
+
+def _of_agents(came_in: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Return the mean of each metric that environments gave, over the valid episodes that have it."""
+    values: dict[str, list[float]] = {}
+    for group in came_in:
+        valid = is_valid(group).tolist()
+        for record in (record for number, record in enumerate(group.records) if valid[number]):
+            for name, value in record.get("metrics", {}).items():
+                values.setdefault(f"agent/{name}_mean", []).append(value)
+    return {name: float(np.mean(np.array(values[name], dtype=np.float64))) for name in sorted(values)}
 
 
 def _staleness(groups: Sequence[RolloutGroup], staleness: Callable[[int], int]) -> dict[str, float | int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jinja2
 
+from coati_rl.data.conversations import leading_ids
 from coati_rl.errors import RolloutError
 from producer.environments.episode import Message
 
@@ -41,11 +42,13 @@ class ChatTemplate:
     Args:
         tokenizer: of the model, from transformers.
         tools: schemas in OpenAI's form, for conversations that name none.
+        writes_messages: False: prompts are text (--input-template), which only text and tokens can follow.
     """
 
-    def __init__(self, tokenizer: Any, *, tools: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(self, tokenizer: Any, *, tools: Sequence[dict[str, Any]] = (), writes_messages: bool = True) -> None:
         self._tokenizer = tokenizer
         self.tools = tuple(tools)
+        self._writes_messages = writes_messages
         # The tokenizer splits text at these before all else: no merge crosses their boundaries.
         self._added = frozenset(tokenizer.added_tokens_decoder)
         self._num_tokens = len(tokenizer)
@@ -67,6 +70,8 @@ class ChatTemplate:
             add_generation_prompt: end where the policy answers.
         Raises: TemplateError if the template refuses them.
         """
+        if not self._writes_messages:
+            raise TemplateError("messages cannot be written with --input-template; return text or token ids")
         plain = [plain_message(message) for message in messages]
         has_calls = any("tool_calls" in message for message in plain)
         used = list(self.tools if tools is None else tools) or None
@@ -100,6 +105,11 @@ class ChatTemplate:
     def encode(self, text: str) -> tuple[int, ...]:
         """Return a text's tokens, none added before or after it."""
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a text that an episode begins with, as the dataset's prompts are tokenised."""
+        before = () if self._writes_messages else leading_ids(text, self._tokenizer)
+        return (*before, *self.encode(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, special ones included."""

@@ -31,6 +31,8 @@ class EpisodeTask:
     seed: int  # the same in the episodes of a prompt, so that they begin in the same state
     episode: int  # of the prompt, from 0
     purpose: Purpose  # "train" or "eval"
+    # Of a turn, as the run's flags say: temperature (0 is greedy), top_p, top_k (None: all), max_new_tokens, stop.
+    sampling: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +55,10 @@ class Step:
     done: bool = False  # the episode is over
     info: dict[str, Any] = field(default_factory=dict)  # JSON types; for the record of the rollout
     sampling: Mapping[str, Any] | None = None  # of the next turn: temperature, top_p, top_k, max_new_tokens, stop, seed
+    # Of the whole episode, as the last step says: what --filter-range looks at in place of the reward (from 1 on the
+    # episode is correct); and numbers whose means are agent/NAME_mean in metrics.jsonl.
+    filter_score: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
     # The answer as the chat template has to write it in the next context, where that is not {"role": "assistant",
     # "content": text}: with the tool_calls that were found in it.
     answer: Message | None = None
@@ -64,8 +70,11 @@ StepResult = Step | tuple[Any, ...]  # a tuple: (observation, reward, done, info
 class Episode(Protocol):
     """Play one episode with the policy."""
 
-    def reset(self, task: EpisodeTask) -> Observation | Awaitable[Observation]:
-        """Begin. Returns: None for the dataset's prompt as it is, or what the policy reads in its place."""
+    def reset(self, task: EpisodeTask) -> "Observation | Step | Awaitable[Observation | Step]":
+        """Begin. Returns: None for the dataset's prompt as it is, or what the policy reads in its place.
+
+        In a Step, its `observation` is that, and its `sampling` is of the first turn; the rest of it is not read.
+        """
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Answer the policy. Raises: anything, after which the episode's sample is invalid: masked, and counted."""

@@ -8,7 +8,7 @@ masked and counted, and the others of its group go on. A prompt fails if all of 
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from coati_rl.errors import RolloutError, RunError
@@ -99,12 +99,19 @@ class EpisodeEnvironment:
         if played.failure is not None:
             return invalid_episode(played.failure)
         if task in self._correct_from:
-            return environment_score(played.trajectories, correct_from=self._correct_from[task])
+            return environment_score(
+                played.trajectories,
+                correct_from=self._correct_from[task],
+                filter_score=played.record.get("filter_score"),
+            )
         return None
 
     async def _play(self, prompt: Prompt, generate: Generate, number: int) -> _Played:
         tree = ConversationTree(self._template, episode=number, prompt_ids=prompt.token_ids)
-        task = episode_task(prompt, number, run_seed=self._seed)
+        task = replace(
+            episode_task(prompt, number, run_seed=self._seed),
+            sampling={name: value for name, value in asdict(generate.sampling).items() if name != "seed"},
+        )
         try:
             calls = self._host.open()
         except EpisodeFailure as error:
@@ -130,7 +137,9 @@ class EpisodeEnvironment:
             return _failed(tree, cause, player.turns)
         await _close(calls, generate.cut)
         trajectories = tree.trajectories() if ending == "done" else _truncated(tree.trajectories())
-        return _Played(trajectories=trajectories, record={"ended": ending, "turns": player.turns})
+        of_episode: dict[str, Any] = {"filter_score": player.filter_score, "metrics": player.metrics}
+        given = {name: value for name, value in of_episode.items() if value not in (None, {})}
+        return _Played(trajectories=trajectories, record={"ended": ending, "turns": player.turns, **given})
 
 
 def episode_task(prompt: Prompt, episode: int, *, run_seed: int) -> EpisodeTask:

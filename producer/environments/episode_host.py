@@ -15,9 +15,9 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from coati_rl.text import shorten
-from producer.environments.episode import Action, Episode, EpisodeFailure, EpisodeTask, Observation, Step
+from producer.environments.episode import Action, Episode, EpisodeFailure, EpisodeTask, Step
 from producer.environments.loop_thread import LoopThread, is_cancellation
-from producer.environments.returned_steps import as_observation, as_rewards, as_step
+from producer.environments.returned_steps import as_rewards, as_start, as_step
 
 OPTIONAL = ("truncated", "close")  # methods of an episode
 
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 class EpisodeCalls(Protocol):
     """Call the methods of one episode, one after another."""
 
-    async def reset(self, task: EpisodeTask) -> Observation:
-        """Make the episode and begin it. Raises: EpisodeFailure."""
+    async def reset(self, task: EpisodeTask) -> Step:
+        """Make the episode and begin it. Returns: what the policy reads, and its sampling. Raises: EpisodeFailure."""
 
     async def step(self, action: Action) -> Step:
         """Take a step. Raises: EpisodeFailure."""
@@ -113,11 +113,11 @@ class _ThreadCalls:
         self._episode: Episode | None = None
         self._last: Future[Any] | None = None  # call
 
-    async def reset(self, task: EpisodeTask) -> Observation:
+    async def reset(self, task: EpisodeTask) -> Step:
         name = "the constructor"
         self._made = self._thread.run(name, self._make_episode)
         self._episode = await self._answer(name, self._made)
-        return as_observation(await self._call("reset", task))
+        return as_start(await self._call("reset", task))
 
     async def step(self, action: Action) -> Step:
         return as_step(await self._call("step", action))

@@ -61,6 +61,8 @@ class EpisodePlayer:
         self._may_renormalise = may_renormalise
         self._messages: list[Message] = []
         self.turns: list[dict[str, Any]] = []  # who said what, for the record
+        self.filter_score: float | None = None  # of the episode, as the last step says
+        self.metrics: dict[str, float] = {}  # as the last step says
 
     async def play(self, task: EpisodeTask, prompt_ids: Sequence[int]) -> Ending:
         """Reset the episode and take turns until it is over.
@@ -70,9 +72,8 @@ class EpisodePlayer:
             prompt_ids: of its messages.
         Returns: what ended it. Raises: EpisodeFailure; RolloutError of the engine or the template.
         """
-        node = await self._reset(task, prompt_ids)
+        node, sampling = await self._reset(task, prompt_ids)
         observation: Observation = None
-        sampling: Mapping[str, Any] | None = None
         for turn in range(self._limits.max_turns):
             context = self._tree.extend(node, observation)
             num_tokens = len(context.token_ids)
@@ -111,21 +112,22 @@ class EpisodePlayer:
             self._tree.add_reward(node, name, value)
         return ending
 
-    async def _reset(self, task: EpisodeTask, prompt_ids: Sequence[int]) -> Any:
-        """Return the node of the episode's own prompt, or the dataset's."""
+    async def _reset(self, task: EpisodeTask, prompt_ids: Sequence[int]) -> tuple[Node, Mapping[str, Any] | None]:
+        """Return the node of the episode's own prompt, or the dataset's, and the sampling of the first turn."""
         begin = time.perf_counter()
-        observation = await self._calls.reset(task)
+        start = await self._calls.reset(task)
+        observation = start.observation
         seconds, token_ids = _since(begin), prompt_ids
         messages: Sequence[Message] = task.messages
         if isinstance(observation, str):
-            token_ids, messages = self._template.encode(observation), ()
+            token_ids, messages = self._template.encode_prompt(observation), ()
         elif observation is not None:
             items: list[Any] = list(observation)
             is_chat = isinstance(items[0], Mapping)
             token_ids, messages = (self._template.prompt(items), items) if is_chat else (items, ())
         self._messages += task.messages if observation is None else self._as_messages(observation)
         self.turns.append({"role": "prompt", "tokens": len(token_ids), "environment_seconds": seconds})
-        return self._tree.start(token_ids, messages)
+        return self._tree.start(token_ids, messages), self._sampling(start, task)
 
     async def _step(self, completion: Completion, turn: int, message: Message) -> Step:
         """Give an answer to the episode."""
@@ -141,6 +143,7 @@ class EpisodePlayer:
         self.turns[-1]["environment_seconds"] = _since(begin)
         if step.info:
             self.turns[-1]["info"] = step.info
+        self.filter_score, self.metrics = step.filter_score, dict(step.metrics)
         return step
 
     def _sampling(self, step: Step, task: EpisodeTask) -> Mapping[str, Any] | None:

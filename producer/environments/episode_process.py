@@ -34,7 +34,7 @@ from producer.environments.compatible.run_limits import RunLimits
 from producer.environments.episode import Action, Episode, EpisodeFailure, EpisodeTask
 from producer.environments.episode_host import failure_of
 from producer.environments.own_episode import episode_factory
-from producer.environments.returned_steps import as_observation, as_rewards, as_step
+from producer.environments.returned_steps import as_rewards, as_start, as_step
 
 BODY = "from producer.environments.episode_process import main; main()"
 CLASS_VARIABLE = "COATI_EPISODE_CLASS"  # [FILE.py:CLASS, its arguments by name, the run's limits or null], as JSON
@@ -179,7 +179,7 @@ def _call(episode: Episode | None, name: str, argument: dict[str, Any], runner: 
         raise EpisodeFailure(f"{type(episode).__name__} has no method {name}")
     if name == "reset":
         task = EpisodeTask(**{**argument, "messages": tuple(argument["messages"])})
-        return as_observation(_finished(method(task), runner))
+        return asdict(as_start(_finished(method(task), runner)))
     listed = {key: tuple(argument[key]) for key in ("token_ids", "messages")}
     return asdict(as_step(_finished(method(Action(**{**argument, **listed})), runner)))
 

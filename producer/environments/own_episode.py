@@ -10,7 +10,6 @@ from coati_rl.errors import ConfigError
 from coati_rl.plugins import load_function, load_module
 from producer.environments.compatible.forms import Form, form_of, object_of
 from producer.environments.compatible.run_limits import RunLimits
-from producer.environments.compatible.stand_ins import stand_ins
 from producer.environments.textarena_game import PREFIX, TextArenaEpisode, check_game
 
 
@@ -30,8 +29,7 @@ def episode_factory(name: str, arguments: Mapping[str, Any], limits: RunLimits |
             check_game(game, arguments)
         return Form(make=functools.partial(TextArenaEpisode, game, arguments))
     is_file = name.endswith(".py")
-    with stand_ins():
-        module = load_module(Path(name if is_file else name.rpartition(":")[0]), name, flag="--env")
+    module = load_module(Path(name if is_file else name.rpartition(":")[0]), name, flag="--env")
     made = object_of(module, name) if is_file else load_function(name, flag="--env")
     form = form_of(made, module, arguments, name=name, limits=limits)
     if form is not None:

@@ -18,10 +18,10 @@ from itertools import count
 from typing import Any
 
 from producer.environments.compatible.run_limits import RunLimits
-from producer.environments.episode import Action, EpisodeFailure, EpisodeTask, Observation, Step
+from producer.environments.episode import Action, EpisodeFailure, EpisodeTask, Step
 from producer.environments.episode_process import BODY, CLASS_VARIABLE
 from producer.environments.loop_thread import LoopThread
-from producer.environments.returned_steps import as_observation, as_rewards, as_step
+from producer.environments.returned_steps import as_rewards, as_start, as_step
 
 logger = logging.getLogger(__name__)
 
@@ -168,8 +168,8 @@ class _ProcessCalls:
         self._process: _Process | None = None
         self._answers = True
 
-    async def reset(self, task: EpisodeTask) -> Observation:
-        return as_observation(await self._run("reset", asdict(task)))
+    async def reset(self, task: EpisodeTask) -> Step:
+        return as_start(Step(**await self._run("reset", asdict(task))))
 
     async def step(self, action: Action) -> Step:
         returned = await self._run("step", asdict(action))

@@ -36,13 +36,18 @@ def as_observation(value: object) -> Observation:
     raise EpisodeFailure(f"the observation is {_shown(value)}; return text, messages, token ids or None")
 
 
+def as_start(value: object) -> Step:
+    """Return what `reset` returned as a Step of an observation and a sampling. Raises: EpisodeFailure."""
+    if isinstance(value, Step):
+        return Step(observation=as_observation(value.observation), sampling=_sampling(value.sampling))
+    return Step(observation=as_observation(value))
+
+
 def as_step(value: object) -> Step:
     """Return what `step` returned as a Step of plain values. Raises: EpisodeFailure."""
-    sampling: object = None
-    answer: object = None
+    full = value if isinstance(value, Step) else Step()
     if isinstance(value, Step):
         parts: tuple[Any, ...] = (value.observation, value.reward, value.done, value.info)
-        sampling, answer = value.sampling, value.answer
     elif isinstance(value, tuple) and len(value) in (3, 4):
         parts = (*value, {})[:4]
     elif isinstance(value, tuple) and len(value) == 5:  # Gymnasium's: terminated or truncated
@@ -57,8 +62,10 @@ def as_step(value: object) -> Step:
         reward=_rewards(reward),
         done=is_done,
         info=as_info(info),
-        sampling=_sampling(sampling),
-        answer=None if answer is None else _answer(answer),
+        sampling=_sampling(full.sampling),
+        answer=None if full.answer is None else _answer(full.answer),
+        filter_score=None if full.filter_score is None else _reward(full.filter_score, "filter_score"),
+        metrics={_name(name, "metric"): _metric(each, name) for name, each in full.metrics.items()},
     )
 
 
@@ -95,10 +102,10 @@ def _rewards(value: object) -> dict[str, float]:
     return {ONE_REWARD: _reward(value, "reward")}
 
 
-def _name(name: object) -> str:
+def _name(name: object, what: str = "reward") -> str:
     text = str(name)
     if not is_encodable(text):
-        raise EpisodeFailure(f"reward {text!r}: a name must be text that UTF-8 can hold")
+        raise EpisodeFailure(f"{what} {text!r}: a name must be text that UTF-8 can hold")
     return text
 
 
@@ -111,6 +118,13 @@ def _reward(value: object, name: str) -> float:
     number = _plain(value)
     if not isinstance(number, int | float) or not math.isfinite(number) or abs(number) > MAX_REWARD:
         raise EpisodeFailure(f"{name} is {_shown(value)}; return a finite number of at most {MAX_REWARD:g}")
+    return float(number)
+
+
+def _metric(value: object, name: str) -> float:
+    number = _plain(value)
+    if not isinstance(number, int | float) or not math.isfinite(number):
+        raise EpisodeFailure(f"metric {name!r} is {_shown(value)}; return a finite number")
     return float(number)
 
 

@@ -6,8 +6,9 @@ recorded and what the agent has put behind them; an agent that has changed what 
 
 import queue
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from producer.environments.compatible.run_limits import RunLimits
@@ -30,6 +31,8 @@ class Ended:
 
     reward: Any
     info: dict[str, Any]
+    filter_score: float | None = None  # as of a Step
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Asking:
@@ -81,23 +84,20 @@ class DrivenEpisode:
         self._turns: list[tuple[int, int]] = []  # the answers in these
         self._answer: Future[Action] | None = None
 
-    def reset(self, task: EpisodeTask) -> Observation:
-        """Start the agent. Returns: what it asks first."""
+    def reset(self, task: EpisodeTask) -> Step:
+        """Start the agent. Returns: what it asks first, and how the answer is sampled."""
         threading.Thread(target=self._run, args=(task,), name="agent", daemon=True).start()
         event = self._next()
         if not isinstance(event, Ask):
             raise EpisodeFailure("the agent returned without having asked the policy")
-        if sampling := self._sampling(event):
-            raise EpisodeFailure(
-                f"sampling {', '.join(sorted(sampling))} of the first turn: it is sampled as the run's flags say; give "
-                "them there, or set it from the second turn on"
-            )
         self._answer = event.answer
+        observation: Observation = event.context
         if isinstance(event.context, str):
             self._text = event.context
-            return None if self._text == task.prompt else self._text
-        self._ids = list(event.context)
-        return self._ids
+            observation = None if self._text == task.prompt else self._text
+        else:
+            self._ids = list(event.context)
+        return Step(observation=observation, sampling=event.sampling)
 
     def step(self, action: Action) -> Step:
         """Give the agent its answer. Returns: what it asks next, or its reward."""
@@ -109,9 +109,15 @@ class DrivenEpisode:
         event = self._next()
         if isinstance(event, Ended):
             self._agent.check(self._ids, self._turns, event)
-            return Step(reward=event.reward, info=event.info, done=True)
+            return Step(
+                reward=event.reward,
+                info=event.info,
+                done=True,
+                filter_score=event.filter_score,
+                metrics=event.metrics,
+            )
         self._answer = event.answer
-        return Step(observation=self._new(event.context, action), reward={}, sampling=self._sampling(event))
+        return Step(observation=self._new(event.context, action), reward={}, sampling=event.sampling)
 
     def truncated(self) -> Any:
         """Return the reward of an episode that a limit ends."""
@@ -132,13 +138,6 @@ class DrivenEpisode:
         if isinstance(event, EpisodeFailure):
             raise event
         return event
-
-    def _sampling(self, asked: Ask) -> dict[str, Any]:
-        """Return what is sampled otherwise than the run's flags say; their token limit holds, too."""
-        sampling = dict(asked.sampling or {})
-        if sampling.get("max_new_tokens", 0) >= self._limits.max_new_tokens:
-            del sampling["max_new_tokens"]
-        return sampling
 
     def _new(self, context: str | list[int], action: Action) -> Observation:
         """Return what an agent put behind the context before and the answer. Raises: EpisodeFailure."""

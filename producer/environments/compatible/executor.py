@@ -4,16 +4,19 @@ Source: the README of github.com/OpenRLHF/OpenRLHF, section Multi-Turn Agent, an
 """
 
 import asyncio
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from producer.environments.compatible.driven import Asking, Ended
-from producer.environments.compatible.openrlhf import SamplingParams, one_number, sampling_of
+from producer.environments.compatible.openrlhf import numbers_of, one_number
 from producer.environments.compatible.run_limits import RunLimits
+from producer.environments.compatible.sampling import changes_of, params_of
 from producer.environments.episode import EpisodeFailure, EpisodeTask
 
 ARGUMENTS = ("prompt", "label", "sampling_params", "max_length", "hf_tokenizer", "llm_engine")
+NOTHING = ("images", "multi_modal_data")  # that later versions pass, too: there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,26 +25,43 @@ class _Output:
     text: str
     finish_reason: str
     logprobs: None = None
+    index: int = 0
+    stop_reason: None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _RequestOutput:
+    prompt_token_ids: list[int]
     outputs: list[_Output]
+    finished: bool = True
 
 
 class _Engine:
     """Stand in for the engine that `execute` is given."""
 
-    def __init__(self, asking: Asking) -> None:
+    partial_rollout = False  # answers are whole: an update of the weights does not end them
+
+    def __init__(self, asking: Asking, sampling: Mapping[str, Any]) -> None:
         self._asking = asking
+        self._sampling = sampling
 
     async def generate(self, prompt_token_ids: Any, sampling_params: Any = None, **other: Any) -> _RequestOutput:
         """Sample an answer to token ids."""
-        if other or isinstance(prompt_token_ids, str):
-            raise EpisodeFailure("llm_engine.generate takes token ids and sampling_params, and nothing else")
+        if given := [name for name, value in other.items() if value]:
+            raise EpisodeFailure(
+                f"llm_engine.generate takes token ids and sampling_params, and not {given[0]}; only text is supported"
+            )
+        if isinstance(prompt_token_ids, Mapping):  # vLLM's TokensPrompt
+            prompt_token_ids = prompt_token_ids["prompt_token_ids"]
+        if isinstance(prompt_token_ids, str):
+            raise EpisodeFailure("llm_engine.generate takes token ids, and not text")
         ids = [int(token_id) for token_id in prompt_token_ids]
-        action = await asyncio.wrap_future(self._asking.ask(ids, sampling_of(sampling_params)))
-        return _RequestOutput([_Output(list(action.token_ids), action.text, action.finish_reason)])
+        action = await asyncio.wrap_future(self._asking.ask(ids, changes_of(sampling_params, self._sampling)))
+        return _RequestOutput(ids, [_Output(list(action.token_ids), action.text, action.finish_reason)])
+
+    def get_weight_version(self) -> int:
+        """Return one version for all tokens: the run records those that sampled them."""
+        return 0
 
 
 class ExecutorAgent:
@@ -60,15 +80,22 @@ class ExecutorAgent:
     def run(self, task: EpisodeTask, asking: Asking) -> Ended:
         """Execute it in an event loop of its own."""
         values = (
-            task.prompt, task.ground_truth, SamplingParams(), self._limits.max_tokens, self._limits.tokenizer(),
-            _Engine(asking),
+            task.prompt, task.ground_truth, params_of(task.sampling), self._limits.max_tokens,
+            self._limits.tokenizer(), _Engine(asking, task.sampling),
         )  # fmt: skip
-        self._returned = asyncio.run(self._make().execute(**dict(zip(ARGUMENTS, values, strict=True))))
+        execute = self._make().execute
+        named = dict(zip(ARGUMENTS, values, strict=True))
+        named |= dict.fromkeys(name for name in NOTHING if name in inspect.signature(execute).parameters)
+        self._returned = asyncio.run(execute(**named))
         if not isinstance(self._returned, Mapping) or self._returned.get("reward") is None:
             raise EpisodeFailure("execute has to return a dictionary with a reward (0.0 where another gives it)")
         scores = {"scores": self._returned["scores"]} if "scores" in self._returned else {}
+        logs = self._returned.get("extra_logs") or {}
         return Ended(
-            reward=one_number(self._returned["reward"]), info={**scores, **(self._returned.get("extra_logs") or {})}
+            reward=one_number(self._returned["reward"]),
+            info={**scores, **logs},
+            filter_score=one_number(self._returned.get("scores")),
+            metrics=numbers_of(logs),
         )
 
     def check(self, token_ids: list[int], turns: list[tuple[int, int]], returned: Ended) -> None:
@@ -82,6 +109,8 @@ class ExecutorAgent:
                 f"execute returned action_ranges {list(ranges)}, and the policy was asked for {turns}: all that it "
                 "sampled is trained"
             )
+        if not all(self._returned.get("action_loss_mask") or ()):
+            raise EpisodeFailure("execute returned an action_loss_mask with zeros: all that was sampled is trained")
 
     def truncated(self) -> Any:
         """Raise: only `execute` knows the reward, and it is not at its end."""

@@ -3,29 +3,13 @@
 Source: the README of github.com/OpenRLHF/OpenRLHF, section Multi-Turn Agent, and its openrlhf/utils/agent.py.
 """
 
-import inspect
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from coati_rl.stand_ins.openrlhf import finished, make_instance, refuse_images
+from producer.environments.compatible.sampling import changes_of, params_of
 from producer.environments.episode import Action, EpisodeFailure, EpisodeTask, Observation, Step
-
-_UNSUPPORTED = ("min_p", "logit_bias", "guided_decoding", "structured_outputs", "repetition_penalty")
-_NEUTRAL = (None, 0, 0.0, 1.0)
-
-
-@dataclass(slots=True)
-class SamplingParams:
-    """Stand in for vLLM's: what is None is as the run's flags say."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    max_tokens: int | None = None
-    stop: list[str] | None = None
-    seed: int | None = None
-    n: int | None = None
-    logprobs: int | None = None  # recorded by the run, and not given to the agent
 
 
 class AgentInstanceEpisode:
@@ -42,60 +26,60 @@ class AgentInstanceEpisode:
     async def reset(self, task: EpisodeTask) -> Observation:
         """Make the object. Returns: its observation; None if it is the prompt."""
         made, arguments = self._make()
-        self._agent = made.__new__(made)
-        await _finished(self._agent.__init__(**arguments))
-        self._text, self._label = task.prompt, task.ground_truth
-        returned = await _finished(self._agent.reset({"observation": task.prompt, "label": task.ground_truth}))
+        self._agent = await make_instance(made, **arguments)
+        self._text, self._label, self._sampling = task.prompt, task.ground_truth, task.sampling
+        self._params: Any = params_of(task.sampling)
+        returned = await finished(self._agent.reset({"observation": task.prompt, "label": task.ground_truth}))
         if not isinstance(returned, Mapping) or not isinstance(returned.get("observation"), str):
             raise EpisodeFailure('reset has to return {"observation": text}')
         self._text = returned["observation"]
         return None if self._text == task.prompt else self._text
 
     async def step(self, action: Action) -> Step:
-        """Return the feedback, and what it rewards."""
+        """Return the feedback, and what it rewards.
+
+        The sampling that a step has changed holds until another one changes it, but for max_tokens, of one turn.
+        """
+        if hasattr(self._params, "max_tokens"):
+            self._params.max_tokens = self._sampling["max_new_tokens"]
         states = {
             "observation_text": self._text,
             "action_text": action.text,
             "label": self._label,
-            "sampling_params": SamplingParams(),
+            "sampling_params": self._params,
         }
-        returned = await _finished(self._agent.step(states))
+        returned = await finished(self._agent.step(states))
         missing = {"rewards", "environment_feedback", "done"} - set(returned if isinstance(returned, Mapping) else ())
         if missing:
             raise EpisodeFailure(f"step has to return a dictionary; it lacks {', '.join(sorted(missing))}")
+        refuse_images(returned)
         feedback = returned["environment_feedback"]
         self._text += action.text + str(feedback)
         extra = {"scores": returned["scores"]} if "scores" in returned else {}
+        logs = returned.get("extra_logs") or {}
+        if returned.get("sampling_params") is not None:
+            self._params = returned["sampling_params"]
         return Step(
             observation=feedback,
             reward=one_number(returned["rewards"]),
             done=one_number(returned["done"]),
-            info={**extra, **(returned.get("extra_logs") or {})},
-            sampling=sampling_of(returned.get("sampling_params")),
+            info={**extra, **logs},
+            sampling=changes_of(self._params, self._sampling),
+            filter_score=one_number(returned.get("scores")),
+            metrics=numbers_of(logs),
         )
 
     async def close(self) -> None:
         """Close the object if it can be."""
         close = getattr(self._agent, "close", None)
         if callable(close):
-            await _finished(close())
+            await finished(close())
 
 
-def sampling_of(params: Any) -> dict[str, Any] | None:
-    """Return the sampling of a turn from vLLM's object, ours or a dictionary. Raises: EpisodeFailure."""
-    if params is None:
-        return None
-    names = [each.name for each in fields(SamplingParams)] + list(_UNSUPPORTED)
-    given = params if isinstance(params, Mapping) else {name: getattr(params, name, None) for name in names}
-    if refused := [name for name in _UNSUPPORTED if given.get(name) not in _NEUTRAL]:
-        raise EpisodeFailure(f"sampling_params: {refused[0]} is not supported; leave it out")
-    if given.get("n") not in (None, 1):
-        raise EpisodeFailure(f"sampling_params: n={given['n']} answers to a turn; use 1, and -g for the group")
-    sampling = {name: given.get(name) for name in ("temperature", "top_p", "top_k", "stop", "seed")}
-    sampling["max_new_tokens"] = given.get("max_tokens", given.get("max_new_tokens"))
-    if sampling["top_k"] in (-1, 0):
-        sampling["top_k"] = None
-    return {name: value for name, value in sampling.items() if value not in (None, [], ())} or None
+def numbers_of(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers of OpenRLHF's `extra_logs`, by name; of other values there is no mean."""
+    numbers = {str(name): one_number(value) for name, value in logs.items()}
+    return {name: value for name, value in numbers.items() if isinstance(value, int | float) and math.isfinite(value)}
 
 
 def one_number(value: Any) -> Any:
@@ -105,7 +89,3 @@ def one_number(value: Any) -> Any:
     while isinstance(plain, list) and len(plain) == 1:
         plain = plain[0]
     return plain
-
-
-async def _finished(returned: Any | Awaitable[Any]) -> Any:
-    return await returned if inspect.isawaitable(returned) else returned

@@ -14,15 +14,15 @@ class RunLimits:
     chat_template: str | None  # of --chat-template
     max_turns: int
     max_tokens: int  # of the longest context
-    max_new_tokens: int  # of an answer
+    needs_chat_template: bool = True  # False: prompts are text (--input-template)
 
     def tokenizer(self) -> Any:
         """Return the run's tokenizer, loaded once in a process."""
-        return _tokenizer(self.model, self.chat_template)
+        return _tokenizer(self.model, self.chat_template, self.needs_chat_template)
 
 
 @functools.cache
-def _tokenizer(model: str, chat_template: str | None) -> Any:
+def _tokenizer(model: str, chat_template: str | None, needs_chat_template: bool) -> Any:
     from coati_rl.runtime.resources import load_tokenizer  # takes its time, and most episodes need none
 
-    return load_tokenizer(Path(model), chat_template=chat_template)
+    return load_tokenizer(Path(model), chat_template=chat_template, needs_chat_template=needs_chat_template)

@@ -41,7 +41,7 @@ def refusal(*words):
         ("--tools abacus", "abacus is no tool; use calculator, python or FILE.py:FUNCTION"),
         ("--tools calculator,calculator", "calculator is given twice; give it once"),
         ("--tools calculator --env-isolation process", "--env-isolation process without --env: has no effect"),
-        ("--tools calculator --input-template {}", "--tools with --input-template: turns are written by a chat"),
+        ("--tools calculator --input-template {}", "--tools with --input-template: its turns are messages, which"),
         ("--env w.py:W --tool-format hermes", "--tool-format hermes without --tools: has no effect; leave it out"),
         ("--tool-format xml --tools calculator", "--tool-format 'xml': Input should be 'auto', 'hermes'"),
         ("--tools /nowhere.py:f", "--tools /nowhere.py:f: there is no file /nowhere.py"),

@@ -85,6 +85,17 @@ def test_each_part_of_a_reward_has_a_mean_over_the_valid_samples_that_have_it(gr
     }
 
 
+def test_each_metric_of_an_environment_has_a_mean_over_the_valid_episodes_that_have_it(group_of):
+    records = ({"turns": [], "metrics": {"tools": 3.0, "b": 1.0}}, {"turns": [], "metrics": {"tools": 2.0}})
+    trained = replace(group_of([(1.0, 2), (0.0, 2)]), records=records)
+    dropped = replace(group_of([(9.0, 2, "invalid"), (1.0, 2)]), records=({"metrics": {"tools": 99.0}}, {}))
+    record = statistics([trained, group_of([(1.0, 2)])], [dropped])
+    assert {key: value for key, value in record.items() if key.startswith("agent/")} == {
+        "agent/b_mean": 1.0,
+        "agent/tools_mean": 2.5,
+    }
+
+
 def test_one_reward_has_no_parts(group_of):
     assert not [key for key in statistics([group_of([(1.0, 2)])]) if key.startswith("reward/")]
 

@@ -45,6 +45,25 @@ def test_rewards_of_an_environment_are_added_to_those_of_a_named_reward(run_in_t
             assert (score.reward, scored) == (given + scored, float(len(trajectory.text) % 2))
 
 
+@pytest.mark.parametrize("reward_type", ["env", "boxed"])
+def test_scores_of_an_agent_are_filtered_by_and_its_logs_are_metrics(run_in_threads, reward_type):
+    agent = f"{Path(__file__).parent}/scored_agent.py"
+    settings = {"env": agent, "filter_range": [0.01, 0.99], "max_steps": 2, "reward_type": reward_type}
+    trace = run_in_threads({**TALK, **settings})
+    assert [step["groups_filtered"] for step in trace.steps] == [0, 0]  # a mean reward of 7 is out of the range
+    odd = [len(each.text) % 2 for group in trace.groups for each in group.trajectories]
+    scores = [score for group in trace.groups for score in group.scores]
+    is_added = reward_type == "boxed"  # the scorer gives 1 to an answer of odd length
+    assert [score.reward for score in scores] == [7.0 + each * (1 + is_added) for each in odd]
+    assert [score.filter_score for score in scores] == [0.25 + each / 2 for each in odd]
+    assert [score.answer_correct for score in scores] == [is_added and each == 1 for each in odd]  # no score is 1
+    lines = records(trace.paths.rollouts)
+    for step in trace.steps:
+        of_step = [line["environment"]["metrics"]["is_odd"] for line in lines if line["step"] == step["step"]]
+        assert step["agent/is_odd_mean"] == pytest.approx(sum(of_step) / len(of_step))
+        assert not [key for key in step if key.startswith("agent/said")]
+
+
 def test_a_run_whose_episodes_all_fail_ends_with_the_cause(run_in_threads):
     with pytest.raises(RunError, match=r"samples failed because: all 2 episodes failed, .* the world has ended"):
         run_in_threads({**TALK, "env_arg": ["fails=true"]})

@@ -62,16 +62,16 @@ def engine(tokenizer):
 
 @pytest.fixture
 def lease_of(template):
-    """(number, size of the group, purpose, of the sampling) -> a lease of a prompt."""
+    """(number, size of the group, purpose, text of --input-template, of the sampling) -> a lease of a prompt."""
 
-    def make(number=0, group_size=2, purpose="train", columns=None, **sampling):
+    def make(number=0, group_size=2, purpose="train", columns=None, text=None, **sampling):
         prompt = Prompt(
             uid=f"p{number}",
-            token_ids=template.prompt(QUESTION),
+            token_ids=template.prompt(QUESTION) if text is None else template.encode(text),
             ground_truth="4",
             purpose=purpose,
             messages=QUESTION,
-            rendered=template.render(QUESTION),
+            rendered=template.render(QUESTION) if text is None else text,
             columns=columns or {},
         )
         params = SamplingParams(**{"temperature": 0.7, "max_new_tokens": 12, "seed": 11, **sampling})

@@ -109,6 +109,27 @@ class AgentInstance(AgentInstanceBase):
     assert done.scores[0].reward == 6.0
 
 
+def test_a_change_of_the_sampling_holds_for_later_turns_and_one_of_max_tokens_for_one(play_file, file):
+    """OpenRLHF gives the same object to each step, and sets its max_tokens anew."""
+    script = file("""
+from openrlhf.utils.agent import AgentInstanceBase
+
+class AgentInstance(AgentInstanceBase):
+    def __init__(self):
+        self.turn = 0
+    async def step(self, states):
+        self.turn += 1
+        params = states["sampling_params"]
+        assert params.max_tokens == 64
+        if self.turn == 1:
+            params.temperature, params.max_tokens = 0.25, 1
+        return {"rewards": 1, "environment_feedback": "+", "done": self.turn == 3}
+""")
+    (trajectory,) = play_file(script, lambda context: "hm", group_size=1).trajectories
+    assert trajectory.temperature.tolist() == pytest.approx([0.7] * 3 + [0.25] * 4)
+    assert [turn.end - turn.start for turn in trajectory.turns] == [3, 1, 3]
+
+
 @pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.full)])
 def test_execute_of_openrlhf_asks_the_engine_and_is_recorded_as_it_was_sampled(play_file, template, isolation):
     done = play_file(EXAMPLES / "openrlhf_executor.py", lambda context: "hm", "--env-isolation", isolation)
@@ -140,6 +161,11 @@ class AgentExecutor(AgentExecutorBase):
         ("return {'reward': None}", "execute has to return a dictionary with a reward"),
         ("return {'reward': 1, 'observation_tokens': tokens}", "observation_tokens that execute returned are not"),
         ("return {'reward': 1, 'action_ranges': [(0, 1)]}", "execute returned action_ranges [(0, 1)]"),
+        ("return {'reward': 1, 'action_loss_mask': [1, 0]}", "execute returned an action_loss_mask with zeros"),
+        (
+            "await llm_engine.generate(tokens, sampling_params, multi_modal_data={'image': 1})",
+            "takes token ids and sampling_params, and not multi_modal_data; only text is supported",
+        ),
         ("raise OSError('no search')", "the agent raised OSError: no search"),
         ("sampling_params.n = 4; await llm_engine.generate(tokens, sampling_params)", "n=4 answers to a turn"),
         (
@@ -216,11 +242,3 @@ def test_a_reward_that_the_file_gives_already_is_not_counted_again(file):
     loop = EXAMPLES / "rl4llm_env.py"
     with pytest.raises(ConfigError, match=r"rl4llm_env.py:CustomReward with --env .*rl4llm_env.py: "):
         check_environment(parse(["--env", f"{loop}", "-rt", f"{loop}:CustomReward"])[0])
-
-
-def test_the_first_turn_of_an_executor_is_sampled_as_the_flags_say(play_file, file):
-    text = EXECUTE.replace("{}", "return {'reward': 1}")
-    for change in ("temperature = 0.5", "max_tokens = 5"):
-        script = file(text.replace("output =", f"sampling_params.{change}\n        output ="))
-        cause = str(play_file(f"{script.rename(script.with_stem(change[:5]))}", lambda context: "hm").error)
-        assert "of the first turn: it is sampled as the run's flags say" in cause

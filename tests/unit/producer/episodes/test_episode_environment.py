@@ -180,6 +180,48 @@ def test_the_next_turn_is_sampled_as_the_step_says(play, engine):
     assert trajectory.temperature.tolist() == pytest.approx([0.7] * ends[0] + [1.5] * ends[1] + [0.7] * ends[2])
 
 
+@pytest.mark.parametrize(("purpose", "cause"), [("train", "temperature 0 of a training turn"), ("eval", None)])
+def test_the_first_turn_is_sampled_as_reset_says(play, engine, purpose, cause):
+    def reset(task):
+        assert task.sampling == {
+            "temperature": 0.7, "top_p": 1.0, "top_k": None, "max_new_tokens": 12, "stop": ()
+        }  # fmt: skip
+        return Step(sampling={"temperature": 0, "max_new_tokens": 3})
+
+    (done,) = play(lambda: Talk(turns=2, reset=reset), group_size=1, purpose=purpose)
+    if cause is not None:
+        assert cause in done.error
+        return
+    first, second = [request.sampling for request in engine.requests]
+    assert (first.temperature, first.max_new_tokens, second.temperature, second.max_new_tokens) == (0, 3, 0.7, 12)
+    (trajectory,) = done.trajectories
+    assert trajectory.temperature.tolist()[:1] == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("step", "cause"),
+    [
+        (Step(done=True, filter_score=float("nan")), "filter_score is nan"),
+        (Step(done=True, metrics={"a": "text"}), "metric 'a' is 'text'"),
+        (Step(done=True, metrics={"\ud800": 1.0}), "a name must be text that UTF-8 can hold"),
+    ],
+)
+def test_a_score_or_a_metric_that_is_no_number_makes_the_episode_invalid(play, step, cause):
+    (done,) = play(lambda: Talk(step=lambda action: step), group_size=1)
+    assert cause in done.error
+
+
+def test_a_score_says_what_is_correct_and_what_is_filtered_and_the_last_step_counts(play):
+    def step(action):
+        score, metrics = (0.5, {"a": 1}) if action.turn else (1.0, {"a": 2, "b": 3})
+        return Step(reward=4.0, done=action.turn == 1, filter_score=score, metrics=metrics)
+
+    (done,) = play(lambda: Talk(step=step), group_size=1)
+    score = done.scores[0]
+    assert (score.reward, score.filter_score, score.answer_correct, score.verdict) == (8.0, 0.5, False, "wrong")
+    assert (done.records[0]["filter_score"], done.records[0]["metrics"]) == (0.5, {"a": 1.0})
+
+
 def test_64_episodes_at_once_sample_what_64_one_after_another_do(play, lease_of):
     class Slow(Talk):
         def step(self, action):

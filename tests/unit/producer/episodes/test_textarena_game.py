@@ -31,7 +31,7 @@ def refusal(name, *arguments):
 
 @pytest.fixture
 def limits():
-    return RunLimits(model="", chat_template=None, max_turns=9, max_tokens=9, max_new_tokens=9)
+    return RunLimits(model="", chat_template=None, max_turns=9, max_tokens=9)
 
 
 def test_a_game_is_played_to_its_end_and_gives_its_reward(play_file, template):

@@ -34,6 +34,14 @@ def set_chat_template(tokenizer: Any, template: str) -> None:
         return
 
 
+def template_of(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return the template that transformers takes of a tokenizer with several, by the tools; empty if it has none."""
+    templates = tokenizer.chat_template
+    if not isinstance(templates, dict):
+        return templates or ""
+    return str(templates.get("tool_use" if tools and "tool_use" in templates else "default", ""))
+
+
 def apply_chat_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], where: str, **options: Any) -> Any:
     """Return what the tokenizer makes of messages.
 

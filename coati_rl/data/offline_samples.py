@@ -7,6 +7,7 @@ last token that they have in common before their completions.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -57,13 +58,32 @@ def sft_samples(
             encoded = encode_text(form.prompt, form.text, tokenizer)
         else:
             assert isinstance(form, Conversation)  # noqa: S101, of the job's formats
-            turns = assistant_turns(form.messages)[-1 if loss_on == "last" else 0 :]
-            turns = [] if loss_on == "all" else turns
-            encoded = encode_conversation(form.messages, tokenizer, turns=turns, tools=form.tools, where=form.where)
+            encoded = _encode_turns(form, tokenizer, loss_on)
         every = np.ones(len(encoded.token_ids), dtype=bool)
         return (EncodedText(token_ids=encoded.token_ids, is_completion=every) if loss_on == "all" else encoded,)
 
     return _samples([(encode(form), ({},)) for form in forms], max_length, shares_prompt=False, first=first)
+
+
+def _encode_turns(form: Conversation, tokenizer: Any, loss_on: LossOn) -> EncodedText:
+    """Tokenise a conversation, with marks on the turns of `loss_on`; "all" marks none.
+
+    Raises: ConfigError; it names --loss-on last where that would take the row.
+    """
+    encode = partial(encode_conversation, form.messages, tokenizer, tools=form.tools, where=form.where)
+    turns = assistant_turns(form.messages)
+    if loss_on != "assistant":
+        return encode(turns=turns[-1:] if loss_on == "last" else ())
+    try:
+        return encode(turns=turns)
+    except ConfigError as error:
+        if len(turns) == 1:
+            raise
+        try:
+            encode(turns=turns[-1:])
+        except ConfigError:
+            raise error from None
+        raise ConfigError(f"{error}; or --loss-on last, which trains the last turn of every row alone") from error
 
 
 def pair_samples(forms: Sequence[Form], tokenizer: Any, *, max_length: int) -> OfflineSamples:

@@ -11,7 +11,6 @@ T tokens of a sequence.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -164,7 +163,7 @@ def _opening(first: str, chat: _Chat) -> str:
     """
     question = [{"role": "user", "content": "question"}]
     told, asked = (chat.rendered(question, is_asking=is_asking) for is_asking in (False, True))
-    header = asked[len(commonprefix([told, asked])) :]
+    header = asked[_num_common(told, asked) :]
     before, found, _ = first.partition(header) if header else ("", "", "")
     if not found:
         raise ConfigError(
@@ -196,8 +195,14 @@ def _unlike_prompt(told: str, before: str, after: str, where: str) -> str:
 
 def _parting(one: str, other: str) -> str:
     """Return the texts from where they part."""
-    place = len(commonprefix([one, other]))
+    place = _num_common(one, other)
     return f"{_shortened(one[place:])!r} becomes {_shortened(other[place:])!r}"
+
+
+def _num_common(one: str, other: str) -> int:
+    """Count the characters that both texts begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _shortened(text: str) -> str:

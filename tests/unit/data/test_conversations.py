@@ -40,7 +40,9 @@ def test_a_turn_ends_with_the_special_token_that_ends_it_even_if_that_has_no_nam
 
 
 def test_a_special_token_without_a_name_that_a_turn_quotes_does_not_end_it():
-    plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: "
+    plain = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: "
+    )
     tokenizer = with_unnamed_special("<eos>", "<image>", template=plain + "{% endif %}")
     quoting = (QUESTION, {"role": "assistant", "content": "Write <image> here"})
     assert learned(quoting, tokenizer) == "Write <image> here\n"
@@ -68,7 +70,11 @@ def test_a_conversation_may_begin_with_the_assistant(family, text):
 @pytest.mark.parametrize(
     ("family", "messages", "reason"),
     [
-        ("qwen3", TWO_TURNS, r"line 7: .*changes earlier messages when one is added \('<think>.*' becomes 'Two<\|im_end"),
+        (
+            "qwen3",
+            TWO_TURNS,
+            r"line 7: .*changes earlier messages when one is added \('<think>.*' becomes 'Two<\|im_end",
+        ),
         ("gptoss", TWO_TURNS, r"line 7: .*changes earlier messages when one is added \('return\|>' becomes 'end\|>"),
         ("qwen3_5_think", GREETED, "line 7, messages 1 to 1 alone, by which a turn is located: .*No user query found"),
     ],
@@ -83,14 +89,18 @@ def test_a_row_whose_last_turn_can_be_located_is_refused_with_the_flag_that_take
 @pytest.mark.parametrize("loss_on", ["assistant", "last"])
 @pytest.mark.parametrize("family", ["deepseekv3", "nemotron_3_nano"])
 def test_a_template_that_opens_a_thought_only_where_it_asks_is_refused_with_both_texts(family, loss_on):
-    with pytest.raises(ConfigError, match=r"asks for an answer with '.*<think>\\n', and writes .* as '.*Two") as refused:
+    with pytest.raises(
+        ConfigError, match=r"asks for an answer with '.*<think>\\n', and writes .* as '.*Two"
+    ) as refused:
         learned(TWO_TURNS[:2], family_tokenizer(family), loss_on)
     assert "--loss-on last" not in str(refused.value)
     assert learned(TWO_TURNS[:2], family_tokenizer(family), "all")
 
 
 def test_a_conversation_that_the_template_refuses_as_a_whole_is_refused_with_its_own_words():
-    with pytest.raises(ConfigError, match="line 7: the model's chat template refuses it: Conversation roles") as refused:
+    with pytest.raises(
+        ConfigError, match="line 7: the model's chat template refuses it: Conversation roles"
+    ) as refused:
         learned(GREETED, family_tokenizer("gemma3"))
     assert "--loss-on" not in str(refused.value)
 

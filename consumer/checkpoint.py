@@ -23,23 +23,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coati_rl.checkpoint.directory import prune, write_manifest, write_state
+from coati_rl.checkpoint.tokenizer_files import write_files
 from coati_rl.disk import disk_problem
 from coati_rl.errors import ConfigError, RunError
 from consumer.parallel.parameters import ParameterInfo
 
 MAX_FILE_BYTES = 2 * 2**30  # of weights per file; their optimizer state goes to a second file of the same number
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
 
 
 class CheckpointWriter:
@@ -85,7 +74,6 @@ class CheckpointWriter:
         self,
         *,
         model: PreTrainedModel,
-        tokenizer_dir: Path,
         state: Mapping[str, Any],
         keep: int | None,
         files: Mapping[str, bytes] | None = None,
@@ -94,9 +82,8 @@ class CheckpointWriter:
 
         Args:
             model: its configuration is saved.
-            tokenizer_dir: the tokenizer's files are copied from here, byte for byte.
             state: the remaining state that a resume needs, written as JSON.
-            files: further files, by name.
+            files: further files, by name: the tokenizer's among them.
             keep: number of checkpoints to keep in the parent directory, this one included; None: all.
         """
         with _disk_errors(self.directory):
@@ -107,11 +94,7 @@ class CheckpointWriter:
             if model.can_generate():
                 model.generation_config.save_pretrained(self._partial)
             self._write_index()
-            for name in TOKENIZER_FILES:
-                if (tokenizer_dir / name).is_file():
-                    shutil.copyfile(tokenizer_dir / name, self._partial / name)
-            for name, content in (files or {}).items():
-                (self._partial / name).write_bytes(content)
+            write_files(self._partial, files or {})
             write_state(self._partial, state)
             write_manifest(self._partial)
             _publish(self._partial, self.directory)

@@ -28,6 +28,7 @@ from coati_rl.runtime.offline_rows import (
 )
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.resources import find_device, read_model_config, resolve_model, sharding_warnings
+from coati_rl.runtime.saved_tokenizer import check_of_dataset
 from coati_rl.samples import Sample
 from coati_rl.types import Device
 
@@ -131,6 +132,7 @@ def _with_model(
     )
     sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
     _check_not_empty(config, sets)
+    check_of_dataset(config, forms, tokenizer)
     config = with_offline_defaults(config, device)
     memory, of_memory = check_job_memory(
         config, hf_config, device, samples=sets[TRAIN_FLAG].samples, check_layout=check_layout

@@ -15,14 +15,15 @@ class RunLimits:
     max_turns: int
     max_tokens: int  # of the longest context
     max_new_tokens: int  # of an answer
+    template_date: str | None = None  # that the template writes as today's
 
     def tokenizer(self) -> Any:
         """Return the run's tokenizer, loaded once in a process."""
-        return _tokenizer(self.model, self.chat_template)
+        return _tokenizer(self.model, self.chat_template, self.template_date)
 
 
 @functools.cache
-def _tokenizer(model: str, chat_template: str | None) -> Any:
+def _tokenizer(model: str, chat_template: str | None, template_date: str | None) -> Any:
     from coati_rl.runtime.resources import load_tokenizer  # takes its time, and most episodes need none
 
-    return load_tokenizer(Path(model), chat_template=chat_template)
+    return load_tokenizer(Path(model), chat_template=chat_template, template_date=template_date)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import normalizers
 from transformers import AutoTokenizer
 
@@ -15,6 +17,8 @@ from coati_rl.checkpoint.tokenizer_files import read_tokenizer_files, write_file
 from coati_rl.config.cli import parse, parse_job
 from coati_rl.config.commands import OFFLINE
 from coati_rl.config.offline_rules import check_offline
+from coati_rl.data.forms import Conversation
+from coati_rl.data.offline_samples import sft_samples
 from coati_rl.errors import ConfigError
 from coati_rl.runtime import saved_tokenizer
 from coati_rl.runtime.prepare_offline import prepare_offline
@@ -210,6 +214,40 @@ def test_the_samples_of_every_job_are_compared(make, prepared, monkeypatch):
         seen.clear()
         prepared(model, job=job, rows=some)
         assert len(seen) == 4
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """The tokenizers of a model with named templates and of its checkpoint."""
+    directory = tmp_path_factory.mktemp("both")
+    (directory / "model").mkdir()
+    (directory / "model/config.json").write_text(json.dumps(CONFIG))
+    with_named_templates(directory / "model")
+    return [read_tokenizer(each) for each in (directory / "model", as_saved(directory / "model", directory / "saved"))]
+
+
+@settings(max_examples=25)
+@given(
+    texts=st.tuples(*[st.text(max_size=12) | st.just("2026-01-31 <|im_end|> \n\n 1.50 é")] * 4),
+    arguments=st.none() | st.dictionaries(st.text(max_size=4), VALUES, max_size=3),
+    is_two_turns=st.booleans(),
+)
+def test_a_checkpoint_gives_the_tokens_and_masks_of_its_model_for_any_row(both, texts, arguments, is_two_turns):
+    roles = ("user", "assistant") * (2 if is_two_turns else 1)
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+    if arguments is not None:
+        messages[-1]["tool_calls"] = [{"type": "function", "function": {"name": "add", "arguments": arguments}}]
+    form = Conversation(messages=tuple(messages), tools=() if arguments is None else (TOOL,))
+    (own,), (its,) = (sft_samples([form], each, max_length=9999, loss_on="last").samples for each in both)
+    assert own.token_ids.tolist() == its.token_ids.tolist()
+    assert own.loss_mask.tolist() == its.loss_mask.tolist() and own.num_loss_tokens
 
 
 def test_tekken_gives_the_tokens_of_mistrals_own_class(make):

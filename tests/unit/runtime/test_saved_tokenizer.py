@@ -2,10 +2,12 @@
 
 import base64
 import copy
+import io
 import json
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,6 +87,23 @@ def with_vocabulary_and_merges(directory: Path) -> None:
     (directory / "added_tokens.json").write_text(json.dumps(added))
 
 
+def with_sentencepiece(directory: Path) -> None:
+    """As Llama 2's: tokenizer.model, which transformers converts, and a template in the settings."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["What is 1 + 1? The answer is two, and 1 + 2 is three."] * 3),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=300,
+        byte_fallback=True,
+        minloglevel=2,
+    )
+    (directory / "tokenizer.model").write_bytes(model.getvalue())
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    template = PLAIN.replace("<|im_end|>", "</s>").replace("{{ m.content }}", "{{ m.content }}{{ m.tool_calls }}")
+    (directory / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+
+
 def with_tekken(directory: Path) -> None:
     """Mistral's own format, without any other file."""
     texts = [bytes([i]) for i in range(256)] + [b" +", b"Two", b" =", b" 1", b"add"]
@@ -109,6 +128,7 @@ KINDS = {
     "named templates": with_named_templates,
     "templates in its config": with_templates_in_its_config,
     "vocabulary and merges": with_vocabulary_and_merges,
+    "sentencepiece": with_sentencepiece,
     "tekken": with_tekken,
 }
 
@@ -144,7 +164,7 @@ def arrays(job):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_gives_the_tokens_and_masks_of_its_model(make, prepared, tmp_path, kind):
-    model = make(kind, **({"model_type": "mistral"} if kind == "tekken" else {}))
+    model = make(kind, model_type={"tekken": "mistral", "sentencepiece": "llama"}.get(kind, "qwen3"))
     of_model = prepared(model)
     assert len(of_model.train) == 2 and all(sample.num_loss_tokens for sample in of_model.train)
     assert arrays(prepared(as_saved(model, tmp_path / "saved"))) == arrays(of_model)

@@ -58,7 +58,7 @@ def _run(config: GenerateConfig, *, is_dry_run: bool) -> int:
     _set_environment("cuda" if has_gpu else "cpu", config)  # before transformers is imported
     from coati_rl.runtime.prepare_generation import prepare_generation
     from coati_rl.runtime.prompts import RewardFacts
-    from producer.batch.output import BatchOutput
+    from producer.batch.output import BatchOutput, earlier_settings
     from producer.batch.unscored import Unscored
     from producer.engines.decoding_trial import check_decoding
     from producer.engines.vllm_arguments import check_engine_args, check_quantization
@@ -73,7 +73,8 @@ def _run(config: GenerateConfig, *, is_dry_run: bool) -> int:
     facts = RewardFacts(
         default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth, columns_of=columns_of
     )
-    prepared = prepare_generation(config, rewards=facts)
+    earlier = None if config.output.overwrite else earlier_settings(Path(config.output.output or ""))
+    prepared = prepare_generation(config, rewards=facts, earlier=earlier)
     if config.sampling.backend == "transformers":
         check_decoding(prepared.model)
     told = [*prepared.warnings]

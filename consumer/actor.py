@@ -98,6 +98,7 @@ class TrainerActor:
             model_dir=self._resume_dir or Path(config.model.model),
             tokenizer_dir=Path(config.model.model),
             chat_template=config.data.chat_template,
+            template_date=config.data.template_date,
             reference_dir=models.reference_dir,
             teacher_dir=models.teacher_dir,
             keeps_old_policy=models.keeps_old_policy,

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.checkpoint.directory import load_state
+from coati_rl.checkpoint.resumed_run import DATE_KEY
+from coati_rl.checkpoint.tokenizer_files import read_tokenizer_files
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.training import PluginName
 from coati_rl.data.packing import blank_micro_batch
@@ -39,6 +41,7 @@ class BackendConfig:
     model_dir: Path  # Hugging Face model, or a checkpoint of ours
     tokenizer_dir: Path | None = None  # tokenizer to copy into checkpoints; None: model_dir's
     chat_template: str | None = None  # written into checkpoints in place of the tokenizer's
+    template_date: str | None = None  # that the run's chat templates write as today's; kept in checkpoints
     reference_dir: Path | None = None  # reference model of the KL penalty; None: no reference model
     teacher_dir: Path | None = None  # teacher of a distillation; None: no teacher
     scalar_head: ScalarHead | None = None  # of the trained model, in place of its LM head
@@ -94,6 +97,12 @@ class Backend:
         self.device = parallelism.device
         self.precision = config.precision
         self.layout = parallelism.layout
+        # Read once: the directory may change, or go, while the run goes on.
+        self._tokenizer_files = (
+            read_tokenizer_files(config.tokenizer_dir or config.model_dir, chat_template=config.chat_template)
+            if self.layout.sender == 0
+            else {}
+        )
         self.policy = self._load("policy", config.model_dir, config.optimizer)
         self._models: dict[Role, Model] = {"policy": self.policy}
         if config.reference_dir is not None:
@@ -207,8 +216,7 @@ class Backend:
 
         Raises: RunError on every rank if it cannot be written.
         """
-        if self._config.chat_template is not None:
-            files = {**(files or {}), "chat_template.jinja": self._config.chat_template.encode()}
+        date = self._config.template_date
         writer = CheckpointWriter(directory, self.policy.infos, dtype=DTYPES[self._config.precision])
         agree, is_first_rank = self._parallelism.agree, self.layout.sender == 0
         agree(writer.begin if is_first_rank else None)
@@ -216,9 +224,13 @@ class Backend:
         publish = partial(
             writer.publish,
             model=self.policy.module,
-            tokenizer_dir=self._config.tokenizer_dir or self._config.model_dir,
-            state={**state, "rng_state": b64encode(torch.get_rng_state().numpy().tobytes()).decode()},
-            files=files,
+            settings_dir=self._config.tokenizer_dir or self._config.model_dir,
+            state={
+                **state,
+                "rng_state": b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
+                **({} if date is None else {DATE_KEY: date}),
+            },
+            files={**self._tokenizer_files, **(files or {})},
             keep=self._config.keep_checkpoints,
         )
         agree(publish if is_first_rank else None)

@@ -24,26 +24,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coati_rl.checkpoint.directory import prune, write_manifest, write_state
+from coati_rl.checkpoint.tokenizer_files import write_files
 from coati_rl.disk import disk_problem
 from coati_rl.errors import ConfigError, RunError
-from coati_rl.model_files.saving import file_of_model, write_settings
+from coati_rl.model_files.saving import write_settings
 from consumer.parallel.parameters import ParameterInfo
 
 logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 2 * 2**30  # of weights per file; their optimizer state goes to a second file of the same number
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
 
 
 class CheckpointWriter:
@@ -89,7 +78,7 @@ class CheckpointWriter:
         self,
         *,
         model: PreTrainedModel,
-        tokenizer_dir: Path,
+        settings_dir: Path,
         state: Mapping[str, Any],
         keep: int | None,
         files: Mapping[str, bytes] | None = None,
@@ -98,10 +87,9 @@ class CheckpointWriter:
 
         Args:
             model: its configuration is saved.
-            tokenizer_dir: the tokenizer's files are copied from here, byte for byte, and settings of the model that
-                transformers refuses to write.
+            settings_dir: of a model, whose settings that transformers refuses to write are copied from here.
             state: the remaining state that a resume needs, written as JSON.
-            files: further files, by name.
+            files: further files, by name: the tokenizer's among them.
             keep: number of checkpoints to keep in the parent directory, this one included; None: all.
         """
         with _disk_errors(self.directory):
@@ -109,15 +97,10 @@ class CheckpointWriter:
             # transformers removes this prefix, too, when it saves: FSDP2 derives a class of that name from the model's.
             config.dtype, config.architectures = self._dtype, [type(model).__name__.removeprefix("FSDP")]
             generation = model.generation_config if model.can_generate() else None
-            for line in write_settings(self._partial, config, generation, tokenizer_dir):
+            for line in write_settings(self._partial, config, generation, settings_dir):
                 logger.warning("%s: %s", self.directory, line)
             self._write_index()
-            for name in TOKENIZER_FILES:
-                content = file_of_model(tokenizer_dir / name)
-                if content is not None:
-                    (self._partial / name).write_bytes(content)
-            for name, content in (files or {}).items():
-                (self._partial / name).write_bytes(content)
+            write_files(self._partial, files or {})
             write_state(self._partial, state)
             write_manifest(self._partial)
             _publish(self._partial, self.directory)

@@ -96,9 +96,13 @@ def make_environment(config: Config) -> OwnedEnvironment | None:
         from producer.gateway.made_agents import make_agents  # with a web server, which other runs do not load
 
         return make_agents(config)
-    is_text = config.data.input_template is not None
+    data = config.data
+    is_text = data.input_template is not None
     tokenizer = load_tokenizer(
-        Path(config.model.model), chat_template=config.data.chat_template, needs_chat_template=not is_text
+        Path(config.model.model),
+        chat_template=data.chat_template,
+        template_date=data.template_date,
+        needs_chat_template=not is_text,
     )
     limits = EpisodeLimits(
         max_turns=environment.max_turns, max_tokens=config.max_model_len, timeout_s=environment.env_timeout
@@ -122,7 +126,8 @@ def make_environment(config: Config) -> OwnedEnvironment | None:
     name, arguments = environment.env, environment.arguments
     run_limits = RunLimits(
         model=str(config.model.model),
-        chat_template=config.data.chat_template,
+        chat_template=data.chat_template,
+        template_date=data.template_date,
         max_turns=limits.max_turns,
         max_tokens=limits.max_tokens,
         needs_chat_template=not is_text,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.checkpoint.directory import find_checkpoint, read_state
-from coati_rl.checkpoint.resumed_run import ResumedRun, changed_settings, check_shape, read_settings
+from coati_rl.checkpoint.resumed_run import ResumedRun, changed_settings, check_shape, date_hint, read_settings
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.data.dataset_source import DatasetSource
 from coati_rl.errors import ConfigError
@@ -77,9 +77,10 @@ def _check_rows(config: OfflineConfig, here: dict[str, Any], there: dict[str, An
     if any(here[name] != there.get(name) for name in ("num_samples", "fingerprint")):
         numbers = f"{here['num_samples'] // config.UNIT} rows here, {there.get('num_samples', 0) // config.UNIT} there"
         raise ConfigError(
-            f"--dataset {config.data.dataset}: not the rows of {where} ({numbers}, as they are tokenised), so that its "
-            "position in the data is not valid; use that run's --dataset, --max-length and --model, or start from the "
-            "weights alone with --model"
+            f"--dataset {config.data.dataset}: not the rows of {where} ({numbers}, as they are tokenised)"
+            f"{date_hint(config)}, so that its position in the data is not valid; use that run's --dataset, "
+            "--max-length and --model, or start from the weights "
+            "alone with --model"
         )
     if here["mixing"] != there.get("mixing"):
         before = "not mixed by shares" if there.get("mixing") is None else f"mixed by shares ({there['mixing']})"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from coati_rl.checkpoint.directory import ROLLOUTS_FILE, find_checkpoint, read_state
 from coati_rl.checkpoint.position import Position, read_data_state
-from coati_rl.checkpoint.resumed_run import ResumedRun, changed_settings, check_shape, read_settings
+from coati_rl.checkpoint.resumed_run import ResumedRun, changed_settings, check_shape, date_hint, read_settings
 from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.config import Config
 from coati_rl.config.tasks import TaskConfig
@@ -98,9 +98,9 @@ def _check_draw_order(config: Config, source: PromptSource | None, order: DrawOr
     if (here.num_prompts, here.fingerprint) != (order.num_prompts, order.fingerprint):
         numbers = f"{_number(here)} prompts here, {_number(order)} there"
         raise ConfigError(
-            f"--dataset {config.data.dataset_text}: not the prompts of --checkpoint-path {directory} ({numbers}), so "
-            "that its position in the data is not valid; use that run's --dataset, --system-prompt, --reward-type and "
-            "--max-prompt-tokens, or start from the weights alone with --model"
+            f"--dataset {config.data.dataset_text}: not the prompts of --checkpoint-path {directory} ({numbers})"
+            f"{date_hint(config)}, so that its position in the data is not valid; use that run's --dataset, "
+            "--system-prompt, --reward-type and --max-prompt-tokens, or start from the weights alone with --model"
         )
 
 

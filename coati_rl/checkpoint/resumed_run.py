@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from coati_rl.checkpoint.directory import find_checkpoint, load_state
 from coati_rl.checkpoint.former_settings import read_flat
 from coati_rl.config.fields import role_of
 from coati_rl.config.training import TrainingConfig
@@ -16,6 +17,8 @@ from coati_rl.model_files.stored import read_stored
 from coati_rl.model_files.values import has_own_head
 
 Job = TypeVar("Job", bound=TrainingConfig)
+
+DATE_KEY = "template_date"  # of a checkpoint's state
 
 _SHAPE = (
     "model_type",
@@ -50,6 +53,23 @@ class ResumedRun(ABC):
     def record(self) -> dict[str, Any]:
         """Return the record of the resumption in the run directory, as JSON."""
         return {"step": self.step, "checkpoint": str(self.directory), "changes": list(self.changes)}
+
+
+def kept_date(checkpoint_path: str | None) -> str | None:
+    """Return the date that the templates of a checkpoint's run write; None if it has none. Raises: ConfigError."""
+    if checkpoint_path is None:
+        return None
+    try:
+        date = load_state(find_checkpoint(Path(checkpoint_path))).get(DATE_KEY)
+    except ValueError:  # which is reported when the whole checkpoint is read
+        return None
+    return date if isinstance(date, str) else None
+
+
+def date_hint(config: TrainingConfig) -> str:
+    """Return what to try where rows differ from a checkpoint's, if chat templates write the date; else nothing."""
+    date = config.data.template_date
+    return "" if date is None else f" (the chat template writes the date, here {date}; --template-date sets it)"
 
 
 def read_settings(config: Job, directory: Path) -> Job | str:

@@ -1,5 +1,6 @@
 """Set the rows that are read and how text is rendered; for prompts also their tasks, and how many are drawn."""
 
+from datetime import datetime
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,21 @@ class DatasetFields(Section):
         "are saved with it.",
         metavar="FILE",
     )
+
+    template_date: str | None = experiment(
+        None,
+        "Date that chat templates write as today's (YYYY-MM-DD, or with Thh:mm:ss), where they write one; default: "
+        "that of the run's start, which checkpoints keep.",
+        metavar="DATE",
+    )
+
+    @field_validator("template_date")
+    @classmethod
+    def _is_a_date(cls, text: str | None) -> str | None:
+        try:
+            return text if text is None else datetime.fromisoformat(text).isoformat()
+        except ValueError:
+            raise ValueError("is no date; write it as 2026-01-31") from None
 
     @field_validator("input_template")
     @classmethod

@@ -1,7 +1,13 @@
-"""Give a tokenizer the chat template of --chat-template, and apply templates, which may raise anything."""
+"""Give a tokenizer the chat template of --chat-template, fix the date that templates write, and apply them.
+
+Some templates write today's date (Llama 3.1, Granite, gpt-oss): they call `strftime_now`, a function that transformers
+gives them. A run has one date, so that its prompts are the same in all its processes, and when it is resumed.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -35,6 +41,38 @@ def set_chat_template(tokenizer: Any, template: str) -> None:
         raise ConfigError(f"--chat-template, line {error.lineno}: is no Jinja template: {error}") from error
     except Exception:  # noqa: BLE001 - a conversation of one message may be refused; rows that are refused are named
         return
+
+
+def writes_date(tokenizer: Any) -> bool:
+    """Return True if one of its templates may write today's date."""
+    return "strftime_now" in str(tokenizer.chat_template)
+
+
+def now() -> str:
+    """Return the local date and time, as `fix_date` takes them."""
+    return datetime.now().isoformat(timespec="seconds")
+
+
+def fix_date(tokenizer: Any, date: str | None) -> None:
+    """Let the templates of this tokenizer write another date than today's.
+
+    Args:
+        tokenizer: changed in place, whoever applies its template.
+        date: local date, or date and time, in ISO format; None: today's.
+    """
+    tokenizer.__dict__.pop("apply_chat_template", None)
+    if date is not None:
+        strftime = datetime.fromisoformat(date).strftime
+        apply = type(tokenizer).apply_chat_template
+        tokenizer.apply_chat_template = partial(apply, tokenizer, strftime_now=strftime)
+
+
+def template_of(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return the template that transformers takes of a tokenizer with several, by the tools; empty if it has none."""
+    templates = tokenizer.chat_template
+    if not isinstance(templates, dict):
+        return templates or ""
+    return str(templates.get("tool_use" if tools and "tool_use" in templates else "default", ""))
 
 
 def apply_chat_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], where: str, **options: Any) -> Any:

@@ -10,18 +10,21 @@ T tokens of a sequence.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from coati_rl.data.chat_template import apply_chat_template, check_options
+from coati_rl.data.chat_template import apply_chat_template, check_options, template_of
 from coati_rl.data.forms import Message, Messages
+from coati_rl.data.special_tokens import length_of_turn
 from coati_rl.errors import ConfigError
 
 NO_OPTIONS: Mapping[str, Any] = {}
 
 _MARKS = re.compile(r"\{%-?\s*generation\b")
+_REMEDY = "use a --chat-template that only adds text, or one that marks the turns with {% generation %}"
+_LONGEST_QUOTE = 60  # characters of a template's text in messages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +57,7 @@ def encode_conversation(
     """
     check_options(tokenizer, options, where)
     chat = _Chat(tokenizer=tokenizer, tools=tools, options=options, where=where)
-    marked = _marked_turns(messages, chat) if _MARKS.search(str(tokenizer.chat_template)) else None
+    marked = _marked_turns(messages, chat) if _MARKS.search(template_of(tokenizer, tools)) else None
     if marked is not None:
         token_ids, by_turn = marked
         is_completion = np.zeros(len(token_ids), dtype=bool)
@@ -66,7 +69,7 @@ def encode_conversation(
     is_completion = np.zeros(len(token_ids), dtype=bool)
     for begin, end in spans:
         turn = np.flatnonzero((starts >= begin) & (starts < end))
-        is_completion[turn[: _length_of_turn(token_ids[turn], tokenizer)]] = True
+        is_completion[turn[: length_of_turn(token_ids[turn], tokenizer)]] = True
     return EncodedText(token_ids=token_ids, is_completion=is_completion)
 
 
@@ -118,6 +121,14 @@ class _Chat:
     def rendered(self, messages: Sequence[Message], *, is_asking: bool) -> str:
         return str(self.apply(messages, add_generation_prompt=is_asking, tokenize=False))
 
+    def beginning(self, messages: Messages, count: int, *, is_asking: bool) -> str:
+        """Render the first messages by themselves; some templates refuse what they accept as a part."""
+        chat = replace(self, where=f"{self.where}, messages 1 to {count} alone, by which a turn is located")
+        try:
+            return chat.rendered(messages[:count], is_asking=is_asking)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; {_REMEDY}") from error
+
 
 def _marked_turns(messages: Messages, chat: _Chat) -> tuple[np.ndarray, dict[int, np.ndarray]] | None:
     """Return the tokens, and those of each turn that the template marks; None if a turn has no mark of its own."""
@@ -136,17 +147,72 @@ def _located(messages: Messages, turns: Sequence[int], chat: _Chat) -> tuple[str
     text = chat.rendered(messages, is_asking=False)
     spans = []
     for index in turns:
-        before = chat.rendered(messages[:index], is_asking=True)
         is_last = index + 1 == len(messages)
-        after = text if is_last else chat.rendered(messages[: index + 1], is_asking=False)
-        if not after.startswith(before) or not text.startswith(after):
+        after = text if is_last else chat.beginning(messages, index + 1, is_asking=False)
+        before = chat.beginning(messages, index, is_asking=True) if index else _opening(after, chat)
+        if not after.startswith(before):
+            told = chat.beginning(messages, index, is_asking=False)
+            raise ConfigError(_unlike_prompt(told, before, after, chat.where))
+        if not text.startswith(after):
             raise ConfigError(
-                f"{chat.where}: the model's chat template changes earlier messages when one is added, so that the "
-                "turns of the assistant cannot be located; use a template that only adds text, or one that marks the "
-                "turns with {% generation %}"
+                f"{chat.where}: the model's chat template changes earlier messages when one is added ("
+                f"{_parting(after, text)}), so that the turns of the assistant cannot be located; {_REMEDY}"
             )
         spans.append((len(before), len(after)))
     return text, spans
+
+
+def _opening(first: str, chat: _Chat) -> str:
+    """Return what a conversation begins with if its first message is the assistant's, which no prompt precedes.
+
+    Its end is the text that asks for an answer: the template's generation prompt after any question.
+    """
+    question = [{"role": "user", "content": "question"}]
+    told, asked = (chat.rendered(question, is_asking=is_asking) for is_asking in (False, True))
+    header = asked[_num_common(told, asked) :]
+    before, found, _ = first.partition(header) if header else ("", "", "")
+    if not found:
+        raise ConfigError(
+            f"{chat.where}: the conversation begins with the assistant, and the model's chat template does not write "
+            f"its generation prompt there, so that this turn cannot be located; {_REMEDY}"
+        )
+    return before + found
+
+
+def _unlike_prompt(told: str, before: str, after: str, where: str) -> str:
+    """Return why a turn does not go on where the generation prompt ends.
+
+    Args:
+        told: the messages before the turn.
+        before: with the generation prompt.
+        after: with the turn in its place.
+        where: flag, file and row.
+    """
+    if not (before.startswith(told) and after.startswith(told)):
+        return (
+            f"{where}: the model's chat template changes earlier messages when one is added "
+            f"({_parting(before, after)}), so that the turns of the assistant cannot be located; {_REMEDY}"
+        )
+    return (
+        f"{where}: the model's chat template asks for an answer with {before[len(told) :]!r}, and writes the "
+        f"assistant's turn as {_shortened(after[len(told) :])!r}, which does not begin with that; {_REMEDY}"
+    )
+
+
+def _parting(one: str, other: str) -> str:
+    """Return the texts from where they part."""
+    place = _num_common(one, other)
+    return f"{_shortened(one[place:])!r} becomes {_shortened(other[place:])!r}"
+
+
+def _num_common(one: str, other: str) -> int:
+    """Count the characters that both texts begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."
 
 
 def _tokens(text: str, tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -154,9 +220,3 @@ def _tokens(text: str, tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarr
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     offsets = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
     return np.array(encoded["input_ids"], dtype=np.int32), offsets[:, 0], offsets[:, 1]
-
-
-def _length_of_turn(token_ids: np.ndarray, tokenizer: Any) -> int:
-    """Count tokens of a turn up to the last special one, which ends it; later text of the template is not sampled."""
-    special = np.flatnonzero(np.isin(token_ids, tokenizer.all_special_ids))
-    return int(special[-1]) + 1 if len(special) else len(token_ids)

@@ -7,6 +7,7 @@ last token that they have in common before their completions.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -57,16 +58,36 @@ def sft_samples(
             encoded = encode_text(form.prompt, form.text, tokenizer)
         else:
             assert isinstance(form, Conversation)  # noqa: S101, of the job's formats
-            trained = _trained_turns(form.messages)[-1 if loss_on == "last" else 0 :]
-            untrained = [index for index in assistant_turns(form.messages) if index not in trained]
-            turns = untrained if loss_on == "all" else trained
-            encoded = _encode_messages(form.messages, tokenizer, form, turns)
+            encoded = _encode_turns(form, tokenizer, loss_on)
         if loss_on != "all":
             return (encoded,)
         every = np.ones(len(encoded.token_ids), dtype=bool) if isinstance(form, Text) else ~encoded.is_completion
         return (EncodedText(token_ids=encoded.token_ids, is_completion=every),)
 
     return _samples([(encode(form), ({},)) for form in forms], max_length, shares_prompt=False, first=first)
+
+
+def _encode_turns(form: Conversation, tokenizer: Any, loss_on: LossOn) -> EncodedText:
+    """Tokenise a conversation, with marks on the turns that are trained; with "all" on those that are not.
+
+    Raises: ConfigError; it names --loss-on last where that would take the row.
+    """
+    encode = partial(_encode_messages, form.messages, tokenizer, form)
+    trained = _trained_turns(form.messages)
+    if loss_on == "all":
+        return encode([index for index in assistant_turns(form.messages) if index not in trained])
+    if loss_on == "last":
+        return encode(trained[-1:])
+    try:
+        return encode(trained)
+    except ConfigError as error:
+        if len(trained) <= 1:
+            raise
+        try:
+            encode(trained[-1:])
+        except ConfigError:
+            raise error from None
+        raise ConfigError(f"{error}; or --loss-on last, which trains the last turn of every row alone") from error
 
 
 def pair_samples(forms: Sequence[Form], tokenizer: Any, *, max_length: int) -> OfflineSamples:

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from coati_rl.config.named_paths import read_sources
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_jobs import PrmJobConfig, SftJobConfig
 from coati_rl.config.offline_plan import RowCounts
 from coati_rl.data.files import read_rows
-from coati_rl.data.forms import Conversation, Form
+from coati_rl.data.forms import Conversation, Form, Labelled, Pair
 from coati_rl.data.mixing import Mixing
 from coati_rl.data.offline_samples import LossOn, OfflineSamples, kto_samples, pair_samples, sft_samples
 from coati_rl.data.reward_samples import label_token_ids, prm_samples, rm_samples
@@ -117,6 +119,17 @@ def _samples(config: OfflineConfig, forms: Sequence[Form], tokenizer: Any) -> Of
         return prm_samples(forms, tokenizer, max_length=length, placeholder=config.objective.placeholder_token)
     make = {"rm": rm_samples, "dpo": pair_samples, "kto": kto_samples}[config.JOB]
     return make(forms, tokenizer, max_length=length)
+
+
+def tokens_of(config: OfflineConfig, form: Form, tokenizer: Any) -> list[np.ndarray]:
+    """Return the tokens and loss masks of a row's own samples. Raises: ConfigError naming the row."""
+    if isinstance(form, Labelled):  # whose job compares it with other rows' completions
+        form = Pair(prompt=form.prompt, chosen=form.completion, rejected=form.completion, where=form.where)
+        made = pair_samples([form], tokenizer, max_length=config.data.max_length)
+    else:
+        made = _samples(config, [form], tokenizer)
+    arrays = [(np.append(each.prefix_ids, each.token_ids), each.loss_mask) for each in made.samples]
+    return [array for pair in arrays for array in pair]
 
 
 def _mixing(config: OfflineConfig, sizes: tuple[int, ...]) -> Mixing | None:

@@ -38,6 +38,7 @@ from coati_rl.runtime.prompts import (
 )
 from coati_rl.runtime.resources import checked_model_config, read_model_config, resolve_model, sharding_warnings
 from coati_rl.runtime.sample_rows import TryModel
+from coati_rl.runtime.saved_tokenizer import check_of_run
 from coati_rl.runtime.size_checks import check_gpu_memory, check_length, check_prompts, check_step, resolve_device
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CollectiveBackend
@@ -197,6 +198,7 @@ def _with_model(
     )
     environment.check_tokenizer(tokenizer)
     train, evaluation = make_run_prompts(rows, config, tokenizer)
+    check_of_run(config, rows, tokenizer)
     check_prompts(config, train if rows.of_files else None, evaluation)
     memory, of_memory = check_run_memory(
         config, hf_config, device, prompt_tokens=_mean_prompt_tokens(train), check_layout=check_layout

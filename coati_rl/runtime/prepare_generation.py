@@ -4,7 +4,7 @@ Mistakes in files are reported here, before an engine is loaded.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.coordinator.leases import LeaseTable, SamplingPlan
+from coati_rl.data.chat_template import fix_date, now, writes_date
 from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.check import Use
@@ -85,12 +86,15 @@ class PreparedGeneration:
         return [f"{name:<24}{value}" for name, value in numbers.items()]
 
 
-def prepare_generation(config: GenerateConfig, *, rewards: RewardFacts) -> PreparedGeneration:
+def prepare_generation(
+    config: GenerateConfig, *, rewards: RewardFacts, earlier: Mapping[str, Any] | None = None
+) -> PreparedGeneration:
     """Resolve the device and the model, read, validate and tokenise the prompts.
 
     Args:
         config: checked by `check_generate`.
         rewards: what they ask of rows.
+        earlier: settings of the command that wrote the output's first rows, whose date chat templates go on to write.
     Raises: ConfigError.
     """
     run = config.as_run()
@@ -105,6 +109,10 @@ def prepare_generation(config: GenerateConfig, *, rewards: RewardFacts) -> Prepa
     check_length(run, hf_config)
     data = config.data
     tokenizer = load_tokenizer(model, chat_template=data.chat_template, needs_chat_template=data.input_template is None)
+    if writes_date(tokenizer):
+        date = data.template_date or (earlier or {}).get("template_date") or now()
+        config = config.with_changes(template_date=date)
+        fix_date(tokenizer, date)
     prompts, _ = make_run_prompts(rows, run, tokenizer)
     if not prompts.prompts:
         raise ConfigError(

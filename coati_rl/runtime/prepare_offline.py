@@ -39,6 +39,7 @@ from coati_rl.runtime.resources import (
     sharding_warnings,
 )
 from coati_rl.runtime.sample_rows import TryModel
+from coati_rl.runtime.saved_tokenizer import check_of_dataset
 from coati_rl.samples import Sample
 from coati_rl.types import Device
 
@@ -163,6 +164,7 @@ def _with_model(
     )
     sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
     _check_not_empty(config, sets)
+    check_of_dataset(config, forms, tokenizer)
     config = with_offline_defaults(config, device)
     memory, of_memory = check_job_memory(
         config, hf_config, device, samples=sets[TRAIN_FLAG].samples, check_layout=check_layout

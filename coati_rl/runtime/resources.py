@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from coati_rl.checkpoint.resumed_run import kept_date
 from coati_rl.config.training import TrainingConfig
-from coati_rl.data.chat_template import set_chat_template
+from coati_rl.data.chat_template import fix_date, now, set_chat_template, writes_date
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from coati_rl.model_files.check import Use
 
 Job = TypeVar("Job", bound=TrainingConfig)
+
+_TEKKEN = "tekken.json"
 
 
 def find_device(
@@ -90,12 +93,19 @@ def resolve_model(model: str, *, is_dry_run: bool, flag: str = "--model") -> Pat
         ) from error
 
 
-def load_tokenizer(directory: Path, *, chat_template: str | None = None, needs_chat_template: bool = True) -> Any:
+def load_tokenizer(
+    directory: Path,
+    *,
+    chat_template: str | None = None,
+    template_date: str | None = None,
+    needs_chat_template: bool = True,
+) -> Any:
     """Load the model's tokenizer.
 
     Args:
         directory: of the model.
         chat_template: of --chat-template, in place of the model's.
+        template_date: that its templates write as today's; None: today's.
         needs_chat_template: a tokenizer without one is refused.
     Raises: ConfigError.
     """
@@ -107,23 +117,43 @@ def load_tokenizer(directory: Path, *, chat_template: str | None = None, needs_c
             f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model, --chat-template "
             "chatml (or a file), or --input-template"
         )
+    fix_date(tokenizer, template_date)
     return tokenizer
 
 
 def with_tokenizer(config: Job, directory: Path, *, needs_chat_template: bool) -> tuple[Job, Any]:
-    """Return the tokenizer, and the config with the text of --chat-template, if one is given. Raises: ConfigError."""
-    template = config.data.chat_template
+    """Return the tokenizer, and the config with the text of --chat-template, if one is given. Raises: ConfigError.
+
+    If templates write today's date, the config has the run's: that of its flag, of its checkpoint, or now.
+    """
+    template, date = config.data.chat_template, config.data.template_date
     tokenizer = load_tokenizer(directory, chat_template=template, needs_chat_template=needs_chat_template)
-    return config if template is None else config.with_changes(chat_template=tokenizer.chat_template), tokenizer
+    if template is not None:
+        config = config.with_changes(chat_template=tokenizer.chat_template)
+    if writes_date(tokenizer):
+        date = date or kept_date(config.run.checkpoint_path) or now()
+        config = config.with_changes(template_date=date)
+        fix_date(tokenizer, date)
+    return config, tokenizer
 
 
 def read_tokenizer(directory: Path, flag: str = "--model") -> Any:
-    """Load a model's tokenizer. Raises: ConfigError, which names `flag`."""
+    """Load a model's tokenizer, in Hugging Face's format where the directory has it, else from Mistral's tekken.json.
+
+    Raises: ConfigError, which names `flag`.
+    """
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+        if (directory / _TEKKEN).is_file() and not (directory / "tokenizer.json").is_file():
+            from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
+
+            return convert_tekken_tokenizer(str(directory / _TEKKEN))
+        # Mistral's own class, the default beside a tekken.json, has no offsets of tokens and no template.
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False, mistral_format=False)
+    except ImportError as error:
+        raise ConfigError(f"{flag} {directory}: its {_TEKKEN} needs mistral-common; install it") from error
+    except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{flag} {directory}: the tokenizer cannot be loaded: {error}") from error
 
 

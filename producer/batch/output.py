@@ -34,7 +34,7 @@ class BatchOutput:
         Raises: ConfigError if there are rows of another command, or its progress cannot be read.
         """
         self._path = path
-        self._progress_path = path.with_name(f"{path.name}.progress")
+        self._progress_path = _progress_path(path)
         self._header: dict[str, Any] = {"format": _FORMAT, "settings": dict(settings)}
         self.records: list[dict[str, Any]] = []  # of the finished prompts, in order
         self._progress_size = 0  # bytes of whole lines
@@ -99,6 +99,19 @@ class BatchOutput:
         if size < ends[-1]:
             raise ConfigError(f"--output {self._path}: has {size} bytes where {ends[-1]} were written; {remedy}")
         self.records, self._progress_size = records, sum(map(len, whole))
+
+
+def earlier_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of the command that began a file of rows; empty if they cannot be read."""
+    try:
+        with _progress_path(path.expanduser().absolute()).open(encoding="utf-8") as file:
+            return dict(json.loads(file.readline())["settings"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}  # `BatchOutput` says what is wrong
+
+
+def _progress_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.progress")
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ def make_agents(config: Config) -> AgentEnvironment:
     tokenizer = load_tokenizer(
         Path(config.model.model),
         chat_template=data.chat_template,
+        template_date=data.template_date,
         needs_chat_template=data.input_template is None,
     )
     truth_columns = {_TESTS, *ANSWER_KEYS, *filter(None, (each.data.answer_key for each in config.by_task.values()))}

@@ -15,14 +15,20 @@ class RunLimits:
     max_turns: int
     max_tokens: int  # of the longest context
     needs_chat_template: bool = True  # False: prompts are text (--input-template)
+    template_date: str | None = None  # that the template writes as today's
 
     def tokenizer(self) -> Any:
         """Return the run's tokenizer, loaded once in a process."""
-        return _tokenizer(self.model, self.chat_template, self.needs_chat_template)
+        return _tokenizer(self.model, self.chat_template, self.template_date, self.needs_chat_template)
 
 
 @functools.cache
-def _tokenizer(model: str, chat_template: str | None, needs_chat_template: bool) -> Any:
+def _tokenizer(model: str, chat_template: str | None, template_date: str | None, needs_chat_template: bool) -> Any:
     from coati_rl.runtime.resources import load_tokenizer  # takes its time, and most episodes need none
 
-    return load_tokenizer(Path(model), chat_template=chat_template, needs_chat_template=needs_chat_template)
+    return load_tokenizer(
+        Path(model),
+        chat_template=chat_template,
+        template_date=template_date,
+        needs_chat_template=needs_chat_template,
+    )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from coati_rl.data.special_tokens import is_special
 from coati_rl.errors import ConfigError
 from producer.tools.call_formats.answer import ToolCallFormat
 from producer.tools.call_formats.hermes import HermesFormat
@@ -71,9 +72,8 @@ def tool_format_for(tokenizer: Any, name: str = AUTO) -> ToolCallFormat:
 
 def answer_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
     """Decode an answer for `ToolCallFormat.parse`: with its special tokens, without those at its end."""
-    special = set(tokenizer.all_special_ids)
-    end = len(token_ids)
-    while end and token_ids[end - 1] in special:
+    named, end = set(tokenizer.all_special_ids), len(token_ids)
+    while end and (token_ids[end - 1] in named or is_special(tokenizer, token_ids[end - 1])):
         end -= 1
     text: str = tokenizer.decode(list(token_ids[:end]), skip_special_tokens=False)
     return text

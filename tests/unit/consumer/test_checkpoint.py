@@ -2,19 +2,23 @@
 
 import json
 import os
+import shutil
 from math import prod
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from coati_rl.checkpoint.directory import MANIFEST_FILE, read_state
+from coati_rl.checkpoint.tokenizer_files import read_tokenizer_files
 from coati_rl.errors import ConfigError, RunError
 from consumer import checkpoint
+from consumer.backend import Backend, BackendConfig
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
 from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import describe_parameters
+from consumer.parallel.single_process import SingleProcess
 from tests.unit.consumer.conftest import make_model
 
 INDEX = "model.safetensors.index.json"
@@ -59,7 +63,14 @@ def save(
         steps = {f"step/{name}": torch.tensor(3.0) for name in names}
         averages = {f"exp_avg/{name}": (weight.float() / 2).t().contiguous().t() for name, weight in weights.items()}
         writer.write(number, weights, {**steps, **averages})
-    writer.publish(model=model, tokenizer_dir=tokenizer_dir, state={"step": 3} if state is None else state, keep=keep)
+    files = read_tokenizer_files(tokenizer_dir)
+    writer.publish(
+        model=model,
+        settings_dir=tokenizer_dir,
+        state={"step": 3} if state is None else state,
+        keep=keep,
+        files=files,
+    )
     return writer
 
 
@@ -236,3 +247,20 @@ def test_a_disk_that_refuses_is_a_run_error_that_names_the_checkpoint(
     with pytest.raises(RunError, match=f"checkpoint {directory} cannot be written: "):
         save(directory, tokenizer_dir, model)
     assert not directory.exists()
+
+
+def test_a_checkpoint_holds_the_tokenizer_that_the_run_began_with(model_dir: Path, tmp_path: Path) -> None:
+    """Templates in a directory of their own too, even if the model's directory has changed or is gone."""
+    model = tmp_path / "model"
+    shutil.copytree(model_dir, model)
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates/tool_use.jinja").write_text("{{ messages }} {{ tools }}")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    backend = Backend(BackendConfig(model_dir=model), SingleProcess(device=torch.device("cpu")))
+    shutil.rmtree(model)
+    backend.save(tmp_path / "step-1", state={})
+    read_state(tmp_path / "step-1")  # whose manifest has the template
+    saved = AutoTokenizer.from_pretrained(tmp_path / "step-1")
+    assert set(saved.chat_template) == {"default", "tool_use"} and saved.chat_template == tokenizer.chat_template
+    assert saved.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()

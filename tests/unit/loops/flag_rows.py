@@ -32,6 +32,10 @@ def prompts(trace):
     return sorted(len(group.prompt.token_ids) for group in trace.groups)
 
 
+def first_words(trace):
+    return {group.prompt.rendered.split()[0] for group in trace.groups}
+
+
 def weights(trace):
     return {name: weight.tolist() for name, weight in trace.weights.items()}
 

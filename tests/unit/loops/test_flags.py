@@ -26,6 +26,7 @@ from tests.unit.loops.flag_rows import (
     evaluated,
     first_gradient,
     first_rollout,
+    first_words,
     gradient_norm_after_clipping,
     kept_checkpoints,
     metric,
@@ -42,6 +43,7 @@ from tests.unit.loops.flag_rows import (
     weights,
 )
 
+DATED = "{{ strftime_now('%d%b') }} {{ messages[-1].content }}"
 MATH = {"eval_dataset": {"math": "<math>"}, "eval_interval": 2}
 WARM = {**MATH, "eval_temperature": 0.5}
 SHORT = {"max_prompt_tokens": 20}  # with 16 new tokens a sample has at most 36
@@ -68,6 +70,7 @@ IN_RUNS = {
     "prompt_key": Row("gt_answer", prompts, ..., [6] * 8),  # the column holds one byte
     "input_template": Row("{}", prompts, ..., [*range(5, 13)]),
     "chat_template": Row("chatml", prompts),
+    "template_date": Row("2024-07-04T00:00:00", first_words, ..., {"04Jul"}, base={"chat_template": DATED}),
     "num_episodes": Row(2, num_steps, 4, 8),
     "max_steps": Row(1, num_steps, 4, 1),
     "system_prompt": Row("Hm.", prompts, [*range(10, 18)], [*range(16, 24)]),  # s:Hm. and a line break: 6 bytes

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from coati_rl.errors import ConfigError
 from producer.tools.call_formats import FORMATS, answer_text, tool_format_for
+from tests.unit.producer.chat_families import family_tokenizer
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 NAMES = {  # of templates: the format of their calls
@@ -207,3 +208,7 @@ def test_an_answer_is_decoded_with_special_tokens_but_for_those_at_its_end(token
     end = tokenizer.eos_token_id
     inner = tokenizer.encode("ab", add_special_tokens=False)
     assert answer_text(tokenizer, [*inner, end, *inner, end, end]) == f"ab{tokenizer.eos_token}ab"
+    gemma = family_tokenizer("gemma3")  # in which this one is special and has no name
+    unnamed = gemma.convert_tokens_to_ids("<start_of_turn>")
+    assert unnamed not in gemma.all_special_ids
+    assert answer_text(gemma, [*gemma.encode("ab", add_special_tokens=False), unnamed]) == "ab"

@@ -41,7 +41,7 @@ def save(model_dir: Path, directory: Path) -> CheckpointWriter:
     writer.begin()
     weights = dict(model.named_parameters())
     writer.write(0, weights, {f"exp_avg/{name}": weight / 2 for name, weight in weights.items()})
-    writer.publish(model=model, tokenizer_dir=model_dir, state={"step": 1}, keep=None)
+    writer.publish(model=model, settings_dir=model_dir, state={"step": 1}, keep=None)
     return writer
 
 

@@ -76,7 +76,7 @@ def test_its_checkpoint_says_so_holds_both_and_is_resumed_with_the_model(with_he
     writer = CheckpointWriter(checkpoint, describe_parameters(model, Layout(), [1]), dtype=torch.float32)
     writer.begin()
     writer.write(0, dict(model.named_parameters()), {"step/model.norm.weight": torch.tensor(1.0)})
-    writer.publish(model=model, tokenizer_dir=directory, state={"step": 1}, keep=None)
+    writer.publish(model=model, settings_dir=directory, state={"step": 1}, keep=None)
     assert json.loads((checkpoint / "config.json").read_text())["tie_word_embeddings"] is False
     again = load_policy(checkpoint, dtype=torch.float32)
     assert torch.equal(again.lm_head.weight, model.lm_head.weight)

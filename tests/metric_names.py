@@ -12,6 +12,7 @@ OURS = [
     "samples_failed", "samples_invalid", "samples_in_loss", "samples_skipped", "over_length_penalty_mean",
     "correction_mean", "correction_dropped_fraction", "old_logprob_gap_mean", "old_logprob_gap_max", "teacher_kl_mean",
     "trainer_idle_fraction", "producer_idle_fraction", "logprob_gap_tokens", "samples_computed",
+    "reward_std", "constant_group_fraction", "response_tokens_max", "distinct_response_fraction",
 ]  # fmt: skip
 ROLLOUT_RUN = frozenset({*CONTRACT, *OURS})
 # Of each task in a run of several, `<key>/<task>`.

@@ -28,12 +28,32 @@ def run(tmp_path: Path):
     task = tmp_path / "task.json"
     task.write_text('{"uid": "u"}')
 
-    def run(code: str, *, timeout_s: float = 20.0, command=None) -> str | None:
+    def run(code: str, *, timeout_s: float = 20.0, command=None, errors=None) -> str | None:
         environment = {"PATH": os.environ["PATH"], "PIDS": str(tmp_path / "pids")}
         command = command or [sys.executable, "-S", "-c", code]
-        return asyncio.run(run_agent(command, environment=environment, task=task, timeout_s=timeout_s))
+        return asyncio.run(run_agent(command, environment=environment, task=task, timeout_s=timeout_s, errors=errors))
 
     return run
+
+
+def test_error_output_is_kept_whole_or_its_beginning_and_its_end(run, tmp_path) -> None:
+    kept = tmp_path / "agents/p-0.txt"
+    assert run("import sys; print('to nobody')", errors=kept) is None
+    assert not kept.exists(), "nothing was written"
+    assert run("import sys; print('one\\ntwo', file=sys.stderr); sys.exit(1)", errors=kept) == "exit code 1: two"
+    assert kept.read_text() == "one\ntwo\n"
+    run("import sys; sys.stderr.write('begin' + 'x' * 10**6 + 'end')", errors=kept)
+    text = kept.read_text()
+    assert len(text) < 66_000 and text.startswith("beginxxx") and text.endswith("xxxend")
+    assert f"\n[... {10**6 + 8 - 65_536} bytes left out ...]\n" in text
+    late = "import sys, time; print('slow', file=sys.stderr, flush=True); time.sleep(600)"
+    assert run(late, timeout_s=1.0, errors=kept) == "not done within 1 s: slow"
+    assert kept.read_text() == "slow\n"
+
+
+def test_a_disk_that_is_full_costs_the_error_output_and_not_the_episode(run, tmp_path) -> None:
+    (tmp_path / "p-0.txt").symlink_to("/dev/full")
+    assert run("import sys; print('one', file=sys.stderr)", errors=tmp_path / "p-0.txt") is None
 
 
 def alive(pids: Path) -> list[int]:

@@ -21,6 +21,7 @@ from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.generate_rules import check_generate
 from coati_rl.errors import CoatiError, ConfigError
 from coati_rl.runtime.exit_messages import print_lines
+from coati_rl.runtime.slow_phase import slow_phase
 from coati_rl.runtime.subreaper import run_under_subreaper
 
 if TYPE_CHECKING:
@@ -136,7 +137,8 @@ def _generate(
             device=prepared.device,
             gpu_memory_utilization=engine.gpu_memory_utilization,
         )
-        loaded = create_engine(sampling.backend, options, load_timeout_s=_LOAD_TIMEOUT_S)
+        with slow_phase("the engine loads the model", _say):
+            loaded = create_engine(sampling.backend, options, load_timeout_s=_LOAD_TIMEOUT_S)
         with closing(loaded):
             return run_batch(job, output, loaded, scorer, report=_say)
 

@@ -73,7 +73,7 @@ class ProducerActor:
         self._engine = create_engine(
             config.sampling.backend, options, policy_version=UNSYNCED, load_timeout_s=START_TIMEOUT_S
         )
-        self._environment = make_environment(config)
+        self._environment = make_environment(config, log_dir=self._context.log_dir)
         logger.info("producer %d is ready", self._producer_id)
         return time.perf_counter() - begin
 

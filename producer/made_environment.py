@@ -83,11 +83,12 @@ def _check_counted_once(env: str, rewards: Collection[str], reward_types: Collec
             )
 
 
-def make_environment(config: Config) -> OwnedEnvironment | None:
+def make_environment(config: Config, *, log_dir: Path | None = None) -> OwnedEnvironment | None:
     """Make the environment of a producer; None: single answers.
 
     Args:
         config: prepared: the model is a directory.
+        log_dir: of the run, in which agents' error output is kept; None: it is not.
     """
     environment = config.environment
     if not environment.is_given:
@@ -95,7 +96,7 @@ def make_environment(config: Config) -> OwnedEnvironment | None:
     if environment.agent_command is not None:
         from producer.gateway.made_agents import make_agents  # with a web server, which other runs do not load
 
-        return make_agents(config)
+        return make_agents(config, errors=None if log_dir is None else log_dir / "agents")
     data = config.data
     is_text = data.input_template is not None
     tokenizer = load_tokenizer(

@@ -23,6 +23,7 @@ from fastapi import FastAPI, Request
 from coati_rl.config.engine_rules import backend_problems, check_engine_device
 from coati_rl.config.serve import ServeConfig
 from coati_rl.errors import ConfigError
+from coati_rl.runtime.slow_phase import slow_phase
 from coati_rl.types import Device, SamplingParams
 from producer.engines.vllm_arguments import check_engine_args, check_quantization
 from producer.environments.chat import ChatTemplate
@@ -93,7 +94,8 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
             device=device,
             gpu_memory_utilization=engine.gpu_memory_utilization,
         )
-        loaded = create_engine(engine.backend, options, load_timeout_s=_LOAD_TIMEOUT_S)
+        with slow_phase("the engine loads the model", say):
+            loaded = create_engine(engine.backend, options, load_timeout_s=_LOAD_TIMEOUT_S)
         with closing(loaded):
             sampling = SamplingParams(max_new_tokens=length)
             session = Session(

@@ -192,13 +192,23 @@ def warm_up(
     """Train on `training`; the learning rates increase for 10 steps and then decrease linearly to zero."""
     stream = iter(training)
     optimizers = make_optimizers(model)
-    for step in range(num_steps):
+    for step in told(range(num_steps)):
         model(**collate(tokenizer, list(islice(stream, batch_size)))).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, peak_rate in optimizers:
             optimizer.param_groups[0]["lr"] = peak_rate * min((step + 1) / 10, 1 - step / num_steps)
             optimizer.step()
             optimizer.zero_grad()
+
+
+def told(steps: range, *, every_s: float = 30.0) -> Iterator[int]:
+    """Yield the steps, and say every `every_s` seconds how far they are: a busy machine takes minutes."""
+    last = time.perf_counter()
+    for step in steps:
+        if (now := time.perf_counter()) - last >= every_s:
+            print(f"training: step {step} of {len(steps)}", file=sys.stderr)
+            last = now
+        yield step
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:

@@ -9,6 +9,7 @@ import yaml
 
 from coati_rl.checkpoint.directory import find_checkpoint, load_state
 from coati_rl.checkpoint.former_settings import read_flat
+from coati_rl.config.absolute_paths import with_absolute_paths
 from coati_rl.config.fields import role_of
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
@@ -91,7 +92,7 @@ def changed_settings(before: Job, now: Job, *, sizes: tuple[str, ...], without: 
         sizes: properties of the configuration that are compared instead of the flags that they follow from.
         without: fields that are compared elsewhere.
     """
-    old, new = before.flat(), now.flat()
+    old, new = with_absolute_paths(before.flat()), with_absolute_paths(now.flat())
     names = [name for name, field in now.fields().items() if role_of(field) == "experiment" and name not in without]
     pairs = [(name, old[name], new[name]) for name in names]
     pairs += [(name, getattr(before, name), getattr(now, name)) for name in sizes]

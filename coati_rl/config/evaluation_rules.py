@@ -56,5 +56,5 @@ def keep_best_problems(
 def _figures(config: Config) -> list[str]:
     num_samples = config.sampling.eval_samples
     if num_samples == 1:
-        return ["accuracy"]
-    return ["accuracy", f"avg@{num_samples}", *(f"pass@{k}" for k in ks_of(num_samples))]
+        return ["accuracy", "reward_mean"]
+    return ["accuracy", "reward_mean", f"avg@{num_samples}", *(f"pass@{k}" for k in ks_of(num_samples))]

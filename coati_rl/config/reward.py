@@ -11,6 +11,7 @@ from coati_rl.reward_spec import (
     BINARY_REWARDS,
     LONG_TIMEOUT_S,
     MATH_REWARDS,
+    NO_REWARD,
     TIMEOUT_S,
     MathAnswer,
     RewardPart,
@@ -121,6 +122,12 @@ class RewardConfig(Section):
     def has_binary_score(self) -> bool:
         """True if the first reward, which says what is right, is 1 or 0 for every response."""
         return any(part.name in BINARY_REWARDS for part in self._parts()[:1])
+
+    @property
+    def threshold(self) -> float | None:
+        """The reward from which a response is correct, where one graded reward decides; None for any other reward."""
+        names = [part.name for part in self._parts()]
+        return self.correct_from if len(names) == 1 and names[0] not in (*BINARY_REWARDS, NO_REWARD) else None
 
     @property
     def response_timeout_s(self) -> float:

@@ -126,6 +126,12 @@ class TrainingConfig(JobConfig):
         return self.parallel.num_trainers // (self.parallel.tensor_parallel_size * self.parallel.pipeline_parallel_size)
 
     @property
+    def max_steps(self) -> int | None:
+        """Optimizer steps at most; None: as many as the data fills."""
+        limit: int | None = getattr(self.data, "max_steps", None)
+        return limit
+
+    @property
     def shares_prefixes(self) -> bool:
         """Whether tokens that samples begin with are computed once; padded rows hold one sample each."""
         return self.parallel.shared_prefix and not self.parallel.one_sample_per_row

@@ -77,6 +77,7 @@ class DatasetCoordinator:
         self._work = WorkList(num_ranks=settings.num_trainers, trainers_per_dp_rank=settings.trainers_per_dp_rank)
         self._next = 0  # number of the next item
         self._parts: deque[tuple[str, Sequence[RaggedBatch]]] = deque()  # of the evaluation that is under way
+        self._num_parts = 0  # of that evaluation, of all sets
         self._step = self._saved = source.first_step  # optimizer steps that are decided, and in a checkpoint
         self._evaluated = last_evaluated
         self._evaluated_before = last_evaluated  # of the evaluation that is under way
@@ -183,9 +184,11 @@ class DatasetCoordinator:
                 for name, samples in self._evaluation.items()
                 for part in evaluation_parts(samples, self._source.settings)
             )
+            self._num_parts = len(self._parts)
         if self._parts:
             name, batches = self._parts.popleft()
-            self._doing = f"{name} is being evaluated at step {step}"
+            number = self._num_parts - len(self._parts)
+            self._doing = f"{name} is being evaluated at step {step}: part {number} of {self._num_parts}"
             return [EvaluateWork(name=name, batch=replace(batch, step=step)) for batch in batches]
         is_multiple = settings.save_interval is not None and step % settings.save_interval == 0
         if step > self._saved and (is_over or is_multiple):

@@ -6,17 +6,27 @@ as N samples that are not correct, and so does a sample without a verdict.
 """
 
 import json
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from coati_rl.algorithms.pass_at_k import sampled_accuracy
 from coati_rl.checkpoint.best import BestCheckpoint
 from coati_rl.coordinator.leases import SamplingPlan
 from coati_rl.data.episodes import final_trajectories
 from coati_rl.disk import disk_errors
-from coati_rl.observability.records import score_fields, shown_truth, step_of_record
+from coati_rl.observability.records import (
+    conversation_fields,
+    score_fields,
+    shown_truth,
+    step_of_record,
+    without_conversations,
+)
 from coati_rl.types import Prompt, RolloutGroup, SamplingParams
 from coati_rl.work import Wait
 
@@ -33,6 +43,7 @@ class EvaluationRounds:
         *,
         plan: SamplingPlan = _GREEDY,
         best: BestCheckpoint | None = None,
+        correct_from: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Prepare rounds.
 
@@ -41,7 +52,9 @@ class EvaluationRounds:
             directory: of the files.
             plan: how the prompts are sampled.
             best: names the best checkpoint; None: none is named.
+            correct_from: the reward from which an answer is correct, by task, where the reward alone decides.
         """
+        self._correct_from = correct_from
         self._tasks = tasks
         self._directory = directory
         self._plan = plan
@@ -162,7 +175,7 @@ class EvaluationRounds:
                         "response": last.text,
                         "finish_reason": last.finish_reason,
                         **score_fields(score),
-                        **({"environment": group.records[sample]} if group.records else {}),
+                        **_environment_fields(group, sample),
                     }
                     file.write(json.dumps(line, ensure_ascii=False) + "\n")
         versions = {version for group in groups for version in group.policy_versions.tolist()}
@@ -187,7 +200,17 @@ class EvaluationRounds:
             figures |= {"num_samples": num_samples, "temperature": temperature}
         if num_samples > 1:
             figures |= sampled_accuracy([*num_correct, *[0] * (len(prompts) - len(groups))], num_samples)
-        return figures
+        return figures | self._rewards(prompts, groups)
+
+    def _rewards(self, prompts: Sequence[Prompt], groups: Sequence[RolloutGroup]) -> dict[str, Any]:
+        """Return mean and maximum of the rewards of the answers with a verdict, and what an answer needs, if known."""
+        scores = [score for group in groups for score in group.scores if score.verdict != "invalid"]
+        rewards = np.array([score.reward for score in scores if math.isfinite(score.reward)], dtype=np.float64)
+        figures: dict[str, Any] = {"reward_mean": None, "reward_max": None}
+        if len(rewards):
+            figures = {"reward_mean": float(rewards.mean()), "reward_max": float(rewards.max())}
+        needed = {self._correct_from.get(prompt.task) for prompt in prompts}
+        return figures | ({"correct_from": needed.pop()} if len(needed) == 1 and None not in needed else {})
 
     def _by_task(self, prompts: Sequence[Prompt], groups: Sequence[RolloutGroup]) -> dict[str, Any]:
         """Return the accuracy of each task whose rows the evaluation set has, if there are several."""
@@ -202,3 +225,11 @@ class EvaluationRounds:
             for name in names
         }
         return {"by_task": of_task}
+
+
+def _environment_fields(group: RolloutGroup, sample: int) -> dict[str, Any]:
+    """Return the whole conversation that an environment's answer ends, and what it noted about the episode."""
+    if not group.records:
+        return {}
+    record = group.records[sample]
+    return {**conversation_fields(record, -1), "environment": without_conversations(record)}

@@ -13,7 +13,7 @@ import numpy as np
 
 from coati_rl.data.episodes import context_tokens, episode_tokens, is_truncated
 from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
-from coati_rl.data.packed_group import as_packed
+from coati_rl.data.packed_group import as_packed, group_arrays
 from coati_rl.types import RolloutGroup
 
 # Reported for each task as well, if there are several; None if no group of the task was received for the step.
@@ -46,8 +46,42 @@ def rollout_statistics(
         **_breakdown(came_in),
         **_of_turns(came_in),
         **_of_agents(came_in),
+        **_spread(came_in),
         **_of_tasks(came_in, rules, tasks),
     }
+
+
+def _spread(came_in: Sequence[RolloutGroup]) -> dict[str, float | int | None]:
+    """Return how much rewards and responses differ, by which a signal that is gone or a collapsed policy is noticed."""
+    rewards = [_valid_rewards(group) for group in came_in]
+    compared = [each for each in rewards if len(each) > 1]
+    valid = np.concatenate(rewards)
+    sampled = [tokens for group in came_in for tokens in _sampled_tokens(group)]
+    return {
+        "reward_std": _std(valid) if len(valid) else None,
+        "constant_group_fraction": float(np.mean([np.ptp(each) == 0 for each in compared])) if compared else None,
+        "response_tokens_max": max(map(len, sampled)),
+        "distinct_response_fraction": len({tokens.tobytes() for tokens in sampled}) / len(sampled),
+    }
+
+
+def _std(values: np.ndarray) -> float:
+    """Return the standard deviation, 0 of equal values: their mean is rounded."""
+    return 0.0 if np.ptp(values) == 0 else float(np.std(values))
+
+
+def _valid_rewards(group: RolloutGroup) -> np.ndarray:
+    """Return float64[V], the rewards of the valid samples."""
+    rewards = np.array([score.reward for score in group.scores], dtype=np.float64)
+    return np.compress(is_valid(group), rewards)
+
+
+def _sampled_tokens(group: RolloutGroup) -> list[np.ndarray]:
+    """Return the sampled tokens of each episode, over all its turns and forks."""
+    arrays, parts = group_arrays(group), [list[np.ndarray]() for _ in group.scores]
+    for described, own in zip(as_packed(group).trajectories, arrays.own, strict=True):
+        parts[described["episode"]].append(arrays.token_ids[own][arrays.loss_mask[own]])
+    return [each[0] if len(each) == 1 else np.concatenate(each) for each in parts]
 
 
 def _of_tasks(

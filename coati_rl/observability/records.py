@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from coati_rl.types import Score
@@ -10,7 +11,8 @@ from coati_rl.types import Score
 _MAX_TRUTH_LENGTH = 2000  # characters: the tests of a program may be megabytes, and a line is written for each sample
 
 
-_SETTINGS = ("step", "temperature")  # numbers of an evaluation that are no figures of it
+CONVERSATIONS = "conversations"  # in an environment's record of an episode: what is said in each of its trajectories
+_SETTINGS = ("step", "temperature", "correct_from")  # numbers of an evaluation that are no figures of it
 
 
 def score_fields(score: Score) -> dict[str, Any]:
@@ -29,6 +31,25 @@ def score_fields(score: Score) -> dict[str, Any]:
     return fields
 
 
+def conversation_fields(record: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return the fields of a line that hold the whole conversation of an episode's trajectory, to be read.
+
+    Args:
+        record: of the environment; one without conversations gives no fields.
+        number: of the trajectory in its episode; -1: the last.
+    """
+    conversations = record.get(CONVERSATIONS) or []
+    if not -len(conversations) <= number < len(conversations):
+        return {}
+    said = conversations[number]
+    return {"text": said} if isinstance(said, str) else {"messages": said}
+
+
+def without_conversations(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an environment's record of an episode without what `conversation_fields` returns."""
+    return {key: value for key, value in record.items() if key != CONVERSATIONS}
+
+
 def evaluation_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     """Return the figures of an evaluation set's summary by their names in charts: eval/SET/accuracy, eval/SET/loss.
 
@@ -42,6 +63,20 @@ def evaluation_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
         for key, value in values.items()
         if isinstance(value, int | float) and not key.startswith("num_") and key not in _SETTINGS
     }
+
+
+def events_in(metrics: Path, evaluation: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events of steps, then those of evaluations, that a run has written, but for lines that are cut off.
+
+    Args:
+        metrics: metrics.jsonl.
+        evaluation: directory of summary.jsonl.
+    """
+    for kind, path in (("step", metrics), ("evaluation", evaluation / "summary.jsonl")):
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        for line in lines:
+            if step_of_record(line) is not None:
+                yield {**json.loads(line), "event": kind}
 
 
 def shown_truth(ground_truth: str) -> str:

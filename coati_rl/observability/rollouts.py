@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from coati_rl.disk import disk_errors
-from coati_rl.observability.records import score_fields, shown_truth
+from coati_rl.observability.records import conversation_fields, score_fields, shown_truth, without_conversations
 from coati_rl.run_lengths import encode_runs
 from coati_rl.types import DEFAULT_TASK, RolloutDetail, RolloutGroup, Trajectory
 
@@ -77,10 +77,19 @@ class RolloutRecorder:
 
 
 def _environment_fields(group: RolloutGroup, number: int) -> dict[str, Any]:
-    """Return what the environment noted about an episode, in the line of its last trajectory, whose text is scored."""
-    episode, later = group.trajectories[number].episode, group.trajectories[number + 1 :]
-    is_last = all(each.episode != episode for each in later)
-    return {"environment": group.records[episode]} if group.records and is_last else {}
+    """Return the conversation of an environment's trajectory, and what it noted about the episode.
+
+    The latter is in the line of the episode's last trajectory, whose text is scored.
+    """
+    if not group.records:
+        return {}
+    episode = group.trajectories[number].episode
+    earlier, later = (
+        [each.episode for each in part] for part in (group.trajectories[:number], group.trajectories[number + 1 :])
+    )
+    record = group.records[episode]
+    noted = {} if episode in later else {"environment": without_conversations(record)}
+    return {**conversation_fields(record, earlier.count(episode)), **noted}
 
 
 def _token_fields(trajectory: Trajectory, start: int) -> dict[str, Any]:

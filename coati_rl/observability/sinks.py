@@ -16,6 +16,8 @@ from coati_rl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+METRICS = "metrics.jsonl"  # in the run directory
+
 
 class Sink(Protocol):
     """Write complete records of numbers. Both methods raise RunError if the file cannot be written."""
@@ -129,7 +131,7 @@ class WandbSink:
 def open_sinks(config: TrainingConfig, run_dir: Path, *, first_step: int = 0) -> list[Sink]:
     """Open the sinks of a run, which was resumed after `first_step` optimizer steps."""
     tensorboard = TensorBoardSink(run_dir / "tensorboard", first_step=first_step)
-    sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl"), tensorboard]
+    sinks: list[Sink] = [JsonlSink(run_dir / METRICS), tensorboard]
     if config.run.wandb:
         sinks.append(WandbSink(config, run_dir))
     return sinks

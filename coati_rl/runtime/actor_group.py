@@ -5,12 +5,15 @@ gets a new number and its reservation.
 """
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from coati_rl.runtime import remote
 from coati_rl.runtime.actor_classes import ActorClasses
 from coati_rl.runtime.cluster import actor_options, own_namespace
 from coati_rl.runtime.hangs import HangTimeouts
@@ -19,8 +22,9 @@ from coati_rl.runtime.placement_manager import PlacementManager, Reservation
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.process import ActorContext, device_environment
 from coati_rl.runtime.ray_environment import actor_environment
-from coati_rl.runtime.remote import RemoteCoordinator, wait_for
+from coati_rl.runtime.remote import RemoteCoordinator
 from coati_rl.runtime.run_dir import RunPaths
+from coati_rl.text import count
 
 logger = logging.getLogger(__name__)
 
@@ -56,27 +60,33 @@ class ActorGroup:
         self._placement = PlacementManager(self._config, prepared.plan.device)
         self.coordinator_handle = self._make_coordinator()
         self.coordinator = RemoteCoordinator(self.coordinator_handle)
+        self._trainer_starts: list[Any] = []  # references
         self.trainers: dict[int, ManagedActor] = {}
         self.starting: dict[int, ManagedActor] = {}  # producers that load their engine
         self.producers: dict[int, ManagedActor] = {}
         self.reward_models: list[ManagedActor] = []
         self.heartbeats = Heartbeats(HangTimeouts.of(self._config))
 
-    def start(self) -> None:
-        """Create all actors and wait for trainers and reward models; producers may still load their engines."""
+    def start(self, on_status: Callable[[str], None] = lambda text: None) -> None:
+        """Create all actors and wait for trainers and reward models; producers may still load their engines.
+
+        Args:
+            on_status: gets, every two seconds, how many of them are ready.
+        """
+        wait_for = partial(remote.wait_for, timeout_s=START_TIMEOUT_S, meanwhile=lambda: on_status(self._loading()))
         handles = [self._make_trainer(rank) for rank in range(self._config.parallel.num_trainers)]
         rendezvous = handles[0].open_rendezvous.remote()
         if self._config.cluster.master_port:  # a port in use is found before engines are loaded
-            wait_for(rendezvous, who="trainer-0", timeout_s=START_TIMEOUT_S)
+            wait_for(rendezvous, who="trainer-0")
         self.reward_models = self._make_reward_models()  # before the producers, whose scorers look for them
         for _ in range(self._config.num_producers):
             self.add_producer()
-        where = wait_for(rendezvous, who="trainer-0", timeout_s=START_TIMEOUT_S)
-        starts = [handle.start.remote(where) for handle in handles]
-        for rank, reference in enumerate(starts):
-            wait_for(reference, who=f"trainer-{rank}", timeout_s=START_TIMEOUT_S)
+        where = wait_for(rendezvous, who="trainer-0")
+        self._trainer_starts = [handle.start.remote(where) for handle in handles]
+        for rank, reference in enumerate(self._trainer_starts):
+            wait_for(reference, who=f"trainer-{rank}")
         for member in self.reward_models:
-            wait_for(member.task, who=member.name, timeout_s=START_TIMEOUT_S)
+            wait_for(member.task, who=member.name)
         self.reward_models = [replace(each, task=each.handle.run.remote()) for each in self.reward_models]
         self.trainers = {
             rank: ManagedActor(
@@ -84,6 +94,16 @@ class ActorGroup:
             )
             for rank, handle in enumerate(handles)
         }
+
+    def _loading(self) -> str:
+        """Say how many of the actors that are being started are ready."""
+        parts = {
+            "trainer": (self._trainer_starts, self._config.parallel.num_trainers),
+            "producer": ([member.task for member in self.starting.values()], self._config.num_producers),
+            "reward model": ([member.task for member in self.reward_models], len(self.reward_models)),
+        }
+        ready = [f"{_num_done(tasks)} of {count(number, name)}" for name, (tasks, number) in parts.items() if number]
+        return f"starting: {', '.join(ready)} loaded"
 
     def add_producer(self) -> int:
         """Start a producer under a new number, without waiting for it. Returns: the number."""
@@ -220,3 +240,8 @@ class ActorGroup:
             slot=reservation.slot if reservation else 0,
             num_slots=reservation.num_slots if reservation else 1,
         )
+
+
+def _num_done(tasks: Sequence[Any]) -> int:
+    """Return how many remote calls have ended."""
+    return len(ray.wait(list(tasks), num_returns=len(tasks), timeout=0)[0]) if tasks else 0

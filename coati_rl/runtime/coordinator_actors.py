@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from coati_rl.checkpoint.best import best_checkpoint
+from coati_rl.config.thresholds import thresholds
 from coati_rl.coordinator.coordinator import Coordinator
 from coati_rl.coordinator.dataset_coordinator import TRAIN, DatasetCoordinator, DatasetRunSettings
 from coati_rl.coordinator.evaluation import EvaluationRounds
@@ -31,11 +32,17 @@ class CoordinatorActor(Coordinator):
         tasks = {task: prompts.prompts for task, prompts in prepared.evaluation.items()}
         precision: Precision = "bf16" if prepared.plan.precision == "bf16" else "fp32"
         settings = coordinator_settings(config, precision=precision, tasks=prepared.tasks)
-        best = best_checkpoint(config.run.keep_best, paths.checkpoints, paths.evaluation)
+        evaluation = EvaluationRounds(
+            tasks,
+            paths.evaluation,
+            plan=settings.sampling_plans["eval"],
+            best=best_checkpoint(config.run.keep_best, paths.checkpoints, paths.evaluation),
+            correct_from=thresholds(config),
+        )
         super().__init__(
             settings,
             source,
-            EvaluationRounds(tasks, paths.evaluation, plan=settings.sampling_plans["eval"], best=best),
+            evaluation,
             RolloutRecorder(paths.rollouts, config.run.rollout_detail),
             RunStart(
                 position=prepared.resume.position if prepared.resume else None,

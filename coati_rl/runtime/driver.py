@@ -4,8 +4,9 @@ Exit code: 0 success, 1 the run failed, 2 invalid arguments (nothing was started
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from coati_rl.errors import CoatiError, ConfigError
@@ -13,6 +14,7 @@ from coati_rl.runtime.actor_classes import ActorClasses
 from coati_rl.runtime.exit_messages import PROG, print_lines, read_note
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.ray_environment import prepare_ray_environment
+from coati_rl.runtime.slow_phase import slow_phase
 
 
 def exit_code_of(body: Callable[[], None], scratch: Path, *, prog: str = PROG) -> int:
@@ -59,8 +61,9 @@ def plan_or_launch(
         scratch: temporary directory for sockets.
     Raises: CoatiError; KeyboardInterrupt.
     """
-    for warning in warnings:
-        print_lines(f"warning: {warning}", prog=prepared.config.prog())
+    say = partial(print_lines, prog=prepared.config.prog())
+    for warning in (*warnings, *_short_data(prepared)):
+        say(f"warning: {warning}")
     if is_dry_run:
         lines = prepared.plan.lines()
         if prepared.resume is not None:
@@ -68,12 +71,21 @@ def plan_or_launch(
         _print("\n".join(lines))
         return
     prepare_ray_environment(prepared.config)
-    # Imported here, so that errors on the command line are reported before Ray, vLLM and ColossalAI are loaded.
-    from coati_rl.runtime.launch import launch
+    with slow_phase("starting: Ray and the trainers' libraries are loaded", say):
+        # Imported here, so that errors on the command line are reported before Ray, vLLM and ColossalAI are loaded.
+        from coati_rl.runtime.launch import launch
 
-    paths = launch(prepared, classes(), scratch=scratch)
+        actor_classes = classes()
+    paths = launch(prepared, actor_classes, scratch=scratch)
     with suppress(OSError):  # the terminal may be closed
         _print(f"done: {paths.run_dir}{read_note(scratch).how_to_train_on()}")
+
+
+def _short_data(prepared: PreparedJob) -> Iterator[str]:
+    """Yield a warning if the data ends before --max-steps."""
+    wanted, planned = prepared.config.max_steps, prepared.plan.num_steps
+    if wanted is not None and planned is not None and planned < wanted:
+        yield f"--max-steps {wanted}: the data ends after {planned}; raise {prepared.config.PASSES} (-e)"
 
 
 def _print(text: str) -> None:

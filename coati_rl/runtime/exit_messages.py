@@ -6,6 +6,7 @@ The driver writes a note of the run's directories into its scratch directory, wh
 import json
 import os
 import shlex
+import shutil
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -57,6 +58,35 @@ class RunNote:
         elif newest.parent == self.checkpoints:
             source = newest.parent
         return f"{self.command} " + shlex.join(["--config", str(run_dir / "config.yaml"), "-cp", str(source)])
+
+
+def command_here(command: str) -> str:
+    """Return what runs a job from the directory where it was typed, without flags.
+
+    Args:
+        command: as documentation has it: "python rl_example.py", "coati-rl sft"; returned as it is where this process
+            was started in another way.
+    """
+    program, name = Path(sys.argv[0]), command.split()[-1].replace(PROG, "rl")
+    if program.name == PROG:
+        return shlex.join([_python(), str(program.absolute())])
+    if program.name == "coati-rl":
+        found = shutil.which(program.name)
+        return shlex.join([program.name if found and _is_same(found, program) else str(program.absolute()), name])
+    if program.parts[-2:] == ("consumer", "__main__.py"):
+        return shlex.join([_python(), "-m", program.parent.name, name])
+    return command
+
+
+def _python() -> str:
+    """Return the name of this interpreter: the short one if a shell finds it."""
+    found = shutil.which("python")
+    return "python" if found and _is_same(found, Path(sys.executable)) else sys.executable
+
+
+def _is_same(found: str, program: Path) -> bool:
+    """Compare paths without their links: the interpreters of all environments link to one."""
+    return Path(found).absolute() == program.absolute()
 
 
 def write_note(scratch: Path, note: RunNote) -> None:

@@ -8,27 +8,30 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.checkpoint.resumed_run import ResumedRun
+from coati_rl.config.thresholds import common_threshold
 from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import disk_errors, disk_problem
 from coati_rl.errors import RunError
 from coati_rl.observability.progress import ProgressDisplay
-from coati_rl.observability.records import evaluation_metrics
-from coati_rl.observability.sinks import JsonlSink, Sink, open_sinks
+from coati_rl.observability.records import evaluation_metrics, events_in
+from coati_rl.observability.sinks import METRICS, JsonlSink, Sink, open_sinks
 from coati_rl.observability.timeline import Timeline
 from coati_rl.observability.trace_file import merged_at_exit
 from coati_rl.runtime.actor_classes import ActorClasses
 from coati_rl.runtime.actor_group import ActorGroup
 from coati_rl.runtime.cluster import check_port, ray_cluster
-from coati_rl.runtime.exit_messages import RunNote, write_note
+from coati_rl.runtime.exit_messages import RunNote, command_here, write_note
 from coati_rl.runtime.interrupts import recorded_interrupts
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.process import LOG_FORMAT
 from coati_rl.runtime.run_dir import RunPaths, checkpoint_bytes, locked, make_run_dir
 from coati_rl.runtime.shared_memory import family, unlink_mapped
+from coati_rl.runtime.slow_phase import repeated
 from coati_rl.runtime.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
+_LOOK_S = 0.5  # between updates of what is waited for
 _END_S = 5.0  # of the grace period: for actors, Ray and files to be closed
 
 
@@ -59,11 +62,12 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
             locked(paths.run_dir),
             merged_at_exit(paths.run_dir),  # after all writers have ended
             closing(Timeline(paths.run_dir / "timeline", "driver")) as timeline,
-            ProgressDisplay(plan.num_steps, first_step=first_step) as display,
-            ray_cluster(config, num_cpus=num_cpus, num_gpus=num_gpus, scratch=scratch),
+            _display(prepared) as display,
+            _starting_ray(display, config, num_cpus=num_cpus, num_gpus=num_gpus, scratch=scratch),
         ):
             display.print_line(f"run directory {paths.run_dir}")
             if prepared.resume is not None:
+                display.recall(events_in(paths.run_dir / METRICS, paths.evaluation))
                 _report_resumption(prepared.resume, display)
             actors = ActorGroup(prepared, paths, classes)
             supervisor = Supervisor(
@@ -74,8 +78,9 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
                 on_status=display.show_wait,
             )
             try:
-                actors.start()
+                actors.start(display.show_wait)
                 _watch(supervisor, config)
+                _report_data_ended(config, display)
             finally:
                 supervisor.flush_records()
                 unlink_mapped(family())  # of engines that are still loading, which are killed now
@@ -85,13 +90,38 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
     return paths
 
 
+def _display(prepared: PreparedJob) -> ProgressDisplay:
+    first_step = prepared.resume.step if prepared.resume else 0
+    return ProgressDisplay(prepared.plan.num_steps, first_step=first_step, threshold=common_threshold(prepared.config))
+
+
+@contextmanager
+def _starting_ray(
+    display: ProgressDisplay, config: TrainingConfig, *, num_cpus: int, num_gpus: int, scratch: Path
+) -> Iterator[None]:
+    """Start Ray, or join it, for the time of the block."""
+    with ExitStack() as cluster:
+        with repeated(lambda: display.show_wait("starting: Ray"), every_s=_LOOK_S):
+            cluster.enter_context(ray_cluster(config, num_cpus=num_cpus, num_gpus=num_gpus, scratch=scratch))
+        yield
+
+
+def _report_data_ended(config: TrainingConfig, display: ProgressDisplay) -> None:
+    """Say why a run that was not interrupted has taken fewer steps than --max-steps."""
+    wanted, taken = config.max_steps, display.last_step
+    if wanted is not None and taken is not None and taken < wanted:
+        display.print_line(
+            f"the run ended at step {taken} of --max-steps {wanted}: the data is used up; raise {config.PASSES} (-e)"
+        )
+
+
 def _note(prepared: PreparedJob, paths: RunPaths) -> RunNote:
     return RunNote(
-        run_dir=paths.run_dir,
-        checkpoints=paths.checkpoints,
-        resumed_from=prepared.resume.directory if prepared.resume else None,
+        run_dir=paths.run_dir.absolute(),
+        checkpoints=paths.checkpoints.absolute(),
+        resumed_from=prepared.resume.directory.absolute() if prepared.resume else None,
         grace_s=prepared.config.run.interrupt_grace_s,
-        command=prepared.config.COMMAND,
+        command=command_here(prepared.config.COMMAND),
         to_train_on=prepared.config.PASSES,
     )
 
@@ -164,7 +194,6 @@ def _records(config: TrainingConfig, run_dir: Path, *, first_step: int) -> Itera
 def _report_resumption(resume: ResumedRun, display: ProgressDisplay) -> None:
     for line in (resume.line(), *resume.changes):
         display.print_line(line)
-        logger.info("%s", line)
 
 
 def _with_timeline_event(event: dict[str, Any], timeline: Timeline, log: _LogFile) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Mistakes in files are reported here, before Ray starts.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from coati_rl.build import build_loss, load_estimator
@@ -25,6 +26,7 @@ from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.check import Use
 from coati_rl.own_optimizer import check_own_functions
+from coati_rl.runtime.exit_messages import print_lines
 from coati_rl.runtime.job_memory import check_run_memory
 from coati_rl.runtime.job_models import with_run_models
 from coati_rl.runtime.prepared import PreparedJob
@@ -40,6 +42,7 @@ from coati_rl.runtime.resources import checked_model_config, read_model_config, 
 from coati_rl.runtime.sample_rows import TryModel
 from coati_rl.runtime.saved_tokenizer import check_of_run
 from coati_rl.runtime.size_checks import check_gpu_memory, check_length, check_prompts, check_step, resolve_device
+from coati_rl.runtime.slow_phase import slow_phase
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CollectiveBackend
 from coati_rl.types import Device, Prompt
@@ -118,23 +121,27 @@ def prepare(
     check_engines(config, device)
     config = with_device_defaults(config, device)
     backend = choose_backend(config.sync.weight_transport, device=device, is_one_node=not config.cluster.master_address)
-    rows = load_run_rows(config, rewards, tools=environment.tools)
+    say = partial(print_lines, prog=config.prog())
+    with slow_phase("preparing, 1 of 3: the rows are read", say):
+        rows = load_run_rows(config, rewards, tools=environment.tools)
     warnings += _warnings(config, device)
-    directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
+    with slow_phase("preparing, 2 of 3: the model's files are looked up", say):
+        directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     if directory is None:
         found = _without_model(config, rows)
     else:
-        found = _with_model(
-            config,
-            rows,
-            directory,
-            device,
-            backend,
-            environment=environment,
-            check_layout=check_layout,
-            try_model=try_model,
-            is_dry_run=is_dry_run,
-        )
+        with slow_phase("preparing, 3 of 3: the model is checked and the rows are tokenised", say):
+            found = _with_model(
+                config,
+                rows,
+                directory,
+                device,
+                backend,
+                environment=environment,
+                check_layout=check_layout,
+                try_model=try_model,
+                is_dry_run=is_dry_run,
+            )
     config, train, num_prompts = found.config, found.train, found.num_prompts
     plan = make_plan(
         config, num_prompts=num_prompts, device=device, prompt_tokens=_mean_prompt_tokens(train), memory=found.memory

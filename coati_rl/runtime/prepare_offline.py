@@ -5,6 +5,7 @@ Mistakes in files are reported here, before Ray starts.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from coati_rl.data.mixing import Mixing
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.check import Use
 from coati_rl.own_optimizer import check_own_functions
+from coati_rl.runtime.exit_messages import print_lines
 from coati_rl.runtime.job_memory import check_job_memory
 from coati_rl.runtime.job_models import with_dataset_models
 from coati_rl.runtime.offline_rows import (
@@ -40,6 +42,7 @@ from coati_rl.runtime.resources import (
 )
 from coati_rl.runtime.sample_rows import TryModel
 from coati_rl.runtime.saved_tokenizer import check_of_dataset
+from coati_rl.runtime.slow_phase import slow_phase
 from coati_rl.samples import Sample
 from coati_rl.types import Device
 
@@ -92,23 +95,27 @@ def prepare_offline(
     )
     paths = {TRAIN_FLAG: config.data.dataset}
     paths |= {f"--eval-dataset {name}": path for name, path in (config.data.eval_dataset or {}).items()}
-    forms = {flag: load_forms(config, path, flag=flag) for flag, path in paths.items()}
+    say = partial(print_lines, prog=config.prog())
+    with slow_phase("preparing, 1 of 3: the rows are read", say):
+        forms = {flag: load_forms(config, path, flag=flag) for flag, path in paths.items()}
     _check_template(config, forms)
     warnings += [*sharding_warnings(config, device), *_reference_warnings(config)]
-    directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
+    with slow_phase("preparing, 2 of 3: the model's files are looked up", say):
+        directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     if directory is None:
         unchecked = f"model {config.model.model} is not on this machine: lengths and the layout are not checked"
         found = _Inputs(config=with_offline_defaults(config, device), warnings=(unchecked,))
     else:
-        found = _with_model(
-            config,
-            forms,
-            directory,
-            device,
-            check_layout=check_layout,
-            try_model=try_model,
-            is_dry_run=is_dry_run,
-        )
+        with slow_phase("preparing, 3 of 3: the model is checked and the rows are tokenised", say):
+            found = _with_model(
+                config,
+                forms,
+                directory,
+                device,
+                check_layout=check_layout,
+                try_model=try_model,
+                is_dry_run=is_dry_run,
+            )
     config = found.config
     evaluation = {flag.partition(" ")[2]: each for flag, each in found.sets.items() if flag != TRAIN_FLAG}
     train = found.sets.get(TRAIN_FLAG)

@@ -4,7 +4,7 @@ The clients here have the interface of the local classes that they replace, so t
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -28,14 +28,16 @@ _SLICE_S = 2.0  # of a wait: time for which the process is stopped counts as thi
 STAGING_GRACE_S = 10.0  # for a producer whose transfer has its own deadline; the other producers wait meanwhile
 
 
-def wait_for(reference: "ray.ObjectRef[Any]", *, who: str, timeout_s: float) -> Any:
-    """Return the result of a remote call.
+def wait_for(
+    reference: "ray.ObjectRef[Any]", *, who: str, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
+) -> Any:
+    """Return the result of a remote call; `meanwhile` is called every two seconds until it is there.
 
     Raises: PeerLostError if the actor is dead or does not answer in time; the call's own CoatiError as it was raised;
         RunError for any other failure of the call.
     """
     try:
-        return _get(reference, timeout_s)
+        return _get(reference, timeout_s, meanwhile)
     except GetTimeoutError as error:
         raise PeerLostError(f"{who} did not answer within {timeout_s:g} s") from error
     except RayActorError as error:
@@ -50,12 +52,13 @@ def wait_for(reference: "ray.ObjectRef[Any]", *, who: str, timeout_s: float) -> 
         raise RunError(f"{who}: {first_line(error)}") from error
 
 
-def _get(reference: "ray.ObjectRef[Any]", timeout_s: float) -> Any:
+def _get(reference: "ray.ObjectRef[Any]", timeout_s: float, meanwhile: Callable[[], None]) -> Any:
     """Call `ray.get` with a deadline that does not count time for which this process is stopped (Ctrl-Z)."""
     left_s = timeout_s
     while left_s > _SLICE_S:
         with suppress(GetTimeoutError):
             return ray.get(reference, timeout=_SLICE_S)
+        meanwhile()
         left_s -= _SLICE_S
     return ray.get(reference, timeout=left_s)
 

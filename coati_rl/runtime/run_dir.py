@@ -18,6 +18,7 @@ from safetensors import safe_open
 from coati_rl.checkpoint.directory import checkpoints_in, left_over_bytes
 from coati_rl.checkpoint.resumed_run import ResumedRun
 from coati_rl.checkpoint.rollback import free_name, set_aside_checkpoints, set_aside_records
+from coati_rl.config.absolute_paths import with_absolute_paths
 from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import check_free_space, probe
 from coati_rl.errors import ConfigError
@@ -82,7 +83,7 @@ def make_run_dir(config: TrainingConfig, resume: ResumedRun | None = None, *, ch
                 _discard_what_follows(resume, paths, is_same_run=own is not None)
                 _note_resumption(resume, paths.run_dir)
             paths.logs.mkdir(exist_ok=True)
-            resolved = config.flat("json")
+            resolved = with_absolute_paths(config.flat("json"))
             (paths.run_dir / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--run-dir {error.filename or wanted}: cannot be created: {error.strerror}") from error

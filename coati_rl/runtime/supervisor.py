@@ -18,6 +18,7 @@ import ray
 from coati_rl.errors import CollectiveError, PeerLostError, RunError
 from coati_rl.runtime.actor_group import START_TIMEOUT_S, ActorGroup, ManagedActor
 from coati_rl.runtime.remote import first_line, wait_for
+from coati_rl.text import count
 
 logger = logging.getLogger(__name__)
 
@@ -78,12 +79,17 @@ class Supervisor:
             self._find_hung()
             self._check_reward_models()
             status = self._actors.coordinator.status()
-            self._on_status(status.text)
+            self._on_status("; ".join(filter(None, (self._loading(), status.text))))
             if status.idle_s > self._stall_timeout_s:
                 raise RunError(
                     f"no rollout, step or weight sync was finished for {self._stall_timeout_s:g} s: {status.text} "
                     f"({self._actors.heartbeats.describe_phases()})"
                 )
+
+    def _loading(self) -> str:
+        """Say how many producers are loading their engine; nothing if none is."""
+        loading, ready = len(self._actors.starting), len(self._actors.producers)
+        return f"{loading} of {count(loading + ready, 'producer')} loading the model" if loading else ""
 
     def save(self, *, deadline: float) -> None:
         """Make the trainers write a checkpoint and end, after an interrupt.

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from coati_rl.errors import RolloutError, RunError
+from coati_rl.observability.records import CONVERSATIONS
 from coati_rl.text import shorten
 from coati_rl.types import Prompt, Score, Trajectory
 from producer.environments.chat import ChatTemplate
@@ -139,7 +140,7 @@ class EpisodeEnvironment:
         trajectories = tree.trajectories() if ending == "done" else _truncated(tree.trajectories())
         of_episode: dict[str, Any] = {"filter_score": player.filter_score, "metrics": player.metrics}
         given = {name: value for name, value in of_episode.items() if value not in (None, {})}
-        return _Played(trajectories=trajectories, record={"ended": ending, "turns": player.turns, **given})
+        return _Played(trajectories=trajectories, record=_record(ending, player.turns, tree) | given)
 
 
 def episode_task(prompt: Prompt, episode: int, *, run_seed: int) -> EpisodeTask:
@@ -173,8 +174,12 @@ async def _close(calls: EpisodeCalls, cut: asyncio.Event) -> None:
 
 def _failed(tree: ConversationTree, cause: str, turns: Sequence[dict[str, Any]]) -> _Played:
     return _Played(
-        trajectories=tree.trajectories(), record={"ended": "failed", "turns": turns}, failure=f"environment: {cause}"
+        trajectories=tree.trajectories(), record=_record("failed", turns, tree), failure=f"environment: {cause}"
     )
+
+
+def _record(ended: str, turns: Sequence[dict[str, Any]], tree: ConversationTree) -> dict[str, Any]:
+    return {"ended": ended, "turns": turns, CONVERSATIONS: tree.conversations()}
 
 
 def joined_trajectories(parts: Sequence[tuple[Trajectory, ...]]) -> list[Trajectory]:

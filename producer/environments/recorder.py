@@ -17,7 +17,7 @@ from coati_rl.errors import RolloutError
 from coati_rl.types import Completion, Trajectory
 from producer.environments.chat import ChatTemplate, TemplateError, arguments_of, plain_message
 from producer.environments.episode import Message, Observation
-from producer.environments.trajectories import Node, make_trajectories
+from producer.environments.trajectories import Node, leaves, make_trajectories
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -163,6 +163,13 @@ class ConversationTree:
         """
         return make_trajectories(self._answers, self._prompt_ids or (), episode=self._episode)
 
+    def conversations(self) -> list[list[Message] | str]:
+        """Return what is said in each trajectory, in their order, as JSON.
+
+        It is messages, the prompt's first; of a prompt that is text, the text of all tokens.
+        """
+        return [[_as_json(message) for message in leaf.messages] or leaf.text for leaf in leaves(self._answers)]
+
     def _append(self, node: Node, token_ids: tuple[int, ...], text: str) -> Context:
         """Append to the tokens; the next answer is part of the message that they belong to."""
         messages, so_far = node.messages, None
@@ -213,6 +220,15 @@ def identity(message: Message) -> tuple[object, ...]:
         for call in plain.get("tool_calls", ())
     )
     return plain["role"], plain["content"], calls, plain.get("tool_call_id")
+
+
+def _as_json(message: Message) -> Message:
+    """Return a message whose fields JSON can hold; else its role and content alone."""
+    try:
+        json.dumps(message)
+    except (TypeError, ValueError, RecursionError):  # a user's environment may add what it likes
+        return {"role": message["role"], "content": message["content"]}
+    return message
 
 
 def _joined(first: Message, then: Message) -> Message:

@@ -38,18 +38,21 @@ def make_trajectories(answers: Sequence[Node], prompt_ids: Sequence[int], *, epi
         episode: of the group, from 0.
     """
     prompt = np.array(prompt_ids, dtype=np.int32)
-    continued = {id(node.parent) for node in answers}
     owned: set[int] = set()
     found: list[Trajectory] = []
-    for leaf in answers:
-        if id(leaf) in continued:
-            continue
+    for leaf in leaves(answers):
         own = [node for node in _path(leaf) if id(node) not in owned]
         owned.update(id(node) for node in own)
         token_ids = np.array(leaf.token_ids, dtype=np.int32)
         prefix = _shared(token_ids[: own[0].num_context], prompt, found)
         found.append(_trajectory(token_ids, own, prefix, episode=episode))
     return tuple(found) if found or not prompt_ids else (_unanswered(prompt, episode=episode),)
+
+
+def leaves(answers: Sequence[Node]) -> list[Node]:
+    """Return the answers that no other one continues, in order: the ends of the trajectories."""
+    continued = {id(node.parent) for node in answers}
+    return [node for node in answers if id(node) not in continued]
 
 
 def _trajectory(token_ids: np.ndarray, own: Sequence[Node], prefix: SharedPrefix, *, episode: int) -> Trajectory:

@@ -7,6 +7,8 @@ producer's environments. An agent that fails, asks nothing or takes too long is 
 
 import asyncio
 import os
+import re
+import secrets
 import shutil
 import tempfile
 import time
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.errors import EngineError, RolloutError, RunError
+from coati_rl.observability.records import CONVERSATIONS
 from coati_rl.protocols import OnTokens
 from coati_rl.types import Completion, Prompt, Score, Trajectory
 from producer.environments.environment import Generate, Rollout
@@ -32,6 +35,7 @@ from producer.gateway.server import ServerThread
 from producer.gateway.session import Session
 
 _MODEL = "policy"  # as the API names it
+_MAX_UID = 100  # characters of it in a file's name
 _MAX_IN_FLIGHT = 64  # calls of an agent that are sampled at a time
 _MAX_WAITING = 4096  # further ones that wait for these
 
@@ -66,6 +70,8 @@ class AgentEnvironment:
             an episode is correct. Episodes of other tasks are scored by -rt, too.
         seed: of the run.
         may_renormalise: as for `EpisodeEnvironment`.
+        errors: directory in the run directory's logs/ for the error output of each episode's program; None: it is not
+            kept.
     """
 
     def __init__(
@@ -76,7 +82,9 @@ class AgentEnvironment:
         correct_from: Mapping[str, float],
         seed: int = 0,
         may_renormalise: bool = False,
+        errors: Path | None = None,
     ) -> None:
+        self._errors = errors
         self._agent = agent
         self._language = language
         self._correct_from = correct_from
@@ -146,8 +154,8 @@ class AgentEnvironment:
             max_in_flight=_MAX_IN_FLIGHT,
             max_waiting=_MAX_WAITING,
         )
-        begin = time.perf_counter()
-        failure = await _unless_cut(self._placed(prompt, generate, number, session, conversation), cut)
+        begin, errors = time.perf_counter(), self._errors_of(prompt, number)
+        failure = await _unless_cut(self._placed(prompt, generate, number, session, conversation, errors), cut)
         if sample.engine_error is not None:
             raise sample.engine_error
         failure = failure or session.fault
@@ -159,19 +167,40 @@ class AgentEnvironment:
                 "ended": "done" if failure is None else "failed",
                 "seconds": round(time.perf_counter() - begin, 6),
                 "turns": conversation.turns,
+                CONVERSATIONS: tree.conversations(),
+                **({"stderr": "/".join(errors.parts[-3:])} if errors is not None and errors.is_file() else {}),
             },
             failure=None if failure is None else f"agent: {failure}",
         )
 
+    def _errors_of(self, prompt: Prompt, number: int) -> Path | None:
+        """Return the file for an episode's error output; a prompt may be played again, as in each evaluation."""
+        if self._errors is None:
+            return None
+        name = re.sub(r"[^\w.+:-]", "_", prompt.uid)[:_MAX_UID]
+        return self._errors / f"{name}-{number}-{secrets.token_hex(4)}.txt"
+
     async def _placed(
-        self, prompt: Prompt, generate: Generate, number: int, session: Session, conversation: RecordedConversation
+        self,
+        prompt: Prompt,
+        generate: Generate,
+        number: int,
+        session: Session,
+        conversation: RecordedConversation,
+        errors: Path | None,
     ) -> str | None:
         """Wait for one of the places of agents' processes, then run the episode. Returns: as `_run`."""
         async with self._places:
-            return await self._run(prompt, generate, number, session, conversation)
+            return await self._run(prompt, generate, number, session, conversation, errors)
 
     async def _run(
-        self, prompt: Prompt, generate: Generate, number: int, session: Session, conversation: RecordedConversation
+        self,
+        prompt: Prompt,
+        generate: Generate,
+        number: int,
+        session: Session,
+        conversation: RecordedConversation,
+        errors: Path | None,
     ) -> str | None:
         """Run the command while its episode is open. Returns: why it failed, if it did."""
         told = task_object(
@@ -189,6 +218,7 @@ class AgentEnvironment:
                 environment=agent_variables(os.environ, url=url, token=registered.token, task=path),
                 task=path,
                 timeout_s=self._agent.timeout_s,
+                errors=errors,
             )
         except OSError as error:  # no process, descriptor or room on the disk is left, or the command is too long
             return f"it could not be started: {error}"

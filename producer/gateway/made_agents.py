@@ -14,11 +14,12 @@ from producer.gateway.conversations import Language, tool_format_or_none
 _TESTS = "test_cases"  # a ground truth, too
 
 
-def make_agents(config: Config) -> AgentEnvironment:
+def make_agents(config: Config, *, errors: Path | None = None) -> AgentEnvironment:
     """Make the environment of a producer.
 
     Args:
         config: prepared, with --agent-command: the model is a directory.
+        errors: as of `AgentEnvironment`.
     """
     environment, data = config.environment, config.data
     tokenizer = load_tokenizer(
@@ -44,4 +45,5 @@ def make_agents(config: Config) -> AgentEnvironment:
         },
         seed=config.run.seed,
         may_renormalise=config.recomputes_old_logprobs,
+        errors=errors,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import code_task
 import pytest
 from arithmetic_task import Problem, distinct_problems, make_problem, needs_carry, problems, solve, split_pairs
-from make_tiny_model import IM_END, conversation, make_tokenizer, tokenizer_texts
+from make_tiny_model import IM_END, conversation, make_tokenizer, tokenizer_texts, told
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "make_tiny_model.py"
@@ -143,3 +143,9 @@ def test_no_person_and_thing_of_the_coding_task_are_on_both_sides() -> None:
     assert len(prompts) == 738 and len(held_out) == 126  # 123 and 21 pairs, six stories each
     assert {problem.question for problem in prompts}.isdisjoint(problem.question for problem in held_out)
     assert set(prompts[0].row()) == {"messages", "test_cases"}
+
+
+def test_on_a_busy_machine_the_training_says_how_far_it_is(capsys) -> None:
+    assert list(told(range(3), every_s=0.0)) == [0, 1, 2]
+    assert capsys.readouterr().err == "".join(f"training: step {step} of 3\n" for step in range(3))
+    assert list(told(range(3))) == [0, 1, 2] and capsys.readouterr().err == ""

@@ -55,7 +55,7 @@ def _trained(run):
 def _resumes_from(run):
     """The checkpoint's step that the last line tells to resume from, and the flags it gives."""
     last = run.text().splitlines()[-1]
-    match = re.search(r"; resume from step (\d+) with: python rl_example.py (.*)$", last)
+    match = re.search(r"; resume from step (\d+) with: \S*python3? \S*/rl_example.py (.*)$", last)
     assert match, last
     return int(match[1]), shlex.split(match[2])
 

@@ -31,12 +31,12 @@ EVALUATED = ["-ed", "math=a.jsonl", "-ei", "20", "-si", "100"]
 
 def test_the_best_is_by_a_metric_that_the_evaluations_have():
     sampled = ["--eval-samples", "6", "--eval-temperature", "1"]
-    for metric in ("accuracy", "avg@6", "pass@4", "pass@6"):
+    for metric in ("accuracy", "reward_mean", "avg@6", "pass@4", "pass@6"):
         check(parse([*EVALUATED, *sampled, "--keep-best", f"eval/math/{metric}"])[0])
     message = "--keep-best eval/math/pass@3: is no metric of the evaluations; use one of eval/math/accuracy, eval/"
     with pytest.raises(ConfigError, match=message):
         check(parse([*EVALUATED, *sampled, "--keep-best", "eval/math/pass@3"])[0])
-    with pytest.raises(ConfigError, match=r"use one of eval/math/accuracy$"):
+    with pytest.raises(ConfigError, match=r"use one of eval/math/accuracy, eval/math/reward_mean$"):
         check(parse([*EVALUATED, "--keep-best", "accuracy"])[0])
 
 

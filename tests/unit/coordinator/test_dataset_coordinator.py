@@ -160,7 +160,7 @@ def test_the_status_says_what_is_being_done(coordinator_of):
     for index in range(8):
         coordinator.next_work(index, rank=0, timeout_s=0.0)
         seen.append(coordinator.status().text)
-    assert seen[0] == "held is being evaluated at step 0"
+    assert seen[:2] == [f"held is being evaluated at step 0: part {part} of 2" for part in (1, 2)]
     assert seen[2:6] == [f"step {step} is being trained" for step in (1, 2, 3, 4)]
     assert coordinator.status().idle_s < 60
 

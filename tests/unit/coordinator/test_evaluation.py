@@ -66,6 +66,8 @@ def test_accuracy_is_over_all_prompts_and_what_failed_or_could_not_be_scored_is_
             "policy_versions": [7],
             "accuracy": 1 / 3,
             "num_prompts": 3,
+            "reward_mean": 1.0,
+            "reward_max": 1.0,
             "num_invalid": 1,
             "num_failed": 1,
         },
@@ -75,6 +77,8 @@ def test_accuracy_is_over_all_prompts_and_what_failed_or_could_not_be_scored_is_
             "policy_versions": [7],
             "accuracy": 0.0,
             "num_prompts": 1,
+            "reward_mean": 0.0,
+            "reward_max": 0.0,
             "num_invalid": 0,
             "num_failed": 0,
         },
@@ -134,13 +138,18 @@ def test_an_episode_of_several_turns_and_forks_is_one_line_with_its_last_answer(
     group = forked_group()
     first, fork, _ = group.trajectories
     played = {"ended": "done", "turns": [{"role": "policy"}, {"role": "user"}, {"role": "policy"}]}
-    own = {"prompt": prompt, "trajectories": (first, fork), "scores": group.scores[:1], "records": (played,)}
+    said = [
+        [{"role": "user", "content": "Q"}],
+        [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}],
+    ]
+    records = ({**played, "conversations": said},)
+    own = {"prompt": prompt, "trajectories": (first, fork), "scores": group.scores[:1], "records": records}
     rounds.add(dataclasses.replace(group, **own))
     (summary,) = finish(rounds)
     assert (summary["accuracy"], summary["policy_versions"]) == (1.0, [7, 8])
     (line,) = map(json.loads, (tmp_path / "tools-step-000004.jsonl").read_text().splitlines())
     assert (line["response"], line["finish_reason"], line["reward"]) == ("turn 2 of episode 0", "length", 1.0)
-    assert line["environment"] == played
+    assert line["environment"] == played and line["messages"] == said[1]
 
 
 def test_each_sample_of_an_environment_has_its_own_record_and_an_answer_without_one_has_none(
@@ -197,6 +206,8 @@ def test_several_samples_give_avg_and_pass_at_k_and_a_failed_prompt_counts_as_wr
         "pass@1": pytest.approx(4 / 12),
         "pass@2": pytest.approx(1.5 / 3),
         "pass@4": pytest.approx(2 / 3),
+        "reward_mean": 1.0,
+        "reward_max": 1.0,
         "num_invalid": 4,
         "num_failed": 1,
     }
@@ -226,16 +237,45 @@ def test_a_set_of_several_tasks_has_the_figures_of_each(make_prompts, group_of, 
     (summary,) = finish(rounds)
     assert (summary["accuracy"], summary["pass@2"]) == (0.5, pytest.approx(2 / 3))
     sampling = {"num_samples": 2, "temperature": 0.8}
+    math, code = {"reward_mean": 0.75, "reward_max": 1.0}, {"reward_mean": 0.0, "reward_max": 0.0}
     assert summary["by_task"] == {
-        "math": {"accuracy": 0.75, "num_prompts": 2, **sampling, "avg@2": 0.75, "pass@1": 0.75, "pass@2": 1.0},
-        "code": {"accuracy": 0.0, "num_prompts": 1, **sampling, "avg@2": 0.0, "pass@1": 0.0, "pass@2": 0.0},
+        "math": {"accuracy": 0.75, "num_prompts": 2, **sampling, "avg@2": 0.75, "pass@1": 0.75, "pass@2": 1.0, **math},
+        "code": {"accuracy": 0.0, "num_prompts": 1, **sampling, "avg@2": 0.0, "pass@1": 0.0, "pass@2": 0.0, **code},
     }
     assert evaluation_metrics(summary) == {
         "eval/mixed/accuracy": 0.5,
         "eval/mixed/avg@2": 0.5,
         "eval/mixed/pass@1": 0.5,
         "eval/mixed/pass@2": pytest.approx(2 / 3),
+        "eval/mixed/reward_mean": 0.5,
+        "eval/mixed/reward_max": 1.0,
+        **{f"eval/mixed/math/{key}": value for key, value in math.items()},
+        **{f"eval/mixed/code/{key}": value for key, value in code.items()},
         **{f"eval/mixed/math/{key}": 0.75 for key in ("accuracy", "avg@2", "pass@1")},
         "eval/mixed/math/pass@2": 1.0,
         **{f"eval/mixed/code/{key}": 0.0 for key in ("accuracy", "avg@2", "pass@1", "pass@2")},
     }
+
+
+def test_graded_rewards_have_mean_and_maximum_beside_the_reward_that_a_correct_answer_needs(
+    make_prompts, answer, tmp_path
+):
+    easy, hard = ([dataclasses.replace(each, task=name) for each in make_prompts(2, name=name)] for name in ("a", "b"))
+    sets = {"easy": easy, "both": [easy[0], hard[0]], "hard": hard}
+    sets = {name: [dataclasses.replace(each, eval_set=name) for each in prompts] for name, prompts in sets.items()}
+    rounds = EvaluationRounds(sets, tmp_path, correct_from={"a": 0.8})
+    rounds.start(0)
+    for prompt, reward in zip(draw_all(rounds), (0.25, 0.5, 0.5, 1.0, 0.0, 9.0), strict=True):
+        rounds.add(answer(prompt, reward, "invalid" if reward == 9 else "ok"))
+    keys = ("reward_mean", "reward_max", "correct_from")
+    assert [[summary.get(key) for key in keys] for summary in finish(rounds)] == [
+        [0.375, 0.5, 0.8],
+        [0.75, 1.0, None],  # the rewards of task b say themselves what is correct
+        [0.0, 0.0, None],
+    ]
+    nothing = EvaluationRounds({"hard": sets["hard"]}, tmp_path)
+    nothing.start(0)
+    for prompt in draw_all(nothing):
+        nothing.add(answer(prompt, 9.0, "invalid"))
+    (summary,) = finish(nothing)
+    assert [summary[key] for key in keys[:2]] == [None, None]

@@ -107,3 +107,27 @@ def test_a_sample_is_an_episode_with_all_that_its_forks_have_sampled(forked_grou
     assert record["truncated_fraction"] == 0.5
     assert (record["num_prompt_tokens"], record["num_response_tokens"]) == (9, 8)
     assert record["staleness_mean"] == 7 / 8  # each sampled token once
+
+
+def test_the_spread_of_rewards_is_over_valid_samples_and_a_group_of_equal_rewards_is_constant(group_of):
+    groups = [
+        group_of([(0.0, 2), (1.0, 2)]),
+        group_of([(0.5, 2), (0.5, 2), (9.0, 2, "invalid")]),
+        group_of([(0.5, 2), (0.5, 2)]),
+    ]
+    alone = group_of([(1.0, 2), (9.0, 2, "invalid")])
+    assert statistics(groups[:2], groups[2:])["reward_std"] == pytest.approx((0.5 / 6) ** 0.5)  # 0, 1 and four of 0.5
+    assert statistics(groups, [alone])["constant_group_fraction"] == pytest.approx(2 / 3), "one sample is no group"
+    assert statistics([group_of([(1 / 3, 2)] * 3)] * 43)["reward_std"] == 0.0, "not 5.6e-17"
+    nothing = statistics([group_of([(1.0, 2, "invalid"), (1.0, 2, "invalid")])])
+    assert (nothing["reward_std"], nothing["constant_group_fraction"]) == (None, None)
+
+
+def test_responses_are_the_same_if_all_their_sampled_tokens_are(group_of, forked_group):
+    record = statistics([group_of([(1.0, 2), (0.0, 2)]), group_of([(1.0, 2), (0.0, 5, "invalid")])])
+    assert (record["distinct_response_fraction"], record["response_tokens_max"]) == (0.5, 5)
+    assert statistics([group_of([(1.0, 2), (0.0, 2), (1.0, 2), (0.0, 2)])])["distinct_response_fraction"] == 0.25
+    forked = forked_group()
+    lengths = [sum(each.num_loss_tokens for each in forked.trajectories if each.episode == n) for n in (0, 1)]
+    record = rollout_statistics([forked], [], rules=PLAIN, staleness=lambda version: 0)
+    assert record["response_tokens_max"] == max(lengths), "over the forks of an episode"

@@ -28,12 +28,29 @@ def run(tmp_path: Path):
     task = tmp_path / "task.json"
     task.write_text('{"uid": "u"}')
 
-    def run(code: str, *, timeout_s: float = 20.0, command=None) -> str | None:
+    def run(code: str, *, timeout_s: float = 20.0, command=None, errors=None) -> str | None:
         environment = {"PATH": os.environ["PATH"], "PIDS": str(tmp_path / "pids")}
         command = command or [sys.executable, "-S", "-c", code]
-        return asyncio.run(run_agent(command, environment=environment, task=task, timeout_s=timeout_s))
+        return asyncio.run(run_agent(command, environment=environment, task=task, timeout_s=timeout_s, errors=errors))
 
     return run
+
+
+def test_error_output_is_kept_whole_or_its_beginning_and_its_end(run, tmp_path) -> None:
+    kept = tmp_path / "agents/p-0.txt"
+    assert run("import sys; print('to nobody')", errors=kept) is None
+    assert not kept.exists(), "nothing was written"
+    assert run("import sys; print('one\\ntwo', file=sys.stderr); sys.exit(1)", errors=kept) == "exit code 1: two"
+    assert kept.read_text() == "one\ntwo\n"
+    run("import sys; sys.stderr.write('begin' + 'x' * 10**6 + 'end')", errors=kept)
+    text = kept.read_text()
+    assert len(text) < 66_000 and text.startswith("beginxxx") and text.endswith("xxxend")
+    assert f"\n[... {10**6 + 8 - 65_536} bytes left out ...]\n" in text
+
+
+def test_a_disk_that_is_full_costs_the_error_output_and_not_the_episode(run, tmp_path) -> None:
+    (tmp_path / "p-0.txt").symlink_to("/dev/full")
+    assert run("import sys; print('one', file=sys.stderr)", errors=tmp_path / "p-0.txt") is None
 
 
 def alive(pids: Path) -> list[int]:
@@ -107,8 +124,9 @@ def test_an_agent_that_is_cancelled_is_killed_first(tmp_path) -> None:
 
     async def cancel() -> None:
         environment = {"PIDS": str(pids), "PATH": os.environ["PATH"]}
-        command = [sys.executable, "-S", "-c", SPAWN + "time.sleep(600)"]
-        running = asyncio.ensure_future(run_agent(command, environment=environment, task=task, timeout_s=600))
+        code = "import sys; print('slow', file=sys.stderr, flush=True)" + SPAWN + "time.sleep(600)"
+        command, times = [sys.executable, "-S", "-c", code], {"timeout_s": 600, "errors": tmp_path / "errors.txt"}
+        running = asyncio.ensure_future(run_agent(command, environment=environment, task=task, **times))
         while not pids.exists() or len(pids.read_text().split()) < 2:
             await asyncio.sleep(0.02)
         running.cancel()
@@ -117,6 +135,7 @@ def test_an_agent_that_is_cancelled_is_killed_first(tmp_path) -> None:
 
     asyncio.run(asyncio.wait_for(cancel(), 30))
     assert alive(pids) == []
+    assert (tmp_path / "errors.txt").read_text() == "slow\n", "what it wrote is kept"
 
 
 def test_an_agent_gets_the_commands_variables_but_no_credentials_of_the_run() -> None:

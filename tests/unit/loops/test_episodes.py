@@ -25,6 +25,10 @@ def test_rollouts_metrics_and_evaluations_are_of_episodes(run_in_threads, write_
     line = records(trace.paths.rollouts)[0]
     assert line["environment"]["ended"] == "done"
     assert [turn["role"] for turn in line["environment"]["turns"]] == ["prompt", "assistant", "user", "assistant"]
+    assert [message["role"] for message in line["messages"]] == ["user", "assistant", "user", "assistant"]
+    assert (line["messages"][2]["content"], line["messages"][-1]["content"]) == ("again", line["response"])
+    answered = next(each for each in records(trace.paths.evaluation) if "messages" in each)
+    assert [message["role"] for message in answered["messages"]] == ["user", "assistant", "user", "assistant"]
     assert line["reward"] == sum(value for _, _, value in line["token_rewards"])
     step = trace.steps[0]
     assert step["turns_mean"] == 2.0

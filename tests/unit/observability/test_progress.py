@@ -16,6 +16,16 @@ STEP = {
 }
 
 
+GRADED = {"event": "evaluation", "step": 4, "task": "math", "accuracy": 0.0}
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
 @pytest.fixture
 def display_on():
     def make(*, terminal, num_steps=4):
@@ -51,6 +61,27 @@ def display_on():
             "step 4: math accuracy 0.750, pass@8 0.900 (8 samples at temperature 0.6)",
         ),
         (
+            {**GRADED, "reward_mean": 0.3, "reward_max": 0.5, "correct_from": 1.0},
+            "step 4: math accuracy 0.000, reward 0.300 (greedy); nothing reaches --correct-from 1: the largest reward "
+            "is 0.5",
+        ),
+        (
+            {**GRADED, "accuracy": 0.125, "reward_mean": 0.3, "reward_max": 1.0, "correct_from": 1.0},
+            "step 4: math accuracy 0.125, reward 0.300 (greedy)",
+        ),
+        (
+            {**GRADED, "reward_mean": -1.0, "reward_max": -1.0, "correct_from": 1.0},  # all wrong, of 1 and -1
+            "step 4: math accuracy 0.000, reward -1.000 (greedy)",
+        ),
+        (
+            {**GRADED, "accuracy": 0.5, "reward_mean": 0.5, "reward_max": 1.0},
+            "step 4: math accuracy 0.500 (greedy)",
+        ),
+        (
+            {**GRADED, "accuracy": 0.5, "reward_mean": 1.0, "reward_max": 1.0, "num_failed": 1},  # 1 and 0
+            "step 4: math accuracy 0.500 (greedy)",
+        ),
+        (
             {"event": "checkpoint", "step": 4, "path": "runs/a/checkpoints/step-4"},
             "step 4: checkpoint runs/a/checkpoints/step-4",
         ),
@@ -78,7 +109,7 @@ def test_without_a_terminal_every_event_is_a_plain_line(display_on, event, line)
     display, text = display_on(terminal=False)
     with display:
         display.show(event)
-    assert text.getvalue() == line + "\n"
+        assert text.getvalue() == line + "\n"
 
 
 @pytest.mark.parametrize(
@@ -102,9 +133,33 @@ def test_on_a_terminal_steps_move_a_bar_and_other_events_stay_above_it(display_o
         display.show(STEP)
         display.show({"event": "checkpoint", "step": 2, "path": "there"})
     shown = text.getvalue()
-    assert "2/4" in shown and "training" in shown
+    assert "step 2/4" in shown
     assert "reward 0.500  accuracy 0.250" in shown and "200 tok/s  staleness 1.00" in shown
     assert "step 2: checkpoint there" in shown
+
+
+def screen(display, console):
+    """Return the lines that a terminal shows below the permanent ones."""
+    with console.capture() as captured:
+        console.print(display._render())
+    return captured.get().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_step_bar_and_the_time_left_fit_into_a_narrow_terminal(width):
+    clock = Clock()
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    display = ProgressDisplay(10, console, now=clock)
+    for step in (1, 2, 3):
+        clock.now += 600.0  # of steps of ten minutes, too, the time left is known
+        display.show({**STEP, "step": step})
+    display.show_wait("a reason")
+    bar, *numbers = screen(display, console)
+    assert len(bar) <= width
+    assert bar.startswith("step 3/10 ") and "━━━" in bar and "0:30:00" in bar
+    assert bar.rstrip().endswith("left 1:10:00"), "7 steps of 600 s"
+    text = " ".join(" ".join(numbers).split())
+    assert text == "reward 0.500 accuracy 0.250 loss +0.1000 200 tok/s staleness 1.00 gap -"
 
 
 def test_the_bar_of_a_resumed_run_begins_where_it_goes_on():
@@ -112,14 +167,14 @@ def test_the_bar_of_a_resumed_run_begins_where_it_goes_on():
     console = Console(file=text, force_terminal=True, width=160, color_system=None)
     with ProgressDisplay(4, console, first_step=3):
         pass
-    assert "3/4" in text.getvalue()
+    assert "step 3/4" in text.getvalue()
 
 
 def test_a_run_of_unknown_length_is_shown_too(display_on):
     display, text = display_on(terminal=True, num_steps=None)
     with display:
         display.show(STEP)
-    assert "training" in text.getvalue()
+    assert "step 2 " in text.getvalue()
 
 
 def test_a_long_line_is_not_broken_where_there_is_no_terminal(display_on):
@@ -138,71 +193,51 @@ def test_where_nobody_takes_the_lines_a_run_goes_on_without():
         full.close()
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-WAIT = "waiting for rollouts: {} of 8 groups of step 5 are finished, {} prompts are being sampled by 2 producers"
-SYNC = "waiting for the transfer of version 4 to producers 0, 1"
-
-
-@pytest.fixture
-def watched():
-    """(is a terminal) -> a function that plays statuses, one each quarter of a second, and returns what is shown."""
-
-    def make(*, terminal):
-        text, clock = io.StringIO(), Clock()
-        console = Console(file=text, force_terminal=terminal, width=160, color_system=None)
-        display = ProgressDisplay(4, console, now=clock)
-
-        def play(*statuses, seconds=0.25):
-            for status in statuses:
-                clock.now += seconds
-                display.show(status) if isinstance(status, dict) else display.show_wait(status)
-            if terminal:
-                console.print(display._render())
-            shown = text.getvalue()
-            text.seek(0), text.truncate()
-            return shown.splitlines()
-
-        return play
-
-    return make
-
-
-def test_what_a_run_waits_for_is_a_line_within_five_seconds_and_only_once(watched, caplog):
-    play = watched(terminal=False)
+def test_every_step_is_in_the_log_and_without_a_terminal_at_most_one_a_second_is_a_line(caplog):
+    text, clock = io.StringIO(), Clock()
+    display = ProgressDisplay(20, Console(file=text, force_terminal=False), now=clock)
     with caplog.at_level("INFO", logger="coati_rl.observability.progress"):
-        assert play(*[WAIT.format(0, 8)] * 10) == [], "most waits are short"
-        assert play(*[WAIT.format(0, 8)] * 10) == [WAIT.format(0, 8)]
-        assert play(*[WAIT.format(n, 8 - n) for n in (1, 2, 3)] * 40, *[WAIT.format(4, 4)] * 100) == []
-        assert play(WAIT.format(5, 3), seconds=6.0) == [WAIT.format(5, 3)], "once a minute, with its new numbers"
-    assert [record.getMessage() for record in caplog.records] == [WAIT.format(0, 8), WAIT.format(5, 3)]
+        for step in range(1, 21):
+            clock.now += 0.3
+            display.show({**STEP, "step": step})
+    assert [line.split()[1] for line in text.getvalue().splitlines()] == [
+        "1/20",
+        "5/20",
+        "9/20",
+        "13/20",
+        "17/20",
+        "20/20",
+    ]
+    assert [record.getMessage().split()[1] for record in caplog.records] == [f"{step}/20" for step in range(1, 21)]
 
 
-def test_another_reason_is_another_line_if_it_lasts(watched):
-    play = watched(terminal=False)
-    assert play(*[SYNC] * 20) == [SYNC]
-    assert play(*[WAIT.format(0, 8), SYNC] * 10) == [], "each is gone at once"
-    assert play(*[WAIT.format(0, 8)] * 20) == [WAIT.format(0, 8)]
-    assert play(*["waiting for the transfer of version 6 to producer 1"] * 20) == [], "as before but for numbers"
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_run_ends_with_its_figures_on_the_screen_and_in_the_log(display_on, caplog, terminal):
+    display, text = display_on(terminal=terminal)
+    with caplog.at_level("INFO", logger="coati_rl.observability.progress"), display:
+        display.show({**STEP, "step": 1, "reward_mean": 0.25})
+        display.show(STEP)
+    logged = [record.getMessage() for record in caplog.records]
+    assert "reward     0.25   0.5        2   0.5" in logged
+    words = " ".join(text.getvalue().split())
+    assert "reward 0.25 0.5 2 0.5" in words and "in all; starting 0.0, training" in words
 
 
-def test_while_a_run_moves_there_is_no_line_of_what_it_waits_for(watched):
-    play = watched(terminal=False)
-    for _ in range(10):
-        lines = play(*[WAIT.format(0, 8)] * 8, STEP)
-        assert len(lines) == 1 and lines[0].startswith("step 2/4"), "each 2 s"
-    assert play(*[""] * 40) == []
+def test_a_run_that_failed_before_its_first_step_has_no_figures(display_on):
+    display, text = display_on(terminal=False)
+    with display:
+        display.print_line("run directory runs/GRPO")
+    assert text.getvalue() == "run directory runs/GRPO\n"
 
 
-def test_at_a_terminal_the_last_line_follows_what_is_waited_for(watched):
-    play = watched(terminal=True)
-    assert WAIT.format(0, 8) not in play(*[WAIT.format(0, 8)] * 10)[-1]
-    assert play(*[WAIT.format(0, 8)] * 3)[-1] == WAIT.format(0, 8)
-    assert play(WAIT.format(1, 7))[-1] == WAIT.format(1, 7)
-    assert "waiting" not in play(STEP)[-1]
-    assert play(*[SYNC] * 20)[-1] == SYNC
+def test_a_collapse_is_a_line_of_its_own(display_on):
+    display, text = display_on(terminal=False)
+    display.show({**STEP, "response_tokens_mean": 1.0, "response_tokens_max": 1, "groups_total": 8})
+    assert "warning" not in text.getvalue(), "an incomplete record is none of a run with producers"
+    display.show(
+        {**STEP, "response_tokens_mean": 1.0, "response_tokens_max": 1, "groups_total": 8}
+        | {"distinct_response_fraction": 0.01}
+    )
+    assert (
+        "warning: step 2: the policy may have collapsed: all 100 responses of 8 prompts are the same" in text.getvalue()
+    )

@@ -94,6 +94,27 @@ def test_every_sample_is_a_line_with_what_a_person_asks_for(tmp_path, group):
     assert second["reward"] is None, "a reward without meaning may be no number, which JSON cannot say"
 
 
+def test_each_trajectory_of_an_episode_has_its_whole_conversation(tmp_path, forked_group):
+    said = [[{"role": "user", "content": "Q"}, {"role": "assistant", "content": answer}] for answer in ("one", "two")]
+    records = {"ended": "done", "conversations": said}, {"ended": "turns", "conversations": ["Once upon a time"]}
+    group = replace(forked_group(), records=records)
+    assert [each.episode for each in group.trajectories] == [0, 0, 1]
+    RolloutRecorder(tmp_path, "text").write(1, [group], advantages={})
+    lines = lines_of(tmp_path / "steps-000001-000100.jsonl")
+    assert [(line.get("messages"), line.get("text")) for line in lines] == [
+        (said[0], None),
+        (said[1], None),
+        (None, "Once upon a time"),
+    ]
+    assert [line.get("environment") for line in lines] == [None, {"ended": "done"}, {"ended": "turns"}]
+
+
+def test_records_from_before_conversations_were_kept_have_none(tmp_path, forked_group):
+    group = replace(forked_group(), records=({"ended": "done", "conversations": []}, {"ended": "done"}))
+    RolloutRecorder(tmp_path, "text").write(1, [group], advantages={})
+    assert not any({"messages", "text"} & line.keys() for line in lines_of(tmp_path / "steps-000001-000100.jsonl"))
+
+
 def test_a_full_disk_is_told_with_path_and_remedy(tmp_path, group):
     path = tmp_path / "steps-000001-000100.jsonl"
     path.symlink_to("/dev/full")

@@ -256,3 +256,35 @@ def test_an_observation_that_is_none_is_refused(observation):
     talk.answer("one")
     with pytest.raises(RolloutError, match="neither text nor a list of messages nor of the vocabulary's token ids"):
         talk.tree.extend(talk.node, observation)
+
+
+def test_what_is_said_in_each_trajectory_is_read_as_messages():
+    talk = Talk()
+    talk.answer("<think>\na\n</think>\n\none<|im_end|>")
+    talk.answer("two<|im_end|>", context=talk.tree.extend(talk.node, [NEXT]))  # a fork
+    talk.answer("three<|im_end|>", context=talk.tree.extend(talk.node, [NEXT]))
+    thought = said("<think>\na\n</think>\n\none")
+    assert talk.tree.conversations() == [
+        [QUESTION, thought],
+        [QUESTION, thought, NEXT, said("two"), NEXT, said("three")],
+    ]
+    assert len(talk.tree.trajectories()) == 2
+
+
+def test_what_is_said_after_a_prompt_of_text_is_the_text_of_all_tokens():
+    talk = Talk()
+    tree = ConversationTree(talk.template, episode=0)
+    node = tree.start(talk.template.encode("Once"))
+    context = tree.extend(node, " upon")
+    sampled = talk.template.encode(" a time")
+    node = tree.add(context, completion(sampled), temperature=1.0, message=said(" a time"))
+    assert tree.conversations() == ["Once upon a time"]
+    assert ConversationTree(talk.template, episode=0, prompt_ids=(1, 2)).conversations() == []
+
+
+def test_what_json_cannot_hold_of_a_message_is_left_out_of_what_is_read():
+    talk = Talk()
+    talk.answer("one<|im_end|>")
+    odd = {**NEXT, "image": object()}
+    talk.answer("two<|im_end|>", context=talk.tree.extend(talk.node, [odd]))
+    assert talk.tree.conversations() == [[QUESTION, said("one"), NEXT, said("two")]]

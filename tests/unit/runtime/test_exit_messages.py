@@ -1,12 +1,14 @@
 """Test that the last line of a run says how to resume it, wherever its checkpoints are."""
 
 import json
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.exit_messages import RunNote, read_note, write_note
+from coati_rl.runtime.exit_messages import RunNote, command_here, read_note, write_note
 
 
 @pytest.fixture
@@ -58,3 +60,36 @@ def test_a_full_temporary_directory_is_told(tmp_path):
     (tmp_path / "run.json").symlink_to("/dev/full")
     with pytest.raises(ConfigError, match=r"run.json cannot be written: No space left on device; .* or set TMPDIR to"):
         write_note(tmp_path, RunNote(run_dir=Path("run")))
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch):
+    """(argv[0], is the environment activated) -> the command of a run that was started like that in `tmp_path`."""
+    monkeypatch.chdir(tmp_path)
+    environment = tmp_path / "my venv/bin"
+    environment.mkdir(parents=True)
+    for name in ("python", "coati-rl"):
+        (environment / name).touch(mode=0o755)
+
+    def of(program, command="python rl_example.py", *, is_active):
+        monkeypatch.setattr(sys, "argv", [program, "-m", "model"])
+        monkeypatch.setattr(sys, "executable", str(environment / "python"))
+        monkeypatch.setenv("PATH", str(environment) if is_active else "/nowhere")
+        return shlex.split(command_here(command))
+
+    return of
+
+
+def test_a_script_is_named_by_its_absolute_path_and_an_interpreter_that_no_shell_finds_by_its_own(typed, tmp_path):
+    script = str(tmp_path / "a clone/rl_example.py")
+    assert typed("a clone/rl_example.py", is_active=True) == ["python", script]
+    assert typed(script, is_active=False) == [str(tmp_path / "my venv/bin/python"), script]
+
+
+def test_an_installed_command_is_printed_as_it_was_typed(typed, tmp_path):
+    program = str(tmp_path / "my venv/bin/coati-rl")
+    assert typed(program, is_active=True) == ["coati-rl", "rl"]
+    assert typed(program, "coati-rl sft", is_active=True) == ["coati-rl", "sft"]
+    assert typed(program, "coati-rl sft", is_active=False) == [program, "sft"]
+    assert typed("/a/clone/consumer/__main__.py", "coati-rl dpo", is_active=True) == ["python", "-m", "consumer", "dpo"]
+    assert typed("/usr/bin/pytest", "coati-rl sft", is_active=True) == ["coati-rl", "sft"], "started by other code"

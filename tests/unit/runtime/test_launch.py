@@ -2,13 +2,17 @@
 
 import time
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
+from coati_rl.config import Config
 from coati_rl.errors import RunError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.runtime import launch
-from coati_rl.runtime.launch import _driver_log, _record, _with_timeline_event
+from coati_rl.runtime.driver import plan_or_launch
+from coati_rl.runtime.launch import _driver_log, _record, _report_data_ended, _with_timeline_event
+from coati_rl.runtime.prepared import PreparedJob
 
 
 @pytest.mark.parametrize("full", ["timeline/driver.jsonl", "logs/driver.log"])
@@ -76,3 +80,30 @@ def test_a_weight_sync_is_a_line_of_syncs_jsonl():
 
 def test_other_events_are_shown_only():
     assert recorded({"event": "checkpoint", "step": 4, "path": "p"}) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken", "line"),
+    [
+        (40, 32, "the run ended at step 32 of --max-steps 40: the data is used up; raise --num-episodes (-e)"),
+        (32, 32, ""),
+        (None, 32, ""),
+        (40, None, ""),  # resumed from its last step
+    ],
+)
+def test_a_run_that_takes_fewer_steps_than_wanted_says_why(wanted, taken, line):
+    shown = []
+    display = SimpleNamespace(last_step=taken, print_line=shown.append)
+    _report_data_ended(Config(model="model", max_steps=wanted), display)
+    assert shown == [line] * bool(line)
+
+
+def test_it_is_a_warning_before_anything_starts(tmp_path, capsys):
+    config = Config(model="model", max_steps=40)
+    plan = SimpleNamespace(num_steps=32, lines=lambda: ["optimizer steps         32"])
+    prepared = PreparedJob(config=config, plan=plan, warnings=())
+    plan_or_launch(prepared, lambda: None, warnings=["one"], is_dry_run=True, scratch=tmp_path)
+    assert capsys.readouterr().err == (
+        "rl_example.py: warning: one\n"
+        "rl_example.py: warning: --max-steps 40: the data ends after 32; raise --num-episodes (-e)\n"
+    )

@@ -61,6 +61,14 @@ def test_a_long_wait_counts_in_slices_so_that_a_stop_of_this_process_counts_for_
     assert timeouts == [2.0, 2.0, 2.0, 1.0], "whatever the wall clock says meanwhile"
 
 
+def test_a_long_wait_is_told_about_between_its_slices(ray_get):
+    ray_get(GetTimeoutError("slow"))
+    told = []
+    with pytest.raises(PeerLostError):
+        wait_for("reference", who="producer-1", timeout_s=7.0, meanwhile=lambda: told.append(1))
+    assert len(told) == 3
+
+
 @pytest.mark.parametrize("outcome", [RayActorError(), ActorDiedError()])
 def test_a_dead_actor_is_a_lost_peer(ray_get, outcome):
     error = translated(outcome, ray_get)

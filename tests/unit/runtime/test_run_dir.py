@@ -9,6 +9,7 @@ from safetensors.numpy import save_file
 
 from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.resume import ResumePoint
+from coati_rl.checkpoint.resumed_run import changed_settings
 from coati_rl.config.cli import parse
 from coati_rl.errors import ConfigError
 from coati_rl.runtime.run_dir import checkpoint_bytes, locked, make_run_dir
@@ -52,6 +53,20 @@ def test_the_resolved_configuration_is_written_and_can_be_read_back():
     config = parse(argv)[0]
     path = make_run_dir(config).run_dir / "config.yaml"
     assert parse(["--config", str(path)])[0] == config
+
+
+def test_a_stored_configuration_names_the_same_data_from_any_directory(tmp_path, monkeypatch):
+    (tmp_path / "data.jsonl").touch()
+    config = parse(["-d", "data.jsonl"])[0]
+    path = make_run_dir(config).run_dir / "config.yaml"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    stored = parse(["--config", str(path)])[0]
+    assert stored.data.dataset == str(tmp_path / "data.jsonl")
+    monkeypatch.chdir(tmp_path)
+    assert changed_settings(stored, config, sizes=()) == [], (
+        "a resume with the flags as they were typed changes nothing"
+    )
 
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path):

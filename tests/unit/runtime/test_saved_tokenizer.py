@@ -59,7 +59,9 @@ def prepared(tmp_path, monkeypatch):
         argv = ["-m", str(model), "-tbs", "2", "-d", str(tmp_path / "rows.jsonl"), *flags]
         config = parse_job(argv, OFFLINE[job])[0]
         check_offline(config)
-        return prepare_offline(config, check_layout=lambda *_, **__: None, is_dry_run=False)
+        return prepare_offline(
+            config, check_layout=lambda *_, **__: None, try_model=lambda *_, **__: 0.0, is_dry_run=False
+        )
 
     return run
 

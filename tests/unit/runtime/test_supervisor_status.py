@@ -4,6 +4,7 @@ import pytest
 
 from coati_rl.errors import RunError
 from coati_rl.runtime import supervisor
+from coati_rl.runtime.actor_group import ManagedActor
 from coati_rl.runtime.supervisor import Supervisor
 from tests.unit.runtime.fake_actor_group import FakeActorGroup
 
@@ -62,3 +63,13 @@ def test_a_run_that_failed_keeps_the_records_that_can_be_kept(problem):
     actors.flush = flush
     Supervisor(actors, lambda event: None, num_producers=1, stall_timeout_s=60.0).flush_records()
     assert asked == [supervisor.KEEP_S]
+
+
+def test_producers_that_load_their_engine_are_counted(watch, monkeypatch):
+    actors = FakeActorGroup()
+    actors.starting = {1: ManagedActor(name="producer-1", handle=None, task="start")}
+    actors.producers = {0: ManagedActor(name="producer-0", handle=None, task="run")}
+    monkeypatch.setattr(supervisor.Supervisor, "_admit_started", lambda self: None)
+    monkeypatch.setattr(supervisor.Supervisor, "_replace_dead", lambda self: None)
+    _, texts = watch(actors)
+    assert set(texts) == {"1 of 2 producers loading the model; waiting for rollouts"}

@@ -83,7 +83,7 @@ def sft(dated, tmp_path, monkeypatch):
         argv = ["-m", str(model), "-d", str(tmp_path / "rows.jsonl"), "-tbs", "2", *map(str, flags)]
         config = parse_job(argv, OFFLINE["sft"])[0]
         check_offline(config)
-        return prepare_offline(config, check_layout=check_layout, is_dry_run=False)
+        return prepare_offline(config, check_layout=check_layout, try_model=lambda *_, **__: 0.0, is_dry_run=False)
 
     return run
 
@@ -96,7 +96,9 @@ def rl(dated, tmp_path, monkeypatch):
         argv = ["-m", str(dated), "-d", str(tmp_path / "prompts.jsonl"), *FLAGS.split(), *map(str, flags)]
         config = parse(argv)[0]
         check(config)
-        return prepare(config, rewards=FACTS, check_layout=check_layout, is_dry_run=False)
+        return prepare(
+            config, rewards=FACTS, check_layout=check_layout, try_model=lambda *_, **__: 0.0, is_dry_run=False
+        )
 
     return run
 

@@ -21,7 +21,6 @@ import rl_generate
 from coati_rl.config.commands import OFFLINE
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.check import check_model_files
-from coati_rl.runtime.resources import checked_model_config
 from consumer.__main__ import _main as dataset_main
 from consumer.models.policy_model import load_policy
 from producer.__main__ import serve_main
@@ -264,26 +263,6 @@ def test_a_trainer_refuses_it_by_itself(damaged, damage) -> None:
         load_policy(directory, dtype=torch.float32)
     assert expected.get(damage, WRONG[damage][1]) in str(caught.value)
     assert str(caught.value).startswith(f"--model {directory}")
-
-
-@pytest.mark.parametrize(
-    "uses", [("trained",), ("trained", "sampled"), ("sampled",), ("scored",), ("trained", "rated")]
-)
-def test_a_whole_model_is_taken_for_all_uses(model_dir, uses) -> None:
-    facts = check_model_files(model_dir, *uses)
-    assert (facts.has_own_head, facts.warnings) == (False, ())
-
-
-def test_a_dry_run_plans_for_a_model_whose_weights_are_not_there_yet(model_dir, tmp_path) -> None:
-    directory = tmp_path / "model"
-    shutil.copytree(model_dir, directory)
-    (directory / WHOLE).unlink()
-    config, warnings = checked_model_config(directory, "trained", is_dry_run=True)
-    assert config.num_hidden_layers == 1
-    assert warnings == [f"--model {directory} has no weights yet: they are not checked"]
-    (directory / WHOLE).touch()
-    with pytest.raises(ConfigError, match=f"{WHOLE} is cut off"):
-        checked_model_config(directory, "trained", is_dry_run=True)
 
 
 def test_values_of_large_files_are_left_to_the_trainers(damaged, monkeypatch) -> None:

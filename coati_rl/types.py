@@ -253,6 +253,7 @@ class GenerationRequest:
     token_ids: tuple[int, ...]
     num_samples: int
     sampling: SamplingParams
+    json_schema: str | None = None  # JSON text that samples are constrained to; only vLLM can
     min_policy_version: int = -1  # for the first token; the engine waits for its commit
     episode_id: str | None = None  # of an open episode, whose turns are requests; None: an episode of its own
 

@@ -23,6 +23,7 @@ from fastapi import FastAPI, Request
 from coati_rl.config.engine_rules import backend_problems, check_engine_device
 from coati_rl.config.serve import ServeConfig
 from coati_rl.errors import ConfigError
+from coati_rl.protocols import GenerationEngine
 from coati_rl.runtime.slow_phase import slow_phase
 from coati_rl.types import Device, SamplingParams
 from producer.engines.vllm_arguments import check_engine_args, check_quantization
@@ -33,6 +34,7 @@ from producer.gateway.engine_sample import EngineSample
 from producer.gateway.episode_table import bearer_token, wrong_token
 from producer.gateway.sampling_rules import SamplingRules
 from producer.gateway.server import listen, server_config, url_of
+from producer.gateway.service_metrics import CountedSession, service_router
 from producer.gateway.session import Session
 
 if TYPE_CHECKING:
@@ -98,25 +100,28 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
             loaded = create_engine(engine.backend, options, load_timeout_s=_LOAD_TIMEOUT_S)
         with closing(loaded):
             sampling = SamplingParams(max_new_tokens=length)
-            session = Session(
+            no_schema = "" if engine.backend == "vllm" else f"-b {engine.backend} cannot constrain answers; use -b vllm"
+            session = CountedSession(
                 UnrecordedConversation(language),
                 EngineSample(loaded, sampling),
-                SamplingRules(sampling=sampling),
+                SamplingRules(sampling=sampling, no_schema=no_schema),
                 decode=language.decode,
                 max_in_flight=config.server.max_in_flight,
             )
-            app = _app(session, key, Path(config.model.model).name)
+            app = _app(session, loaded, key, Path(config.model.model).name)
             _Server(app, session, on_ready=lambda: say(f"serving {told} on {url_of(listener)}/v1")).run([listener])
 
 
-def _app(session: Session, key: str | None, name: str) -> FastAPI:
+def _app(session: CountedSession, engine: GenerationEngine, key: str | None, name: str) -> FastAPI:
     def find(request: Request) -> Session:
         token = bearer_token(request)
         if key is not None and not hmac.compare_digest(token, key.encode()):
             raise wrong_token(token)
         return session
 
-    return make_app(find, prefix="/v1", model=name)
+    app = make_app(find, prefix="/v1", model=name)
+    app.include_router(service_router(session, engine, find))
+    return app
 
 
 class _Server(uvicorn.Server):

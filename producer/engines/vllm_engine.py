@@ -109,7 +109,7 @@ class _VllmCore:
 
     def add(self, request: GenerationRequest, stream: TokenStream | None) -> None:
         from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         sampling = request.sampling
         greedy = sampling.temperature == 0.0
@@ -126,6 +126,7 @@ class _VllmCore:
             detokenize=bool(sampling.stop),  # slow per token: without stop strings the text is decoded once, at the end
             include_stop_str_in_output=True,  # the text is that of the tokens
             output_kind=RequestOutputKind.FINAL_ONLY if stream is None else RequestOutputKind.CUMULATIVE,
+            structured_outputs=StructuredOutputsParams(json=request.json_schema) if request.json_schema else None,
         )
         self._add_request(request.request_id, request.token_ids, params)
         self._running[request.request_id] = RunningRequest(request, stream)

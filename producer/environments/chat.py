@@ -61,6 +61,7 @@ class ChatTemplate:
         *,
         tools: Sequence[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the text of a conversation.
 
@@ -68,6 +69,7 @@ class ChatTemplate:
             messages: at least one.
             tools: in place of the object's own; empty: none.
             add_generation_prompt: end where the policy answers.
+            variables: of the template, such as enable_thinking, by name.
         Raises: TemplateError if the template refuses them.
         """
         if not self._writes_messages:
@@ -80,7 +82,7 @@ class ChatTemplate:
             given = [_with_arguments(message, as_objects=takes_objects) for message in plain]
             return str(
                 self._tokenizer.apply_chat_template(
-                    given, tools=used, add_generation_prompt=add_generation_prompt, tokenize=False
+                    given, tools=used, add_generation_prompt=add_generation_prompt, tokenize=False, **variables or {}
                 )
             )
 
@@ -98,9 +100,15 @@ class ChatTemplate:
             roles = ", ".join(str(message["role"]) for message in plain)
             raise TemplateError(f"the model's chat template refuses messages of the roles {roles}: {error}") from error
 
-    def prompt(self, messages: Sequence[Message], *, tools: Sequence[dict[str, Any]] | None = None) -> tuple[int, ...]:
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
         """Return the tokens of a conversation, up to where the policy answers. Raises: TemplateError."""
-        return self.encode(self.render(messages, tools=tools))
+        return self.encode(self.render(messages, tools=tools, variables=variables))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return a text's tokens, none added before or after it."""

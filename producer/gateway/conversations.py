@@ -5,11 +5,13 @@ is tokenised anew, and no loss counts it.
 """
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coati_rl.data.chat_template import check_options, template_of
 from coati_rl.data.conversations import leading_ids
 from coati_rl.errors import ConfigError, RolloutError
 from coati_rl.types import Completion
@@ -60,6 +62,25 @@ class Language:
         """Raise RolloutError if the request offers tools, and how the model calls them is not known."""
         if request.offered_tools and self._tool_format is None:
             raise RolloutError("tools: the model's chat template writes calls in no known format; leave them out")
+
+    def variables(self, request: ChatRequest) -> dict[str, Any]:
+        """Return what a request gives to the chat template by name. Raises: ApiError for what is not its to read."""
+        given, effort = request.chat_template_kwargs, request.reasoning_effort
+        try:
+            check_options(self._tokenizer, given, "the request")
+        except ConfigError as error:
+            raise ApiError(400, str(error), param="chat_template_kwargs", code="invalid_value") from error
+        if effort is None:
+            return given
+        if not re.search(r"\breasoning_effort\b", template_of(self._tokenizer, request.offered_tools or ())):
+            raise ApiError(
+                400,
+                "reasoning_effort: the model's chat template does not read it; leave it out, or give the variable that "
+                "it reads in chat_template_kwargs",
+                param="reasoning_effort",
+                code="unsupported_parameter",
+            )
+        return {"reasoning_effort": effort, **given}
 
     def answer(self, completion: Completion, text: str, request: ChatRequest, *, turn: int) -> Message:
         """Return an answer as a message: its text, or the calls of the tools that the request offers."""
@@ -119,7 +140,9 @@ class UnrecordedConversation:
     def chat(self, request: ChatRequest) -> Place:
         """See `Conversation`."""
         self._language.check_tools(request)
-        tokens = self._language.template.prompt(request.messages, tools=request.offered_tools or ())
+        variables = self._language.variables(request)
+        tools = request.offered_tools or ()
+        tokens = self._language.template.prompt(request.messages, tools=tools, variables=variables)
         return _Rendered(token_ids=tokens)
 
     def text(self, request: CompletionRequest) -> Place:
@@ -172,6 +195,10 @@ class RecordedConversation:
     def chat(self, request: ChatRequest) -> Place:
         """See `Conversation`."""
         self._waited_s = time.perf_counter() - self._answered_at
+        for name in ("chat_template_kwargs", "reasoning_effort"):
+            if getattr(request, name):
+                reason = "the turns of an episode are rendered without it, as its prompt was; leave it out"
+                raise ApiError(400, f"{name}: is not supported: {reason}", param=name, code="unsupported_parameter")
         self._language.check_tools(request)
         return self._tree.find(request.messages, tools=request.offered_tools or ())
 

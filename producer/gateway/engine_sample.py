@@ -12,10 +12,14 @@ from coati_rl.errors import ContextLengthError, RolloutError
 from coati_rl.protocols import GenerationEngine, OnTokens
 from coati_rl.types import Completion, GenerationRequest, SamplingParams
 from producer.environments.step_sampling import with_step_sampling
+from producer.gateway.api_error import ApiError
 
 
 class EngineSample:
-    """Implement `Sample` with requests of their own, each with a seed at random unless the client gives one."""
+    """Implement `Sample` with requests of their own, each with a seed at random unless the client gives one.
+
+    Raises: ApiError(400), too, for a schema that the engine cannot constrain answers to.
+    """
 
     def __init__(self, engine: GenerationEngine, sampling: SamplingParams) -> None:
         self._engine = engine
@@ -25,12 +29,15 @@ class EngineSample:
         self, token_ids: Sequence[int], *, num_samples: int, sampling: Mapping[str, Any], on_tokens: OnTokens | None
     ) -> tuple[Completion, ...]:
         """See `Sample`."""
+        changes = dict(sampling)
+        schema = changes.pop("json_schema", None)
         own = replace(self._sampling, seed=secrets.randbits(48))
         request = GenerationRequest(
             request_id=f"api-{uuid.uuid4().hex}",
             token_ids=tuple(token_ids),
             num_samples=num_samples,
-            sampling=with_step_sampling(own, sampling),
+            sampling=with_step_sampling(own, changes),
+            json_schema=schema,
         )
         loop, answered = asyncio.get_running_loop(), asyncio.Event()
 
@@ -47,5 +54,8 @@ class EngineSample:
             raise
         result = future.result()
         if result.error is not None:
+            if schema is not None and not result.is_too_long:
+                message = f"response_format: the engine refuses the schema: {result.error}"
+                raise ApiError(400, message, param="response_format", code="invalid_value")
             raise (ContextLengthError if result.is_too_long else RolloutError)(result.error)
         return result.completions

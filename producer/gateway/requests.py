@@ -6,9 +6,9 @@ wrote them, so that they are found again when it sends them back.
 
 import json
 from abc import abstractmethod
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from producer.gateway.api_error import ApiError
 from producer.gateway.messages import normalised_messages
@@ -32,15 +32,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
     "top_logprobs": (0,),
 }
-_CONSTRAINED = "constrained decoding, which would renormalise the probabilities of what is sampled"
+CONSTRAINED = "constrained decoding, which would renormalise the probabilities of what is sampled"
 _REASONS = {
-    "response_format": f"it needs {_CONSTRAINED}; ask for the form in the prompt",
-    "structured_outputs": f"they need {_CONSTRAINED}; ask for the form in the prompt",
-    "tool_choice": f"a forced call needs {_CONSTRAINED}",
+    "structured_outputs": "use response_format",
+    "tool_choice": f"a forced call needs {CONSTRAINED}",
     "prompt": "give one text, or one list of token ids",
     "top_logprobs": "only the sampled token's log-probability is known; leave it out",
     "functions": "use tools",
@@ -67,6 +65,32 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False  # nothing is added here
 
 
+class JsonSchema(BaseModel):
+    """Hold the schema of a response format; its name, description and `strict` change nothing: it always holds."""
+
+    json_object: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    """Choose what form an answer has: any text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError('needs {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}')
+        return self
+
+    @property
+    def schema_text(self) -> str | None:
+        """Return the JSON text of the schema that an answer follows; None: it is any text."""
+        if self.type == "text":
+            return None
+        return json.dumps(self.json_schema.json_object if self.json_schema else {"type": "object"})
+
+
 class SampledRequest(BaseModel):
     """Hold the fields that chat completions and completions share; a null is a field left out."""
 
@@ -84,6 +108,7 @@ class SampledRequest(BaseModel):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     max_tokens: int | None = Field(None, ge=1)
+    response_format: ResponseFormat = ResponseFormat(type="text")
 
     @property
     def token_limit(self) -> int | None:
@@ -104,6 +129,8 @@ class ChatRequest(SampledRequest):
     tool_choice: Literal["auto", "none"] = "auto"
     logprobs: bool = False
     max_completion_tokens: int | None = Field(None, ge=1)
+    chat_template_kwargs: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it
+    reasoning_effort: str | None = None
 
     @property
     def token_limit(self) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 from coati_rl.config.sampling import temperature_problem
 from coati_rl.types import SamplingParams
 from producer.gateway.api_error import ApiError
-from producer.gateway.requests import SampledRequest
+from producer.gateway.requests import CONSTRAINED, SampledRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +22,7 @@ class SamplingRules:
 
     sampling: SamplingParams
     is_trained: bool = False
+    no_schema: str = f"it needs {CONSTRAINED}; ask for the form in the prompt"  # why none is taken; empty: any is
     may_renormalise: bool = True  # the engine's log-probabilities may be of a part of the vocabulary
     seed_scope: str = ""  # a client's seed stands for different numbers under different scopes
 
@@ -49,6 +50,10 @@ class SamplingRules:
             found["max_new_tokens"] = min(request.token_limit, own.max_new_tokens)
         if request.stop:
             found["stop"] = tuple(dict.fromkeys((*own.stop, *request.stop)))
+        if (schema := request.response_format.schema_text) is not None:
+            if self.no_schema:
+                raise _refusal("response_format", f"is not supported: {self.no_schema}")
+            found["json_schema"] = schema
         if request.seed is not None:
             found["seed"] = self._seed(request.seed)
         return found

@@ -87,6 +87,7 @@ def test_half_of_a_surrogate_pair_is_refused(episode) -> None:
             "tools[0].function.parameters",
         ),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
         ({"n": 0}, "n"),
         ({"n": 1000}, "n"),
         ({"max_tokens": 0}, "max_tokens"),

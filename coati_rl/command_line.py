@@ -16,6 +16,7 @@ COMMANDS = {
     "prm": ("consumer.__main__:prm", "train a process reward model on solutions with labelled steps"),
     "generate": ("rl_generate:run", "sample, score and write responses to the prompts of a dataset (rl_generate.py)"),
     "score": ("rewards.__main__:score", "score responses: JSON lines from stdin to stdout"),
+    "plot": ("coati_rl.observability.plot:main", "plot rewards, accuracies and losses of runs in one figure"),
     "serve": ("producer.__main__:serve", "serve a model over HTTP by OpenAI's API"),
     "serve-rewards": ("rewards.__main__:serve", "serve scores over HTTP to runs on this machine or others"),
 }
@@ -46,3 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     module, _, function = COMMANDS[name][0].partition(":")
     exit_code: int = getattr(import_module(module), function)(rest)
     return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -99,17 +99,23 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
         with slow_phase("the engine loads the model", say):
             loaded = create_engine(engine.backend, options, load_timeout_s=_LOAD_TIMEOUT_S)
         with closing(loaded):
-            sampling = SamplingParams(max_new_tokens=length)
-            no_schema = "" if engine.backend == "vllm" else f"-b {engine.backend} cannot constrain answers; use -b vllm"
-            session = CountedSession(
-                UnrecordedConversation(language),
-                EngineSample(loaded, sampling),
-                SamplingRules(sampling=sampling, no_schema=no_schema),
-                decode=language.decode,
-                max_in_flight=config.server.max_in_flight,
-            )
+            session = _session(config, loaded, language, max_new_tokens=length)
             app = _app(session, loaded, key, Path(config.model.model).name)
             _Server(app, session, on_ready=lambda: say(f"serving {told} on {url_of(listener)}/v1")).run([listener])
+
+
+def _session(
+    config: ServeConfig, engine: GenerationEngine, language: Language, *, max_new_tokens: int
+) -> CountedSession:
+    sampling, backend = SamplingParams(max_new_tokens=max_new_tokens), config.engine.backend
+    no_schema = "" if backend == "vllm" else f"-b {backend} cannot constrain answers; use -b vllm"
+    return CountedSession(
+        UnrecordedConversation(language),
+        EngineSample(engine, sampling),
+        SamplingRules(sampling=sampling, no_schema=no_schema),
+        decode=language.decode,
+        max_in_flight=config.server.max_in_flight,
+    )
 
 
 def _app(session: CountedSession, engine: GenerationEngine, key: str | None, name: str) -> FastAPI:

@@ -23,7 +23,7 @@ import matplotlib
 matplotlib.use("Agg")  # write files without opening a window
 from episode_table import episode_table
 from matplotlib import pyplot
-from plot_reward_curve import Row, read_rows
+from run_rows import Row, read_rows
 from transformers import AutoTokenizer
 
 MAX_BEFORE, MIN_AFTER = 0.4, 0.9  # held-out greedy accuracy with the calculator

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 import matplotlib
-from plot_reward_curve import read_rows
+from run_rows import read_rows
 
 from coati_rl.config.presets import PRESETS
 

@@ -18,7 +18,7 @@ import matplotlib
 
 matplotlib.use("Agg")  # write files without opening a window
 from matplotlib import pyplot
-from plot_reward_curve import Row, accuracy_by_task, read_rows
+from run_rows import Row, accuracy_by_task, read_rows
 
 # Stage -> what the table and the picture call its model.
 MODELS = {

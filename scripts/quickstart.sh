@@ -39,7 +39,7 @@ say "training; metrics and logs are in $run_dir"
 timing+=", training $((SECONDS - phase_start)) s"
 
 phase="reward curve"
-"$PYTHON" scripts/plot_reward_curve.py "$run_dir"
+"$PYTHON" -m coati_rl.command_line plot "$run_dir"
 "$PYTHON" - "$run_dir/eval/summary.jsonl" <<'PYTHON'
 import json
 import sys

@@ -20,7 +20,7 @@ import matplotlib
 matplotlib.use("Agg")  # write files without opening a window
 from instruction_task import KINDS
 from matplotlib import pyplot
-from plot_reward_curve import Row, read_rows
+from run_rows import Row, read_rows
 
 MIN_GAIN = 0.3  # of the held-out score
 

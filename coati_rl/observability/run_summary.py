@@ -38,6 +38,11 @@ class RunSummary:
         """Return True once there is something to tell."""
         return bool(self._values)
 
+    @property
+    def curves(self) -> dict[str, list[tuple[int, float]]]:
+        """Return the steps and values of each figure by its name; rewards of 1 and 0 are shown as accuracies alone."""
+        return {name: values for name, values in self._values.items() if not self._is_accuracy(name)}
+
     def begin_work(self) -> None:
         """Note that the run has started up; the first call counts."""
         self._first_at = self._now() if self._first_at is None else self._first_at
@@ -65,10 +70,7 @@ class RunSummary:
     def rows(self) -> list[tuple[str, ...]]:
         """Return a row for each figure: its name, the first value, the best one with its step, the last one."""
         rows: list[tuple[str, ...]] = []
-        for name, values in self._values.items():
-            stem = name.removesuffix("/reward_mean")
-            if stem != name and values == self._values.get(f"{stem}/accuracy"):  # as of rewards 1 and 0
-                continue
+        for name, values in self.curves.items():
             sign = -1 if name.replace("/", " ").replace("KL", "kl").split()[-1] in _SMALLEST else 1
             step, best = max(values, key=lambda each: (sign * each[1], -each[0]))
             first, last = values[0][1], values[-1][1]
@@ -102,6 +104,11 @@ class RunSummary:
         for row in self.rows():
             table.add_row(*row)
         return table
+
+    def _is_accuracy(self, name: str) -> bool:
+        """Return True for an evaluation's mean reward that is its accuracy, as of rewards 1 and 0."""
+        stem = name.removesuffix("/reward_mean")
+        return stem != name and self._values[name] == self._values.get(f"{stem}/accuracy")
 
     def _note(self, step: int, figures: Mapping[str, float | None]) -> None:
         for name, value in figures.items():

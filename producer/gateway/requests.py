@@ -129,7 +129,7 @@ class ChatRequest(SampledRequest):
     tool_choice: Literal["auto", "none"] = "auto"
     logprobs: bool = False
     max_completion_tokens: int | None = Field(None, ge=1)
-    chat_template_kwargs: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it
+    chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: str | None = None
 
     @property

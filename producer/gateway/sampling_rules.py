@@ -27,11 +27,11 @@ class SamplingRules:
     seed_scope: str = ""  # a client's seed stands for different numbers under different scopes
 
     def changes(self, request: SampledRequest) -> dict[str, Any]:
-        """Return what differs from `sampling` for a request, by field name of `SamplingParams`.
+        """Return what differs from `sampling` for a request, by field name of `SamplingParams`, and `json_schema`.
 
         Raises: ApiError(400) for a setting that cannot be trained.
         """
-        own, found = self.sampling, dict[str, Any]()
+        own, found = self.sampling, self._form(request)
         if request.temperature is not None:
             if self.is_trained and request.temperature == 0:
                 raise _refusal("temperature", "0 is greedy, which has no distribution to train; leave it out")
@@ -50,13 +50,17 @@ class SamplingRules:
             found["max_new_tokens"] = min(request.token_limit, own.max_new_tokens)
         if request.stop:
             found["stop"] = tuple(dict.fromkeys((*own.stop, *request.stop)))
-        if (schema := request.response_format.schema_text) is not None:
-            if self.no_schema:
-                raise _refusal("response_format", f"is not supported: {self.no_schema}")
-            found["json_schema"] = schema
         if request.seed is not None:
             found["seed"] = self._seed(request.seed)
         return found
+
+    def _form(self, request: SampledRequest) -> dict[str, Any]:
+        """Return the `json_schema` of an `EngineSample`, if the request asks for a form."""
+        if (schema := request.response_format.schema_text) is None:
+            return {}
+        if self.no_schema:
+            raise _refusal("response_format", f"is not supported: {self.no_schema}")
+        return {"json_schema": schema}
 
     def _seed(self, seed: int) -> int:
         """Return the engine's seed: 48 bits, as sample i of a request uses seed + i."""

@@ -81,7 +81,7 @@ def service_router(
 
 
 def metrics_text(session: CountedSession, num_samples: int) -> str:
-    """Return the counts of a session, and the number of samples that are generated or wait, as Prometheus reads them."""
+    """Return the counts of a session, and how many samples are generated or wait, as Prometheus reads them."""
     statuses = {f'{{status="{status}"}}': number for status, number in sorted(session.num_by_status.items())}
     families = (
         ("coati_requests_in_flight", "gauge", "Requests that are being answered.", {"": session.num_in_flight}),

@@ -19,6 +19,7 @@ class Engine:
         self.aborted: list[str] = []
 
     def add_request(self, request_id: str, prompt: dict[str, Any], params: Any) -> None:
+        self.params = params
         raise self.error
 
     def abort_request(self, request_ids: list[str]) -> None:
@@ -31,6 +32,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand in for the two classes of vLLM that a request needs; importing vLLM takes 6 s."""
     package, module = ModuleType("vllm"), ModuleType("vllm.sampling_params")
     package.SamplingParams = lambda **settings: settings
+    module.StructuredOutputsParams = lambda **settings: settings
     module.RequestOutputKind = type("RequestOutputKind", (), {"FINAL_ONLY": 0, "CUMULATIVE": 1})
     monkeypatch.setitem(sys.modules, "vllm", package)
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", module)
@@ -54,3 +56,14 @@ def test_a_request_that_vllm_cannot_take_is_refused_and_nothing_of_it_stays(erro
         core.probe((1, 2), lambda _: None)
     assert core.num_running() == 0
     assert engine.aborted == ["one", "coati probe 1"]
+
+
+@pytest.mark.parametrize(("schema", "expected"), [(None, None), ('{"type": "object"}', {"json": '{"type": "object"}'})])
+def test_a_schema_constrains_the_samples_and_without_one_nothing_does(schema, expected) -> None:
+    core = _VllmCore({"max_model_len": 8}, device="cpu")
+    core._engine = engine = Engine(ValueError("seen"))
+    sampling = SamplingParams()
+    request = GenerationRequest(request_id="one", token_ids=(1,), num_samples=2, sampling=sampling, json_schema=schema)
+    with pytest.raises(RequestRefusedError, match="seen"):
+        core.add(request, None)
+    assert engine.params["structured_outputs"] == expected

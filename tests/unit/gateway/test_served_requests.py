@@ -1,4 +1,4 @@
-"""What `coati-rl serve` takes that no training does: variables of the template, forms of answers; health and metrics."""
+"""What `coati-rl serve` takes that no training does: the template's variables, forms of answers; health, metrics."""
 
 import json
 from collections.abc import Iterator
@@ -138,9 +138,7 @@ def test_metrics_count_requests_by_status_and_tokens_as_prometheus_reads_them() 
         }
         usage = model.chat(n=2).json()["usage"]
         assert model.chat(temperature=0.001).status_code == 400
-        with model.client.stream(
-            "POST", "v1/chat/completions", json={"messages": [USER], "stream": True}
-        ) as streamed:
+        with model.client.stream("POST", "v1/chat/completions", json={"messages": [USER], "stream": True}) as streamed:
             assert b"[DONE]" in streamed.read()
         assert samples(model) == {
             "coati_requests_in_flight": 0,

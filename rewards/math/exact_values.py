@@ -151,7 +151,7 @@ def _bits(value: _Fraction) -> int:
 
 
 def _integer(value: _Fraction) -> int | None:
-    number, rest = divmod(*value)
+    number, rest = divmod(value[0], value[1])
     return None if rest else number
 
 

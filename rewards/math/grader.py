@@ -7,7 +7,6 @@ imports math-verify, such as a reward function of the user's, gets the package's
 import logging
 from functools import lru_cache
 from importlib.util import find_spec, module_from_spec
-from types import ModuleType
 from typing import Any
 
 from sympy import Expr, Float, Pow, fraction  # type: ignore[import-untyped]
@@ -26,9 +25,9 @@ def verify(gold: Any, answer: Any) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _grader() -> ModuleType:
+def _grader() -> Any:
     spec: Any = find_spec("math_verify.grader")
-    grader = module_from_spec(spec)
+    grader: Any = module_from_spec(spec)
     spec.loader.exec_module(grader)
     # It warns that its timeouts are disabled, which is intended.
     logging.getLogger(grader.__name__).setLevel(logging.ERROR)
@@ -40,7 +39,7 @@ def _grader() -> ModuleType:
 class _Comparison:
     """Compare two expressions by value, then by form, in the place of the grader's functions of these names."""
 
-    def __init__(self, grader: ModuleType) -> None:
+    def __init__(self, grader: Any) -> None:
         self._grader = grader
         self._numeric_eq, self._symbolic_eq = grader.sympy_numeric_eq, grader.sympy_symbolic_eq
         self._refuted: tuple[Any, Any] | None = None  # the last pair of which values were proved to be different
@@ -62,7 +61,7 @@ class _Comparison:
         return rewritten != (gold, answer) and bool(self._symbolic_eq(*rewritten))
 
 
-def _is_refuted(gold: Any, answer: Any, grader: ModuleType) -> bool:
+def _is_refuted(gold: Any, answer: Any, grader: Any) -> bool:
     """Return True if two expressions that math-verify's numeric comparison takes for equal are not."""
     if not (isinstance(gold, Expr) and isinstance(answer, Expr)):
         return False  # the elements of matrices are compared one by one

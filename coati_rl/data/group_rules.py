@@ -1,7 +1,8 @@
 """Decide which episodes of a scored group are valid and which are trained, and compute length penalties.
 
 G episodes of one prompt. Valid: the scorer decided and a token was sampled, each with a finite log-probability; the
-group's statistics are over valid episodes. In the loss: valid and not filtered. A group has an effect if at least one of its episodes is in the loss.
+group's statistics are over valid episodes. In the loss: valid and not filtered. A group has an effect if at least one
+of its episodes is in the loss.
 """
 
 from collections.abc import Mapping

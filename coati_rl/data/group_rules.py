@@ -51,7 +51,8 @@ class GroupRules:
 def is_valid(group: RolloutGroup) -> np.ndarray:
     """Return bool[G], True for episodes with a verdict, |reward| at most MAX_REWARD, loss tokens and their logprobs."""
     scored = np.array([_is_scored(score) for score in group.scores])
-    return scored & (episode_tokens(group) > 0) & has_logprobs(group)
+    valid: np.ndarray = scored & (episode_tokens(group) > 0) & has_logprobs(group)
+    return valid
 
 
 def is_in_loss(group: RolloutGroup, rules: GroupRules) -> np.ndarray:

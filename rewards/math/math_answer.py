@@ -94,10 +94,10 @@ def _check(answer: str | None, ground_truth: str, must_be_number: bool) -> Decis
         return _decision(False, answer, ground_truth)
     if gold.number and found.number and (is_equal := are_equal(gold.number, found.number)) is not None:
         return _decision(is_equal, answer, ground_truth)
-    if must_be_number and answer is not None and gold.is_number:
-        if not (_is_number_for(found, ground_truth) or is_same_text(answer, ground_truth)):
-            detail = f"{shorten(answer)} is not a number, but {shorten(ground_truth)} is"
-            return Decision(verdict="wrong", detail=detail)
+    is_number_needed = must_be_number and answer is not None and gold.is_number
+    if is_number_needed and not (_is_number_for(found, ground_truth) or is_same_text(answer or "", ground_truth)):
+        detail = f"{shorten(answer or '')} is not a number, but {shorten(ground_truth)} is"
+        return Decision(verdict="wrong", detail=detail)
     if gold.exceeded and answer is not None and is_same_text(answer, ground_truth):
         return _decision(True, answer, ground_truth)
     for name, text, rewritten in (("ground truth", ground_truth, gold), ("answer", answer, found)):

@@ -59,6 +59,8 @@ class MismatchMeter:
         self._num_in_float32 = 0  # of those, scored in float32 as well
         self._num_known = 0  # sampled tokens among them
         self._is_first_step = True
+        self._num_left, self._num_own_left = 0, 0  # to be measured in this step, of kept versions and of the live one
+        self._measures_rounding = False  # in this step
         self._begin_step()
 
     def measure(self, micro_batches: Sequence[MicroBatch], *, step: int) -> dict[str, Tensor]:
@@ -92,7 +94,7 @@ class MismatchMeter:
         self._begin_step()
 
     def _begin_step(self) -> None:
-        self._num_left = self._num_tokens  # to be measured in this step
+        self._num_left = self._num_tokens
         wanted = self._num_rounding_tokens or 0
         is_rare = self._num_in_float32 <= _ROUNDING_SHARE * self._num_trained
         self._num_own_left = wanted if is_rare or self._num_known < wanted else 0

@@ -58,7 +58,8 @@ def correction_weights(
             raise ValueError(f"{correction} judges whole samples: it needs sample_index")
         mean = ratio_of(sample_mean(log_ratio, loss_mask, sample_index))
         is_kept = (mean >= low) & (mean <= high)
-        weight = torch.where(is_kept, weight if correction == "sequence_mask_tis" else 1.0, 0.0)
+        kept = weight if correction == "sequence_mask_tis" else torch.ones_like(weight)
+        weight = torch.where(is_kept, kept, 0.0)
     else:
         raise ValueError(f"off-policy correction {correction!r} is unknown; use {', '.join(get_args(Correction))}")
     return torch.where(loss_mask, weight, 1.0)

@@ -37,7 +37,8 @@ class SyncConfig(Section):
     logprob_gap_tokens: int = execution(
         256,
         "Tokens of a step, at least, on which the gap to weights of earlier syncs is measured where these sampled: "
-        "with -nb, or several steps per sync. Copies of them stay in host memory; 0: none, logprob_gap_mean is null.",
+        "with -nb, or several steps per sync. Copies of them stay in host memory; 0: none, logprob_gap_mean is null. "
+        "In bf16 also the tokens that are scored in float32, too; 0: the gap of sampled tokens is not judged.",
         ge=0,
     )
     max_logprob_gap: float | None = execution(

@@ -1,7 +1,8 @@
 """Decide which episodes of a scored group are valid and which are trained, and compute length penalties.
 
 G episodes of one prompt. Valid: the scorer decided and a token was sampled, each with a finite log-probability; the
-group's statistics are over valid episodes. In the loss: valid and not filtered. A group has an effect if at least one of its episodes is in the loss.
+group's statistics are over valid episodes. In the loss: valid and not filtered. A group has an effect if at least one
+of its episodes is in the loss.
 """
 
 from collections.abc import Mapping
@@ -50,7 +51,8 @@ class GroupRules:
 def is_valid(group: RolloutGroup) -> np.ndarray:
     """Return bool[G], True for episodes with a verdict, |reward| at most MAX_REWARD, loss tokens and their logprobs."""
     scored = np.array([_is_scored(score) for score in group.scores])
-    return scored & (episode_tokens(group) > 0) & has_logprobs(group)
+    valid: np.ndarray = scored & (episode_tokens(group) > 0) & has_logprobs(group)
+    return valid
 
 
 def is_in_loss(group: RolloutGroup, rules: GroupRules) -> np.ndarray:

@@ -21,13 +21,13 @@ _WINDOW = 6  # tokens of a sliding window
 _MAX_LAYERS = 12
 _NUM_EXPERTS = (8, 32)
 _MLP_DIVISOR = 8  # of the layers' MLPs, beside that of all widths
-_MAX_PARAMETERS = 2**30  # of a model that is made in memory
-_DIVISORS = (64, 32, 16, 8, 7, 5, 4, 3, 2, 1)
+_MAX_PARAMETERS = 2**28  # of a model that is made in memory
+_DIVISORS = {1, 2, 4, 8, 16, 32}  # beside those of the number of heads
 
 _LAYERS, _KEY_HEADS = "num_hidden_layers", "num_key_value_heads"
 _WIDTHS = re.compile(
     r"hidden_size|intermediate_size|intermediate_dim|ffn_|_ffn|inner|d_model|d_ff|dff|dim_ff|n_embd|emb_dim|embed_dim|"
-    r"embedding_size|_width|d_ssm|n_heads?$|num_heads$|num_\w*heads$|num_query_groups"
+    r"embedding_size|_width|d_ssm|n_heads?$|(num|n)_\w*heads$|num_query_groups"
 )
 _MLP = re.compile(r"intermediate|ffn_|_ffn|inner|d_ff|dff|dim_ff")
 _EXPERTS = re.compile(r"(num|n|moe_num)_(local_|routed_)?experts$")
@@ -77,7 +77,13 @@ def randomise(model: nn.Module, *, seed: int) -> None:
 
 def _candidates(config: Any, layers: Sequence[int], num_kv_heads: int) -> Iterator[Any]:
     """Yield configs, the narrowest first."""
-    for divisor in _DIVISORS:
+    total = getattr(config.get_text_config(), "num_attention_heads", None)
+    divisors = (
+        {each for each in range(1, total + 1) if total % each == 0} if isinstance(total, int) and total > 0 else set()
+    )
+    for num_heads, divisor in itertools.product(
+        (2 * num_kv_heads, num_kv_heads), sorted(divisors | _DIVISORS, reverse=True)
+    ):
         for num_experts, of_mlp in itertools.product((*_NUM_EXPERTS, None), (_MLP_DIVISOR, 1)):
             candidate = copy.deepcopy(config)
             text = candidate.get_text_config()
@@ -87,7 +93,7 @@ def _candidates(config: Any, layers: Sequence[int], num_kv_heads: int) -> Iterat
             _cut_vocabulary(text)
             if text is not candidate:
                 _cut_vocabulary(candidate)
-            are_cut = _cut_widths(text, divisor, of_mlp, num_kv_heads)
+            are_cut = _cut_widths(text, divisor, of_mlp, num_heads=num_heads, num_kv_heads=num_kv_heads)
             if are_cut and (_cut_experts(text, num_experts) or num_experts is None):
                 yield candidate
 
@@ -132,8 +138,9 @@ def _cut_layers(config: Any, layers: Sequence[int]) -> None:
         return
     place_of = {index: place for place, index in enumerate(layers)}
     for name, value in config.to_dict().items():
-        if isinstance(value, dict) and value and all(isinstance(key, int) for key in value):  # by layer
-            setattr(config, name, {place_of[key]: each for key, each in value.items() if key in place_of})
+        if isinstance(value, dict) and value and all(str(key).isdigit() for key in value):  # by layer
+            kept = {key: place_of[int(key)] for key in value if int(key) in place_of}
+            setattr(config, name, {type(key)(place): value[key] for key, place in kept.items()})
         if not isinstance(value, list | tuple | str) or name in ("model_type", "architectures"):
             continue
         if len(value) == total and isinstance(value, str):
@@ -154,10 +161,10 @@ def _cut_vocabulary(config: Any) -> None:
             setattr(config, name, 0)
 
 
-def _cut_widths(config: Any, divisor: int, of_mlp: int, num_kv_heads: int) -> bool:
+def _cut_widths(config: Any, divisor: int, of_mlp: int, *, num_heads: int, num_kv_heads: int) -> bool:
     """Divide sizes and numbers of heads; make windows short. Returns: False if a size cannot be divided so."""
     heads, of_keys = (getattr(config, name, None) for name in ("num_attention_heads", _KEY_HEADS))
-    if isinstance(heads, int) and heads // divisor < min(heads, 2 * num_kv_heads):
+    if isinstance(heads, int) and heads // divisor < min(heads, num_heads):
         return False
     if isinstance(of_keys, int) and isinstance(heads, int):  # not fewer than asked for, and a divisor of the others
         of_keys = max(of_keys // divisor, min(of_keys, num_kv_heads))

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 _ATEN = torch.ops.aten
+_COMMUNICATION = ("c10d", "_c10d_functional", "fsdp")  # namespaces of operations that fill buffers of a given dtype
 
 
 class Float32Compute(TorchDispatchMode):
@@ -29,7 +30,8 @@ class Float32Compute(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is _ATEN.embedding.default:  # rows of a large weight, which are exact in either dtype
             return func(*args, **kwargs).float()
-        if func is _ATEN._to_copy.default or func.is_view or func._schema.is_mutable:
+        is_kept = func.namespace in _COMMUNICATION or func.is_view or func._schema.is_mutable
+        if is_kept or func is _ATEN._to_copy.default:
             return func(*args, **kwargs)
         return func(*tree_map(_in_float32, args), **tree_map(_in_float32, kwargs))
 

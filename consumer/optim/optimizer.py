@@ -1,6 +1,7 @@
 """Make a model's optimizer and set its learning rate."""
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,8 +26,9 @@ def make_optimizer(
     """
     if not is_plugin(config.optimizer):
         exempt = frozenset(without_decay) if config.weight_decay_exempt == "norms_and_biases" else frozenset()
-        decayed = {"params": [p for name, p in parameters.items() if name not in exempt]}
-        others = {"params": [p for name, p in parameters.items() if name in exempt], "weight_decay": 0.0}
+        decayed: dict[str, Any] = {"params": [p for name, p in parameters.items() if name not in exempt]}
+        undecayed = [p for name, p in parameters.items() if name in exempt]
+        others: dict[str, Any] = {"params": undecayed, "weight_decay": 0.0}
         return torch.optim.AdamW(
             [group for group in (decayed, others) if group["params"]],
             lr=0.0,

@@ -7,29 +7,27 @@ tests/unit/rewards/test_math_answer_table.py. All rules are linear in the length
 
 import re
 
-from rewards.math.extraction import has_balanced_braces
+from rewards.math.degrees import to_radians
+from rewards.math.extraction import adjacent_formulas, has_balanced_braces
 from rewards.math.plus_minus import expand_plus_minus
+from rewards.math.symbols import without_symbols
 
-_UNICODE = str.maketrans(
-    {
-        "\N{EN DASH}": "-",
-        "\N{MINUS SIGN}": "-",
-        "\N{MIDDLE DOT}": r"\cdot ",
-        "\N{MULTIPLICATION SIGN}": r"\times ",
-        "\N{DEGREE SIGN}": r"^\circ ",
-        "\N{SUPERSCRIPT TWO}": "^2",
-        "\N{SUPERSCRIPT THREE}": "^3",
-        "\N{INFINITY}": r"\infty ",
-        "\N{ALMOST EQUAL TO}": r"\approx ",
-        "\N{IDEOGRAPHIC SPACE}": " ",
-        # Fullwidth forms of ASCII: models write fullwidth digits among Chinese and Japanese text.
-        **{chr(code + 0xFEE0): chr(code) for code in range(ord("!"), ord("~") + 1)},
-    }
-)
 _ROOT = re.compile(r"\N{SQUARE ROOT}\s*(?:(\d+|[a-z])|\(([^()]*)\))")
 _LEADING = re.compile(r"(?:=|\\approx|~)\s*|\+\s*|(?:[€£¥₹])\s*(?=[\d.])")
 _SPACE_AFTER_MINUS = re.compile(r"-\s+")
-_DELIMITERS = ((r"\boxed{", "}"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_DELIMITERS = (
+    *((r"\boxed{", "}"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")),
+    *((rf"\{command}{{", "}") for command in ("boldsymbol", "bm", "pmb", "mathbf", "mathsf", "mathtt", "mathnormal")),
+    *((rf"\{command}{{", "}") for command in ("textbf", "textsf", "texttt", "textup", "textsc", "textsl")),
+    *((rf"\{command}{{", "}") for command in ("emph", "underline")),
+)
+_LOOK = re.compile(
+    r"\\(?:(?:bf|textstyle|normalsize|small|large|Large|LARGE|huge|Huge)(?![A-Za-z])|(?:text)?color\s*\{[A-Za-z]+\})\s*"
+)
+_BOLD = re.compile(r"\\(?:boldsymbol|bm|pmb|mathnormal)(?![A-Za-z])\s*")
+_TEXT_FONT = re.compile(r"\\(?:mathsf|mathtt|textsf|texttt|textup|textsc|textsl|emph)(?=\s*\{)")
+_CHOICE = re.compile(r"([A-Za-z])\s*[):]")
+_SEPARATOR = re.compile("[,;]")
 _HAS_MATH_DELIMITERS = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\\(.+?\\\)|\\\[.+?\\\]|\\boxed\s*\{", re.DOTALL)
 
 _MANTISSA = r"(-?)(\d{1,15})(?:\.(\d{0,15}))?"
@@ -77,18 +75,22 @@ def to_latex(answer: str) -> str | None:
     text = _rewrite(clean(answer))
     if not text or not has_balanced_braces(text) or ("\\" not in text and _ADJACENT_NUMBERS.search(text)):
         return None
-    return text if _HAS_MATH_DELIMITERS.search(text) else rf"\boxed{{{text}}}"
+    if not _HAS_MATH_DELIMITERS.search(text):
+        return rf"\boxed{{{text}}}"
+    return rf"\boxed{{{', '.join(formulas)}}}" if (formulas := adjacent_formulas(text)) else text
 
 
 def clean(answer: str) -> str:
-    r"""Remove space, `**`, a full stop, `$...$`, `\boxed{...}` and a leading `=` or `+` around an answer."""
-    text = answer.translate(_UNICODE).strip()
+    r"""Remove what stands around an answer: space, `**`, a full stop, `$...$`, `\boxed{...}`, a font, a leading `=`."""
+    text = _LOOK.sub("", without_symbols(answer)).strip()
     before = ""
     while text != before:
         before = text
         text = text.strip("*").strip()
         if text.endswith(".") and not text.endswith(".."):
             text = text[:-1].rstrip()
+        if text.endswith((",", ";")) and not text.endswith(("\\,", "\\;")) and not _SEPARATOR.search(text[:-1]):
+            text = text[:-1].rstrip()  # not of a list, which may be cut off
         text = _unwrap(text)
         if match := _LEADING.match(text):
             text = text[match.end() :]
@@ -96,6 +98,8 @@ def clean(answer: str) -> str:
 
 
 def _unwrap(text: str) -> str:
+    if not text.startswith(("\\", "$")):
+        return text
     for opening, closing in _DELIMITERS:
         if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing):
             inner = text[len(opening) : -len(closing)]
@@ -114,8 +118,8 @@ def _rewrite(text: str) -> str:
         return rf"\text{{{hour[1]}}}"
     if _DATE.fullmatch(text):
         return rf"\text{{{text}}}"
-    if ordinal := _ORDINAL.fullmatch(text):
-        return ordinal[1]
+    if named := _ORDINAL.fullmatch(text) or _CHOICE.fullmatch(text):
+        return named[1]
     counted = _NUMBER_AND_WORDS.fullmatch(text)
     if counted and not _COUNTS.search(counted[2]):
         text = counted[1]
@@ -131,6 +135,7 @@ def _rewrite_numbers(text: str) -> str:
     text = _UPRIGHT_CONSTANT.sub(
         lambda match: f"{match['command']} {match['letter']}" if match["command"] else match["letter"], text
     )
+    text = _TEXT_FONT.sub(r"\\text", _BOLD.sub("", to_radians(text)))
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text)
     if _THOUSANDS_IN_FRACTION.fullmatch(text):
         text = text.replace(",", "")

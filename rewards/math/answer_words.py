@@ -9,6 +9,7 @@ import re
 from rewards.math.answer_latex import clean
 from rewards.math.extraction import has_balanced_braces
 
+_DELIMITER = re.compile(r"(?<!\\)(?:\$|\\[()\[\]])")
 _SPACE = re.compile(r"(?:\\[,;:! ]|~|\s)+")
 _IDLE_SPACE = re.compile(r"(?<!\d) | (?!\d)")  # not between digits: 3 1/2 is not 31/2
 _LETTERS = re.compile(r"\(?(?:\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit)\{)?\(?([A-Za-z]{2,})\)?\}?\)?")
@@ -17,8 +18,11 @@ _CUT_OFF = re.compile(r"[-=+*/^_,;(\[<>\\]$")
 
 
 def is_same_text(answer: str, ground_truth: str) -> bool:
-    r"""Return True if both are the same complete text, apart from space, `$...$` and a full stop around an answer."""
-    text, truth = (_IDLE_SPACE.sub("", _SPACE.sub(" ", clean(each))) for each in (answer, ground_truth))
+    r"""Return True if both are the same complete text, apart from space, delimiters of formulas and a full stop."""
+    text, truth = (
+        _IDLE_SPACE.sub("", _SPACE.sub(" ", _DELIMITER.sub(" ", clean(each)))).strip()
+        for each in (answer, ground_truth)
+    )
     return text == truth != "" and has_balanced_braces(truth) and _CUT_OFF.search(truth) is None
 
 

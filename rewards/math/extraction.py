@@ -9,7 +9,10 @@ import re
 # escaped characters, so that the `\{` of a set never counts as a brace.
 _BRACE_TOKEN = re.compile(r"(?P<boxed>\\+boxed\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 
-_FORMULA = re.compile(r"\\boxed\s*\{(.*)\}|(?<!\\)\$([^$]+)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_FORMULA = re.compile(
+    r"\\boxed\s*\{(.*)\}|(?<!\\)\$\$([^$]+)(?<!\\)\$\$|(?<!\\)\$([^$]+)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
+)
+_SPACE = re.compile(r"(?:\\[,;:! ]|\\q?quad(?![A-Za-z])|\\\\|~|\s)*")
 
 
 def last_boxed(text: str) -> str | None:
@@ -42,6 +45,17 @@ def formulas(latex: str) -> list[str]:
     r"""Return the contents of `$...$`, `\(...\)`, `\[...\]` and `\boxed{...}`; `latex` itself if there are none."""
     found = [next(filter(None, match.groups()), "") for match in _FORMULA.finditer(latex)]
     return found or [latex]
+
+
+def adjacent_formulas(latex: str) -> list[str]:
+    r"""Return the contents of two or more formulas with nothing but space around them; [] for anything else."""
+    found, end = [], 0
+    for match in _FORMULA.finditer(latex):
+        if not _SPACE.fullmatch(latex, end, match.start()):
+            return []
+        found.append(next(filter(None, match.groups()), ""))
+        end = match.end()
+    return found if len(found) > 1 and _SPACE.fullmatch(latex, end) else []
 
 
 def has_balanced_braces(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Test what a batcher records of a step's trajectories, its tasks' rewards, and each mini-batch's share of the metrics."""
+"""Test what a batcher records of a step's trajectories, its tasks' rewards, and mini-batches' shares of the metrics."""
 
 from dataclasses import replace
 from typing import Any

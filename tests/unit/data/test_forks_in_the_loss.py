@@ -37,7 +37,7 @@ def arrays_of(micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
 
 
 def report(micro_batch: MicroBatch, log_ratios: list[float], **settings: Any) -> dict[str, torch.Tensor]:
-    """The sums of a loss under a policy whose tokens have these log-ratios to the engine's, trajectory by trajectory."""
+    """The sums of a loss under a policy whose tokens have these log-ratios to the engine's, by trajectory."""
     arrays = arrays_of(micro_batch)
     logprobs = (arrays["rollout_logprobs"] + torch.tensor(log_ratios)).requires_grad_()
     return PolicyLoss(**settings)(logprobs, torch.zeros_like(logprobs), arrays)[1]

@@ -15,6 +15,27 @@ def test_a_ground_truth_that_does_not_parse_is_equal_to_the_same_text_alone(grou
     assert check_answer(None, ground_truth).verdict == "invalid"
 
 
+@pytest.mark.parametrize(
+    "ground_truth",
+    [
+        r"$$a \otimes b$$ $$c \otimes d$$",
+        r"\[a \otimes b\] \(c \otimes d\)",
+        r"$a \otimes b$ $c \otimes d$",
+        r"$$a \otimes b \\ c \otimes d$$",
+        r"$x=1$ for $y=2$ for $z=3$",
+        "$$72$$",
+        r"\[\frac{144}{2}\]",
+    ],
+)
+def test_the_text_of_the_ground_truth_is_right_with_any_delimiters_and_with_none(ground_truth: str) -> None:
+    bare = ground_truth
+    for delimiter in ("$$", "$", r"\[", r"\]", r"\(", r"\)"):
+        bare = bare.replace(delimiter, "")
+    for answer in (ground_truth, bare, f"${bare}$", f"$${bare}$$", rf"\[{bare}\]"):
+        for truth in (ground_truth, bare):
+            assert check_answer(answer, truth, must_be_number=True).verdict == "ok"
+
+
 @pytest.mark.parametrize("ground_truth", ["1/0", r"\frac{1}{0}", "x=", r"\frac{", "", "5, ,", "the answer [5] ("])
 def test_a_ground_truth_that_is_broken_or_not_defined_is_equal_to_nothing(ground_truth: str) -> None:
     assert check_answer(ground_truth, ground_truth).verdict == "invalid"

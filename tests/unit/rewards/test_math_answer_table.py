@@ -9,6 +9,7 @@ from rewards.math.plain_numbers import read_plain_number
 TABLE: dict[str, list[tuple[str, list[str], list[str]]]] = {
     "integers": [
         ("72", ["\uff17\uff12", "\uff17\uff12\uff0e\uff10"], ["\uff17"]),
+        ("72", ["72,", "72;", "$72,$", r"72\,", "$$72$$"], ["72,7", "7,2", ",72,", "72,,"]),
         ("72", [" 72 ", "72.", "072", "72.0", "+72", "**72**", "$72$", r"\(72\)", r"\boxed{72}"], ["7", "172", "72.5"]),
         ("5", ["The answer is $5$", "2+3", r"\text{5}", r"\mathbf{5}"], ["12 and 5", "5 or 6", "5\n\n6", "1/0"]),
         ("10^6", ["1000000", "1,000,000", r"10^{6}"], ["10^7", "60"]),
@@ -77,6 +78,22 @@ TABLE: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ("4", ["4th", "4 sq m", "4 cm", r"4\text{ m}", r"4\,\mathrm{h}"], ["5th", "14th"]),
         ("2", ["2nd"], ["3rd"]),
     ],
+    "fonts and sizes": [
+        ("72", [r"\boldsymbol{72}", r"\bm{72}", r"\textsf{72}", r"\underline{72}", r"\boldsymbol 72"], [r"\bm{7}2"]),
+        ("72", [r"\textcolor{red}{72}", r"{\bf 72}", r"\large 72", r"\bm{\underline{72}}"], [r"\bm{73}"]),
+        (r"\frac{1}{2}", [r"\mathbf{\frac{1}{2}}", r"$\boldsymbol{\frac{1}{2}}$"], [r"\mathbf{\frac{1}{3}}"]),
+        ("x+1", [r"\boldsymbol{x}+1", r"\boldsymbol{x+1}"], [r"\boldsymbol{x}"]),
+        ("12", [r"12 \textup{ cm}", r"\textbf{12 eggs}"], [r"12^2 \textup{ cm}"]),
+        ("Monday", [r"\boldsymbol{Monday}", r"\emph{Monday}"], [r"\emph{Sunday}"]),
+    ],
+    "symbols": [
+        ("3/4", ["\u00be", "+\u00be", "3\u20444", "6\u22158"], ["\u00bd", "-\u00be"]),
+        ("3.5", ["3\u00bd", "3 \u00bd", "3 1\u20442"], ["\u00bd", "3\u2153"]),
+        ("-1/3", ["-\u2153", "\u2212\u2153"], ["\u2153"]),
+        ("x^4", ["x\u2074"], ["x\u00b3", "4x"]),
+        ("x^{10}", ["x\u00b9\u2070"], ["x^1\u2070", "x^0"]),
+        ("2^{-n}", ["2\u207b\u207f"], ["2\u207f"]),
+    ],
     "currency": [
         ("18", ["$18", r"\$18", "18 dollars", "€18", "£ 18"], ["$180", r"\$1.8", "$17"]),
         (r"\$1,250.50", ["1250.5", "$1,250.50"], ["1,250", "125050"]),
@@ -84,6 +101,12 @@ TABLE: dict[str, list[tuple[str, list[str], list[str]]]] = {
     ],
     "angles": [
         (r"90^\circ", ["90", "90°", r"90^{\circ}", "90 degrees", r"90 \text{ degrees}"], [r"\frac{\pi}{2}", "9°"]),
+        (r"\sin 30^\circ", ["0.5", r"\frac{1}{2}", r"\cos 60^\circ", "\\sin(30°)"], [r"\cos 30^\circ", r"\sin 30"]),
+        (r"\frac{\sqrt{3}}{2}", [r"\cos 30^{\circ}", r"\cos{\left(30^{\circ}\right)}"], [r"\cos 30", r"\cos 60^\circ"]),
+        (r"\sin^2 30^\circ", [r"\frac{1}{4}", r"\sin^{2}(30^\circ)"], [r"\sin 30^\circ"]),
+        (r"\cos x", [r"\sin(90^\circ - x)"], [r"\sin(x - 90^\circ)"]),
+        (r"\tan 22.5^\circ", [r"\sqrt{2}-1", r"\tan\frac{\pi}{8}"], [r"\tan 22.5"]),
+        (r"2\sin 10^\circ \cos 10^\circ", [r"\sin 20^\circ"], [r"\sin 10^\circ"]),
         (r"\frac{\pi}{3}", [r"\pi/3", "π/3", "1.047198"], [r"\frac{3}{\pi}", r"60^\circ", "1.05"]),
     ],
     "roots": [
@@ -130,6 +153,8 @@ TABLE: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ("x^2+y^2=25", ["y^2+x^2=25", "x^2+y^2=5^2"], ["x^2+y^2=5", "x^2-y^2=25"]),
         ("f(x)=2x", ["2x"], ["f(x)=x^2", "3x"]),
         ("x=1, y=2", ["y=2, x=1"], ["x=2, y=1", "x=1"]),
+        ("$$x=1$$ $$y=2$$", ["x=1, y=2", "x=1 y=2", r"\(x=1\), \(y=2\)"], ["y=2", "x=1", "x=1, y=3"]),
+        (r"\[x+y=1\]\[x-y=2\]", ["x+y=1, x-y=2", "$x+y=1$ and $x-y=2$"], ["x-y=2", "x+y=1, x-y=3"]),
     ],
     "inequalities": [
         (r"x\ge 3", [r"x \geq 3", "x ≥ 3", r"3 \le x", r"[3,\infty)"], ["x>3", r"x\le 3", r"(3,\infty)"]),
@@ -167,6 +192,7 @@ TABLE: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ("Monday", ["monday", r"\text{Monday}", "**Monday**", "Monday."], ["Tuesday", "Mon", "Sunday"]),
         (r"\text{no solution}", ["no solution", "No solution"], ["no", "infinitely many solutions"]),
         ("A", ["(A)", r"\text{A}", r"\textbf{(A)}"], ["B", "(B)", "AB"]),
+        ("B", ["B)", "B.", "B:", "**B)**", r"\text{B)}", r"\boldsymbol{B}"], ["A)", "C.", "8)"]),
         ("yes", ["Yes", r"\text{yes}"], ["no", "sey"]),
         ("no", ["No"], ["on"]),
         ("AB", ["AB"], ["BA"]),
@@ -201,7 +227,6 @@ KNOWN = [
     ("3:00 pm", "3:00 am", "ok"),
     ("0.0000001", "0.0000002", "ok"),  # both are 0 to six places
     ("0.1+0.2", r"\frac{3}{10}", "wrong"),  # binary numbers
-    (r"\sin 30^\circ", "0.5", "wrong"),  # degrees are passed over
     (r"\sqrt{-1}", "i", "wrong"),  # i is a letter
     (r"x<2 \text{ or } x>3", r"(-\infty,2)\cup(3,\infty)", "wrong"),  # a set of two inequalities
     ("1 < x < 2", "2 > x > 1", "wrong"),

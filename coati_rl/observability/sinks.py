@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import disk_errors
 from coati_rl.errors import ConfigError
+from coati_rl.observability.tensorboard_tags import tag_of
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class JsonlSink:
 
 
 class TensorBoardSink:
-    """Write one scalar per key to TensorBoard's event file, flushed at once.
+    """Write one scalar per key, in the section of its kind, to TensorBoard's event file, flushed at once.
 
     TensorBoard's own writer has a thread, which dies with a traceback when the disk is full; this one raises RunError.
     """
@@ -85,7 +86,7 @@ class TensorBoardSink:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         numbers = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "step"}
-        values = [Summary.Value(tag=key, simple_value=value) for key, value in numbers.items()]
+        values = [Summary.Value(tag=tag_of(key), simple_value=value) for key, value in numbers.items()]
         self._add(step=step, summary=Summary(value=values))
 
     def close(self) -> None:

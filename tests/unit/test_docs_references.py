@@ -30,6 +30,7 @@ LINKED = [
 FOLDERS = ("coati_rl", "producer", "consumer", "rewards", "scripts", "tests", "docs", "requirements", ".ci")
 # Flags of other programs that the pages name, by program.
 OTHERS_FLAGS = {
+    "tensorboard": "--logdir",
     "pytest": "--all -k -m",  # --all is tests/conftest.py's
     "pip, apt": "--upgrade --no-deps --require-hashes",
     "mkdocs": "--strict",

@@ -62,7 +62,7 @@ def test_a_full_disk_under_tensorboard_is_told_and_no_thread_prints_a_traceback(
     assert capsys.readouterr().err == ""
 
 
-def test_tensorboard_gets_every_number_under_its_key(tmp_path):
+def test_tensorboard_gets_every_number_under_its_key_in_the_section_of_its_kind(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     sink = TensorBoardSink(tmp_path)
@@ -72,9 +72,9 @@ def test_tensorboard_gets_every_number_under_its_key(tmp_path):
     sink.close()
     events = EventAccumulator(str(tmp_path)).Reload()
     rewards = ["reward/brevity.score", "reward/rm:8000/v1"]
-    assert sorted(events.Tags()["scalars"]) == ["eval/math/accuracy", "kl_mean", "loss", *rewards]
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.5), (2, 0.25)]
-    assert [(event.step, event.value) for event in events.Scalars("kl_mean")] == [(2, 0.125)]
+    assert sorted(events.Tags()["scalars"]) == ["eval/math/accuracy", *rewards, "train/kl_mean", "train/loss"]
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 0.5), (2, 0.25)]
+    assert [(event.step, event.value) for event in events.Scalars("train/kl_mean")] == [(2, 0.125)]
 
 
 def test_tensorboard_forgets_the_steps_after_the_one_that_a_run_is_resumed_from(tmp_path):
@@ -86,7 +86,7 @@ def test_tensorboard_forgets_the_steps_after_the_one_that_a_run_is_resumed_from(
             sink.write(step, {"loss": loss})
         sink.close()
     events = EventAccumulator(str(tmp_path)).Reload()
-    values = [(event.step, event.value) for event in events.Scalars("loss")]
+    values = [(event.step, event.value) for event in events.Scalars("train/loss")]
     assert values == [(1, 0.5), (2, 0.5), (3, 0.25), (4, 0.25)]
 
 

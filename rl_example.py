@@ -39,6 +39,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
     from producer.engines.decoding_trial import check_decoding
     from producer.engines.vllm_arguments import check_engine_args, check_quantization
     from producer.made_environment import check_environment
+    from rewards.first_prompt import first_prompt_lines
     from rewards.ground_truths import ground_truth_warnings
     from rewards.registry import columns_of, default_system_prompt, needs_ground_truth
     from rewards.scorer import scorer_factory
@@ -77,7 +78,8 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
             make_reward=make_scorer,
         )
 
-    plan_or_launch(prepared, classes, warnings=warnings, is_dry_run=is_dry_run, scratch=scratch)
+    sample = functools.partial(first_prompt_lines, prepared.config, prepared.read_prompts)
+    plan_or_launch(prepared, classes, warnings=warnings, is_dry_run=is_dry_run, scratch=scratch, sample=sample)
 
 
 def _reward_model_cls(config: Config) -> type | None:

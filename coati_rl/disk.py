@@ -55,10 +55,10 @@ def probe(directory: Path, *, asked_by: str) -> None:
 
 def check_free_space(directory: Path, *, needed: int) -> None:
     """Raise ConfigError if the disk of a directory, which may not exist yet, has less than `needed` bytes free."""
-    free = shutil.disk_usage(_existing(directory)).free
+    free = free_bytes(directory)
     if free < needed:
         raise ConfigError(
-            f"{directory}: a checkpoint takes about {_size(needed)}, and {_size(free)} are free; "
+            f"{directory}: a checkpoint takes about {size_text(needed)}, and {size_text(free)} are free; "
             "free space there, or write checkpoints elsewhere with --save-dir"
         )
 
@@ -68,5 +68,11 @@ def _existing(path: Path) -> Path:
     return next((parent for parent in (path, *path.parents) if parent.exists()), path)
 
 
-def _size(num_bytes: int) -> str:
+def free_bytes(directory: Path) -> int:
+    """Return what is free on the disk of a directory, which may not exist yet."""
+    return shutil.disk_usage(_existing(directory)).free
+
+
+def size_text(num_bytes: int) -> str:
+    """Return "1.5 GiB", or MiB below one GiB."""
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

@@ -3,16 +3,11 @@
 A key with a slash, such as eval/math/accuracy or reward/format, has a section of its own already.
 """
 
-# Section -> keys that it holds, or how they begin where an underscore ends the text. The first section that fits counts.
+# Section -> keys that it holds, or how they begin where an underscore ends the text; the first that fits counts.
 _SECTIONS = {
     "time": (
-        "time_s",
-        "step_s",
-        "train_s",
-        "sync_s",
-        "rollout_wait_s",
-        "trainer_idle_fraction",
-        "producer_idle_fraction",
+        *("time_s", "step_s", "train_s", "sync_s", "rollout_wait_s"),
+        *("trainer_idle_fraction", "producer_idle_fraction"),
     ),
     "mismatch": ("logprob_", "old_logprob_"),
     "rollouts": (

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from coati_rl.errors import CoatiError, ConfigError
 from coati_rl.runtime.actor_classes import ActorClasses
+from coati_rl.runtime.checkpoint_disk import checkpoint_lines
 from coati_rl.runtime.exit_messages import PROG, print_lines, read_note
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.ray_environment import prepare_ray_environment
@@ -50,6 +51,7 @@ def plan_or_launch(
     warnings: Iterable[str],
     is_dry_run: bool,
     scratch: Path,
+    sample: Callable[[], Iterable[str]] = tuple,
 ) -> None:
     """Print warnings, then the plan of a dry run, or run the job to its end.
 
@@ -59,13 +61,14 @@ def plan_or_launch(
         warnings: for people, one a line.
         is_dry_run: print the plan and return.
         scratch: temporary directory for sockets.
+        sample: called in a dry run; returns the lines that show what is trained on.
     Raises: CoatiError; KeyboardInterrupt.
     """
     say = partial(print_lines, prog=prepared.config.prog())
     for warning in (*warnings, *_short_data(prepared)):
         say(f"warning: {warning}")
     if is_dry_run:
-        lines = prepared.plan.lines()
+        lines = [*prepared.plan.lines(), *checkpoint_lines(prepared.config, prepared.plan), *sample()]
         if prepared.resume is not None:
             lines += [prepared.resume.line(), *prepared.resume.changes]
         _print("\n".join(lines))

@@ -60,6 +60,11 @@ def checkpoint_bytes(model: Path, precision: str) -> int:
     return num_parameters * (_BYTES_BF16 if precision == "bf16" else _BYTES_FP32)
 
 
+def checkpoint_directory(config: TrainingConfig) -> Path:
+    """Return where a run that begins now would write its checkpoints."""
+    return _paths(config, _wanted(config)).checkpoints
+
+
 def make_run_dir(config: TrainingConfig, resume: ResumedRun | None = None, *, checkpoint_bytes: int = 0) -> RunPaths:
     """Create the directory; if it exists, runs/name-2, runs/name-3, ... so that two runs are never mixed.
 

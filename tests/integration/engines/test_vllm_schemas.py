@@ -22,8 +22,12 @@ def test_samples_follow_their_schema_beside_others_that_have_none_and_a_wrong_sc
         wrong = replace(one, request_id="wrong", json_schema='{"type": "nonsense"}')
         again = replace(plain, request_id="again")
         found = harness.generate(replace(one, json_schema=json.dumps(SCHEMA)), wrong, again)
-    ended = [each.text for each in found["one"].completions if each.finish_reason == "stop"]
-    assert ended and all(json.loads(text)["a"] in ("x", "y") for text in ended)
+    assert not any(each.text.startswith("{") for each in alone.completions)
+    for each in found["one"].completions:  # a model with random weights may go on with white space to the limit
+        assert each.text.startswith("{")
+        assert each.finish_reason == "length" or json.loads(each.text)["a"] in ("x", "y")
+        head = "".join(each.text.split())
+        assert any(whole.startswith(head) for whole in ('{"a":"x"}', '{"a":"y"}'))
     assert "nonsense" in found["wrong"].error
     for before, after in zip(alone.completions, found["again"].completions, strict=True):
         assert before.token_ids.tolist() == after.token_ids.tolist()

@@ -100,7 +100,7 @@ def test_a_run_that_takes_fewer_steps_than_wanted_says_why(wanted, taken, line):
 
 def test_it_is_a_warning_before_anything_starts(tmp_path, capsys):
     config = Config(model="model", max_steps=40)
-    plan = SimpleNamespace(num_steps=32, lines=lambda: ["optimizer steps         32"])
+    plan = SimpleNamespace(num_steps=32, precision="fp32", lines=lambda: ["optimizer steps         32"])
     prepared = PreparedJob(config=config, plan=plan, warnings=())
     plan_or_launch(prepared, lambda: None, warnings=["one"], is_dry_run=True, scratch=tmp_path)
     assert capsys.readouterr().err == (

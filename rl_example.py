@@ -12,9 +12,11 @@ from pathlib import Path
 
 from coati_rl.config import Config
 from coati_rl.config.cli import parse
+from coati_rl.config.installed import with_installed
 from coati_rl.config.rules import check
 from coati_rl.runtime.actor_classes import ActorClasses
 from coati_rl.runtime.driver import exit_code_of, plan_or_launch
+from coati_rl.runtime.exit_messages import print_lines
 from coati_rl.runtime.run_dir import probe_outputs
 from coati_rl.runtime.subreaper import run_under_subreaper
 
@@ -24,6 +26,7 @@ def main(argv: Sequence[str], scratch: Path) -> int:
 
     def body() -> None:
         config, is_dry_run = parse(argv)
+        config = with_installed(config, functools.partial(print_lines, prog=config.prog()))
         check(config)
         probe_outputs(config)
         _run(config, is_dry_run, scratch)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from coati_rl.config.cli import parse_job
 from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.generate_rules import check_generate
+from coati_rl.config.installed import with_installed
 from coati_rl.errors import CoatiError, ConfigError
 from coati_rl.runtime.exit_messages import print_lines
 from coati_rl.runtime.slow_phase import slow_phase
@@ -40,6 +41,7 @@ def main(argv: Sequence[str], scratch: Path) -> int:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     try:
         config, is_dry_run = parse_job(argv, GenerateConfig)
+        config = with_installed(config, _say)
         check_generate(config)
         return _run(config, is_dry_run=is_dry_run)
     except ConfigError as error:

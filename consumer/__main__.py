@@ -10,10 +10,12 @@ from pathlib import Path
 
 from coati_rl.config.cli import parse_job
 from coati_rl.config.commands import OFFLINE
+from coati_rl.config.installed import with_installed
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.runtime.actor_classes import ActorClasses
 from coati_rl.runtime.driver import exit_code_of, plan_or_launch
+from coati_rl.runtime.exit_messages import print_lines
 from coati_rl.runtime.run_dir import probe_outputs
 from coati_rl.runtime.subreaper import run_under_subreaper
 
@@ -63,6 +65,7 @@ def run(job: type[OfflineConfig], arguments: Sequence[str]) -> int:
 def _main(job: type[OfflineConfig], arguments: Sequence[str], scratch: Path) -> int:
     def body() -> None:
         config, is_dry_run = parse_job(arguments, job)
+        config = with_installed(config, functools.partial(print_lines, prog=job.prog()))
         check_offline(config)
         probe_outputs(config)
         _run(config, is_dry_run, scratch)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coati_rl.config.cli import parse_job
+from coati_rl.config.installed import with_installed
 from coati_rl.config.serve import ServeConfig
 from coati_rl.errors import CoatiError, ConfigError
 from coati_rl.runtime.exit_messages import print_lines
@@ -40,6 +41,7 @@ def serve_main(arguments: Sequence[str], _scratch: Path) -> int:
         arguments = ["--model", *arguments]
     try:
         config, is_dry_run = parse_job(arguments, ServeConfig)
+        config = with_installed(config, functools.partial(print_lines, prog=_PROG))
         from producer.serve_command import serve_model
 
         serve_model(config, say=functools.partial(print_lines, prog=_PROG), is_dry_run=is_dry_run)

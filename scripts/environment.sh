@@ -45,13 +45,24 @@ choose_device() {
 
 find_python() {
     local candidate
-    for candidate in python3.11 python3.12 python3 python; do
+    for candidate in python3.11 python3.12 python3 python "${HOME:-}/.local/bin/python3.12" "${HOME:-}/.local/bin/python3.11"; do # the last two: uv's
         if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null; then
             printf '%s' "$candidate"
             return
         fi
     done
     return 1
+}
+
+# Say which Python there is, and how to get one that the packages are built for. Debian 13 has 3.13 alone, and no pip outside of environments.
+python_remedy() {
+    local version found="none was found"
+    version="$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" && found="python3 is $version"
+    case "$version" in
+    3.11 | 3.12) found+=" without venv: apt install python3-venv (Debian, Ubuntu)" ;;
+    *) found+=". Debian 12, Ubuntu 24.04: apt install python3-venv. Elsewhere uv brings one: apt install pipx && pipx install uv && ~/.local/bin/uv python install 3.12" ;;
+    esac
+    printf 'Python 3.11 or 3.12 with venv is needed, and %s; then repeat this command' "$found"
 }
 
 # The environment is complete if its stamp has this text: a digest of the pins, the device, and the project's path (editable installation).
@@ -130,7 +141,7 @@ make_environment() {
     local base
     if ! "$PYTHON" -c 'import pip' 2>/dev/null; then
         base="$(find_python)" ||
-            fail "Python 3.11 or 3.12 with venv is needed and was not found (Debian, Ubuntu: apt install python3 python3-venv)"
+            fail "$(python_remedy)"
         [[ "$DEVICE" == cpu ]] || check_gpu_machine "$base"
         say "making .venv with $("$base" --version)"
         # CUDA 12 builds of torch and vLLM are not on the package index: use those that are installed on the machine.

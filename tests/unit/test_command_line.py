@@ -43,7 +43,7 @@ def test_a_commands_arguments_reach_it_and_its_exit_code_comes_back(capsys: pyte
     assert "usage: coati-rl score" in capsys.readouterr().err
 
 
-def test_a_wheel_holds_every_package_the_script_and_the_presets(tmp_path: Path) -> None:
+def test_a_wheel_holds_every_package_the_script_the_presets_and_the_names_of_others(tmp_path: Path) -> None:
     build = "import setuptools.build_meta as backend, sys; backend.build_wheel(sys.argv[1])"
     copy = tmp_path / "source"
     listing = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
@@ -57,7 +57,9 @@ def test_a_wheel_holds_every_package_the_script_and_the_presets(tmp_path: Path) 
     missing = [
         path.relative_to(copy).as_posix()
         for path in copy.rglob("*")
-        if path.suffix in {".py", ".yaml"} and "build" not in path.relative_to(copy).parts and path.name != "setup.py"
+        if path.suffix in {".py", ".yaml", ".json"}
+        and "build" not in path.relative_to(copy).parts
+        and path.name != "setup.py"
         if path.relative_to(copy).as_posix() not in wheel.namelist()
     ]
     assert not missing

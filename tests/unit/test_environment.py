@@ -1,6 +1,5 @@
 """Test messages of scripts/environment.sh on machines with a GPU that cannot run the packages."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -49,7 +48,7 @@ def python(machine: Path, cuda: str = "") -> str:
 def said(machine: Path) -> str:
     """All that is said until the environment would be made."""
     command = ["bash", "-c", f"source {machine}/scripts/environment.sh"]
-    environment = {"PATH": str(machine / "bin"), "HOME": os.environ.get("HOME", "/")}
+    environment = {"PATH": str(machine / "bin"), "HOME": str(machine)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
     assert ended.returncode != 0
     return ended.stdout + ended.stderr
@@ -79,4 +78,31 @@ def test_builds_for_cuda_12_that_the_machine_has_are_used(machine: Path) -> None
 
 def test_a_new_driver_gets_an_environment_of_its_own(machine: Path) -> None:
     add_command(machine, "nvidia-smi", '[[ "$1" == -L ]] && echo "GPU 0: H100" || echo 580.65.06')
+    assert f"venv -m venv --clear {machine}/.venv" in said(machine)
+
+
+def only_python3(machine: Path, answers: str) -> None:
+    (machine / "bin" / "nvidia-smi").unlink()
+    (machine / "bin" / "python3.11").unlink()
+    add_command(machine, "python3", answers)
+
+
+def test_where_python_is_too_new_uv_brings_one_that_is_not(machine: Path) -> None:
+    only_python3(machine, '[[ "$*" == *print* ]] && echo 3.13')
+    text = said(machine)
+    assert "Python 3.11 or 3.12 with venv is needed, and python3 is 3.13." in text
+    assert "apt install pipx && pipx install uv && ~/.local/bin/uv python install 3.12" in text
+
+
+def test_a_python_without_venv_and_none_at_all_are_told_apart(machine: Path) -> None:
+    only_python3(machine, '[[ "$*" == *print* ]] && echo 3.12')
+    assert "python3 is 3.12 without venv: apt install python3-venv" in said(machine)
+    (machine / "bin" / "python3").unlink()
+    assert "needed, and none was found. Debian 12" in said(machine)
+
+
+def test_the_python_that_uv_has_installed_is_found_where_path_lacks_it(machine: Path) -> None:
+    only_python3(machine, "exit 1")
+    (machine / ".local" / "bin").mkdir(parents=True)
+    add_command(machine, "../.local/bin/python3.12", python(machine))
     assert f"venv -m venv --clear {machine}/.venv" in said(machine)

@@ -32,7 +32,7 @@ FOLDERS = ("coati_rl", "producer", "consumer", "rewards", "scripts", "tests", "d
 OTHERS_FLAGS = {
     "tensorboard": "--logdir",
     "pytest": "--all -k -m",  # --all is tests/conftest.py's
-    "pip, apt": "--upgrade --no-deps --require-hashes",
+    "pip, apt": "--upgrade --no-deps --require-hashes --index-url",
     "mkdocs": "--strict",
     "ray start": "--head --port --node-ip-address --address --node-manager-port --object-manager-port --min-worker-port"
     " --max-worker-port",

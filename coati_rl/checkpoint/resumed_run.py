@@ -14,8 +14,6 @@ from coati_rl.config.fields import role_of
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.config import read_config
-from coati_rl.model_files.stored import read_stored
-from coati_rl.model_files.values import has_own_head
 
 Job = TypeVar("Job", bound=TrainingConfig)
 
@@ -115,6 +113,9 @@ def check_shape(config: TrainingConfig, directory: Path) -> None:
 
 def _has_own_head(directory: Path) -> bool:
     where = f"--model {directory}"
+    from coati_rl.model_files.stored import read_stored  # imports torch
+    from coati_rl.model_files.values import has_own_head
+
     return has_own_head(read_stored(directory, where), None, where)
 
 

@@ -76,7 +76,7 @@ def packed_difference(directory: Path, *, name: str, max_tokens: int, has_scalar
         _check_names(model, what)
         _check_head(model, what)
         try:
-            _found[key] = differences(model, max_tokens=max_tokens)
+            tried = differences(model, max_tokens=max_tokens)
         except (
             AttributeError,
             IndexError,
@@ -89,10 +89,11 @@ def packed_difference(directory: Path, *, name: str, max_tokens: int, has_scalar
             raise ConfigError(
                 f"{what}: the trainers cannot run this architecture ({type(error).__name__}: {error})"
             ) from error
-        _check_differences(_found[key], model, what, max_tokens)
+        _check_differences(tried, model, what, max_tokens)
+        _found[key] = tried
     found = _found[key]
     is_separate = found.packed <= TOLERANCE and found.shared <= TOLERANCE and found.context > 100 * TOLERANCE
-    return 0.0 if is_separate else max(found.packed, found.shared)
+    return 0.0 if is_separate else max(found.packed, found.shared, TOLERANCE)
 
 
 @torch.no_grad()

@@ -81,7 +81,9 @@ def test_state_and_masks_that_run_on_across_samples_are_found(difference, model_
 @pytest.mark.parametrize("model_type", ALTERED)
 def test_logits_that_are_not_the_head_s_plain_output_are_refused_by_name(difference, model_type):
     settings, named = ALTERED[model_type]
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError):
+        difference(model_type, **settings)
+    with pytest.raises(ConfigError) as caught:  # each time
         difference(model_type, **settings)
     assert str(caught.value).startswith(f"--model m ({model_type}): log-probabilities of the LM head's plain output")
     assert named in str(caught.value)
@@ -156,6 +158,17 @@ def test_a_number_that_is_not_one_is_a_difference(difference, monkeypatch):
     monkeypatch.setattr(proof, "policy_forward", nan)
     with pytest.raises(ConfigError, match="differ by nan nats"):
         difference("llama", max_tokens=124)
+
+
+def test_a_proof_that_could_not_see_a_leak_is_none(difference, monkeypatch):
+    plain = proof.plain_values
+    short = proof._LENGTHS[-1] - 1  # as if no token of the last sample depended on those before it
+
+    def blind(model, token_ids):
+        return plain(model, token_ids if len(token_ids) < 30 else token_ids[-short - 1 :])
+
+    monkeypatch.setattr(proof, "plain_values", blind)
+    assert difference("llama", max_tokens=122) == pytest.approx(1e-4)
 
 
 def test_a_model_is_tried_once_for_each_config_and_length(difference, monkeypatch):

@@ -100,7 +100,7 @@ def test_master_port__is_where_the_trainers_meet(monkeypatch, config_with, port)
     )
     monkeypatch.setattr(actor_group.ActorGroup, "add_producer", lambda self: calls.append("producer"))
     monkeypatch.setattr(actor_group.ActorGroup, "_make_trainer", lambda self, rank: handle)
-    monkeypatch.setattr(actor_group, "wait_for", lambda reference, **_: calls.append("wait") or reference)
+    monkeypatch.setattr(actor_group.remote, "wait_for", lambda reference, **_: calls.append("wait") or reference)
     members.start()
     wait = ["wait"] if port else []  # a port that is taken is found before engines are loaded
     begin = [("open",), *wait, "producer", "wait", ("start", rendezvous)]
@@ -222,7 +222,7 @@ def launch_interrupted(monkeypatch, prepare_with, tmp_path):
 
         monkeypatch.setattr(launch, "ray_cluster", lambda config, **_: nullcontext("127.0.0.1"))
         monkeypatch.setattr(
-            launch, "ActorGroup", lambda *_, **__: SimpleNamespace(start=lambda: None, end=lambda: None)
+            launch, "ActorGroup", lambda *_, **__: SimpleNamespace(start=lambda on_status: None, end=lambda: None)
         )
         monkeypatch.setattr(launch, "Supervisor", Interrupted)
         with pytest.raises(KeyboardInterrupt) as interrupt:

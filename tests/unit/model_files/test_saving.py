@@ -101,32 +101,33 @@ def test_without_a_file_to_copy_the_settings_are_left_out_and_told(model_dir, tm
     assert [path.name for path in tmp_path.glob("*.json")] == ["config.json"]
 
 
-def test_a_tokenizer_that_is_gone_does_not_cost_the_weights(model_with, tmp_path, caplog, monkeypatch) -> None:
-    directory = model_with(eos_token_id=2)
-
+def test_settings_that_cannot_be_read_any_more_do_not_cost_the_weights(
+    model_with, tmp_path, caplog, monkeypatch
+) -> None:
+    directory = model_with(do_sample=False, temperature=0.9, eos_token_id=2)  # transformers does not write these
     read_bytes = Path.read_bytes
 
     def gone(path: Path) -> bytes:
-        if path == directory / "tokenizer.json":
+        if path == directory / GENERATION:
             raise OSError(5, "Input/output error", str(path))
         return read_bytes(path)
 
     monkeypatch.setattr(Path, "read_bytes", gone)
     save(directory, tmp_path / "step-1")
-    assert "tokenizer.json" in caplog.text and "Input/output error" in caplog.text
+    assert GENERATION in caplog.text and "Input/output error" in caplog.text
     assert torch.equal(
         AutoModelForCausalLM.from_pretrained(tmp_path / "step-1").get_input_embeddings().weight,
         AutoModelForCausalLM.from_pretrained(directory).get_input_embeddings().weight,
     )
     assert CheckpointReader(tmp_path / "step-1").kinds == {"exp_avg"}
-    assert not (tmp_path / "step-1" / "tokenizer.json").exists()
+    assert not (tmp_path / "step-1" / GENERATION).exists()
 
 
 def test_a_full_disk_is_still_an_error(model_with, tmp_path, monkeypatch) -> None:
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    directory = model_with(eos_token_id=2)
+    directory = model_with(do_sample=False, temperature=0.9, eos_token_id=2)
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(RunError, match="No space left"):
         save(directory, tmp_path / "step-1")

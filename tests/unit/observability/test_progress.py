@@ -12,7 +12,7 @@ STEP = {
     **{"step": 2, "reward_mean": 0.5, "answer_accuracy": 0.25, "loss": 0.1},
     **{"staleness_mean": 1.0, "logprob_gap_mean": None},
     "num_response_tokens": 100,
-    "step_s": 0.5,
+    **{"step_s": 0.5, "rollout_wait_s": 0.2, "train_s": 0.2, "sync_s": 0.1},
 }
 
 
@@ -220,7 +220,7 @@ def test_a_run_ends_with_its_figures_on_the_screen_and_in_the_log(display_on, ca
     logged = [record.getMessage() for record in caplog.records]
     assert "reward     0.25   0.5        2   0.5" in logged
     words = " ".join(text.getvalue().split())
-    assert "reward 0.25 0.5 2 0.5" in words and "in all; starting 0.0, training" in words
+    assert "reward 0.25 0.5 2 0.5" in words and "in all; starting 0.0, waiting for work 0.0, training" in words
 
 
 def test_a_run_that_failed_before_its_first_step_has_no_figures(display_on):

@@ -60,7 +60,7 @@ def prepared(tmp_path, monkeypatch):
         config = parse_job(argv, OFFLINE[job])[0]
         check_offline(config)
         return prepare_offline(
-            config, check_layout=lambda *_, **__: None, try_model=lambda *_, **__: 0.0, is_dry_run=False
+            config, check_layout=lambda *_, **__: None, try_model=lambda *_, **__: 0.0, is_dry_run=True
         )
 
     return run

@@ -194,7 +194,6 @@ def test_producers_and_their_agents_write_the_date_of_the_run(rl, day):
         chat_template=None,
         max_turns=1,
         max_tokens=9,
-        max_new_tokens=9,
         template_date=config.data.template_date,
     )
     assert limits.tokenizer().apply_chat_template(TURNS, tokenize=False).startswith("01 Jan 2026\n")

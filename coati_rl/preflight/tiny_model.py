@@ -55,7 +55,9 @@ def tiny_model(config: Any, build: Callable[[Any], nn.Module], *, num_kv_heads: 
                 size = sum(parameter.numel() for parameter in build(copy.deepcopy(candidate)).parameters())
             if size > _MAX_PARAMETERS:
                 raise ValueError(f"its smallest form has {size:,} parameters")
-            model = build(candidate).float().eval()
+            with torch.random.fork_rng(devices=[]):  # the caller's random state stays
+                torch.manual_seed(seed)
+                model = build(candidate).float().eval()
             randomise(model, seed=seed)
             with torch.no_grad():
                 model(input_ids=torch.arange(FIRST_TOKEN, FIRST_TOKEN + 2 * _WINDOW)[None], use_cache=False)

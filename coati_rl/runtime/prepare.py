@@ -142,6 +142,11 @@ def prepare(
                 try_model=try_model,
                 is_dry_run=is_dry_run,
             )
+    return _planned(found, rows, device, (*of_resume, *warnings, *found.warnings))
+
+
+def _planned(found: _Inputs, rows: RunRows, device: Device, warnings: tuple[str, ...]) -> Prepared:
+    """Plan the run and open the checkpoint that it goes on from. Raises: ConfigError."""
     config, train, num_prompts = found.config, found.train, found.num_prompts
     plan = make_plan(
         config, num_prompts=num_prompts, device=device, prompt_tokens=_mean_prompt_tokens(train), memory=found.memory
@@ -156,7 +161,7 @@ def prepare(
         train=train,
         source=found.source,
         evaluation=found.evaluation,
-        warnings=(*of_resume, *warnings, *found.warnings),
+        warnings=warnings,
         resume=resume,
         generated_tasks=tuple(each.task.name for each in rows.generated.values()),
     )

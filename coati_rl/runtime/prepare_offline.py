@@ -116,6 +116,11 @@ def prepare_offline(
                 try_model=try_model,
                 is_dry_run=is_dry_run,
             )
+    return _planned(found, device, (*of_resume, *warnings, *found.warnings))
+
+
+def _planned(found: _Inputs, device: Device, warnings: tuple[str, ...]) -> PreparedDataset:
+    """Plan the job and open the checkpoint that it goes on from. Raises: ConfigError."""
     config = found.config
     evaluation = {flag.partition(" ")[2]: each for flag, each in found.sets.items() if flag != TRAIN_FLAG}
     train = found.sets.get(TRAIN_FLAG)
@@ -137,7 +142,7 @@ def prepare_offline(
         train=() if train is None else train.samples,
         mixing=None if train is None else train.mixing,
         evaluation={name: each.samples for name, each in evaluation.items()},
-        warnings=(*of_resume, *warnings, *found.warnings),
+        warnings=warnings,
         resume=resume,
     )
 

@@ -1,4 +1,4 @@
-"""What is taken where ColossalAI or vLLM is not installed, as after `pip install` of the wheel."""
+"""Test what is taken where ColossalAI or vLLM is not installed, as after `pip install` of the wheel."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""What `coati-rl serve` takes that no training does: the template's variables, forms of answers; health, metrics."""
+"""Test what `coati-rl serve` alone takes: the template's variables, forms of answers; health, metrics."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a dry run shows of the first prompt, and what its reward gives for the right answer."""
+"""Test what a dry run shows of the first prompt, and what its reward gives for the right answer."""
 
 import json
 

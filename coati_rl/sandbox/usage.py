@@ -5,6 +5,7 @@ collects them, which the program decides (SIGCHLD ignored). So the time of every
 and a thread seen in one sample only counts for those that ended between samples: on average the sum is right.
 """
 
+import math
 import os
 import time
 
@@ -35,6 +36,7 @@ class Usage:
         self._started = time.monotonic()
         self._cpu_before_s = 0.0  # the last restart
         self._seen_s = 0.0  # CPU time of all threads in all samples
+        self._idle_s = 0.0  # wall time from the interval in which a thread last ran, without the waiting
         self._threads: dict[str, tuple[int, int]] = {}  # id: nanoseconds run, and waited for a core
         self._seen_once: dict[
             str, float
@@ -86,8 +88,12 @@ class Usage:
             self._seen_once[thread] = max(interval_s * run / max(run + waited, 1) - run / 1e9, 0.0)
         self._threads = threads
         self._seen_s += run_s
-        # While one of its threads runs, the program does not wait for other processes.
-        self.waited_s += min(waited_s, max(interval_s - run_s, 0.0))
+        # While one of its threads runs, the program does not wait for other processes. The kernel adds a wait when it
+        # ends, which may be many samples after its beginning.
+        rest_s = max(interval_s - run_s, 0.0)
+        waited_s = min(waited_s, self._idle_s + rest_s)
+        self.waited_s += waited_s
+        self._idle_s = min(self._idle_s + rest_s - waited_s, rest_s if run_s else math.inf)
 
     def _memory_kib(self, process: str, tasks: list[str]) -> int:
         """Return the private memory of a process. All threads report the same; an ended first one reports nothing."""

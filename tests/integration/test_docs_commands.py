@@ -5,15 +5,11 @@ from pathlib import Path
 import check_docs
 import pytest
 
-IN_THE_FAST_SUITE = "layouts.md"  # it prints whole plans, which change most often
 PAGES = [page for page in check_docs.pages() if any(b.language == "console" for b in check_docs.blocks(page))]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=[pytest.mark.full] * (page.name != IN_THE_FAST_SUITE)) for page in PAGES],
-    ids=lambda page: page.name,
-)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_prints_what_its_page_says(page: Path) -> None:
     assert check_docs.check(page) == 0

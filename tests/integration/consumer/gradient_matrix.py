@@ -62,7 +62,7 @@ RUNS = [Run(*run) for run in itertools.product(LAYOUTS, PRECISIONS) if not ("zer
 WHOLE = [
     Run("dp1", "fp32"),
     Run("tp2", "fp32"),
-    Run("tp2_pp2", "fp32"),
+    Run("pp2", "fp32"),
     Run("zero2_dp2", "bf16"),
     Run("fsdp2_dp2", "fp32"),
 ]
@@ -76,7 +76,7 @@ WITH_PREFERENCE = {
     "cdpo, nll": Run("zero2_dp2", "bf16"),
     "robust dpo": Run("tp2", "fp32"),
     "ipo": Run("pp2", "fp32"),
-    "simpo": Run("tp2_pp2", "fp32"),
+    "simpo": Run("pp2", "fp32"),
     "orpo": Run("fsdp2_dp2", "fp32"),
     "kto": Run("pp2_dp2", "fp32"),
 }

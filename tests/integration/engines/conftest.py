@@ -80,7 +80,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 ENGINES = [
     ("vllm", "tied"),
-    ("vllm", "untied"),
+    pytest.param(("vllm", "untied"), marks=pytest.mark.full),
     ("transformers", "untied"),
     pytest.param(("transformers", "tied"), marks=pytest.mark.full),
     ("fake", "tied"),

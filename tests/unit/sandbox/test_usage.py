@@ -126,6 +126,21 @@ def test_waiting_for_a_core_that_another_thread_of_the_program_has_is_not(proc: 
     assert proc.sample(1.0).waited_s == pytest.approx(0.05)
 
 
+def test_a_wait_that_lasts_many_samples_is_given_back_when_the_kernel_says_so(proc: Proc) -> None:
+    """It adds a wait when it ends: here after 15 ms in one sample, 20 in each of two, and 5 in a fourth."""
+    for times in ((5, 0), (5, 0), (5, 0), (20, 60)):
+        proc.show(7, threads={7: times})
+        usage = proc.sample(0.02)
+    assert usage.waited_s == pytest.approx(0.06)
+
+
+def test_the_time_before_a_program_ran_again_is_no_room_for_a_later_wait(proc: Proc) -> None:
+    for times in ((0, 0), (20, 0), (20, 500)):
+        proc.show(7, threads={7: times})
+        usage = proc.sample(0.02 if times[0] else 1.0)
+    assert usage.waited_s == pytest.approx(0.02)
+
+
 def test_sleeping_is_no_waiting(proc: Proc) -> None:
     proc.show(7, threads={7: (5, 0)})
     usage = proc.sample(2.0)

@@ -13,7 +13,8 @@ from tests.unit.transport.receivers import Receivers
 from tests.unit.transport.senders import OtherSenders, announce
 from tests.unit.transport.test_wire_faults import takes
 
-pytestmark = pytest.mark.parametrize("backend", ["gloo", "shm", "file"])
+# The files of one transfer are written and awaited as in that of a receiver's faults, which has them in the fast suite.
+pytestmark = pytest.mark.parametrize("backend", ["gloo", "shm", pytest.param("file", marks=pytest.mark.full)])
 WEIGHTS = big_weights()  # of 16 MiB each
 STAGES = [WEIGHTS[:3], WEIGHTS[3:]]
 MANIFEST = announce(STAGES, bucket_bytes=2**20)  # a bucket for each

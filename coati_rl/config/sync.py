@@ -30,7 +30,12 @@ class SyncConfig(Section):
         "How weights travel: nccl and ipc (CUDA IPC, one node) between GPUs, shm (shared memory, one node), gloo, or "
         "file (safetensors in the run directory, which all nodes share). auto: nccl on GPUs, shm on one node, or gloo.",
     )
-    sync_timeout_s: float = execution(60.0, "Deadline of a weight transfer, and of an in-flight swap, seconds.", gt=0)
+    sync_timeout_s: float = execution(
+        60.0,
+        "Deadline of a weight transfer, and of an in-flight swap, seconds. Unless given, a second more for each whole "
+        "0.5 GB of weights.",
+        gt=0,
+    )
     probe_interval: int = execution(
         1, "Weight syncs between two measurements of the engine-trainer gap; a producer's first is always one.", ge=1
     )

@@ -1,4 +1,4 @@
-"""Forecast the memory of an inference engine's rank: weights, key-value cache, staged updates. Bytes throughout."""
+"""Forecast the memory of an inference engine's rank: weights, key-value cache, what updates need. Bytes throughout."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,6 @@ from coati_rl.memory.trainer import Parts
 
 _MIN_KV_CACHE_BYTES = 2**27
 _BLOCK_TOKENS = 128  # the least that is reserved beyond a sequence: tokens of its last block that it does not use
-_STAGING_SETS = 2  # buffers of updates on the CPU, used in turns: `coati_rl.transport.staging_memory`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,23 +40,21 @@ def cpu_cache_bytes(hf_config: Any, settings: EngineSettings, *, host_bytes: int
     return max(_MIN_KV_CACHE_BYTES, min(wanted, host_bytes // 4 // settings.tensor_parallel_size))
 
 
-def cpu_engine_parts(shape: ModelShape, settings: EngineSettings, *, cache_bytes: int, update_bytes: int) -> Parts:
+def cpu_engine_parts(shape: ModelShape, settings: EngineSettings, *, cache_bytes: int) -> Parts:
     """Return the parts of a rank on the CPU.
 
     Args:
         shape: of the rank's part of the model.
         settings: of the engine.
         cache_bytes: of keys and values.
-        update_bytes: a whole weight update that this rank stages in memory of its own; 0 if members share it.
-    Returns: weights, with vLLM's packed copy of a tied LM head; cache; both sets of staging buffers; and the logits and
-        log-probabilities of all sequences, float32[S, V] each.
+    Returns: weights, with vLLM's packed copy of a tied LM head; cache; and the logits and log-probabilities of all
+        sequences, float32[S, V] each.
     """
     packed_head = shape.vocabulary * shape.hidden if shape.is_tied else 0
     return {
         "parameters": _weight_bytes(shape.num_weights + packed_head, settings),
         "KV cache": cache_bytes,
         "logits": 2 * 4 * settings.max_num_seqs * shape.vocabulary * settings.tensor_parallel_size,
-        "staging": _STAGING_SETS * update_bytes,
     }
 
 
@@ -70,7 +67,7 @@ def gpu_engine_parts(
         shape: of the rank's part of the model.
         settings: of the engine.
         share_bytes: that vLLM takes; None: of an unknown GPU, for which the cache is that of one longest sequence.
-        update_bytes: a weight update that this rank stages on its GPU; 0 if it is staged in host memory.
+        update_bytes: of a weight update that this rank stages on its GPU, or of what a commit loads at a time.
         sequence_bytes: keys and values of a longest sequence, the least that vLLM starts with.
     """
     weights = _weight_bytes(shape.num_weights, settings)
@@ -79,7 +76,7 @@ def gpu_engine_parts(
 
 
 def transformers_engine_parts(
-    shape: ModelShape, settings: EngineSettings, *, cache_bytes: int, update_bytes: int
+    shape: ModelShape, settings: EngineSettings, *, cache_bytes: int, update_bytes: int = 0
 ) -> Parts:
     """Return the parts of plain transformers, whose cache grows with its sequences.
 
@@ -87,7 +84,7 @@ def transformers_engine_parts(
         shape: of the model.
         settings: of the engine.
         cache_bytes: of keys and values of all sequences at their lengths.
-        update_bytes: of weight updates that are staged.
+        update_bytes: of a weight update that is staged on the model's GPU.
     """
     return {
         "parameters": _weight_bytes(shape.num_weights, settings),

@@ -18,6 +18,8 @@ class ProcessMemory:
     count: int
     parts: Parts  # on the device that it computes on
     host: Parts = field(default_factory=dict)  # besides, in host memory
+    shared: Parts = field(default_factory=dict)  # in host memory, once for every `together` processes on one host
+    together: int = 1
     unknown: str = ""  # what is not in the parts, and why
 
     @property
@@ -30,13 +32,24 @@ class ProcessMemory:
         return {**self.host, **self.parts} if device == "cpu" else self.host
 
 
+    def host_bytes(self, device: Device) -> int:
+        """Bytes of all these processes in host memory, if they compute on this device."""
+        groups = -(-self.count // self.together)
+        return self.count * sum(self.on_host(device).values()) + groups * sum(self.shared.values())
+
+    def on_one_host(self, device: Device) -> Parts:
+        """Return the parts in host memory of the processes that share some of it."""
+        of_each = {name: self.together * size for name, size in self.on_host(device).items()}
+        return {**of_each, **self.shared}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
     """Hold the memory of a run's processes at their peaks."""
 
     device: Device
     processes: tuple[ProcessMemory, ...]
-    shared: Parts = field(default_factory=dict)  # in host memory, used by several processes
+    shared: Parts = field(default_factory=dict)  # in host memory, used by processes of all kinds
     is_one_host: bool = True
 
     def without(self, part: str) -> "Forecast":
@@ -51,7 +64,7 @@ class Forecast:
     def host_bytes(self) -> int:
         """Bytes of all processes in host memory."""
         on_host = sum(self.shared.values())
-        return on_host + sum(each.count * sum(each.on_host(self.device).values()) for each in self.processes)
+        return on_host + sum(each.host_bytes(self.device) for each in self.processes)
 
     @property
     def largest(self) -> ProcessMemory:
@@ -66,10 +79,19 @@ class Forecast:
             f"{f' ({each.unknown})' if each.unknown else ''}"
             for each in self.processes
         ]
+        if not self.is_one_host:
+            lines += [self._host_line(each) for each in self.processes]
         who = ", ".join(f"{each.count} x {each.name}" for each in self.processes)
         of_all = "host" if self.is_one_host else "all hosts"
         shared = f"; {listed(self.shared)}" if any(self.shared.values()) else ""
         return [*lines, f"{f'memory, {of_all}':<24}{gib(self.host_bytes)}: {who}{shared}"]
+
+
+    def _host_line(self, process: ProcessMemory) -> str:
+        """Say what one process, or those that share memory, take of the host that they are on."""
+        parts = process.on_one_host(self.device)
+        who = process.name if process.together == 1 else f"{process.together} x {process.name}"
+        return f"{f'host of {who}':<24}{gib(sum(parts.values()))}: {listed(parts)}"
 
 
 def gib(count: int) -> str:

@@ -9,6 +9,7 @@ from coati_rl.config.engine_rules import sequences_at_a_time
 from coati_rl.config.named_values import named_values
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
+from coati_rl.config.update_rules import stages_on_gpu
 from coati_rl.memory.activations import FLOAT32, MicroBatchSize, item_bytes
 from coati_rl.memory.engine import (
     EngineSettings,
@@ -23,7 +24,7 @@ from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.trainer import ADAM_MOMENTS, Parts, TrainerLayout, trainer_parts
 from coati_rl.plugins import is_plugin
 from coati_rl.transport.manifest import DEFAULT_BUCKET_BYTES
-from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend
+from coati_rl.transport.rendezvous import CollectiveBackend
 from coati_rl.types import Device
 
 # Private memory (RssAnon) of a run's actors, measured on Linux with torch for CPUs and a tiny model: trainers had 361
@@ -122,7 +123,8 @@ def trainer_memory(
         has_several_micro_batches: in a step.
         kept_versions: of its weights in host memory.
         backend: by which weights are sent to engines: a bucket is sent while the next one is filled, from a tensor that
-            is gathered whole; with ipc engines read them from segments on the trainer's GPU. None: nothing is sent.
+            is gathered whole, once in parts and once joined; where all is on the GPU its bytes are digested through two
+            pinned buffers. With ipc engines read them from segments on the trainer's GPU. None: nothing is sent.
     """
     tp = config.parallel.tensor_parallel_size
     layout = _trainer_layout(config, machine.device, has_several_micro_batches=has_several_micro_batches)
@@ -140,7 +142,12 @@ def trainer_memory(
         whole = model_shape(models.policy).num_weights * item_bytes(layout.precision)
         parts["sent weights"] = _SEGMENT_SETS * whole // senders
     elif backend is not None:
-        host["sent weights"] = 2 * DEFAULT_BUCKET_BYTES + shape.largest_tensor * item_bytes(layout.precision)
+        buckets = 2 * DEFAULT_BUCKET_BYTES
+        host["sent weights"] = buckets
+        if backend == "nccl":
+            parts["sent weights"] = buckets + 2 * shape.largest_tensor * item_bytes(layout.precision)
+        else:
+            host["sent weights"] += shape.largest_tensor * item_bytes(layout.precision)
     if machine.device == "cuda" and layout.is_fully_sharded:  # read whole, in float32, before it is sharded
         later = sum(host.values()) - TRAINER_LIBRARIES
         host["loading"] = max(0, FLOAT32 * shape.num_weights - later)  # its memory is used again
@@ -196,34 +203,39 @@ def engine_memory(
         is_quantized=sampling.quantization is not None,
     )
     update = whole.num_weights * item_bytes(precision)
-    on_gpu, staged_on_gpu = machine.device == "cuda", backend in CUDA_BACKENDS
+    on_gpu, utilization = machine.device == "cuda", parallel.gpu_memory_utilization
     host: Parts = {"libraries": ENGINE_LIBRARIES if sampling.backend == "vllm" else PYTHON_ENGINE_LIBRARIES}
-    staged = update if backend == "nccl" else 0  # with ipc engines read the trainers' memory
-    if on_gpu and not staged_on_gpu:
-        host["staging"] = 2 * update
-    elif not on_gpu:
-        staged = 0 if backend == "shm" else update
+    on_device = backend == "nccl" and stages_on_gpu(
+        update, gpu_bytes=machine.gpu_bytes, gpu_memory_utilization=utilization
+    )
+    in_host_memory = not on_device and backend not in ("shm", "ipc")  # with these engines read the trainers' memory
+    staged = update if on_device else 0
     sequence = token_bytes(hf_config, settings)
     if sampling.backend == "fake":
-        parts: Parts = {"staging": 2 * staged}
+        parts: Parts = {}
     elif sampling.backend == "transformers":
         parts = transformers_engine_parts(
-            shape,
-            settings,
-            cache_bytes=sequence * sequence_tokens * in_flight,
-            update_bytes=staged if on_gpu else 2 * staged,
+            shape, settings, cache_bytes=sequence * sequence_tokens * in_flight, update_bytes=staged
         )
     elif on_gpu:
-        share = None if machine.gpu_bytes is None else int(parallel.gpu_memory_utilization * machine.gpu_bytes)
+        if in_host_memory:  # two buckets, and a parameter before it is copied to where the model has it
+            staged = 2 * DEFAULT_BUCKET_BYTES + whole.largest_tensor * item_bytes(precision) // width
+        share = None if machine.gpu_bytes is None else int(utilization * machine.gpu_bytes)
         longest = sequence * config.max_model_len
         parts = gpu_engine_parts(shape, settings, share_bytes=share, update_bytes=staged, sequence_bytes=longest)
     else:
         given = named_values(sampling.engine_arg).get("kv_cache_memory_bytes")
         cache = cpu_cache_bytes(hf_config, settings, host_bytes=machine.host_bytes) if given is None else int(given)
-        parts = cpu_engine_parts(shape, settings, cache_bytes=cache, update_bytes=staged)
+        parts = cpu_engine_parts(shape, settings, cache_bytes=cache)
     unknown = f"weights unknown, as --quantization is {sampling.quantization}" if settings.is_quantized else ""
     return ProcessMemory(
-        name="engine rank", count=parallel.num_inferencer * width, parts=parts, host=host, unknown=unknown
+        name="engine rank",
+        count=parallel.num_inferencer * width,
+        parts=parts,
+        host=host,
+        shared={"staging": update} if in_host_memory else {},
+        together=width,
+        unknown=unknown,
     )
 
 

@@ -138,12 +138,25 @@ def check_job_memory(
     return _found(checked, [found.policy, *found.frozen])
 
 
+def update_bytes(config: Config, hf_config: Any, device: Device) -> int:
+    """Return the bytes of a weight update; 0 for an architecture that transformers cannot build."""
+    if not _is_buildable(hf_config):
+        return 0
+    return model_shape(hf_config).num_weights * item_bytes(resolve_precision(config, device))
+
+
+def _is_buildable(hf_config: Any) -> bool:
+    try:
+        model_shape(hf_config)
+    except (ValueError, TypeError, AttributeError):  # also fields that other architectures lack
+        return False
+    return True
+
+
 def _found(checked: MemoryCheck[Any], models: Sequence[Any]) -> Found:
     """Return the lines and warnings of a check; a warning alone for an architecture that transformers cannot build."""
     for hf_config in models:
-        try:
-            model_shape(hf_config)
-        except (ValueError, TypeError, AttributeError):  # also fields that other architectures lack
+        if not _is_buildable(hf_config):
             return (), [f"the memory of the run is not forecast, as a model's architecture is {hf_config.model_type}"]
     forecast, warnings = checked.run()
     return tuple(forecast.lines()), warnings
@@ -151,9 +164,12 @@ def _found(checked: MemoryCheck[Any], models: Sequence[Any]) -> Found:
 
 def _backend(config: Config, hf_config: Any, device: Device) -> CollectiveBackend:
     """Return the backend that the trainers will choose for an update of this size."""
-    update = model_shape(hf_config).num_weights * item_bytes(resolve_precision(config, device))
-    is_one_node = not config.cluster.master_address
-    return choose_backend(config.sync.weight_transport, device=device, is_one_node=is_one_node, update_bytes=update)
+    return choose_backend(
+        config.sync.weight_transport,
+        device=device,
+        is_one_node=not config.cluster.master_address,
+        update_bytes=update_bytes(config, hf_config, device),
+    )
 
 
 def _frozen_of_run(config: Config, hf_config: Any) -> tuple[Any, ...]:

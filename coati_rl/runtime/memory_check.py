@@ -68,11 +68,9 @@ class MemoryCheck(Generic[Job]):
             )
         if self.host_available is None or forecast.host_bytes * (1 - margin) <= self.host_available:
             return None
-        processes = sorted(
-            forecast.processes, key=lambda each: -each.count * sum(each.on_host(forecast.device).values())
-        )
-        each = [f"{one.count} x {one.name} of {gib(sum(one.on_host(forecast.device).values()))}" for one in processes]
-        parts = processes[0].on_host(forecast.device)
+        processes = sorted(forecast.processes, key=lambda each: -each.host_bytes(forecast.device))
+        each = [f"{one.count} x {one.name} of {gib(one.host_bytes(forecast.device) // one.count)}" for one in processes]
+        parts = processes[0].on_one_host(forecast.device)
         return (
             f"{self._setting(processes[0], parts)}: the run needs {gib(forecast.host_bytes)} of this machine's memory, "
             f"of which {gib(self.host_available)} are available ({'; '.join(each)}: {listed(parts)})"

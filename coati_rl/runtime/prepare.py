@@ -20,6 +20,7 @@ from coati_rl.config.environment_rules import environment_warnings
 from coati_rl.config.gpu_rules import with_device_defaults
 from coati_rl.config.plan import Plan, make_plan, resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
+from coati_rl.config.update_rules import with_sync_timeout
 from coati_rl.data.dataset import PromptSet
 from coati_rl.data.prompt_source import PromptSource
 from coati_rl.data.streamed_prompts import StreamedPrompts
@@ -27,7 +28,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.model_files.check import Use
 from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.exit_messages import print_lines
-from coati_rl.runtime.job_memory import check_run_memory
+from coati_rl.runtime.job_memory import check_run_memory, update_bytes
 from coati_rl.runtime.job_models import with_run_models
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.prompts import (
@@ -41,10 +42,9 @@ from coati_rl.runtime.prompts import (
 from coati_rl.runtime.resources import checked_model_config, read_model_config, resolve_model, sharding_warnings
 from coati_rl.runtime.sample_rows import TryModel
 from coati_rl.runtime.saved_tokenizer import check_of_run
-from coati_rl.runtime.size_checks import check_gpu_memory, check_length, check_prompts, check_step, resolve_device
+from coati_rl.runtime.size_checks import check_length, check_prompts, check_step, resolve_device
 from coati_rl.runtime.slow_phase import slow_phase
 from coati_rl.transport.choice import choose_backend
-from coati_rl.transport.rendezvous import CollectiveBackend
 from coati_rl.types import Device, Prompt
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def prepare(
     device, warnings = resolve_device(config, is_dry_run=is_dry_run)
     check_engines(config, device)
     config = with_device_defaults(config, device)
-    backend = choose_backend(config.sync.weight_transport, device=device, is_one_node=not config.cluster.master_address)
+    choose_backend(config.sync.weight_transport, device=device, is_one_node=not config.cluster.master_address)
     say = partial(print_lines, prog=config.prog())
     with slow_phase("preparing, 1 of 3: the rows are read", say):
         rows = load_run_rows(config, rewards, tools=environment.tools)
@@ -136,7 +136,6 @@ def prepare(
                 rows,
                 directory,
                 device,
-                backend,
                 environment=environment,
                 check_layout=check_layout,
                 try_model=try_model,
@@ -184,7 +183,6 @@ def _with_model(
     rows: RunRows,
     directory: Path,
     device: Device,
-    backend: CollectiveBackend,
     *,
     environment: EnvironmentFacts,
     check_layout: Callable[..., None],
@@ -196,7 +194,6 @@ def _with_model(
     hf_config = read_model_config(directory)
     check_length(config, hf_config)
     check_layout(config, hf_config)
-    of_staging = check_gpu_memory(config, directory, backend)
     uses: tuple[Use, ...] = ("trained",) if config.sampling.backend == "fake" else ("trained", "sampled")
     precision = resolve_precision(config, device)
     hf_config, of_files = checked_model_config(directory, *uses, precision=precision, is_dry_run=is_dry_run)
@@ -208,6 +205,7 @@ def _with_model(
         try_model=try_model,
         is_dry_run=is_dry_run,
     )
+    config = with_sync_timeout(config, update_bytes(config, hf_config, device))
     environment.check_tokenizer(tokenizer)
     train, evaluation = make_run_prompts(rows, config, tokenizer)
     check_of_run(config, rows, tokenizer)
@@ -222,7 +220,7 @@ def _with_model(
         num_prompts=None if rows.generated else len(train.prompts),
         source=make_source(rows, config, tokenizer, train),
         memory=memory,
-        warnings=(*of_files, *of_staging, *of_models, *of_memory),
+        warnings=(*of_files, *of_models, *of_memory),
     )
 
 

@@ -1,21 +1,17 @@
-"""Check the sizes of a run against what was found: GPUs and their memory, the positions of the model, usable prompts.
+"""Check the sizes of a run against what was found: GPUs, the positions of the model, usable prompts.
 
 Messages name the nearest settings that fit.
 """
 
-import math
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from coati_rl.config import Config
-from coati_rl.config.gpu_rules import check_staging
-from coati_rl.config.plan import Plan, resolve_precision
+from coati_rl.config.plan import Plan
 from coati_rl.config.rules import nearest_flags
 from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.resources import find_device, gpu_bytes
-from coati_rl.transport.rendezvous import CollectiveBackend
+from coati_rl.runtime.resources import find_device
 from coati_rl.types import Device
 
 
@@ -46,25 +42,6 @@ def _fewer(config: Config, available: int) -> str:
     flags = f"-i {engines} -t {trainers}" + (" -ptp 1" if width != wanted else "")
     flags += " -tp 1 -pp 1" if layout else ""
     return f"nearest: {_with_others(flags, config, sizes)}; or --master_address of a Ray cluster"
-
-
-def check_gpu_memory(config: Config, directory: Path, backend: CollectiveBackend) -> list[str]:
-    """Return warnings. Raises: ConfigError where staged weights do not fit in memory with the live ones."""
-    if backend != "nccl":  # with ipc an engine reads the trainers' memory
-        return []
-    return check_staging(config, update_bytes=_update_bytes(config, directory), gpu_bytes=gpu_bytes(config))
-
-
-def _update_bytes(config: Config, directory: Path) -> int:
-    """Return the size of a model's weights in the precision of weight transfers."""
-    from safetensors import safe_open
-
-    num_weights = 0
-    for file in directory.glob("model*.safetensors"):
-        with safe_open(file, framework="pt") as tensors:
-            names = tensors.keys()
-            num_weights += sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
-    return num_weights * (4 if resolve_precision(config, "cuda") == "fp32" else 2)
 
 
 def check_length(config: Config, model: Any) -> None:

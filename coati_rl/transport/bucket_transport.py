@@ -13,29 +13,33 @@ import torch
 
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.manifest import Bucket
+from coati_rl.transport.staging_memory import StagingMemory
 
 
 class BucketTransport(Protocol):
     """Move buckets by a collective (gloo, NCCL), shared segments (shm, CUDA IPC) or files.
 
-    Lifetime of memory: a staged update keeps its memory until the second update after it begins, since two sets of
-    buffers are used alternately. An engine stages update n + 1 only after update n was committed or dropped, and a
-    commit keeps no reference to staged tensors when it ends; so overwritten memory has no reader, with one update to
-    spare.
+    Lifetime of memory: a staged update keeps its memory until the engine begins to stage the next one, which it does
+    only after the update was committed or dropped; a commit keeps no reference to staged tensors when it ends. Memory
+    into which a sender packs directly is used by turns of two, as a sender may begin before an engine does.
     """
 
-    def begin(
-        self, buckets: Sequence[Bucket], *, device: torch.device, is_staging: bool, deadline: Deadline, what: str
-    ) -> None:
+    def begin(self, buckets: Sequence[Bucket], *, memory: StagingMemory | None, deadline: Deadline, what: str) -> None:
         """Allocate memory for an update.
 
         Args:
-            device: of this member's buffers, where the transport allocates them per member.
-            is_staging: True if the buffers have to outlive the update (engines); a sender's need not.
+            memory: for buffers that have to outlive the update (engines), where the transport does not share the
+                sender's memory; None on a sender, whose buffers need not.
         """
 
-    def buffer(self, index: int) -> torch.Tensor:
-        """Return uint8[bucket.num_bytes] of bucket `index`; valid on its sender until the next one is finished."""
+    def buffer(self, index: int, count: int = 1) -> torch.Tensor:
+        """Return uint8[N] of bucket `index`, or of `count` of a sender's that are staged one after the other.
+
+        On its sender a bucket is valid until the next one is finished.
+        """
+
+    def arrived(self, index: int) -> torch.Tensor:
+        """Return the bytes of `buffer(index)` where they arrived, until the next bucket but one is started."""
 
     def start(self, index: int, *, deadline: Deadline, what: str) -> None:
         """Start sending bucket `index`, which its sender has packed, or receiving it on the others."""

@@ -1,8 +1,12 @@
 """Copy, digest and check an update's bytes: senders copy and digest, engine ranks digest and check what they received.
 
 All operations on a piece come before those on the next one, so that a CPU reads it from memory once and then from its
-cache.
+cache. Bytes of a GPU are digested on the host, where they get through two pinned buffers: while one piece is digested,
+the next one is copied.
 """
+
+from collections import deque
+from typing import Any, Protocol
 
 import torch
 import xxhash
@@ -10,37 +14,116 @@ import xxhash
 from coati_rl.errors import TransferError
 
 _PIECE_BYTES = 2**20  # measured: of 0.25, 0.5, 1 and 2 MiB the fastest
+_PINNED_BYTES = 2**25  # of each of two buffers
+_cuda: Any = torch.cuda  # whose streams and events have no type annotations
 
 
-def pack(tensor: torch.Tensor, target: torch.Tensor, hasher: "xxhash.xxh3_128") -> None:
+class HostCopies(Protocol):
+    """Copy pieces of a GPU's memory to two buffers of the host."""
+
+    def start(self, slot: int, piece: torch.Tensor) -> torch.Tensor:
+        """Start copying `piece`, uint8[N], to buffer 0 or 1. Returns: the copy, uint8[N], complete after `wait`."""
+
+    def wait(self, slot: int) -> None:
+        """Return when the last copy to this buffer is complete."""
+
+
+class Digest:
+    """Compute xxh3-128 over the bytes of tensors in the order in which they are added."""
+
+    def __init__(self) -> None:
+        self._hasher = xxhash.xxh3_128()
+        self._copies: HostCopies | None = None
+        self._copied: deque[tuple[int, torch.Tensor]] = deque()  # buffers whose copy is not yet in the digest
+        self._num_copies = 0
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Add one-dimensional `tensor`. A GPU's is read in the order of its current stream, which may go on."""
+        if tensor.device.type == "cpu":
+            self._flush()
+            self._hasher.update(tensor.view(torch.uint8).numpy().data)
+            return
+        if self._copies is None:
+            self._copies = PinnedCopies(tensor.device)
+        for piece in torch.split(tensor.view(torch.uint8), _PINNED_BYTES):
+            slot, self._num_copies = self._num_copies % 2, self._num_copies + 1
+            self._copied.append((slot, self._copies.start(slot, piece)))
+            self._flush(keep=1)  # the copy that was started goes on meanwhile, to the other buffer
+
+    def bytes(self) -> bytes:
+        """Return the 16 bytes of the digest of what was added."""
+        self._flush()
+        return self._hasher.digest()
+
+    def _flush(self, *, keep: int = 0) -> None:
+        """Add copied pieces but for the last `keep`."""
+        while self._copies is not None and len(self._copied) > keep:
+            slot, copied = self._copied.popleft()
+            self._copies.wait(slot)
+            self._hasher.update(copied.numpy().data)
+
+
+class PinnedCopies:
+    """Implement `HostCopies` on a stream of its own.
+
+    Order: the current stream (a piece is written) -> this stream (it is copied; an event) -> the current stream (it may
+    be overwritten or freed) and, by the event, the host (it is digested). A buffer is used again when its piece is in
+    the digest.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = _cuda.Stream(device)
+        self._buffers = [torch.empty(_PINNED_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._copied = [_cuda.Event(blocking=True) for _ in range(2)]
+
+    def start(self, slot: int, piece: torch.Tensor) -> torch.Tensor:
+        """See `HostCopies.start`."""
+        current, target = _cuda.current_stream(self._device), self._buffers[slot][: piece.numel()]
+        self._stream.wait_stream(current)
+        with _cuda.stream(self._stream):
+            target.copy_(piece, non_blocking=True)
+            self._copied[slot].record(self._stream)
+        current.wait_event(self._copied[slot])
+        return target
+
+    def wait(self, slot: int) -> None:
+        """See `HostCopies.wait`."""
+        self._copied[slot].synchronize()
+
+
+def pack(tensor: torch.Tensor, target: torch.Tensor, digest: Digest) -> None:
     """Copy one-dimensional `tensor` to `target`; the digest is of the source, so that it verifies the packing too."""
     for piece, its_target in zip(_pieces(tensor), _pieces(target), strict=True):
         its_target.copy_(piece)
-        _update(hasher, piece)
+        digest.add(piece)
 
 
-def digest(tensor: torch.Tensor, hasher: "xxhash.xxh3_128") -> None:
+def add(tensor: torch.Tensor, digest: Digest) -> None:
     """Add the bytes of one-dimensional `tensor` to the digest."""
     for piece in _pieces(tensor):
-        _update(hasher, piece)
+        digest.add(piece)
 
 
-def digest_and_check(tensor: torch.Tensor, hasher: "xxhash.xxh3_128", *, name: str) -> None:
-    """Digest as `digest` does. Raises: TransferError for NaN or infinity, both of which propagate into any sum."""
-    sums = []
+def add_and_check(tensor: torch.Tensor, digest: Digest, *, arrived: torch.Tensor, name: str) -> None:
+    """Digest as `add` does. Raises: TransferError for NaN or infinity, both of which propagate into any sum.
+
+    Args:
+        tensor: one-dimensional, of host memory or a GPU.
+        digest: to which it is added.
+        arrived: the same values where they arrived: a GPU adds them up while the host digests them.
+        name: of the tensor.
+    """
+    sums = [] if arrived.device == tensor.device else [arrived.sum()]
     for piece in _pieces(tensor):
-        _update(hasher, piece)
-        sums.append(piece.sum())
+        digest.add(piece)
+        if arrived.device == tensor.device:
+            sums.append(piece.sum())
     # A sum of finite numbers may overflow, above all in float16: only then each number is checked.
-    if not torch.stack(sums).isfinite().all() and not tensor.isfinite().all():
+    if not torch.stack(sums).isfinite().all() and not arrived.isfinite().all():
         raise TransferError(f"tensor {name!r} holds NaN or infinity; nothing was committed")
 
 
 def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return pieces that fit a CPU's cache; on CUDA, where an operation is a kernel launch, the whole tensor."""
     return torch.split(tensor, _PIECE_BYTES // tensor.itemsize if tensor.device.type == "cpu" else tensor.numel())
-
-
-def _update(hasher: "xxhash.xxh3_128", piece: torch.Tensor) -> None:
-    """Add the bytes of `piece`, without a copy for CPU tensors."""
-    hasher.update(piece.view(torch.uint8).cpu().numpy().data)

@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from secrets import token_hex
 
@@ -35,7 +36,7 @@ def new_group_directory(directory: Path) -> Path:
 
 
 class FileTransport:
-    """Implement `BucketTransport`. Memory: engine ranks twice the update, senders two buckets; disk: the update."""
+    """Implement `BucketTransport`. Memory: engines the update, senders two buckets; disk: the update."""
 
     def __init__(self, group: Path, *, rank: int) -> None:
         if _GROUP_NAME.fullmatch(group.name) is None:  # it will be removed
@@ -43,22 +44,30 @@ class FileTransport:
         self._group = group
         self._rank = rank
         self._num_updates = 0
-        self._staging = StagingMemory()
-        self._is_staging = False
+        self._scratch: tuple[torch.Tensor, ...] = ()  # a sender's
         self._buckets: Sequence[Bucket] = ()
+        self._begins: list[int] = []  # of buckets in the staging memory
+        self._staged: torch.Tensor | None = None
 
-    def begin(
-        self, buckets: Sequence[Bucket], *, device: torch.device, is_staging: bool, deadline: Deadline, what: str
-    ) -> None:
+    def begin(self, buckets: Sequence[Bucket], *, memory: StagingMemory | None, deadline: Deadline, what: str) -> None:
         """See `BucketTransport.begin`."""
-        self._buckets, self._is_staging = buckets, is_staging
+        self._buckets = buckets
         self._num_updates += 1
-        self._staging.begin()
+        self._begins = [0, *accumulate(bucket.num_bytes for bucket in buckets)]
+        self._staged = None if memory is None else memory.reserve(self._begins[-1], deadline=deadline, what=what)
+        largest = max(bucket.num_bytes for bucket in buckets)
+        if memory is None and (not self._scratch or self._scratch[0].numel() < largest):
+            self._scratch = tuple(torch.zeros(largest, dtype=torch.uint8) for _ in range(2))
 
-    def buffer(self, index: int) -> torch.Tensor:
+    def buffer(self, index: int, count: int = 1) -> torch.Tensor:
         """See `BucketTransport.buffer`."""
-        slot = index if self._is_staging else index % 2
-        return self._staging.buffer(slot, self._buckets[index].num_bytes, torch.device("cpu"))
+        if self._staged is None:
+            return self._scratch[index % 2][: self._buckets[index].num_bytes]
+        return self._staged[self._begins[index] : self._begins[index + count]]
+
+    def arrived(self, index: int) -> torch.Tensor:
+        """See `BucketTransport.arrived`."""
+        return self.buffer(index)
 
     def start(self, index: int, *, deadline: Deadline, what: str) -> None:
         """See `BucketTransport.start`."""
@@ -108,6 +117,9 @@ class FileTransport:
             raise TransferError(f"{what}: cannot read {path}: {error}") from error
 
     def _tensors(self, index: int) -> dict[str, torch.Tensor]:
-        """Return views of the bucket's buffer by tensor name."""
+        """Return views of the bucket's buffer by tensor name; a part of a large tensor has one dimension."""
         buffer = self.buffer(index)
-        return {item.entry.name: item.view(buffer) for item in self._buckets[index].items}
+        return {
+            item.entry.name: item.flat(buffer).view(item.entry.shape if item.num_parts == 1 else -1)
+            for item in self._buckets[index].items
+        }

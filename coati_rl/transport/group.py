@@ -23,6 +23,7 @@ from coati_rl.transport.peer_connection import PeerConnection, PeerHub, join_hub
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.transport.segments import Segment, SegmentTransport
 from coati_rl.transport.shm import ShmSegment
+from coati_rl.transport.staging_memory import StagingMemory
 
 _REASON_WAIT_S = 0.5  # for a peer's reason to arrive, perhaps relayed by rank 0, after a connection broke
 
@@ -48,16 +49,18 @@ class Group:
         self._transport = transport
         self._peers = peers
 
-    def begin(
-        self, buckets: Sequence[Bucket], *, device: torch.device, is_staging: bool, deadline: Deadline, what: str
-    ) -> None:
+    def begin(self, buckets: Sequence[Bucket], *, memory: StagingMemory | None, deadline: Deadline, what: str) -> None:
         """See `BucketTransport.begin`."""
         with self._explained(deadline, what) as (watched, named):
-            self._transport.begin(buckets, device=device, is_staging=is_staging, deadline=watched, what=named)
+            self._transport.begin(buckets, memory=memory, deadline=watched, what=named)
 
-    def buffer(self, index: int) -> torch.Tensor:
+    def buffer(self, index: int, count: int = 1) -> torch.Tensor:
         """See `BucketTransport.buffer`."""
-        return self._transport.buffer(index)
+        return self._transport.buffer(index, count)
+
+    def arrived(self, index: int) -> torch.Tensor:
+        """See `BucketTransport.arrived`."""
+        return self._transport.arrived(index)
 
     def start(self, index: int, *, deadline: Deadline, what: str) -> None:
         """See `BucketTransport.start`; `what` is the phase and the bucket, the rank is added."""
@@ -209,8 +212,11 @@ def _make_transport(
     """Make the transport of the backend; shm and ipc announce over gloo what is in a segment."""
     make_segment: Callable[[str, int], Segment]
     match rendezvous.backend:
-        case "gloo" | "nccl":
-            return CollectiveTransport(communicator)
+        case "gloo":
+            return CollectiveTransport(communicator, device=torch.device("cpu"))
+        case "nccl":
+            # One receiver stages in host memory what arrives on its GPU; senders have no staging memory.
+            return CollectiveTransport(communicator, device=device, is_copied=rendezvous.has_one_receiver)
         case "file":
             return FileTransport(Path(rendezvous.directory or ""), rank=rank)
         case "shm":

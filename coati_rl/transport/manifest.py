@@ -4,8 +4,9 @@ Built from tensors' names and metadata; sent as JSON, never pickled. Both ends c
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -45,15 +46,26 @@ class TensorEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketItem:
-    """Locate a tensor in a bucket."""
+    """Locate a tensor, or a part of one that is larger than a bucket, in a bucket."""
 
     entry: TensorEntry
     offset: int  # bytes, a multiple of ALIGNMENT
+    begin: int = 0  # bytes of the tensor before this part
+    num_bytes: int  # of this part
 
-    def view(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Return the tensor as a view of the bucket's `buffer`, uint8[N]."""
-        flat = buffer[self.offset : self.offset + self.entry.num_bytes].view(DTYPES[self.entry.dtype])
-        return flat.view(self.entry.shape)
+    @property
+    def num_parts(self) -> int:
+        """Return the parts of the tensor, in consecutive buckets; valid on the first one, the largest."""
+        return -(-self.entry.num_bytes // self.num_bytes)
+
+    def flat(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Return the elements of this part as a view of the bucket's `buffer`, uint8[N]; one dimension."""
+        return buffer[self.offset : self.offset + self.num_bytes].view(DTYPES[self.entry.dtype])
+
+    def part_of(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return this part of the whole tensor's elements; one dimension."""
+        size = DTYPES[self.entry.dtype].itemsize
+        return flat[self.begin // size : (self.begin + self.num_bytes) // size]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,19 +113,37 @@ class WeightManifest:
         return 1 + max(entry.sender for entry in self.entries)
 
     def buckets(self) -> tuple[Bucket, ...]:
-        """Cut where the sender changes, and else into at most `bucket_bytes`; a larger tensor gets its own bucket."""
+        """Cut where the sender changes, and else into at most `bucket_bytes`.
+
+        A tensor that is larger gets buckets of its own, which hold its parts one after the other without padding.
+        """
         buckets: list[Bucket] = []
         items: list[BucketItem] = []
-        offset = 0
+        offset, most = 0, self.bucket_bytes // ALIGNMENT * ALIGNMENT
         for entry in self.entries:
-            padded = -(-entry.num_bytes // ALIGNMENT) * ALIGNMENT
-            if items and (entry.sender != items[-1].entry.sender or offset + padded > self.bucket_bytes):
-                buckets.append(Bucket(items=tuple(items), num_bytes=offset))
-                items, offset = [], 0
-            items.append(BucketItem(entry=entry, offset=offset))
-            offset += padded
+            for begin in range(0, entry.num_bytes, most):
+                num_bytes = min(most, entry.num_bytes - begin)
+                padded = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+                is_part = num_bytes < entry.num_bytes
+                is_full = offset + padded > most or is_part or (items and items[-1].begin > 0)
+                if items and (entry.sender != items[-1].entry.sender or is_full):
+                    buckets.append(Bucket(items=tuple(items), num_bytes=offset))
+                    items, offset = [], 0
+                items.append(BucketItem(entry=entry, offset=offset, begin=begin, num_bytes=num_bytes))
+                offset += padded
         buckets.append(Bucket(items=tuple(items), num_bytes=offset))
         return tuple(buckets)
+
+    @property
+    def num_staged_bytes(self) -> int:
+        """Return the size of all buckets in bytes, with padding."""
+        return sum(bucket.num_bytes for bucket in self.buckets())
+
+    def tensors(self, memory: torch.Tensor) -> tuple[tuple[str, torch.Tensor], ...]:
+        """Return all tensors by name, as views of `memory`, uint8[num_staged_bytes], the buckets one after the other."""
+        buckets = self.buckets()
+        begins = [0, *accumulate(bucket.num_bytes for bucket in buckets)]
+        return staged_tensors(buckets, lambda index, count: memory[begins[index] : begins[index + count]])
 
     def to_json(self) -> str:
         """Return one line of JSON."""
@@ -131,6 +161,25 @@ class WeightManifest:
             bucket_bytes=fields["bucket_bytes"],
             entries=tuple(_parse_entry(entry) for entry in fields["entries"]),
         )
+
+
+def staged_tensors(
+    buckets: Sequence[Bucket], memory: Callable[[int, int], torch.Tensor]
+) -> tuple[tuple[str, torch.Tensor], ...]:
+    """Return the tensors of `buckets` by name, in order, as views.
+
+    Args:
+        buckets: of an update.
+        memory: returns the memory of consecutive buckets of a sender, uint8[N], given the first one and their number.
+    """
+    found = []
+    for index, bucket in enumerate(buckets):
+        for item in bucket.items:
+            if item.begin == 0:
+                entry = item.entry
+                its_bytes = memory(index, item.num_parts)[item.offset : item.offset + entry.num_bytes]
+                found.append((entry.name, its_bytes.view(DTYPES[entry.dtype]).view(entry.shape)))
+    return tuple(found)
 
 
 def build_manifest(

@@ -23,10 +23,11 @@ class Rendezvous:
     secret: str = field(repr=False)  # of this group, hexadecimal; a member authenticates with it
     host: str  # of rank 0's store
     port: int
-    world_size: int  # all senders and all ranks of all engines
+    world_size: int  # all senders, and of all engines the ranks that join
     first_rank: int
     unique_id: str | None = None  # hexadecimal; of nccl, or in the names of shm's segments
     directory: str | None = None  # of this group's files; file only
+    has_one_receiver: bool = False  # an engine's first rank alone joins, and stages for all ranks in host memory
 
     def __post_init__(self) -> None:
         if self.backend not in get_args(CollectiveBackend):
@@ -51,6 +52,7 @@ class Rendezvous:
     def from_json(text: str) -> "Rendezvous":
         """Parse what `to_json` wrote. Raises: TransferError on anything else."""
         types = {"backend": str, "secret": str, "host": str, "port": int, "world_size": int, "first_rank": int}
+        types["has_one_receiver"] = bool
         fields = parse_object(text, types | dict.fromkeys(_OPTIONAL, str), what="rendezvous")
         return Rendezvous(
             backend=cast(CollectiveBackend, fields["backend"]),
@@ -61,4 +63,5 @@ class Rendezvous:
             first_rank=fields["first_rank"],
             unique_id=fields["unique_id"] or None,
             directory=fields["directory"] or None,
+            has_one_receiver=fields["has_one_receiver"],
         )

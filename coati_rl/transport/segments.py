@@ -13,6 +13,7 @@ import torch
 from coati_rl.transport.communicator import Communicator, Operation, barrier, broadcast_text
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.manifest import Bucket
+from coati_rl.transport.staging_memory import StagingMemory
 
 
 class Segment(Protocol):
@@ -58,9 +59,7 @@ class SegmentTransport:
         self._slices: list[tuple[int, int, int]] = []  # sender, offset and size of each bucket
         self._operations: dict[int, Operation] = {}
 
-    def begin(
-        self, buckets: Sequence[Bucket], *, device: torch.device, is_staging: bool, deadline: Deadline, what: str
-    ) -> None:
+    def begin(self, buckets: Sequence[Bucket], *, memory: StagingMemory | None, deadline: Deadline, what: str) -> None:
         """See `BucketTransport.begin`."""
         self._turn = 1 - self._turn
         needs: dict[int, int] = {}
@@ -75,10 +74,15 @@ class SegmentTransport:
                 self._segments.pop((sender, self._turn), None)
                 self._segments[sender, self._turn] = self._map_segment(sender, num_bytes, deadline, what)
 
-    def buffer(self, index: int) -> torch.Tensor:
+    def buffer(self, index: int, count: int = 1) -> torch.Tensor:
         """See `BucketTransport.buffer`."""
-        sender, offset, num_bytes = self._slices[index]
+        sender, offset, _ = self._slices[index]
+        num_bytes = sum(size for _, _, size in self._slices[index : index + count])
         return self._segments[sender, self._turn][1][offset : offset + num_bytes]
+
+    def arrived(self, index: int) -> torch.Tensor:
+        """See `BucketTransport.arrived`."""
+        return self.buffer(index)
 
     def start(self, index: int, *, deadline: Deadline, what: str) -> None:
         """See `BucketTransport.start`."""

@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 
 import torch
-import xxhash
 
 from coati_rl.errors import TransferError
-from coati_rl.transport.checksum import pack
+from coati_rl.transport.checksum import Digest, pack
 from coati_rl.transport.manifest import Bucket, TensorEntry, WeightManifest, dtype_name
 
 
@@ -17,15 +16,21 @@ class SenderBuckets:
         self._source = iter(tensors)
         self._version = manifest.policy_version
         self._num_left = sum(entry.sender == sender for entry in manifest.entries)
+        self._flat = torch.empty(0)  # the elements of the last tensor, of which parts may be left
         if not self._num_left:
             self._check_end()
 
-    def fill(self, bucket: Bucket, buffer: torch.Tensor, hasher: "xxhash.xxh3_128") -> None:
-        """Copy the next tensors to their offsets in `buffer`. Raises: TransferError if they are not the bucket's."""
+    def fill(self, bucket: Bucket, buffer: torch.Tensor, digest: Digest) -> None:
+        """Copy the next tensors, or the next part of a large one, to their offsets in `buffer`.
+
+        Raises: TransferError if they are not the bucket's.
+        """
         for item in bucket.items:
-            tensor = self._next_tensor(item.entry).to(buffer.device).contiguous()
-            pack(tensor.view(-1), item.view(buffer).view(-1), hasher)
-        self._num_left -= len(bucket.items)
+            if item.begin == 0:
+                self._flat = torch.empty(0)  # freed before the next one is gathered
+                self._flat = self._next_tensor(item.entry).to(buffer.device).contiguous().view(-1)
+                self._num_left -= 1
+            pack(item.part_of(self._flat), item.flat(buffer), digest)
         if not self._num_left:
             self._check_end()  # before the last bucket is sent, so that no member stages the update
 

@@ -10,19 +10,19 @@ refuse NaN and infinity, each in what it has received.
 from typing import Protocol
 
 import torch
-import xxhash
 
 from coati_rl.errors import TransferError
 from coati_rl.transport import checksum
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.group import Group
-from coati_rl.transport.manifest import Bucket, WeightManifest
+from coati_rl.transport.manifest import Bucket, WeightManifest, staged_tensors
+from coati_rl.transport.staging_memory import StagingMemory
 
 
 class Packer(Protocol):
     """Fill buckets on a sender; see `SenderBuckets`."""
 
-    def fill(self, bucket: Bucket, buffer: torch.Tensor, hasher: "xxhash.xxh3_128") -> None:
+    def fill(self, bucket: Bucket, buffer: torch.Tensor, digest: checksum.Digest) -> None:
         """Pack the bucket and digest its content."""
 
 
@@ -35,19 +35,19 @@ class Stream:
         manifest: WeightManifest,
         packer: Packer | None,
         *,
-        device: torch.device,
+        memory: StagingMemory | None = None,
         deadline: Deadline,
     ) -> None:
-        """Prepare an update; `packer` is None on an engine's rank, which stages it."""
+        """Prepare an update; `packer` is None on an engine's rank, which stages it in `memory`."""
         self._group = group
         self._packer = packer
         self._version = manifest.policy_version
         self._buckets = manifest.buckets()
-        self._device = device
+        self._memory = memory
         self._deadline = deadline
-        self._hasher = xxhash.xxh3_128()
+        self._digest = checksum.Digest()
         self._num_finished = 0
-        self.buffers: list[torch.Tensor] = []  # uint8[N] of each bucket; staged by an engine's rank
+        self.tensors: tuple[tuple[str, torch.Tensor], ...] = ()  # staged by an engine's rank, in manifest order
 
     def run(self) -> str:
         """Transfer all buckets. Returns: the digest, hexadecimal.
@@ -57,8 +57,7 @@ class Stream:
         packer = self._packer
         self._group.begin(
             self._buckets,
-            device=self._device,
-            is_staging=packer is None,
+            memory=self._memory,
             deadline=self._deadline,
             what=f"preparing for version {self._version}",
         )
@@ -66,12 +65,12 @@ class Stream:
             if packer is not None and bucket.sender == self._group.rank:
                 if index and self._buckets[index - 1].sender != bucket.sender:
                     self._finish(index)  # buckets that others sent before precede it in the digest
-                packer.fill(bucket, self._group.buffer(index), self._hasher)
+                packer.fill(bucket, self._group.buffer(index), self._digest)
             self._group.start(index, deadline=self._deadline, what=self._what(index))
             self._finish(index)
         self._finish(len(self._buckets))
         if packer is None:
-            self.buffers = [self._group.buffer(index) for index in range(len(self._buckets))]
+            self.tensors = staged_tensors(self._buckets, self._group.buffer)
         digest = self._compare_digests()
         self._group.end()
         return digest
@@ -82,17 +81,18 @@ class Stream:
             bucket = self._buckets[index]
             self._group.finish(index, deadline=self._deadline, what=self._what(index))
             if bucket.sender != self._group.rank:
-                buffer = self._group.buffer(index)
+                buffer, arrived = self._group.buffer(index), self._group.arrived(index)
                 for item in bucket.items:
-                    flat = item.view(buffer).view(-1)
+                    flat = item.flat(buffer)
                     if self._packer is None:
-                        checksum.digest_and_check(flat, self._hasher, name=item.entry.name)
+                        values = item.flat(arrived)
+                        checksum.add_and_check(flat, self._digest, arrived=values, name=item.entry.name)
                     else:
-                        checksum.digest(flat, self._hasher)
+                        checksum.add(flat, self._digest)
         self._num_finished = max(self._num_finished, end)
 
     def _compare_digests(self) -> str:
-        own = self._hasher.digest()
+        own = self._digest.bytes()
         for rank in range(self._group.world_size):
             trailer = torch.tensor(list(own), dtype=torch.uint8, device=self._group.device)
             what = f"the digest of version {self._version}"

@@ -21,16 +21,17 @@ from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.peer_connection import PeerHub
 from coati_rl.transport.rendezvous import CUDA_BACKENDS, CollectiveBackend, Rendezvous
 from coati_rl.transport.sender_buckets import SenderBuckets
+from coati_rl.transport.staging_memory import StagingMemory
 from coati_rl.transport.stream import Stream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagedWeights:
-    """Hold a received update, read-only, until the second update after it begins (see `BucketTransport`)."""
+    """Hold a received update, read-only, until the next one is staged (see `BucketTransport`)."""
 
     policy_version: int
     tensors: tuple[tuple[str, torch.Tensor], ...]  # in manifest order
-    digest: str  # hexadecimal
+    digest: str  # hexadecimal; empty on a rank for which another one received
 
 
 class WeightSender:
@@ -48,6 +49,7 @@ class WeightSender:
         host: str = "127.0.0.1",
         device: torch.device | None = None,
         directory: Path | None = None,
+        stages_on_gpu: bool = True,
     ) -> None:
         """Choose the backend; `choose_backend` tells which one works where.
 
@@ -55,7 +57,10 @@ class WeightSender:
             host: this process's address as engines reach it; the only one it listens on.
             device: the GPU of nccl and ipc.
             directory: for the file backend, on rank 0: on a disk that all members share, used by this run alone.
+            stages_on_gpu: over nccl each rank of an engine receives and stages on its GPU; else one does for all.
         """
+        # With shm and ipc each rank maps the senders' memory, where the update is once for all.
+        self._has_one_receiver = backend in ("gloo", "file") or (backend == "nccl" and not stages_on_gpu)
         self._backend = backend
         self._host = host
         self._device = (device or torch.device("cuda")) if backend in CUDA_BACKENDS else torch.device("cpu")
@@ -81,6 +86,8 @@ class WeightSender:
     def open(self, world_sizes: Sequence[int], *, num_senders: int = 1) -> list[Rendezvous]:
         """Invite engines with these numbers of ranks, in a new group; closes the old one. Does not wait.
 
+        Of an engine one rank or all of them join, see `Rendezvous.has_one_receiver`.
+
         Returns: the engines' invitations; see `sender_invitations` for those of the senders.
         """
         if not world_sizes or min(world_sizes) < 1:
@@ -102,8 +109,9 @@ class WeightSender:
             directory = str(new_group_directory(self._directory))
         secret = token_hex(16)
         self._hub = PeerHub(self._host, secret=secret)
+        members = [1 if self._has_one_receiver else world_size for world_size in world_sizes]
         invitations, first_rank = [], num_senders
-        for world_size in world_sizes:
+        for num_members in members:
             invitations.append(
                 Rendezvous(
                     backend=self._backend,
@@ -112,11 +120,12 @@ class WeightSender:
                     port=self._hub.port,
                     unique_id=unique_id,
                     directory=directory,
-                    world_size=num_senders + sum(world_sizes),
+                    world_size=num_senders + sum(members),
                     first_rank=first_rank,
+                    has_one_receiver=self._has_one_receiver,
                 )
             )
-            first_rank += world_size
+            first_rank += num_members
         self._own, self._num_senders = invitations[0], num_senders
         return invitations
 
@@ -146,7 +155,7 @@ class WeightSender:
             if self._hub is not None and manifest.num_senders > self._num_senders:
                 raise TransferError(f"manifest: {manifest.num_senders} senders, the group has {self._num_senders}")
             buckets = SenderBuckets(tensors, manifest, sender=self._group.rank)
-            return Stream(self._group, manifest, buckets, device=self._device, deadline=deadline).run()
+            return Stream(self._group, manifest, buckets, deadline=deadline).run()
         except BaseException as error:
             reason = str(error) if isinstance(error, TransferError) else f"{type(error).__name__}: {error}"
             self._close(reason)  # the others fail at once, with the same reason
@@ -168,22 +177,18 @@ class WeightSender:
         self._group = self._hub = self._own = None
 
 
-def receive(
-    group: Group,
-    manifest: WeightManifest,
-    *,
-    device: torch.device,
-    deadline: Deadline,
-) -> StagedWeights:
-    """Receive what `manifest` announces on an engine rank, into memory on `device` where the backend can.
+def receive(group: Group, manifest: WeightManifest, *, memory: StagingMemory, deadline: Deadline) -> StagedWeights:
+    """Receive what `manifest` announces on an engine rank, into `memory` unless members share the senders' memory.
 
-    Raises: TransferError, TransferTimeoutError; the group is unusable afterwards.
+    Raises: TransferError, TransferTimeoutError; the group is unusable afterwards, and so is the memory's content.
     """
-    stream = Stream(group, manifest, None, device=device, deadline=deadline)
+    stream = Stream(group, manifest, None, memory=memory, deadline=deadline)
     digest = stream.run()
-    tensors = tuple(
-        (item.entry.name, item.view(buffer))
-        for bucket, buffer in zip(manifest.buckets(), stream.buffers, strict=True)
-        for item in bucket.items
-    )
-    return StagedWeights(policy_version=manifest.policy_version, tensors=tensors, digest=digest)
+    return StagedWeights(policy_version=manifest.policy_version, tensors=stream.tensors, digest=digest)
+
+
+def map_received(manifest: WeightManifest, *, memory: StagingMemory, deadline: Deadline) -> StagedWeights:
+    """Map what another rank of the engine receives into the same memory; complete when that rank has its digest."""
+    what = f"preparing for version {manifest.policy_version}"
+    received = memory.reserve(manifest.num_staged_bytes, deadline=deadline, what=what)
+    return StagedWeights(policy_version=manifest.policy_version, tensors=manifest.tensors(received), digest="")

@@ -11,7 +11,10 @@ from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 
+import torch
+
 from coati_rl.config import Config
+from coati_rl.config.update_rules import stages_on_gpu
 from coati_rl.data.packing import probe_micro_batch
 from coati_rl.protocols import SyncReports, TrainBackend, WeightReceiver
 from coati_rl.transport.choice import choose_backend
@@ -47,13 +50,21 @@ def publishing(
         directory: for weights that are sent as files.
     """
     device = backend.device
+    update_bytes = make_manifest(backend, 0).total_bytes
     wire = choose_backend(
         config.sync.weight_transport,
         device="cuda" if device.type == "cuda" else "cpu",
         is_one_node=not config.cluster.master_address,
-        update_bytes=make_manifest(backend, 0).total_bytes,
+        update_bytes=update_bytes,
     )
-    with closing(WeightSender(backend=wire, host=host, device=device, directory=directory)) as sender:
+    on_gpu = stages_on_gpu(
+        update_bytes,
+        gpu_bytes=torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
+        gpu_memory_utilization=config.parallel.gpu_memory_utilization,
+    )
+    with closing(
+        WeightSender(backend=wire, host=host, device=device, directory=directory, stages_on_gpu=on_gpu)
+    ) as sender:
         send = _make_send(backend, config, connect, reports, sender)
         is_rounded, numbers = config.sync.judges_rounding and backend.precision == "bf16", count()
 

@@ -15,6 +15,7 @@ from coati_rl.errors import EngineError, TransferError, TransferTimeoutError
 from coati_rl.runtime.shared_memory import unlink_mapped
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
+from coati_rl.transport.staging_memory import SharedFile
 from coati_rl.types import Device, GenerationRequest, GenerationResult
 from producer.engines.admission import RequestRefusedError
 from producer.engines.checkpoint import check_manifest, find_checkpoint, read_entries
@@ -87,6 +88,7 @@ class _VllmCore:
         self._running: dict[str, RunningRequest] = {}
         self._probes: dict[str, tuple[tuple[int, ...], Callable[[np.ndarray], None]]] = {}
         self._num_probes = 0  # so far
+        self._shared: SharedFile | None = None  # in which a rank stages updates for all
 
     def load(self) -> None:
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
@@ -225,19 +227,32 @@ class _VllmCore:
 
     def start_staging(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> None:
         check_manifest(manifest, self._expected, dtype=self._engine_args["dtype"])
-        arguments = (manifest.to_json(), rendezvous.to_json(), timeout_s)
+        arguments = (manifest.to_json(), rendezvous.to_json(), timeout_s, self._shared_path(manifest, rendezvous))
         self._engine.collective_rpc("coati_start_staging", args=arguments)
+
+    def _shared_path(self, manifest: WeightManifest, rendezvous: Rendezvous) -> str | None:
+        """Return the path of the ranks' shared memory, kept from one update to the next; None for one rank."""
+        if not rendezvous.has_one_receiver or self._engine_args["tensor_parallel_size"] == 1:
+            return None
+        if self._shared is None or self._shared.num_bytes != manifest.num_staged_bytes:
+            self._close_shared()
+            self._shared = SharedFile(manifest.num_staged_bytes)
+        return self._shared.path
+
+    def _close_shared(self) -> None:
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.close()
 
     def poll_staging(self) -> tuple[str, ...] | None:
         states = self._engine.collective_rpc("coati_poll_staging")
         if any(state == "receiving" for state, _ in states):
             return None
         for state, message in states:
-            if state == "timed out":
-                raise TransferTimeoutError(message)
-            if state == "failed":
-                raise TransferError(message)
-        return tuple(digest for _, digest in states)
+            if state in ("timed out", "failed"):
+                self._close_shared()  # operations that have not ended may still write there
+                raise (TransferTimeoutError if state == "timed out" else TransferError)(message)
+        return tuple(digest for _, digest in states if digest)
 
     def commit(self, policy_version: int) -> list[GenerationResult]:
         from vllm.v1.core.sched.interface import PauseState
@@ -261,6 +276,7 @@ class _VllmCore:
 
     def close(self) -> None:
         if self._engine is not None:
+            self._close_shared()
             self._engine.collective_rpc("coati_close")
             self._engine.engine_core.shutdown()
 

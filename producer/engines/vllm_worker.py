@@ -51,14 +51,16 @@ class StagingWorkerExtension:
                 os._exit(1)
         return os.getpid()
 
-    def coati_start_staging(self, manifest: str, rendezvous: str, timeout_s: float) -> None:
-        """Start receiving in the background."""
-        self.coati_staging.start(
-            WeightManifest.from_json(manifest), Rendezvous.from_json(rendezvous), timeout_s=timeout_s
-        )
+    def coati_start_staging(self, manifest: str, rendezvous: str, timeout_s: float, shared: str | None) -> None:
+        """Start receiving in the background; see `StagingArea.start`."""
+        parsed = WeightManifest.from_json(manifest), Rendezvous.from_json(rendezvous)
+        self.coati_staging.start(*parsed, timeout_s=timeout_s, shared=shared)
 
     def coati_poll_staging(self) -> tuple[StagingState, str]:
-        """Return the state and its digest or error message; an exception here would end vLLM's executor."""
+        """Return the state and its digest or error message; an exception here would end vLLM's executor.
+
+        The digest is empty on a rank for which another one receives.
+        """
         try:
             staged = self.coati_staging.poll()
         except TransferTimeoutError as error:
@@ -68,7 +70,11 @@ class StagingWorkerExtension:
         return ("receiving", "") if staged is None else ("staged", staged.digest)
 
     def coati_commit(self) -> None:
-        """Load the staged weights; no step may be running. After an error the model is unusable."""
+        """Load the staged weights; no step may be running. After an error the model is unusable.
+
+        Layer by layer, each parameter is copied from what is staged: of a whole tensor in host memory, this rank's
+        shard alone gets to its GPU.
+        """
         import torch
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -81,6 +87,8 @@ class StagingWorkerExtension:
             model.load_weights(iter(staged.tensors))
             finalize_layerwise_reload(model, self.model_config)
             self._coati_repack_tied_head(model, [name for name, _ in staged.tensors])
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()  # the next update overwrites what copies read
 
     def coati_close(self) -> None:
         """Close the transfer group."""

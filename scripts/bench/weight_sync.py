@@ -30,6 +30,7 @@ from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.group import join_group
 from coati_rl.transport.manifest import WeightManifest, build_manifest
 from coati_rl.transport.rendezvous import CollectiveBackend, Rendezvous
+from coati_rl.transport.staging_memory import GpuMemory, HostMemory
 from coati_rl.transport.wire import WeightSender, receive
 
 TIMEOUT_S = 300.0
@@ -85,8 +86,9 @@ def receive_for_ever(invitation: Rendezvous, manifest: WeightManifest, device: t
     """Receive updates without end, in the other process."""
     torch.set_num_threads(1)
     group = join_group(invitation, rank=invitation.first_rank, device=device, deadline=Deadline(TIMEOUT_S))
+    memory = HostMemory() if device.type == "cpu" else GpuMemory(device)
     while True:
-        receive(group, manifest, device=device, deadline=Deadline(TIMEOUT_S))
+        receive(group, manifest, memory=memory, deadline=Deadline(TIMEOUT_S))
 
 
 def nccl_environment(rank: int) -> dict[str, str]:

@@ -127,11 +127,9 @@ def test_a_cache_on_the_cpu_holds_all_sequences_within_a_quarter_of_the_memory()
     assert cpu_cache_bytes(LlamaSizes(), settings(max_num_seqs=1), host_bytes=2**40) == 2**27
 
 
-def test_an_engine_on_the_cpu_packs_a_tied_head_and_stages_two_updates():
-    parts = cpu_engine_parts(SHAPE, settings(), cache_bytes=7, update_bytes=1000)
-    assert parts == {
-        "parameters": 4 * (WEIGHTS + 800), "KV cache": 7, "logits": 2 * 4 * 100 * 100, "staging": 2000,
-    }  # fmt: skip
+def test_an_engine_on_the_cpu_packs_a_tied_head():
+    parts = cpu_engine_parts(SHAPE, settings(), cache_bytes=7)
+    assert parts == {"parameters": 4 * (WEIGHTS + 800), "KV cache": 7, "logits": 2 * 4 * 100 * 100}
 
 
 def test_an_engine_on_a_gpu_takes_its_share_and_stages_beside_it():
@@ -167,6 +165,15 @@ def test_a_host_holds_its_processes_and_on_the_cpu_their_devices_memory(device, 
     engines = ProcessMemory(name="engine rank", count=4, parts={"parameters": 5})
     forecast = Forecast(device=device, processes=(trainers, engines), shared={"weights": 7})
     assert forecast.host_bytes == on_host and forecast.largest is trainers
+
+
+def test_memory_that_ranks_share_is_there_once_for_all_that_are_together():
+    engines = ProcessMemory(
+        name="engine rank", count=8, parts={"parameters": 5}, host={"libraries": 3}, shared={"staging": 100}, together=4
+    )
+    assert engines.host_bytes("cuda") == 8 * 3 + 2 * 100
+    assert engines.on_one_host("cuda") == {"libraries": 12, "staging": 100}
+    assert engines.host_bytes("cpu") == 8 * (3 + 5) + 2 * 100
 
 
 def test_lines_name_the_largest_parts_first():

@@ -16,6 +16,7 @@ from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.group import join_group
 from coati_rl.transport.manifest import WeightManifest, build_manifest
 from coati_rl.transport.rendezvous import CollectiveBackend, Rendezvous
+from coati_rl.transport.staging_memory import GpuMemory, HostMemory
 from coati_rl.transport.wire import WeightSender, receive
 
 CPU = torch.device("cpu")
@@ -33,8 +34,9 @@ def say(line: str) -> None:
 
 def receive_for_ever(rendezvous: Rendezvous, manifest: WeightManifest, timeout_s: float, device: torch.device) -> None:
     group = join_group(rendezvous, rank=rendezvous.first_rank, device=device, deadline=Deadline(timeout_s))
+    memory = HostMemory() if device.type == "cpu" else GpuMemory(device)
     while True:
-        staged = receive(group, manifest, device=device, deadline=Deadline(timeout_s))
+        staged = receive(group, manifest, memory=memory, deadline=Deadline(timeout_s))
         assert {tensor.device for _, tensor in staged.tensors} == {device}
         say(staged.digest)
 

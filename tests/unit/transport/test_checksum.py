@@ -27,12 +27,12 @@ def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_packed_is_the_source_and_every_pass_has_the_digest_of_its_bytes(dtype: torch.dtype) -> None:
     source, place = values(dtype), torch.zeros(1000, dtype=dtype)
-    packed, digested, checked = xxhash.xxh3_128(), xxhash.xxh3_128(), xxhash.xxh3_128()
+    packed, digested, checked = checksum.Digest(), checksum.Digest(), checksum.Digest()
     checksum.pack(source, place, packed)
-    checksum.digest(source, digested)
-    checksum.digest_and_check(source, checked, name="w")
+    checksum.add(source, digested)
+    checksum.add_and_check(source, checked, arrived=source, name="w")
     assert torch.equal(place, source)
-    assert packed.digest() == digested.digest() == checked.digest() == xxhash.xxh3_128(raw(source)).digest()
+    assert packed.bytes() == digested.bytes() == checked.bytes() == xxhash.xxh3_128(raw(source)).digest()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -42,19 +42,19 @@ def test_what_is_not_finite_is_refused_by_name(dtype: torch.dtype, value: float,
     tensor = values(dtype)
     tensor[index] = value
     with pytest.raises(TransferError, match="tensor 'w' holds NaN or infinity"):
-        checksum.digest_and_check(tensor, xxhash.xxh3_128(), name="w")
+        checksum.add_and_check(tensor, checksum.Digest(), arrived=tensor, name="w")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_opposite_infinities_do_not_hide_each_other(dtype: torch.dtype) -> None:
     tensor = torch.tensor([float("inf"), float("-inf")], dtype=dtype)
     with pytest.raises(TransferError, match="tensor 'w' holds NaN or infinity"):
-        checksum.digest_and_check(tensor, xxhash.xxh3_128(), name="w")
+        checksum.add_and_check(tensor, checksum.Digest(), arrived=tensor, name="w")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_finite_numbers_whose_sum_is_not_are_let_through(dtype: torch.dtype) -> None:
-    tensor, hasher = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype), xxhash.xxh3_128()
+    tensor, digest = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype), checksum.Digest()
     assert not tensor.sum().isfinite()
-    checksum.digest_and_check(tensor, hasher, name="w")
-    assert hasher.digest() == xxhash.xxh3_128(raw(tensor)).digest()
+    checksum.add_and_check(tensor, digest, arrived=tensor, name="w")
+    assert digest.bytes() == xxhash.xxh3_128(raw(tensor)).digest()

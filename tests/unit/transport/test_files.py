@@ -42,7 +42,7 @@ def test_the_files_are_safetensors_with_the_tensors_real_names(sender, directory
                 seen.update(load_file(path))
 
     monkeypatch.setattr(Group, "finish", look)
-    manifest = build_manifest(weights(), policy_version=1, bucket_bytes=512)
+    manifest = build_manifest(weights(), policy_version=1, bucket_bytes=2048)  # no tensor is larger
     (future,) = Receivers(sender.open([1]), [1]).start(manifest)
     sender.send(manifest, weights(), timeout_s=20.0)
     future.result(timeout=20.0)

@@ -40,10 +40,28 @@ def test_tensors_are_packed_in_order_at_multiples_of_16_bytes():
     assert [bucket.num_bytes for bucket in plan] == [64, 16]
 
 
-def test_a_tensor_larger_than_a_bucket_gets_its_own():
-    plan = manifest(entry("small", 1), entry("large", 100), entry("after", 1)).buckets()
-    assert [[item.entry.name for item in bucket.items] for bucket in plan] == [["small"], ["large"], ["after"]]
-    assert plan[1].num_bytes == 400
+def test_a_tensor_larger_than_a_bucket_is_cut_into_buckets_of_its_own():
+    # 180 bytes in parts of 64, the last of 52 with 12 of padding
+    plan = manifest(entry("small", 1), entry("large", 45), entry("after", 1), bucket_bytes=79).buckets()
+    assert [[(i.entry.name, i.begin, i.num_bytes) for i in bucket.items] for bucket in plan] == [
+        [("small", 0, 4)],
+        *([("large", begin, size)] for begin, size in ((0, 64), (64, 64), (128, 52))),
+        [("after", 0, 4)],
+    ]
+    assert [bucket.num_bytes for bucket in plan] == [16, 64, 64, 64, 16]
+
+
+def test_tensors_are_views_of_buckets_that_lie_one_after_the_other():
+    announced = manifest(entry("small", 1), entry("large", 15, 3), entry("half", 2, dtype="bfloat16"))
+    assert announced.num_staged_bytes == 16 + 3 * 64 + 16
+    memory = torch.zeros(announced.num_staged_bytes, dtype=torch.uint8)
+    memory[16 : 16 + 180] = torch.arange(45.0).view(torch.uint8)
+    found = dict(announced.tensors(memory))
+    assert [*found] == ["small", "large", "half"]
+    assert torch.equal(found["large"], torch.arange(45.0).view(15, 3))
+    assert (found["half"].dtype, found["half"].shape) == (torch.bfloat16, (2,))
+    found["half"].fill_(1)
+    assert memory[16 + 192 :].tolist() == [128, 63] * 2 + [0] * 12
 
 
 def test_a_bucket_ends_where_the_sender_changes_however_often_it_does():

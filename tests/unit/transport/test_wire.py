@@ -37,10 +37,10 @@ def transfer(sender: WeightSender, receivers: Receivers, tensors: Named, *, vers
     return digest, [future.result(timeout=20.0) for future in futures]
 
 
-def test_every_rank_of_every_engine_gets_the_same_bits(sender):
+def test_every_rank_of_every_engine_gets_the_same_bits(sender, backend):
     receivers = Receivers(sender.open([1, 2]), [1, 2])
     digest, staged = transfer(sender, receivers, weights())
-    assert len(staged) == 3
+    assert len(staged) == (3 if backend == "shm" else 2)  # others receive once for all ranks of an engine
     for one in staged:
         assert (one.digest, one.policy_version) == (digest, 1)
         assert [name for name, _ in one.tensors] == [name for name, _ in weights()]
@@ -57,14 +57,15 @@ def test_the_digest_is_of_all_bytes_in_order_without_padding_whatever_the_bucket
         assert digest == xxhash.xxh3_128(raw).hexdigest()
 
 
-def test_a_group_serves_many_updates_and_staged_tensors_are_good_until_the_second_update_after(sender):
+def test_a_group_serves_many_updates_and_staged_tensors_are_good_until_the_engine_stages_the_next(sender, backend):
     receivers = Receivers(sender.open([1, 1]), [1, 1])
     before: list[torch.Tensor] = []
     for version in range(1, 6):
         multiples = [(name, version * tensor) for name, tensor in weights()]
         _, staged = transfer(sender, receivers, multiples, version=version, bucket_bytes=2 ** (7 + version))
-        for tensor, (_, sent) in zip(before, weights(), strict=bool(before)):
-            assert torch.equal(tensor, (version - 1) * sent)
+        if backend == "shm":  # a sender may pack the next update before the engine stages it
+            for tensor, (_, sent) in zip(before, weights(), strict=bool(before)):
+                assert torch.equal(tensor, (version - 1) * sent)
         for one in staged:
             assert all(torch.equal(got, sent) for (_, got), (_, sent) in zip(one.tensors, multiples, strict=True))
         before = [tensor for _, tensor in staged[0].tensors]
@@ -171,7 +172,7 @@ def test_one_bit_that_changes_on_the_way_is_noticed_by_everyone(sender, monkeypa
 
     def flip_a_bit(group: Group, index: int, **settings: object) -> None:
         if group.rank == 0 and index == 2:  # packed and digested by now
-            group.buffer(index)[5] ^= 1
+            group.buffer(index)[20] ^= 1  # of "transposed", behind the scalar and its padding
         start(group, index, **settings)
 
     monkeypatch.setattr(Group, "start", flip_a_bit)

@@ -1,0 +1,27 @@
+"""Set what follows from the size of a weight update: how long it may take, and where engines stage it."""
+
+from coati_rl.config.config import Config
+
+# What a transfer has at the least: gloo over one 10 Gb/s link, and a digest of memory that is read for the first time.
+SLOW_BYTES_PER_S = 500_000_000
+CONTEXT_BYTES = 2**30  # CUDA's context and NCCL's buffers, which vLLM's share of a GPU does not count
+
+
+def with_sync_timeout(config: Config, update_bytes: int) -> Config:
+    """Add the time that an update of this size takes where it is slow to --sync-timeout-s, unless it was given."""
+    if "sync_timeout_s" in config.sync.model_fields_set:
+        return config
+    return config.with_changes(sync_timeout_s=config.sync.sync_timeout_s + update_bytes // SLOW_BYTES_PER_S)
+
+
+def stages_on_gpu(update_bytes: int, *, gpu_bytes: int | None, gpu_memory_utilization: float) -> bool:
+    """Whether each rank of an engine stages updates that arrive over NCCL whole on its GPU, beside vLLM's share.
+
+    Otherwise the first rank stages them in host memory, for all ranks of the engine. On the GPU a commit is shorter.
+
+    Args:
+        update_bytes: of all weights in the wire's precision.
+        gpu_bytes: of a GPU of the run; None: unknown.
+        gpu_memory_utilization: the share that vLLM takes.
+    """
+    return gpu_bytes is not None and gpu_memory_utilization * gpu_bytes + update_bytes + CONTEXT_BYTES <= gpu_bytes

@@ -31,7 +31,6 @@ class ProcessMemory:
         """Return the parts of one process in host memory, if it computes on this device."""
         return {**self.host, **self.parts} if device == "cpu" else self.host
 
-
     def host_bytes(self, device: Device) -> int:
         """Bytes of all these processes in host memory, if they compute on this device."""
         groups = -(-self.count // self.together)
@@ -85,7 +84,6 @@ class Forecast:
         of_all = "host" if self.is_one_host else "all hosts"
         shared = f"; {listed(self.shared)}" if any(self.shared.values()) else ""
         return [*lines, f"{f'memory, {of_all}':<24}{gib(self.host_bytes)}: {who}{shared}"]
-
 
     def _host_line(self, process: ProcessMemory) -> str:
         """Say what one process, or those that share memory, take of the host that they are on."""

@@ -18,6 +18,7 @@ from coati_rl.runtime.actor_classes import ActorClasses
 from coati_rl.runtime.cluster import actor_options, own_namespace
 from coati_rl.runtime.hangs import HangTimeouts
 from coati_rl.runtime.heartbeats import Heartbeats
+from coati_rl.runtime.node_gpus import check_node_gpus
 from coati_rl.runtime.placement_manager import PlacementManager, Reservation
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.process import ActorContext, device_environment
@@ -58,6 +59,8 @@ class ActorGroup:
         self._num_producers = 0  # created so far
         self._namespace = own_namespace()
         self._placement = PlacementManager(self._config, prepared.plan.device)
+        if self._config.cluster.master_address and prepared.plan.device == "cuda":
+            check_node_gpus(prepared.check_gpus, self._placement.nodes)
         self.coordinator_handle = self._make_coordinator()
         self.coordinator = RemoteCoordinator(self.coordinator_handle)
         self._trainer_starts: list[Any] = []  # references

@@ -41,6 +41,7 @@ def check_run_memory(
     *,
     prompt_tokens: float | None,
     check_layout: Callable[..., None],
+    gpu_memory: int | None = None,
 ) -> Found:
     """Forecast a run with producers.
 
@@ -50,9 +51,10 @@ def check_run_memory(
         device: of the run.
         prompt_tokens: of a prompt, the mean; None if unknown.
         check_layout: as of `prepare`.
+        gpu_memory: bytes of the smallest GPU of a cluster; None: that of this machine, if it has the run's.
     Returns: lines of the plan, and warnings. Raises: ConfigError if it cannot fit.
     """
-    machine = this_machine(config, device)
+    machine = this_machine(config, device, gpu_memory)
     models = RunModels(policy=hf_config, frozen=_frozen_of_run(config.with_gap_correction(), hf_config))
 
     of_rewards = {each: read_model_config(Path(each)) for each in config.reward_models.names if _is_here(each)}
@@ -94,9 +96,10 @@ def check_job_memory(
     *,
     samples: Sequence[Sample],
     check_layout: Callable[..., None],
+    gpu_memory: int | None = None,
 ) -> Found:
     """Forecast a job on a dataset; see `check_run_memory`. `samples` are those that it trains on."""
-    machine = this_machine(config, device)
+    machine = this_machine(config, device, gpu_memory)
     teacher = config.distillation.teacher if isinstance(config, SftJobConfig) else None
 
     def models(changed: OfflineConfig) -> RunModels:

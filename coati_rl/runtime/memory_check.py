@@ -38,11 +38,22 @@ class MemoryCheck(Generic[Job]):
         sure = (whole if by_budget else self.sure(self.config)).without(HEAP)
         if problem := self._problem(sure, margin=MARGIN):
             raise ConfigError(f"{problem}; {self._nearest()}")
+        unknown = self._unknown_gpus(whole)
         problem = self._problem(whole, margin=0.0)
         if problem is None:
-            return whole, []
+            return whole, unknown
         longest = "" if by_budget else ", if a micro-batch has the longest samples"
-        return whole, [f"{problem}{longest}; {self._nearest()}"]
+        return whole, [f"{problem}{longest}; {self._nearest()}", *unknown]
+
+    def _unknown_gpus(self, forecast: Forecast) -> list[str]:
+        """Return a warning with the memory that GPUs must have, where theirs is unknown."""
+        if self.machine.device == "cpu" or self.machine.gpu_bytes is not None:
+            return []
+        largest = forecast.largest
+        return [
+            f"the memory of the run's GPUs is unknown: a {largest.name} needs {gib(largest.device_bytes)} of its GPU; "
+            "it is compared when the cluster is joined"
+        ]
 
     def _is_bound_by_budget(self) -> bool:
         """Whether micro-batches are taken to be as large as the token budget: if there is a smaller one that fits.
@@ -151,9 +162,11 @@ class MemoryCheck(Generic[Job]):
             yield Change(flags="--precision bf16", values={"precision": "bf16"})
 
 
-def this_machine(config: TrainingConfig, device: Device) -> Machine:
-    """Return what the forecast of a job needs to know of this machine."""
-    return Machine(device=device, host_bytes=total_bytes(), gpu_bytes=gpu_bytes(config) if device == "cuda" else None)
+def this_machine(config: TrainingConfig, device: Device, gpu_memory: int | None = None) -> Machine:
+    """Return what the forecast of a job needs to know of this machine, or of a cluster whose smallest GPU is known."""
+    if device == "cuda" and gpu_memory is None:
+        gpu_memory = gpu_bytes(config)
+    return Machine(device=device, host_bytes=total_bytes(), gpu_bytes=gpu_memory)
 
 
 def host_memory(config: TrainingConfig, device: Device) -> int | None:

@@ -69,6 +69,11 @@ class PlacementManager:
         needs = [self._request.reward_model] * len(assignment.reward_models)
         self.reward_models = self._reserve(needs, assignment.reward_models) if needs else []
 
+    @property
+    def nodes(self) -> dict[str, str]:
+        """Return the addresses of the nodes with a reservation, by id."""
+        return {node_id: address for node_id, (address, _) in self._raylets.items()}
+
     def acquire(self) -> Reservation:
         """Return a free reservation for a producer, or a new one on another node if its node is lost.
 

@@ -89,6 +89,7 @@ class _Inputs:
     num_prompts: int | None  # of a pass; None: without end
     source: PromptSource | None = None
     memory: tuple[str, ...] = ()  # lines of the plan
+    check_gpus: Callable[[int], object] = lambda gpu_bytes: None  # see `PreparedJob`
     warnings: tuple[str, ...]
 
 
@@ -162,6 +163,7 @@ def _planned(found: _Inputs, rows: RunRows, device: Device, warnings: tuple[str,
         evaluation=found.evaluation,
         warnings=warnings,
         resume=resume,
+        check_gpus=found.check_gpus,
         generated_tasks=tuple(each.task.name for each in rows.generated.values()),
     )
 
@@ -210,9 +212,10 @@ def _with_model(
     train, evaluation = make_run_prompts(rows, config, tokenizer)
     check_of_run(config, rows, tokenizer)
     check_prompts(config, train if rows.of_files else None, evaluation)
-    memory, of_memory = check_run_memory(
-        config, hf_config, device, prompt_tokens=_mean_prompt_tokens(train), check_layout=check_layout
+    check_memory = partial(
+        check_run_memory, config, hf_config, device, prompt_tokens=_mean_prompt_tokens(train), check_layout=check_layout
     )
+    memory, of_memory = check_memory()
     return _Inputs(
         config=config,
         train=train,
@@ -220,6 +223,7 @@ def _with_model(
         num_prompts=None if rows.generated else len(train.prompts),
         source=make_source(rows, config, tokenizer, train),
         memory=memory,
+        check_gpus=lambda gpu_bytes: check_memory(gpu_memory=gpu_bytes),
         warnings=(*of_files, *of_models, *of_memory),
     )
 

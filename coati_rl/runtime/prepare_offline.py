@@ -66,6 +66,7 @@ class _Inputs:
     config: OfflineConfig  # as the model asks for it
     sets: Mapping[str, SampleSet] = field(default_factory=dict)  # by flag; none without the model
     memory: tuple[str, ...] = ()  # lines of the plan
+    check_gpus: Callable[[int], object] = lambda gpu_bytes: None  # see `PreparedJob`
     warnings: tuple[str, ...]
 
 
@@ -144,6 +145,7 @@ def _planned(found: _Inputs, device: Device, warnings: tuple[str, ...]) -> Prepa
         evaluation={name: each.samples for name, each in evaluation.items()},
         warnings=warnings,
         resume=resume,
+        check_gpus=found.check_gpus,
     )
 
 
@@ -178,10 +180,17 @@ def _with_model(
     _check_not_empty(config, sets)
     check_of_dataset(config, forms, tokenizer)
     config = with_offline_defaults(config, device)
-    memory, of_memory = check_job_memory(
-        config, hf_config, device, samples=sets[TRAIN_FLAG].samples, check_layout=check_layout
+    check_memory = partial(
+        check_job_memory, config, hf_config, device, samples=sets[TRAIN_FLAG].samples, check_layout=check_layout
     )
-    return _Inputs(config=config, sets=sets, memory=memory, warnings=(*of_files, *of_models, *of_memory))
+    memory, of_memory = check_memory()
+    return _Inputs(
+        config=config,
+        sets=sets,
+        memory=memory,
+        check_gpus=lambda gpu_bytes: check_memory(gpu_memory=gpu_bytes),
+        warnings=(*of_files, *of_models, *of_memory),
+    )
 
 
 def dataset_settings(config: OfflineConfig, mixing: Mixing | None) -> DatasetSettings:

@@ -1,5 +1,6 @@
 """Hold the inputs of a job that the driver needs, whatever the job is."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from coati_rl.checkpoint.resumed_run import ResumedRun
@@ -15,3 +16,6 @@ class PreparedJob:
     plan: TrainingPlan
     warnings: tuple[str, ...]
     resume: ResumedRun | None = None  # -cp: where the run continues
+    check_gpus: Callable[[int], object] = lambda gpu_bytes: (
+        None
+    )  # raises ConfigError if GPUs of so many bytes are small

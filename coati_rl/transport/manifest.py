@@ -140,7 +140,7 @@ class WeightManifest:
         return sum(bucket.num_bytes for bucket in self.buckets())
 
     def tensors(self, memory: torch.Tensor) -> tuple[tuple[str, torch.Tensor], ...]:
-        """Return all tensors by name, as views of `memory`, uint8[num_staged_bytes], the buckets one after the other."""
+        """Return all tensors by name, views of `memory`, uint8[num_staged_bytes], where buckets are consecutive."""
         buckets = self.buckets()
         begins = [0, *accumulate(bucket.num_bytes for bucket in buckets)]
         return staged_tensors(buckets, lambda index, count: memory[begins[index] : begins[index + count]])

@@ -230,9 +230,17 @@ def test_gpus_are_needed_only_to_run_not_to_plan(prepare_with, refusal, num_gpus
     assert "use --device cpu" in refusal("--device cuda")
     prepared = prepare_with("--device cuda -i 8", is_dry_run=True)
     assert prepared.plan.num_devices == 9
-    missing, memory = prepared.warnings
+    missing, memory = [each for each in prepared.warnings if "GPU" in each]
     assert missing == "GPUs = P * ptp + T: 8 * 1 + 1 = 9 are needed, this machine has 0"
-    assert "--gpu-memory-utilization 0.85" in memory and "GPUs of 7 GiB or more" in memory
+    assert "the memory of the run's GPUs is unknown: a trainer needs" in memory
+
+
+def test_what_does_not_fit_a_clusters_gpus_is_refused_when_they_are_known(prepare_with, num_gpus):
+    prepared = prepare_with("--master_address 10.0.0.1")
+    assert any("GPUs is unknown" in each for each in prepared.warnings)
+    prepared.check_gpus(80 * 2**30)
+    with pytest.raises(ConfigError, match=r"a trainer needs .* of its GPU, which has 1 MiB .*; no other settings"):
+        prepared.check_gpus(2**20)
 
 
 def test_a_clusters_gpus_are_counted_when_it_is_joined(prepare_with, num_gpus):

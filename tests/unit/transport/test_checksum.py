@@ -58,3 +58,43 @@ def test_finite_numbers_whose_sum_is_not_are_let_through(dtype: torch.dtype) -> 
     assert not tensor.sum().isfinite()
     checksum.add_and_check(tensor, digest, arrived=tensor, name="w")
     assert digest.bytes() == xxhash.xxh3_128(raw(tensor)).digest()
+
+
+class LateCopies:
+    """Copies that are made when they are waited for, as late as a GPU may make them; `order` says when."""
+
+    def __init__(self, order: list[str]) -> None:
+        self.order, self.buffers, self.waiting = order, [torch.zeros(64, dtype=torch.uint8) for _ in range(2)], {}
+
+    def start(self, slot: int, piece: torch.Tensor) -> torch.Tensor:
+        assert slot not in self.waiting, "the buffer holds a piece that is not in the digest"
+        self.order.append(f"start {slot}")
+        self.waiting[slot] = piece
+        return self.buffers[slot][: piece.numel()]
+
+    def wait(self, slot: int) -> None:
+        self.order.append(f"wait {slot}")
+        piece = self.waiting.pop(slot)
+        self.buffers[slot][: piece.numel()] = torch.Tensor.cpu(piece)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    device = torch.device("cuda", 0)
+
+
+def test_bytes_of_a_gpu_are_digested_through_two_buffers_while_the_next_piece_is_copied(monkeypatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(checksum, "PinnedCopies", lambda device: LateCopies(order))
+    monkeypatch.setattr(checksum, "_PINNED_BYTES", 64)
+    tensors, digest = [values(torch.float32, count) for count in (40, 1, 16)], checksum.Digest()  # 3, 1 and 1 pieces
+    for tensor in tensors:
+        digest.add(tensor.as_subclass(OnGpu))
+    on_host = values(torch.float16, 3)
+    digest.add(on_host)  # behind those that are still being copied
+    expected = xxhash.xxh3_128(b"".join(map(raw, [*tensors, on_host]))).digest()
+    assert digest.bytes() == digest.bytes() == expected
+    assert order == [
+        "start 0", "start 1", "wait 0", "start 0", "wait 1", "start 1", "wait 0", "start 0", "wait 1", "wait 0",
+    ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Test the host memory in which an engine's ranks share an update, and updates that are copied there bucket by bucket."""
+"""Test the host memory that an engine's ranks share, and updates that are copied there bucket by bucket."""
 
 import os
 import subprocess

@@ -1,0 +1,107 @@
+"""Test what nodes say of their GPUs, and the refusal of a run that does not fit them, with stand-ins for nodes."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from coati_rl.errors import ConfigError
+from coati_rl.runtime import actor_group
+from coati_rl.runtime.node_gpus import NodeGpus, check_node_gpus, read_gpus
+
+GIB = 2**30
+H100, H200 = (NodeGpus(count=8, num_bytes=size * GIB, name=name) for size, name in ((80, "H100"), (141, "H200")))
+NODES = {"a": "10.0.0.1", "b": "10.0.0.2"}
+
+
+def needs(num_gib):
+    def check(gpu_bytes):
+        if gpu_bytes < num_gib * GIB:
+            raise ConfigError(f"-ptp 1: an engine rank needs {num_gib} GiB; nearest: -ptp 2")
+
+    return check
+
+
+def test_the_smallest_gpu_of_all_nodes_counts_and_the_refusal_says_what_each_node_has(caplog):
+    check_node_gpus(needs(80), NODES, ask=lambda ids: [H200, H100])
+    with pytest.raises(ConfigError) as caught:
+        check_node_gpus(needs(100), NODES, ask=lambda ids: [H200, H100])
+    assert str(caught.value) == (
+        "-ptp 1: an engine rank needs 100 GiB; nearest: -ptp 2 (the cluster: 10.0.0.1 8 x H200 with 141.0 GiB; "
+        "10.0.0.2 8 x H100 with 80.0 GiB)"
+    )
+    assert not caplog.records
+
+
+def test_a_node_that_does_not_answer_is_not_compared(caplog):
+    check_node_gpus(needs(100), NODES, ask=lambda ids: [None, None])
+    assert [record.args[0] for record in caplog.records] == ["10.0.0.1", "10.0.0.2"]
+    with pytest.raises(ConfigError):
+        check_node_gpus(needs(100), NODES, ask=lambda ids: [None, H100])
+
+
+@pytest.mark.parametrize(("address", "device", "is_asked"), [("10.0.0.1", "cuda", True), (None, "cuda", False)])
+def test_a_clusters_nodes_are_asked_before_any_actor_is_made(monkeypatch, address, device, is_asked):
+    made = []
+    monkeypatch.setattr(actor_group, "own_namespace", lambda: "run")
+    monkeypatch.setattr(actor_group, "PlacementManager", lambda config, device: SimpleNamespace(nodes=NODES))
+    monkeypatch.setattr(actor_group, "check_node_gpus", lambda check, nodes: check_node_gpus(check, nodes, ask=answer))
+    monkeypatch.setattr(actor_group.ActorGroup, "_make_coordinator", lambda self: made.append("coordinator"))
+    monkeypatch.setattr(actor_group, "HangTimeouts", SimpleNamespace(of=lambda config: None))
+    monkeypatch.setattr(actor_group, "Heartbeats", lambda timeouts: None)
+    config = SimpleNamespace(cluster=SimpleNamespace(master_address=address))
+    prepared = SimpleNamespace(config=config, plan=SimpleNamespace(device=device), check_gpus=needs(100))
+    if is_asked:
+        with pytest.raises(ConfigError, match=r"nearest: -ptp 2 \(the cluster"):
+            actor_group.ActorGroup(prepared, None, None)
+    else:
+        actor_group.ActorGroup(prepared, None, None)
+    assert made == ([] if is_asked else ["coordinator"])
+
+
+def answer(node_ids):
+    return [H100 for _ in node_ids]
+
+
+class Nvml:
+    """NVIDIA's library, with two GPUs of which the second has less memory; `fails` names a function."""
+
+    def __init__(self, fails=""):
+        self._fails = fails
+
+    def __getattr__(self, function):
+        return lambda *arguments: 999 if function == self._fails else getattr(self, f"_{function}")(*arguments)
+
+    def _nvmlInit_v2(self):
+        return 0
+
+    def _nvmlDeviceGetCount_v2(self, count):
+        count._obj.value = 2
+        return 0
+
+    def _nvmlDeviceGetHandleByIndex_v2(self, index, device):
+        device._obj.value = index + 1
+        return 0
+
+    def _nvmlDeviceGetMemoryInfo(self, device, memory):
+        memory._obj[:] = [(80 if device.value == 1 else 40) * GIB, 7, 9]
+        return 0
+
+    def _nvmlDeviceGetName(self, device, name, size):
+        name.value = f"GPU {device.value}".encode()
+        return 0
+
+
+def test_a_node_reads_its_gpus_from_the_driver():
+    assert read_gpus(lambda name: Nvml()) == NodeGpus(count=2, num_bytes=40 * GIB, name="GPU 2")
+
+
+@pytest.mark.parametrize("fails", ["nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetMemoryInfo"])
+def test_a_node_without_a_driver_that_answers_says_nothing(fails):
+    assert read_gpus(lambda name: Nvml(fails)) is None
+
+
+def test_a_node_without_the_library_says_nothing():
+    def load(name):
+        raise OSError(name)
+
+    assert read_gpus(load) is None

@@ -45,13 +45,13 @@ def open_group(sender: WeightSender, num_senders: int, sizes: Sequence[int] = (1
 
 
 @pytest.mark.parametrize("sizes", [(4, 2), (1, 3, 2), (2, 0, 4)])
-def test_every_engine_gets_all_stages_and_every_member_the_digest_of_the_whole_stream(sender, sizes):
+def test_every_engine_gets_all_stages_and_every_member_the_digest_of_the_whole_stream(sender, sizes, backend):
     others, receivers = open_group(sender, len(sizes), (1, 2))
     for version, bucket_bytes in ((1, 16), (2, 512), (3, 2**20)):  # over the same group
         tensors = [(name, version * tensor) for name, tensor in weights()]
         digests, staged = transfer(sender, others, receivers, cut(tensors, *sizes), bucket_bytes=bucket_bytes)
         assert digests == [xxhash.xxh3_128(raw(tensors)).hexdigest()] * len(sizes)
-        assert [one.digest for one in staged] == digests[:1] * 3
+        assert [one.digest for one in staged] == digests[:1] * (3 if backend == "shm" else 2)
         for one in staged:
             assert [name for name, _ in one.tensors] == [name for name, _ in tensors]
             assert all(torch.equal(got, sent) for (_, got), (_, sent) in zip(one.tensors, tensors, strict=True))
@@ -97,12 +97,14 @@ def test_on_the_wire_are_the_buckets_of_each_sender_and_then_the_digests_of_all(
     assert list(seen.values()) == [buckets + digests] * (len(stages) + 1)
 
 
-def test_senders_come_before_the_engines_in_the_group_and_each_has_an_invitation(sender):
+def test_senders_come_before_the_engines_in_the_group_and_each_has_an_invitation(sender, backend):
     assert sender.sender_invitations == ()
     engines = sender.open([1, 2], num_senders=3)
     assert [invitation.first_rank for invitation in sender.sender_invitations] == [1, 2]
     assert [invitation.first_rank for invitation in engines] == [3, 4]
-    assert {invitation.world_size for invitation in (*engines, *sender.sender_invitations)} == {6}
+    assert {invitation.world_size for invitation in (*engines, *sender.sender_invitations)} == {
+        6 if backend == "shm" else 5
+    }
     sender.open([1])
     assert sender.sender_invitations == ()
     with pytest.raises(ValueError, match="num_senders 0"):

@@ -9,8 +9,8 @@ start=$SECONDS
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 cd -- "$REPOSITORY"
 
-# Two cores are busy with three processes: many tests wait for a deadline. Files start in the order of collection, so that the long ones (faults, integration) come first; tests/conftest.py defines which tests
-# stay together.
+# Three processes, since many tests wait: they keep two cores busy. Files start in the order of collection, so that the long ones (faults,
+# integration) come first; tests/conftest.py defines which tests stay together.
 SUITE=(tests --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 1)
 status=0
 case "$*" in

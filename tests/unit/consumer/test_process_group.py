@@ -150,9 +150,9 @@ def test_a_trainers_own_error_is_not_laid_on_another_and_says_what_was_done(
     ids=["NCCL", "gloo"],
 )
 def test_an_error_of_a_connection_names_trainer_and_phase(alone: None, error: RuntimeError) -> None:
-    with pytest.raises(CollectiveError, match="trainer 0 of 1 could not sum gradients; another trainer has probably"):
-        with collective("sum gradients"):
-            raise error
+    message = "trainer 0 of 1 could not sum gradients; another trainer has probably"
+    with pytest.raises(CollectiveError, match=message), collective("sum gradients"):
+        raise error
 
 
 def test_groups_that_others_make_meanwhile_have_our_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ authentication, and lists its keys to every client. Nothing that is received ove
 """
 
 import functools
+import json
 import logging
 import os
 import random
@@ -216,17 +217,18 @@ def _is_of_a_peer(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or _GLOO in str(error)
 
 
-def agree(action: Callable[[], None] | None) -> None:
+def agree(action: Callable[[], str | None] | None) -> list[str]:
     """Run this rank's action, and check that the other ranks' actions succeeded; collective.
 
     Args:
         action: None if this rank has nothing to do.
+    Returns: the text that each rank's action returned, by rank; empty for none.
     Raises: RunError on every rank if one failed; the original error on the rank that failed.
     """
-    reason = ""
+    reason = answer = ""
     try:
         if action is not None:
-            action()
+            answer = action() or ""
     except RunError as error:
         reason = str(error)
         raise
@@ -236,10 +238,11 @@ def agree(action: Callable[[], None] | None) -> None:
     finally:
         # Also after an error: the others would otherwise block in the next collective.
         with collective("finish a checkpoint together"):
-            reasons = all_gather_texts(reason)
-    for rank, reason in enumerate(reasons):
+            heard = [json.loads(text) for text in all_gather_texts(json.dumps([reason, answer]))]
+    for rank, (reason, _) in enumerate(heard):
         if reason:
             raise RunError(f"trainer {rank}: {reason}")
+    return [answer for _, answer in heard]
 
 
 @contextmanager

@@ -65,6 +65,7 @@ def _run(config: GenerateConfig, *, is_dry_run: bool) -> int:
     from producer.batch.unscored import Unscored
     from producer.engines.decoding_trial import check_decoding
     from producer.engines.vllm_arguments import check_engine_args, check_quantization
+    from rewards.first_prompt import first_prompt_lines
     from rewards.ground_truths import ground_truth_warnings
     from rewards.registry import columns_of, default_system_prompt, needs_ground_truth
     from rewards.scorer import scorer_factory
@@ -87,7 +88,8 @@ def _run(config: GenerateConfig, *, is_dry_run: bool) -> int:
         _say(f"warning: {warning}")
     output = BatchOutput(prepared.output, prepared.settings, overwrite=config.output.overwrite)
     if is_dry_run:
-        print("\n".join(prepared.lines()))
+        first = first_prompt_lines(run, prepared.prompts.prompts, is_scored=config.is_scored)
+        print("\n".join([*prepared.lines(), *first]))
         return 0
     with output:
         figures = _generate(prepared, output, make_scorer)

@@ -4,6 +4,7 @@ Consumes mini-batches; produces gradients, steps, log-probabilities, weights and
 unscaled sum over the global batch, accumulated in float32 until `optimizer_step` scales it.
 """
 
+import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -220,7 +221,7 @@ class Backend:
         writer = CheckpointWriter(directory, self.policy.infos, dtype=DTYPES[self._config.precision])
         agree, is_first_rank = self._parallelism.agree, self.layout.sender == 0
         agree(writer.begin if is_first_rank else None)
-        agree(lambda: self.policy.write(writer))
+        written = agree(lambda: json.dumps(self.policy.write(writer)))
         publish = partial(
             writer.publish,
             model=self.policy.module,
@@ -231,6 +232,7 @@ class Backend:
                 **({} if date is None else {DATE_KEY: date}),
             },
             files={**self._tokenizer_files, **(files or {})},
+            digests={name: digest for text in written for name, digest in json.loads(text).items()},
             keep=self._config.keep_checkpoints,
         )
         agree(publish if is_first_rank else None)

@@ -2,7 +2,8 @@
 
 A checkpoint appears under its name complete or not at all: everything is written into a hidden sibling directory,
 flushed to the disk and renamed. Tensors are saved unsharded, so `AutoModelForCausalLM.from_pretrained` and every layout
-of trainers can read it. The first rank of each pipeline stage writes its own files; all ranks share one file system.
+of trainers can read it. The data-parallel ranks of a pipeline stage share out its files, and each digests what it has
+written from memory; all ranks share one file system.
 """
 
 import copy
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -68,11 +70,19 @@ class CheckpointWriter:
             shutil.rmtree(self._partial, ignore_errors=True)
             self._partial.mkdir(parents=True)
 
-    def write(self, number: int, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor]) -> None:
-        """Write file `number` of `files`: full weights by name, and full optimizer tensors by kind/name."""
+    def write(
+        self, number: int, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor]
+    ) -> dict[str, str]:
+        """Write file `number` of `files`: full weights by name, and full optimizer tensors by kind/name.
+
+        Returns: the digests of the files by name.
+        """
         with _disk_errors(self.directory):
-            self._save(weights, self._file_name("model", number), {"format": "pt"})
-            self._save(optimizer_tensors, self._file_name("optimizer", number), None)
+            model, optimizer = self._file_name("model", number), self._file_name("optimizer", number)
+            return {
+                model: self._save(weights, model, {"format": "pt"}),
+                optimizer: self._save(optimizer_tensors, optimizer, None),
+            }
 
     def publish(
         self,
@@ -82,6 +92,7 @@ class CheckpointWriter:
         state: Mapping[str, Any],
         keep: int | None,
         files: Mapping[str, bytes] | None = None,
+        digests: Mapping[str, str] | None = None,
     ) -> None:
         """Add the files that are written once and rename the directory; an existing checkpoint is replaced.
 
@@ -90,6 +101,7 @@ class CheckpointWriter:
             settings_dir: of a model, whose settings that transformers refuses to write are copied from here.
             state: the remaining state that a resume needs, written as JSON.
             files: further files, by name: the tokenizer's among them.
+            digests: of files, by name; others are read to be digested.
             keep: number of checkpoints to keep in the parent directory, this one included; None: all.
         """
         with _disk_errors(self.directory):
@@ -102,15 +114,17 @@ class CheckpointWriter:
             self._write_index()
             write_files(self._partial, files or {})
             write_state(self._partial, state)
-            write_manifest(self._partial)
+            write_manifest(self._partial, digests or {})
             _publish(self._partial, self.directory)
             if keep is not None:
                 prune(self.directory.parent, keep)
 
-    def _save(self, tensors: Mapping[str, Tensor], name: str, metadata: dict[str, str] | None) -> None:
+    def _save(self, tensors: Mapping[str, Tensor], name: str, metadata: dict[str, str] | None) -> str:
         # contiguous() copies where needed: safetensors refuses tensors that share memory or are views.
-        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, self._partial / name, metadata)
+        saved = {key: tensor.contiguous() for key, tensor in tensors.items()}
+        save_file(saved, self._partial / name, metadata)
         _flush(self._partial / name)
+        return _digest_of_saved(self._partial / name, saved)
 
     def _write_index(self) -> None:
         """Write which file holds each weight; vLLM reads all safetensors of a directory that has no index."""
@@ -151,6 +165,21 @@ class CheckpointReader:
         if key not in self._where and kind == "master":
             key = name
         return self._where[key].get_tensor(key) if key in self._where else None
+
+
+def _digest_of_saved(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Return the digest of a safetensors file that holds these, from its header and their bytes in memory.
+
+    The file is not read back, which may be slow where it is on another machine's disk.
+    """
+    with path.open("rb") as file:
+        size = file.read(8)
+        header = file.read(int.from_bytes(size, "little"))
+    hasher = xxhash.xxh3_128(size + header)
+    places = {name: entry["data_offsets"] for name, entry in json.loads(header).items() if name in tensors}
+    for name in sorted(places, key=places.__getitem__):
+        hasher.update(tensors[name].detach().flatten().view(torch.uint8).numpy().data)
+    return str(hasher.hexdigest())
 
 
 @contextmanager

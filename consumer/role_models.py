@@ -4,7 +4,8 @@ A trainer has several: the policy, which is trained; a reference, a teacher and 
 which are frozen. `ShardedModel` knows how a model is sharded; here tensors are whole and have their Hugging Face names.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -136,17 +137,26 @@ class Model:
         stage = self._parallelism.layout.stage
         return [info for info in self.parameters.infos.values() if info.stage == stage]
 
-    def write(self, writer: CheckpointWriter) -> None:
-        """Write this pipeline stage's files; `writer` knows all parameters of the model."""
-        layout = self._parallelism.layout
-        parts = self._parts(writer) if layout.is_first_copy or layout.is_partitioned else iter(())
-        try:
-            for part in parts:
-                if layout.is_stage_head:
-                    writer.write(*part)
-        finally:
-            for _ in parts:  # the ranks with the other shards wait in these gathers if this one stops early
-                pass
+    def write(self, writer: CheckpointWriter) -> dict[str, str]:
+        """Write this rank's share of its pipeline stage's files; `writer` knows all parameters of the model.
+
+        A file is written while the next ones are gathered; a rank holds the tensors of one file at a time.
+
+        Returns: the digests of the files that this rank has written, by name.
+        """
+        digests = dict[str, str]()
+        writing = set[Future[dict[str, str]]]()
+        parts = self._parts(writer, before_own=lambda: wait(writing))
+        with ThreadPoolExecutor(1, thread_name_prefix="checkpoint") as pool:
+            try:
+                for part in parts:
+                    digests |= _taken(writing)
+                    writing.add(pool.submit(writer.write, *part))
+                digests |= _taken(writing)
+            finally:
+                for _ in parts:  # the ranks with the other shards wait in these gathers if this one stops early
+                    pass
+        return digests
 
     def restore(self, reader: CheckpointReader) -> None:
         """Load the optimizer's state, saved in any layout.
@@ -168,32 +178,49 @@ class Model:
             )
         unpack_state(self.torch_optimizer, self.masters(), part, reader.kinds)
 
-    def _parts(self, writer: CheckpointWriter) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Tensor]]]:
-        """Yield each file of this stage: its number, full weights and full optimizer tensors, on the CPU.
+    def _parts(
+        self, writer: CheckpointWriter, *, before_own: Callable[[], object]
+    ) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Tensor]]]:
+        """Yield this rank's files: number, full weights and full optimizer tensors, on the CPU.
 
-        Tensors are gathered one at a time, and only the stage's head rank keeps them.
+        The data-parallel ranks of a stage take its files in turn. Tensors are gathered one at a time, by all ranks that
+        hold a part; a rank calls `before_own` before it keeps those of its own files.
         """
         masters, own, parameters = self.masters(), {info.name for info in self.own_infos()}, self.parameters
-        for number, names in enumerate(writer.files):
-            if names[0] not in own:
+        layout = self._parallelism.layout
+        of_stage = [number for number, names in enumerate(writer.files) if names[0] in own]
+        for place, number in enumerate(of_stage):
+            is_of_this_copy = place % layout.dp_size == layout.dp_rank
+            if not (is_of_this_copy or layout.is_partitioned):
                 continue
+            is_own = is_of_this_copy and layout.tp_rank == 0
+            if is_own:
+                before_own()
+            names = writer.files[number]
             weights, state = dict[str, Tensor](), dict[str, Tensor]()
             for name in names:
-                self._keep(weights, name, parameters.full_weight(name))
+                _keep(weights, name, parameters.full_weight(name), is_own=is_own)
                 packed = pack_state(self.torch_optimizer, masters[name], with_master=self._keeps_masters)
                 for kind, part in sorted(packed.items()):  # gathers: in one order on all ranks
                     full = part if part.dim() == 0 else parameters.full_state(name, part)
-                    self._keep(state, f"{kind}/{name}", full)
-            yield number, weights, state
+                    _keep(state, f"{kind}/{name}", full, is_own=is_own)
+            if is_own:
+                yield number, weights, state
 
     def _settings(self) -> OptimizerConfig:
         if self._optimizer is None:
             raise ValueError(f"the {self.role} model is frozen")
         return self._optimizer
 
-    def _keep(self, tensors: dict[str, Tensor], key: str, full: Tensor) -> None:
-        if self._parallelism.layout.is_stage_head:
-            tensors[key] = full.cpu()
+
+def _taken(writing: set[Future[dict[str, str]]]) -> dict[str, str]:
+    """Remove the futures and return what they have returned."""
+    return writing.pop().result() if writing else {}
+
+
+def _keep(tensors: dict[str, Tensor], key: str, full: Tensor, *, is_own: bool) -> None:
+    if is_own:
+        tensors[key] = full.cpu()
 
 
 def _listed(kinds: Collection[str]) -> str:

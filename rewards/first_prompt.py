@@ -19,19 +19,20 @@ _MAX_SHOWN = 400  # characters of the prompt: those of its beginning and its end
 _WRITTEN = {"boxed": "\\boxed{{{}}}", "think_answer_tags": "<think></think><answer>{}</answer>"}
 
 
-def first_prompt_lines(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
+def first_prompt_lines(config: Config, prompts: Sequence[Prompt], *, is_scored: bool = True) -> Iterator[str]:
     """Yield lines of the plan; none without prompts, as where the model is not on this machine.
 
     Args:
         config: of the run.
-        prompts: of training.
+        prompts: of training, or of batch inference.
+        is_scored: False: of the prompt alone.
     """
     if not prompts:
         return
     first = prompts[0]
     yield f"{'first prompt':<24}{shown(first.rendered or first.text)}"
     spec = reward_spec(config.by_task[first.task].reward)
-    if is_tried(spec):
+    if is_scored and is_tried(spec):
         asked = (*answers_for(spec, first.ground_truth), "")
         with closing(pool_factory(spec, num_workers=1, group_size=len(asked))()) as scorer:
             scores = scorer.submit(asked, first.problem).result()

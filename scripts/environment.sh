@@ -93,6 +93,10 @@ prepare_uv() {
 
 uv_install() { "$VENV/bin/uv" pip install --quiet "$@"; }
 
+# Install a lock, whose digests are those of the package index's files. A build of another index or of find-links whose version has a
+# suffix (torch 2.13.0+cpu) would be preferred to the pinned one, and refused for want of a digest.
+uv_install_lock() { (unset UV_INDEX UV_FIND_LINKS && uv_install --no-deps --no-build-isolation --require-hashes -r "$1"); }
+
 # Compile only the modules that a run imports (all packages have 24,000 files); later processes may not (PYTHONDONTWRITEBYTECODE).
 compile_imports() {
     local trainer='import colossalai.booster.plugin, datasets, ray, tensorboard, trl, wandb'
@@ -105,13 +109,21 @@ compile_imports() {
 install_cpu() {
     say "installing $TORCH_PIN and the packages of requirements/cpu.txt"
     uv_install "$TORCH_PIN" -c "$REPOSITORY/requirements/cpu.txt" # the package index's build for this machine
-    uv_install --no-deps --no-build-isolation --require-hashes -r "$REPOSITORY/requirements/cpu.txt"
+    uv_install_lock "$REPOSITORY/requirements/cpu.txt"
     uv_install --no-deps --no-build-isolation --editable "$REPOSITORY"
 }
 
 # Print the CUDA version, 12 or 13, that this Python's torch and vLLM are built for; nothing if they are not installed.
 installed_cuda() {
     "$1" -c 'import importlib.metadata as m; m.version("vllm"); import torch; print((torch.version.cuda or "").partition(".")[0])' 2>/dev/null || true
+}
+
+# Check before the installation: wheels of the locks (llguidance, which vLLM needs) are built for glibc 2.31.
+check_glibc() {
+    local name version
+    read -r name version < <("$1" -c 'import platform; print(*platform.libc_ver())')
+    [[ "$name" == glibc ]] && ((${version%%.*} > 2 || ${version#*.} >= 31)) ||
+        fail "the C library is '$name $version', and the packages need glibc 2.31 or newer: use a newer Linux (Debian 11, Ubuntu 20.04, RHEL 9) or a container of one"
 }
 
 # Check before the installation: Triton needs gcc and Python.h, and the package index's torch and vLLM are built for CUDA 13.
@@ -121,7 +133,9 @@ check_gpu_machine() {
     command -v gcc >/dev/null && [[ -f "$headers/Python.h" ]] ||
         fail "gcc and $headers/Python.h are needed to compile GPU kernels (Debian, Ubuntu: apt install gcc python3-dev)"
     [[ "$(installed_cuda "$base")" != 12 ]] || return 0
-    driver="$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)"
+    command -v nvidia-smi >/dev/null ||
+        fail "nvidia-smi is not on the PATH, and tells the driver's version: install the NVIDIA driver, 580 or newer, or set COATI_DEVICE=cpu"
+    driver="$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true)"
     [[ "${driver%%.*}" =~ ^[0-9]+$ ]] && ((${driver%%.*} >= 580)) ||
         fail "the NVIDIA driver is '${driver:-unknown}' and CUDA 13 needs 580 or newer: update it, or install CUDA 12 builds of torch and vllm for $base first, or set COATI_DEVICE=cpu"
 }
@@ -132,7 +146,7 @@ install_gpu() {
     lock="$REPOSITORY/requirements/gpu-cu${cuda:=13}.txt"
     [[ -f "$lock" ]] || fail "torch and vllm are built for CUDA $cuda: install CUDA 12 or 13 builds, or set COATI_DEVICE=cpu"
     say "installing the packages of requirements/${lock##*/}"
-    uv_install --no-deps --no-build-isolation --require-hashes -r "$lock"
+    uv_install_lock "$lock"
     uv_install --no-deps --no-build-isolation "$(grep '^colossalai==' "$REPOSITORY/requirements/cpu.in")" -c "$REPOSITORY/requirements/cpu.txt"
     uv_install --no-deps --no-build-isolation --editable "$REPOSITORY"
 }
@@ -142,6 +156,7 @@ make_environment() {
     if ! "$PYTHON" -c 'import pip' 2>/dev/null; then
         base="$(find_python)" ||
             fail "$(python_remedy)"
+        check_glibc "$base"
         [[ "$DEVICE" == cpu ]] || check_gpu_machine "$base"
         say "making .venv with $("$base" --version)"
         # CUDA 12 builds of torch and vLLM are not on the package index: use those that are installed on the machine.

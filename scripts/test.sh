@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install the environment, then run pytest in two processes, each with whole files and one thread.
+# Install the environment, then run pytest in three processes, each with whole files and one thread.
 #     scripts/test.sh                      the fast suite
 #     scripts/test.sh -k packing           pytest with these arguments (paths, -k, -x, ...) instead of the fast suite's
 #     scripts/test.sh --all                everything: also the cases marked full, and every bug of scripts/mutants
@@ -9,9 +9,9 @@ start=$SECONDS
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 cd -- "$REPOSITORY"
 
-# Files start in the order of collection, so that the long ones (faults, integration) come first; tests/conftest.py defines which tests
-# stay together.
-SUITE=(tests --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 1)
+# Three processes, since many tests wait: they keep two cores busy. Files start in the order of collection, so that the long ones (faults,
+# integration) come first; tests/conftest.py defines which tests stay together.
+SUITE=(tests --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 1)
 status=0
 case "$*" in
     "") "$PYTHON" -m pytest "${SUITE[@]}" || status=$? ;;

@@ -16,6 +16,7 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import Any
 
 import xxhash
@@ -35,12 +36,17 @@ _ASIDE = re.compile(r"\.step-\d+\.deleted")
 _REMEDY = "give -cp a directory step-<N> that this project wrote, or one above it"
 
 
-def write_manifest(directory: Path) -> None:
-    """Write the list of all files in the directory and its subdirectories; the last file of a checkpoint."""
+def write_manifest(directory: Path, digests: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Write the list of all files in the directory and its subdirectories; the last file of a checkpoint.
+
+    Args:
+        directory: of the checkpoint.
+        digests: of files that need not be read, by name.
+    """
+    paths = [path for path in sorted(directory.rglob("*")) if path.is_file() and path != directory / MANIFEST_FILE]
     files = {
-        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "xxh3_128": _digest(path)}
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path != directory / MANIFEST_FILE
+        name: {"bytes": path.stat().st_size, "xxh3_128": digests.get(name) or _digest(path)}
+        for name, path in ((path.relative_to(directory).as_posix(), path) for path in paths)
     }
     (directory / MANIFEST_FILE).write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
 

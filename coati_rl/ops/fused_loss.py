@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.ops.head_gradients import HeadGradients, TokenGradients
-from coati_rl.ops.vocab_chunks import ChosenTokens, LMHead, choose_tokens, slices
+from coati_rl.ops.vocab_chunks import ChosenTokens, LMHead, TokenChoice, choose_tokens, slices
 
 if TYPE_CHECKING:
     from coati_rl.protocols import LossFn
@@ -31,6 +31,7 @@ def fused_token_loss(
     *,
     group: dist.ProcessGroup | None = None,
     chunk_elements: int | None = None,
+    choice: TokenChoice | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute loss_fn(token_logprobs(...), arrays) with logits computed once for forward and backward.
 
@@ -49,6 +50,7 @@ def fused_token_loss(
         group: ranks that share the vocabulary, as in `token_logprobs`. The call is collective over it, the backward
             is not; loss, sums and the gradient of `hidden` have the same bits on all its ranks.
         chunk_elements: bound on the logits that exist at a time; None: the device's.
+        choice: see `choose_tokens`.
     Returns: (float32[] summed loss, the sums that the loss reports, detached).
     Raises: ValueError if the loss is not separable by token, shapes do not fit together, or a token that the loss
         counts has no source in its row.
@@ -60,7 +62,9 @@ def fused_token_loss(
     misfits = [name for name, array in arrays.items() if array.dim() > 0 and array.shape != shape]
     if misfits:
         raise ValueError(f"{', '.join(misfits)} must have the shape of token_ids, {tuple(shape)}")
-    tokens = choose_tokens(hidden, arrays["token_ids"], arrays["sources"], arrays["loss_mask"], arrays["temperature"])
+    tokens = choose_tokens(
+        hidden, arrays["token_ids"], arrays["sources"], arrays["loss_mask"], arrays["temperature"], choice
+    )
     flat_hidden = hidden.flatten(0, 1)
     inputs = (flat_hidden, weight, bias)
     head = LMHead(weight=weight, bias=bias, group=group)
@@ -69,7 +73,7 @@ def fused_token_loss(
         loss, sums = _evaluate(flat_hidden, head, tokens, arrays, loss_fn, gradients, chunk_elements)
         if gradients is None:
             return loss, sums
-        stored = gradients.of_inputs(flat_hidden, tokens.sources)
+        stored = gradients.of_inputs(flat_hidden, tokens.sharing)
     return StoredGradients.apply(*inputs, loss, stored), sums  # type: ignore[no-untyped-call]
 
 

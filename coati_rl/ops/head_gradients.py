@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from coati_rl.ops.cpu_products import add_product, product
-from coati_rl.ops.vocab_chunks import LMHead, row_blocks, sum_rows
+from coati_rl.ops.vocab_chunks import LMHead, SharedSources, row_blocks, sum_rows
 
 
 class TokenGradients(NamedTuple):
@@ -96,7 +96,7 @@ class HeadGradients:
             add_product(self.weight, grad_logits.T, hidden, fills=not self._is_filled)
             self._is_filled = True
 
-    def of_inputs(self, hidden: Tensor, sources: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def of_inputs(self, hidden: Tensor, sharing: SharedSources) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return gradients of (hidden [R * L, H], weight, bias), the latter two float32 and of this rank's rows.
 
         Autograd casts them to the parameter's dtype, or its `grad_dtype`. Collective over the group.
@@ -106,7 +106,7 @@ class HeadGradients:
             if self.head.group is not None:
                 dist.all_reduce(self.rows, dist.ReduceOp.SUM, self.head.group)
             # Tokens that one hidden state predicts, as the first ones after a shared prompt, add up.
-            grad_hidden = sum_rows(self.rows, sources, length=len(hidden)).to(hidden.dtype)
+            grad_hidden = sum_rows(self.rows, sharing, length=len(hidden)).to(hidden.dtype)
         return grad_hidden, self.weight, self.bias
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from coati_rl.ops.head_gradients import HeadGradients, TokenGradients
-from coati_rl.ops.vocab_chunks import ChosenTokens, LMHead, choose_tokens, slices
+from coati_rl.ops.vocab_chunks import ChosenTokens, LMHead, TokenChoice, choose_tokens, slices
 
 
 def token_logprobs(
@@ -27,6 +27,7 @@ def token_logprobs(
     *,
     group: dist.ProcessGroup | None = None,
     chunk_elements: int | None = None,
+    choice: TokenChoice | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute log softmax(z / temperature)[token] and that distribution's entropy, with z the logits at its source.
 
@@ -42,12 +43,13 @@ def token_logprobs(
             all hold the same of everything else. Forward and backward are collective over it; values and the
             gradient of `hidden` have the same bits on all its ranks. None: this process holds all rows.
         chunk_elements: bound on the logits that exist at a time; None: the device's.
+        choice: see `choose_tokens`.
     Returns: (float32[R, M] log-probabilities in nats, entry [r, t] being that of token_ids[r, t];
         float32[R, M] entropies in nats); both carry gradient and are 0 where `token_mask` is False. Entropies that the
         loss does not use, or only detached, cost nothing in the backward.
     Raises: ValueError if shapes do not fit together or a requested token has no source in its row.
     """
-    tokens = choose_tokens(hidden, token_ids, sources, token_mask, temperature)
+    tokens = choose_tokens(hidden, token_ids, sources, token_mask, temperature, choice)
     logprobs, entropy = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden.flatten(0, 1), weight, bias, tokens, group, chunk_elements
     )
@@ -113,4 +115,4 @@ class _ChosenLogprobs(torch.autograd.Function):
                 tokens.targets[chunk],
                 token_grads.at(chunk),
             )
-        return *gradients.of_inputs(hidden, tokens.sources), None, None, None
+        return *gradients.of_inputs(hidden, tokens.sharing), None, None, None

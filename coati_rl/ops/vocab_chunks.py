@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from coati_rl.ops.cpu_products import linear_into
+from coati_rl.ops.host_copies import on_device
 
 # Logits of a chunk, C * V, by device type: smaller chunks make matrix products slower, larger ones need memory. 64 MiB
 # in float32 on a CPU; 1 GiB on a GPU, where products of 110 rows leave most of it idle (by arithmetic, not measured).
@@ -25,17 +28,83 @@ ROW_MULTIPLE = 16  # of tokens in a chunk: matrix products of 96 or 112 rows tak
 BLOCK_ELEMENTS = 2**20  # of temporaries of the logits on a CPU: 4 MiB, which fit its cache
 
 
+class SharedSources(NamedTuple):
+    """Say how rows of the N requested tokens add up by their source: in reading order, as `sum_rows` does.
+
+    S sources that predict a token, K of them several.
+    """
+
+    first: Tensor  # int64[S], the number of each source's first token, 0 to N - 1
+    places: Tensor  # int64[S], the source, into the R * L hidden states
+    several: Tensor  # int64[K], into the S
+    later: tuple[tuple[Tensor, Tensor], ...]  # of their second tokens, third ones, ...: the number, and where in the K
+
+
+class TokenChoice(NamedTuple):
+    """Hold where the N requested tokens are, in reading order."""
+
+    places: Tensor  # int64[N], into the R * M entries of the loss arrays
+    sources: Tensor  # int64[N], into the R * L hidden states: the one that predicts the token; may repeat
+    sharing: SharedSources
+
+    def to(self, device: torch.device) -> "TokenChoice":
+        """Copy it to a device, in one transfer that the host does not wait for."""
+        if device.type == "cpu":
+            return self
+        first, places, several, later = self.sharing
+        parts = [self.places, self.sources, first, places, several, *(part for pair in later for part in pair)]
+        joined = on_device(torch.cat(parts), device)
+        of_places, of_sources, first, places, several, *rest = torch.split(joined, [len(part) for part in parts])
+        pairs = tuple(zip(rest[::2], rest[1::2], strict=True))
+        return TokenChoice(of_places, of_sources, SharedSources(first, places, several, pairs))
+
+
 class ChosenTokens(NamedTuple):
     """Hold the N requested tokens, in reading order."""
 
     places: Tensor  # int64[N], into the R * M entries of the loss arrays
     sources: Tensor  # int64[N], into the R * L hidden states: the one that predicts the token; may repeat
+    sharing: SharedSources
     targets: Tensor  # int64[N], token ids
     temperature: Tensor  # float32[N]
 
 
+def token_choice(token_mask: NDArray[np.bool_], sources: NDArray[np.int64], *, length: int) -> TokenChoice:
+    """Find the tokens at which `token_mask` is True, on the host: a device would have to be waited for.
+
+    Args:
+        token_mask: bool[R, M].
+        sources: int64[R, M], the place in its row, 0 to L - 1, of the hidden state that predicts the token.
+        length: L.
+    Raises: ValueError if a requested token has no hidden state in its row.
+    """
+    (places,) = token_mask.ravel().nonzero()
+    in_row = sources.ravel()[places]
+    if ((in_row < 0) | (in_row >= length)).any():
+        raise ValueError(f"token_mask is True on a token whose source is not a place in its row, 0 to {length - 1}")
+    of_tokens = places // max(token_mask.shape[1], 1) * length + in_row
+    order = of_tokens.argsort(kind="stable")
+    found, starts, counts = np.unique(of_tokens[order], return_index=True, return_counts=True)
+    (several,) = (counts > 1).nonzero()
+    later = []
+    for number in range(1, int(counts.max(initial=1))):
+        (among,) = (counts[several] > number).nonzero()
+        later.append((_int64(order[starts[several[among]] + number]), _int64(among)))
+    sharing = SharedSources(_int64(order[starts]), _int64(found), _int64(several), tuple(later))
+    return TokenChoice(_int64(places), _int64(of_tokens), sharing)
+
+
+def _int64(array: NDArray[np.integer]) -> Tensor:
+    return torch.from_numpy(array.astype(np.int64))
+
+
 def choose_tokens(
-    hidden: Tensor, token_ids: Tensor, sources: Tensor, token_mask: Tensor, temperature: Tensor
+    hidden: Tensor,
+    token_ids: Tensor,
+    sources: Tensor,
+    token_mask: Tensor,
+    temperature: Tensor,
+    choice: TokenChoice | None = None,
 ) -> ChosenTokens:
     """Select the tokens of the loss arrays [R, M] at which `token_mask` is True.
 
@@ -45,6 +114,7 @@ def choose_tokens(
         sources: int64[R, M], the place in its row, 0 to L - 1, of the hidden state that predicts the token.
         token_mask: bool[R, M].
         temperature: float32[R, M].
+        choice: that `token_choice` has made of mask and sources; None: it is made here, which waits for the device.
     Raises: ValueError if shapes do not fit together or a requested token has no hidden state in its row.
     """
     rows, length = hidden.shape[:2]
@@ -53,40 +123,26 @@ def choose_tokens(
         raise ValueError(
             f"token_ids, sources, token_mask and temperature must agree on [{rows}, M], hidden's rows, not {shapes}"
         )
-    places = token_mask.flatten().nonzero().squeeze(-1)
-    in_row = sources.flatten()[places]
-    if ((in_row < 0) | (in_row >= length)).any():
-        raise ValueError(f"token_mask is True on a token whose source is not a place in its row, 0 to {length - 1}")
-    first_of_row = places // token_mask.shape[1] * length if len(places) else places
-    return ChosenTokens(places, first_of_row + in_row, token_ids.flatten()[places], temperature.flatten()[places])
+    if choice is None:
+        choice = token_choice(token_mask.cpu().numpy(), sources.cpu().numpy(), length=length).to(hidden.device)
+    return ChosenTokens(
+        *choice, targets=token_ids.flatten()[choice.places], temperature=temperature.flatten()[choice.places]
+    )
 
 
-def sum_rows(rows: Tensor, index: Tensor, *, length: int) -> Tensor:
-    """Sum rows [N, H] by their place, int64[N], into [length, H]; always in the same order, and at least in float32.
+def sum_rows(rows: Tensor, sharing: SharedSources, *, length: int) -> Tensor:
+    """Sum rows [N, H] by their source into [length, H]; always in the same order, and at least in float32.
 
-    `index_add_` adds atomically on a GPU, in an order that changes from run to run. Here the rows of places that have
-    several are added in passes, at most one to each place; there are as many passes as the most frequent one has rows.
+    `index_add_` adds atomically on a GPU, in an order that changes from run to run. Here the rows of sources that have
+    several are added in passes, at most one to each source; there are as many passes as the most frequent one has rows.
     """
-    order = index.argsort(stable=True)
-    ordered = index[order]
-    is_first = torch.ones_like(ordered, dtype=torch.bool)
-    is_first[1:] = ordered[1:] != ordered[:-1]
-    places = ordered[is_first]
-    total = rows.new_zeros((length, rows.shape[1])).index_copy_(0, places, rows[order[is_first]])
-    if is_first.all():
+    total = rows.new_zeros((length, rows.shape[1])).index_copy_(0, sharing.places, rows[sharing.first])
+    if not sharing.later:
         return total
-    numbers = torch.arange(len(ordered), device=index.device)
-    repeat = numbers - torch.where(is_first, numbers, 0).cummax(dim=0).values  # rows of the same place before it
-    of_place = is_first.cumsum(dim=0) - 1
-    has_several = of_place.bincount() > 1
-    is_added = has_several[of_place]
-    added, sum_of, repeat = order[is_added], (has_several.cumsum(dim=0) - 1)[of_place[is_added]], repeat[is_added]
-    dtype = torch.promote_types(rows.dtype, torch.float32)
-    sums = rows.new_zeros((int(has_several.sum()), rows.shape[1]), dtype=dtype)
-    for number in range(int(repeat.max()) + 1):
-        chosen = repeat == number
-        sums.index_copy_(0, sum_of[chosen], sums[sum_of[chosen]] + rows[added[chosen]])
-    return total.index_copy_(0, places[has_several], sums.to(rows.dtype))
+    sums = rows[sharing.first[sharing.several]].to(torch.promote_types(rows.dtype, torch.float32))
+    for numbers, among in sharing.later:
+        sums.index_copy_(0, among, sums[among] + rows[numbers])
+    return total.index_copy_(0, sharing.places[sharing.several], sums.to(rows.dtype))
 
 
 class ChunkSoftmax(NamedTuple):

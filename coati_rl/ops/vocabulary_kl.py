@@ -14,7 +14,7 @@ from torch import Tensor
 from coati_rl.ops.distilled_loss import Direction
 from coati_rl.ops.fused_loss import StoredGradients
 from coati_rl.ops.head_gradients import HeadGradients
-from coati_rl.ops.vocab_chunks import LMHead, choose_tokens, slices
+from coati_rl.ops.vocab_chunks import LMHead, TokenChoice, choose_tokens, slices
 
 
 def vocabulary_kl_loss(
@@ -29,6 +29,7 @@ def vocabulary_kl_loss(
     direction: Direction,
     group: dist.ProcessGroup | None = None,
     chunk_elements: int | None = None,
+    choice: TokenChoice | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute sum_t w_t * KL_t with p = softmax(z / temperature) of the policy and q of the teacher.
 
@@ -48,12 +49,15 @@ def vocabulary_kl_loss(
         group: ranks that share both vocabularies, as in `token_logprobs`. The call is collective over it, the backward
             is not; loss, sums and the gradient of `hidden` have the same bits on all its ranks.
         chunk_elements: bound on the logits of each model that exist at a time; None: the device's.
+        choice: see `choose_tokens`.
     Returns: (float32[] summed loss, {"teacher_kl_sum": float64[], unweighted, nats; "loss_sum": float64[], the loss}).
     Raises: ValueError if shapes do not fit together, or a token that the loss counts has no source in its row.
     Source: arXiv:2306.13649 (GKD) sec. 3, without its gradient through sampling; the forward KL is arXiv:1503.02531.
     """
     _check_shapes(weight, arrays["token_ids"], teacher_hidden, teacher_weight)
-    tokens = choose_tokens(hidden, arrays["token_ids"], arrays["sources"], arrays["loss_mask"], arrays["temperature"])
+    tokens = choose_tokens(
+        hidden, arrays["token_ids"], arrays["sources"], arrays["loss_mask"], arrays["temperature"], choice
+    )
     weights = arrays["loss_weights"].flatten()[tokens.places]  # float32[N]
     of_teacher = teacher_hidden.flatten(0, 1)[tokens.places].to(teacher_weight.dtype)  # [N, G]
     flat_hidden = hidden.flatten(0, 1)
@@ -77,7 +81,7 @@ def vocabulary_kl_loss(
         sums = {"teacher_kl_sum": kl.double().sum(), "loss_sum": loss.double()}
         if gradients is None:
             return loss, sums
-        stored = gradients.of_inputs(flat_hidden, tokens.sources)
+        stored = gradients.of_inputs(flat_hidden, tokens.sharing)
     return StoredGradients.apply(*inputs, loss, stored), sums  # type: ignore[no-untyped-call]
 
 

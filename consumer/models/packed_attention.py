@@ -11,6 +11,7 @@ R rows, L tokens per row, T tokens of a segment, P of its ancestors, D size of a
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from coati_rl.config.model import FLOAT32_ATTENTION, PACKED_ATTENTION
+from coati_rl.ops.host_copies import on_device
 
 NAME = "packed_sdpa"  # registered with transformers
 HALF = (torch.bfloat16, torch.float16)
@@ -260,8 +262,8 @@ def _along_paths(tensor: Tensor, lengths: RowLengths, parents: RowParents) -> Te
 @functools.lru_cache(maxsize=8)
 def _boundaries(lengths: RowLengths, device: torch.device) -> Tensor:
     """Return int32[samples + 1], the cumulative lengths of the samples over all rows; the same in every layer."""
-    flat = torch.tensor([0, *(length for row in lengths for length in row)], dtype=torch.int32, device=device)
-    return flat.cumsum(0, dtype=torch.int32)
+    ends = itertools.accumulate(length for row in lengths for length in row)
+    return on_device(torch.tensor([0, *ends], dtype=torch.int32), device)
 
 
 def _attend(

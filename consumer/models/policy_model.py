@@ -21,7 +21,9 @@ from coati_rl.errors import ConfigError
 from coati_rl.model_files.config import read_config
 from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.ops.fused_loss import fused_token_loss
+from coati_rl.ops.host_copies import on_device
 from coati_rl.ops.logprob import token_logprobs
+from coati_rl.ops.vocab_chunks import TokenChoice, token_choice
 from coati_rl.ops.vocabulary_kl import vocabulary_kl_loss
 from consumer.models import packed_attention
 from consumer.models.loading import prepare, read_model
@@ -52,6 +54,7 @@ class PolicyInput:
     parents: RowParents | None = None  # of the segments in each row; None if none has one
     # By name, each [R, M] or [R, M, ...]; and trainer_version, int64[].
     loss_arrays: dict[str, Tensor] = field(default_factory=dict)
+    choice: TokenChoice | None = None  # of the tokens that the loss counts; None: made by the loss
     loss_fn: "LossFn | None" = None  # None: log-probabilities only
     returns_hidden: bool = False  # hidden states in place of log-probabilities
     teacher_head: HeadWeights | None = None  # on ranks with an LM head, for a `DistilledLoss`
@@ -68,25 +71,29 @@ def make_input(
 ) -> PolicyInput:
     """Copy a micro-batch's arrays to the device; the other arguments are those of `PolicyInput`.
 
-    Raises: ValueError if the temperature of a loss token is not positive.
+    The host waits for no copy, and a forward and backward of the result for no kernel.
+
+    Raises: ValueError if the temperature of a loss token is not positive, or its source is not in its row.
     """
 
     def copied(array: np.ndarray) -> Tensor:
         # torch.tensor copies: arrays that come out of Ray's object store are read-only.
-        return torch.tensor(array, device=device)
+        return on_device(torch.tensor(array), device)
 
     arrays = micro_batch.loss_arrays
-    # Checked in NumPy: a check on the device would synchronise with it in every forward.
+    # In NumPy: a check on the device, or a choice of tokens, would wait for it in every forward.
     if not (arrays["temperature"][arrays["loss_mask"]] > 0).all():
         raise ValueError("temperature must be positive on every token that the loss counts")
     lengths = row_lengths(micro_batch.segments, micro_batch.token_ids.shape)
+    choice = token_choice(arrays["loss_mask"], arrays["sources"], length=micro_batch.token_ids.shape[1])
     return PolicyInput(
         token_ids=copied(micro_batch.token_ids),
         position_ids=copied(micro_batch.position_ids),
         lengths=lengths,
         parents=row_parents(micro_batch.segments, lengths),
         loss_arrays={name: copied(array) for name, array in arrays.items()}
-        | {"trainer_version": torch.tensor(trainer_version, device=device)},
+        | {"trainer_version": torch.full((), trainer_version, device=device)},
+        choice=choice.to(device),
         loss_fn=loss_fn,
         returns_hidden=returns_hidden,
         teacher_head=teacher_head,
@@ -169,6 +176,7 @@ def _kl_to_teacher(
         teacher_bias=teacher.bias,
         direction=loss_fn.direction,
         group=tp_group,
+        choice=inputs.choice,
     )
     return loss_fn.kl_coeff * kl, {**sums, "loss_sum": loss_fn.kl_coeff * sums["loss_sum"]}
 
@@ -185,7 +193,9 @@ def _loss_of_tokens(
     head = model.get_output_embeddings()
     # A loss without this attribute may depend on several tokens at once.
     if loss_fn is not None and getattr(loss_fn, "is_token_separable", False):
-        loss, sums = fused_token_loss(hidden, head.weight, head.bias, arrays, loss_fn, group=tp_group)
+        loss, sums = fused_token_loss(
+            hidden, head.weight, head.bias, arrays, loss_fn, group=tp_group, choice=inputs.choice
+        )
         if loss_fn.is_final(sums):  # the same on all tensor-parallel ranks, since the sums are
             return loss, sums
     logprobs, entropy = token_logprobs(
@@ -197,6 +207,7 @@ def _loss_of_tokens(
         arrays["loss_mask"],
         arrays["temperature"],
         group=tp_group,
+        choice=inputs.choice,
     )
     if loss_fn is None:
         return logprobs, {}

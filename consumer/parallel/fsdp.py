@@ -94,9 +94,9 @@ class FullyShardedParallelism:
         """Return the text unchanged: there is one sender."""
         return text or ""
 
-    def agree(self, action: Callable[[], None] | None) -> None:
+    def agree(self, action: Callable[[], str | None] | None) -> list[str]:
         """See `Parallelism`."""
-        agree(action)
+        return agree(action)
 
     def close(self) -> None:
         """Do nothing: the default group stays."""

@@ -109,9 +109,9 @@ class HybridParallelism:
         self._broadcast(data)
         return bytes(data.tolist()).decode()
 
-    def agree(self, action: Callable[[], None] | None) -> None:
+    def agree(self, action: Callable[[], str | None] | None) -> list[str]:
         """See `Parallelism`."""
-        agree(action)
+        return agree(action)
 
     def close(self) -> None:
         """Destroy the plugin's process groups; the default group stays."""

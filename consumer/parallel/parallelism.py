@@ -120,9 +120,10 @@ class Parallelism(Protocol):
     def broadcast_text(self, text: str | None) -> str:
         """Broadcast a text from sender 0 to all senders; collective over them. `text`: None on the others."""
 
-    def agree(self, action: Callable[[], None] | None) -> None:
+    def agree(self, action: Callable[[], str | None] | None) -> list[str]:
         """Run this rank's action, if any, and check that the other ranks' actions succeeded.
 
+        Returns: the text that each rank's action returned, by rank; empty for none.
         Raises: RunError on every rank if one failed.
         """
 

@@ -9,6 +9,7 @@ authentication, and lists its keys to every client. Nothing that is received ove
 """
 
 import functools
+import json
 import logging
 import os
 import random
@@ -30,6 +31,8 @@ from coati_rl.errors import CollectiveError, ConfigError, EngineError, RunError
 from coati_rl.types import Device
 
 logger = logging.getLogger(__name__)
+
+_GLOO = "third_party/gloo/gloo/transport/"  # in messages of lost connections and timeouts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,12 +124,20 @@ def init_process_group(
     # By default gloo resolves the host name and listens on the interface of the result.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_towards(rendezvous.address))
     on_gpu = device == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(rank % torch.cuda.device_count())  # an actor with one GPU assigned sees only that one
+    own = torch.device("cpu")
+    if on_gpu:  # an actor with one GPU assigned sees only that one
+        own = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(own)
     try:
         store = _open_store(rendezvous, world_size, listener, timeout)
         dist.init_process_group(
-            "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size, timeout=timeout
+            "nccl" if on_gpu else "gloo",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+            # Else NCCL takes the GPU that is current at the first collective, and a barrier one by the rank's number.
+            device_id=own if on_gpu else None,
         )
         dist.barrier()
     except RuntimeError as error:
@@ -138,7 +149,7 @@ def init_process_group(
     np.random.seed(seed)
     torch.manual_seed(seed)
     logger.debug("trainer %d of %d joined the process group at %s", rank, world_size, rendezvous)
-    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    return own
 
 
 def _open_store(
@@ -182,36 +193,42 @@ def _decode(row: torch.Tensor, size: int) -> str:
 
 @contextmanager
 def collective(what: str) -> Iterator[None]:
-    """Translate torch's errors in code that waits for other ranks to CollectiveErrors; `what` completes "could not".
+    """Translate torch's errors of lost or silent ranks to CollectiveErrors; `what` completes "could not".
 
-    Errors of this rank's device pass unchanged, such as out of memory or a failed assertion in a kernel.
+    All other errors are this rank's own, such as a wrong dtype or out of memory: they pass, with a note that says what
+    was being done.
     """
     try:
         yield
-    except (torch.OutOfMemoryError, torch.AcceleratorError):
-        raise
-    except RuntimeError as error:  # gloo raises no narrower type
-        if "CUDA error" in str(error):  # cuBLAS and cuDNN raise a plain RuntimeError with this text
-            raise
+    except RuntimeError as error:
         if not dist.is_initialized():  # a single process waits for no other
             raise
-        rank, world_size = dist.get_rank(), dist.get_world_size()
+        who = f"trainer {dist.get_rank()} of {dist.get_world_size()}"
+        if not _is_of_a_peer(error):
+            error.add_note(f"{who} tried to {what}")
+            raise
         raise CollectiveError(
-            f"trainer {rank} of {world_size} could not {what}; another trainer has probably ended or hangs: {error}"
+            f"{who} could not {what}; another trainer has probably ended or hangs: {error}"
         ) from error
 
 
-def agree(action: Callable[[], None] | None) -> None:
+def _is_of_a_peer(error: RuntimeError) -> bool:
+    """Return True for errors of a connection or a wait. gloo has no type of its own; it names its source file."""
+    return isinstance(error, dist.DistError) or _GLOO in str(error)
+
+
+def agree(action: Callable[[], str | None] | None) -> list[str]:
     """Run this rank's action, and check that the other ranks' actions succeeded; collective.
 
     Args:
         action: None if this rank has nothing to do.
+    Returns: the text that each rank's action returned, by rank; empty for none.
     Raises: RunError on every rank if one failed; the original error on the rank that failed.
     """
-    reason = ""
+    reason = answer = ""
     try:
         if action is not None:
-            action()
+            answer = action() or ""
     except RunError as error:
         reason = str(error)
         raise
@@ -221,10 +238,11 @@ def agree(action: Callable[[], None] | None) -> None:
     finally:
         # Also after an error: the others would otherwise block in the next collective.
         with collective("finish a checkpoint together"):
-            reasons = all_gather_texts(reason)
-    for rank, reason in enumerate(reasons):
+            heard = [json.loads(text) for text in all_gather_texts(json.dumps([reason, answer]))]
+    for rank, (reason, _) in enumerate(heard):
         if reason:
             raise RunError(f"trainer {rank}: {reason}")
+    return [answer for _, answer in heard]
 
 
 @contextmanager

@@ -48,10 +48,9 @@ class SingleProcess:
         """Return the text unchanged."""
         return text or ""
 
-    def agree(self, action: Callable[[], None] | None) -> None:
-        """Run the action."""
-        if action is not None:
-            action()
+    def agree(self, action: Callable[[], str | None] | None) -> list[str]:
+        """Run the action, and return its text."""
+        return [(None if action is None else action()) or ""]
 
     def close(self) -> None:
         """Do nothing: there are no process groups."""

@@ -35,9 +35,10 @@ def add_command(machine: Path, name: str, line: str) -> None:
     file.chmod(0o755)
 
 
-def python(machine: Path, cuda: str = "") -> str:
+def python(machine: Path, cuda: str = "", libc: str = "glibc 2.36") -> str:
     """A Python with torch and vLLM for this CUDA, if any; it makes no environment."""
     return f"""case "$*" in
+        *libc_ver*) echo {libc} ;;
         *sysconfig*) echo {machine / "include"} ;;
         *vllm*) echo '{cuda}' ;;
         "-m venv"*) echo "venv $*"; exit 3 ;;
@@ -45,12 +46,12 @@ def python(machine: Path, cuda: str = "") -> str:
     esac"""
 
 
-def said(machine: Path) -> str:
-    """All that is said until the environment would be made."""
-    command = ["bash", "-c", f"source {machine}/scripts/environment.sh"]
-    environment = {"PATH": str(machine / "bin"), "HOME": str(machine)}
+def said(machine: Path, *, is_right: bool = False, **variables: str) -> str:
+    """All that is said until the environment would be made; or, if it `is_right`, is made."""
+    command = ["bash", "-c", f"set -e; source {machine}/scripts/environment.sh"]
+    environment = {"PATH": str(machine / "bin"), "HOME": str(machine), **variables}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
-    assert ended.returncode != 0
+    assert (ended.returncode == 0) == is_right, ended.stderr
     return ended.stdout + ended.stderr
 
 
@@ -59,6 +60,39 @@ def test_an_old_driver_is_named_before_anything_is_installed(machine: Path) -> N
     assert "the NVIDIA driver is '570.86.15' and CUDA 13 needs 580 or newer" in text
     assert "install CUDA 12 builds of torch and vllm for python3.11 first" in text and "COATI_DEVICE=cpu" in text
     assert not (machine / ".venv").exists()
+
+
+def test_a_gpu_that_is_asked_for_without_its_driver_is_refused_with_the_remedy(machine: Path) -> None:
+    (machine / "bin" / "nvidia-smi").unlink()
+    text = said(machine, COATI_DEVICE="gpu")
+    assert "nvidia-smi is not on the PATH" in text and "COATI_DEVICE=cpu" in text
+    assert not (machine / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("libc", "is_taken"), [("glibc 2.28", False), ("glibc 2.31", True), ("glibc 3.0", True), ("musl 1.2.5", False)]
+)
+def test_an_old_c_library_is_named_before_anything_is_installed(machine: Path, libc: str, is_taken: bool) -> None:
+    add_command(machine, "python3.11", python(machine, libc=libc))
+    text = said(machine, COATI_DEVICE="cpu")
+    assert ("venv -m venv" in text) == is_taken
+    assert (f"the C library is '{libc}', and the packages need glibc 2.31 or newer" in text) != is_taken
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_a_lock_is_installed_from_the_package_index_alone_whatever_other_places_offer(
+    machine: Path, device: str
+) -> None:
+    """torch 2.13.0+cpu of an extra index is preferred to 2.13.0, and the lock has no digest of it."""
+    (machine / ".venv" / "bin").mkdir(parents=True)
+    places = "global.extra-index-url=https://extra.test/simple\nglobal.find-links=/wheels"
+    add_command(machine, "../.venv/bin/python", f'[[ "$*" != *config* ]] || echo -e "{places}"')
+    add_command(machine, "../.venv/bin/uv", f'echo "$UV_INDEX,$UV_FIND_LINKS $*" >>{machine}/installed')
+    assert f"ready ({device})" in said(machine, COATI_DEVICE=device, is_right=True)
+    lines = (machine / "installed").read_text().splitlines()
+    (lock,) = [line for line in lines if "--require-hashes" in line]
+    assert lock.startswith(", ") and lock.endswith({"cpu": "/cpu.txt", "gpu": "/gpu-cu13.txt"}[device])
+    assert all(line.startswith("https://extra.test/simple,/wheels ") for line in lines if line != lock)
 
 
 def test_a_missing_compiler_is_named(machine: Path) -> None:

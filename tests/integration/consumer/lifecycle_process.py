@@ -53,7 +53,8 @@ WIRE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def make(model_dir: Path, layout: str, precision: str, **settings: object) -> Backend:
-    """With the model as its own reference."""
+    """With the model as its own reference, and checkpoints of several files, which ranks share out."""
+    checkpoint.CheckpointWriter.__init__.__kwdefaults__["max_file_bytes"] = 50_000
     settings = {"reference_dir": model_dir, "wire_dtype": WIRE[precision], **(LAYOUTS | UNEVEN)[layout][1], **settings}
     return make_trainer(model_dir, precision=precision, **settings)
 

@@ -1,6 +1,7 @@
 """Test scores, exports, checkpoints and refusals of trainers in every layout against plain transformers."""
 
 import functools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,12 @@ def test_a_checkpoint_is_complete_and_nothing_else_has_its_name(life: Life) -> N
     assert read_state(life.checkpoint)["step"] == 2  # which compares every byte with the manifest
     names = {path.name for path in life.checkpoint.iterdir()}
     assert {"config.json", "tokenizer.json", "manifest.json", "state.json"} <= names
-    assert len([name for name in names if name.startswith("model")]) == (3 if "pp2" in life.case.layout else 2)
+    index = json.loads((life.checkpoint / "model.safetensors.index.json").read_text())
+    files = set(index["weight_map"].values())
+    assert len(files) > 2, "of each rank that writes"
+    assert {name for name in names if name.endswith(".safetensors")} == files | {
+        name.replace("model-", "optimizer-") for name in files
+    }
     assert [path.name for path in life.directory.glob("step-*")] == ["step-2"]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from coati_rl.checkpoint.directory import MANIFEST_FILE, read_state
@@ -72,6 +73,22 @@ def save(
         files=files,
     )
     return writer
+
+
+def test_the_digest_of_a_file_is_that_of_its_bytes_whatever_tensors_it_holds(
+    tmp_path: Path, model: PreTrainedModel
+) -> None:
+    writer = CheckpointWriter(tmp_path / "step-1", [], dtype=torch.float32)
+    writer.begin()
+    tensors = {
+        "b": torch.arange(12.0).view(3, 4).t(),
+        "a": torch.tensor(3.0),
+        "c": torch.ones(5, dtype=torch.bfloat16),
+        "nothing": torch.empty(0, 4),
+        "byte": torch.tensor([7], dtype=torch.uint8),
+    }
+    for name, digest in writer.write(0, tensors, {"step/a": torch.tensor(1)}).items():
+        assert digest == xxhash.xxh3_128_hexdigest((tmp_path / ".step-1.partial" / name).read_bytes()), name
 
 
 def logits_of(model: PreTrainedModel) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Test the trainers' store and process group without other ranks."""
 
 import stat
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from coati_rl.errors import ConfigError, EngineError
+from coati_rl.errors import CollectiveError, ConfigError, EngineError
 from consumer.parallel.process_group import (
     StoreLocation,
     all_gather_texts,
@@ -94,19 +95,64 @@ def test_an_error_of_ours_passes_through_a_collective_unchanged() -> None:
         raise EngineError("its own")
 
 
+def wrong_dtype() -> None:
+    torch.ones(2, 2) @ torch.ones(2, 2, dtype=torch.bfloat16)
+
+
+def wrong_size() -> None:
+    dist.all_gather_into_tensor(torch.ones(3), torch.ones(2))
+
+
+def raising(error: RuntimeError) -> Callable[[], None]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """The process group of one trainer."""
+    point = private_store_location("127.0.0.1")
+    init_process_group(rank=0, world_size=1, rendezvous=point, timeout_s=20.0, seed=0, device="cpu")
+    yield
+    destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        raising(torch.OutOfMemoryError("CUDA out of memory")),
+        raising(torch.AcceleratorError("CUDA error: device-side assert triggered")),
+        raising(RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`")),
+        wrong_dtype,
+        wrong_size,
+    ],
+    ids=["out of memory", "assertion of a kernel", "cuBLAS", "wrong dtype", "wrong size"],
+)
+def test_a_trainers_own_error_is_not_laid_on_another_and_says_what_was_done(
+    alone: None, act: Callable[[], None]
+) -> None:
+    with pytest.raises(RuntimeError) as caught, collective("run the model"):
+        act()
+    assert not isinstance(caught.value, EngineError)
+    assert caught.value.__notes__ == ["trainer 0 of 1 tried to run the model"]
+
+
 @pytest.mark.parametrize(
     "error",
     [
-        torch.OutOfMemoryError("CUDA out of memory"),
-        torch.AcceleratorError("CUDA error: device-side assert triggered"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`"),
+        dist.DistBackendError("NCCL error: remote process exited"),
+        RuntimeError(
+            "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1000ms for recv"
+        ),
     ],
-    ids=["out of memory", "assertion of a kernel", "cuBLAS"],
+    ids=["NCCL", "gloo"],
 )
-def test_an_error_of_the_device_is_not_laid_on_another_trainer(error: RuntimeError) -> None:
-    with pytest.raises(type(error)) as caught, collective("run the model"):
+def test_an_error_of_a_connection_names_trainer_and_phase(alone: None, error: RuntimeError) -> None:
+    message = "trainer 0 of 1 could not sum gradients; another trainer has probably"
+    with pytest.raises(CollectiveError, match=message), collective("sum gradients"):
         raise error
-    assert caught.value is error
 
 
 def test_groups_that_others_make_meanwhile_have_our_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from coati_rl.ops.logprob import token_logprobs
-from coati_rl.ops.vocab_chunks import sum_rows
+from coati_rl.ops.vocab_chunks import sum_rows, token_choice
 from tests.unit.ops.lm_head import (
     H,
     L,
@@ -150,17 +150,22 @@ def test_gradient_of_a_hidden_state_that_predicts_several_tokens_is_the_sum_of_t
         assert relative_error(ours[name].grad, exact[name].grad) < 1e-6, name
 
 
+def summed(rows: Tensor, sources: list[int], *, length: int) -> Tensor:
+    choice = token_choice(np.ones((1, len(sources)), dtype=bool), np.array([sources]), length=length)
+    return sum_rows(rows, choice.sharing, length=length)
+
+
 def test_rows_are_summed_by_place_in_their_order() -> None:
     rows = torch.tensor([[1.0], [2.0], [4.0], [8.0], [16.0]])
-    assert sum_rows(rows, torch.tensor([3, 0, 3, 1, 3]), length=5).tolist() == [[2.0], [8.0], [0.0], [21.0], [0.0]]
+    assert summed(rows, [3, 0, 3, 1, 3], length=5).tolist() == [[2.0], [8.0], [0.0], [21.0], [0.0]]
     # In float32 only this order gives 0: (1 + 1e8) - 1e8.
     rows = torch.tensor([[1.0], [1e8], [-1e8]])
-    assert sum_rows(rows, torch.tensor([0, 0, 0]), length=1).tolist() == [[0.0]]
+    assert summed(rows, [0, 0, 0], length=1).tolist() == [[0.0]]
 
 
 def test_rows_in_bfloat16_are_summed_in_float32() -> None:
     rows = torch.ones((512, 1), dtype=torch.bfloat16)  # added one by one in bfloat16 they would stay at 256
-    total = sum_rows(torch.cat([rows, rows[:2]]), torch.tensor([1] * 512 + [0, 3]), length=4)
+    total = summed(torch.cat([rows, rows[:2]]), [1] * 512 + [0, 3], length=4)
     assert total.dtype == torch.bfloat16
     assert total.tolist() == [[1.0], [512.0], [0.0], [1.0]]
 

@@ -84,6 +84,10 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(refuse, call, tmp_path):
     code, printed = call("-g", "2", "--dry-run")
     assert code == 0
     assert "samples                 8" in printed
+    first = next(line for line in printed.splitlines() if line.startswith("first prompt"))
+    assert "q" in first
+    assert "its reward" not in printed
+    assert "its reward              1 for \\boxed{1}" in call("-rt", "boxed", "-mpt", "512", "--dry-run")[1]
     assert not [*tmp_path.glob("out.jsonl*")]
 
 

@@ -43,10 +43,12 @@ link libcudart.so.13 801 cudart.names "-Wl,--version-script=cudart.map" devices 
 link libcuda.so.1 801 cuda.names "-L. -l:libcudart.so.13" driver
 link libnccl.so.2 3 nccl.names "-L. -l:libcudart.so.13" nccl nccl_members nccl_exchange nccl_numbers
 link libnvidia-ml.so.1 3 nvml.names "-L. -l:libcudart.so.13" nvml
-g++ -std=c++20 -O1 -w -fPIC -shared "${includes[@]}" -I"$packages/torch/include" \
-    -I"$packages/torch/include/torch/csrc/api/include" "$sources/dispatch.cpp" -o libdispatch.so -L"$packages/torch/lib" \
-    -ltorch -ltorch_cpu -ltorch_cuda -lc10 -lc10_cuda -L. -l:libcudart.so.13
+torch="$packages/torch"
+g++ -std=c++20 -O1 -w -fPIC -shared "${includes[@]}" -I"$torch/include" -I"$torch/include/torch/csrc/api/include" \
+    "$sources/dispatch.cpp" -o libdispatch.so -L"$torch/lib" -ltorch -ltorch_cpu -ltorch_cuda -lc10 -lc10_cuda \
+    -L. -l:libcudart.so.13
 # The interpreter reads this when it starts; without the variable it does nothing.
-echo 'import os, sys; home = os.environ.get("COATI_EMULATED_GPU_HOME"); home and (sys.path.append(home), __import__("emulation.start"))' \
-    >"$packages/emulated_gpu.pth"
+cat >"$packages/emulated_gpu.pth" <<'PYTHON'
+import os, sys; h = os.environ.get("COATI_EMULATED_GPU_HOME"); h and (sys.path.append(h), __import__("emulation.start"))
+PYTHON
 echo "$digest" >built

@@ -37,16 +37,26 @@ def right(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> dict[Cas
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, gpu_trainers: TrainerServers, model_dir: Path) -> dict[Case, Any]:
-    """The steps of each rank, by case."""
+def found(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    gpu_trainers: TrainerServers,
+    model_dir: Path,
+) -> dict[Case, Any]:
+    """The steps of each rank, of the cases that pytest was asked for; one group of trainers a number of ranks."""
     out_dir = tmp_path_factory.mktemp("gpu")
+    asked = [item.callspec.params.get("case") for item in request.session.items if hasattr(item, "callspec")]
     by_size = defaultdict(list)
     for case in CASES:
-        by_size[LAYOUTS[case.layout][0]].append(case)
+        if case in asked:
+            by_size[LAYOUTS[case.layout][0]].append(case)
     for size, cases in by_size.items():
         gpu_trainers.launch_and_check(take_steps, out_dir, model_dir, cases, "cuda", world_size=size)
-    ranks = {case: range(LAYOUTS[case.layout][0]) for case in CASES}
-    return {case: [torch.load(out_dir / case.file("cuda", rank)) for rank in ranks[case]] for case in CASES}
+    return {
+        case: [torch.load(out_dir / case.file("cuda", rank)) for rank in range(size)]
+        for size, cases in by_size.items()
+        for case in cases
+    }
 
 
 def distance(found: torch.Tensor, right: torch.Tensor) -> float:

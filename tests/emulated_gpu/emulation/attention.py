@@ -1,7 +1,7 @@
 """Compute torch's attention kernels for CUDA from their definitions, and refuse what those refuse.
 
-Flash attention's kernel on packed sequences (varlen) aligns a causal mask to the last key, SDPA's to the first. H heads,
-L queries, S keys, D size of a head, T tokens of all sequences.
+Flash attention's kernel on packed sequences (varlen) aligns a causal mask to the last key, SDPA's to the first. H
+heads, L queries, S keys, D size of a head, T tokens of all sequences.
 """
 
 from itertools import pairwise

@@ -1,7 +1,7 @@
 // Compute torch's CUDA operations with its CPU kernels on the same memory, after what the current stream waits for.
 //
-// Tensors on a GPU are seen as tensors of the CPU (`on_host`), the kernel is called, and new results are put into memory
-// of the GPU. Operations without a CPU kernel fail by name: those of emulation/attention.py are computed there.
+// Tensors on a GPU are seen as tensors of the CPU (`on_host`), the kernel is called, and new results are put into a
+// GPU's memory. Operations without a CPU kernel fail by name: those of emulation/attention.py are computed there.
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -25,8 +25,8 @@ using Names = std::set<std::string>;
 // May mix tensors of the CPU and of GPUs.
 static const Names MIXED = {
     "aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize", "aten::_to_copy", "aten::index.Tensor",
-    "aten::index.Tensor_out", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index.Tensor",
-    "aten::_unsafe_index_put", "aten::_fused_adamw_"};
+    "aten::index.Tensor_out", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
+    "aten::_unsafe_index.Tensor", "aten::_unsafe_index_put", "aten::_fused_adamw_"};
 // The size of the result depends on values, for which the host waits.
 static const Names WAITING = {
     "aten::nonzero", "aten::nonzero.out", "aten::masked_select", "aten::unique_dim", "aten::_unique2",
@@ -121,14 +121,20 @@ static IValue to_gpu(const IValue &value, Device device) {
     return tensors;
 }
 
-// Copy between pinned memory and a GPU as the emulated runtime does: when something waits for the stream.
-static bool copy_late(const at::Tensor &to, const at::Tensor &from, bool non_blocking, const c10::cuda::CUDAStream &stream) {
+// Copy as the emulated runtime does, when something waits for the stream: within GPUs, and from and to pinned memory.
+static bool copy_late(const at::Tensor &to, const at::Tensor &from, bool non_blocking,
+                      const c10::cuda::CUDAStream &stream) {
+    bool is_plain = to.dtype() == from.dtype() && to.sizes() == from.sizes();
+    is_plain = is_plain && to.is_contiguous() && from.is_contiguous();
+    bool is_flagged = to.is_conj() || to.is_neg() || from.is_conj() || from.is_neg();
+    if (!is_plain || is_flagged || !to.numel()) return false;
+    bool crosses = to.is_cuda() != from.is_cuda();
     const auto &host = to.is_cuda() ? from : to;
-    bool is_plain = to.dtype() == from.dtype() && to.sizes() == from.sizes() && to.is_contiguous() && from.is_contiguous();
-    if (to.is_cuda() == from.is_cuda() || !non_blocking || !is_plain || !to.numel() || !host.is_pinned()) return false;
+    if (crosses ? !non_blocking || !host.is_pinned() : to.device() != from.device()) return false;
     cudaMemcpyAsync(to.data_ptr(), from.data_ptr(), to.nbytes(), cudaMemcpyDefault, stream.stream());
-    at::getHostAllocator(at::kCUDA)->record_event(
-        host.data_ptr(), host.storage().data_ptr().get_context(), stream.unwrap());
+    if (crosses)
+        at::getHostAllocator(at::kCUDA)->record_event(
+            host.data_ptr(), host.storage().data_ptr().get_context(), stream.unwrap());
     return true;
 }
 
@@ -140,21 +146,23 @@ static bool host_waits(const std::string &name, const std::vector<IValue> &argum
 }
 
 // What the CPU's kernel has resized or put elsewhere goes back to the tensors that it was to write to.
-static void write_back(const c10::FunctionSchema &schema, const std::vector<IValue> &given, const std::vector<IValue> &used) {
+static void write_back(const c10::FunctionSchema &schema, const std::vector<IValue> &given,
+                       const std::vector<IValue> &used) {
     for (size_t i = 0; i < given.size(); i++) {
         const auto *alias = schema.arguments()[i].alias_info();
         if (!alias || !alias->isWrite() || !given[i].isTensor()) continue;
         const auto &target = given[i].toTensor(), &written = used[i].toTensor();
         if (!target.defined() || !target.is_cuda()) continue;
-        bool is_same = written.sizes() == target.sizes() && (!written.numel() || written.data_ptr() == target.data_ptr());
-        if (is_same) continue;
+        bool is_in_place = !written.numel() || written.data_ptr() == target.data_ptr();
+        if (is_in_place && written.sizes() == target.sizes()) continue;
         target.resize_(written.sizes());
         if (written.numel()) on_host(target).copy_(written);
     }
 }
 
 // The argument that an in-place or out variant returns.
-static const IValue *returned_argument(const c10::FunctionSchema &schema, size_t index, const std::vector<IValue> &given) {
+static const IValue *returned_argument(const c10::FunctionSchema &schema, size_t index,
+                                       const std::vector<IValue> &given) {
     const auto *alias = schema.returns()[index].alias_info();
     if (!alias || !alias->isWrite()) return nullptr;
     for (size_t i = 0; i < given.size(); i++) {

@@ -1,4 +1,4 @@
-// Emulate NCCL between processes of one machine. Operations are asynchronous: a thread per communicator does them in order.
+// Emulate NCCL between processes of one machine. A thread per communicator does its operations in order.
 #define _GNU_SOURCE
 #include "nccl_emulated.h"
 #include <stdio.h>
@@ -71,7 +71,8 @@ static ncclResult_t submit(Operation *operations) {
 static bool is_on(const void *pointer, int device) {
     struct cudaPointerAttributes attributes;
     cudaPointerGetAttributes(&attributes, pointer);
-    return attributes.type == cudaMemoryTypeHost || (attributes.type == cudaMemoryTypeDevice && attributes.device == device);
+    bool is_device = attributes.type == cudaMemoryTypeDevice;
+    return attributes.type == cudaMemoryTypeHost || (is_device && attributes.device == device);
 }
 
 static ncclResult_t enqueue(Kind kind, const void *in, void *out, size_t count, ncclDataType_t type, int reduction,
@@ -172,9 +173,13 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t reduction, ncclComm_t c) { return nccl
 #define ON ncclComm_t c, cudaStream_t s
 ncclResult_t ncclAllReduce(IN_OUT, ncclRedOp_t op, ON) { return enqueue(ALL_REDUCE, in, out, n, type, op, 0, c, s); }
 ncclResult_t ncclBroadcast(IN_OUT, int root, ON) { return enqueue(BROADCAST, in, out, n, type, 0, root, c, s); }
-ncclResult_t ncclReduce(IN_OUT, ncclRedOp_t op, int root, ON) { return enqueue(REDUCE, in, out, n, type, op, root, c, s); }
+ncclResult_t ncclReduce(IN_OUT, ncclRedOp_t op, int root, ON) {
+    return enqueue(REDUCE, in, out, n, type, op, root, c, s);
+}
 ncclResult_t ncclAllGather(IN_OUT, ON) { return enqueue(ALL_GATHER, in, out, n, type, 0, 0, c, s); }
-ncclResult_t ncclReduceScatter(IN_OUT, ncclRedOp_t op, ON) { return enqueue(REDUCE_SCATTER, in, out, n, type, op, 0, c, s); }
+ncclResult_t ncclReduceScatter(IN_OUT, ncclRedOp_t op, ON) {
+    return enqueue(REDUCE_SCATTER, in, out, n, type, op, 0, c, s);
+}
 ncclResult_t ncclAlltoAll(IN_OUT, ON) { return enqueue(ALL_TO_ALL, in, out, n, type, 0, 0, c, s); }
 ncclResult_t ncclGather(IN_OUT, int root, ON) { return enqueue(GATHER, in, out, n, type, 0, root, c, s); }
 ncclResult_t ncclScatter(IN_OUT, int root, ON) { return enqueue(SCATTER, in, out, n, type, 0, root, c, s); }

@@ -6,7 +6,9 @@
 
 enum { MAX_RANKS = 64, MAX_SCALES = 64, MAX_TEXT = 400, MAX_PATH = 256 };
 
-typedef enum { ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, SEND, RECEIVE } Kind;
+typedef enum { // in the order of NAMES
+    ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, SEND, RECEIVE
+} Kind;
 
 typedef struct Operation {
     Kind kind;

@@ -92,8 +92,9 @@ static int receive_part(struct ncclComm *c, Operation *o, const char *key, int s
     snprintf(from, sizeof from, "%s-from-%d", key, source);
     if (collect(c, from, &theirs, sizeof theirs, data, size, &found)) return -1;
     if (!memcmp(&own, &theirs, sizeof own) && found == size) return 0;
-    fail(c, ncclInvalidArgument, "%s of %zu elements of type %d, root %d; rank %d calls %s of %zu elements of type %d, root %d",
-         NAMES[o->kind], o->count, o->type, o->peer, source, NAMES[theirs.kind], theirs.count, theirs.type, theirs.root);
+    fail(c, ncclInvalidArgument,
+         "%s of %zu elements of type %d, root %d; rank %d calls %s of %zu elements of type %d, root %d", NAMES[o->kind],
+         o->count, o->type, own.root, source, NAMES[theirs.kind], theirs.count, theirs.type, theirs.root);
     return -1;
 }
 

@@ -1,4 +1,4 @@
-// Create, split and leave communicators. Two ranks on one GPU are refused, unless NCCL_HOSTID says that their hosts differ.
+// Create, split and leave communicators. Two ranks on one GPU are refused unless their NCCL_HOSTID differ.
 #define _GNU_SOURCE
 #include "nccl_emulated.h"
 #include <dirent.h>
@@ -45,8 +45,8 @@ static ncclResult_t create(ncclComm_t *created, int size, const char *directory,
         if (!is_same_gpu && other.size == size) continue;
         char text[MAX_TEXT];
         if (is_same_gpu)
-            snprintf(text, sizeof text, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %s", rank, peer,
-                     own.gpu);
+            snprintf(text, sizeof text, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %s", rank,
+                     peer, own.gpu);
         else
             snprintf(text, sizeof text, "rank %d joins %d ranks, rank %d joins %d", rank, size, peer, other.size);
         free(c);

@@ -77,7 +77,7 @@ class TrainerServers:
     def launch(self, target: Callable[..., None], *arguments: object, world_size: int) -> list[Ended]:
         """Run a group of trainers to its end. Returns: one result per rank, whatever the exit codes."""
         if not self._servers:
-            self._servers = [_start() for _ in range(2)]
+            self._servers = [_start(self._device) for _ in range(2)]
         self._num_launched += 1
         rendezvous = StoreLocation(address="127.0.0.1", file=self._output_dir / f"store-{self._num_launched}")
         job = Job(target, arguments, world_size, rendezvous, self._output_dir, self._device)
@@ -108,10 +108,12 @@ class TrainerServers:
         self._servers = []
 
 
-def _start() -> tuple[subprocess.Popen[bytes], Connection]:
+def _start(device: Device) -> tuple[subprocess.Popen[bytes], Connection]:
     ours, theirs = Pipe()
     command = [sys.executable, "-m", __name__, str(theirs.fileno())]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    if device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # ColossalAI takes a GPU that it sees
     server = subprocess.Popen(command, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()], start_new_session=True)
     theirs.close()
     return server, ours

@@ -138,8 +138,7 @@ install_gpu() {
     uv_install --no-deps --no-build-isolation --editable "$REPOSITORY"
 }
 
-# The lock has the digests of the package index's files: another index's build of torch would be preferred, and refused.
-install_emulated_gpu() { (unset UV_INDEX UV_FIND_LINKS && install_gpu); }
+install_emulated_gpu() { install_gpu; }
 
 make_environment() {
     local base

@@ -28,7 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 300.0  # for one command
-NOT_SHOWN = {".git", ".venv", ".cache", "runs", "site"}  # of the repository, in a page's directory
+NOT_SHOWN = {".git", ".venv", ".venv-gpu", ".cache", "runs", "site"}  # of the repository, in a page's directory
 FENCE = re.compile(
     r"(?:^ *<!-- not run: (?P<reason>[^>]+?) -->\n)?^(?P<ticks>```+)(?P<info>[^`\n]*)\n(?P<text>.*?)^(?P=ticks) *$",
     re.MULTILINE | re.DOTALL,

@@ -1,9 +1,10 @@
 # Sourced by quickstart.sh, test.sh and check: makes .venv with the pinned packages if it is missing, incomplete or out of date, and
-# keeps every cache below the repository. Sets REPOSITORY, PYTHON and DEVICE (cpu | gpu).
+# keeps every cache below the repository. Sets REPOSITORY, PYTHON and DEVICE (cpu | gpu | emulated_gpu).
 # COATI_DEVICE=cpu keeps a machine with a GPU on the CPU packages.
 
 REPOSITORY="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="$REPOSITORY/.venv"
+[[ "${COATI_DEVICE:-}" != emulated_gpu ]] || VENV="$REPOSITORY/.venv-gpu" # beside .venv, made only by test.sh --emulated-gpu
 PYTHON="$VENV/bin/python"
 CACHE="$REPOSITORY/.cache"
 STAMP="$VENV/coati-stamp"
@@ -34,7 +35,7 @@ fail() {
 
 choose_device() {
     if [[ -n "${COATI_DEVICE:-}" ]]; then
-        [[ "$COATI_DEVICE" == cpu || "$COATI_DEVICE" == gpu ]] || fail "COATI_DEVICE=$COATI_DEVICE: use cpu or gpu"
+        [[ "$COATI_DEVICE" =~ ^(cpu|gpu|emulated_gpu)$ ]] || fail "COATI_DEVICE=$COATI_DEVICE: use cpu or gpu"
         printf '%s' "$COATI_DEVICE"
     elif nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
         printf gpu
@@ -151,14 +152,16 @@ install_gpu() {
     uv_install --no-deps --no-build-isolation --editable "$REPOSITORY"
 }
 
+install_emulated_gpu() { install_gpu; }
+
 make_environment() {
     local base
     if ! "$PYTHON" -c 'import pip' 2>/dev/null; then
         base="$(find_python)" ||
             fail "$(python_remedy)"
         check_glibc "$base"
-        [[ "$DEVICE" == cpu ]] || check_gpu_machine "$base"
-        say "making .venv with $("$base" --version)"
+        [[ "$DEVICE" != gpu ]] || check_gpu_machine "$base"
+        say "making ${VENV##*/} with $("$base" --version)"
         # CUDA 12 builds of torch and vLLM are not on the package index: use those that are installed on the machine.
         local site=()
         [[ "$DEVICE" == cpu || "$(installed_cuda "$base")" != 12 ]] || site=(--system-site-packages)

@@ -3,9 +3,11 @@
 #     scripts/test.sh                      the fast suite
 #     scripts/test.sh -k packing           pytest with these arguments (paths, -k, -x, ...) instead of the fast suite's
 #     scripts/test.sh --all                everything: also the cases marked full, and every bug of scripts/mutants
+#     scripts/test.sh --emulated-gpu       the GPU path on emulated GPUs (docs/gpu.md); with --all or other arguments of pytest behind it
 # docs/testing.md lists the tests that only --all runs.
 set -euo pipefail
 start=$SECONDS
+[[ "${1:-}" != --emulated-gpu ]] || export COATI_DEVICE=emulated_gpu # an environment with the CUDA packages
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 cd -- "$REPOSITORY"
 
@@ -18,6 +20,10 @@ case "$*" in
     --all)
         "$PYTHON" -m pytest "${SUITE[@]}" --all || status=$?
         "$PYTHON" scripts/mutants/run.py || status=$?
+        ;;
+    --emulated-gpu*)
+        tests/emulated_gpu/build.sh "$PYTHON" "$VENV/emulated_gpu"
+        tests/emulated_gpu/run.sh "$PYTHON" -m pytest -m gpu tests/gpu tests/emulated_gpu "${@:2}" || status=$?
         ;;
     *) "$PYTHON" -m pytest "$@" || status=$? ;;
 esac

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# Their conftest refuses to run without the emulator of scripts/test.sh --emulated-gpu.
+collect_ignore = [] if os.environ.get("COATI_EMULATED_GPU_HOME") else ["emulated_gpu"]
 TIMEOUTS_S = {"tests/unit/": 60, "tests/faults/": 900, "tests/integration/runs/": 900}  # elsewhere pyproject.toml's
 SHARING = ("tests/integration/consumer/", "tests/integration/engines/", "tests/unit/algorithms/test_peer")
 

@@ -12,7 +12,7 @@ from coati_rl.batch import MicroBatch
 from coati_rl.data.packing import pack
 from consumer.backend import Backend
 from consumer.models import packed_attention, policy_model
-from tests.gpu.devices import on_cpu_and_gpu
+from tests.gpu.devices import on_cpu_and_gpu, size_on
 from tests.unit.consumer.test_packed_attention import (
     LENGTHS,
     MODELS,
@@ -42,7 +42,7 @@ def scores(backend: Backend, micro_batches: Sequence[MicroBatch]) -> dict[int, T
 
 @on_cpu_and_gpu
 def test_packed_log_probabilities_are_those_of_each_sample_alone(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = {"cpu": "tiny", "cuda": "qwen2-0.5b"}[device]
+    shape = {"cpu": "tiny", "cuda": "qwen2-0.5b"}[size_on(device)]
     backend = make_backend(shape, torch.device(device))
     samples = make_samples(COMPARED_LENGTHS, SHAPES[shape][0])
     together = pack(samples, max_samples=len(samples))[0]

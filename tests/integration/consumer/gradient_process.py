@@ -113,7 +113,7 @@ def digests_of(backend: Backend, weights: dict[str, Tensor]) -> dict[tuple[str, 
     is_cut = {name: info.split_dim is not None for name, info in backend.policy.parameters.infos.items()}
     return {
         (name, backend.layout.tp_rank if is_cut[name] else None, copy): xxhash.xxh3_128_hexdigest(
-            weight.contiguous().view(torch.uint8).numpy()
+            weight.contiguous().view(torch.uint8).cpu().numpy()
         )
         for name, weight in weights.items()
     }
@@ -135,7 +135,7 @@ def with_reference(backend: Backend, micro_batches: Sequence[MicroBatch]) -> tup
     if not scores:
         return tuple(micro_batches)
     pairs = zip(micro_batches, scores, strict=True)
-    return tuple(micro_batch.with_arrays(ref_logprobs=score.numpy()) for micro_batch, score in pairs)
+    return tuple(micro_batch.with_arrays(ref_logprobs=score.cpu().numpy()) for micro_batch, score in pairs)
 
 
 class Restarts:

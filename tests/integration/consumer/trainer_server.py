@@ -18,6 +18,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
+from coati_rl.types import Device
 from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -49,6 +52,7 @@ class Job(NamedTuple):
     world_size: int
     rendezvous: StoreLocation
     output_dir: Path
+    device: Device
 
     def output_of(self, rank: int) -> Path:
         return self.output_dir / f"rank{rank}.txt"
@@ -64,18 +68,19 @@ class Ended(NamedTuple):
 class TrainerServers:
     """The two servers, as seen from a test; they start with the first launch."""
 
-    def __init__(self, output_dir: Path) -> None:
+    def __init__(self, output_dir: Path, device: Device = "cpu") -> None:
         self._output_dir = output_dir
+        self._device: Device = device
         self._servers: list[tuple[subprocess.Popen[bytes], Connection]] = []
         self._num_launched = 0
 
     def launch(self, target: Callable[..., None], *arguments: object, world_size: int) -> list[Ended]:
         """Run a group of trainers to its end. Returns: one result per rank, whatever the exit codes."""
         if not self._servers:
-            self._servers = [_start() for _ in range(2)]
+            self._servers = [_start(self._device) for _ in range(2)]
         self._num_launched += 1
         rendezvous = StoreLocation(address="127.0.0.1", file=self._output_dir / f"store-{self._num_launched}")
-        job = Job(target, arguments, world_size, rendezvous, self._output_dir)
+        job = Job(target, arguments, world_size, rendezvous, self._output_dir, self._device)
         for index, (_, connection) in enumerate(self._servers):
             connection.send((job, range(world_size)[index::2]))
         exit_codes: dict[int, int] = {}
@@ -103,10 +108,12 @@ class TrainerServers:
         self._servers = []
 
 
-def _start() -> tuple[subprocess.Popen[bytes], Connection]:
+def _start(device: Device) -> tuple[subprocess.Popen[bytes], Connection]:
     ours, theirs = Pipe()
     command = [sys.executable, "-m", __name__, str(theirs.fileno())]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    if device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # ColossalAI takes a GPU that it sees
     server = subprocess.Popen(command, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()], start_new_session=True)
     theirs.close()
     return server, ours
@@ -125,13 +132,15 @@ def _fork(job: Job, rank: int) -> int:
         cpus = sorted(os.sched_getaffinity(0))
         if job.world_size > len(cpus):  # a third faster: a collective wakes several threads of a trainer in turn
             os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
+        if job.device == "cuda":  # the imports have asked for GPUs; emulated ones can be used in a fork all the same
+            torch.cuda._is_in_bad_fork = lambda: False
         init_process_group(
             rank=rank,
             world_size=job.world_size,
             rendezvous=job.rendezvous,
             timeout_s=TIMEOUT_S,
             seed=0,
-            device="cpu",
+            device=job.device,
         )
         job.target(rank, *job.arguments)
         destroy_process_group()

@@ -1,0 +1,75 @@
+"""Emulate CUDA in this process: as soon as it has imported torch, cupy or vLLM's attention, replace their kernels.
+
+The interpreter imports it at its start when COATI_EMULATED_GPU_HOME is set (build.sh).
+"""
+
+import ctypes
+import importlib.abc
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+LIBRARIES = Path(os.environ["COATI_EMULATED_GPU_LIBRARIES"])
+
+
+def replace_torch_kernels() -> None:
+    """Compute torch's CUDA operations with its CPU kernels, and attention from its definition."""
+    library = ctypes.CDLL(str(LIBRARIES / "libdispatch.so"), mode=ctypes.RTLD_GLOBAL)
+    from emulation import attention
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # kernels that are there already
+        library.emulated_replace_kernels()
+        attention.replace_kernels()
+
+
+def replace_cupy_runtime() -> None:
+    """Give cupy the emulated runtime: its own is linked statically, and asks for a driver."""
+    from emulation import cupy_runtime
+
+    cupy_runtime.replace_runtime()
+
+
+def replace_vllm_kernels() -> None:
+    """Compute vLLM's kernels from their definitions."""
+    from emulation import vllm_kernels
+
+    vllm_kernels.replace_kernels()
+
+
+AFTER_IMPORT: dict[str, Callable[[], None]] = {
+    "torch": replace_torch_kernels,
+    "cupy": replace_cupy_runtime,
+    "vllm.vllm_flash_attn.flash_attn_interface": replace_vllm_kernels,
+}
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Call a module's function once the module is imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find the module with the other finders, and extend its loader."""
+        function = AFTER_IMPORT.pop(name, None)
+        if function is None:
+            return None
+        spec = importlib.util.find_spec(name)  # this finder no longer knows the name
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def run_and_replace(module: ModuleType) -> None:
+            run(module)
+            function()
+
+        spec.loader.exec_module = run_and_replace  # type: ignore[method-assign]
+        return spec
+
+
+sys.meta_path.insert(0, AfterImport())

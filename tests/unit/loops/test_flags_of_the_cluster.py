@@ -142,8 +142,8 @@ def test_producer_tensor_parallel_size__widens_engine_devices_and_weight_group(
     ProducerActor(0, config, context, make_reward=lambda: None).start()
     assert [options.tensor_parallel_size for options in seen] == [width]
     assert config.num_devices == width + 1
-    # The group of a weight sync: the trainer and every rank of every engine.
-    sender = WeightSender()
+    # The group of a weight sync by shared memory: the trainer and every rank of every engine.
+    sender = WeightSender(backend="shm")
     publisher = WeightPublisher(sender, None, None, None, ranks_per_producer=width, timeout_s=1.0, commit_timeout_s=1.0)
     assert {invitation.world_size for invitation in sender.open([publisher._ranks_per_producer] * 2)} == {1 + 2 * width}
     sender.close()

@@ -7,8 +7,8 @@
 Staging: bf16 weights of realistic shapes are sent from this process to another one on the same node, where they are
 staged and their digest compared; memcpy is `torch.Tensor.copy_` of the same tensors on one thread or on the GPU. Every
 variant runs once per round. With one GPU NCCL uses sockets, so that its figure does not show NCCL's speed.
-Engine: a random bf16 model is sent to a vLLM engine on CPU, staged beside the serving weights and committed (vLLM's load
-and re-pack). Figures are medians over rounds, after two warm-up rounds that allocate memory.
+Engine: a random bf16 model is sent to a vLLM engine on CPU, staged beside the serving weights and committed
+(vLLM's load and re-pack). Figures are medians over rounds, after two warm-up rounds that allocate memory.
 """
 
 import argparse

@@ -72,6 +72,8 @@ def _engine_args(options: EngineOptions) -> dict[str, Any]:
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
         if arguments["max_num_seqs"] > _GPU_BATCHED_TOKENS:  # a step decodes a token of each
             arguments["max_num_batched_tokens"] = arguments["max_num_seqs"]
+        if width > 1:  # where nvcc is installed FlashInfer would compile the fused kernel, longer than a start may take
+            arguments["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
     return arguments | dict(options.engine_args)
 
 

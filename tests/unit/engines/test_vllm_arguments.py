@@ -119,3 +119,20 @@ def test_a_step_has_room_for_a_token_of_each_sample_and_for_a_probe(
     engine.close()
     names = ("max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens")
     assert tuple(arguments.get(name) for name in names) == (samples + 1, samples, budget)
+
+
+@pytest.mark.parametrize(("device", "width", "is_off"), [("cuda", 1, False), ("cuda", 2, True), ("cpu", 2, False)])
+def test_ranks_on_gpus_compile_no_fused_all_reduce_unless_it_is_asked_for(
+    device: Device, width: int, is_off: bool
+) -> None:
+    own = {"pass_config": {"fuse_allreduce_rms": True}}
+    for engine_args, expected in (
+        ({}, {"pass_config": {"fuse_allreduce_rms": False}} if is_off else None),
+        ({"compilation_config": own}, own),
+    ):
+        options = EngineOptions(
+            model="m", max_model_len=8, device=device, tensor_parallel_size=width, engine_args=engine_args
+        )
+        engine = VllmEngine(options)
+        engine.close()
+        assert engine._core._engine_args.get("compilation_config") == expected

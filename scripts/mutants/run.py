@@ -2,6 +2,8 @@
 
 In: scripts/mutants/*.yaml. Out: a line per mutant, killed or survived; exit code 1 if one was not killed. The working
 tree is not changed. Run: python scripts/mutants/run.py [-k WORD] [--jobs 2]
+
+--emulated-gpu takes those of emulated_gpu/ instead, whose tests run under tests/emulated_gpu/run.sh alone.
 """
 
 import argparse
@@ -25,6 +27,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTS = Path(__file__).parent
+OF_GPUS = LISTS / "emulated_gpu"
 TESTS_PASSED, TESTS_FAILED = 0, 1  # pytest's exit codes; others mean that tests could not be collected or run
 EXIT_CODES = 10  # added to pytest's exit code by the process that runs the tests
 LIBRARIES = ["hypothesis", "numpy", "pydantic", "pytest", "torch", "transformers.models.qwen3.modeling_qwen3", "xxhash"]
@@ -108,7 +111,8 @@ def _run_pytest(tree: Path, tests: Sequence[str], output: Path) -> None:
 
     import pytest
 
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])
+    marked = ["-m", "gpu"] if os.environ.get("COATI_EMULATED_GPU_HOME") else []
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *marked, *tests])
     sys.stdout.flush()
     os._exit(EXIT_CODES + code)  # what a mutant has left behind may crash the interpreter's end
 
@@ -168,8 +172,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-k", metavar="WORD", default="", help="only mutants with this in their name or file")
     parser.add_argument("--jobs", type=int, default=2, help="concurrent mutants, each in its own copy (2)")
     parser.add_argument("--timeout-s", type=float, default=120.0, help="time limit of the tests of one mutant (120)")
+    parser.add_argument("--emulated-gpu", action="store_true", help="bugs that only GPUs show, on emulated ones")
     arguments = parser.parse_args(argv)
-    mutants = [mutant for mutant in load_mutants() if arguments.k in mutant.name or arguments.k in mutant.file]
+    listed = load_mutants(OF_GPUS if arguments.emulated_gpu else LISTS)
+    mutants = [mutant for mutant in listed if arguments.k in mutant.name or arguments.k in mutant.file]
     if not mutants:
         print(f"no mutant has {arguments.k!r} in its name or file", file=sys.stderr)
         return 2

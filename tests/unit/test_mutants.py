@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from mutants.run import ROOT, Mutant, judge, load_mutants
+from mutants.run import LISTS, OF_GPUS, ROOT, Mutant, judge, load_mutants
 
 
 @pytest.fixture(scope="module")
 def mutants() -> list[Mutant]:
-    return load_mutants()
+    return [*load_mutants(LISTS), *load_mutants(OF_GPUS)]
 
 
 def test_there_are_at_least_60_mutants_and_no_two_have_one_name(mutants: list[Mutant]) -> None:

@@ -49,7 +49,7 @@ def check_node_gpus(
     """
     found = dict(zip(nodes.values(), (ask or ask_nodes)([*nodes]), strict=True))
     known = {address: gpus for address, gpus in found.items() if gpus is not None}
-    for address in found.keys() - known.keys():
+    for address in (address for address, gpus in found.items() if gpus is None):
         logger.warning("the GPUs of the node at %s are unknown: the run's memory is not compared with theirs", address)
     if not known:
         return

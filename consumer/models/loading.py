@@ -1,20 +1,27 @@
 """Read a Hugging Face model directory without running any code from it, and prepare the model for training."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.names import Differences
 from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.model_files.stored import read_stored
-from coati_rl.model_files.values import check_finite
+from coati_rl.model_files.values import HEAD, check_finite
 from coati_rl.ops.cpu_products import use_fast_products
 from consumer.models import packed_attention
+
+_TRAINED = frozenset(
+    {torch.float32, torch.bfloat16, torch.float16}
+)  # dtypes of files that are converted after sharding
 
 
 def attention_of(config: Any) -> str:
@@ -30,23 +37,28 @@ def read_model(
     Attention separates packed samples without a mask where `packed_attention` supports the architecture. A head that is
     not the embedding although config.json says so is kept, and the model's config says so.
 
+    Parameters are maps of the files and have the files' dtype, so that the trainers of a node share their memory; a
+    rank converts its part after sharding. Files of several dtypes, or of one that must be computed (a quantised model),
+    are converted here.
+
     Args:
         auto_class: of transformers, such as AutoModelForCausalLM.
         model_dir: of the model.
         config: its transformers config.
-        dtype: of the weights.
+        dtype: to train in; the model's `config.dtype` afterwards, and that of its buffers.
         has_new_head: the files may lack the head, and have another.
     Returns: the model, and the names of the parameters that are not in the files: of a new head.
     Raises: ConfigError if it cannot be loaded, naming tensors that are missing, unknown, mis-shaped or not finite.
     """
     where = f"--model {model_dir}"
     tensors = {name: each.meta for name, each in read_stored(model_dir, where).items()}
+    read_dtype = _mapped_dtype(tensors, config, dtype)
     try:
         with no_progress_bars():
             model, report = auto_class.from_pretrained(
                 model_dir,
                 config=config,
-                dtype=dtype,
+                dtype=read_dtype,
                 attn_implementation=attention_of(config),
                 trust_remote_code=False,
                 output_loading_info=True,
@@ -56,6 +68,8 @@ def read_model(
         raise _unreadable(model_dir, error) from error
     Differences.of_report(model, report, tensors, has_new_head=has_new_head).check(where)
     check_finite(model.named_parameters(), where)
+    if read_dtype != dtype:
+        _replace_buffers(model, auto_class, dtype)
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if head is not None and getattr(model.config, "tie_word_embeddings", False):
         model.config.tie_word_embeddings = head.weight is embeddings.weight
@@ -77,8 +91,43 @@ def prepare(model: PreTrainedModel, *, gradient_checkpointing: bool) -> PreTrain
     return model
 
 
+def convert(model: PreTrainedModel, *, copies: bool) -> None:
+    """Convert parameters to the dtype that the model was read for, after sharding, when a rank has only its own part.
+
+    With `copies` all get memory of their own in place of a map of the model's files. On a CPU a mapped tensor's address
+    depends on the file's other tensors, and matrix products round by address: training would differ between a model and
+    its checkpoint.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(model.config.dtype, copy=copies and parameter.device.type == "cpu")
+
+
 def _unreadable(model_dir: Path, error: Exception) -> ConfigError:
     return ConfigError(f"--model {model_dir} cannot be loaded: {error}")
+
+
+def _mapped_dtype(tensors: Mapping[str, Tensor], config: Any, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which tensors need no conversion to be read; `dtype` if there is none."""
+    dtypes = {each.dtype for each in tensors.values() if each.is_floating_point()}
+    is_one = len(dtypes) == 1 and dtypes <= _TRAINED and getattr(config, "quantization_config", None) is None
+    # Whether such a head equals the embedding, and is the embedding then, is seen in `dtype`; see `has_own_head`.
+    may_be_tied = getattr(config, "tie_word_embeddings", False) and any(name.endswith(HEAD) for name in tensors)
+    return dtypes.pop() if is_one and not may_be_tied else dtype
+
+
+@torch.no_grad()
+def _replace_buffers(model: PreTrainedModel, auto_class: Any, dtype: torch.dtype) -> None:
+    """Give a model that was read in another dtype the buffers, and the config, of one that was read in `dtype`."""
+    stored = model.state_dict()
+    with no_init_weights():  # the memory of its parameters is never touched
+        as_read = auto_class.from_config(
+            model.config, dtype=dtype, attn_implementation=model.config._attn_implementation
+        )
+    for name, buffer in as_read.named_buffers():
+        owner, _, key = name.rpartition(".")
+        value = stored[name].to(buffer.dtype) if name in stored else buffer
+        setattr(model.get_submodule(owner), key, value)
+    model.config.dtype = dtype
 
 
 def _checkpoint_in_eval_mode(layer: GradientCheckpointingLayer) -> None:

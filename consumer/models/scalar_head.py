@@ -89,10 +89,6 @@ def load_scalar(
         if is_classifier:
             raise ConfigError(f"--model {model_dir} is a classifier without {_WEIGHT}; its files are incomplete")
         _initialise(layer, head.seed)
-    for parameter in model.parameters():
-        # A loaded tensor lies in the file's memory at an address that depends on the file's other tensors, and matrix
-        # products on a CPU round by address: training would differ between a new head and its checkpoint.
-        parameter.data = parameter.data.clone()
     return prepare(model, gradient_checkpointing=gradient_checkpointing)
 
 

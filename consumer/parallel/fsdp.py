@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -52,21 +53,23 @@ class FullyShardedParallelism:
     def shard(
         self, model: PreTrainedModel, infos: Sequence[ParameterInfo], optimizer: torch.optim.Optimizer | None
     ) -> "FullyShardedModel":
-        """See `Parallelism`. Modules are moved to the device one by one, so that it never holds the whole model."""
+        """See `Parallelism`. Neither host nor device gets a copy of a whole parameter: only this rank's rows are read.
+
+        The masters are what the files hold, already rounded to the model's precision as in every layout.
+        """
         model.forward = policy_forward.__get__(model)
-        if optimizer is not None:
-            for parameter in model.parameters():  # values already rounded to the model's precision, as in every layout
-                parameter.data = parameter.data.float()
         policy = MixedPrecisionPolicy(
             param_dtype=DTYPES[self._precision],
             reduce_dtype=torch.float32,
             cast_forward_inputs=False,  # hidden states have the right dtype; a micro-batch's arrays keep theirs
         )
         names = {id(parameter): name for name, parameter in model.named_parameters()}  # of the optimizer's parameters
+        full = _take_data(model, model.config.dtype if optimizer is None else torch.float32)
         with collective("shard the model"):
             for layer in [m for m in model.base_model.modules() if isinstance(m, GradientCheckpointingLayer)]:
                 fully_shard(layer, mesh=self._mesh, mp_policy=policy)
             fully_shard(model, mesh=self._mesh, mp_policy=policy)
+            self._fill(model, full)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # a sum, not an average
@@ -100,6 +103,24 @@ class FullyShardedParallelism:
 
     def close(self) -> None:
         """Do nothing: the default group stays."""
+
+    def _fill(self, model: PreTrainedModel, full: dict[str, Tensor]) -> None:
+        """Copy this rank's rows into the sharded parameters, which are on the meta device; takes them out of `full`."""
+        rows = dict[int, nn.Parameter]()
+        for name, parameter in model.named_parameters():
+            whole: Any = full.pop(name)
+            own = rows_of_rank(whole, self.layout).to(model.config.dtype)
+            placed = DTensor.from_local(
+                own.to(self.device, parameter.dtype, copy=True),
+                self._mesh,
+                [Shard(0)],
+                run_check=False,
+                shape=whole.shape,
+                stride=whole.stride(),
+            )
+            rows[id(parameter)] = nn.Parameter(placed, requires_grad=parameter.requires_grad)
+        names = model.named_parameters(remove_duplicate=False)  # a tied parameter stays one
+        model.load_state_dict({name: rows[id(each)] for name, each in names}, strict=False, assign=True)
 
 
 class ShardedRows:
@@ -141,8 +162,7 @@ class ShardedRows:
 
     def state_part(self, name: str, full: Tensor) -> Tensor:
         """Return this rank's rows, the inverse of `full_state`."""
-        first, num_rows = self._layout.dp_rank * self._rows_per_rank(name), self._rows_per_rank(name)
-        return full[first : first + num_rows]
+        return rows_of_rank(full, self._layout)
 
     def _rows_per_rank(self, name: str) -> int:
         return -(-self.infos[name].shape[0] // self._layout.dp_size)
@@ -204,6 +224,30 @@ class FullyShardedModel:
         for name, gradient in gradients.items():
             self.parameters.local[name].grad = gradient
         self._optimizer.step()
+
+
+def rows_of_rank(full: Tensor, layout: Layout) -> Tensor:
+    """Return this rank's rows of a full tensor: as many as the other ranks', the last ranks fewer or none."""
+    num_rows = -(-len(full) // layout.dp_size)
+    return full[layout.dp_rank * num_rows : (layout.dp_rank + 1) * num_rows]
+
+
+def _take_data(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Move the parameters' data out of a model, by name; it gets parameters on the meta device instead.
+
+    Args:
+        model: whole; a tied parameter stays one.
+        dtype: of the new parameters.
+    """
+    full = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    empty = dict[int, nn.Parameter]()
+    for module in model.modules():
+        for key, parameter in module.named_parameters(recurse=False):
+            made = torch.empty_like(parameter, dtype=dtype, device="meta")
+            new = empty.setdefault(id(parameter), nn.Parameter(made, requires_grad=parameter.requires_grad))
+            setattr(module, key, new)
+            parameter.data = parameter.data.new_empty(0)  # an optimizer refers to it
+    return full
 
 
 def _local(tensor: Any) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coati_rl.algorithms.sums import merge_sums
+from consumer.models.loading import convert
 from consumer.models.policy_model import HeadWeights, PolicyInput, Precision
 from consumer.parallel.colossal_compat import Booster, HybridParallelModule, HybridParallelPlugin
 from consumer.parallel.gradient_reduction import GradientReducer, accumulate_in_float32
@@ -138,6 +139,7 @@ class HybridParallelism:
                 ddp_config={},
                 custom_policy=DecoderPolicy(),
             )
+            convert(model, copies=optimizer is not None)
             module.require_grad_sync = False
             module.convert_fn = None  # hidden states of the stage before have the right dtype, float32 where asked for
             if optimizer is None:

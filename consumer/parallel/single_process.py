@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from consumer.models.loading import convert
 from consumer.models.policy_model import HeadWeights, PolicyInput, policy_forward
 from consumer.parallel.gradient_reduction import GradientReducer, accumulate_in_float32
 from consumer.parallel.layout import Layout
@@ -30,6 +31,7 @@ class SingleProcess:
     ) -> "WholeModel":
         """Move the model to the device."""
         model.to(self.device)
+        convert(model, copies=optimizer is not None)
         return WholeModel(model, infos, optimizer)
 
     def num_micro_batches(self, wanted: int) -> int:

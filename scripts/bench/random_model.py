@@ -7,7 +7,15 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 
 def save_random_model(
-    directory: Path, *, vocab: int, hidden: int, layers: int, max_positions: int, tied: bool = True, seed: int = 0
+    directory: Path,
+    *,
+    vocab: int,
+    hidden: int,
+    layers: int,
+    max_positions: int,
+    tied: bool = True,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Save a model with heads of 32, two queries a key, and an intermediate size of four times `hidden`."""
     config = Qwen3Config(
@@ -22,4 +30,4 @@ def save_random_model(
         tie_word_embeddings=tied,
     )
     torch.manual_seed(seed)
-    Qwen3ForCausalLM(config).save_pretrained(directory)
+    Qwen3ForCausalLM(config).to(dtype).save_pretrained(directory)

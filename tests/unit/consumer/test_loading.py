@@ -1,0 +1,102 @@
+"""Test that models are read without a copy of their files, and are the same whatever dtype the files have."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from coati_rl.config.optimizer import OptimizerConfig
+from consumer.models.policy_model import DTYPES, Precision
+from consumer.parallel.fsdp import FullyShardedParallelism
+from consumer.parallel.parallelism import Parallelism
+from consumer.parallel.single_process import SingleProcess
+from consumer.role_models import Model
+from tests.unit.consumer.conftest import make_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group_of_one() -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as directory:
+        dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", 1), rank=0, world_size=1)
+        yield
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def save_as(tmp_path_factory: pytest.TempPathFactory) -> Callable[[torch.dtype], Path]:
+    """Save a model whose embeddings are scaled by a buffer, 5.66 for a width of 32, in a dtype."""
+
+    def save(dtype: torch.dtype) -> Path:
+        directory = tmp_path_factory.mktemp("model")
+        make_model("gemma3_text").to(dtype).save_pretrained(directory)
+        return directory
+
+    return save
+
+
+def load(directory: Path, precision: Precision, *, is_sharded: bool, is_trained: bool) -> Model:
+    parallelism: Parallelism = SingleProcess(device=CPU)
+    if is_sharded:
+        parallelism = FullyShardedParallelism(precision=precision, device=CPU)
+    optimizer = OptimizerConfig() if is_trained else None
+    return Model("policy", directory, parallelism, precision=precision, optimizer=optimizer)
+
+
+def same(found: Any, expected: Any) -> bool:
+    one: Tensor = found.full_tensor() if hasattr(found, "full_tensor") else found
+    return one.dtype == expected.dtype and torch.equal(one, expected)
+
+
+def mapped_files() -> str:
+    return Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("is_sharded", [False, True], ids=["plain", "fsdp2"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_model_is_the_one_that_transformers_reads_in_the_run_s_precision(
+    save_as: Callable[[torch.dtype], Path], stored: torch.dtype, precision: Precision, is_sharded: bool
+) -> None:
+    directory = save_as(stored)
+    expected = AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[precision])
+    for is_trained in (False, True):
+        model = load(directory, precision, is_sharded=is_sharded, is_trained=is_trained)
+        exported = dict(model.export(DTYPES[precision]))
+        assert all(same(exported[name], weight) for name, weight in expected.named_parameters())
+        buffers = dict(model.module.named_buffers())
+        assert buffers
+        assert all(same(buffers[name], buffer) for name, buffer in expected.named_buffers())
+        if is_trained:
+            masters = model.masters()
+            assert all(same(masters[name], weight.float()) for name, weight in expected.named_parameters())
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
+def test_nothing_of_the_files_is_copied_to_read_them_nor_held_after_sharding(
+    save_as: Callable[[torch.dtype], Path], monkeypatch: pytest.MonkeyPatch, stored: torch.dtype
+) -> None:
+    directory = save_as(stored)
+    read: list[bool] = []
+    shard = FullyShardedParallelism.shard
+
+    def see(self: Any, module: Any, *arguments: Any) -> Any:
+        in_file = [line.split("-", 1) for line in mapped_files().splitlines() if str(directory) in line]
+        ranges = [range(int(first, 16), int(rest.split()[0], 16)) for first, rest in in_file]
+        read.extend(any(p.data_ptr() in each for each in ranges) for p in module.parameters())
+        return shard(self, module, *arguments)
+
+    monkeypatch.setattr(FullyShardedParallelism, "shard", see)
+    model = load(directory, "bf16", is_sharded=True, is_trained=True)
+    assert read and all(read)
+    assert str(directory) not in mapped_files()
+    assert sum(
+        parameter.numel() for group in model.torch_optimizer.param_groups for parameter in group["params"]
+    ) == sum(weight.numel() for weight in model.masters().values())

@@ -10,7 +10,7 @@ from coati_rl.config.named_values import named_values
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
 from coati_rl.config.update_rules import stages_on_gpu
-from coati_rl.memory.activations import FLOAT32, MicroBatchSize, item_bytes
+from coati_rl.memory.activations import MicroBatchSize, item_bytes
 from coati_rl.memory.engine import (
     EngineSettings,
     cpu_cache_bytes,
@@ -148,9 +148,6 @@ def trainer_memory(
             parts["sent weights"] = buckets + 2 * shape.largest_tensor * item_bytes(layout.precision)
         else:
             host["sent weights"] += shape.largest_tensor * item_bytes(layout.precision)
-    if machine.device == "cuda" and layout.is_fully_sharded:  # read whole, in float32, before it is sharded
-        later = sum(host.values()) - TRAINER_LIBRARIES
-        host["loading"] = max(0, FLOAT32 * shape.num_weights - later)  # its memory is used again
     unknown = []
     if not shape.is_known:
         unknown.append(f"activations unknown, as the architecture is {shape.model_type}")

@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from coati_rl.errors import ConfigError
 from coati_rl.memory.forecast import gib
+from coati_rl.runtime.nvml import open_gpus
 
 logger = logging.getLogger(__name__)
 
@@ -87,19 +88,12 @@ def read_gpus(load: Callable[[str], Any] = ctypes.CDLL) -> NodeGpus | None:
 
     None if there is no driver, or no GPU.
     """
-    try:
-        nvml = load("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    count = ctypes.c_uint()
-    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-        return None
     sizes, names = [], []
-    for index in range(count.value):
-        device, memory, name = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)(), ctypes.create_string_buffer(_NAME_BYTES)
+    nvml, devices = open_gpus(load)
+    for device in devices:
+        memory, name = (ctypes.c_ulonglong * 3)(), ctypes.create_string_buffer(_NAME_BYTES)
         is_known = not (
-            nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
-            or nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory))
+            nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory))
             or nvml.nvmlDeviceGetName(device, name, _NAME_BYTES)
         )
         if is_known:

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from coati_rl.runtime.nvml import cores_by_gpu, share_of_near_cores
 from coati_rl.types import Device
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -37,6 +38,12 @@ def assigned_cores(slot: int, num_slots: int, cores: list[int]) -> list[int]:
     return cores[first : first + count]
 
 
+def own_gpus() -> list[int]:
+    """Return the numbers of the GPUs that Ray gave this process; none if it gave none, or named them otherwise."""
+    names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return [int(name) for name in names] if all(name.isdecimal() for name in names) else []
+
+
 def device_environment(device: Device, precision: str) -> dict[str, str]:
     """Return the environment variables of a process that computes on `device`, read when it starts.
 
@@ -50,7 +57,9 @@ def device_environment(device: Device, precision: str) -> dict[str, str]:
 
 def enter_actor(context: ActorContext) -> None:
     """Pin this process, redirect its output to its log file, and have it end with its parent."""
-    os.sched_setaffinity(0, assigned_cores(context.slot, context.num_slots, sorted(os.sched_getaffinity(0))))
+    cores = sorted(os.sched_getaffinity(0))
+    near = share_of_near_cores(own_gpus(), cores_by_gpu(), cores) if context.device == "cuda" else []
+    os.sched_setaffinity(0, near or assigned_cores(context.slot, context.num_slots, cores))
     die_with_parent()
     context.log_dir.mkdir(parents=True, exist_ok=True)
     log = os.open(context.log_dir / f"{context.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

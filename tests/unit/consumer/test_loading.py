@@ -93,10 +93,18 @@ def test_nothing_of_the_files_is_copied_to_read_them_nor_held_after_sharding(
         read.extend(any(p.data_ptr() in each for each in ranges) for p in module.parameters())
         return shard(self, module, *arguments)
 
+    def fill(self: Any, module: Any, full: dict[str, Tensor]) -> None:
+        held.append(str(directory) in mapped_files())
+        take_rows(self, module, full)
+        held.append(str(directory) in mapped_files())
+
+    held: list[bool] = []
+    take_rows = FullyShardedParallelism._fill
     monkeypatch.setattr(FullyShardedParallelism, "shard", see)
+    monkeypatch.setattr(FullyShardedParallelism, "_fill", fill)
     model = load(directory, "bf16", is_sharded=True, is_trained=True)
     assert read and all(read)
-    assert str(directory) not in mapped_files()
+    assert held == [True, False]  # not by the optimizer either
     assert sum(
         parameter.numel() for group in model.torch_optimizer.param_groups for parameter in group["params"]
     ) == sum(weight.numel() for weight in model.masters().values())

@@ -10,19 +10,21 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.training import TrainingConfig
+from coati_rl.config.update_rules import slow_seconds
 from coati_rl.errors import EngineError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import TrainBackend, TrainerCoordinator
 from coati_rl.runtime.cluster import own_address
 from coati_rl.runtime.heartbeats import Heartbeat, own_heartbeat
 from coati_rl.runtime.process import ActorContext, enter_actor
+from coati_rl.runtime.run_dir import checkpoint_bytes
 from coati_rl.types import Device
 from consumer.environment import trainer_environment
 from consumer.jobs import offline, rl
@@ -82,8 +84,11 @@ class TrainerActor:
         begin, config = time.perf_counter(), self._config
         from consumer.backend import BackendConfig, make_backend
 
-        # In a weight sync the ranks that hold a sender's other shards wait in a gather until the producers received.
-        timeout_s = COLLECTIVE_TIMEOUT_S + config.transfer_timeout_s
+        # In a weight sync the ranks that hold a sender's other shards wait in a gather until the producers received;
+        # at a checkpoint those that have written their files wait for the others.
+        precision: Literal["bf16", "fp32"] = "bf16" if self._context.dtype == "bfloat16" else "fp32"
+        save_s = slow_seconds(checkpoint_bytes(Path(config.model.model), precision))
+        timeout_s = COLLECTIVE_TIMEOUT_S + config.transfer_timeout_s + save_s
         device = init_process_group(
             rank=self._rank,
             world_size=config.parallel.num_trainers,
@@ -107,7 +112,7 @@ class TrainerActor:
             tp_size=config.parallel.tensor_parallel_size,
             pp_size=config.parallel.pipeline_parallel_size,
             zero_stage=config.parallel.zero_stage,
-            precision="bf16" if self._context.dtype == "bfloat16" else "fp32",
+            precision=precision,
             wire_dtype=getattr(torch, self._context.dtype),
             optimizer=config.optimizer,
             gradient_checkpointing=config.parallel.gradient_checkpointing,

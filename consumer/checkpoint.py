@@ -34,7 +34,7 @@ from consumer.parallel.parameters import ParameterInfo
 
 logger = logging.getLogger(__name__)
 
-MAX_FILE_BYTES = 2 * 2**30  # of weights per file; their optimizer state goes to a second file of the same number
+MAX_FILE_BYTES = 2**29  # of weights per file, shared out by ranks; their optimizer state goes to another file
 
 
 class CheckpointWriter:

@@ -1,8 +1,9 @@
-"""Set what follows from the size of a weight update: how long it may take, and where engines stage it."""
+"""Set what follows from the size of weights: how long an update or a checkpoint may take, and where engines stage."""
 
 from coati_rl.config.config import Config
 
-# What a transfer has at the least: gloo over one 10 Gb/s link, and a digest of memory that is read for the first time.
+# What a transfer or a disk has at the least: gloo over one 10 Gb/s link, and a digest of memory that is read for the
+# first time; a directory that all nodes share.
 SLOW_BYTES_PER_S = 500_000_000
 CONTEXT_BYTES = 2**30  # CUDA's context and NCCL's buffers, which vLLM's share of a GPU does not count
 
@@ -11,7 +12,12 @@ def with_sync_timeout(config: Config, update_bytes: int) -> Config:
     """Add the time that an update of this size takes where it is slow to --sync-timeout-s, unless it was given."""
     if "sync_timeout_s" in config.sync.model_fields_set:
         return config
-    return config.with_changes(sync_timeout_s=config.sync.sync_timeout_s + update_bytes // SLOW_BYTES_PER_S)
+    return config.with_changes(sync_timeout_s=config.sync.sync_timeout_s + slow_seconds(update_bytes))
+
+
+def slow_seconds(num_bytes: int) -> int:
+    """Return the seconds that so many bytes take where it is slow."""
+    return num_bytes // SLOW_BYTES_PER_S
 
 
 def stages_on_gpu(update_bytes: int, *, gpu_bytes: int | None, gpu_memory_utilization: float) -> bool:

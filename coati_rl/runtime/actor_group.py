@@ -24,7 +24,7 @@ from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.process import ActorContext, device_environment
 from coati_rl.runtime.ray_environment import actor_environment
 from coati_rl.runtime.remote import RemoteCoordinator
-from coati_rl.runtime.run_dir import RunPaths
+from coati_rl.runtime.run_dir import RunPaths, checkpoint_bytes
 from coati_rl.text import count
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,8 @@ class ActorGroup:
         self.starting: dict[int, ManagedActor] = {}  # producers that load their engine
         self.producers: dict[int, ManagedActor] = {}
         self.reward_models: list[ManagedActor] = []
-        self.heartbeats = Heartbeats(HangTimeouts.of(self._config))
+        size = checkpoint_bytes(Path(self._config.model.model), prepared.plan.precision)
+        self.heartbeats = Heartbeats(HangTimeouts.of(self._config, checkpoint_bytes=size))
 
     def start(self, on_status: Callable[[str], None] = lambda text: None) -> None:
         """Create all actors and wait for trainers and reward models; producers may still load their engines.

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coati_rl.config.training import TrainingConfig
+from coati_rl.config.update_rules import slow_seconds
 from coati_rl.observability.phases import Phase
 
 MEDIANS = 10  # limit of a phase, in multiples of its own median
@@ -26,14 +27,22 @@ class HangTimeouts:
     floors: Mapping[str, float] = field(default_factory=dict)  # least limits, of phases with inner deadlines
 
     @staticmethod
-    def of(config: TrainingConfig) -> "HangTimeouts":
-        """Return the config's limits. A phase that waits for calls with their own deadlines gets their time as well."""
+    def of(config: TrainingConfig, *, checkpoint_bytes: int = 0) -> "HangTimeouts":
+        """Return the config's limits.
+
+        A phase that waits for calls with their own deadlines gets their time as well, one that writes a checkpoint the
+        time that its bytes take.
+        """
         cluster = config.cluster
         sync_s, loop_s = cluster.phase_timeout_s + config.transfer_timeout_s, cluster.phase_timeout_s + _CALLS_S
         return HangTimeouts(
             heartbeat_s=cluster.heartbeat_timeout_s,
             phase_s=cluster.phase_timeout_s,
-            floors={"sync": sync_s, "rollout loop": loop_s},
+            floors={
+                "sync": sync_s,
+                "rollout loop": loop_s,
+                "save": cluster.phase_timeout_s + slow_seconds(checkpoint_bytes),
+            },
         )
 
     def limit_s(self, phase: Phase) -> float | None:

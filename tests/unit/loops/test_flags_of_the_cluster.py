@@ -283,6 +283,6 @@ def test_heartbeat_timeout_s__is_how_long_an_actor_may_be_silent(config_with, se
 
 @pytest.mark.parametrize("seconds", [60.0, 5.0])
 def test_phase_timeout_s__is_the_least_that_a_phase_may_take(config_with, seconds):
-    timeouts = HangTimeouts.of(config_with(phase_timeout_s=seconds, sync_timeout_s=50.0))
-    phases = [Phase(name=n, path=n, item=1, seconds=0.0, median_s=0.1) for n in ("train", "sync")]
-    assert [timeouts.limit_s(phase) for phase in phases] == [seconds, seconds + 50.0]
+    timeouts = HangTimeouts.of(config_with(phase_timeout_s=seconds, sync_timeout_s=50.0), checkpoint_bytes=10**12)
+    phases = [Phase(name=n, path=n, item=1, seconds=0.0, median_s=0.1) for n in ("train", "sync", "save")]
+    assert [timeouts.limit_s(phase) for phase in phases] == [seconds, seconds + 50.0, seconds + 2000.0]

@@ -49,9 +49,8 @@ def test_a_clusters_nodes_are_asked_before_any_actor_is_made(monkeypatch, addres
     monkeypatch.setattr(actor_group, "HangTimeouts", SimpleNamespace(of=lambda config, **sizes: None))
     monkeypatch.setattr(actor_group, "Heartbeats", lambda timeouts: None)
     config = SimpleNamespace(cluster=SimpleNamespace(master_address=address), model=SimpleNamespace(model="none"))
-    prepared = SimpleNamespace(
-        config=config, plan=SimpleNamespace(device=device, precision="bf16"), check_gpus=needs(100)
-    )
+    plan = SimpleNamespace(device=device, precision="bf16")
+    prepared = SimpleNamespace(config=config, plan=plan, check_gpus=needs(100))
     if is_asked:
         with pytest.raises(ConfigError, match=r"nearest: -ptp 2 \(the cluster"):
             actor_group.ActorGroup(prepared, None, None)

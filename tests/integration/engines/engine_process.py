@@ -132,8 +132,11 @@ def hosted_engine(backend: str, **settings: Any) -> Iterator[Any]:
 
     manager = EngineManager(ctx=get_context("spawn"))
     with pytest.MonkeyPatch.context() as patch:  # the new process inherits what is set here
-        for name, value in engine_environment("cpu", settings.get("tensor_parallel_size", 1)).items():
+        device, width = settings.get("device", "cpu"), settings.get("tensor_parallel_size", 1)
+        for name, value in engine_environment(device, width).items():
             patch.setenv(name, value)
+        if device == "cuda":  # as Ray gives them to a producer
+            patch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(width))))
         manager.start()
     try:
         engine = manager.HostedEngine(backend, settings)

@@ -20,12 +20,14 @@ MAX_MODEL_LEN = 256
 class Harness:
     """One engine under test. `serving` is the index of the checkpoint whose weights it should have now."""
 
-    def __init__(self, engine: Any, checkpoints: Sequence[Path], *, num_ranks: int = 1) -> None:
+    def __init__(
+        self, engine: Any, checkpoints: Sequence[Path], *, num_ranks: int = 1, sender: WeightSender | None = None
+    ) -> None:
         self.engine = engine
         self.models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in checkpoints]
         self.serving = 0
         self.checkpoint_of = {engine.version(): 0}  # by version served
-        self.sender = WeightSender()
+        self.sender = sender or WeightSender()
         self._num_ranks = num_ranks
         self._invitation = None
 

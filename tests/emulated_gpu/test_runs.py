@@ -1,0 +1,99 @@
+"""Test whole runs on emulated GPUs: they learn, go on after a kill, and have the numbers of the CPU."""
+
+import json
+import re
+import shlex
+
+import pytest
+
+from tests.integration.runs.conftest import Run, flags, make_tiny, run_class, start_run  # noqa: F401  (fixtures)
+from tests.integration.runs.records import (
+    assert_complete,
+    assert_engine_and_trainer_agree,
+    assert_weights_moved,
+    lines,
+    read_rollouts,
+)
+from tests.integration.runs.test_offline import JobRun, evaluations, job_flags, rows, tensors  # noqa: F401  (fixtures)
+
+pytestmark = [pytest.mark.gpu, pytest.mark.full, pytest.mark.timeout(1800)]
+PATIENCE_S = 1500
+EAGER = ("--enforce-eager", "--gpu-memory-utilization", 0.5, "--precision", "fp32")
+AGENT = '''
+class Asks:
+    """Ask twice; the second answer is paid."""
+
+    def reset(self, task):
+        pass
+
+    def step(self, action):
+        return [{"role": "user", "content": "And once more?"}], float("2" in action.text), action.turn == 1, {}
+'''
+
+
+@pytest.fixture(autouse=True)
+def small_gpus(monkeypatch):
+    monkeypatch.setenv("COATI_EMULATED_GPU_BYTES", str(2**31))  # of which vLLM fills its share with its cache
+
+
+def finished(run: Run) -> Run:
+    assert run.wait(PATIENCE_S) == 0, run.text()
+    return run
+
+
+def test_two_trainers_and_an_engine_learn_what_is_held_out(make_tiny, start_run, flags):  # noqa: F811
+    model = make_tiny(tied=True)
+    held_out = json.dumps({"guess": str(model / "eval.jsonl")})
+    job = (*flags(model, trainers=2, samples=8), *EAGER, "-zero", 1, "-ed", held_out, "-ei", 8, "--max-steps", 16)
+    run = start_run(*job, "-temp", 1.0, "-lr", 3e-3)
+    finished(run)
+    records = assert_complete(run, steps=16)
+    assert_engine_and_trainer_agree(records)
+    assert "cuda" in (run.run_dir / "config.yaml").read_text() or "GPU" in run.text()
+    accuracy = [each["accuracy"] for each in lines(run.run_dir / "eval" / "summary.jsonl")]
+    assert accuracy[-1] >= accuracy[0] + 0.3, accuracy
+    assert run.left_over() == []
+
+
+def test_a_run_whose_trainer_is_killed_goes_on_to_the_same_bits(make_tiny, start_run, flags):  # noqa: F811
+    job = (*flags(make_tiny(tied=True), trainers=2), *EAGER, "--plugin", "fsdp2", "-si", 1, "--max-steps", 4)
+    whole = finished(start_run(*job))
+    assert_weights_moved(whole.records())
+    killed = start_run(*job, name="killed")
+    killed.wait_for_step(2, PATIENCE_S)
+    killed.processes("ray::TrainerActor")[0].kill()
+    assert killed.wait(PATIENCE_S) == 1, killed.text()
+    (resume,) = re.findall(
+        r"resume from step \d+ with: (?:\S+ )?rl_example.py (.*)$|$", killed.text().splitlines()[-1]
+    )[:1]
+    resumed = finished(start_run(*shlex.split(resume), name="killed"))
+    assert tensors(resumed, 4) == tensors(whole, 4) and tensors(whole, 4)
+    assert read_rollouts(resumed) == read_rollouts(whole)
+    assert resumed.left_over() == []
+
+
+def test_an_agent_s_turns_are_trained(make_tiny, start_run, flags, tmp_path):  # noqa: F811
+    (tmp_path / "asks.py").write_text(AGENT)
+    environment = ("--env", f"{tmp_path}/asks.py:Asks", "-rt", "env", "--max-turns", 3, "--max-episode-tokens", 320)
+    run = start_run(*flags(make_tiny(tied=True)), *EAGER, *environment, "-mpt", 128, "--max-steps", 2)
+    finished(run)
+    records = assert_complete(run, steps=2)
+    assert_engine_and_trainer_agree(records)
+    assert all(record["turns_mean"] == 2.0 for record in records)
+
+
+@pytest.mark.parametrize("job", ["sft", "dpo"])
+def test_a_job_on_a_dataset_has_the_losses_of_the_cpu(tmp_path, job_flags, job):  # noqa: F811
+    found = {}
+    for device in ("cpu", "cuda"):
+        base = job_flags(job, trainers=2, dp=2, epochs=1)
+        base[base.index("--device") + 1] = device
+        run = JobRun([*map(str, base), "--precision", "fp32"], tmp_path / device)
+        try:
+            finished(run)
+        finally:
+            run.end()
+        found[device] = [record["loss"] for record in run.records()], evaluations(run)[-1]["loss"]
+    assert found["cuda"][0] == pytest.approx(found["cpu"][0], abs=1e-5)
+    assert found["cuda"][1] == pytest.approx(found["cpu"][1], abs=1e-5)
+    assert len(found["cpu"][0]) == 4

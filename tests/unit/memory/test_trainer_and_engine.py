@@ -75,6 +75,8 @@ def test_a_product_for_the_heads_gradient_in_bfloat16_has_2048_rows_on_the_cpu_a
     rest = 6 * 10_000 + 2 * 2 * 8  # logits of a token in both precisions; its hidden state and gradient
     assert head_bytes(shape, size, "bf16", "cpu") == rest + 6 * 2048 * 8
     assert head_bytes(shape, size, "bf16", "cuda") == rest + 2 * 10_000 * 8
+    wide = MicroBatchSize(tokens=64, loss_tokens=64, longest=64)  # the logits' exponentials take more than a product
+    assert head_bytes(shape, wide, "bf16", "cuda") == 64 * (8 * 10_000 + 2 * 2 * 8)
 
 
 def test_a_step_of_one_micro_batch_holds_gradients_only_as_activations_go():

@@ -14,6 +14,7 @@ from coati_rl.config.sections import JobConfig
 from coati_rl.reward_spec import RewardActors
 
 PluginName = Literal["hybrid", "fsdp2"]
+LAYOUT_FIELDS = ("plugin", "tensor_parallel_size", "pipeline_parallel_size", "zero_stage")
 
 
 class TrainersConfig(Section):

@@ -4,7 +4,7 @@ Mistakes in files are reported here, before Ray starts.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.model_files.check import Use
 from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.exit_messages import print_lines
-from coati_rl.runtime.job_memory import check_run_memory, update_bytes
+from coati_rl.runtime.job_memory import check_run_memory, update_bytes, with_run_choices
 from coati_rl.runtime.job_models import with_run_models
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.prompts import (
@@ -88,7 +88,7 @@ class _Inputs:
     evaluation: dict[str, PromptSet]
     num_prompts: int | None  # of a pass; None: without end
     source: PromptSource | None = None
-    memory: tuple[str, ...] = ()  # lines of the plan
+    memory: tuple[str, ...] = ()  # lines of the plan, of the layout that was chosen and of memory
     check_gpus: Callable[[int], object] = lambda gpu_bytes: None  # see `PreparedJob`
     warnings: tuple[str, ...]
 
@@ -120,6 +120,7 @@ def prepare(
     check_own_functions(config)
     device, warnings = resolve_device(config, is_dry_run=is_dry_run)
     check_engines(config, device)
+    given = config.parallel.model_fields_set
     config = with_device_defaults(config, device)
     choose_backend(config.sync.weight_transport, device=device, is_one_node=not config.cluster.master_address)
     say = partial(print_lines, prog=config.prog())
@@ -137,6 +138,7 @@ def prepare(
                 rows,
                 directory,
                 device,
+                given=given,
                 environment=environment,
                 check_layout=check_layout,
                 try_model=try_model,
@@ -186,6 +188,7 @@ def _with_model(
     directory: Path,
     device: Device,
     *,
+    given: Collection[str],
     environment: EnvironmentFacts,
     check_layout: Callable[..., None],
     try_model: TryModel,
@@ -195,6 +198,7 @@ def _with_model(
     config = config.with_changes(model=str(directory))
     hf_config = read_model_config(directory)
     check_length(config, hf_config)
+    config, chosen = with_run_choices(config, hf_config, device, given=given, check_layout=check_layout)
     check_layout(config, hf_config)
     uses: tuple[Use, ...] = ("trained",) if config.sampling.backend == "fake" else ("trained", "sampled")
     precision = resolve_precision(config, device)
@@ -222,7 +226,7 @@ def _with_model(
         evaluation=evaluation,
         num_prompts=None if rows.generated else len(train.prompts),
         source=make_source(rows, config, tokenizer, train),
-        memory=memory,
+        memory=(*chosen, *memory),
         check_gpus=lambda gpu_bytes: check_memory(gpu_memory=gpu_bytes),
         warnings=(*of_files, *of_models, *of_memory),
     )

@@ -14,8 +14,17 @@ from coati_rl.plugins import is_plugin
 
 PLAIN: dict[str, Any] = {name: TrainersConfig.model_fields[name].default for name in LAYOUT_FIELDS}
 _FLAGS = dict(zip(LAYOUT_FIELDS, ("--plugin", "-tp", "-pp", "-zero"), strict=True))
-_TENSOR_SIZES = (2, 4, 8)  # a node has 8 GPUs at most, mostly
-_MOST_STAGES = 16
+_SPLITS = (
+    (2, 1),
+    (4, 1),
+    (8, 1),
+    (1, 2),
+    (8, 2),
+    (1, 4),
+    (8, 4),
+    (1, 8),
+    (8, 8),
+)  # tp, within a node of 8 GPUs, and pp
 
 
 def is_layout_given(config: TrainingConfig) -> bool:
@@ -33,12 +42,10 @@ def layouts(config: TrainingConfig, *, is_bf16: bool) -> Iterator[Change]:
     """
     trainers = config.parallel.num_trainers
     zero = 1 if is_bf16 and not is_plugin(config.optimizer.optimizer) else 0
-    splits = [(tp, 1) for tp in _TENSOR_SIZES]
-    splits += [(tp, pp) for pp in _powers(_MOST_STAGES) for tp in (*reversed(_TENSOR_SIZES), 1)]
     found = [{**PLAIN, "zero_stage": zero if trainers > 1 else 0}]
     if trainers > 1:
         found.append({**PLAIN, "plugin": "fsdp2"})
-    for tp, pp in splits:
+    for tp, pp in _SPLITS:
         if trainers % (tp * pp) == 0:
             is_sharded = trainers > tp * pp
             sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "zero_stage": zero if is_sharded else 0}
@@ -55,10 +62,3 @@ def layout_change(config: TrainingConfig, values: dict[str, Any]) -> Change:
 def layout_flags(values: dict[str, Any], others: dict[str, Any]) -> str:
     """Return the flags of a layout's settings that differ from another's."""
     return " ".join(f"{flag} {values[name]}" for name, flag in _FLAGS.items() if values[name] != others[name])
-
-
-def _powers(most: int) -> Iterator[int]:
-    size = 2
-    while size <= most:
-        yield size
-        size *= 2

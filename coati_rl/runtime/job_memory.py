@@ -1,22 +1,20 @@
 """Check the memory of runs with producers and of jobs on datasets: their models, and the size of a micro-batch."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coati_rl.checkpoint.former_settings import former_layout
 from coati_rl.config import Config
+from coati_rl.config.engine_rules import check_width
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_jobs import RmJobConfig, SftJobConfig
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.rules import check
-from coati_rl.config.training import TrainingConfig
 from coati_rl.memory.activations import item_bytes
 from coati_rl.memory.forecast import Forecast
 from coati_rl.memory.model_shape import model_shape
-from coati_rl.memory.run_engines import chosen_share, engine_memory
+from coati_rl.memory.run_engines import engine_memory
 from coati_rl.memory.run_memory import (
     Machine,
     RunModels,
@@ -27,9 +25,8 @@ from coati_rl.memory.run_memory import (
     shared_update,
     trainer_memory,
 )
-from coati_rl.runtime.layout_choice import ASSUMED_GPU_BYTES, Choice, choose_layout, chosen_lines
 from coati_rl.runtime.memory_check import MemoryCheck, host_memory, passes, this_machine
-from coati_rl.runtime.resources import Job, read_model_config
+from coati_rl.runtime.resources import read_model_config
 from coati_rl.samples import Sample
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CollectiveBackend
@@ -89,7 +86,7 @@ def run_check(
             machine,
             has_several_micro_batches=several,
             kept_versions=changed.num_kept_versions,
-            backend=(backend := _backend(changed, hf_config, machine.device)),
+            backend=(backend := backend_of(changed, hf_config, machine.device)),
         )
         engine = engine_memory(changed, hf_config, machine, backend, sequence_tokens=prompt + response)
         reward_models = reward_model_memory(changed, machine, of_rewards)
@@ -103,77 +100,10 @@ def run_check(
             each, prompt=each.data.max_prompt_tokens, response=each.max_model_len - each.data.max_prompt_tokens
         ),
         sure=lambda each: forecast(each, prompt=least, response=1),
-        is_valid=passes(check, lambda each: check_layout(each, hf_config)),
+        is_valid=passes(check, lambda each: check_layout(each, hf_config), lambda each: check_width(each, hf_config)),
         machine=machine,
         host_available=host_memory(config, machine.device),
     )
-
-
-def with_run_choices(
-    config: Config, hf_config: Any, device: Device, *, given: Collection[str], check_layout: Callable[..., None]
-) -> tuple[Config, tuple[str, ...]]:
-    """Set the layout of trainers and the engines' share of a GPU where the user has left them open.
-
-    Args:
-        config: of the run, with the defaults of its device.
-        hf_config: transformers config of the policy.
-        device: of the run.
-        given: the names of the settings that the user gave, of sizes and layouts.
-        check_layout: as of `prepare`.
-    Returns: the config, and a line of the plan if anything was chosen.
-    """
-    if device == "cpu" or not _is_buildable(hf_config):
-        return config, ()
-    machine, is_assumed = _known_machine(config, device)
-    choices = []
-    if "gpu_memory_utilization" not in given and config.sampling.backend == "vllm":
-        backend = _backend(config, hf_config, device)
-        share = chosen_share(config, hf_config, backend, gpu_bytes=machine.gpu_bytes or 0)
-        flags, why = f"--gpu-memory-utilization {share:g}", "vLLM's share leaves room for new weights"
-        choices.append(Choice(flags=flags, values={"gpu_memory_utilization": share}, why=why))
-        config = config.with_changes(gpu_memory_utilization=share)
-    checked = run_check(config, hf_config, machine, prompt_tokens=None, check_layout=check_layout)
-    return _with_layout(checked, choices, given=given, is_assumed=is_assumed)
-
-
-def with_job_choices(
-    config: OfflineJobConfig,
-    hf_config: Any,
-    device: Device,
-    *,
-    given: Collection[str],
-    check_layout: Callable[..., None],
-) -> tuple[OfflineJobConfig, tuple[str, ...]]:
-    """Set the layout of a job on a dataset where the user has left it open; see `with_run_choices`."""
-    if device == "cpu" or not _is_buildable(hf_config):
-        return config, ()
-    machine, is_assumed = _known_machine(config, device)
-    checked = job_check(config, hf_config, machine, samples=(), check_layout=check_layout)
-    return _with_layout(checked, [], given=given, is_assumed=is_assumed)
-
-
-def _with_layout(
-    checked: MemoryCheck[Job], choices: list[Choice], *, given: Collection[str], is_assumed: bool
-) -> tuple[Job, tuple[str, ...]]:
-    """Choose a layout, and say it before the other choices."""
-    config = checked.config
-    layout = choose_layout(
-        checked,
-        former=former_layout(config),
-        may_lower_budget={"train_microbatch_size", "max_tokens_per_microbatch"}.isdisjoint(given),
-    )
-    if layout is not None:
-        choices = [layout, *choices]
-        config = config.with_changes(**layout.values)
-    return config, chosen_lines(choices, is_assumed=is_assumed)
-
-
-def _known_machine(config: TrainingConfig, device: Device) -> tuple[Machine, bool]:
-    """Return the machine that is planned for, and whether its GPUs' memory is an assumption."""
-    machine = this_machine(config, device)
-    if machine.gpu_bytes is not None:
-        return machine, False
-    return replace(machine, gpu_bytes=ASSUMED_GPU_BYTES), True
 
 
 def _reward_model_configs(config: Config) -> dict[str, Any]:
@@ -248,12 +178,13 @@ def _models_of_job(config: OfflineConfig, hf_config: Any) -> RunModels:
 
 def update_bytes(config: Config, hf_config: Any, device: Device) -> int:
     """Return the bytes of a weight update; 0 for an architecture that transformers cannot build."""
-    if not _is_buildable(hf_config):
+    if not is_buildable(hf_config):
         return 0
     return model_shape(hf_config).num_weights * item_bytes(resolve_precision(config, device))
 
 
-def _is_buildable(hf_config: Any) -> bool:
+def is_buildable(hf_config: Any) -> bool:
+    """Whether transformers can build the architecture, so that its parameters are counted."""
     try:
         model_shape(hf_config)
     except (ValueError, TypeError, AttributeError):  # also fields that other architectures lack
@@ -264,13 +195,13 @@ def _is_buildable(hf_config: Any) -> bool:
 def _found(checked: MemoryCheck[Any], models: Sequence[Any]) -> Found:
     """Return the lines and warnings of a check; a warning alone for an architecture that transformers cannot build."""
     for hf_config in models:
-        if not _is_buildable(hf_config):
+        if not is_buildable(hf_config):
             return (), [f"the memory of the run is not forecast, as a model's architecture is {hf_config.model_type}"]
     forecast, warnings = checked.run()
     return tuple(forecast.lines()), warnings
 
 
-def _backend(config: Config, hf_config: Any, device: Device) -> CollectiveBackend:
+def backend_of(config: Config, hf_config: Any, device: Device) -> CollectiveBackend:
     """Return the backend that the trainers will choose for an update of this size."""
     return choose_backend(
         config.sync.weight_transport,

@@ -16,7 +16,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.memory.capacity import available_bytes, total_bytes
 from coati_rl.memory.forecast import MARGIN, Forecast, ProcessMemory, gib, listed
 from coati_rl.memory.layouts import PLAIN, layouts
-from coati_rl.memory.nearest import Change, largest_that_fits, nearest_changes
+from coati_rl.memory.nearest import Change, Fits, largest_that_fits, nearest_changes
 from coati_rl.memory.run_memory import Machine
 from coati_rl.memory.trainer import HEAP, Parts
 from coati_rl.runtime.resources import Job, gpu_bytes
@@ -65,22 +65,35 @@ class MemoryCheck(Generic[Job]):
 
     def trainer_bytes(self, change: Change) -> int:
         """Return what a trainer takes of its device with a change."""
-        processes = self.forecast(self.config.with_changes(**change.values)).processes
-        return next(each.device_bytes for each in processes if each.name == "trainer")
+        return _trainer_bytes(self.forecast(self.config.with_changes(**change.values)))
+
+    def trainers_fit(self, change: Change, *, share: float) -> bool:
+        """Whether with a change a trainer fits a share of its GPU, and all processes the host."""
+        config = self.changed(change)
+        if config is None:
+            return False
+        forecast, available = self.forecast(config), self.host_available
+        fits_host = available is None or forecast.host_bytes <= available
+        return fits_host and _trainer_bytes(forecast) <= share * (self.machine.gpu_bytes or 0)
 
     def fits(self, change: Change | None) -> bool:
         """Whether the job with a change fits, whatever its samples."""
         config = self.changed(change)
         return config is not None and self._problem(self.forecast(config), margin=0.0) is None
 
-    def budget(self, change: Change | None) -> Change | None:
-        """Return the largest token budget with which the job with a change fits; None if none does."""
-        config = self.changed(change)
+    def budget(self, change: Change | None, fits: Fits | None = None) -> Change | None:
+        """Return the largest token budget with which the job with a change fits; None if none does.
+
+        Args:
+            change: of other settings; None: none.
+            fits: whether the job with a change fits; None: as `fits` says.
+        """
+        config, test = self.changed(change), fits or self.fits
         if config is None:
             return None
         least, current = self._budgets(config)
         tokens = largest_that_fits(
-            least, current, lambda size: self.fits(_budget(size) if change is None else change | _budget(size))
+            least, current, lambda size: test(_budget(size) if change is None else change | _budget(size))
         )
         return None if tokens is None else _budget(tokens)
 
@@ -224,6 +237,10 @@ def passes(rules: Callable[[Any], None], *others: Callable[[Any], None]) -> Call
         return True
 
     return is_valid
+
+
+def _trainer_bytes(forecast: Forecast) -> int:
+    return next(each.device_bytes for each in forecast.processes if each.name == "trainer")
 
 
 def _budget(tokens: int) -> Change:

@@ -15,7 +15,7 @@ from coati_rl.checkpoint.resume import ResumePoint, open_resume_point
 from coati_rl.config import Config
 from coati_rl.config.algorithm_rules import algorithm_warnings
 from coati_rl.config.distillation_rules import distillation_warnings
-from coati_rl.config.engine_rules import check_engines, engine_warnings
+from coati_rl.config.engine_rules import check_engines, check_width, engine_warnings
 from coati_rl.config.environment_rules import environment_warnings
 from coati_rl.config.gpu_rules import with_device_defaults
 from coati_rl.config.plan import Plan, make_plan, resolve_precision
@@ -28,8 +28,9 @@ from coati_rl.errors import ConfigError
 from coati_rl.model_files.check import Use
 from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.exit_messages import print_lines
-from coati_rl.runtime.job_memory import check_run_memory, update_bytes, with_run_choices
+from coati_rl.runtime.job_memory import check_run_memory, update_bytes
 from coati_rl.runtime.job_models import with_run_models
+from coati_rl.runtime.layout_choice import with_run_choices
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.prompts import (
     EnvironmentFacts,
@@ -198,6 +199,7 @@ def _with_model(
     config = config.with_changes(model=str(directory))
     hf_config = read_model_config(directory)
     check_length(config, hf_config)
+    check_width(config, hf_config)
     config, chosen = with_run_choices(config, hf_config, device, given=given, check_layout=check_layout)
     check_layout(config, hf_config)
     uses: tuple[Use, ...] = ("trained",) if config.sampling.backend == "fake" else ("trained", "sampled")

@@ -22,8 +22,9 @@ from coati_rl.errors import ConfigError
 from coati_rl.model_files.check import Use
 from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.exit_messages import print_lines
-from coati_rl.runtime.job_memory import check_job_memory, with_job_choices
+from coati_rl.runtime.job_memory import check_job_memory
 from coati_rl.runtime.job_models import with_dataset_models
+from coati_rl.runtime.layout_choice import with_job_choices
 from coati_rl.runtime.offline_rows import (
     TRAIN_FLAG,
     SampleSet,

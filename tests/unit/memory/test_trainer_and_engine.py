@@ -41,8 +41,9 @@ def test_states_in_bfloat16_have_masters_which_zero_shards():
     one, sharded = (
         trainer_parts(SHAPE, SIZE, TrainerLayout(precision="bf16", dp=4, zero_stage=stage)) for stage in (0, 1)
     )
-    assert (one["parameters"], one["optimizer"]) == (2 * WEIGHTS, 12 * WEIGHTS)
-    assert (sharded["parameters"], sharded["optimizer"]) == (2 * WEIGHTS, 3 * WEIGHTS)
+    names = ("parameters", "masters", "optimizer")
+    assert [one[name] for name in names] == [2 * WEIGHTS, 4 * WEIGHTS, 8 * WEIGHTS]
+    assert [sharded[name] for name in names] == [2 * WEIGHTS, WEIGHTS, 2 * WEIGHTS]
 
 
 def test_fsdp2_shards_weights_moments_and_gradients():

@@ -115,7 +115,7 @@ class GpuPlan:
 
 def plan_of(model: str, num_gpus: int) -> GpuPlan | str:
     """Return the plan of a model on so many GPUs; why there is none."""
-    hf_config = _hf_config(model)
+    hf_config = hf_config_of(model)
     if num_gpus == 1:
         return _fine_tuning(hf_config)
     if model.startswith("Llama"):
@@ -194,7 +194,8 @@ def _head_dim(hf_config: Any) -> int:
     return getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads
 
 
-def _hf_config(model: str) -> Any:
+def hf_config_of(model: str) -> Any:
+    """Return the transformers config of one of MODELS."""
     from transformers import AutoConfig
 
     values = dict(MODELS[model])
@@ -243,7 +244,7 @@ def _heading(columns: list[str]) -> list[str]:
 def _needs(refusal: str) -> str:
     """Return what is missing, of a refusal: the need, and how many trainers would do."""
     need = refusal.partition(": ")[2].partition(" (")[0]
-    return f"{need}{'; ' + found[1] if (found := re.search(r'(-t [0-9]+ --plugin fsdp2 holds it)', refusal)) else ''}"
+    return f"{need}{'; ' + found[1] if (found := re.search(r'(-t [0-9]+ --plugin fsdp2.* holds it)', refusal)) else ''}"
 
 
 def _row(cells: list[str]) -> str:

@@ -20,11 +20,12 @@ from coati_rl.memory.run_engines import chosen_share
 from coati_rl.memory.run_memory import Machine
 from coati_rl.plugins import is_plugin
 from coati_rl.runtime.job_memory import OfflineJobConfig, backend_of, is_buildable, job_check, run_check
-from coati_rl.runtime.memory_check import Job, MemoryCheck, this_machine
+from coati_rl.runtime.memory_check import RECOMPUTED, Job, MemoryCheck, this_machine
 from coati_rl.types import Device
 
 ASSUMED_GPU_BYTES = 80 * 2**30  # of GPUs that are unknown: most of those that models are trained on have at least that
 ROOM = 0.1  # that a layout should leave of a GPU, for CUDA's context, its libraries and memory that is fragmented
+BOUNDS = frozenset(("train_microbatch_size", "max_tokens_per_microbatch"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,54 +38,57 @@ class Choice:
 
 
 def choose_layout(
-    check: MemoryCheck[Job], *, former: Mapping[str, Any] | None = None, may_lower_budget: bool = False
+    check: MemoryCheck[Job], *, given: Collection[str], former: Mapping[str, Any] | None = None
 ) -> Choice | None:
     """Return the fastest layout that fits; None if there is nothing to choose.
 
-    One that leaves a tenth of the GPU goes before others, and so does a smaller token budget, where that is a default
-    as well; parts of matrices or of the layers, which also change the prompts of a step, come after all of this. A
-    layout that was given stays, and so does that of an optimizer of the user's own, which may need whole parameters.
+    One that leaves a tenth of the GPU goes before others, and so do recomputed activations and a smaller token budget,
+    where these are open as well; parts of matrices or of the layers, which also change the prompts of a step, come
+    after all of this. A layout that was given stays, and so does that of an optimizer of the user's own, which may need
+    whole parameters.
 
     Args:
         check: of the job in its default layout, on GPUs of known memory.
+        given: the names of the settings of sizes and layouts that the user gave.
         former: the layout of the run that this one resumes, which is kept if it fits: prompts of a step follow from
             data-parallel copies.
-        may_lower_budget: the token budget of a micro-batch was not given.
     """
     config = check.config
     is_open = not is_layout_given(config) and not is_plugin(config.optimizer.optimizer)
     own = layout_change(config, {name: config.flat()[name] for name in PLAIN})
     changes = [each for each in _candidates(check, former) if check.changed(each) is not None] if is_open else [own]
     first, gpu = changes[0], gib(check.machine.gpu_bytes or 0)
-    found, what = _first_that_fits(check, changes, may_lower_budget=may_lower_budget)
+    if former is not None and is_open and check.trainers_fit(first, share=1.0):
+        return Choice(flags=_pinned(first), values=first.values, why="the layout of the run that is resumed")
+    found, what = _first_that_fits(check, changes, given=given)
     spare = what.format(gpu=gpu)
     if not is_open and found.values == own.values:
         return None
     if not is_open:
-        why = f"of micro-batches the largest that {spare}"
-        return Choice(flags=_budget_flags(found), values=found.values, why=why)
+        why = f"what leaves the layout as it is and {spare}"
+        return Choice(flags=_other_flags(config, found), values=found.values, why=why)
     if found is first and config.parallel.num_trainers == 1:
         why = "one trainer"
-    elif found is first and former is not None:
-        why = "the layout of the run that is resumed"
     else:
         lost = "" if found is first else f" ({_pinned(first)} needs {gib(check.trainer_bytes(first))} a trainer)"
         why = f"the fastest layout that {spare}{lost}"
-    return Choice(flags=f"{_pinned(found)} {_budget_flags(found)}".strip(), values=found.values, why=why)
+    return Choice(flags=f"{_pinned(found)} {_other_flags(config, found)}".strip(), values=found.values, why=why)
 
 
 def _first_that_fits(
-    check: MemoryCheck[Job], changes: Sequence[Change], *, may_lower_budget: bool
+    check: MemoryCheck[Job], changes: Sequence[Change], *, given: Collection[str]
 ) -> tuple[Change, str]:
-    """Return the layout to take, with a smaller budget where that is needed, and in how far it fits."""
+    """Return the layout to take, with other settings where that is needed, and in how far it fits."""
     roomy, tight = (partial(check.trainers_fit, share=share) for share in (1 - ROOM, 1.0))
+    if "gradient_checkpointing" not in given and not check.config.parallel.gradient_checkpointing:
+        changes = [*changes, *(each | RECOMPUTED for each in changes)]
     whole = [
         each for each in changes if each.values["tensor_parallel_size"] * each.values["pipeline_parallel_size"] == 1
     ]
     for among in (whole, [each for each in changes if each not in whole]):
         if found := next(filter(roomy, among), None):
             return found, "fits GPUs of {gpu} with a tenth to spare"
-        if may_lower_budget:
+        if BOUNDS.isdisjoint(given):
             budgets = [(each, budget) for each in among if (budget := check.budget(each, roomy)) is not None]
             if budgets:
                 layout, budget = max(budgets, key=lambda each: _tokens(each[1]))
@@ -112,8 +116,14 @@ def _tokens(change: Change) -> int:
     return int(change.values.get("max_tokens_per_microbatch", 0))
 
 
-def _budget_flags(change: Change) -> str:
-    return f"--max-tokens-per-microbatch {_tokens(change)}" if _tokens(change) else ""
+def _other_flags(config: TrainingConfig, change: Change) -> str:
+    """Return the flags beside those of the layout; a budget that is given leaves other bounds at their own defaults."""
+    parallel, flags = config.parallel, list[str]()
+    if _tokens(change):
+        flags += [f"-tmbs {parallel.train_microbatch_size} --max-tokens-per-microbatch {_tokens(change)}"]
+    if change.values.get("gradient_checkpointing") or (_tokens(change) and parallel.gradient_checkpointing):
+        flags += [RECOMPUTED.flags]
+    return " ".join(flags)
 
 
 def with_run_choices(
@@ -181,11 +191,7 @@ def _with_layout(
 ) -> tuple[Job, tuple[str, ...]]:
     """Choose a layout, and say it before the other choices in one line of the plan."""
     config = checked.config
-    layout = choose_layout(
-        checked,
-        former=former_layout(config),
-        may_lower_budget={"train_microbatch_size", "max_tokens_per_microbatch"}.isdisjoint(given),
-    )
+    layout = choose_layout(checked, given=given, former=former_layout(config))
     if layout is not None:
         choices = [layout, *choices]
         config = config.with_changes(**layout.values)

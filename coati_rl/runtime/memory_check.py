@@ -22,6 +22,8 @@ from coati_rl.memory.trainer import HEAP, Parts
 from coati_rl.runtime.resources import Job, gpu_bytes
 from coati_rl.types import Device
 
+RECOMPUTED = Change(flags="--gradient-checkpointing", values={"gradient_checkpointing": True})
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryCheck(Generic[Job]):
@@ -160,11 +162,15 @@ class MemoryCheck(Generic[Job]):
         gpu_memory = self.machine.gpu_bytes
         if gpu_memory is None or self.machine.device == "cpu":
             return ""
+        recomputed = "" if self.config.parallel.gradient_checkpointing else f" {RECOMPUTED.flags}"
+        least, _ = self._budgets(self.config)
         for doublings in range(1, 11):
             trainers = self.config.parallel.num_trainers * 2**doublings
-            values = {**PLAIN, "plugin": "fsdp2", "num_trainers": trainers}
-            if self.trainer_bytes(Change(flags="", values=values)) <= gpu_memory:
-                return f": -t {trainers} --plugin fsdp2 holds it on GPUs of {gib(gpu_memory)}"
+            values = {**PLAIN, **RECOMPUTED.values, "plugin": "fsdp2", "num_trainers": trainers}
+            change = Change(flags=f"-t {trainers} --plugin fsdp2{recomputed}", values=values)
+            for each in (change, change | _budget(least)):
+                if self.trainer_bytes(each) <= gpu_memory:
+                    return f": {each.flags} holds it on GPUs of {gib(gpu_memory)}"
         return ""
 
     def _budgets(self, config: Job) -> tuple[int, int]:
@@ -179,7 +185,7 @@ class MemoryCheck(Generic[Job]):
         config, flat = self.config, self.config.flat()
         parallel = config.parallel
         if not parallel.gradient_checkpointing:
-            yield Change(flags="--gradient-checkpointing", values={"gradient_checkpointing": True})
+            yield RECOMPUTED
         if flat.get("precompute_reference") is False:
             yield Change(flags="--precompute-reference", values={"precompute_reference": True})
         in_flight: int = getattr(config, "sequences_in_flight", 0)

@@ -20,7 +20,8 @@ from coati_rl.memory.run_engines import chosen_share
 from coati_rl.memory.run_memory import Machine
 from coati_rl.plugins import is_plugin
 from coati_rl.runtime.job_memory import OfflineJobConfig, backend_of, is_buildable, job_check, run_check
-from coati_rl.runtime.memory_check import RECOMPUTED, Job, MemoryCheck, this_machine
+from coati_rl.runtime.memory_check import RECOMPUTED, MemoryCheck, this_machine
+from coati_rl.runtime.resources import Job
 from coati_rl.types import Device
 
 ASSUMED_GPU_BYTES = 80 * 2**30  # of GPUs that are unknown: most of those that models are trained on have at least that

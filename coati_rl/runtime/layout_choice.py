@@ -58,8 +58,10 @@ def choose_layout(
     is_open = not is_layout_given(config) and not is_plugin(config.optimizer.optimizer)
     own = layout_change(config, {name: config.flat()[name] for name in PLAIN})
     changes = [each for each in _candidates(check, former) if check.changed(each) is not None] if is_open else [own]
+    if not changes:  # for another reason than the layout, which is reported by name
+        return None
     first, gpu = changes[0], gib(check.machine.gpu_bytes or 0)
-    if former is not None and is_open and check.trainers_fit(first, share=1.0):
+    if is_open and first.values == former and check.trainers_fit(first, share=1.0):
         return Choice(flags=_pinned(first), values=first.values, why="the layout of the run that is resumed")
     found, what = _first_that_fits(check, changes, given=given)
     spare = what.format(gpu=gpu)

@@ -129,6 +129,12 @@ def _other_flags(config: TrainingConfig, change: Change) -> str:
     return " ".join(flags)
 
 
+def open_choices(config: TrainingConfig, device: Device) -> tuple[str, ...]:
+    """Return a warning if a layout will be chosen of which a plan without the model knows nothing."""
+    is_open = device == "cuda" and not is_layout_given(config)
+    return ("the layout of the trainers is chosen when the model is here",) if is_open else ()
+
+
 def with_run_choices(
     config: Config,
     hf_config: Any,

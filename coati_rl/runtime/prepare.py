@@ -30,7 +30,7 @@ from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.exit_messages import print_lines
 from coati_rl.runtime.job_memory import check_run_memory, update_bytes
 from coati_rl.runtime.job_models import with_run_models
-from coati_rl.runtime.layout_choice import with_run_choices
+from coati_rl.runtime.layout_choice import open_choices, with_run_choices
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.prompts import (
     EnvironmentFacts,
@@ -131,7 +131,7 @@ def prepare(
     with slow_phase("preparing, 2 of 3: the model's files are looked up", say):
         directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     if directory is None:
-        found = _without_model(config, rows)
+        found = _without_model(config, rows, device)
     else:
         with slow_phase("preparing, 3 of 3: the model is checked and the rows are tokenised", say):
             found = _with_model(
@@ -171,7 +171,7 @@ def _planned(found: _Inputs, rows: RunRows, device: Device, warnings: tuple[str,
     )
 
 
-def _without_model(config: Config, rows: RunRows) -> _Inputs:
+def _without_model(config: Config, rows: RunRows, device: Device) -> _Inputs:
     """Return what a dry run can say without the model."""
     unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.parallel.num_trainers else "")
     return _Inputs(
@@ -179,7 +179,10 @@ def _without_model(config: Config, rows: RunRows) -> _Inputs:
         train=PromptSet(prompts=(), num_refused=0),
         evaluation={},
         num_prompts=rows.num_train,
-        warnings=(f"model {config.model.model} is not on this machine: {unchecked} are not checked",),
+        warnings=(
+            f"model {config.model.model} is not on this machine: {unchecked} are not checked",
+            *open_choices(config, device),
+        ),
     )
 
 

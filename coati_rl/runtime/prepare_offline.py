@@ -24,7 +24,7 @@ from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.exit_messages import print_lines
 from coati_rl.runtime.job_memory import check_job_memory
 from coati_rl.runtime.job_models import with_dataset_models
-from coati_rl.runtime.layout_choice import with_job_choices
+from coati_rl.runtime.layout_choice import open_choices, with_job_choices
 from coati_rl.runtime.offline_rows import (
     TRAIN_FLAG,
     SampleSet,
@@ -106,7 +106,8 @@ def prepare_offline(
         directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     if directory is None:
         unchecked = f"model {config.model.model} is not on this machine: lengths and the layout are not checked"
-        found = _Inputs(config=with_offline_defaults(config, device), warnings=(unchecked,))
+        warned = (unchecked, *open_choices(config, device))
+        found = _Inputs(config=with_offline_defaults(config, device), warnings=warned)
     else:
         with slow_phase("preparing, 3 of 3: the model is checked and the rows are tokenised", say):
             found = _with_model(

@@ -217,6 +217,8 @@ def test_on_gpus_the_config_has_the_layout_that_the_plan_chose_and_says_and_on_t
     num_gpus(0)
     on_cpu = prepare_with(flags)
     defaults = on_cpu.config.parallel
+    without = prepare_with(f"{flags} --device cuda", is_dry_run=True, model="no-such/model")
+    assert without.warnings[-1] == "the layout of the trainers is chosen when the model is here"
     assert (defaults.plugin, defaults.zero_stage, defaults.gpu_memory_utilization) == ("hybrid", 0, 0.85)
     assert not [each for each in on_cpu.plan.lines() if each.startswith("chosen")]
 

@@ -8,7 +8,7 @@ import yaml
 
 from coati_rl.checkpoint.directory import find_checkpoint
 from coati_rl.config.fields import spelling
-from coati_rl.config.training import TrainingConfig
+from coati_rl.config.training import LAYOUT_FIELDS, TrainersConfig, TrainingConfig
 from coati_rl.plugins import is_plugin
 
 Job = TypeVar("Job", bound=TrainingConfig)
@@ -49,3 +49,16 @@ def with_former_settings(config: Job) -> tuple[Job, tuple[str, ...]]:
         for name, value in kept.items()
     ]
     return config.with_changes(**kept), tuple(warnings)
+
+
+def former_layout(config: TrainingConfig) -> Mapping[str, Any] | None:
+    """Return the layout of the run that is resumed, by flat name; None if none is, or it had other trainers."""
+    if config.run.checkpoint_path is None:
+        return None
+    try:
+        before = read_flat(config, find_checkpoint(Path(config.run.checkpoint_path)))
+    except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError):
+        return None  # the comparison of the settings says that it cannot be read
+    if before.get("num_trainers") != config.parallel.num_trainers:
+        return None
+    return {name: before.get(name, getattr(TrainersConfig(), name)) for name in LAYOUT_FIELDS}

@@ -5,7 +5,7 @@ Names and types of --engine-arg are vLLM's; see `producer.engines.vllm_arguments
 
 import json
 from collections.abc import Collection, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from coati_rl.config.config import Config
 from coati_rl.config.named_values import named_values
@@ -154,6 +154,17 @@ def check_engines(config: Config, device: Device) -> None:
             f"{flag} with --precision {precision}: the log-probabilities of the engine differ by more than "
             f"{'rounding' if precision == 'bf16' else '1e-4 nats'} from the trainers', which stops the run; use "
             "--on-logprob-gap tis, or --max-logprob-gap"
+        )
+
+
+def check_width(config: Config, hf_config: Any) -> None:
+    """Raise ConfigError unless -ptp divides the heads of the model, given by its transformers config, as vLLM asks."""
+    width, heads = config.parallel.producer_tensor_parallel_size, getattr(hf_config, "num_attention_heads", None)
+    if isinstance(heads, int) and heads % width:
+        works = [str(each) for each in range(1, heads + 1) if heads % each == 0]
+        raise ConfigError(
+            f"-ptp {width}: must divide num_attention_heads {heads}; use -ptp {' or '.join(works)} "
+            f"(--model {config.model.model})"
         )
 
 

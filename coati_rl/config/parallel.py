@@ -28,5 +28,9 @@ class ParallelConfig(TrainersConfig):
     )
     producer_tensor_parallel_size: int = execution(1, "Tensor parallelism of each engine.", short="-ptp", ge=1)
     gpu_memory_utilization: float = execution(
-        0.85, "Share of an engine GPU's memory that vLLM takes; staging new weights takes more.", gt=0, lt=1
+        0.85,
+        "Share of an engine GPU's memory that vLLM takes; staging new weights takes more. Without the flag the plan "
+        "chooses, at most 0.9.",
+        gt=0,
+        lt=1,
     )

@@ -14,6 +14,7 @@ from coati_rl.config.sections import JobConfig
 from coati_rl.reward_spec import RewardActors
 
 PluginName = Literal["hybrid", "fsdp2"]
+LAYOUT_FIELDS = ("plugin", "tensor_parallel_size", "pipeline_parallel_size", "zero_stage")
 
 
 class TrainersConfig(Section):
@@ -29,7 +30,7 @@ class TrainersConfig(Section):
     max_tokens_per_microbatch: int | None = execution(
         None,
         "Tokens per forward/backward at most, padding included; default: only -tmbs bounds it, on GPUs without -tmbs "
-        "16384 tokens or a longest sample.",
+        "16384 tokens, fewer where memory asks for it, or a longest sample.",
         ge=2,
     )
     one_sample_per_row: bool = execution(False, "Pad each sample to a row of its own instead of packing rows.")
@@ -40,12 +41,15 @@ class TrainersConfig(Section):
         "Mistral, Qwen2 and Qwen3, go without.",
     )
     gradient_checkpointing: bool = execution(
-        False, "Recompute activations in the backward pass instead of keeping them; on GPUs the default without -tmbs."
+        False,
+        "Recompute activations in the backward pass instead of keeping them; on GPUs the default without -tmbs, and "
+        "where no layout that may be chosen fits otherwise.",
     )
     plugin: PluginName = execution(
         "hybrid",
         "How the trainers share a model out: hybrid is ColossalAI with -tp, -pp and -zero; fsdp2 shards weights, "
-        "gradients and optimizer states over all of them, as ZeRO stage 3 does.",
+        "gradients and optimizer states over all of them, as ZeRO stage 3 does. On GPUs without --plugin, -tp, -pp and "
+        "-zero the plan chooses the fastest of all that fits.",
     )
     tensor_parallel_size: int = execution(1, "Trainer tensor parallelism.", short="-tp", ge=1)
     pipeline_parallel_size: int = execution(1, "Trainer pipeline parallelism.", short="-pp", ge=1)

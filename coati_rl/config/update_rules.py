@@ -1,4 +1,6 @@
-"""Set what follows from the size of weights: how long an update or a checkpoint may take, and where engines stage."""
+"""Set what follows from the size of weights: how long an update or a checkpoint may take, and engines' memory."""
+
+import math
 
 from coati_rl.config.config import Config
 
@@ -6,6 +8,8 @@ from coati_rl.config.config import Config
 # first time; a directory that all nodes share.
 SLOW_BYTES_PER_S = 500_000_000
 CONTEXT_BYTES = 2**30  # CUDA's context and NCCL's buffers, which vLLM's share of a GPU does not count
+MOST_SHARE = 0.9  # of a GPU for vLLM, whose own default is 0.92 without a process that sends it weights
+SPARE_SHARE = 0.02  # that is left besides, for what allocators cannot use again
 
 
 def with_sync_timeout(config: Config, update_bytes: int) -> Config:
@@ -31,3 +35,26 @@ def stages_on_gpu(update_bytes: int, *, gpu_bytes: int | None, gpu_memory_utiliz
         gpu_memory_utilization: the share that vLLM takes.
     """
     return gpu_bytes is not None and gpu_memory_utilization * gpu_bytes + update_bytes + CONTEXT_BYTES <= gpu_bytes
+
+
+def engine_share(*, gpu_bytes: int, wanted_bytes: int, update_bytes: int | None, commit_bytes: int) -> float:
+    """Return the share of a GPU for vLLM in hundredths: all but what updates need beside it, at most 0.9.
+
+    An update is staged whole on the GPU where vLLM then still has all that it can use, since the commit is shorter.
+
+    Args:
+        gpu_bytes: of the GPU.
+        wanted_bytes: of a rank's weights, and of keys and values of all samples in flight at their longest.
+        update_bytes: of all weights; None: the transport stages none on GPUs.
+        commit_bytes: what a rank needs to load an update that is staged elsewhere.
+    """
+
+    def share_beside(size: int) -> float:
+        left = math.floor(100 * (gpu_bytes - size - CONTEXT_BYTES) / gpu_bytes - 100 * SPARE_SHARE) / 100
+        return min(MOST_SHARE, max(0.01, left))
+
+    if update_bytes is not None:
+        share = share_beside(update_bytes)
+        if share * gpu_bytes >= wanted_bytes:
+            return share
+    return share_beside(commit_bytes)

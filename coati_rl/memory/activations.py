@@ -133,16 +133,18 @@ def head_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, device: 
     Logits of a chunk in float32, 4 C V, turned into their gradient in place, and hidden states of all loss tokens with
     their gradients, e 2 H N. In bfloat16 besides the logits before or their gradient after the conversion, 2 C V, and
     the product that is added to the weight's gradient, 2 V H; on the CPU it is made and added in blocks of rows, and to
-    add one torch converts it to float32.
+    add one torch converts it to float32. On a GPU the softmax, before that, has the exponentials of a whole chunk
+    beside its logits, 4 C V.
     """
     if shape.vocabulary == 1:  # a scalar head: hidden states and values in float32
         return size.loss_tokens * shape.hidden * (FLOAT32 + item_bytes(precision))
     logits = chunk_rows(shape.vocabulary, size.loss_tokens, device) * shape.vocabulary
     rows = size.loss_tokens * item_bytes(precision) * 2 * shape.hidden
+    softmax = FLOAT32 * logits if device == "cuda" else 0
     if precision == "fp32":
-        return FLOAT32 * logits + rows
+        return FLOAT32 * logits + softmax + rows
     if device == "cpu":
         product = (2 + FLOAT32) * min(shape.vocabulary, PRODUCT_BLOCK) * shape.hidden
     else:
         product = 2 * shape.vocabulary * shape.hidden
-    return (FLOAT32 + 2) * logits + product + rows
+    return FLOAT32 * logits + max(softmax, 2 * logits + product) + rows

@@ -66,8 +66,18 @@ def model_shape(
         cuts_all: all matrices of layers are shared, as vLLM's engines do, also those that the plan leaves whole.
     Raises: ValueError for an architecture that transformers cannot build.
     """
-    config_json = json.dumps(hf_config.to_dict(), sort_keys=True, default=str)
-    return _shape(config_json, tensor_parallel_size, has_scalar_head, cuts_all)
+    return _shape(_config_json(hf_config), tensor_parallel_size, has_scalar_head, cuts_all)
+
+
+_JSON: dict[tuple[type, str], str] = {}  # of the few configs of a process; a search asks for the same ones many times
+
+
+def _config_json(hf_config: Any) -> str:
+    """Return all values of a config as text; `to_dict` copies every one of them, which takes a millisecond."""
+    key = type(hf_config), repr(vars(hf_config))
+    if key not in _JSON:
+        _JSON[key] = json.dumps(hf_config.to_dict(), sort_keys=True, default=str)
+    return _JSON[key]
 
 
 @functools.lru_cache(maxsize=64)
@@ -114,14 +124,25 @@ def _shape(config_json: str, tensor_parallel_size: int, has_scalar_head: bool, c
 
 @functools.lru_cache(maxsize=16)
 def _parameters(config_json: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a causal language model's parameters by name, tied ones once."""
+    """Return the shapes of a causal language model's parameters by name, tied ones once.
+
+    All layers of an architecture with packed attention have the same parameters, so that one of them is built.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     values = json.loads(config_json)
+    model_type, num_layers = values.pop("model_type"), values.get("num_hidden_layers", 1)
+    if model_type in PACKED_ATTENTION:
+        values |= {"num_hidden_layers": 1, "layer_types": None}
     with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values))
-    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+        module = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values))
+    sizes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    if model_type in PACKED_ATTENTION:
+        layer = {name: shape for name, shape in sizes.items() if _LAYER.search(name)}
+        for number in range(1, num_layers):
+            sizes |= {name.replace(".0.", f".{number}.", 1): shape for name, shape in layer.items()}
+    return sizes
 
 
 def _cut(config: Any, tensor_parallel_size: int, cuts_all: bool, name: str, shape: tuple[int, ...]) -> int:

@@ -5,20 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coati_rl.config.config import Config
-from coati_rl.config.engine_rules import sequences_at_a_time
-from coati_rl.config.named_values import named_values
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
-from coati_rl.config.update_rules import stages_on_gpu
 from coati_rl.memory.activations import MicroBatchSize, item_bytes
-from coati_rl.memory.engine import (
-    EngineSettings,
-    cpu_cache_bytes,
-    cpu_engine_parts,
-    gpu_engine_parts,
-    token_bytes,
-    transformers_engine_parts,
-)
 from coati_rl.memory.forecast import Forecast, ProcessMemory
 from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.trainer import ADAM_MOMENTS, Parts, TrainerLayout, trainer_parts
@@ -31,8 +20,6 @@ from coati_rl.types import Device
 # to 364 MiB, producers with the fake engine 285 to 291. Without Ray those of bench/memory_forecast.py had 320 to 322.
 TRAINER_LIBRARIES = 360 * 2**20
 PYTHON_ENGINE_LIBRARIES = 285 * 2**20
-ENGINE_LIBRARIES = 440 * 2**20  # vLLM without Ray: 570 MiB, less a cache of 128
-_CPU_BLOCK_SIZE = 32  # tokens: `producer.engines.vllm_engine`
 _SEGMENT_SETS = 2  # of shared memory, used in turns: `coati_rl.transport.segments`
 
 
@@ -171,68 +158,6 @@ def _trainer_layout(config: TrainingConfig, device: Device, *, has_several_micro
         gradient_checkpointing=parallel.gradient_checkpointing,
         has_several_micro_batches=has_several_micro_batches,
         adam_moments=0 if is_plugin(config.optimizer.optimizer) else ADAM_MOMENTS,
-    )
-
-
-def engine_memory(
-    config: Config, hf_config: Any, machine: Machine, backend: CollectiveBackend, *, sequence_tokens: int
-) -> ProcessMemory:
-    """Return the memory of a rank of an engine.
-
-    Args:
-        config: of the run.
-        hf_config: of the policy.
-        machine: the devices.
-        backend: of the weight transfers.
-        sequence_tokens: of each sequence, where the cache grows with them; vLLM reserves that of the longest ones.
-    """
-    parallel, sampling = config.parallel, config.sampling
-    width, precision = parallel.producer_tensor_parallel_size, resolve_precision(config, machine.device)
-    whole = model_shape(hf_config)
-    shape = model_shape(hf_config, tensor_parallel_size=width, cuts_all=True)
-    in_flight = sequences_at_a_time(config)
-    settings = EngineSettings(
-        precision=precision,
-        tensor_parallel_size=width,
-        max_model_len=config.max_model_len,
-        max_num_seqs=in_flight + 1,
-        block_size=sampling.block_size or _CPU_BLOCK_SIZE,
-        is_quantized=sampling.quantization is not None,
-    )
-    update = whole.num_weights * item_bytes(precision)
-    on_gpu, utilization = machine.device == "cuda", parallel.gpu_memory_utilization
-    host: Parts = {"libraries": ENGINE_LIBRARIES if sampling.backend == "vllm" else PYTHON_ENGINE_LIBRARIES}
-    on_device = backend == "nccl" and stages_on_gpu(
-        update, gpu_bytes=machine.gpu_bytes, gpu_memory_utilization=utilization
-    )
-    in_host_memory = not on_device and backend not in ("shm", "ipc")  # with these engines read the trainers' memory
-    staged = update if on_device else 0
-    sequence = token_bytes(hf_config, settings)
-    if sampling.backend == "fake":
-        parts: Parts = {}
-    elif sampling.backend == "transformers":
-        parts = transformers_engine_parts(
-            shape, settings, cache_bytes=sequence * sequence_tokens * in_flight, update_bytes=staged
-        )
-    elif on_gpu:
-        if in_host_memory:  # two buckets, and a parameter before it is copied to where the model has it
-            staged = 2 * DEFAULT_BUCKET_BYTES + whole.largest_tensor * item_bytes(precision) // width
-        share = None if machine.gpu_bytes is None else int(utilization * machine.gpu_bytes)
-        longest = sequence * config.max_model_len
-        parts = gpu_engine_parts(shape, settings, share_bytes=share, update_bytes=staged, sequence_bytes=longest)
-    else:
-        given = named_values(sampling.engine_arg).get("kv_cache_memory_bytes")
-        cache = cpu_cache_bytes(hf_config, settings, host_bytes=machine.host_bytes) if given is None else int(given)
-        parts = cpu_engine_parts(shape, settings, cache_bytes=cache)
-    unknown = f"weights unknown, as --quantization is {sampling.quantization}" if settings.is_quantized else ""
-    return ProcessMemory(
-        name="engine rank",
-        count=parallel.num_inferencer * width,
-        parts=parts,
-        host=host,
-        shared={"staging": update} if in_host_memory else {},
-        together=width,
-        unknown=unknown,
     )
 
 

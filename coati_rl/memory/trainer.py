@@ -76,11 +76,11 @@ def _replicated_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLa
     weights = layers * shape.layer_weights + (shape.root_weights if layout.pp == 1 or shape.is_tied else 0)
     if layout.pp > 1 and not shape.is_tied:
         weights += max(shape.embedding_weights, shape.head_weights)
-    masters = 0 if layout.precision == "fp32" else 1
     shards = layout.dp if layout.zero_stage else 1
     held = {
         "parameters": weights * item_bytes(layout.precision),
-        "optimizer": -(-weights * FLOAT32 * (masters + layout.adam_moments) // shards),
+        "masters": 0 if layout.precision == "fp32" else -(-weights * FLOAT32 // shards),
+        "optimizer": -(-weights * FLOAT32 * layout.adam_moments // shards),
     }
     gradients = weights * FLOAT32
     before = gradients if layout.has_several_micro_batches else 0
@@ -120,10 +120,10 @@ def _replicated_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLa
 def _sharded_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> list[Parts]:
     """Return the parts at each moment of a step with FSDP2.
 
-    Weights, moments and gradients are sharded, in float32. Embedding, last norm and LM head are gathered from the
-    forward to the end of the backward, decoder layers one at a time and the next one ahead; each gather has a buffer as
-    large as what it gathers. A gradient is whole until it is copied, in float32, for the reduce-scatter, of whose input
-    gloo makes a copy.
+    Weights, which are the masters too, moments and gradients are sharded, in float32. Embedding, last norm and LM head
+    are gathered from the forward to the end of the backward, decoder layers one at a time and the next one ahead; each
+    gather has a buffer as large as what it gathers. A gradient is whole until it is copied, in float32, for the
+    reduce-scatter, of whose input gloo makes a copy.
     """
     e = item_bytes(layout.precision)
     shard = -(-shape.num_weights * FLOAT32 // layout.dp)

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coati_rl.config import Config
+from coati_rl.config.engine_rules import check_width
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_jobs import RmJobConfig, SftJobConfig
 from coati_rl.config.offline_rules import check_offline
@@ -13,9 +14,10 @@ from coati_rl.config.rules import check
 from coati_rl.memory.activations import item_bytes
 from coati_rl.memory.forecast import Forecast
 from coati_rl.memory.model_shape import model_shape
+from coati_rl.memory.run_engines import engine_memory
 from coati_rl.memory.run_memory import (
+    Machine,
     RunModels,
-    engine_memory,
     offline_micro_batch,
     reward_model_memory,
     rl_micro_batch,
@@ -29,6 +31,8 @@ from coati_rl.samples import Sample
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.rendezvous import CollectiveBackend
 from coati_rl.types import Device
+
+OfflineJobConfig = TypeVar("OfflineJobConfig", bound=OfflineConfig)
 
 _NUM_READ = 2000  # samples, for their lengths
 Found = tuple[tuple[str, ...], list[str]]  # lines of the plan, and warnings
@@ -55,9 +59,23 @@ def check_run_memory(
     Returns: lines of the plan, and warnings. Raises: ConfigError if it cannot fit.
     """
     machine = this_machine(config, device, gpu_memory)
-    models = RunModels(policy=hf_config, frozen=_frozen_of_run(config.with_gap_correction(), hf_config))
+    others = _reward_model_configs(config)
+    checked = run_check(config, hf_config, machine, prompt_tokens=prompt_tokens, check_layout=check_layout)
+    frozen = _frozen_of_run(config.with_gap_correction(), hf_config)
+    return _found(checked, [hf_config, *frozen, *others.values()])
 
-    of_rewards = {each: read_model_config(Path(each)) for each in config.reward_models.names if _is_here(each)}
+
+def run_check(
+    config: Config,
+    hf_config: Any,
+    machine: Machine,
+    *,
+    prompt_tokens: float | None,
+    check_layout: Callable[..., None],
+) -> MemoryCheck[Config]:
+    """Return the check of a run with producers; see `check_run_memory`."""
+    models = RunModels(policy=hf_config, frozen=_frozen_of_run(config.with_gap_correction(), hf_config))
+    of_rewards = _reward_model_configs(config)
 
     def forecast(changed: Config, *, prompt: int, response: int) -> Forecast:
         size, several = rl_micro_batch(changed, prompt_tokens=prompt, response_tokens=response)
@@ -68,25 +86,28 @@ def check_run_memory(
             machine,
             has_several_micro_batches=several,
             kept_versions=changed.num_kept_versions,
-            backend=(backend := _backend(changed, hf_config, device)),
+            backend=(backend := backend_of(changed, hf_config, machine.device)),
         )
         engine = engine_memory(changed, hf_config, machine, backend, sequence_tokens=prompt + response)
         reward_models = reward_model_memory(changed, machine, of_rewards)
-        shared = shared_update(hf_config, resolve_precision(changed, device), backend)
+        shared = shared_update(hf_config, resolve_precision(changed, machine.device), backend)
         return run_forecast(changed, machine, [trainer, engine, *reward_models], shared=shared)
 
     least = int(prompt_tokens or 1)
-    checked = MemoryCheck(
+    return MemoryCheck(
         config=config,
         forecast=lambda each: forecast(
             each, prompt=each.data.max_prompt_tokens, response=each.max_model_len - each.data.max_prompt_tokens
         ),
         sure=lambda each: forecast(each, prompt=least, response=1),
-        is_valid=passes(check, lambda each: check_layout(each, hf_config)),
+        is_valid=passes(check, lambda each: check_layout(each, hf_config), lambda each: check_width(each, hf_config)),
         machine=machine,
-        host_available=host_memory(config, device),
+        host_available=host_memory(config, machine.device),
     )
-    return _found(checked, [models.policy, *models.frozen, *of_rewards.values()])
+
+
+def _reward_model_configs(config: Config) -> dict[str, Any]:
+    return {each: read_model_config(Path(each)) for each in config.reward_models.names if _is_here(each)}
 
 
 def check_job_memory(
@@ -100,24 +121,25 @@ def check_job_memory(
 ) -> Found:
     """Forecast a job on a dataset; see `check_run_memory`. `samples` are those that it trains on."""
     machine = this_machine(config, device, gpu_memory)
-    teacher = config.distillation.teacher if isinstance(config, SftJobConfig) else None
+    checked = job_check(config, hf_config, machine, samples=samples, check_layout=check_layout)
+    found = _models_of_job(config, hf_config)
+    return _found(checked, [found.policy, *found.frozen])
 
-    def models(changed: OfflineConfig) -> RunModels:
-        # A reference that is computed first is freed before the first step.
-        has_reference = changed.uses_reference and not changed.precomputes_reference
-        frozen = [changed.reference_model] if has_reference else []
-        frozen += [teacher] if teacher is not None else []
-        return RunModels(
-            policy=hf_config,
-            frozen=tuple(_config_of(each, changed, hf_config) for each in frozen if _is_here(each)),
-            has_scalar_head=isinstance(changed, RmJobConfig),
-        )
 
+def job_check(
+    config: OfflineJobConfig,
+    hf_config: Any,
+    machine: Machine,
+    *,
+    samples: Sequence[Sample],
+    check_layout: Callable[..., None],
+) -> MemoryCheck[OfflineJobConfig]:
+    """Return the check of a job on a dataset; see `check_job_memory`."""
     lengths = [len(sample) for sample in samples[:_NUM_READ]]
     longest = max(lengths) if lengths and len(lengths) == len(samples) else config.max_sample_tokens
     mean = sum(lengths) // len(lengths) if lengths else 1
 
-    def forecast(changed: OfflineConfig, tokens: int) -> Forecast:
+    def forecast(changed: OfflineJobConfig, tokens: int) -> Forecast:
         unit, parallel = changed.UNIT, changed.parallel
         size, several = offline_micro_batch(
             changed,
@@ -126,29 +148,43 @@ def check_job_memory(
             tokens=tokens,
             unit=unit,
         )
-        trainer = trainer_memory(changed, models(changed), size, machine, has_several_micro_batches=several)
+        trainer = trainer_memory(
+            changed, _models_of_job(changed, hf_config), size, machine, has_several_micro_batches=several
+        )
         return run_forecast(changed, machine, [trainer])
 
-    checked = MemoryCheck(
+    return MemoryCheck(
         config=config,
         forecast=lambda each: forecast(each, longest),
         sure=lambda each: forecast(each, mean),
         is_valid=passes(check_offline, lambda each: check_layout(each, hf_config)),
         machine=machine,
-        host_available=host_memory(config, device),
+        host_available=host_memory(config, machine.device),
     )
-    found = models(config)
-    return _found(checked, [found.policy, *found.frozen])
+
+
+def _models_of_job(config: OfflineConfig, hf_config: Any) -> RunModels:
+    """Return the models that a trainer holds; a reference that is computed first is freed before the first step."""
+    has_reference = config.uses_reference and not config.precomputes_reference
+    frozen = [config.reference_model] if has_reference else []
+    teacher = config.distillation.teacher if isinstance(config, SftJobConfig) else None
+    frozen += [teacher] if teacher is not None else []
+    return RunModels(
+        policy=hf_config,
+        frozen=tuple(_config_of(each, config, hf_config) for each in frozen if _is_here(each)),
+        has_scalar_head=isinstance(config, RmJobConfig),
+    )
 
 
 def update_bytes(config: Config, hf_config: Any, device: Device) -> int:
     """Return the bytes of a weight update; 0 for an architecture that transformers cannot build."""
-    if not _is_buildable(hf_config):
+    if not is_buildable(hf_config):
         return 0
     return model_shape(hf_config).num_weights * item_bytes(resolve_precision(config, device))
 
 
-def _is_buildable(hf_config: Any) -> bool:
+def is_buildable(hf_config: Any) -> bool:
+    """Whether transformers can build the architecture, so that its parameters are counted."""
     try:
         model_shape(hf_config)
     except (ValueError, TypeError, AttributeError):  # also fields that other architectures lack
@@ -159,13 +195,13 @@ def _is_buildable(hf_config: Any) -> bool:
 def _found(checked: MemoryCheck[Any], models: Sequence[Any]) -> Found:
     """Return the lines and warnings of a check; a warning alone for an architecture that transformers cannot build."""
     for hf_config in models:
-        if not _is_buildable(hf_config):
+        if not is_buildable(hf_config):
             return (), [f"the memory of the run is not forecast, as a model's architecture is {hf_config.model_type}"]
     forecast, warnings = checked.run()
     return tuple(forecast.lines()), warnings
 
 
-def _backend(config: Config, hf_config: Any, device: Device) -> CollectiveBackend:
+def backend_of(config: Config, hf_config: Any, device: Device) -> CollectiveBackend:
     """Return the backend that the trainers will choose for an update of this size."""
     return choose_backend(
         config.sync.weight_transport,

@@ -9,15 +9,20 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Generic
 
+from coati_rl.config.parallel import ParallelConfig
+from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
 from coati_rl.memory.capacity import available_bytes, total_bytes
 from coati_rl.memory.forecast import MARGIN, Forecast, ProcessMemory, gib, listed
-from coati_rl.memory.nearest import Change, largest_that_fits, nearest_changes
+from coati_rl.memory.layouts import PLAIN, layouts
+from coati_rl.memory.nearest import Change, Fits, largest_that_fits, nearest_changes
 from coati_rl.memory.run_memory import Machine
 from coati_rl.memory.trainer import HEAP, Parts
 from coati_rl.runtime.resources import Job, gpu_bytes
 from coati_rl.types import Device
+
+RECOMPUTED = Change(flags="--gradient-checkpointing", values={"gradient_checkpointing": True})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,17 +38,66 @@ class MemoryCheck(Generic[Job]):
 
     def run(self) -> tuple[Forecast, list[str]]:
         """Return the forecast, and warnings. Raises: ConfigError for a run that cannot fit."""
-        whole = self.forecast(self.config)
-        by_budget = self._is_bound_by_budget()
-        sure = (whole if by_budget else self.sure(self.config)).without(HEAP)
-        if problem := self._problem(sure, margin=MARGIN):
+        if problem := self.refusal():
             raise ConfigError(f"{problem}; {self._nearest()}")
+        whole = self.forecast(self.config)
         unknown = self._unknown_gpus(whole)
         problem = self._problem(whole, margin=0.0)
         if problem is None:
             return whole, unknown
-        longest = "" if by_budget else ", if a micro-batch has the longest samples"
+        longest = "" if self._is_bound_by_budget() else ", if a micro-batch has the longest samples"
         return whole, [f"{problem}{longest}; {self._nearest()}", *unknown]
+
+    def refusal(self) -> str | None:
+        """Return why the run cannot fit; None if it may."""
+        by_budget = self._is_bound_by_budget()
+        sure = (self.forecast if by_budget else self.sure)(self.config).without(HEAP)
+        return self._problem(sure, margin=MARGIN)
+
+    def changed(self, change: Change | None) -> Job | None:
+        """Return the config with a change, or with none; None if it breaks a rule."""
+        if change is None:
+            return self.config
+        config = self.config.with_changes(**change.values)
+        return config if self.is_valid(config) else None
+
+    def with_change(self, change: Change) -> "MemoryCheck[Job]":
+        """Return the check of the job with a change."""
+        return dataclasses.replace(self, config=self.config.with_changes(**change.values))
+
+    def trainer_bytes(self, change: Change) -> int:
+        """Return what a trainer takes of its device with a change."""
+        return _trainer_bytes(self.forecast(self.config.with_changes(**change.values)))
+
+    def trainers_fit(self, change: Change, *, share: float) -> bool:
+        """Whether with a change a trainer fits a share of its GPU, and all processes the host."""
+        config = self.changed(change)
+        if config is None:
+            return False
+        forecast, available = self.forecast(config), self.host_available
+        fits_host = available is None or forecast.host_bytes <= available
+        return fits_host and _trainer_bytes(forecast) <= share * (self.machine.gpu_bytes or 0)
+
+    def fits(self, change: Change | None) -> bool:
+        """Whether the job with a change fits, whatever its samples."""
+        config = self.changed(change)
+        return config is not None and self._problem(self.forecast(config), margin=0.0) is None
+
+    def budget(self, change: Change | None, fits: Fits | None = None) -> Change | None:
+        """Return the largest token budget with which the job with a change fits; None if none does.
+
+        Args:
+            change: of other settings; None: none.
+            fits: whether the job with a change fits; None: as `fits` says.
+        """
+        config, test = self.changed(change), fits or self.fits
+        if config is None:
+            return None
+        least, current = self._budgets(config)
+        tokens = largest_that_fits(
+            least, current, lambda size: test(_budget(size) if change is None else change | _budget(size))
+        )
+        return None if tokens is None else _budget(tokens)
 
     def _unknown_gpus(self, forecast: Forecast) -> list[str]:
         """Return a warning with the memory that GPUs must have, where theirs is unknown."""
@@ -98,33 +152,26 @@ class MemoryCheck(Generic[Job]):
 
     def _nearest(self) -> str:
         """Return the smallest changes of settings with which the run fits, whatever its samples, as text."""
-
-        def changed(change: Change | None) -> Job | None:
-            if change is None:
-                return self.config
-            config = self.config.with_changes(**change.values)
-            return config if self.is_valid(config) else None
-
-        def fits(change: Change | None) -> bool:
-            config = changed(change)
-            if config is None:
-                return False
-            return self._problem(self.forecast(config), margin=0.0) is None
-
-        def budget(change: Change | None) -> Change | None:
-            config = changed(change)
-            if config is None:
-                return None
-            least, current = self._budgets(config)
-            tokens = largest_that_fits(
-                least, current, lambda size: fits(_budget(size) if change is None else change | _budget(size))
-            )
-            return None if tokens is None else _budget(tokens)
-
-        found = nearest_changes([*self._changes()], fits, budget=budget)
+        found = nearest_changes([*self._changes()], self.fits, budget=self.budget)
         if not found:
-            return "no other settings of this layout fit; use a smaller model, or a machine with more memory"
+            return f"no other settings fit; use a smaller model, or a machine with more memory{self._more_trainers()}"
         return f"nearest: {', or '.join(change.flags for change in found)}"
+
+    def _more_trainers(self) -> str:
+        """Say how many GPUs of this size hold the trainers' part of the model, if more of them do."""
+        gpu_memory = self.machine.gpu_bytes
+        if gpu_memory is None or self.machine.device == "cpu":
+            return ""
+        recomputed = "" if self.config.parallel.gradient_checkpointing else f" {RECOMPUTED.flags}"
+        least, _ = self._budgets(self.config)
+        for doublings in range(1, 11):
+            trainers = self.config.parallel.num_trainers * 2**doublings
+            values = {**PLAIN, **RECOMPUTED.values, "plugin": "fsdp2", "num_trainers": trainers}
+            change = Change(flags=f"-t {trainers} --plugin fsdp2{recomputed}", values=values)
+            for each in (change, change | _budget(least)):
+                if self.trainer_bytes(each) <= gpu_memory:
+                    return f": {each.flags} holds it on GPUs of {gib(gpu_memory)}"
+        return ""
 
     def _budgets(self, config: Job) -> tuple[int, int]:
         """Return the least token budget, that of a longest row, and the tokens that now bound a micro-batch."""
@@ -138,7 +185,7 @@ class MemoryCheck(Generic[Job]):
         config, flat = self.config, self.config.flat()
         parallel = config.parallel
         if not parallel.gradient_checkpointing:
-            yield Change(flags="--gradient-checkpointing", values={"gradient_checkpointing": True})
+            yield RECOMPUTED
         if flat.get("precompute_reference") is False:
             yield Change(flags="--precompute-reference", values={"precompute_reference": True})
         in_flight: int = getattr(config, "sequences_in_flight", 0)
@@ -146,20 +193,29 @@ class MemoryCheck(Generic[Job]):
         while sequences > 1:
             sequences //= 2
             yield Change(flags=f"--max-num-seqs {sequences}", values={"max_num_seqs": sequences})
-        if parallel.num_trainers > 1 and parallel.plugin == "hybrid":
-            sharded = {"plugin": "fsdp2", "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "zero_stage": 0}
-            named = {"tensor_parallel_size": "-tp 1", "pipeline_parallel_size": "-pp 1", "zero_stage": "-zero 0"}
-            others = [flag for name, flag in named.items() if flat[name] != sharded[name]]
-            yield Change(flags=" ".join(["--plugin fsdp2", *others]), values=sharded)
-        for size in (2, 4, 8):
-            if parallel.tensor_parallel_size < size <= parallel.num_trainers and parallel.plugin == "hybrid":
-                yield Change(flags=f"-tp {size}", values={"tensor_parallel_size": size})
+        is_bf16 = resolve_precision(config, self.machine.device) == "bf16"
+        yield from (each for each in layouts(config, is_bf16=is_bf16) if each.flags)
+        yield from self._wider_engines()
         if flat.get("logprob_gap_tokens"):
             yield Change(flags="--logprob-gap-tokens 0", values={"logprob_gap_tokens": 0})
         for engines in range(config.num_producers - 1, 0, -1):
             yield Change(flags=f"-i {engines}", values={"num_inferencer": engines})
         if config.model.precision == "fp32" or (config.model.precision is None and self.machine.device == "cpu"):
             yield Change(flags="--precision bf16", values={"precision": "bf16"})
+
+    def _wider_engines(self) -> Iterator[Change]:
+        """Yield engines of more ranks, on as many GPUs and for as many prompts where these can be divided."""
+        parallel = self.config.parallel
+        if not isinstance(parallel, ParallelConfig) or self.machine.device == "cpu":
+            return
+        ranks = parallel.num_inferencer * parallel.producer_tensor_parallel_size
+        for width in (2, 4, 8):
+            if parallel.producer_tensor_parallel_size < width and ranks % width == 0:
+                engines = ranks // width
+                prompts = parallel.inference_batch_size * parallel.num_inferencer // engines
+                values = {"producer_tensor_parallel_size": width, "num_inferencer": engines}
+                flags = f"-ptp {width} -i {engines} -ibs {prompts}"
+                yield Change(flags=flags, values={**values, "inference_batch_size": prompts})
 
 
 def this_machine(config: TrainingConfig, device: Device, gpu_memory: int | None = None) -> Machine:
@@ -187,6 +243,10 @@ def passes(rules: Callable[[Any], None], *others: Callable[[Any], None]) -> Call
         return True
 
     return is_valid
+
+
+def _trainer_bytes(forecast: Forecast) -> int:
+    return next(each.device_bytes for each in forecast.processes if each.name == "trainer")
 
 
 def _budget(tokens: int) -> Change:

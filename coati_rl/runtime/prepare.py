@@ -4,7 +4,7 @@ Mistakes in files are reported here, before Ray starts.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from coati_rl.checkpoint.resume import ResumePoint, open_resume_point
 from coati_rl.config import Config
 from coati_rl.config.algorithm_rules import algorithm_warnings
 from coati_rl.config.distillation_rules import distillation_warnings
-from coati_rl.config.engine_rules import check_engines, engine_warnings
+from coati_rl.config.engine_rules import check_engines, check_width, engine_warnings
 from coati_rl.config.environment_rules import environment_warnings
 from coati_rl.config.gpu_rules import with_device_defaults
 from coati_rl.config.plan import Plan, make_plan, resolve_precision
@@ -30,6 +30,7 @@ from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.exit_messages import print_lines
 from coati_rl.runtime.job_memory import check_run_memory, update_bytes
 from coati_rl.runtime.job_models import with_run_models
+from coati_rl.runtime.layout_choice import open_choices, with_run_choices
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.prompts import (
     EnvironmentFacts,
@@ -88,7 +89,7 @@ class _Inputs:
     evaluation: dict[str, PromptSet]
     num_prompts: int | None  # of a pass; None: without end
     source: PromptSource | None = None
-    memory: tuple[str, ...] = ()  # lines of the plan
+    memory: tuple[str, ...] = ()  # lines of the plan, of the layout that was chosen and of memory
     check_gpus: Callable[[int], object] = lambda gpu_bytes: None  # see `PreparedJob`
     warnings: tuple[str, ...]
 
@@ -120,6 +121,7 @@ def prepare(
     check_own_functions(config)
     device, warnings = resolve_device(config, is_dry_run=is_dry_run)
     check_engines(config, device)
+    given = config.parallel.model_fields_set
     config = with_device_defaults(config, device)
     choose_backend(config.sync.weight_transport, device=device, is_one_node=not config.cluster.master_address)
     say = partial(print_lines, prog=config.prog())
@@ -129,7 +131,7 @@ def prepare(
     with slow_phase("preparing, 2 of 3: the model's files are looked up", say):
         directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     if directory is None:
-        found = _without_model(config, rows)
+        found = _without_model(config, rows, device)
     else:
         with slow_phase("preparing, 3 of 3: the model is checked and the rows are tokenised", say):
             found = _with_model(
@@ -137,6 +139,7 @@ def prepare(
                 rows,
                 directory,
                 device,
+                given=given,
                 environment=environment,
                 check_layout=check_layout,
                 try_model=try_model,
@@ -168,7 +171,7 @@ def _planned(found: _Inputs, rows: RunRows, device: Device, warnings: tuple[str,
     )
 
 
-def _without_model(config: Config, rows: RunRows) -> _Inputs:
+def _without_model(config: Config, rows: RunRows, device: Device) -> _Inputs:
     """Return what a dry run can say without the model."""
     unchecked = "prompt lengths" + (", -tp and -pp" if config.dp < config.parallel.num_trainers else "")
     return _Inputs(
@@ -176,7 +179,10 @@ def _without_model(config: Config, rows: RunRows) -> _Inputs:
         train=PromptSet(prompts=(), num_refused=0),
         evaluation={},
         num_prompts=rows.num_train,
-        warnings=(f"model {config.model.model} is not on this machine: {unchecked} are not checked",),
+        warnings=(
+            f"model {config.model.model} is not on this machine: {unchecked} are not checked",
+            *open_choices(config, device),
+        ),
     )
 
 
@@ -186,6 +192,7 @@ def _with_model(
     directory: Path,
     device: Device,
     *,
+    given: Collection[str],
     environment: EnvironmentFacts,
     check_layout: Callable[..., None],
     try_model: TryModel,
@@ -195,6 +202,8 @@ def _with_model(
     config = config.with_changes(model=str(directory))
     hf_config = read_model_config(directory)
     check_length(config, hf_config)
+    check_width(config, hf_config)
+    config, chosen = with_run_choices(config, hf_config, device, given=given, check_layout=check_layout)
     check_layout(config, hf_config)
     uses: tuple[Use, ...] = ("trained",) if config.sampling.backend == "fake" else ("trained", "sampled")
     precision = resolve_precision(config, device)
@@ -222,7 +231,7 @@ def _with_model(
         evaluation=evaluation,
         num_prompts=None if rows.generated else len(train.prompts),
         source=make_source(rows, config, tokenizer, train),
-        memory=memory,
+        memory=(*chosen, *memory),
         check_gpus=lambda gpu_bytes: check_memory(gpu_memory=gpu_bytes),
         warnings=(*of_files, *of_models, *of_memory),
     )

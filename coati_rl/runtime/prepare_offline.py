@@ -24,6 +24,7 @@ from coati_rl.own_optimizer import check_own_functions
 from coati_rl.runtime.exit_messages import print_lines
 from coati_rl.runtime.job_memory import check_job_memory
 from coati_rl.runtime.job_models import with_dataset_models
+from coati_rl.runtime.layout_choice import open_choices, with_job_choices
 from coati_rl.runtime.offline_rows import (
     TRAIN_FLAG,
     SampleSet,
@@ -65,7 +66,7 @@ class _Inputs:
 
     config: OfflineConfig  # as the model asks for it
     sets: Mapping[str, SampleSet] = field(default_factory=dict)  # by flag; none without the model
-    memory: tuple[str, ...] = ()  # lines of the plan
+    memory: tuple[str, ...] = ()  # lines of the plan, of the layout that was chosen and of memory
     check_gpus: Callable[[int], object] = lambda gpu_bytes: None  # see `PreparedJob`
     warnings: tuple[str, ...]
 
@@ -105,7 +106,8 @@ def prepare_offline(
         directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     if directory is None:
         unchecked = f"model {config.model.model} is not on this machine: lengths and the layout are not checked"
-        found = _Inputs(config=with_offline_defaults(config, device), warnings=(unchecked,))
+        warned = (unchecked, *open_choices(config, device))
+        found = _Inputs(config=with_offline_defaults(config, device), warnings=warned)
     else:
         with slow_phase("preparing, 3 of 3: the model is checked and the rows are tokenised", say):
             found = _with_model(
@@ -162,7 +164,9 @@ def _with_model(
     """Tokenise the rows, and check what depends on the model in `directory`. Raises: ConfigError."""
     config = config.with_changes(model=str(directory))
     hf_config = read_model_config(directory)
-    config = _within_positions(config, hf_config)
+    config, given = _within_positions(config, hf_config), config.parallel.model_fields_set
+    config = with_offline_defaults(config, device)
+    config, chosen = with_job_choices(config, hf_config, device, given=given, check_layout=check_layout)
     check_layout(config, hf_config)
     uses: tuple[Use, ...] = ("trained", "rated") if isinstance(config, RmJobConfig) else ("trained",)
     precision = resolve_precision(config, device)
@@ -179,7 +183,6 @@ def _with_model(
     sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
     _check_not_empty(config, sets)
     check_of_dataset(config, forms, tokenizer)
-    config = with_offline_defaults(config, device)
     check_memory = partial(
         check_job_memory, config, hf_config, device, samples=sets[TRAIN_FLAG].samples, check_layout=check_layout
     )
@@ -187,7 +190,7 @@ def _with_model(
     return _Inputs(
         config=config,
         sets=sets,
-        memory=memory,
+        memory=(*chosen, *memory),
         check_gpus=lambda gpu_bytes: check_memory(gpu_memory=gpu_bytes),
         warnings=(*of_files, *of_models, *of_memory),
     )

@@ -112,3 +112,4 @@ class WholeModel:
             for name, parameter in self.parameters.by_name.items():
                 if masters[name] is not parameter:
                     parameter.copy_(masters[name])
+                    masters[name].grad = None  # it would stay until the next step, beside that one's gradients

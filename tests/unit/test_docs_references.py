@@ -10,6 +10,7 @@ from pathlib import Path
 import check_docs
 import docs_site
 import make_config_reference
+import make_gpu_plans
 import pytest
 import yaml
 
@@ -167,6 +168,21 @@ def test_links_lead_somewhere(page: Path) -> None:
                 r"^#+ (.*)$", check_docs.FENCE.sub("", other.read_text(encoding="utf-8")), re.MULTILINE
             )
             assert anchor in {slug(heading) for heading in headings}, f"{page.name}: {target}"
+
+
+def test_the_plans_of_the_gpu_page_are_the_planners() -> None:
+    current = make_gpu_plans.PAGE.read_text(encoding="utf-8")
+    assert current == make_gpu_plans.page(), "run python scripts/make_gpu_plans.py"
+    assert all(f"| {model} | 64 | `-t" in current for model in make_gpu_plans.MODELS)
+
+
+def test_70b_on_32_sharded_trainers_takes_75_gib_of_a_gpu_at_most_and_an_engines_host_1_2_times_the_model() -> None:
+    plan = make_gpu_plans.plan_of("Llama-70B", 64)
+    assert not isinstance(plan, str)
+    trainer, engine = plan.forecast.processes
+    assert trainer.count == engine.count == 32 and plan.config.parallel.plugin == "fsdp2"
+    assert max(trainer.device_bytes, engine.device_bytes) <= 75 * 2**30
+    assert sum(engine.on_one_host("cuda").values()) <= 1.2 * 2 * 70_553_706_496
 
 
 def test_the_configuration_page_is_what_the_config_model_says() -> None:

@@ -1,9 +1,11 @@
 """Test the rules of engine settings: what has no effect or cannot run is refused with a remedy."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from coati_rl.config.cli import parse, parse_job
-from coati_rl.config.engine_rules import check_engine_device, check_engines, engine_warnings
+from coati_rl.config.engine_rules import check_engine_device, check_engines, check_width, engine_warnings
 from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.generate_rules import check_generate
 from coati_rl.config.named_values import named_values
@@ -167,3 +169,11 @@ def test_partial_rollouts_change_weights_in_flight():
     assert config.sync.commits_in_flight
     assert not config_of("-nb 1").sync.commits_in_flight
     assert config_of("-nb 1 --inflight-update").sync.commits_in_flight
+
+
+def test_an_engine_has_as_many_ranks_as_divide_the_heads():
+    heads = SimpleNamespace(num_attention_heads=28)
+    check_width(parse(["-ptp", "4"])[0], heads)
+    check_width(parse(["-ptp", "4"])[0], SimpleNamespace())  # an architecture that has other names
+    with pytest.raises(ConfigError, match=r"-ptp 8: must divide num_attention_heads 28; use -ptp 1 or 2 or 4 or 7"):
+        check_width(parse(["-ptp", "8"])[0], heads)

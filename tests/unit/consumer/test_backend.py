@@ -55,6 +55,16 @@ def train(backend: Backend, *, learning_rate: float = 1e-2) -> None:
     backend.optimizer_step(loss_scale=1 / 3, learning_rate=learning_rate)
 
 
+def test_no_gradient_stays_after_a_step_in_bfloat16_not_of_the_masters_either(model_dir: Path) -> None:
+    backend = make_backend(model_dir, precision="bf16")
+    before = exported(backend)
+    train(backend)
+    assert any((weight != before[name]).any() for name, weight in exported(backend).items())
+    masters = backend.policy.masters()
+    assert all(master.dtype == torch.float32 and master.grad is None for master in masters.values())
+    assert all(parameter.grad is None for parameter in backend.policy.module.parameters())
+
+
 def exported(backend: Backend) -> dict[str, torch.Tensor]:
     return {name: weight.clone() for name, weight in backend.export_weights()}
 

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from coati_rl.memory.activations import MicroBatchSize, backward_bytes, chunk_rows, head_bytes, kept_bytes
 from coati_rl.memory.model_shape import model_shape
+from coati_rl.ops.fused_loss import fused_token_loss
 from consumer.models.loading import prepare
 from consumer.models.packed_attention import NAME
 
@@ -89,6 +91,40 @@ def test_logits_exist_for_a_chunk_of_tokens_at_a_time():
         head_bytes(shape, MicroBatchSize(tokens=80, loss_tokens=n, longest=50), "fp32", "cpu") for n in (10, 20)
     )
     assert more - few == 10 * 4 * (96 + 2 * 64)  # a token's logits, its hidden state and that one's gradient
+
+
+class NegativeLogprobs:
+    is_token_separable = True
+
+    def __call__(self, logprobs, entropy, arrays):
+        return -logprobs.sum(), {}
+
+
+@pytest.fixture
+def whole_chunks(monkeypatch):
+    """Have the CPU take the temporaries of a chunk whole, as a GPU does."""
+    monkeypatch.setattr("coati_rl.ops.vocab_chunks.BLOCK_ELEMENTS", 2**30)
+    monkeypatch.setattr("coati_rl.ops.cpu_products.PRODUCT_BLOCK", 2**20)
+
+
+@pytest.mark.parametrize("hidden_size", [32, 512])  # the softmax takes most in bf16, or the product of V H
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_on_a_gpu_the_heads_memory_is_what_the_loss_allocates(whole_chunks, precision, hidden_size):
+    dtype, n, vocabulary = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision], 128, 1000
+    sizes = {**SIZES, "vocab_size": vocabulary, "hidden_size": hidden_size}
+    shape = model_shape(AutoConfig.for_model("llama", **sizes))
+    hidden = torch.randn(1, n, hidden_size, dtype=dtype, requires_grad=True)
+    weight = torch.randn(vocabulary, hidden_size, dtype=dtype, requires_grad=True)
+    token_ids, ones = torch.randint(0, vocabulary, (1, n)), torch.ones(1, n)
+    arrays = {"token_ids": token_ids, "sources": torch.arange(n)[None], "loss_mask": ones.bool(), "temperature": ones}
+    tracker = MemTracker()
+    with tracker:
+        fused_token_loss(hidden, weight, None, arrays, NegativeLogprobs())
+    (peak,) = (device["Total"] for device in tracker.get_tracker_snapshot("peak").values())
+    allocated = peak - hidden.nbytes - weight.nbytes
+    size = MicroBatchSize(tokens=n, loss_tokens=n, longest=n)
+    forecast = 4 * vocabulary * hidden_size + head_bytes(shape, size, precision, "cuda")
+    assert forecast == pytest.approx(allocated, rel=0.02)  # besides, numbers of each token
 
 
 def test_a_backward_holds_gradients_of_the_mlp_and_of_the_residual_stream():

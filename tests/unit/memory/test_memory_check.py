@@ -145,7 +145,7 @@ def test_gpus_of_a_cluster_and_too_few_ones_are_not_compared(dry_run, monkeypatc
 def test_where_no_setting_helps_the_refusal_says_so(dry_run):
     code, _, error = dry_run("-tmbs 4", available_mib=16)
     assert code == 2
-    assert "--model" in error and "no other settings of this layout fit; use a smaller model" in error
+    assert "--model" in error and "no other settings fit; use a smaller model" in error
 
 
 def test_a_reference_that_is_computed_first_is_not_there_in_the_steps(large_model, tmp_path, capsys, monkeypatch):

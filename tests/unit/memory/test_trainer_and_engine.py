@@ -41,8 +41,9 @@ def test_states_in_bfloat16_have_masters_which_zero_shards():
     one, sharded = (
         trainer_parts(SHAPE, SIZE, TrainerLayout(precision="bf16", dp=4, zero_stage=stage)) for stage in (0, 1)
     )
-    assert (one["parameters"], one["optimizer"]) == (2 * WEIGHTS, 12 * WEIGHTS)
-    assert (sharded["parameters"], sharded["optimizer"]) == (2 * WEIGHTS, 3 * WEIGHTS)
+    names = ("parameters", "masters", "optimizer")
+    assert [one[name] for name in names] == [2 * WEIGHTS, 4 * WEIGHTS, 8 * WEIGHTS]
+    assert [sharded[name] for name in names] == [2 * WEIGHTS, WEIGHTS, 2 * WEIGHTS]
 
 
 def test_fsdp2_shards_weights_moments_and_gradients():
@@ -75,6 +76,8 @@ def test_a_product_for_the_heads_gradient_in_bfloat16_has_2048_rows_on_the_cpu_a
     rest = 6 * 10_000 + 2 * 2 * 8  # logits of a token in both precisions; its hidden state and gradient
     assert head_bytes(shape, size, "bf16", "cpu") == rest + 6 * 2048 * 8
     assert head_bytes(shape, size, "bf16", "cuda") == rest + 2 * 10_000 * 8
+    wide = MicroBatchSize(tokens=64, loss_tokens=64, longest=64)  # the logits' exponentials take more than a product
+    assert head_bytes(shape, wide, "bf16", "cuda") == 64 * (8 * 10_000 + 2 * 2 * 8)
 
 
 def test_a_step_of_one_micro_batch_holds_gradients_only_as_activations_go():

@@ -202,6 +202,27 @@ def test_gpus_are_taken_when_there_are_enough_and_bf16_with_them(prepare_with, n
     assert prepare_with("--device cpu").plan.device == "cpu"
 
 
+def test_on_gpus_the_config_has_the_layout_that_the_plan_chose_and_says_and_on_the_cpu_the_defaults(
+    prepare_with, num_gpus
+):
+    num_gpus(3)
+    flags = "-t 2 -tbs 1 -tMbs 1"
+    prepared = prepare_with(flags)
+    parallel = prepared.config.parallel
+    assert (parallel.zero_stage, prepared.plan.zero_stage, parallel.gpu_memory_utilization) == (1, 1, 0.9)
+    (line,) = [each for each in prepared.plan.lines() if each.startswith("chosen")]
+    assert "-zero 1 --gpu-memory-utilization 0.9: the fastest layout that fits GPUs of 80.0 GiB" in line
+    given = prepare_with(f"{flags} --plugin fsdp2 --gpu-memory-utilization 0.6").config.parallel
+    assert (given.plugin, given.zero_stage, given.gpu_memory_utilization) == ("fsdp2", 0, 0.6)
+    num_gpus(0)
+    on_cpu = prepare_with(flags)
+    defaults = on_cpu.config.parallel
+    without = prepare_with(f"{flags} --device cuda", is_dry_run=True, model="no-such/model")
+    assert without.warnings[-1] == "the layout of the trainers is chosen when the model is here"
+    assert (defaults.plugin, defaults.zero_stage, defaults.gpu_memory_utilization) == ("hybrid", 0, 0.85)
+    assert not [each for each in on_cpu.plan.lines() if each.startswith("chosen")]
+
+
 def test_more_devices_than_the_machine_has_are_refused_with_flags_that_fit(refusal, prepare_with, num_gpus):
     num_gpus(3)
     message = refusal("-i 2 -t 2 -ptp 1")

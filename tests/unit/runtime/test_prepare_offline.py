@@ -53,6 +53,20 @@ def test_the_plan_counts_rows_tokens_and_steps_and_what_was_cut(prepared):
     )
 
 
+def test_on_gpus_the_layout_is_chosen_with_the_tokens_of_a_micro_batch(prepared):
+    rows = [{"messages": TURNS}] * 4
+    job = prepared("sft", rows, "-t", 2, "--device", "cuda", is_dry_run=True)
+    parallel = job.config.parallel
+    assert (parallel.zero_stage, parallel.max_tokens_per_microbatch, parallel.gradient_checkpointing) == (
+        1,
+        16384,
+        True,
+    )
+    (line,) = [each for each in job.plan.lines() if each.startswith("chosen")]
+    assert line.endswith("with a tenth to spare; GPUs are taken to have 80.0 GiB, as theirs is unknown")
+    assert prepared("sft", rows, "-t", 2).config.parallel.zero_stage == 0
+
+
 def test_equal_completions_are_left_out_and_counted(prepared):
     job = prepared("dpo", [PAIR, PAIR, PAIR | {"rejected": "yes"}])
     assert len(job.train) == 4

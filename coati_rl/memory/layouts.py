@@ -1,0 +1,64 @@
+"""List the layouts that a job's trainers can have, the fastest first, as changes of settings.
+
+The order is by what ranks send each other. ZeRO 1 sums gradients once a step, as plain copies do, and each rank updates
+its part alone. FSDP2 gathers and sums in every micro-batch, while it computes. Tensor parallelism sends in every layer,
+waits for it, and stays within a node; pipeline stages wait for each other at both ends of a mini-batch, and come last.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from coati_rl.config.training import LAYOUT_FIELDS, TrainersConfig, TrainingConfig
+from coati_rl.memory.nearest import Change
+from coati_rl.plugins import is_plugin
+
+PLAIN: dict[str, Any] = {name: TrainersConfig.model_fields[name].default for name in LAYOUT_FIELDS}
+_FLAGS = dict(zip(LAYOUT_FIELDS, ("--plugin", "-tp", "-pp", "-zero"), strict=True))
+_SPLITS = (
+    (2, 1),
+    (4, 1),
+    (8, 1),
+    (1, 2),
+    (8, 2),
+    (1, 4),
+    (8, 4),
+    (1, 8),
+    (8, 8),
+)  # tp, within a node of 8 GPUs, and pp
+
+
+def is_layout_given(config: TrainingConfig) -> bool:
+    """Whether the user has said anything of how trainers share a model out."""
+    return not PLAIN.keys().isdisjoint(config.parallel.model_fields_set)
+
+
+def layouts(config: TrainingConfig, *, is_bf16: bool) -> Iterator[Change]:
+    """Yield the layouts of the config's trainers, each with the flags that differ from the config's own.
+
+    Args:
+        config: of the job; rules and the model may refuse some of its layouts.
+        is_bf16: whether trainers compute in bfloat16 anyway, as ZeRO has them do. Without it layouts have none; nor
+            with an optimizer of the user's own, whose parameters ZeRO would flatten.
+    """
+    trainers = config.parallel.num_trainers
+    zero = 1 if is_bf16 and not is_plugin(config.optimizer.optimizer) else 0
+    found = [{**PLAIN, "zero_stage": zero if trainers > 1 else 0}]
+    if trainers > 1:
+        found.append({**PLAIN, "plugin": "fsdp2"})
+    for tp, pp in _SPLITS:
+        if trainers % (tp * pp) == 0:
+            is_sharded = trainers > tp * pp
+            sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "zero_stage": zero if is_sharded else 0}
+            found.append({**PLAIN, **sizes})
+    for values in found:
+        yield layout_change(config, values)
+
+
+def layout_change(config: TrainingConfig, values: dict[str, Any]) -> Change:
+    """Return a layout with the flags that set it, where it differs from the config's own."""
+    return Change(flags=layout_flags(values, config.flat()), values=values)
+
+
+def layout_flags(values: dict[str, Any], others: dict[str, Any]) -> str:
+    """Return the flags of a layout's settings that differ from another's."""
+    return " ".join(f"{flag} {values[name]}" for name, flag in _FLAGS.items() if values[name] != others[name])

@@ -26,6 +26,7 @@ def harness(request, checkpoints):  # noqa: F811
         gpu_memory_utilization=0.5,
         kv_cache_memory_bytes=2**22,
         enforce_eager=True,
+        engine_args={"disable_custom_all_reduce": True},  # whose kernel is not emulated
     ) as engine:
         sender = WeightSender(backend="nccl", device=torch.device("cuda", 7))
         harness = Harness(engine, checkpoints["untied"], num_ranks=request.param, sender=sender)
@@ -44,22 +45,22 @@ def weights_on_a_gpu(monkeypatch):
 
 
 def test_samples_have_the_log_probabilities_of_transformers_and_seeds_hold(harness):
-    first, again = (harness.complete(PROMPT, num_samples=3, temperature=0.7, seed=5) for _ in range(2))
+    first, again = (harness.complete(PROMPT, num_samples=2, max_new_tokens=6, temperature=0.7, seed=5) for _ in range(2))
     for sample, same in zip(first, again, strict=True):
         assert harness.logprob_gap(PROMPT, sample, temperature=0.7) < GAP
         assert np.array_equal(sample.token_ids, same.token_ids)
-    (greedy,) = harness.complete(PROMPT, temperature=0.0)
+    (greedy,) = harness.complete(PROMPT, max_new_tokens=6, temperature=0.0)
     assert greedy.token_ids.tolist() == harness.logits(PROMPT, greedy).argmax(-1).tolist()
 
 
 def test_every_rank_receives_the_sent_bytes_and_serves_them_when_they_are_committed(harness):
-    for checkpoint in (1, 0, 1):
+    for checkpoint in (1, 0):
         old, version = harness.serving, harness.stage_checkpoint(checkpoint)  # compares digests with the sender's
-        (before,) = harness.complete(PROMPT, temperature=0.7, seed=1)  # received and not committed
+        (before,) = harness.complete(PROMPT, max_new_tokens=4, temperature=0.7, seed=1)  # received and not committed
         assert harness.logprob_gap(PROMPT, before, temperature=0.7) < GAP
         assert harness.serving == old
         harness.commit(version, checkpoint)
-        (after,) = harness.complete(PROMPT, temperature=0.7, seed=1)
+        (after,) = harness.complete(PROMPT, max_new_tokens=4, temperature=0.7, seed=1)
         assert after.policy_versions.tolist() == [version] * len(after.token_ids)
         assert harness.logprob_gap(PROMPT, after, temperature=0.7) < GAP
         assert harness.probe_gap(PROMPT) < GAP
@@ -69,7 +70,7 @@ def test_running_requests_go_on_under_the_new_weights(harness):
     first = harness.engine.version()
     prompts = {f"request {i}": tuple(range(40 + i, 60 + i)) for i in range(2)}
     for i, (name, prompt) in enumerate(prompts.items()):
-        harness.engine.submit(request(name, prompt, num_samples=2, max_new_tokens=100, temperature=0.7, seed=10 * i))
+        harness.engine.submit(request(name, prompt, max_new_tokens=30, temperature=0.7, seed=10 * i))
     version = harness.sync(1 - harness.serving, in_flight=True)
     results = [harness.engine.result(name, 300.0) for name in prompts]
     samples = [(prompts[result.request_id], sample) for result in results for sample in result.completions]

@@ -59,12 +59,14 @@ class AfterImport(importlib.abc.MetaPathFinder):
         function = AFTER_IMPORT.pop(name, None)
         if function is None:
             return None
-        spec = importlib.util.find_spec(name)  # this finder no longer knows the name
+        spec = importlib.util.find_spec(name)  # this finder does not know the name now
+        AFTER_IMPORT[name] = function  # again: who asked may only want to know whether there is such a module
         if spec is None or spec.loader is None:
             return None
         run = spec.loader.exec_module
 
         def run_and_replace(module: ModuleType) -> None:
+            del AFTER_IMPORT[name]
             run(module)
             function()
 

@@ -45,7 +45,9 @@ def weights_on_a_gpu(monkeypatch):
 
 
 def test_samples_have_the_log_probabilities_of_transformers_and_seeds_hold(harness):
-    first, again = (harness.complete(PROMPT, num_samples=2, max_new_tokens=6, temperature=0.7, seed=5) for _ in range(2))
+    first, again = (
+        harness.complete(PROMPT, num_samples=2, max_new_tokens=6, temperature=0.7, seed=5) for _ in range(2)
+    )
     for sample, same in zip(first, again, strict=True):
         assert harness.logprob_gap(PROMPT, sample, temperature=0.7) < GAP
         assert np.array_equal(sample.token_ids, same.token_ids)

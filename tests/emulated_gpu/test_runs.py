@@ -69,8 +69,6 @@ def test_a_run_whose_trainer_is_killed_goes_on_to_the_same_bits(make_tiny, start
     assert killed.wait(PATIENCE_S) == 1, killed.text()
     resume = re.search(r"resume from step \d+ with: \S+ \S*rl_example\.py (.*)$", killed.text().splitlines()[-1])
     assert resume, killed.text()
-        r"resume from step \d+ with: (?:\S+ )?rl_example.py (.*)$|$", killed.text().splitlines()[-1]
-    )[:1]
     resumed = finished(start_run(*shlex.split(resume[1]), name="killed"))
     assert tensors(resumed, 4) == tensors(whole, 4) and tensors(whole, 4)
     assert read_rollouts(resumed) == read_rollouts(whole)

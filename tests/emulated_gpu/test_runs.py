@@ -44,7 +44,7 @@ def finished(run: Run) -> Run:
 
 
 def left_over(run: Run) -> list:
-    """What a run leaves on a machine with GPUs: the emulator's files are memory of NCCL, which ends with its process."""
+    """What a run leaves on a machine with GPUs: the emulator's files are memory of NCCL, which its process frees."""
     return [each for each in run.left_over() if "emulated-nccl" not in str(each)]
 
 

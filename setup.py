@@ -20,6 +20,7 @@ setup(
         "torch>=2.13",
         "ray>=2.60",
         "transformers>=5.16",
+        "accelerate",  # that transformers builds models without memory with
         "datasets>=5.2",
         "numpy",
         "pydantic>=2.12",

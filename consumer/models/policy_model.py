@@ -217,6 +217,8 @@ def _loss_of_tokens(
 def load_policy(model_dir: Path, *, dtype: torch.dtype, gradient_checkpointing: bool = False) -> PreTrainedModel:
     """Load a Hugging Face causal language model without running any code from the model directory; see `prepare`.
 
+    Its parameters may have the dtype of the files, until `convert`; see `read_model`.
+
     Raises: ConfigError if it cannot be read, or has no plain LM head. Whether its logits are the head's plain output is
         tried before a job starts; see `consumer.proofs`.
     """

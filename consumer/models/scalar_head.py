@@ -62,7 +62,7 @@ def load_scalar(
     """Load a decoder with a scalar head without running any code from the model directory.
 
     From a language model's directory the head is new, drawn from N(0, 1 / (H + 1)) by its seed alone, so that it is the
-    same on every rank (arXiv:2009.01325). From a sequence classifier's it is the saved one.
+    same on every rank (arXiv:2009.01325). From a sequence classifier's it is the saved one. Dtypes: see `read_model`.
 
     Raises: ConfigError if the directory cannot be read, its classifier has several labels, or its architecture has no
         classifier of this form.

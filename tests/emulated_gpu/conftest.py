@@ -6,6 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.consumer.trainer_server import TrainerServers
+from tests.integration.engines.conftest import checkpoints  # noqa: F401  (this and the following: fixtures)
+from tests.integration.runs.conftest import flags, make_tiny, run_class, start_run  # noqa: F401
+from tests.integration.runs.test_offline import job_flags, rows  # noqa: F401
 
 if not os.environ.get("COATI_EMULATED_GPU_HOME"):
     raise pytest.UsageError("tests/emulated_gpu needs emulated GPUs: scripts/test.sh --emulated-gpu")

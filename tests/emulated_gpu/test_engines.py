@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from coati_rl.transport.wire import WeightSender
-from tests.integration.engines.conftest import checkpoints  # noqa: F401  (a fixture)
 from tests.integration.engines.engine_process import hosted_engine
 from tests.integration.engines.harness import MAX_MODEL_LEN, Harness, request
 
@@ -15,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.full]
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["ptp1", "ptp2"])
-def harness(request, checkpoints):  # noqa: F811
+def harness(request, checkpoints):
     with hosted_engine(
         "vllm",
         model=str(checkpoints["untied"][0]),

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from tests.integration.runs.conftest import Run, flags, make_tiny, run_class, start_run  # noqa: F401  (fixtures)
+from tests.integration.runs.conftest import Run
 from tests.integration.runs.records import (
     assert_complete,
     assert_engine_and_trainer_agree,
@@ -14,7 +14,7 @@ from tests.integration.runs.records import (
     lines,
     read_rollouts,
 )
-from tests.integration.runs.test_offline import JobRun, evaluations, job_flags, rows, tensors  # noqa: F401  (fixtures)
+from tests.integration.runs.test_offline import JobRun, evaluations, tensors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.full, pytest.mark.timeout(1800)]
 PATIENCE_S = 1500
@@ -48,7 +48,7 @@ def left_over(run: Run) -> list:
     return [each for each in run.left_over() if "emulated-nccl" not in str(each)]
 
 
-def test_two_trainers_and_an_engine_learn_what_is_held_out(make_tiny, start_run, flags, tmp_path):  # noqa: F811
+def test_two_trainers_and_an_engine_learn_what_is_held_out(make_tiny, start_run, flags, tmp_path):
     model = make_tiny(tied=True)
     for name in ("train.jsonl", "eval.jsonl"):  # the untrained model answers 2, greedily
         wrong = (model / name).read_text().replace('"gt_answer": "2"', '"gt_answer": "1"')
@@ -64,7 +64,7 @@ def test_two_trainers_and_an_engine_learn_what_is_held_out(make_tiny, start_run,
     assert left_over(run) == []
 
 
-def test_a_run_whose_trainer_is_killed_goes_on_to_the_same_bits(make_tiny, start_run, flags):  # noqa: F811
+def test_a_run_whose_trainer_is_killed_goes_on_to_the_same_bits(make_tiny, start_run, flags):
     job = (*flags(make_tiny(tied=True), trainers=2), *EAGER, "--plugin", "fsdp2", "-si", 1, "--max-steps", 4)
     whole = finished(start_run(*job))
     assert_weights_moved(whole.records())
@@ -80,7 +80,7 @@ def test_a_run_whose_trainer_is_killed_goes_on_to_the_same_bits(make_tiny, start
     assert left_over(resumed) == []
 
 
-def test_an_agent_s_turns_are_trained(make_tiny, start_run, flags, tmp_path):  # noqa: F811
+def test_an_agent_s_turns_are_trained(make_tiny, start_run, flags, tmp_path):
     (tmp_path / "asks.py").write_text(AGENT)
     environment = ("--env", f"{tmp_path}/asks.py:Asks", "-rt", "env", "--max-turns", 3, "--max-episode-tokens", 320)
     run = start_run(*flags(make_tiny(tied=True)), *EAGER, *environment, "-mpt", 128, "--max-steps", 2)
@@ -91,7 +91,7 @@ def test_an_agent_s_turns_are_trained(make_tiny, start_run, flags, tmp_path):  #
 
 
 @pytest.mark.parametrize("job", ["sft", "dpo"])
-def test_a_job_on_a_dataset_has_the_losses_of_the_cpu(tmp_path, job_flags, job):  # noqa: F811
+def test_a_job_on_a_dataset_has_the_losses_of_the_cpu(tmp_path, job_flags, job):
     found = {}
     for device in ("cpu", "cuda"):
         base = job_flags(job, trainers=2, dp=2, epochs=1)

@@ -29,9 +29,12 @@ def mini_batch(*, shares: bool) -> MiniBatch:
 @pytest.mark.parametrize("shares", [False, True])
 def test_a_micro_batch_is_computed_without_waiting_for_the_gpu(shares: bool) -> None:
     backend, batch = make_backend("tiny", torch.device("cuda")), mini_batch(shares=shares)
-    backend.forward_backward(batch, PolicyLoss())  # allocates
+    first = backend.forward_backward(batch, PolicyLoss())  # allocates
     torch.cuda.set_sync_debug_mode("error")
     try:
-        backend.forward_backward(batch, PolicyLoss())
+        again = backend.forward_backward(batch, PolicyLoss())
+        with pytest.raises(RuntimeError, match="synchroniz"):  # the mode sees a wait
+            again["loss_sum"].item()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert again["loss_sum"].item() == first["loss_sum"].item() != 0

@@ -177,18 +177,8 @@ def unified_attention(
     """See vLLM's function of this name, the attention of float32: Triton's interpreter takes 90 % of a run for it."""
     assert softcap == 0 and others.get("alibi_slopes") is None and others.get("sinks") is None
     mask = {"is_causal": causal, "left": window_size[0], "right": window_size[1]}
-    _attend_paged(
-        q,
-        k,
-        v,
-        out,
-        bounds=cu_seqlens_q,
-        key_bounds=None,
-        num_used=seqused_k,
-        table=block_table,
-        scale=softmax_scale,
-        mask=mask,
-    )
+    sequences = {"bounds": cu_seqlens_q, "key_bounds": None, "num_used": seqused_k, "table": block_table}
+    _attend_paged(q, k, v, out, **sequences, scale=softmax_scale, mask=mask)
 
 
 def replace_triton_attention() -> None:

@@ -7,8 +7,8 @@ import pytest
 from coati_rl.errors import ConfigError
 from coati_rl.runtime import actor_group
 from coati_rl.runtime.node_gpus import NodeGpus, check_node_gpus, read_gpus
+from tests.unit.runtime.nvml_library import GIB, NvmlLibrary
 
-GIB = 2**30
 H100, H200 = (NodeGpus(count=8, num_bytes=size * GIB, name=name) for size, name in ((80, "H100"), (141, "H200")))
 NODES = {"a": "10.0.0.1", "b": "10.0.0.2"}
 
@@ -63,42 +63,13 @@ def answer(node_ids):
     return [H100 for _ in node_ids]
 
 
-class Nvml:
-    """NVIDIA's library, with two GPUs of which the second has less memory; `fails` names a function."""
-
-    def __init__(self, fails=""):
-        self._fails = fails
-
-    def __getattr__(self, function):
-        return lambda *arguments: 999 if function == self._fails else getattr(self, f"_{function}")(*arguments)
-
-    def _nvmlInit_v2(self):
-        return 0
-
-    def _nvmlDeviceGetCount_v2(self, count):
-        count._obj.value = 2
-        return 0
-
-    def _nvmlDeviceGetHandleByIndex_v2(self, index, device):
-        device._obj.value = index + 1
-        return 0
-
-    def _nvmlDeviceGetMemoryInfo(self, device, memory):
-        memory._obj[:] = [(80 if device.value == 1 else 40) * GIB, 7, 9]
-        return 0
-
-    def _nvmlDeviceGetName(self, device, name, size):
-        name.value = f"GPU {device.value}".encode()
-        return 0
-
-
 def test_a_node_reads_its_gpus_from_the_driver():
-    assert read_gpus(lambda name: Nvml()) == NodeGpus(count=2, num_bytes=40 * GIB, name="GPU 2")
+    assert read_gpus(lambda name: NvmlLibrary()) == NodeGpus(count=4, num_bytes=40 * GIB, name="GPU 2")
 
 
 @pytest.mark.parametrize("fails", ["nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetMemoryInfo"])
 def test_a_node_without_a_driver_that_answers_says_nothing(fails):
-    assert read_gpus(lambda name: Nvml(fails)) is None
+    assert read_gpus(lambda name: NvmlLibrary(fails)) is None
 
 
 def test_a_node_without_the_library_says_nothing():

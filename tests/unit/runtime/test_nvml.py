@@ -1,4 +1,4 @@
-"""Test which cores a process on GPUs gets, with a stand-in for NVIDIA's library."""
+"""Test which cores a process on GPUs gets."""
 
 import os
 from pathlib import Path
@@ -10,32 +10,15 @@ from hypothesis import strategies as st
 from coati_rl.runtime import process
 from coati_rl.runtime.nvml import cores_by_gpu, share_of_near_cores
 from coati_rl.runtime.process import ActorContext, enter_actor
+from tests.unit.runtime.nvml_library import NvmlLibrary
 
 FIRST, SECOND = frozenset(range(8)), frozenset(range(8, 16))
 
 
-class Nvml:
-    """Four GPUs, two a NUMA node of eight cores; core 64 belongs to the first node too."""
-
-    def nvmlInit_v2(self):
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, count):
-        count._obj.value = 4
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index, device):
-        device._obj.value = index + 1
-        return 0
-
-    def nvmlDeviceGetCpuAffinity(self, device, num_words, words):
-        words[0], words[1] = (0xFF, 1) if device.value <= 2 else (0xFF00, 0)
-        return 0
-
-
 def test_the_driver_says_which_cores_are_near_a_gpu():
-    near = cores_by_gpu(lambda name: Nvml())
+    near = cores_by_gpu(lambda name: NvmlLibrary())
     assert near == [FIRST | {64}, FIRST | {64}, SECOND, SECOND]
+    assert cores_by_gpu(lambda name: NvmlLibrary("nvmlDeviceGetCpuAffinity")) == [frozenset()] * 4
 
 
 @pytest.mark.parametrize(

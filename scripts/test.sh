@@ -23,7 +23,7 @@ case "$*" in
         ;;
     --emulated-gpu*)
         tests/emulated_gpu/build.sh "$PYTHON" "$VENV/emulated_gpu"
-        tests/emulated_gpu/run.sh "$PYTHON" -m pytest -m gpu tests/gpu tests/emulated_gpu "${@:2}" || status=$?
+        tests/emulated_gpu/run.sh "$PYTHON" -m pytest -m gpu tests/gpu tests/integration/gpu tests/emulated_gpu "${@:2}" || status=$?
         [[ " $* " != *" --all "* ]] || tests/emulated_gpu/run.sh "$PYTHON" scripts/mutants/run.py --emulated-gpu --jobs 1 || status=$?
         ;;
     *) "$PYTHON" -m pytest "$@" || status=$? ;;

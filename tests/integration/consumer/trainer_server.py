@@ -1,12 +1,15 @@
-"""Fork trainers from two processes that have imported everything, since the imports take 6 s each.
+"""Start trainers from two processes: forks that have imported everything, since the imports take 6 s each.
+
+On real GPUs, which cannot be used in a fork, they are processes of their own.
 
 Neighbouring ranks come from different servers, so that the order of their sets differs, as between trainers of a run.
 
-python -m tests.integration.consumer.trainer_server CONNECTION_FD
+python -m tests.integration.consumer.trainer_server CONNECTION_FD | JOB_FILE
 """
 
 import importlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -19,9 +22,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from bench.weight_sync import nccl_environment
 
 from coati_rl.types import Device
 from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
+from tests.gpu.devices import IS_EMULATED
 
 ROOT = Path(__file__).resolve().parents[3]
 OF_TESTS = (
@@ -111,7 +116,7 @@ class TrainerServers:
 def _start(device: Device) -> tuple[subprocess.Popen[bytes], Connection]:
     ours, theirs = Pipe()
     command = [sys.executable, "-m", __name__, str(theirs.fileno())]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"}
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""  # ColossalAI takes a GPU that it sees
     server = subprocess.Popen(command, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()], start_new_session=True)
@@ -119,11 +124,22 @@ def _start(device: Device) -> tuple[subprocess.Popen[bytes], Connection]:
     return server, ours
 
 
-def _fork(job: Job, rank: int) -> int:
+def _start_trainer(job: Job, rank: int) -> int:
     """Returns: the process id of the trainer."""
+    if job.device == "cuda" and not IS_EMULATED:
+        file = job.output_dir / f"job{rank}.pickle"
+        file.write_bytes(pickle.dumps((job, rank)))
+        with job.output_of(rank).open("wb") as output:
+            command = [sys.executable, "-m", __spec__.name, str(file)]
+            return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT).pid
     pid = os.fork()
-    if pid:
-        return pid
+    if not pid:
+        _train(job, rank)
+    return pid
+
+
+def _train(job: Job, rank: int) -> None:
+    """Be a trainer, and exit."""
     exit_code = 1
     try:
         output = os.open(job.output_of(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -134,6 +150,7 @@ def _fork(job: Job, rank: int) -> int:
             os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
         if job.device == "cuda":  # the imports have asked for GPUs; emulated ones can be used in a fork all the same
             torch.cuda._is_in_bad_fork = lambda: False
+            os.environ |= nccl_environment(rank)
         init_process_group(
             rank=rank,
             world_size=job.world_size,
@@ -153,14 +170,16 @@ def _fork(job: Job, rank: int) -> int:
 
 
 def main() -> None:
-    """Until the test's end of the connection is closed."""
+    """Start trainers until the test's end of the connection is closed, or be one."""
+    if not sys.argv[1].isdecimal():
+        _train(*pickle.loads(Path(sys.argv[1]).read_bytes()))
     connection = Connection(int(sys.argv[1]))
     for name in IMPORTED:
         importlib.import_module(name)
     with suppress(EOFError):
         while True:
             job, ranks = connection.recv()
-            trainers = {rank: _fork(job, rank) for rank in ranks}
+            trainers = {rank: _start_trainer(job, rank) for rank in ranks}
             connection.send({rank: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for rank, pid in trainers.items()})
 
 

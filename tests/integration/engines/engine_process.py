@@ -12,7 +12,9 @@ from multiprocessing.managers import BaseManager
 from typing import Any
 
 import pytest
+from bench.weight_sync import nccl_environment
 
+from coati_rl.runtime.process import device_environment
 from coati_rl.types import GenerationRequest, GenerationResult, TokenChunk
 
 METHODS = (
@@ -137,6 +139,8 @@ def hosted_engine(backend: str, **settings: Any) -> Iterator[Any]:
             patch.setenv(name, value)
         if device == "cuda":  # as Ray gives them to a producer
             patch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(width))))
+            for name, value in (nccl_environment(1) | device_environment(device, "fp32")).items():
+                patch.setenv(name, value)
         manager.start()
     try:
         engine = manager.HostedEngine(backend, settings)

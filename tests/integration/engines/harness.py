@@ -63,6 +63,21 @@ class Harness:
         expected = log_softmax_of(self.logits(prompt, completion) / temperature, completion.token_ids)
         return float(np.abs(expected - completion.logprobs).max())
 
+    def kept_logprob_gap(
+        self, prompt: Sequence[int], completion: Completion, *, temperature: float, top_k: int, top_p: float
+    ) -> float:
+        """The same where only the most probable tokens can be sampled, whose probabilities then sum to 1."""
+        gaps = []
+        logits = self.logits(prompt, completion) / temperature
+        for row, token, logprob in zip(logits, completion.token_ids, completion.logprobs, strict=True):
+            order = np.argsort(-row)[:top_k]
+            probabilities = np.exp(row[order] - row[order[0]])
+            probabilities /= probabilities.sum()
+            num_kept = 1 + int((np.cumsum(probabilities) < top_p).sum())
+            place = order[:num_kept].tolist().index(token)
+            gaps.append(abs(np.log(probabilities[place] / probabilities[:num_kept].sum()) - logprob))
+        return float(max(gaps))
+
     def logprob_gap_by_version(
         self, prompt: Sequence[int], completion: Completion, *, temperature: float
     ) -> dict[int, float]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.emulated_gpu.layout_process import Case, take_steps
+from tests.integration.gpu.layout_process import Case, take_steps
 from tests.integration.consumer.conftest import LAYOUTS, save_with_reference
 from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerServers
 

@@ -1,10 +1,17 @@
-"""Test vLLM on emulated GPUs: what it samples, and updates over NCCL, by one rank and by two."""
+"""Test vLLM on GPUs: what it samples, and updates over NCCL, by one rank and by two.
+
+A real GPU has torch.compile and CUDA graphs; a machine's only one is shared with the sender, which then is of another host.
+"""
+
+import os
 
 import numpy as np
 import pytest
 import torch
+from bench.weight_sync import nccl_environment
 
 from coati_rl.transport.wire import WeightSender
+from tests.gpu.devices import IS_EMULATED
 from tests.integration.engines.engine_process import hosted_engine
 from tests.integration.engines.harness import MAX_MODEL_LEN, Harness, request
 
@@ -13,8 +20,15 @@ GAP = 2e-4  # nats, float32
 pytestmark = [pytest.mark.gpu, pytest.mark.full]
 
 
+def sender_gpu():
+    """The machine's last."""
+    return torch.device("cuda", torch.cuda.device_count() - 1)
+
+
 @pytest.fixture(scope="module", params=[1, 2], ids=["ptp1", "ptp2"])
 def harness(request, checkpoints):
+    if request.param > torch.cuda.device_count():
+        pytest.skip("an engine of two ranks needs two GPUs")
     with hosted_engine(
         "vllm",
         model=str(checkpoints["untied"][0]),
@@ -24,10 +38,11 @@ def harness(request, checkpoints):
         device="cuda",
         gpu_memory_utilization=0.5,
         kv_cache_memory_bytes=2**22,
-        enforce_eager=True,
-        engine_args={"disable_custom_all_reduce": True},  # whose kernel is not emulated
+        enforce_eager=IS_EMULATED,
+        engine_args={"disable_custom_all_reduce": True} if IS_EMULATED else {},  # whose kernel is not emulated
     ) as engine:
-        sender = WeightSender(backend="nccl", device=torch.device("cuda", 7))
+        os.environ |= nccl_environment(0)
+        sender = WeightSender(backend="nccl", device=sender_gpu())
         harness = Harness(engine, checkpoints["untied"], num_ranks=request.param, sender=sender)
         yield harness
         sender.close()
@@ -35,7 +50,7 @@ def harness(request, checkpoints):
 
 def on_gpu(self, checkpoint):
     """Of a checkpoint, on the sender's GPU."""
-    return [(name, parameter.data.to("cuda:7")) for name, parameter in self.models[checkpoint].named_parameters()]
+    return [(name, parameter.data.to(sender_gpu())) for name, parameter in self.models[checkpoint].named_parameters()]
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +67,12 @@ def test_samples_have_the_log_probabilities_of_transformers_and_seeds_hold(harne
         assert np.array_equal(sample.token_ids, same.token_ids)
     (greedy,) = harness.complete(PROMPT, max_new_tokens=6, temperature=0.0)
     assert greedy.token_ids.tolist() == harness.logits(PROMPT, greedy).argmax(-1).tolist()
+
+
+@pytest.mark.skipif(IS_EMULATED, reason="the Triton kernel that sorts is not emulated")
+def test_under_top_k_and_top_p_log_probabilities_are_renormalised(harness):
+    for sample in harness.complete(PROMPT, num_samples=4, temperature=0.8, top_k=6, top_p=0.7, seed=9):
+        assert harness.kept_logprob_gap(PROMPT, sample, temperature=0.8, top_k=6, top_p=0.7) < GAP
 
 
 def test_every_rank_receives_the_sent_bytes_and_serves_them_when_they_are_committed(harness):

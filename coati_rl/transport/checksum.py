@@ -1,11 +1,12 @@
 """Copy, digest and check an update's bytes: senders copy and digest, engine ranks digest and check what they received.
 
 All operations on a piece come before those on the next one, so that a CPU reads it from memory once and then from its
-cache. Bytes of a GPU are digested on the host, where they get through two pinned buffers: while one piece is digested,
-the next one is copied.
+cache. Bytes that all members of a group have on GPUs are digested there (`device_digest`). Others are digested on the
+host; those of a GPU get there through two pinned buffers: while one piece is digested, the next one is copied.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -28,8 +29,27 @@ class HostCopies(Protocol):
         """Return when the last copy to this buffer is complete."""
 
 
-class Digest:
-    """Compute xxh3-128 over the bytes of tensors in the order in which they are added."""
+class Digest(Protocol):
+    """Digest tensors in the order in which they are added, and refuse NaN and infinity in those that were received."""
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Add the bytes of one-dimensional `tensor`. A GPU's is read in the order of its current stream."""
+
+    def add_received(self, tensor: torch.Tensor, *, arrived: torch.Tensor, name: str) -> None:
+        """Do the same. Raises: TransferError for NaN or infinity, here or in `bytes`.
+
+        Args:
+            tensor: one-dimensional, of host memory or a GPU.
+            arrived: the same values where they arrived: a GPU adds them up while the host digests them.
+            name: of the tensor.
+        """
+
+    def bytes(self) -> bytes:
+        """Return the 16 bytes of the digest of what was added."""
+
+
+class HostDigest:
+    """Implement `Digest` as xxh3-128 over the bytes of all tensors, however they are cut."""
 
     def __init__(self) -> None:
         self._hasher = xxhash.xxh3_128()
@@ -38,7 +58,20 @@ class Digest:
         self._num_copies = 0
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Add one-dimensional `tensor`. A GPU's is read in the order of its current stream, which may go on."""
+        """See `Digest.add`. The current stream of a GPU may go on."""
+        for piece in _pieces(tensor):
+            self._add(piece)
+
+    def add_received(self, tensor: torch.Tensor, *, arrived: torch.Tensor, name: str) -> None:
+        """See `Digest.add_received`."""
+        sums = [] if arrived.device == tensor.device else [arrived.sum()]
+        for piece in _pieces(tensor):
+            self._add(piece)
+            if arrived.device == tensor.device:
+                sums.append(piece.sum())
+        check_finite([(name, arrived, total) for total in sums])
+
+    def _add(self, tensor: torch.Tensor) -> None:
         if tensor.device.type == "cpu":
             self._flush()
             self._hasher.update(tensor.view(torch.uint8).numpy().data)
@@ -51,7 +84,7 @@ class Digest:
             self._flush(keep=1)  # the copy that was started goes on meanwhile, to the other buffer
 
     def bytes(self) -> bytes:
-        """Return the 16 bytes of the digest of what was added."""
+        """See `Digest.bytes`."""
         self._flush()
         return self._hasher.digest()
 
@@ -99,29 +132,17 @@ def pack(tensor: torch.Tensor, target: torch.Tensor, digest: Digest) -> None:
         digest.add(piece)
 
 
-def add(tensor: torch.Tensor, digest: Digest) -> None:
-    """Add the bytes of one-dimensional `tensor` to the digest."""
-    for piece in _pieces(tensor):
-        digest.add(piece)
-
-
-def add_and_check(tensor: torch.Tensor, digest: Digest, *, arrived: torch.Tensor, name: str) -> None:
-    """Digest as `add` does. Raises: TransferError for NaN or infinity, both of which propagate into any sum.
+def check_finite(sums: Sequence[tuple[str, torch.Tensor, torch.Tensor]]) -> None:
+    """Raise TransferError for NaN or infinity, both of which propagate into any sum.
 
     Args:
-        tensor: one-dimensional, of host memory or a GPU.
-        digest: to which it is added.
-        arrived: the same values where they arrived: a GPU adds them up while the host digests them.
-        name: of the tensor.
+        sums: name, elements and a sum of each tensor, or of parts of it.
     """
-    sums = [] if arrived.device == tensor.device else [arrived.sum()]
-    for piece in _pieces(tensor):
-        digest.add(piece)
-        if arrived.device == tensor.device:
-            sums.append(piece.sum())
     # A sum of finite numbers may overflow, above all in float16: only then each number is checked.
-    if not torch.stack(sums).isfinite().all() and not arrived.isfinite().all():
-        raise TransferError(f"tensor {name!r} holds NaN or infinity; nothing was committed")
+    are_finite = torch.stack([total.float() for _, _, total in sums]).isfinite().tolist() if sums else []
+    for (name, values, _), is_finite in zip(sums, are_finite, strict=True):
+        if not is_finite and not values.isfinite().all():
+            raise TransferError(f"tensor {name!r} holds NaN or infinity; nothing was committed")
 
 
 def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

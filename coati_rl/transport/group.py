@@ -13,14 +13,16 @@ import torch
 
 from coati_rl.errors import TransferError, TransferTimeoutError
 from coati_rl.transport.bucket_transport import BucketTransport
+from coati_rl.transport.checksum import Digest, HostDigest
 from coati_rl.transport.collective import CollectiveTransport
 from coati_rl.transport.communicator import Communicator, broadcast
 from coati_rl.transport.deadline import Deadline
+from coati_rl.transport.device_digest import DeviceDigest
 from coati_rl.transport.file_communicator import FileCommunicator
 from coati_rl.transport.files import FileTransport
 from coati_rl.transport.manifest import Bucket
 from coati_rl.transport.peer_connection import PeerConnection, PeerHub, join_hub
-from coati_rl.transport.rendezvous import Rendezvous
+from coati_rl.transport.rendezvous import CUDA_BACKENDS, Rendezvous
 from coati_rl.transport.segments import Segment, SegmentTransport
 from coati_rl.transport.shm import ShmSegment
 from coati_rl.transport.staging_memory import StagingMemory
@@ -40,14 +42,25 @@ class Group:
         rank: int,
         world_size: int,
         device: torch.device,
+        digests_on_gpu: bool = False,
     ) -> None:
-        """Wrap connected parts; `device` is that of the tensors that the communicator broadcasts."""
+        """Wrap connected parts.
+
+        Args:
+            device: of the tensors that the communicator broadcasts.
+            digests_on_gpu: every member has the updates' bytes on a GPU.
+        """
         self.rank = rank
         self.world_size = world_size
         self.device = device
         self._communicator = communicator
         self._transport = transport
         self._peers = peers
+        self._digests_on_gpu = digests_on_gpu
+
+    def new_digest(self) -> Digest:
+        """Return a digest of nothing, of the kind that all members compute."""
+        return DeviceDigest() if self._digests_on_gpu else HostDigest()
 
     def begin(self, buckets: Sequence[Bucket], *, memory: StagingMemory | None, deadline: Deadline, what: str) -> None:
         """See `BucketTransport.begin`."""
@@ -203,6 +216,7 @@ def _group(
         rank=rank,
         world_size=rendezvous.world_size,
         device=device if rendezvous.backend == "nccl" else torch.device("cpu"),
+        digests_on_gpu=rendezvous.backend in CUDA_BACKENDS and not rendezvous.has_one_receiver,
     )
 
 

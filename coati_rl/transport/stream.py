@@ -1,8 +1,9 @@
 """Transfer the buckets of an update and compute their digest, on senders and receivers alike.
 
-Wire format: the buckets of the manifest, then 16 digest bytes from every member, which all compare with their own. The
-digest is xxh3-128 over all tensors' bytes in manifest order without padding, so that it depends neither on the bucket
-size nor on the number of senders or receivers. A transfer thus succeeds for one member only if all have the same bytes.
+Wire format: the buckets of the manifest, then 16 digest bytes from every member, which all compare with their own. A
+digest is of all tensors' bytes in manifest order without padding, so that it does not depend on the number of senders
+or receivers; on the host (xxh3-128) not on the size of buckets either, see `device_digest` for the one of GPUs. A
+transfer succeeds for one member only if all have the same bytes.
 While a bucket is being sent, its sender packs the next one, and the others digest the one before; engine ranks also
 refuse NaN and infinity, each in what it has received.
 """
@@ -12,7 +13,7 @@ from typing import Protocol
 import torch
 
 from coati_rl.errors import TransferError
-from coati_rl.transport import checksum
+from coati_rl.transport.checksum import Digest
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.group import Group
 from coati_rl.transport.manifest import Bucket, WeightManifest, staged_tensors
@@ -22,7 +23,7 @@ from coati_rl.transport.staging_memory import StagingMemory
 class Packer(Protocol):
     """Fill buckets on a sender; see `SenderBuckets`."""
 
-    def fill(self, bucket: Bucket, buffer: torch.Tensor, digest: checksum.Digest) -> None:
+    def fill(self, bucket: Bucket, buffer: torch.Tensor, digest: Digest) -> None:
         """Pack the bucket and digest its content."""
 
 
@@ -45,7 +46,7 @@ class Stream:
         self._buckets = manifest.buckets()
         self._memory = memory
         self._deadline = deadline
-        self._digest = checksum.Digest()
+        self._digest = group.new_digest()
         self._num_finished = 0
         self.tensors: tuple[tuple[str, torch.Tensor], ...] = ()  # staged by an engine's rank, in manifest order
 
@@ -85,10 +86,9 @@ class Stream:
                 for item in bucket.items:
                     flat = item.flat(buffer)
                     if self._packer is None:
-                        values = item.flat(arrived)
-                        checksum.add_and_check(flat, self._digest, arrived=values, name=item.entry.name)
+                        self._digest.add_received(flat, arrived=item.flat(arrived), name=item.entry.name)
                     else:
-                        checksum.add(flat, self._digest)
+                        self._digest.add(flat)
         self._num_finished = max(self._num_finished, end)
 
     def _compare_digests(self) -> str:

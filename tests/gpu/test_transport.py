@@ -24,8 +24,9 @@ SLACK_S = 10.0
 
 Named = list[tuple[str, torch.Tensor]]
 
+ON_HOST = "nccl, staged on the host"
 pytestmark = pytest.mark.parametrize(
-    "backend", ["gloo", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("nccl", "ipc"))]
+    "backend", ["gloo", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("nccl", ON_HOST, "ipc"))]
 )
 
 
@@ -33,7 +34,8 @@ pytestmark = pytest.mark.parametrize(
 def sender(backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[WeightSender]:
     for name, value in nccl_environment(0).items():
         monkeypatch.setenv(name, value)
-    sender = WeightSender(backend=backend, device=torch.device("cuda", 0))
+    name = "nccl" if backend == ON_HOST else backend
+    sender = WeightSender(backend=name, device=torch.device("cuda", 0), stages_on_gpu=backend != ON_HOST)
     yield sender
     sender.close()
 
@@ -45,7 +47,8 @@ def start_receiver(backend: str, sender: WeightSender) -> Iterator[Callable[[Wei
 
     def start(manifest: WeightManifest) -> subprocess.Popen[str]:
         (invitation,) = sender.open([1])
-        device = {"nccl": f"cuda:{torch.cuda.device_count() - 1}", "ipc": "cuda:0"}.get(backend, "cpu")
+        last = f"cuda:{torch.cuda.device_count() - 1}"
+        device = {"nccl": last, ON_HOST: last, "ipc": "cuda:0"}.get(backend, "cpu")
         command = [sys.executable, str(PEER), "receive", invitation.to_json(), manifest.to_json(), str(START_S), device]
         environment = {**os.environ, **nccl_environment(1), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))

@@ -1,6 +1,7 @@
 """Test vLLM on GPUs: what it samples, and updates over NCCL, by one rank and by two.
 
-A real GPU has torch.compile and CUDA graphs; a machine's only one is shared with the sender, which then is of another host.
+A real GPU has torch.compile and CUDA graphs. With one GPU the sender has the engine's, and NCCL takes it for another
+host.
 """
 
 import os

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integration.gpu.layout_process import Case, take_steps
 from tests.integration.consumer.conftest import LAYOUTS, save_with_reference
 from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerServers
+from tests.integration.gpu.layout_process import Case, take_steps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(LAUNCH_TIMEOUT_S)]
 TOLERANCE = {"fp32": 1e-5, "bf16": 2.5e-2}  # L2 per tensor, relative; those of the gradient matrix

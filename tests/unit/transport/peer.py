@@ -34,10 +34,11 @@ def say(line: str) -> None:
 
 def receive_for_ever(rendezvous: Rendezvous, manifest: WeightManifest, timeout_s: float, device: torch.device) -> None:
     group = join_group(rendezvous, rank=rendezvous.first_rank, device=device, deadline=Deadline(timeout_s))
-    memory = HostMemory() if device.type == "cpu" else GpuMemory(device)
+    is_on_host = device.type == "cpu" or rendezvous.has_one_receiver
+    memory = HostMemory(reader=device) if is_on_host else GpuMemory(device)
     while True:
         staged = receive(group, manifest, memory=memory, deadline=Deadline(timeout_s))
-        assert {tensor.device for _, tensor in staged.tensors} == {device}
+        assert {tensor.device for _, tensor in staged.tensors} == {CPU if is_on_host else device}
         say(staged.digest)
 
 

@@ -27,10 +27,10 @@ def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_packed_is_the_source_and_every_pass_has_the_digest_of_its_bytes(dtype: torch.dtype) -> None:
     source, place = values(dtype), torch.zeros(1000, dtype=dtype)
-    packed, digested, checked = checksum.Digest(), checksum.Digest(), checksum.Digest()
+    packed, digested, checked = checksum.HostDigest(), checksum.HostDigest(), checksum.HostDigest()
     checksum.pack(source, place, packed)
-    checksum.add(source, digested)
-    checksum.add_and_check(source, checked, arrived=source, name="w")
+    digested.add(source)
+    checked.add_received(source, arrived=source, name="w")
     assert torch.equal(place, source)
     assert packed.bytes() == digested.bytes() == checked.bytes() == xxhash.xxh3_128(raw(source)).digest()
 
@@ -42,21 +42,21 @@ def test_what_is_not_finite_is_refused_by_name(dtype: torch.dtype, value: float,
     tensor = values(dtype)
     tensor[index] = value
     with pytest.raises(TransferError, match="tensor 'w' holds NaN or infinity"):
-        checksum.add_and_check(tensor, checksum.Digest(), arrived=tensor, name="w")
+        checksum.HostDigest().add_received(tensor, arrived=tensor, name="w")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_opposite_infinities_do_not_hide_each_other(dtype: torch.dtype) -> None:
     tensor = torch.tensor([float("inf"), float("-inf")], dtype=dtype)
     with pytest.raises(TransferError, match="tensor 'w' holds NaN or infinity"):
-        checksum.add_and_check(tensor, checksum.Digest(), arrived=tensor, name="w")
+        checksum.HostDigest().add_received(tensor, arrived=tensor, name="w")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_finite_numbers_whose_sum_is_not_are_let_through(dtype: torch.dtype) -> None:
-    tensor, digest = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype), checksum.Digest()
+    tensor, digest = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype), checksum.HostDigest()
     assert not tensor.sum().isfinite()
-    checksum.add_and_check(tensor, digest, arrived=tensor, name="w")
+    digest.add_received(tensor, arrived=tensor, name="w")
     assert digest.bytes() == xxhash.xxh3_128(raw(tensor)).digest()
 
 
@@ -88,7 +88,10 @@ def test_bytes_of_a_gpu_are_digested_through_two_buffers_while_the_next_piece_is
     order: list[str] = []
     monkeypatch.setattr(checksum, "PinnedCopies", lambda device: LateCopies(order))
     monkeypatch.setattr(checksum, "_PINNED_BYTES", 64)
-    tensors, digest = [values(torch.float32, count) for count in (40, 1, 16)], checksum.Digest()  # 3, 1 and 1 pieces
+    tensors, digest = (
+        [values(torch.float32, count) for count in (40, 1, 16)],
+        checksum.HostDigest(),
+    )  # 3, 1 and 1 pieces
     for tensor in tensors:
         digest.add(tensor.as_subclass(OnGpu))
     on_host = values(torch.float16, 3)

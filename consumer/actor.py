@@ -116,6 +116,7 @@ class TrainerActor:
             wire_dtype=getattr(torch, self._context.dtype),
             optimizer=config.optimizer,
             gradient_checkpointing=config.parallel.gradient_checkpointing,
+            compile_ops=config.parallel.compile_ops,
             keep_checkpoints=config.run.keep_checkpoints,
         )
         self._backend = make_backend(backend_config, device=device, timeout_s=timeout_s)

@@ -54,6 +54,7 @@ class BackendConfig:
     precision: Precision = "fp32"  # bf16 keeps float32 master weights
     wire_dtype: torch.dtype = torch.float32  # dtype of exported weights: the inference engines' dtype
     gradient_checkpointing: bool = False
+    compile_ops: bool | None = None  # see `compiled_ops`; None: on a GPU
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)  # its learning rate is given with each step
     keep_checkpoints: int | None = None  # None: all
 
@@ -272,6 +273,7 @@ class Backend:
             precision=self._config.precision,
             optimizer=optimizer,
             gradient_checkpointing=self._config.gradient_checkpointing,
+            compiles_ops=self.device.type == "cuda" if self._config.compile_ops is None else self._config.compile_ops,
             head=self._config.scalar_head if role == "policy" else None,
         )
 

@@ -17,6 +17,7 @@ from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.errors import ConfigError
 from coati_rl.protocols import Role
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
+from consumer.models.compiled_ops import CompiledOps
 from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, load_policy
 from consumer.models.scalar_head import ScalarHead, load_scalar
 from consumer.optim.gradient_clipping import scale_and_clip, sum_of_squares
@@ -39,6 +40,7 @@ class Model:
         precision: Precision,
         optimizer: OptimizerConfig | None = None,
         gradient_checkpointing: bool = False,
+        compiles_ops: bool = False,
         head: ScalarHead | None = None,
     ) -> None:
         """Load and shard the model.
@@ -50,6 +52,7 @@ class Model:
             precision: bf16 keeps float32 master weights of a trained model.
             optimizer: optimizer settings; None: the model is frozen and has no optimizer.
             gradient_checkpointing: recompute activations in the backward pass; not of a frozen model.
+            compiles_ops: compute by `compiled_ops`.
             head: scalar head; None: the LM head.
         Raises: ConfigError if the model cannot be read or cannot be sharded this way.
         """
@@ -71,6 +74,10 @@ class Model:
             )
         self._sharded = parallelism.shard(self.module, self.infos, self.torch_optimizer)
         self.parameters = self._sharded.parameters
+        if compiles_ops:
+            compiled = CompiledOps(self.module, device=parallelism.device, dtype=DTYPES[precision])
+            if not parallelism.sum_over_ranks(float(not compiled.are_right())):  # all ranks have the same bits
+                compiled.use()
         self.gradients: dict[str, Tensor] = {}  # summed over all ranks; set from a step's last backward to its update
 
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:

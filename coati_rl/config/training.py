@@ -45,6 +45,12 @@ class TrainersConfig(Section):
         "Recompute activations in the backward pass instead of keeping them; on GPUs the default without -tmbs, and "
         "where no layout that may be chosen fits otherwise.",
     )
+    compile_ops: bool | None = execution(
+        None,
+        "Compile norms, rotary embeddings, activations and the loss over the vocabulary, one kernel each "
+        "(torch.compile), which takes seconds at the start; default: on GPUs. Rounding stays, sums may be of another "
+        "order.",
+    )
     plugin: PluginName = execution(
         "hybrid",
         "How the trainers share a model out: hybrid is ColossalAI with -tp, -pp and -zero; fsdp2 shards weights, "

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coati_rl.ops.compiled import Compiled
 from coati_rl.ops.cpu_products import linear_into
 from coati_rl.ops.host_copies import on_device
 
@@ -185,16 +186,11 @@ class LMHead:
         """Compute the softmax in the memory of float32[C, V] logits, which it overwrites. Collective over the group."""
         # All ranks have the same bits, as every number that depends on several rows of the head is reduced.
         peak = self._reduced(logits.amax(dim=-1), dist.ReduceOp.MAX)  # float32[C]
-        logits.sub_(peak[:, None])
         columns, is_held = self._columns(targets)
-        of_target = logits.gather(-1, columns[:, None]).squeeze(-1).where(is_held, 0.0)
+        of_target = (logits.gather(-1, columns[:, None]).squeeze(-1) - peak).where(is_held, 0.0)
         total, moment = torch.empty_like(peak), torch.empty_like(peak)
         for block in row_blocks(logits):
-            shifted = logits[block]
-            exponentials = shifted.exp()
-            total[block] = exponentials.sum(dim=-1)
-            moment[block] = shifted.mul_(exponentials).sum(dim=-1)
-            shifted.copy_(exponentials)
+            total[block], moment[block] = _take_exponentials.where_enabled(logits[block], peak[block])
         total, moment, of_target = self._reduced(torch.stack([total, moment, of_target]), dist.ReduceOp.SUM)
         log_total = total.log()
         return ChunkSoftmax(
@@ -233,6 +229,25 @@ class LMHead:
         if self.group is not None:
             dist.all_reduce(values, op, self.group)
         return values
+
+
+def _exponentials(logits: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
+    """Replace float32[C, V] logits by exp(z - peak). Returns: float32[C] sums of them, and of (z - peak) times them."""
+    shifted = logits.sub_(peak[:, None])
+    exponentials = shifted.exp()
+    total = exponentials.sum(dim=-1)
+    moment = shifted.mul_(exponentials).sum(dim=-1)
+    shifted.copy_(exponentials)
+    return total, moment
+
+
+_take_exponentials = Compiled(_exponentials, (0, 0))
+
+
+def check_compiled(device: torch.device) -> None:
+    """Compile what is compiled of a chunk's computation. Raises: what `Compiled.check` raises."""
+    logits = torch.randn(ROW_MULTIPLE, 512, generator=torch.Generator().manual_seed(0)).to(device)
+    _take_exponentials.check(logits, logits.amax(dim=-1))
 
 
 def row_blocks(logits: Tensor) -> Iterator[slice]:

@@ -59,7 +59,9 @@ PROMPT_SHARE = 0.25
 NUM_WARM_UP = 2  # steps in which memory is allocated
 
 
-def make_backend(shape: str, device: torch.device, *, gradient_checkpointing: bool = False) -> Backend:
+def make_backend(
+    shape: str, device: torch.device, *, gradient_checkpointing: bool = False, compile_ops: bool | None = None
+) -> Backend:
     """Create a random model in bfloat16 on the device."""
     sizes = dict(zip(SIZES, SHAPES[shape], strict=True)) | {"num_key_value_heads": KEY_VALUE_HEADS}
     wide = 0.1 if shape == "tiny" else 0.02  # otherwise attention would hardly affect such a narrow model
@@ -70,7 +72,12 @@ def make_backend(shape: str, device: torch.device, *, gradient_checkpointing: bo
     with tempfile.TemporaryDirectory() as name, no_progress_bars():
         model.save_pretrained(name)
         del model
-        settings = BackendConfig(model_dir=Path(name), precision="bf16", gradient_checkpointing=gradient_checkpointing)
+        settings = BackendConfig(
+            model_dir=Path(name),
+            precision="bf16",
+            gradient_checkpointing=gradient_checkpointing,
+            compile_ops=compile_ops,
+        )
         return Backend(settings, SingleProcess(device=device))
 
 
@@ -159,12 +166,16 @@ def measure_what_fits(
     device: torch.device,
     rounds: int,
     peak_tflops: float | None,
+    *,
+    compile_ops: bool | None = None,
 ) -> dict[str, Any]:
     """Measure the first of the models that fits into memory."""
     for shape, gradient_checkpointing in attempts:
-        figures = {"model": shape, "gradient_checkpointing": gradient_checkpointing}
+        figures = {"model": shape, "gradient_checkpointing": gradient_checkpointing, "compile_ops": compile_ops}
         try:
-            backend = make_backend(shape, device, gradient_checkpointing=gradient_checkpointing)
+            backend = make_backend(
+                shape, device, gradient_checkpointing=gradient_checkpointing, compile_ops=compile_ops
+            )
             return figures | measure(backend, lengths, rounds, peak_tflops)
         except torch.OutOfMemoryError:
             print(f"does not fit: {figures}")
@@ -191,6 +202,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the smaller shape and fewer tokens: does it run?")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peak-tflops", type=float, help="of the GPU, dense bfloat16; default: by its name, if known")
+    parser.add_argument("--compile-ops", action=argparse.BooleanOptionalAction, help="default: on a GPU")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     lengths, attempts = (LENGTHS[-4:], ATTEMPTS[2:]) if args.quick else (LENGTHS, ATTEMPTS)
@@ -200,7 +212,8 @@ def main() -> None:
     else:
         figures["device"] = torch.cuda.get_device_name()
         args.peak_tflops = args.peak_tflops or dense_bf16_peak(figures["device"])
-    figures |= measure_what_fits(attempts, lengths, torch.device(args.device), args.rounds, args.peak_tflops)
+    device = torch.device(args.device)
+    figures |= measure_what_fits(attempts, lengths, device, args.rounds, args.peak_tflops, compile_ops=args.compile_ops)
     for name, value in figures.items():
         print(f"{name:<24}{f'{value:.4g}' if isinstance(value, float) else value}")
     if args.json:

@@ -22,6 +22,7 @@ class Case(NamedTuple):
     layout: str
     precision: str
     is_shared: bool
+    compile_ops: bool | None = None  # None: on a GPU
 
     def file(self, device: str, rank: int) -> str:
         return f"{'-'.join(map(str, self))}-{device}-{rank}.pt"
@@ -32,6 +33,7 @@ def make(model_dir: Path, case: Case, device: Device) -> Backend:
         model_dir=model_dir,
         reference_dir=reference_of(model_dir),
         precision=case.precision,
+        compile_ops=case.compile_ops,
         optimizer=OptimizerConfig(max_grad_norm=MAX_GRAD_NORM, weight_decay=WEIGHT_DECAY),
         **LAYOUTS[case.layout][1],
     )

@@ -63,7 +63,7 @@ def distance(found: torch.Tensor, right: torch.Tensor) -> float:
     return float((found - right).norm() / right.norm())
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:3])))
 def test_gradients_are_those_of_one_process_on_the_cpu(case: Case, found: Any, right: Any) -> None:
     expected, tolerance = right["dp1", case.precision, case.is_shared], TOLERANCE[case.precision]
     for step, of_step in enumerate(expected["steps"]):

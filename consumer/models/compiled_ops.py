@@ -58,11 +58,13 @@ class CompiledOps:
             generator = torch.Generator().manual_seed(0)
             return torch.randn(shape, generator=generator).to(self._device, self._dtype).requires_grad_()
 
-        for width in {int(norm.weight.shape[-1]): None for norm in self._norms}:
+        widths: dict[int, None] = dict.fromkeys(int(norm.weight.shape[-1]) for norm in self._norms)
+        for width in widths:
             _compiled_norm().check(numbers(_TOKENS, width), numbers(width), _EPSILON)
-        for kind in {type(module.act_fn): None for module in self._activations}:
+        kinds: dict[Any, None] = dict.fromkeys(type(module.act_fn) for module in self._activations)
+        for kind in kinds:
             _compiled_gate(kind).check(numbers(_TOKENS, 64), numbers(_TOKENS, 64))
-        for function in {_names(module)[_ROTARY]: None for module in self._attentions}:
+        for function in dict.fromkeys(_names(module)[_ROTARY] for module in self._attentions):
             angles = numbers(1, _TOKENS, 64).detach()
             queries, keys = numbers(1, 4, _TOKENS, 64), numbers(1, 2, _TOKENS, 64)
             _compiled_rotary(function).check(queries, keys, angles.cos(), angles.sin())
@@ -144,7 +146,8 @@ def _names(module: nn.Module) -> dict[str, Any]:
 def _is_rms_norm(module: nn.Module) -> bool:
     """Return True if the module's forward is `rms_norm` of its weight, bit for bit."""
     epsilon = getattr(module, "variance_epsilon", None)
-    if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
+    is_here = isinstance(getattr(module, "weight", None), Tensor)  # and not on another pipeline stage
+    if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float) or not is_here:
         return False
     hidden, weight = _random(_TOKENS, 64), 1 + _random(64)
     return _computes(module, SimpleNamespace(weight=weight, variance_epsilon=epsilon), hidden) == _bits(

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GemmaConfig, GemmaForCausalLM, Phi3Config, Phi3ForCausalLM, PreTrainedModel
 
 from coati_rl.ops.compiled import Compiled
 from consumer.models import compiled_ops
-from consumer.models.compiled_ops import CompiledOps
+from consumer.models.compiled_ops import CompiledOps, rms_norm
 from consumer.models.float32_compute import Float32Compute
 from tests.unit.consumer.test_packed_attention import MODELS, SIZES
 
@@ -96,6 +96,27 @@ def test_a_module_that_computes_something_else_stays_as_it_is(name: str, calls: 
     compiled.clear()
     assert_close(forward_backward(model), right, 1e-6)
     assert set(compiled) == calls
+
+
+class CentredRMSNorm(nn.Module):
+    """A norm by 1 + weight, with the attributes of Llama's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(32)), 1e-6
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return rms_norm(hidden, 1 + self.weight, self.variance_epsilon)
+
+
+def test_a_norm_is_taken_by_what_it_computes(compiled) -> None:
+    model = MODELS["llama"]()
+    model.base_model.norm = CentredRMSNorm()
+    right = forward_backward(model)
+    compile_ops(model)
+    compiled.clear()
+    assert_close(forward_backward(model), right, 1e-6)
+    assert compiled.count("rms_norm") == 4
 
 
 def test_where_nothing_can_be_compiled_the_model_stays_as_it_is(monkeypatch, caplog) -> None:

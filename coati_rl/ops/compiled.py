@@ -61,11 +61,15 @@ class Compiled:
 
 def _results(function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Tensor]:
     """Return outputs, the arguments afterwards, and gradients of the outputs' sums."""
-    own = [each.detach().clone().requires_grad_(each.requires_grad) if isinstance(each, Tensor) else each
-           for each in arguments]  # fmt: skip
+
+    def copied(argument: Any) -> Any:
+        is_tensor = isinstance(argument, Tensor)
+        return argument.detach().clone().requires_grad_(argument.requires_grad) if is_tensor else argument
+
+    own = [copied(argument) for argument in arguments]
     outputs = function(*own)
     outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs or ())
-    leaves = [each for each in own if isinstance(each, Tensor) and each.requires_grad]
-    total = sum(output.float().sum() for output in outputs)
-    gradients = torch.autograd.grad(total, leaves) if isinstance(total, Tensor) and leaves else ()
-    return [each.detach() for each in (*outputs, *(each for each in own if isinstance(each, Tensor)), *gradients)]
+    tensors = [each for each in own if isinstance(each, Tensor)]
+    leaves = [each for each in tensors if each.requires_grad]
+    gradients = torch.autograd.grad([each.float().sum() for each in outputs], leaves) if leaves else ()
+    return [each.detach() for each in (*outputs, *tensors, *gradients)]

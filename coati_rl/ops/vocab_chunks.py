@@ -23,7 +23,8 @@ from coati_rl.ops.cpu_products import linear_into
 from coati_rl.ops.host_copies import on_device
 
 # Logits of a chunk, C * V, by device type: smaller chunks make matrix products slower, larger ones need memory. 64 MiB
-# in float32 on a CPU; 1 GiB on a GPU, where products of 110 rows leave most of it idle (by arithmetic, not measured).
+# in float32 on a CPU; 1 GiB on a GPU, most of which products of 110 rows leave idle: on an H200 2^24 took 3.3 times as
+# long as 2^26 (docs/performance.md).
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**28}
 ROW_MULTIPLE = 16  # of tokens in a chunk: matrix products of 96 or 112 rows take 4 % less time per row than of 110
 BLOCK_ELEMENTS = 2**20  # of temporaries of the logits on a CPU: 4 MiB, which fit its cache

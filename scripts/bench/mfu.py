@@ -107,9 +107,9 @@ def make_samples(lengths: Sequence[int], vocabulary: int) -> list[Sample]:
     return samples
 
 
-def take_step(backend: Backend, micro_batch: MicroBatch, step: int) -> float:
-    """Take a whole optimizer step. Returns: the mean loss."""
-    scale = 1 / int(micro_batch.loss_arrays["loss_mask"].sum())
+def take_step(backend: Backend, micro_batch: MicroBatch, step: int, *, num_ranks: int = 1) -> float:
+    """Take a whole optimizer step; all ranks have the same micro-batch. Returns: this rank's part of the mean loss."""
+    scale = 1 / int(micro_batch.loss_arrays["loss_mask"].sum()) / num_ranks
     batch = MiniBatch(
         step=step, micro_batches=(micro_batch,), is_last=True, loss_scale=scale, learning_rate_progress=0.0
     )

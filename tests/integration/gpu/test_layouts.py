@@ -65,7 +65,7 @@ def distance(found: torch.Tensor, right: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:3])))
 def test_gradients_are_those_of_one_process_on_the_cpu(case: Case, found: Any, right: Any) -> None:
-    expected, tolerance = right["dp1", case.precision, case.is_shared], TOLERANCE[case.precision]
+    expected, tolerance = right[Case("dp1", case.precision, case.is_shared)], TOLERANCE[case.precision]
     for step, of_step in enumerate(expected["steps"]):
         gradients = of_step["gradients"]
         met = [rank["steps"][step] for rank in found[case]]
@@ -84,7 +84,7 @@ def test_gradients_are_those_of_one_process_on_the_cpu(case: Case, found: Any, r
 
 def test_each_stage_exports_the_same_weights_as_the_cpu(found: Any, right: Any) -> None:
     for case, ranks in found.items():
-        expected = right["dp1", case.precision, case.is_shared]["weights"]
+        expected = right[Case("dp1", case.precision, case.is_shared)]["weights"]
         exported = {name: weight for rank in ranks for name, weight in rank["weights"].items()}
         assert exported.keys() == expected.keys(), case
         worst = max((distance(weight, expected[name]), name) for name, weight in exported.items())

@@ -111,8 +111,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave the fake engine out where a model is needed: deselected, since there is nothing to run, not skipped."""
 
     def lacks_model(item: pytest.Item) -> bool:
-        parameters = getattr(getattr(item, "callspec", None), "params", {})
-        return "fake" in parameters.get("harness", ()) and "model_harness" in getattr(item, "fixturenames", ())
+        if "model_harness" not in getattr(item, "fixturenames", ()):
+            return False
+        return "fake" in getattr(getattr(item, "callspec", None), "params", {}).get("harness", ())
 
     config.hook.pytest_deselected(items=[item for item in items if lacks_model(item)])
     items[:] = [item for item in items if not lacks_model(item)]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_torch: Any = torch  # whose compiler is imported when it is used
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of `check`, relative to the largest number
 
 
@@ -34,7 +35,7 @@ class Compiled:
             return self.function(*arguments, **options)
         for argument, dim in zip(arguments, self._token_dims, strict=False):
             if dim is not None:
-                torch._dynamo.maybe_mark_dynamic(argument, dim)  # type: ignore[attr-defined]
+                _torch._dynamo.maybe_mark_dynamic(argument, dim)
         return self._compiled(*arguments, **options)
 
     def where_enabled(self, *arguments: Any) -> Any:

@@ -2,11 +2,11 @@
 
     row r of a part: s_l(r) = sum_i w(r, i) * k_l(i)  mod 2^64,  l = 1, 2
 
-w are signed 32-bit words, k 64-bit keys, the same for every row of 2^16 words. The digest is xxh3-128 over the sums of
-all rows in order, with the size of each part. Two rows that differ have equal sums with a probability of at most 2^-32
-for each l (multilinear hashing: Lemire and Kaser, "Strongly universal string hashing is fast", 2014), and integers give
-the same sums on every device. Unlike the host's, this digest depends on the size of buckets, which cut a tensor in
-parts; all members of a group have the same.
+w are signed 32-bit words, k 64-bit keys, the same for every row of 2^16 words. The digest is xxh3-128 over the sizes of
+all parts and the sums, piece by piece: those with the first keys, then those with the second. Two rows that differ have
+equal sums with a probability of at most 2^-32 for each l (multilinear hashing: Lemire and Kaser, "Strongly universal
+string hashing is fast", 2014), and integers give the same sums on every device. Unlike the host's, this digest depends
+on the size of buckets, which cut a tensor in parts; all members of a group have the same.
 """
 
 from functools import cache

@@ -184,6 +184,11 @@ def test_gradient_checkpointing__reaches_the_training_engine(backend_of, config_
     assert backend_of(config_with(gradient_checkpointing=is_on)).gradient_checkpointing is is_on
 
 
+@pytest.mark.parametrize("is_on", [None, False, True])
+def test_compile_ops__reaches_the_training_engine(backend_of, config_with, is_on):
+    assert backend_of(config_with(compile_ops=is_on)).compile_ops is is_on
+
+
 def test_project__names_the_run_directory(monkeypatch, small_run, tmp_path):
     monkeypatch.chdir(tmp_path)
     paths = [make_run_dir(build_config(small_run | {"project": project})).run_dir for project in ("GRPO", "mine")]

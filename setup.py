@@ -1,4 +1,4 @@
-"""Package the four packages and the command-line script; exact versions are in requirements/."""
+"""Package the five packages and the command-line scripts; exact versions are in requirements/."""
 
 from setuptools import find_packages, setup
 
@@ -9,7 +9,17 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11,<3.13",
     packages=find_packages(
-        include=["coati_rl", "coati_rl.*", "producer", "producer.*", "consumer", "consumer.*", "rewards", "rewards.*"]
+        include=[
+            "coati",
+            "coati_rl",
+            "coati_rl.*",
+            "producer",
+            "producer.*",
+            "consumer",
+            "consumer.*",
+            "rewards",
+            "rewards.*",
+        ]
     ),
     package_data={"coati_rl.config": ["presets/*.yaml", "other_names.json"]},
     py_modules=["rl_example", "rl_generate"],

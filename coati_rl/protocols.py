@@ -147,7 +147,7 @@ class TrainBackend(Protocol):
         """Keep the current policy as the "old" one of `score`."""
 
     def forward_backward(self, mini_batch: MiniBatch, loss_fn: "LossFn") -> dict[str, "torch.Tensor"]:
-        """Accumulate the gradient of the summed loss over the mini-batch; reduced over ranks with the last one.
+        """Accumulate the gradient of the summed loss over the mini-batch.
 
         Returns: the sums that `loss_fn` reports, added over micro-batches of this rank (maxima for keys `*_max`); none
             on ranks without the LM head.
@@ -157,7 +157,7 @@ class TrainBackend(Protocol):
         """Reduce a step's sums over all ranks; empty on ranks without the LM head."""
 
     def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
-        """Scale the gradient, clip it to the configured norm and step. Returns the norm before clipping.
+        """Sum the gradient over ranks, scale it, clip it and step. Returns the norm before clipping.
 
         With a scale of 0, of a step without samples, no weight changes.
         """
@@ -275,6 +275,23 @@ class StepReports(Protocol):
 
 class TrainerCoordinator(WorkSource, StepReports, SyncReports, Protocol):
     """Declare the coordinator's methods for trainers; see `coati_rl.coordinator.coordinator.Coordinator`."""
+
+
+Arguments = Sequence[tuple[Any, ...]]  # of each member
+
+
+class Members(Protocol):
+    """Call engines or trainer ranks from one place: each has its own arguments, and all results come back."""
+
+    @property
+    def size(self) -> int:
+        """Return the number of members."""
+
+    def call(self, method: str, arguments: Arguments) -> list[Any]:
+        """Return what each member returns. Raises: what one of them raises."""
+
+    def begin(self, method: str, arguments: Arguments) -> Callable[[], list[Any]]:
+        """Call them in the background. Returns: a function that waits for what each returns."""
 
 
 class WeightReceiver(Protocol):

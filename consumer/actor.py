@@ -12,8 +12,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.training import TrainingConfig
@@ -28,7 +26,7 @@ from coati_rl.runtime.run_dir import checkpoint_bytes
 from coati_rl.types import Device
 from consumer.environment import trainer_environment
 from consumer.jobs import offline, rl
-from consumer.jobs.job import Trainer
+from consumer.jobs.job import Trainer, backend_config
 from consumer.parallel.process_group import StoreLocation, init_process_group, open_listener, private_store_location
 
 logger = logging.getLogger(__name__)
@@ -82,7 +80,7 @@ class TrainerActor:
     def start(self, rendezvous: StoreLocation) -> float:
         """Join the other trainers and load the model. Returns: the time it took, in seconds."""
         begin, config = time.perf_counter(), self._config
-        from consumer.backend import BackendConfig, make_backend
+        from consumer.backend import make_backend
 
         # In a weight sync the ranks that hold a sender's other shards wait in a gather until the producers received;
         # at a checkpoint those that have written their files wait for the others.
@@ -98,28 +96,13 @@ class TrainerActor:
             seed=config.run.seed,
             device=self._device,
         )
-        models = _job_of(config).models(config)
-        backend_config = BackendConfig(
+        settings = backend_config(
+            config,
+            _job_of(config).models(config),
             model_dir=self._resume_dir or Path(config.model.model),
-            tokenizer_dir=Path(config.model.model),
-            chat_template=config.data.chat_template,
-            template_date=config.data.template_date,
-            reference_dir=models.reference_dir,
-            teacher_dir=models.teacher_dir,
-            keeps_old_policy=models.keeps_old_policy,
-            scalar_head=models.scalar_head,
-            plugin=config.parallel.plugin,
-            tp_size=config.parallel.tensor_parallel_size,
-            pp_size=config.parallel.pipeline_parallel_size,
-            zero_stage=config.parallel.zero_stage,
-            precision=precision,
-            wire_dtype=getattr(torch, self._context.dtype),
-            optimizer=config.optimizer,
-            gradient_checkpointing=config.parallel.gradient_checkpointing,
-            compile_ops=config.parallel.compile_ops,
-            keep_checkpoints=config.run.keep_checkpoints,
+            dtype=self._context.dtype,
         )
-        self._backend = make_backend(backend_config, device=device, timeout_s=timeout_s)
+        self._backend = make_backend(settings, device=device, timeout_s=timeout_s)
         if self._resume_dir is not None:
             self._backend.restore(self._resume_dir)
         logger.info("trainer %d is ready on %s", self._rank, device)

@@ -145,7 +145,7 @@ class Backend:
         self._model("old").copy_from(self.policy)
 
     def forward_backward(self, mini_batch: MiniBatch, loss_fn: LossFn) -> dict[str, Tensor]:
-        """Accumulate the gradient of the summed loss; at the step's last mini-batch, sum it over all ranks.
+        """Accumulate the gradient of the summed loss over this rank's samples.
 
         The trainer's policy_version is the number of optimizer steps taken, which is `mini_batch.step`.
 
@@ -153,7 +153,7 @@ class Backend:
         """
         # A rank without samples still takes part in the step.
         wanted = max(len(mini_batch.micro_batches), int(mini_batch.is_last))
-        with collective("sum gradients over trainers"):
+        with collective("compute gradients"):
             micro_batches = _padded(mini_batch.micro_batches, self._parallelism.num_micro_batches(wanted))
             teacher_head = self._model("teacher").head_weights() if isinstance(loss_fn, DistilledLoss) else None
             inputs = [
@@ -166,22 +166,27 @@ class Backend:
                 )
                 for micro_batch in micro_batches
             ]
-            sums = self.policy.accumulate(inputs)
-            if mini_batch.is_last:
-                self.policy.reduce_gradients()
-        return sums
+            return self.policy.accumulate(inputs)
+
+    def reduce_gradients(self) -> None:
+        """Sum the step's gradients over all ranks, once, into `policy.gradients`; `optimizer_step` does so, too."""
+        with collective("sum gradients over trainers"):
+            self.policy.reduce_gradients()
 
     def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
         """Return a step's reported sums over all ranks; empty without the LM head."""
         return self._parallelism.reduce_sums(sums)
 
-    def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
-        """Scale the accumulated gradient, clip it, step and clear it; with a scale of 0 only clear it.
+    def optimizer_step(
+        self, *, loss_scale: float, learning_rate: float, settings: OptimizerConfig | None = None
+    ) -> float:
+        """Sum the accumulated gradient over all ranks, scale it, clip it, step and clear it; see `Model`.
 
         Returns: the scaled gradient's norm before clipping, the same on every rank.
         Raises: EngineError if the norm is not finite; the weights are unchanged then.
         """
-        return self.policy.optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate)
+        with collective("sum gradients over trainers"):
+            return self.policy.optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate, settings=settings)
 
     def free(self, model: Role) -> None:
         """Drop a model other than the policy; not collective."""

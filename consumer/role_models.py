@@ -21,7 +21,7 @@ from consumer.models.compiled_ops import CompiledOps
 from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, load_policy
 from consumer.models.scalar_head import ScalarHead, load_scalar
 from consumer.optim.gradient_clipping import scale_and_clip, sum_of_squares
-from consumer.optim.optimizer import make_optimizer, set_learning_rate, state_kinds
+from consumer.optim.optimizer import make_optimizer, set_step, state_kinds
 from consumer.optim.optimizer_state import MASTER, pack_state, unpack_state
 from consumer.optim.weight_decay import names_without_decay
 from consumer.parallel.parallelism import Parallelism
@@ -78,7 +78,7 @@ class Model:
             compiled = CompiledOps(self.module, device=parallelism.device, dtype=DTYPES[precision])
             if not parallelism.sum_over_ranks(float(not compiled.are_right())):  # all ranks have the same bits
                 compiled.use()
-        self.gradients: dict[str, Tensor] = {}  # summed over all ranks; set from a step's last backward to its update
+        self.gradients: dict[str, Tensor] = {}  # summed over all ranks, from `reduce_gradients` to the update
 
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
         """Return log-probabilities, a scalar head's values or hidden states without gradient; see `ShardedModel`."""
@@ -90,24 +90,37 @@ class Model:
         return self._sharded.head_weights()
 
     def accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
-        """Accumulate the gradient of the summed loss. Returns: the loss's reported sums; empty without the head."""
+        """Accumulate the gradient of the summed loss. Returns: the loss's reported sums; empty without the head.
+
+        Raises: ValueError once the step's gradients are reduced.
+        """
+        if self.gradients:
+            raise ValueError("the step's gradients are summed over all ranks: take the step first")
         return self._sharded.accumulate(inputs) if inputs else {}
 
     def reduce_gradients(self) -> None:
-        """Sum the accumulated gradients over all ranks into `gradients`."""
-        self.gradients = self._sharded.reduce_gradients()
+        """Sum the accumulated gradients over all ranks into `gradients`, once per optimizer step."""
+        self.gradients = self.gradients or self._sharded.reduce_gradients()
 
     def masters(self) -> dict[str, Tensor]:
         """Return this rank's part of each float32 tensor that the optimizer updates, by name; not collective."""
         return self._sharded.masters()
 
-    def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
-        """Scale the gradient, clip it, step and clear it; with a scale of 0 only clear it.
+    def optimizer_step(
+        self, *, loss_scale: float, learning_rate: float, settings: OptimizerConfig | None = None
+    ) -> float:
+        """Sum the gradient over all ranks, scale it, clip it, step and clear it; with a scale of 0 only clear it.
 
+        Args:
+            loss_scale: factor from the summed loss to its mean.
+            learning_rate: of this step.
+            settings: clipping, weight decay and Adam's numbers of this step; None: those that the optimizer began with.
         Returns: the scaled gradient's norm before clipping, the same on every rank.
         Raises: EngineError if the norm is not finite; the weights are unchanged then.
         """
-        settings = self._settings()
+        settings = settings or self._settings()
+        if loss_scale > 0:
+            self.reduce_gradients()
         counted = [gradient for name, gradient in self.gradients.items() if self.parameters.counts_in_norm(name)]
         norm = scale_and_clip(
             list(self.gradients.values()),
@@ -116,7 +129,7 @@ class Model:
             max_norm=settings.max_grad_norm,
         )
         if loss_scale > 0:
-            set_learning_rate(self.torch_optimizer, learning_rate)
+            set_step(self.torch_optimizer, settings, learning_rate)
             self._sharded.step(self.gradients)
         self.gradients = {}
         self._sharded.forget_gradients()

@@ -72,30 +72,34 @@ class TrainStep:
         self._train_s = 0.0
 
     def run(self, batch: MiniBatch) -> dict[str, Any] | None:
-        """Process one mini-batch.
+        """Process one mini-batch of a run.
 
         Returns: the step's metrics by their names in metrics.jsonl, None until the step is complete. Ranks without the
             LM head return only metrics that need no loss.
         """
-        begin = time.perf_counter()
         self._keep_old_policy(batch.step)
-        if self._mismatch_meter is not None:
-            self._add(self._mismatch_meter.measure(batch.micro_batches, step=batch.step))
-        micro_batches, sums = with_targets(self._objective, self._backend, batch.micro_batches, self._timeline)
-        self._add(sums)
-        self._target_sums = merge_sums(self._target_sums, sums)
-        self._waiting.append(dataclasses.replace(batch, micro_batches=micro_batches))
-        if batch.is_last or not self._objective.needs_whole_step:
-            for ready in self._take_ready():
-                self._forward_backward(ready)
-                if self._objective.updates_per_batch > 1:
-                    self._keep(ready)
-        self._train_s += time.perf_counter() - begin
+        self.accumulate(batch)
         if not batch.is_last:
             return None
+        self._train_waiting()
         if self._objective.updates_per_batch > 1:
             self._kept[batch.step] = KeptStep(batches=self._trained, sums=self._target_sums)
         return self._finish(batch)
+
+    def accumulate(self, batch: MiniBatch) -> dict[str, Tensor]:
+        """Score one mini-batch, and add its gradient to the step's as soon as its targets are known.
+
+        Returns: the sums that the loss has reported, of this rank; none where the targets depend on the whole step.
+        """
+        begin = time.perf_counter()
+        if self._mismatch_meter is not None:
+            self._add(self._mismatch_meter.measure(batch.micro_batches, step=batch.step))
+        micro_batches, of_targets = with_targets(self._objective, self._backend, batch.micro_batches, self._timeline)
+        self._add(of_targets)
+        self._target_sums = merge_sums(self._target_sums, of_targets)
+        self._waiting.append(dataclasses.replace(batch, micro_batches=micro_batches))
+        self._train_s += time.perf_counter() - begin
+        return {} if self._objective.needs_whole_step else merge_sums(of_targets, self._train_waiting())
 
     def repeat(self, work: RepeatWork) -> dict[str, Any]:
         """Take another optimizer step on the batch of an earlier one. Returns: its metrics, as `run` does."""
@@ -114,9 +118,21 @@ class TrainStep:
         self._train_s += time.perf_counter() - begin
         return self._finish(last)
 
-    def _forward_backward(self, batch: MiniBatch) -> None:
+    def _train_waiting(self) -> dict[str, Tensor]:
+        """Train the mini-batches that have been scored. Returns: the sums that the loss has reported."""
+        begin, sums = time.perf_counter(), dict[str, Tensor]()
+        for ready in self._take_ready():
+            sums = merge_sums(sums, self._forward_backward(ready))
+            if self._objective.updates_per_batch > 1:
+                self._keep(ready)
+        self._train_s += time.perf_counter() - begin
+        return sums
+
+    def _forward_backward(self, batch: MiniBatch) -> dict[str, Tensor]:
         with self._timeline.span("forward_backward"):
-            self._add(self._backend.forward_backward(batch, self._objective.loss_fn))
+            sums = self._backend.forward_backward(batch, self._objective.loss_fn)
+        self._add(sums)
+        return sums
 
     def _keep(self, batch: MiniBatch) -> None:
         hidden = self._objective.hidden_states
@@ -127,14 +143,27 @@ class TrainStep:
         self._trained.append(dataclasses.replace(batch, micro_batches=tuple(kept)))
 
     def _finish(self, batch: MiniBatch) -> dict[str, Any]:
+        learning_rate = self._learning_rate.at(batch.learning_rate_progress, step=batch.step)
+        return self.finish(step=batch.step, loss_scale=batch.loss_scale, learning_rate=learning_rate)
+
+    def finish(self, *, step: int, loss_scale: float, learning_rate: float, **options: Any) -> dict[str, Any]:
+        """Take the optimizer step on what has been accumulated.
+
+        Args:
+            step: number of optimizer steps before this one.
+            loss_scale: factor from the summed loss to its mean.
+            learning_rate: of this step.
+            options: others of the backend's `optimizer_step`.
+        Returns: the step's metrics, as `run` does.
+        """
+        self._train_waiting()
         begin = time.perf_counter()
         if self._mismatch_meter is not None:
-            self._mismatch_meter.end_step(batch.step)
-        learning_rate = self._learning_rate.at(batch.learning_rate_progress, step=batch.step)
-        with self._timeline.span("optimizer step", step=batch.step + 1):
-            norm = self._backend.optimizer_step(loss_scale=batch.loss_scale, learning_rate=learning_rate)
+            self._mismatch_meter.end_step(step)
+        with self._timeline.span("optimizer step", step=step + 1):
+            norm = self._backend.optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate, **options)
         sums = self._backend.reduce_sums(self._sums)
-        metrics = self._objective.metrics(sums, loss_scale=batch.loss_scale) if sums else {}
+        metrics = self._objective.metrics(sums, loss_scale=loss_scale) if sums else {}
         seconds = self._train_s + time.perf_counter() - begin
         self._begin()
         return {**metrics, "grad_norm": norm, "learning_rate": learning_rate, "train_s": seconds}
@@ -149,7 +178,7 @@ class TrainStep:
     def _take_ready(self) -> list[MiniBatch]:
         """Take the waiting mini-batches, with the loss arrays that depend on the whole step."""
         ready, self._waiting = self._waiting, []
-        if not self._objective.needs_whole_step:
+        if not self._objective.needs_whole_step or not ready:
             return ready
         own = self._objective.step_sums([m for batch in ready for m in batch.micro_batches])
         sums = self._backend.reduce_sums(own)

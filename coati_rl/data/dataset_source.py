@@ -144,7 +144,7 @@ class DatasetSource:
         units_per_step = settings.batch_size // settings.unit
         first = step * units_per_step
         samples = [sample for number in range(first, first + units_per_step) for sample in self._draw(number)]
-        return _batches(samples, settings, step=step, is_last=True, learning_rate_progress=step / self.num_steps)
+        return batches_of(samples, settings, step=step, is_last=True, learning_rate_progress=step / self.num_steps)
 
     def _draw(self, number: int) -> Sequence[Sample]:
         """Return unit `number`, counted over all epochs."""
@@ -162,7 +162,9 @@ def evaluation_parts(samples: Sequence[Sample], settings: DatasetSettings) -> li
     """Return the batches of an evaluation set: parts of one step's size, each with a batch per dp rank; step is 0."""
     size = settings.batch_size
     starts = range(0, len(samples), size)
-    return [_batches(samples[start : start + size], settings, step=0, is_last=start == starts[-1]) for start in starts]
+    return [
+        batches_of(samples[start : start + size], settings, step=0, is_last=start == starts[-1]) for start in starts
+    ]
 
 
 def slice_batches(
@@ -175,11 +177,11 @@ def slice_batches(
         units, unit = (end - start) // settings.unit, settings.unit
         cuts = [start + units * rank // settings.dp * unit for rank in range(settings.dp + 1)]
         slices = list(pairwise(cuts))
-        parts = [_batches(samples[first:last], alone, step=0, is_last=True)[0] for first, last in slices]
+        parts = [batches_of(samples[first:last], alone, step=0, is_last=True)[0] for first, last in slices]
         yield parts, slices
 
 
-def _batches(
+def batches_of(
     samples: Sequence[Sample],
     settings: DatasetSettings,
     *,
@@ -187,7 +189,16 @@ def _batches(
     is_last: bool,
     learning_rate_progress: float = 0.0,
 ) -> list[RaggedBatch]:
-    """Share samples out to dp ranks and their micro-batches."""
+    """Share samples out to dp ranks and their micro-batches.
+
+    Args:
+        samples: of a mini-batch, whole units.
+        settings: sizes and denominator.
+        step: optimizer step that it belongs to, from 0.
+        is_last: the optimizer steps after it.
+        learning_rate_progress: see `MiniBatch`.
+    Returns: a batch for each dp rank; its loss scale is that of these samples alone.
+    """
     num_tokens = sum(sample.num_loss_tokens for sample in samples)
     denominator = num_tokens if settings.denominator == "tokens" else len(samples) // settings.unit
     parts = plan_batches(

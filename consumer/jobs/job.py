@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coati_rl.config.training import TrainingConfig
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import TrainBackend
 
 if TYPE_CHECKING:
+    from consumer.backend import BackendConfig
     from consumer.models.scalar_head import ScalarHead
 
 
@@ -41,3 +43,39 @@ class Trainer:
             "on_step": self.on_step,
             "timeline": self.timeline,
         }
+
+
+def backend_config(config: TrainingConfig, models: Models, *, model_dir: Path, dtype: str) -> "BackendConfig":
+    """Return what a trainer's backend is built from.
+
+    Args:
+        config: of the job.
+        models: besides the one that is trained.
+        model_dir: of that one; a checkpoint's to go on from it.
+        dtype: "float32" or "bfloat16", of engine weights and of weight transfers.
+    """
+    import torch
+
+    from consumer.backend import BackendConfig
+
+    parallel = config.parallel
+    return BackendConfig(
+        model_dir=model_dir,
+        tokenizer_dir=Path(config.model.model),
+        chat_template=config.data.chat_template,
+        template_date=config.data.template_date,
+        reference_dir=models.reference_dir,
+        teacher_dir=models.teacher_dir,
+        keeps_old_policy=models.keeps_old_policy,
+        scalar_head=models.scalar_head,
+        plugin=parallel.plugin,
+        tp_size=parallel.tensor_parallel_size,
+        pp_size=parallel.pipeline_parallel_size,
+        zero_stage=parallel.zero_stage,
+        precision="bf16" if dtype == "bfloat16" else "fp32",
+        wire_dtype=getattr(torch, dtype),
+        optimizer=config.optimizer,
+        gradient_checkpointing=parallel.gradient_checkpointing,
+        compile_ops=parallel.compile_ops,
+        keep_checkpoints=config.run.keep_checkpoints,
+    )

@@ -7,8 +7,6 @@ from typing import Any
 
 from coati_rl.config import Config
 from coati_rl.protocols import TrainBackend, TrainerCoordinator
-from coati_rl.runtime.cluster import own_address
-from coati_rl.runtime.remote import RemoteProducer
 from consumer.jobs.job import Models, Trainer
 from consumer.objectives.policy_gradient import policy_gradient
 from consumer.optim.learning_rate import learning_rate
@@ -30,6 +28,8 @@ def train_loop(
     config: Config, trainer: Trainer, backend: TrainBackend, coordinator: TrainerCoordinator
 ) -> Iterator[TrainLoop]:
     """Provide a trainer's loop, and what it publishes weights with."""
+    from coati_rl.runtime.cluster import own_address  # imports Ray
+    from coati_rl.runtime.remote import RemoteProducer
     from consumer.logprob_mismatch import make_mismatch_meter
     from consumer.weight_sync.rank_role import publishing
 

@@ -1,4 +1,4 @@
-"""Make a model's optimizer and set its learning rate."""
+"""Make a model's optimizer and set the numbers of a step."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -12,6 +12,7 @@ from coati_rl.plugins import is_plugin
 from consumer.optim.optimizer_state import pack_state
 
 _SCALE = "lr_scale"  # in a parameter group: its learning rate as a multiple of --learning-rate
+_IS_EXEMPT = "is_exempt"  # in one of AdamW's: weight decay leaves it alone
 
 
 def make_optimizer(
@@ -26,11 +27,14 @@ def make_optimizer(
     """
     if not is_plugin(config.optimizer):
         exempt = frozenset(without_decay) if config.weight_decay_exempt == "norms_and_biases" else frozenset()
-        decayed: dict[str, Any] = {"params": [p for name, p in parameters.items() if name not in exempt]}
+        decayed = [p for name, p in parameters.items() if name not in exempt]
         undecayed = [p for name, p in parameters.items() if name in exempt]
-        others: dict[str, Any] = {"params": undecayed, "weight_decay": 0.0}
+        groups: list[dict[str, Any]] = [
+            {"params": decayed, _IS_EXEMPT: False},
+            {"params": undecayed, _IS_EXEMPT: True, "weight_decay": 0.0},
+        ]
         return torch.optim.AdamW(
-            [group for group in (decayed, others) if group["params"]],
+            [group for group in groups if group["params"]],
             lr=0.0,
             betas=config.adam_betas,
             eps=config.adam_eps,
@@ -43,10 +47,19 @@ def make_optimizer(
     return optimizer
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of all parameter groups, in the proportions in which they were made."""
+def set_step(optimizer: torch.optim.Optimizer, config: OptimizerConfig, learning_rate: float) -> None:
+    """Set AdamW's numbers for a step; of a user's optimizer the learning rate alone, in the proportions it began with.
+
+    Args:
+        optimizer: of `make_optimizer`.
+        config: settings, of the same optimizer and exemptions.
+        learning_rate: of the step.
+    """
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group.get(_SCALE, 1.0)
+        if _IS_EXEMPT in group:
+            weight_decay = 0.0 if group[_IS_EXEMPT] else config.weight_decay
+            group.update(betas=config.adam_betas, eps=config.adam_eps, weight_decay=weight_decay)
 
 
 def state_kinds(config: OptimizerConfig) -> frozenset[str]:

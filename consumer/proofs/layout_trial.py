@@ -67,6 +67,7 @@ def trial(model_dir: Path, flag: str, rank: int) -> tuple[float, str]:
     scores = backend.score([batch])
     step = MiniBatch(step=0, micro_batches=(batch,), is_last=True, loss_scale=1.0, learning_rate_progress=0.0)
     backend.forward_backward(step, _WeightedSum())
+    backend.reduce_gradients()
     values = [plain_values(plain, sample) for sample in samples]
     torch.stack([-(each * weights_of(len(each))).sum() for each in values]).sum().backward()
     found = [of_gradients(backend, plain, rank)]

@@ -79,7 +79,7 @@ class WeightPublisher:
         if self._unreported is not None:
             raise RunError(f"a commit could not be reported: {self._unreported}") from self._unreported
         begin, failed = time.perf_counter(), dict[int, str]()
-        with ThreadPoolExecutor(len(work.members)) as pool, _iterate_to_end(weights):
+        with ThreadPoolExecutor(len(work.members)) as pool, iterate_to_end(weights):
             digest, staging = self._transfer(pool, work, weights)
             staged = tuple(self._staged_producers(digest, staging, failed))
         if staged or failed:
@@ -197,7 +197,7 @@ class StageSender:
         Args:
             weights: of this pipeline stage; always iterated to the end.
         """
-        with _iterate_to_end(weights):
+        with iterate_to_end(weights):
             manifest, invitations, timeout_s = _parse_announcement(self._receive_announcement())
             if invitations:
                 self._sender.join(invitations[self._rank - 1])
@@ -212,7 +212,7 @@ class StageSender:
 
 
 @contextmanager
-def _iterate_to_end(weights: Weights) -> Iterator[None]:
+def iterate_to_end(weights: Weights) -> Iterator[None]:
     """Iterate `weights` to the end after the body, also if the body raised an error."""
     try:
         yield

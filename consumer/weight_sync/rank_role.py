@@ -17,7 +17,7 @@ from coati_rl.config import Config
 from coati_rl.config.update_rules import stages_on_gpu
 from coati_rl.data.packing import probe_micro_batch
 from coati_rl.protocols import SyncReports, TrainBackend, WeightReceiver
-from coati_rl.transport.choice import choose_backend
+from coati_rl.transport.choice import WeightTransport, choose_backend
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.wire import WeightSender
 from coati_rl.work import SyncWork
@@ -49,22 +49,15 @@ def publishing(
         host: this process's address, as producers and other trainers reach it.
         directory: for weights that are sent as files.
     """
-    device = backend.device
-    update_bytes = make_manifest(backend, 0).total_bytes
-    wire = choose_backend(
+    sender = make_sender(
+        backend,
         config.sync.weight_transport,
-        device="cuda" if device.type == "cuda" else "cpu",
-        is_one_node=not config.cluster.master_address,
-        update_bytes=update_bytes,
-    )
-    on_gpu = stages_on_gpu(
-        update_bytes,
-        gpu_bytes=torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
         gpu_memory_utilization=config.parallel.gpu_memory_utilization,
+        host=host,
+        is_one_node=not config.cluster.master_address,
+        directory=directory,
     )
-    with closing(
-        WeightSender(backend=wire, host=host, device=device, directory=directory, stages_on_gpu=on_gpu)
-    ) as sender:
+    with closing(sender):
         send = _make_send(backend, config, connect, reports, sender)
         is_rounded, numbers = config.sync.judges_rounding and backend.precision == "bf16", count()
 
@@ -76,6 +69,42 @@ def publishing(
             send(work, backend.export_weights())
 
         yield publish
+
+
+def make_sender(
+    backend: TrainBackend,
+    transport: WeightTransport,
+    *,
+    gpu_memory_utilization: float,
+    host: str,
+    is_one_node: bool,
+    directory: Path | None,
+) -> WeightSender:
+    """Return this rank's end of weight transfers.
+
+    Args:
+        backend: holds the weights.
+        transport: `--weight-transport`.
+        gpu_memory_utilization: the share of a GPU that engines take.
+        host: this process's address, as engines and other trainers reach it.
+        is_one_node: True if all of them are on this machine.
+        directory: for weights that are sent as files; None: they are not.
+    Raises: ConfigError if the transport cannot work here.
+    """
+    device = backend.device
+    update_bytes = make_manifest(backend, 0).total_bytes
+    wire = choose_backend(
+        transport,
+        device="cuda" if device.type == "cuda" else "cpu",
+        is_one_node=is_one_node,
+        update_bytes=update_bytes,
+    )
+    on_gpu = stages_on_gpu(
+        update_bytes,
+        gpu_bytes=torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
+        gpu_memory_utilization=gpu_memory_utilization,
+    )
+    return WeightSender(backend=wire, host=host, device=device, directory=directory, stages_on_gpu=on_gpu)
 
 
 def _make_send(

@@ -67,6 +67,7 @@ class MeasuredBackend(Backend):
     def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
         """See `Backend`."""
         if self.keeps_gradient:
+            self.reduce_gradients()
             self.gradient = torch.cat([g.flatten() for g in self.policy.gradients.values()]).clone()
         return super().optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate)
 

@@ -70,6 +70,7 @@ def gradients_of(backend: Backend, model_dir: Path, trial: Trial) -> dict[str, A
         is_last = index == len(mini_batches) - 1
         batch = to_mini_batch(micro_batches, step=0, is_last=is_last)
         sums = merge_sums(merge_sums(sums, terms), backend.forward_backward(batch, objective.loss_fn))
+    backend.reduce_gradients()
     gradients = {name: gradient * scale for name, gradient in backend.policy.gradients.items()}
     backend.optimizer_step(loss_scale=0.0, learning_rate=0.0)
     return {"gradients": gradients, "sums": backend.reduce_sums(sums), "loss_scale": scale}

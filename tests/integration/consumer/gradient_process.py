@@ -87,6 +87,7 @@ class StepRecorder:
         return getattr(self._backend, name)
 
     def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
+        self._backend.reduce_gradients()
         gradients = self._backend.policy.gradients.items()
         self.taken["gradients"] = {name: gradient * loss_scale for name, gradient in gradients}
         self.taken["norm"] = self._backend.optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate)

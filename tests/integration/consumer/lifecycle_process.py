@@ -121,6 +121,7 @@ def recomputed_gradients(model_dir: Path, layout: str, precision: str) -> dict[s
             if layer is not None:  # of this stage
                 layer.register_forward_pre_hook(lambda layer, _: ran.append(layer))  # noqa: B023
         accumulate(backend, 0)
+        backend.reduce_gradients()
         found[f"gradients, {is_on}"] = {name: gradient.clone() for name, gradient in backend.policy.gradients.items()}
         found[f"layers, {is_on}"] = len(ran)
         backend.close()

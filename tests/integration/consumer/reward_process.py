@@ -55,6 +55,7 @@ def steps_of(backend: Backend, case: RewardCase, cut: RewardCut) -> Iterator[dic
                 learning_rate_progress=0.0,
             )
             sums = merge_sums(sums, backend.forward_backward(batch, case.objective.loss_fn))
+        backend.reduce_gradients()
         gradients = {name: gradient * scale for name, gradient in backend.policy.gradients.items()}
         norm = backend.optimizer_step(loss_scale=scale, learning_rate=LEARNING_RATE)
         reduced = backend.reduce_sums(sums)

@@ -47,6 +47,7 @@ def mini_batch(*micro_batches: MicroBatch, step: int = 0, is_last: bool = True) 
 
 
 def gradient(backend: Backend) -> torch.Tensor:
+    backend.reduce_gradients()
     return torch.cat([gradient.flatten() for gradient in backend.policy.gradients.values()])
 
 
@@ -98,11 +99,16 @@ def test_a_mini_batch_without_samples_that_is_not_the_last_does_nothing(model_di
     assert all(p.grad is None for p in backend.policy.module.parameters())
 
 
-def test_gradients_are_there_from_the_last_mini_batch_to_the_step(model_dir: Path) -> None:
+def test_gradients_are_summed_over_ranks_once_and_there_until_the_step(model_dir: Path) -> None:
     backend = make_backend(model_dir)
-    backend.forward_backward(mini_batch(make_micro_batch(*SAMPLES), is_last=False), LOSS)
-    assert backend.policy.gradients == {}
     backend.forward_backward(mini_batch(make_micro_batch(*SAMPLES)), LOSS)
+    assert backend.policy.gradients == {}
+    backend.reduce_gradients()
+    held = backend.policy.gradients
+    backend.reduce_gradients()
+    assert backend.policy.gradients is held
+    with pytest.raises(ValueError, match="take the step first"):
+        backend.forward_backward(mini_batch(make_micro_batch(*SAMPLES)), LOSS)
     assert {name: g.shape for name, g in backend.policy.gradients.items()} == {
         name: p.shape for name, p in backend.policy.module.named_parameters()
     }
@@ -214,11 +220,23 @@ def test_bfloat16_steps_on_float32_masters_that_its_weights_are_rounded_from(mod
         assert torch.equal(backend.policy.module.get_parameter(name), master.bfloat16())
 
 
+def test_a_step_may_have_other_numbers_than_the_optimizer_began_with(model_dir: Path) -> None:
+    asked = OptimizerConfig(adam_betas=(0.5, 0.6), adam_eps=1e-3, weight_decay=0.5, max_grad_norm=100.0)
+    told, made = make_backend(model_dir), make_backend(model_dir, optimizer=asked)
+    for backend, settings in ((told, asked), (made, None)):
+        backend.forward_backward(mini_batch(make_micro_batch(*SAMPLES)), LOSS)
+        backend.optimizer_step(loss_scale=1.0, learning_rate=1e-2, settings=settings)
+    assert all(torch.equal(weight, exported(made)[name]) for name, weight in exported(told).items())
+    train(told), train(made)  # with those that they began with
+    assert any(not torch.equal(weight, exported(made)[name]) for name, weight in exported(told).items())
+
+
 def test_gradients_of_a_bfloat16_model_add_up_in_float32(model_dir: Path) -> None:
     once, often, count = make_backend(model_dir, precision="bf16"), make_backend(model_dir, precision="bf16"), 200
     micro_batch = make_micro_batch(*SAMPLES)
     once.forward_backward(mini_batch(micro_batch), LOSS)
     often.forward_backward(mini_batch(*[micro_batch] * count), LOSS)
+    often.reduce_gradients()
     assert {each.dtype for each in often.policy.gradients.values()} == {torch.float32}
     assert {p.dtype for p in often.policy.module.parameters()} == {torch.bfloat16}
     exact = count * gradient(once)

@@ -45,6 +45,7 @@ def train(model_dir: Path, *, gradient_checkpointing: bool) -> tuple[dict[str, t
             step=0, micro_batches=(micro_batch,), is_last=is_last, loss_scale=1.0, learning_rate_progress=0.0
         )
         backend.forward_backward(batch, PolicyLoss())
+    backend.reduce_gradients()
     return backend.policy.gradients, counts
 
 

@@ -55,6 +55,7 @@ class RecordingBackend(Backend):
         return super().forward_backward(mini_batch, loss_fn)
 
     def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
+        self.reduce_gradients()
         self.step_gradients.append(torch.cat([g.flatten() for g in self.policy.gradients.values()]).clone())
         return super().optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate)
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import consumer.actor
-import consumer.jobs.rl
 import producer.actor
 from coati_rl.config.cli import build_config
 from coati_rl.config.reward import reward_spec
@@ -124,7 +123,7 @@ class ThreadedRun:
             patch.setattr(producer.actor, "create_engine", self._create_engine)
             patch.setattr("consumer.backend.make_backend", lambda config, **options: self._make_backend(config))
             patch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
-            patch.setattr(consumer.jobs.rl, "RemoteProducer", self._connect)
+            patch.setattr("coati_rl.runtime.remote.RemoteProducer", self._connect)
             self._coordinator = _recording(
                 coordinator_actors.CoordinatorActor, self.trace, hold_trainer=self._hold_trainer
             )(self.trace.prepared, self.trace.paths, self._context("coordinator"))

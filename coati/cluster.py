@@ -1,0 +1,95 @@
+"""Place trainers and engines on a Ray cluster, as a run does."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from coati.settings import device_of
+from coati_rl.config import Config
+from coati_rl.config.cli import build_job
+from coati_rl.config.plan import resolve_precision
+from coati_rl.config.training import TrainingConfig
+from coati_rl.protocols import Members
+from coati_rl.runtime.ray_environment import prepare_ray_environment
+from coati_rl.types import Device
+from consumer.environment import trainer_environment
+from consumer.trainer_rank import TrainerRank
+from producer.engine_member import EngineMember
+from producer.engines import engine_environment
+
+
+class Cluster:
+    """Hold the places that are reserved for engines and trainers."""
+
+    def __init__(self, config: Config, device: Device, log_dir: Path) -> None:
+        """Reserve them. Raises: ConfigError if the cluster is too small."""
+        from coati_rl.runtime.placement_manager import PlacementManager  # imports Ray
+
+        self.device = device
+        self.address = ""  # of a trainer's first rank, as engines reach it; empty: all are on this machine
+        self._config, self._log_dir = config, log_dir
+        self._places = PlacementManager(config, device)
+        self._engine_places = [self._places.acquire() for _ in range(config.parallel.num_inferencer)]
+
+    @property
+    def num_trainers(self) -> int:
+        """Return the ranks of a trainer."""
+        return self._config.parallel.num_trainers
+
+    def engines(self, config: Config) -> Members:
+        """Load an engine in each of its places."""
+        environment = engine_environment(
+            self.device, config.parallel.producer_tensor_parallel_size, compiles=config.sampling.enforce_eager is False
+        )
+        return self._members(
+            "engine", self._engine_places, EngineMember, (config, self.device), config=config, environment=environment
+        )
+
+    def trainers(self, config: TrainingConfig) -> Members:
+        """Make a rank in each of the trainers' places, all in one process group; they hold no model yet."""
+        environment = trainer_environment(self._config, self.device)
+        ranks = self._members("trainer", self._places.trainers, TrainerRank, (), config=config, environment=environment)
+        size = ranks.size
+        where = ranks.call("open_rendezvous", [(rank, self._config) for rank in range(size)])[0]
+        self.address = where.address if self._config.cluster.master_address else ""
+        ranks.call("join", [(rank, size, where, config.run.seed, self.device) for rank in range(size)])
+        return ranks
+
+    def _members(
+        self, name: str, places: Sequence[Any], make: type, arguments: tuple[Any, ...], *, config: TrainingConfig,
+        environment: dict[str, str],
+    ) -> Members:  # fmt: skip
+        from coati_rl.runtime.members import RemoteMembers  # imports Ray
+
+        return RemoteMembers(
+            name, places, make, arguments, device=self.device, precision=resolve_precision(config, self.device),
+            environment=environment, log_dir=self._log_dir,
+        )  # fmt: skip
+
+
+@contextmanager
+def cluster(
+    *, trainers: int = 1, engines: int = 1, device: Literal["auto", "cpu", "cuda"] = "auto", **flags: Any
+) -> Iterator[Cluster]:
+    """Start Ray on this machine, or join its cluster at `master_address`, for the time of the block.
+
+    Args:
+        trainers: processes of a `Trainer`.
+        engines: engines of an `Engine`.
+        device: of all of them.
+        flags: of `coati-rl rl` for the cluster: master_address, ray_dir, producer_tensor_parallel_size.
+    Raises: ConfigError if the cluster is too small or cannot be joined, or Ray was imported before.
+    """
+    kind = device_of(device)
+    config = build_job({"num_trainers": trainers, "num_inferencer": engines, **flags}, Config)
+    prepare_ray_environment(config)
+    from coati_rl.runtime.cluster import ray_cluster  # imports Ray, which reads the environment once
+
+    num_gpus = config.num_devices if kind == "cuda" else 0
+    with (
+        tempfile.TemporaryDirectory(prefix="coati-") as scratch,
+        ray_cluster(config, num_cpus=trainers + engines, num_gpus=num_gpus, scratch=Path(scratch)),
+    ):
+        yield Cluster(config, kind, Path(scratch) / "logs")

@@ -1,0 +1,49 @@
+"""Make training samples of completions and their rewards, or of the rows of a dataset."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coati_rl.algorithms.advantage import group_advantages
+from coati_rl.build import load_estimator
+from coati_rl.data.row_formats import read_forms
+from coati_rl.runtime.offline_rows import SourceForms, make_samples
+from coati_rl.samples import Sample
+
+if TYPE_CHECKING:
+    from coati.trainer import Trainer
+    from producer.engine_client import Completion
+
+
+def advantages(rewards: Sequence[float], estimator: str = "group_norm") -> list[float]:
+    """Return the advantage of each completion of a prompt by its reward.
+
+    Args:
+        rewards: of all completions of one prompt; NaN: it could not be scored, and has the advantage 0.
+        estimator: as --advantage-estimator.
+    """
+    values = np.array(rewards, dtype=np.float64)
+    is_valid = ~np.isnan(values)
+    found = group_advantages(np.where(is_valid, values, 0.0), is_valid, estimator=load_estimator(estimator))
+    return [float(value) for value in found]
+
+
+def group_samples(
+    completions: Sequence["Completion"], rewards: Sequence[float], estimator: str = "group_norm"
+) -> list[Sample]:
+    """Return a sample of each completion of a prompt, with its advantage; none of one with the reward NaN."""
+    pairs = zip(completions, rewards, advantages(rewards, estimator), strict=True)
+    return [completion.sample(advantage) for completion, reward, advantage in pairs if not np.isnan(reward)]
+
+
+def rows(trainer: "Trainer", rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
+    """Return the samples of rows in a format of the trainer's loss ("sft", "dpo", ...), as its command makes them.
+
+    Raises: ConfigError naming the row, from 1, that has another format.
+    """
+    config = trainer.offline_config
+    numbered = [(f"row {number}", dict(row)) for number, row in enumerate(rows, 1)]
+    found = read_forms(numbered, config.JOB)
+    forms = SourceForms(forms=tuple(found.forms), sizes=(len(found.forms),), num_equal=found.num_equal)
+    return [*make_samples(config, forms, trainer.tokenizer, flag="rows").samples]

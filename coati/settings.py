@@ -1,0 +1,63 @@
+"""Make checked settings from a model, a loss and flags, as the commands do."""
+
+import logging
+from pathlib import Path
+from typing import Any, Literal
+
+from coati_rl.config import Config
+from coati_rl.config.cli import build_job
+from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.offline_jobs import DpoJobConfig, KtoJobConfig, PrmJobConfig, RmJobConfig, SftJobConfig
+from coati_rl.config.plan import resolve_precision
+from coati_rl.config.training import TrainingConfig
+from coati_rl.runtime.resources import checked_model_config, resolve_model
+from coati_rl.runtime.sample_rows import with_sample_rows
+from coati_rl.types import Device
+
+logger = logging.getLogger(__name__)
+
+_JOBS: dict[str, type[OfflineConfig]] = {
+    job.JOB: job for job in (SftJobConfig, RmJobConfig, DpoJobConfig, KtoJobConfig, PrmJobConfig)
+}
+
+
+def device_of(device: Literal["auto", "cpu", "cuda"]) -> Device:
+    """Return the kind of device to compute on: GPUs if there are any, unless one is asked for."""
+    import torch
+
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
+def model_dir(model: str | Path) -> Path:
+    """Return the directory of a model, which may be a hub id. Raises: ConfigError."""
+    directory = resolve_model(str(model), is_dry_run=False)
+    assert directory is not None  # noqa: S101, only a dry run goes without
+    return directory
+
+
+def trainer_config(model: str | Path, loss: Any, *, num_trainers: int, device: Device, **flags: Any) -> TrainingConfig:
+    """Return the settings of a trainer whose model is proved, as before a run.
+
+    Args:
+        model: directory or hub id.
+        loss: "sft", "rm", "dpo", "kto", "prm" or an algorithm's name; anything else has its own settings.
+        num_trainers: ranks.
+        device: of the ranks.
+        flags: of the command of that loss.
+    Raises: ConfigError for a wrong setting, and for a model that cannot be trained right by these.
+    """
+    from consumer.parallel.layout_rules import check_layout
+    from consumer.proofs.model import try_model
+
+    values = {"num_trainers": num_trainers, **flags, "model": str(model_dir(model))}
+    job: type[TrainingConfig] = _JOBS.get(loss, Config) if isinstance(loss, str) else Config
+    if job is Config:
+        values |= {"algo": loss} if isinstance(loss, str) else {"kl_coeff": 0.0}
+    config = build_job(values, job)
+    directory, precision = Path(config.model.model), resolve_precision(config, device)
+    hf_config, of_model = checked_model_config(directory, "trained", precision=precision)
+    check_layout(config, hf_config)
+    config, of_rows = with_sample_rows(config, {"--model": str(directory)}, try_model=try_model)
+    for warning in (*of_model, *of_rows):
+        logger.warning("%s", warning)
+    return config

@@ -1,0 +1,38 @@
+"""Optimise a user's function of log-probabilities, entropies and the arrays of samples."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from consumer.objectives.objective import Objective, mean_of
+
+Loss = Callable[[Tensor, Tensor, dict[str, Tensor]], Any]  # as `LossFn`, or the summed loss alone
+
+
+class OwnLoss(Objective):
+    """Report the means of what the function reports; it sees whole samples."""
+
+    is_token_separable = False
+
+    def __init__(self, function: Loss) -> None:
+        self._function = function
+        self.loss_fn = self
+
+    def is_final(self, sums: Mapping[str, Tensor]) -> bool:
+        """See `LossFn`."""
+        return True
+
+    def __call__(
+        self, logprobs: Tensor, entropy: Tensor, micro_batch: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `LossFn`; of a function that returns sums these are reported, too."""
+        found = self._function(logprobs, entropy, micro_batch)
+        loss, sums = found if isinstance(found, tuple) else (found, {})
+        num_tokens = micro_batch["loss_mask"].sum().double()
+        return loss, {**sums, "loss_sum": loss.detach().double(), "num_tokens": num_tokens}
+
+    def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
+        """Return the mean loss, and the means over tokens of what the function has reported."""
+        means = {name: mean_of(sums, name) for name in sums if name not in ("loss_sum", "num_tokens")}
+        return {**means, "loss": sums["loss_sum"] * loss_scale}

@@ -1,0 +1,145 @@
+"""Ask the ranks of a trainer for gradients, steps, scores and checkpoints."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from coati_rl.algorithms.aggregation import token_weight
+from coati_rl.checkpoint.directory import load_state
+from coati_rl.config import Config
+from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.training import TrainingConfig
+from coati_rl.data.dataset_source import DatasetSettings, batches_of, slice_batches
+from coati_rl.errors import ConfigError
+from coati_rl.protocols import Members, Role
+from coati_rl.samples import RaggedBatch, Sample
+
+MAX_PROBE_TOKENS = 256  # of the sample whose log-probabilities verify weights that were sent
+
+
+class TrainerClient:
+    """Share samples out to ranks, each a `TrainerRank` with its models."""
+
+    def __init__(self, config: TrainingConfig, tokenizer: Any, members: Members) -> None:
+        """Use ranks that have built the models of these settings."""
+        self.tokenizer, self.members = tokenizer, members
+        self.step = 0  # optimizer steps taken
+        self.probe: list[int] = []  # tokens of a sample that was trained last
+        self._config = config
+        self._denominator = 0  # of the mean loss since the last step
+        self._sizes = self._batch_settings()
+
+    @property
+    def offline_config(self) -> OfflineConfig:
+        """Return the settings of a loss on a dataset. Raises: ConfigError for another loss."""
+        if not isinstance(self._config, OfflineConfig):
+            raise ConfigError("this trainer's loss has no format of rows: make samples of completions or token ids")
+        return self._config
+
+    def forward_backward(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """Add the gradient of these samples to the step's.
+
+        Returns: the loss's metrics, means over these samples; none where the loss needs all of the step's first.
+        Raises: RunError if a sample is too long for --max-tokens-per-microbatch.
+        """
+        samples = [self._weighed(sample) for sample in samples]
+        if not samples:
+            return {}
+        self.probe = [*map(int, (*samples[0].prefix_ids, *samples[0].token_ids))][:MAX_PROBE_TOKENS]
+        batches = batches_of(samples, self._sizes, step=self.step, is_last=False)
+        self._denominator += round(1 / batches[0].loss_scale) if batches[0].loss_scale else 0
+        return self._by_head(self.members.call("forward_backward", self._shares(batches)))
+
+    def optim_step(self, lr: float | None = None, *, loss_scale: float | None = None, **changes: Any) -> dict[str, Any]:
+        """Take an optimizer step on the gradient so far, which becomes that of the mean loss.
+
+        Args:
+            lr: learning rate; None: the flag's.
+            loss_scale: factor from the summed loss to the one that is optimised; None: as in a run.
+            changes: of this step: adam_betas, adam_eps, weight_decay, max_grad_norm (infinity: no clipping).
+        Returns: grad_norm, learning_rate, and the loss's metrics over all samples of the step.
+        """
+        mean = 1 / self._denominator if self._denominator else 0.0
+        scale = mean if loss_scale is None else loss_scale
+        rate = self._config.optimizer.learning_rate if lr is None else lr
+        metrics = self._by_head(self.each("optim_step", self.step, scale, rate, changes))
+        self._denominator = 0
+        self.step += 1
+        return metrics
+
+    def score(self, samples: Sequence[Sample], model: Role = "policy") -> list[np.ndarray]:
+        """Return the log-probabilities of each sample's loss tokens, float32[N] in nats, in the order of the samples.
+
+        Args:
+            samples: at the temperature of each.
+            model: "policy", or another that the loss has, such as "reference".
+        """
+        weighed = [self._weighed(sample) for sample in samples]
+        settings = replace(self._sizes, batch_size=max(len(weighed), 1))
+        scores = list[np.ndarray]()
+        for batches, _ in slice_batches(weighed, settings):
+            found = self.members.call("score", [(*share, model) for share in self._shares(batches)])
+            by_dp_rank = {self._dp_rank(rank): each for rank, each in enumerate(found) if each is not None}
+            scores += [np.asarray(each) for _, part in sorted(by_dp_rank.items()) for each in part]
+        return scores
+
+    def save(self, directory: str | Path) -> None:
+        """Write a Hugging Face checkpoint with the optimizer's state; it appears complete or not at all."""
+        self.each("save", Path(directory).absolute(), self.step)
+
+    def load(self, directory: str | Path) -> None:
+        """Go on from a checkpoint of any layout, with its weights, optimizer, random state and step."""
+        self.each("load", Path(directory).absolute())
+        self.step, self._denominator = int(load_state(Path(directory))["step"]), 0
+
+    def close(self) -> None:
+        """Release the models."""
+        self.each("close")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def each(self, method: str, *arguments: Any) -> list[Any]:
+        """Call all ranks with the same arguments. Returns: the result of each."""
+        return self.members.call(method, [arguments] * self.members.size)
+
+    def _dp_rank(self, rank: int) -> int:
+        return rank * self._config.dp // self.members.size
+
+    def _shares(self, batches: Sequence[RaggedBatch]) -> list[tuple[RaggedBatch]]:
+        return [(batches[self._dp_rank(rank)],) for rank in range(self.members.size)]
+
+    @staticmethod
+    def _by_head(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the metrics of the rank that has computed most of them: one with the LM head."""
+        return max(results, key=len)
+
+    def _batch_settings(self) -> DatasetSettings:
+        config, unit = self._config, int(self.each("unit")[0])
+        by_tokens = isinstance(config, Config) and config.algorithm.loss_variation == "token_level"
+        return DatasetSettings(
+            dp=config.dp,
+            trainers_per_dp_rank=self.members.size // config.dp,
+            batch_size=unit,
+            micro_batch_size=config.parallel.train_microbatch_size * unit,
+            max_tokens_per_microbatch=config.parallel.max_tokens_per_microbatch,
+            one_sample_per_row=config.parallel.one_sample_per_row,
+            shares_prefixes=config.shares_prefixes,
+            unit=unit,
+            denominator="tokens" if by_tokens or (isinstance(config, OfflineConfig) and unit == 1) else "units",
+        )
+
+    def _weighed(self, sample: Sample) -> Sample:
+        """Give a sample's tokens the weights of the loss's aggregation, unless it has its own."""
+        weight = 1.0
+        if isinstance(self._config, Config) and sample.num_loss_tokens:
+            longest, variation = self._config.max_response_tokens, self._config.algorithm.loss_variation
+            weight = token_weight(sample.num_loss_tokens, variation, max_length=longest)
+        return replace(sample, arrays={"temperature": 1.0, "loss_weights": weight, **sample.arrays})

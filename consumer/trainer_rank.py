@@ -1,0 +1,190 @@
+"""Hold one rank of a trainer: models, objective and optimizer, and its part in sending the weights."""
+
+import socket
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from coati_rl.config import Config
+from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.plan import resolve_precision
+from coati_rl.config.sync import SyncConfig
+from coati_rl.config.training import TrainingConfig
+from coati_rl.data.packing import build_mini_batch, probe_micro_batch
+from coati_rl.protocols import Role
+from coati_rl.samples import RaggedBatch
+from coati_rl.transport.manifest import WeightManifest
+from coati_rl.transport.rendezvous import Rendezvous
+from coati_rl.types import Device
+from consumer.backend import Backend, make_backend
+from consumer.evaluation import score_samples
+from consumer.jobs import offline, rl
+from consumer.jobs.job import Models, backend_config
+from consumer.objectives.objective import Objective
+from consumer.objectives.policy_gradient import policy_gradient
+from consumer.optim.learning_rate import LearningRate
+from consumer.parallel.process_group import StoreLocation, init_process_group, open_listener, private_store_location
+from consumer.parallel.single_process import SingleProcess
+from consumer.train_step import TrainStep
+from consumer.weight_sync.publisher import iterate_to_end
+from consumer.weight_sync.rank_role import make_manifest, make_sender
+
+TIMEOUT_S = 600.0  # of a collective
+
+
+class TrainerRank:
+    """Train on this rank's share of samples; methods are collective over the ranks."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        """Hold no model yet. `device`: None until `join`."""
+        self._device = device
+        self._listener: socket.socket | None = None
+        self._sizes: Sequence[int] = ()  # of the open group's engines
+        self._invited: tuple[list[str], list[str]] = ([], [])  # engines and senders, as JSON
+
+    def open_rendezvous(self, rank: int, cluster: TrainingConfig) -> StoreLocation | None:
+        """Create the store through which the ranks find each other; on the first one only."""
+        if rank > 0:
+            return None
+        if not cluster.cluster.master_address:
+            return private_store_location("127.0.0.1")
+        from coati_rl.runtime.cluster import own_address  # imports Ray
+
+        self._listener = open_listener(own_address(cluster))
+        address, port = self._listener.getsockname()[:2]
+        return StoreLocation(address=address, port=int(port))
+
+    def join(self, rank: int, size: int, where: StoreLocation, seed: int, device: Device) -> None:
+        """Join the other ranks' process group."""
+        self._device = init_process_group(
+            rank=rank,
+            world_size=size,
+            rendezvous=where,
+            listener=self._listener,
+            timeout_s=TIMEOUT_S,
+            seed=seed,
+            device=device,
+        )
+
+    def build(self, config: TrainingConfig, own: Objective | None, address: str) -> None:
+        """Load the models.
+
+        Args:
+            config: whose layout has as many ranks as torch's default process group; one without such a group.
+            own: objective in place of the config's.
+            address: of the first rank, as engines reach it; empty: all are on this machine.
+        """
+        self._config, self._own = config, own
+        self._dtype = "bfloat16" if resolve_precision(config, self._kind) == "bf16" else "float32"
+        torch.manual_seed(config.run.seed)
+        self._load(Path(config.model.model))
+        sync = config.sync if isinstance(config, Config) else SyncConfig()
+        self._sender = make_sender(
+            self._backend,
+            sync.weight_transport,
+            gpu_memory_utilization=config.parallel.gpu_memory_utilization if isinstance(config, Config) else 1.0,
+            host=address or "127.0.0.1",
+            is_one_node=not address,
+            directory=None,
+        )
+
+    @property
+    def _kind(self) -> Device:
+        return "cuda" if self._own_device.type == "cuda" else "cpu"
+
+    @property
+    def _own_device(self) -> torch.device:
+        if self._device is None:
+            raise ValueError("this rank has not joined the others")
+        return self._device
+
+    def _load(self, directory: Path) -> None:
+        config = self._config
+        if self._own is not None:
+            objective, reference = self._own, Path(config.model.model)
+            models = Models(reference_dir=reference if "reference" in objective.roles else None)
+        elif isinstance(config, OfflineConfig):
+            objective, models = offline.objective_of(config), offline.models(config)
+        else:
+            assert isinstance(config, Config)  # noqa: S101, the other kind of job
+            objective, models = policy_gradient(config), rl.models(config)
+        settings = backend_config(config, models, model_dir=directory, dtype=self._dtype)
+        self._backend = (
+            make_backend(settings, device=self._own_device, timeout_s=TIMEOUT_S)
+            if dist.is_initialized()
+            else Backend(settings, SingleProcess(device=self._own_device))
+        )
+        self._objective = objective
+        peak = LearningRate(peak=config.optimizer.learning_rate)
+        self._train_step = TrainStep(self._backend, objective, learning_rate=peak)
+
+    def unit(self) -> int:
+        """Return the samples that the loss compares, which stay together."""
+        return self._objective.unit
+
+    def forward_backward(self, batch: RaggedBatch) -> dict[str, Any]:
+        """Add the gradient of this rank's samples. Returns: metrics of the samples of all ranks; none without head."""
+        sums = self._backend.reduce_sums(self._train_step.accumulate(build_mini_batch(batch)))
+        return self._objective.metrics(sums, loss_scale=batch.loss_scale) if sums else {}
+
+    def optim_step(self, step: int, loss_scale: float, learning_rate: float, changes: dict[str, Any]) -> dict[str, Any]:
+        """Take a step; `changes` are fields of `OptimizerConfig`. Returns: the metrics of all its samples."""
+        settings = self._config.optimizer.model_copy(update=changes)
+        return self._train_step.finish(step=step, loss_scale=loss_scale, learning_rate=learning_rate, settings=settings)
+
+    def score(self, batch: RaggedBatch, model: Role) -> list[np.ndarray] | None:
+        """Return float32[N] log-probabilities of each of this rank's samples; None without the head."""
+        return score_samples(self._backend, batch, model)
+
+    def probe(self, token_ids: Sequence[int]) -> list[np.ndarray]:
+        """Return the log-probabilities of tokens after the first, in bfloat16 also those of float32; none headless."""
+        probe = probe_micro_batch(token_ids)
+        scores = [self._backend.score([probe])]
+        if self._dtype == "bfloat16":
+            scores.append(self._backend.score_float32([probe]))
+        return [each[0][0].float().cpu().numpy() for each in scores if each]
+
+    def open(self, sizes: Sequence[int], policy_version: int) -> tuple[str, list[str], list[str]] | None:
+        """Invite engines of these numbers of ranks, and the other senders. Returns: as JSON, on the first rank."""
+        layout = self._backend.layout
+        if layout.sender != 0:
+            return None
+        if [*sizes] != self._sizes or not self._sender.is_open:
+            engines = self._sender.open(sizes, num_senders=layout.num_senders)
+            self._invited = [e.to_json() for e in engines], [s.to_json() for s in self._sender.sender_invitations]
+            self._sizes, invited = [*sizes], self._invited
+        else:
+            invited = self._invited[0], []
+        return make_manifest(self._backend, policy_version).to_json(), *invited
+
+    def send(self, manifest: str, senders: Sequence[str], timeout_s: float) -> str:
+        """Send this rank's weights to the engines that were invited. Returns: the digest; empty if it sends none."""
+        number, weights = self._backend.layout.sender, self._backend.export_weights()
+        if number is None:
+            deque(weights, maxlen=0)  # others gather its part
+            return ""
+        with iterate_to_end(weights):
+            if number > 0 and senders:
+                self._sender.join(Rendezvous.from_json(senders[number - 1]))
+            return self._sender.send(WeightManifest.from_json(manifest), weights, timeout_s=timeout_s)
+
+    def save(self, directory: Path, step: int) -> None:
+        """Write a checkpoint."""
+        self._backend.save(directory, state={"step": step, "policy_version": step, "data": {}})
+
+    def load(self, directory: Path) -> None:
+        """Go on with the weights, the optimizer and the random state of a checkpoint."""
+        self._backend.close()
+        del self._backend, self._train_step
+        self._load(directory)
+        self._backend.restore(directory)
+
+    def close(self) -> None:
+        """Leave the engines, and end the layout's process groups."""
+        self._sender.close()
+        self._backend.close()

@@ -1,0 +1,53 @@
+"""GRPO in a loop of one's own, on a directory of scripts/make_tiny_model.py.
+
+python own_loop.py DIRECTORY            in one process
+torchrun --nproc-per-node 2 own_loop.py DIRECTORY
+python own_loop.py DIRECTORY --cluster  on Ray, with two trainers and one engine
+"""
+
+import argparse
+import contextlib
+import json
+from pathlib import Path
+
+import coati
+
+parser = argparse.ArgumentParser()
+parser.add_argument("directory", type=Path)
+parser.add_argument("--steps", type=int, default=40)
+parser.add_argument("--backend", default="transformers")
+parser.add_argument("--cluster", action="store_true")
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def accuracy(engine, rows):
+    answers = engine.generate([[row["messages"]] for row in rows], temperature=0.0)
+    return sum(reward(one.text, row["gt_answer"]).reward for row, (one,) in zip(rows, answers, strict=True)) / len(rows)
+
+
+if __name__ == "__main__":
+    args = parser.parse_args()
+    train, held_out = read(args.directory / "train.jsonl"), read(args.directory / "eval.jsonl")[:64]
+    reward = coati.reward("boxed")
+    with coati.cluster(trainers=2, engines=1) if args.cluster else contextlib.nullcontext() as on:
+        limits = {"max_prompt_tokens": 64, "max_new_tokens": 32}
+        engine = coati.Engine(args.directory, on=on, backend=args.backend, **limits)
+        trainer = coati.Trainer(args.directory, loss="grpo", on=on, kl_coeff=0.0, train_microbatch_size=64, **limits)
+        before = accuracy(engine, held_out)
+        for step in range(args.steps):
+            rows = train[step * 32 : (step + 1) * 32]
+            samples = []
+            for row, group in zip(rows, engine.generate([[row["messages"]] for row in rows], n=8), strict=True):
+                samples += coati.group_samples(group, [reward(one.text, row["gt_answer"]).reward for one in group])
+            metrics = trainer.forward_backward(samples)
+            trainer.optim_step(lr=5e-4)
+            push = trainer.push_to(engine)
+            print(
+                f"step {step + 1} loss {metrics['loss']:+.4f} gap {push.gap:.1e} push {push.seconds:.2f} s", flush=True
+            )
+        print(f"held-out accuracy {before:.3f} -> {accuracy(engine, held_out):.3f}")
+        trainer.save("own-loop-checkpoint")
+        trainer.close(), engine.close()

@@ -1,0 +1,130 @@
+"""Ask engines for completions of prompts, and for training samples of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from coati_rl.config import Config
+from coati_rl.data.chat_template import apply_chat_template
+from coati_rl.protocols import Members
+from coati_rl.samples import Sample
+from coati_rl.types import Completion as EngineCompletion
+from coati_rl.types import GenerationRequest, SamplingParams
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or a conversation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion(EngineCompletion):
+    """Hold one completion of a prompt, with what a training sample of it needs."""
+
+    prompt_ids: np.ndarray  # int32[P], the same object in all completions of the prompt
+    uid: str  # of the prompt among all of its engine
+    number: int  # among the prompt's completions, from 0
+    temperature: float  # that it was sampled at
+
+    def sample(self, advantage: float | np.ndarray, **arrays: float | np.ndarray) -> Sample:
+        """Return the sample that trains it.
+
+        Args:
+            advantage: of all its tokens, or float32[T].
+            arrays: others that a loss reads, a number or [T] each.
+        """
+        return Sample(
+            uid=self.uid,
+            number=self.number,
+            prefix_ids=self.prompt_ids,
+            token_ids=self.token_ids,
+            loss_mask=np.ones(len(self.token_ids), dtype=bool),
+            arrays={
+                "advantages": advantage,
+                "rollout_logprobs": self.logprobs,
+                "temperature": self.temperature,
+                "policy_version": self.policy_versions,
+                **arrays,
+            },
+        )
+
+
+class EngineClient:
+    """Share prompts out to engines, each an `EngineMember`, and let them receive weights."""
+
+    def __init__(self, config: Config, tokenizer: Any, members: Members) -> None:
+        """Use engines of these settings and this tokenizer."""
+        self.tokenizer, self.members = tokenizer, members
+        self._config = config
+        self._numbers, self._num_samples = count(), 0
+
+    def generate(
+        self, prompts: Sequence[Prompt], n: int = 1, *, timeout_s: float = 3600.0, **sampling: Any
+    ) -> list[list[Completion]]:
+        """Return `n` completions of each prompt, in order; the same ones whatever the number of engines.
+
+        Args:
+            prompts: text is continued as it is, a conversation is answered by the model's chat template.
+            n: completions of each.
+            timeout_s: time limit, in seconds.
+            sampling: fields of `SamplingParams` in place of the engine's own; a seed counts up by sample.
+        Raises: EngineError if a prompt is refused or the time is over.
+        """
+        own = self._config.sampling
+        first = sampling.pop("seed", self._config.run.seed + self._num_samples)
+        self._num_samples += n * len(prompts)
+        base = SamplingParams(
+            temperature=own.temperature, top_p=own.top_p, top_k=own.top_k, max_new_tokens=own.max_new_tokens
+        )
+        base = replace(base, **{"stop": tuple(own.stop or ()), **sampling})
+        requests = [
+            GenerationRequest(
+                request_id=f"prompt-{next(self._numbers)}",
+                token_ids=tuple(self._token_ids(prompt)),
+                num_samples=n,
+                sampling=replace(base, seed=first + n * index),
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        size = self.members.size
+        shares = [(requests[place::size], timeout_s) for place in range(size)]
+        answers = self.members.call("generate", shares)
+        return [_completions(request, answers[index % size][index // size]) for index, request in enumerate(requests)]
+
+    def begin_staging(self, manifest: str, invitations: Sequence[str], timeout_s: float) -> Callable[[], list[Any]]:
+        """Receive an update beside the serving weights. Returns: a function that waits for the engines' digests."""
+        return self.members.begin("stage", [(manifest, invitation, timeout_s) for invitation in invitations])
+
+    @property
+    def ranks(self) -> list[int]:
+        """Return the number of ranks of each engine."""
+        return [self._config.parallel.producer_tensor_parallel_size] * self.members.size
+
+    def close(self) -> None:
+        """End the engines."""
+        self.members.call("close", [()] * self.members.size)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _token_ids(self, prompt: Prompt) -> Sequence[int]:
+        if isinstance(prompt, str):
+            return [*self.tokenizer(prompt)["input_ids"]]
+        messages = [part for part in prompt if isinstance(part, Mapping)]
+        if not messages:
+            return [part for part in prompt if not isinstance(part, Mapping)]
+        options = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
+        return [*apply_chat_template(self.tokenizer, messages, "a prompt", **options)]
+
+
+def _completions(request: GenerationRequest, answers: Sequence[dict[str, Any]]) -> list[Completion]:
+    prompt_ids = np.array(request.token_ids, dtype=np.int32)
+    temperature = request.sampling.temperature
+    return [
+        Completion(prompt_ids=prompt_ids, uid=request.request_id, number=number, temperature=temperature, **answer)
+        for number, answer in enumerate(answers)
+    ]

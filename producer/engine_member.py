@@ -1,0 +1,64 @@
+"""Hold one engine for a caller that asks for completions and replaces weights by calls, without a rollout loop."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from coati_rl.config import Config
+from coati_rl.config.plan import resolve_precision
+from coati_rl.errors import EngineError
+from coati_rl.protocols import GenerationEngine
+from coati_rl.transport.manifest import WeightManifest
+from coati_rl.transport.rendezvous import Rendezvous
+from coati_rl.types import Device, GenerationRequest
+from producer.engines import EngineOptions, create_engine
+
+_MAX_SEQUENCES = 256  # decoded at a time, where --max-num-seqs is not given
+_FIELDS = ("token_ids", "logprobs", "policy_versions", "finish_reason", "text")
+
+
+class EngineMember:
+    """Answer requests, and serve the weights that are sent to it."""
+
+    def __init__(self, config: Config, device: Device) -> None:
+        """Load the engine. Raises: ConfigError, EngineError."""
+        options = EngineOptions.with_flags(
+            config.sampling,
+            model=config.model.model,
+            tensor_parallel_size=config.parallel.producer_tensor_parallel_size,
+            dtype="bfloat16" if resolve_precision(config, device) == "bf16" else "float32",
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.sampling.max_num_seqs or _MAX_SEQUENCES,
+            seed=config.run.seed,
+            device=device,
+            gpu_memory_utilization=config.parallel.gpu_memory_utilization,
+        )
+        self._engine: GenerationEngine = create_engine(config.sampling.backend, options)
+
+    def generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[list[dict[str, Any]]]:
+        """Return the fields of each request's completions. Raises: EngineError."""
+        futures = [self._engine.submit(request) for request in requests]
+        try:
+            results = [future.result(timeout=timeout_s) for future in futures]
+        except TimeoutError:
+            for request in requests:
+                self._engine.abort(request.request_id)
+            raise EngineError(f"{len(requests)} prompts were not answered within {timeout_s:g} s") from None
+        if refused := [result.error for result in results if result.error]:
+            raise EngineError(f"{len(refused)} of {len(requests)} prompts are refused: {refused[0]}")
+        return [[{name: getattr(each, name) for name in _FIELDS} for each in r.completions] for r in results]
+
+    def stage(self, manifest: str, invitation: str, timeout_s: float) -> list[str]:
+        """Receive an update. Returns: a digest per rank."""
+        update, rendezvous = WeightManifest.from_json(manifest), Rendezvous.from_json(invitation)
+        return [*self._engine.stage_weights(update, rendezvous, timeout_s=timeout_s)]
+
+    def commit(self, policy_version: int, probe: Sequence[int], timeout_s: float) -> np.ndarray:
+        """Serve the update. Returns: the log-probabilities of the probe under it."""
+        self._engine.commit_weights(policy_version, in_flight=False, timeout_s=timeout_s)
+        return self._engine.probe_logprobs(probe, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """End the engine."""
+        self._engine.close()

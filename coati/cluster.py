@@ -11,7 +11,7 @@ from coati_rl.config import Config
 from coati_rl.config.cli import build_job
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
-from coati_rl.protocols import Members
+from coati_rl.members import Members
 from coati_rl.runtime.ray_environment import prepare_ray_environment
 from coati_rl.types import Device
 from consumer.environment import trainer_environment

@@ -14,7 +14,7 @@ from coati_rl.config.plan import resolve_precision
 from coati_rl.config.sync import SyncConfig
 from coati_rl.coordinator.logprob_mismatch import LogprobMismatchMonitor, MismatchSettings
 from coati_rl.errors import RunError
-from coati_rl.protocols import Members
+from coati_rl.members import Members
 from coati_rl.runtime.resources import load_tokenizer
 from consumer.objectives.objective import Objective
 from consumer.objectives.own_loss import Loss, OwnLoss

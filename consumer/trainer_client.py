@@ -15,7 +15,8 @@ from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.data.dataset_source import DatasetSettings, batches_of, slice_batches
 from coati_rl.errors import ConfigError
-from coati_rl.protocols import Members, Role
+from coati_rl.members import Members
+from coati_rl.protocols import Role
 from coati_rl.samples import RaggedBatch, Sample
 
 MAX_PROBE_TOKENS = 256  # of the sample whose log-probabilities verify weights that were sent

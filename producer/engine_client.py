@@ -10,7 +10,7 @@ import numpy as np
 
 from coati_rl.config import Config
 from coati_rl.data.chat_template import apply_chat_template
-from coati_rl.protocols import Members
+from coati_rl.members import Members
 from coati_rl.samples import Sample
 from coati_rl.types import Completion as EngineCompletion
 from coati_rl.types import GenerationRequest, SamplingParams

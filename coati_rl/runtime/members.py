@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from coati_rl.protocols import Arguments
+from coati_rl.members import Arguments
 from coati_rl.runtime.cluster import actor_options
 from coati_rl.runtime.placement_manager import Reservation
 from coati_rl.runtime.process import ActorContext, device_environment, enter_actor

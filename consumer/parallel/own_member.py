@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from coati_rl.protocols import Arguments
+from coati_rl.members import Arguments
 from consumer.parallel.process_group import agree
 
 

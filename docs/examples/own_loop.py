@@ -1,8 +1,8 @@
 """GRPO in a loop of one's own, on a directory of scripts/make_tiny_model.py.
 
-python own_loop.py DIRECTORY            in one process
-torchrun --nproc-per-node 2 own_loop.py DIRECTORY
-python own_loop.py DIRECTORY --cluster  on Ray, with two trainers and one engine
+python own_loop.py DIRECTORY                       in one process
+torchrun --nproc-per-node 2 own_loop.py DIRECTORY  two trainer ranks, and an engine in each
+python own_loop.py DIRECTORY --cluster             on Ray: two trainer ranks and one engine
 """
 
 import argparse
@@ -17,6 +17,7 @@ parser.add_argument("directory", type=Path)
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--backend", default="transformers")
 parser.add_argument("--cluster", action="store_true")
+parser.add_argument("--tensor-parallel", action="store_true", help="over two ranks, in place of data parallel")
 
 
 def read(path):
@@ -35,19 +36,22 @@ if __name__ == "__main__":
     with coati.cluster(trainers=2, engines=1) if args.cluster else contextlib.nullcontext() as on:
         limits = {"max_prompt_tokens": 64, "max_new_tokens": 32}
         engine = coati.Engine(args.directory, on=on, backend=args.backend, **limits)
-        trainer = coati.Trainer(args.directory, loss="grpo", on=on, kl_coeff=0.0, train_microbatch_size=64, **limits)
+        layout = {"tensor_parallel_size": 2} if args.tensor_parallel else {}
+        flags = {"kl_coeff": 0.0, "train_microbatch_size": 64, **limits, **layout}
+        trainer = coati.Trainer(args.directory, loss="grpo", on=on, **flags)
         before = accuracy(engine, held_out)
         for step in range(args.steps):
             rows = train[step * 32 : (step + 1) * 32]
-            samples = []
+            samples, rewards = [], []
             for row, group in zip(rows, engine.generate([[row["messages"]] for row in rows], n=8), strict=True):
-                samples += coati.group_samples(group, [reward(one.text, row["gt_answer"]).reward for one in group])
-            metrics = trainer.forward_backward(samples)
+                scores = [reward(one.text, row["gt_answer"]).reward for one in group]
+                samples += coati.group_samples(group, scores)
+                rewards += scores
+            trainer.forward_backward(samples)
             trainer.optim_step(lr=5e-4)
             push = trainer.push_to(engine)
-            print(
-                f"step {step + 1} loss {metrics['loss']:+.4f} gap {push.gap:.1e} push {push.seconds:.2f} s", flush=True
-            )
+            mean = sum(rewards) / len(rewards)
+            print(f"step {step + 1} reward {mean:.3f} gap {push.gap:.1e} push {push.seconds:.2f} s", flush=True)
         print(f"held-out accuracy {before:.3f} -> {accuracy(engine, held_out):.3f}")
         trainer.save("own-loop-checkpoint")
         trainer.close(), engine.close()

@@ -64,12 +64,12 @@ class MeasuredBackend(Backend):
     gradient: Tensor | None = None
     keeps_gradient = False
 
-    def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
+    def optimizer_step(self, **numbers: Any) -> float:
         """See `Backend`."""
         if self.keeps_gradient:
             self.reduce_gradients()
             self.gradient = torch.cat([g.flatten() for g in self.policy.gradients.values()]).clone()
-        return super().optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate)
+        return super().optimizer_step(**numbers)
 
 
 def make_completions(directory: Path, arguments: argparse.Namespace) -> list[tuple[Prompt, list[Completion]]]:

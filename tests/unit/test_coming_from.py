@@ -18,7 +18,7 @@ FOLDER = ROOT / "docs" / "coming_from"
 INDEX = (FOLDER / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.name != "README.md")
 FLAGS = {name for job in ALL.values() for action in build_parser(job=job)._actions for name in action.option_strings}
-TOP_LEVEL = {"coati_rl", "producer", "consumer", "rewards", "scripts", "docs", "tests"}
+TOP_LEVEL = {"coati", "coati_rl", "producer", "consumer", "rewards", "scripts", "docs", "tests"}
 # Arguments in the examples that the projects' documents print: OpenRLHF's README and its page on non-RL methods, RL2's
 # README and examples.
 PRINTED = {

@@ -28,7 +28,7 @@ LINKED = [
     ROOT / "scripts/bench/README.md",
     ROOT / "requirements/README.md",
 ]
-FOLDERS = ("coati_rl", "producer", "consumer", "rewards", "scripts", "tests", "docs", "requirements", ".ci")
+FOLDERS = ("coati", "coati_rl", "producer", "consumer", "rewards", "scripts", "tests", "docs", "requirements", ".ci")
 # Flags of other programs that the pages name, by program.
 OTHERS_FLAGS = {
     "tensorboard": "--logdir",
@@ -40,6 +40,7 @@ OTHERS_FLAGS = {
     "sbatch, scancel": "--nodes --gpus-per-node --batch --signal",
     "python": "-c -I -S",
     "mypy": "--strict",
+    "torchrun": "--nproc-per-node",
 }
 METRICS = {f"rewards/{name}" for name in ("chosen", "rejected", "margins", "accuracies")}  # like a path in rewards/
 NAMES_OF_THE_READER = {"FILE.py", "brevity.py", "own_loss.py"}  # besides the files that a page's blocks are
@@ -74,6 +75,7 @@ def all_flags() -> frozenset[str]:
         *(ROOT / "scripts").rglob("*.py"),
         *(ROOT / "scripts").glob("*[!.]*"),
         *ROOT.glob("rewards/commands/*.py"),
+        ROOT / "docs/examples/own_loop.py",
     ]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources if path.is_file())
     own = re.findall(r"[\"'\s](--[a-z][\w-]+)", text)

@@ -99,23 +99,6 @@ def test_a_mini_batch_without_samples_that_is_not_the_last_does_nothing(model_di
     assert all(p.grad is None for p in backend.policy.module.parameters())
 
 
-def test_gradients_are_summed_over_ranks_once_and_there_until_the_step(model_dir: Path) -> None:
-    backend = make_backend(model_dir)
-    backend.forward_backward(mini_batch(make_micro_batch(*SAMPLES)), LOSS)
-    assert backend.policy.gradients == {}
-    backend.reduce_gradients()
-    held = backend.policy.gradients
-    backend.reduce_gradients()
-    assert backend.policy.gradients is held
-    with pytest.raises(ValueError, match="take the step first"):
-        backend.forward_backward(mini_batch(make_micro_batch(*SAMPLES)), LOSS)
-    assert {name: g.shape for name, g in backend.policy.gradients.items()} == {
-        name: p.shape for name, p in backend.policy.module.named_parameters()
-    }
-    backend.optimizer_step(loss_scale=1.0, learning_rate=0.0)
-    assert backend.policy.gradients == {}
-
-
 def test_a_step_of_scale_0_clears_the_gradient_of_a_step_that_is_not_complete(model_dir: Path) -> None:
     backend, other = make_backend(model_dir), make_backend(model_dir)
     backend.forward_backward(mini_batch(make_micro_batch(SAMPLES[0]), is_last=False), LOSS)
@@ -218,17 +201,6 @@ def test_bfloat16_steps_on_float32_masters_that_its_weights_are_rounded_from(mod
         # The same direction three times: each of AdamW's steps is of the rate's size.
         assert (master - start[name]).abs().max().item() == pytest.approx(3e-5, rel=0.05)
         assert torch.equal(backend.policy.module.get_parameter(name), master.bfloat16())
-
-
-def test_a_step_may_have_other_numbers_than_the_optimizer_began_with(model_dir: Path) -> None:
-    asked = OptimizerConfig(adam_betas=(0.5, 0.6), adam_eps=1e-3, weight_decay=0.5, max_grad_norm=100.0)
-    told, made = make_backend(model_dir), make_backend(model_dir, optimizer=asked)
-    for backend, settings in ((told, asked), (made, None)):
-        backend.forward_backward(mini_batch(make_micro_batch(*SAMPLES)), LOSS)
-        backend.optimizer_step(loss_scale=1.0, learning_rate=1e-2, settings=settings)
-    assert all(torch.equal(weight, exported(made)[name]) for name, weight in exported(told).items())
-    train(told), train(made)  # with those that they began with
-    assert any(not torch.equal(weight, exported(made)[name]) for name, weight in exported(told).items())
 
 
 def test_gradients_of_a_bfloat16_model_add_up_in_float32(model_dir: Path) -> None:

@@ -1,0 +1,101 @@
+"""Test the examples of the library: what they learn, alone, in processes of torchrun and in actors of Ray."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+NUM_STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny") / "model"
+    run(str(ROOT / "scripts" / "make_tiny_model.py"), str(directory), cwd=directory.parent)
+    return directory
+
+
+def run(*arguments: str, cwd: Path) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def lines_of(output: str) -> list[tuple[float, float]]:
+    """Reward and gap of each step."""
+    found = re.findall(r"step \d+ reward ([\d.]+) gap (\S+)", output)
+    return [(float(reward), float(gap)) for reward, gap in found]
+
+
+def accuracies(output: str) -> tuple[float, float]:
+    (found,) = set(re.findall(r"held-out accuracy ([\d.]+) -> ([\d.]+)", output))
+    return float(found[0]), float(found[1])
+
+
+@pytest.fixture(scope="module")
+def of_one_process(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    cwd = tmp_path_factory.mktemp("one")
+    return run(str(EXAMPLES / "own_loop.py"), str(tiny), "--steps", str(NUM_STEPS), cwd=cwd)
+
+
+def test_forty_steps_raise_the_accuracy_by_forty_points(tiny: Path, tmp_path: Path) -> None:
+    output = run(str(EXAMPLES / "own_loop.py"), str(tiny), cwd=tmp_path)
+    before, after = accuracies(output)
+    assert after - before >= 0.4
+    steps = lines_of(output)
+    assert len(steps) == 40
+    assert max(gap for _, gap in steps) <= 1e-4
+    assert (tmp_path / "own-loop-checkpoint" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("layout", [(), ("--tensor-parallel",)], ids=["data parallel", "tensor parallel"])
+def test_two_processes_of_torchrun_take_the_same_steps(
+    layout: tuple[str, ...], of_one_process: str, tiny: Path, tmp_path: Path
+) -> None:
+    arguments = (*TORCHRUN, str(EXAMPLES / "own_loop.py"), str(tiny), "--steps", str(NUM_STEPS), *layout)
+    output = run(*arguments, cwd=tmp_path)
+    assert accuracies(output) == pytest.approx(accuracies(of_one_process), abs=0.05)
+    steps = lines_of(output)
+    assert len(steps) == 2 * NUM_STEPS  # each process prints them
+    assert max(gap for _, gap in steps) <= 1e-4
+
+
+def test_actors_of_ray_take_the_same_steps(of_one_process: str, tiny: Path, tmp_path: Path) -> None:
+    output = run(str(EXAMPLES / "own_loop.py"), str(tiny), "--steps", str(NUM_STEPS), "--cluster", cwd=tmp_path)
+    assert accuracies(output) == pytest.approx(accuracies(of_one_process), abs=0.05)
+    assert len(lines_of(output)) == NUM_STEPS
+
+
+def test_vllm_serves_what_is_pushed(tiny: Path, tmp_path: Path) -> None:
+    output = run(str(EXAMPLES / "own_loop.py"), str(tiny), "--steps", "2", "--backend", "vllm", cwd=tmp_path)
+    assert max(gap for _, gap in lines_of(output)) <= 1e-4
+
+
+def test_loops_on_a_dataset_learn(tiny: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (tiny / "train.jsonl").read_text().splitlines()[:64]]
+
+    def answer(row: dict, added: int) -> list[dict]:
+        return [{"role": "assistant", "content": f"\\boxed{{{int(row['gt_answer']) + added}}}"}]
+
+    conversations = [{"messages": [row["messages"], *answer(row, 0)]} for row in rows]
+    pairs = [{"prompt": [row["messages"]], "chosen": answer(row, 0), "rejected": answer(row, 1)} for row in rows]
+    found = {}
+    for name, data in (("own_sft", conversations), ("own_dpo", pairs)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
+        output = run(str(EXAMPLES / f"{name}.py"), str(tiny), f"{name}.jsonl", f"{name}-model", cwd=tmp_path)
+        losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
+        found[name] = losses[0], sum(losses[-3:]) / 3
+        assert (tmp_path / f"{name}-model" / "config.json").is_file()
+    assert found["own_sft"][1] < 0.8 * found["own_sft"][0]
+    assert found["own_dpo"][1] < found["own_dpo"][0] == pytest.approx(0.693, abs=1e-3)

@@ -106,6 +106,18 @@ def test_prompts_are_text_conversations_and_token_ids_and_the_seed_decides(engin
     assert first[1][0].prompt_ids is first[1][2].prompt_ids
 
 
+def test_a_prompt_that_is_asked_twice_has_other_completions(engine):
+    first, second = engine.generate(["one plus one"] * 2, n=2)
+    assert [one.text for one in first] != [one.text for one in second]
+
+
+def test_a_reward_that_is_nan_was_not_scored(engine):
+    (group,) = engine.generate(["one plus one"], n=3)
+    samples = coati.group_samples(group, [1.0, float("nan"), 0.0])
+    assert [sample.number for sample in samples] == [0, 2]
+    assert [sample.arrays["advantages"] for sample in samples] == coati.advantages([1.0, 0.0])
+
+
 def test_a_prompt_that_is_too_long_is_refused(engine):
     with pytest.raises(EngineError, match="1 of 1 prompts are refused"):
         engine.generate([[5] * 60], n=1)
@@ -132,6 +144,21 @@ def test_calls_add_up_to_a_step(model_dir, samples):
     assert steps[1]["loss"] == pytest.approx(whole["loss"], abs=1e-6)
     assert all(part["logprob_gap_max"] < 1e-4 for part in parts)
     assert twice.step == 1
+
+
+@pytest.mark.parametrize("variation", ["sample_level", "token_level"])
+def test_a_loss_weighs_tokens_as_it_says(model_dir, samples, variation):
+    seen = []
+
+    def note(logprobs, entropy, arrays):
+        seen.append(arrays["loss_weights"][arrays["loss_mask"]])
+        return logprobs.sum()
+
+    one = samples[0]
+    with coati.Trainer(model_dir, note, loss_variation=variation, **LIMITS) as trainer:
+        trainer.forward_backward([one])
+    weight = 1 / one.num_loss_tokens if variation == "sample_level" else 1
+    assert torch.cat(seen).tolist() == pytest.approx([weight] * one.num_loss_tokens)
 
 
 def test_a_step_without_samples_changes_no_weight(model_dir):
@@ -199,6 +226,22 @@ def test_an_engine_serves_what_was_pushed_and_a_push_is_checked(model_dir, sampl
         monkeypatch.setattr(member._engine, "probe_logprobs", lambda *args, **options: probe(*args, **options) - 1)
         with pytest.raises(RunError, match="from the trainer's"):
             trainer.push_to(engine)
+
+
+def test_an_engine_that_has_received_other_bytes_does_not_serve_them(model_dir, samples, monkeypatch):
+    with (
+        coati.Engine(model_dir, backend="transformers", **LIMITS) as engine,
+        coati.Trainer(model_dir, "grpo", **GRPO) as trainer,
+    ):
+        train(trainer, samples)
+        monkeypatch.setattr(engine.members._member, "stage", damaged(engine.members._member.stage))
+        with pytest.raises(RunError, match="corrupt weight transfer"):
+            trainer.push_to(engine)
+        assert set(engine.generate(["hello"])[0][0].policy_versions.tolist()) == {0}
+
+
+def damaged(stage):
+    return lambda *arguments: [digest[::-1] for digest in stage(*arguments)]
 
 
 @pytest.mark.parametrize(
